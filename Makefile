@@ -1,0 +1,54 @@
+# The two commands are `make demo` and `make test`; each is complete from a fresh clone.
+# `make PYTHON=python3.12 ...` chooses the interpreter.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+OUT ?= out
+
+SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.cu') \
+           setup.py pyproject.toml
+STAMP := $(VENV)/.built
+
+.PHONY: all demo test check lint format test-cpp bench clean
+
+all: $(STAMP)
+
+$(VENV)/.installed: requirements-dev.txt constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -r requirements-dev.txt -c constraints.txt
+	touch $@
+
+# Editable, so that a change in Python needs no build; without isolation, so that the build uses
+# the pinned tools that are there already.
+$(STAMP): $(VENV)/.installed $(SOURCES)
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e .
+	touch $@
+
+# MODEL=path answers with a checkpoint of your own instead of the seeded one.
+demo: $(STAMP)
+	$(BIN)/cxl-offload demo --output $(OUT)/demo $(if $(MODEL),--model $(MODEL))
+
+test: $(STAMP)
+	$(BIN)/python -m pytest tests
+
+# What CI runs besides the tests.
+check: lint test-cpp
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cu')
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cu')
+
+test-cpp:
+	$(MAKE) -C tests/cpp sanitize
+
+clean:
+	rm -rf build $(OUT) *.egg-info cxl_offload/*.so

@@ -1,0 +1,66 @@
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+#include "bindings/bind.h"
+#include "core/error.h"
+#include "gpu/cuda_driver.h"
+#include "gpu/cuda_kernels.h"
+#include "gpu/driver.h"
+#include "gpu/fake_driver.h"
+
+namespace cxl_offload::bindings {
+
+namespace py = pybind11;
+
+void bind_gpu(py::module_& module) {
+  py::class_<GpuDriver, std::shared_ptr<GpuDriver>>(module, "GpuDriver")
+      .def_property_readonly("name", &GpuDriver::name)
+      .def("synchronize", &GpuDriver::synchronize, py::call_guard<py::gil_scoped_release>());
+
+  // Mocks what a machine may not have, for tests: see gpu/fake_driver.h.
+  py::class_<FakeDriver, GpuDriver, std::shared_ptr<FakeDriver>>(module, "FakeDriver")
+      .def(py::init<uint64_t>(), py::arg("limit_bytes") = UINT64_MAX)
+      .def("launch", &FakeDriver::launch, py::arg("stream"))
+      .def("finish", &FakeDriver::finish, py::arg("stream"))
+      .def("fail_registration", &FakeDriver::fail_registration, py::arg("nth"))
+      .def("break_context", &FakeDriver::break_context)
+      .def_property_readonly(
+          "registered_bytes",
+          [](const FakeDriver& driver) { return driver.counts().registered_bytes; })
+      .def_property_readonly("event_waits",
+                             [](const FakeDriver& driver) { return driver.counts().event_waits; })
+      .def_property_readonly("synchronizations", [](const FakeDriver& driver) {
+        return driver.counts().synchronizations;
+      });
+
+  py::class_<CudaKernels>(module, "CudaKernels")
+      .def(py::init<const std::string&>(), py::arg("path"))
+      .def_property_readonly("runtime_version", &CudaKernels::runtime_version)
+      .def(
+          "copy_blocks",
+          [](const CudaKernels& kernels, uintptr_t sources, uintptr_t targets, size_t count,
+             size_t block_bytes, bool aligned, StreamId stream) {
+            kernels.copy_blocks(reinterpret_cast<const uint64_t*>(sources),
+                                reinterpret_cast<const uint64_t*>(targets), count, block_bytes,
+                                aligned, stream);
+          },
+          py::arg("sources"), py::arg("targets"), py::arg("count"), py::kw_only(),
+          py::arg("block_bytes"), py::arg("aligned"), py::arg("stream"),
+          py::call_guard<py::gil_scoped_release>());
+
+  module.def(
+      "open_cuda_driver",
+      [](const std::string& library) -> std::shared_ptr<GpuDriver> {
+        auto opened = CudaDriver::open(library);
+        if (!opened.driver) {
+          throw InvalidArgument("pin host memory: no CUDA driver to pin it with (" + opened.reason +
+                                "); allocate with pin=False");
+        }
+        return opened.driver;
+      },
+      py::arg("library") = "libcuda.so.1",
+      "Opens the CUDA driver of this machine; creates no context.");
+}
+
+}  // namespace cxl_offload::bindings

@@ -1,0 +1,204 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "bindings/bind.h"
+#include "bindings/dlpack.h"
+#include "memory/session.h"
+
+namespace cxl_offload::bindings {
+namespace {
+
+namespace py = pybind11;
+
+using Shares = std::vector<std::pair<NodeId, uint32_t>>;
+
+Rule make_rule(RuleKind kind, const Shares& shares, size_t granule_bytes, bool strict,
+               PageKind pages) {
+  Rule rule{kind, {}, granule_bytes, strict, pages};
+  for (const auto& [node, weight] : shares) rule.shares.push_back({node, weight});
+  return rule;
+}
+
+std::shared_ptr<Session> make_session(std::shared_ptr<Kernel> kernel,
+                                      std::map<NodeId, uint64_t> capacities, size_t max_threads) {
+  auto budget = std::make_shared<NodeBudget>(std::move(capacities));
+  return std::make_shared<Session>(
+      Placer{std::move(kernel), std::move(budget), Reserve{}, std::max<size_t>(1, max_threads)});
+}
+
+// The block as one dimension of bytes; torch and numpy view it as what they want.
+template <typename Managed>
+struct Exported {
+  Managed managed{};
+  int64_t length = 0;
+  std::shared_ptr<PlacedBlock> block;
+
+  // Runs in any thread, without Python's lock, also while the interpreter exits.
+  static void drop(Managed* managed) { delete static_cast<Exported*>(managed->context); }
+};
+
+template <typename Managed>
+Managed* export_block(std::shared_ptr<PlacedBlock> block) {
+  auto exported = std::make_unique<Exported<Managed>>();
+  exported->length = static_cast<int64_t>(block->range().size());
+  exported->managed.context = exported.get();
+  exported->managed.deleter = &Exported<Managed>::drop;
+  exported->managed.tensor = {.data = block->range().data(),
+                              .device = {dlpack::kHostDevice, 0},
+                              .ndim = 1,
+                              .dtype = {dlpack::kUnsigned, 8, 1},
+                              .shape = &exported->length,
+                              .strides = nullptr,
+                              .byte_offset = 0};
+  exported->block = std::move(block);
+  return &exported.release()->managed;
+}
+
+// A capsule that still has its first name was never consumed, and owns what it points to.
+template <typename Managed>
+py::object make_capsule(Managed* managed, const char* name) {
+  const auto destroy = [](PyObject* capsule) {
+    const char* now = PyCapsule_GetName(capsule);
+    if (now == nullptr || std::string_view(now).starts_with("used_")) return;
+    auto* unused = static_cast<Managed*>(PyCapsule_GetPointer(capsule, now));
+    unused->deleter(unused);
+  };
+  PyObject* capsule = PyCapsule_New(managed, name, destroy);
+  if (capsule == nullptr) {
+    managed->deleter(managed);
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(capsule);
+}
+
+py::object to_dlpack(const std::shared_ptr<PlacedBlock>& block, const py::object& /*stream*/,
+                     const std::optional<std::pair<uint32_t, uint32_t>>& max_version,
+                     const py::object& /*dl_device*/, const std::optional<bool>& copy) {
+  if (copy.value_or(false)) {
+    throw py::buffer_error("__dlpack__(copy=True): exports share memory; copy what you import");
+  }
+  if (!max_version || max_version->first < dlpack::kMajorVersion) {
+    return make_capsule(export_block<dlpack::ManagedTensor>(block), "dltensor");
+  }
+  auto* exported = export_block<dlpack::VersionedTensor>(block);
+  exported->version = {dlpack::kMajorVersion, dlpack::kMinorVersion};
+  return make_capsule(exported, "dltensor_versioned");
+}
+
+using Counts = std::tuple<uint64_t, uint64_t, uint64_t>;
+
+Counts counts_of(const Gauge& gauge) { return {gauge.current, gauge.peak, gauge.total}; }
+
+std::map<std::string, Counts> statistics_of(const Session& session) {
+  const Statistics statistics = session.statistics();
+  return {{"asked_bytes", counts_of(statistics.asked.bytes)},
+          {"allocations", counts_of(statistics.asked.count)},
+          {"held_bytes", counts_of(statistics.held.bytes)},
+          {"mapped_bytes", counts_of(statistics.mapped.bytes)},
+          {"cached_bytes", counts_of(statistics.cached.bytes)}};
+}
+
+using Use = std::tuple<uint64_t, uint64_t, uint64_t, std::optional<uint64_t>>;
+
+std::map<NodeId, Use> node_use_of(const Session& session) {
+  std::map<NodeId, Use> result;
+  for (const auto& [node, use] : session.node_use()) {
+    result[node] = {use.current_bytes, use.peak_bytes, use.total_bytes, use.capacity_bytes};
+  }
+  return result;
+}
+
+std::span<const std::byte> range_at(uintptr_t address, size_t bytes) {
+  return {reinterpret_cast<const std::byte*>(address), bytes};
+}
+
+void bind_rule(py::module_& module) {
+  py::enum_<RuleKind>(module, "RuleKind")
+      .value("first_touch", RuleKind::kFirstTouch)
+      .value("bind", RuleKind::kBind)
+      .value("preferred", RuleKind::kPreferred)
+      .value("stripe", RuleKind::kStripe);
+  py::class_<Rule>(module, "Rule")
+      .def(py::init(&make_rule), py::arg("kind"), py::arg("shares"), py::kw_only(),
+           py::arg("granule_bytes") = kHugePageBytes, py::arg("strict") = true,
+           py::arg("pages") = PageKind::kBase)
+      .def("__str__", &Rule::describe);
+  module.def(
+      "stripe_runs",
+      [](const Shares& shares, size_t granule_bytes, size_t bytes) {
+        std::vector<Share> list;
+        for (const auto& [node, weight] : shares) list.push_back({node, weight});
+        std::vector<std::tuple<size_t, size_t, NodeId>> runs;
+        for (const Run& run : Stripe(list, granule_bytes).runs(bytes)) {
+          runs.emplace_back(run.offset, run.bytes, run.node);
+        }
+        return runs;
+      },
+      py::arg("shares"), py::arg("granule_bytes"), py::arg("nbytes"),
+      "(offset, bytes, node) of every run of a weighted interleave: the pure function behind it.");
+}
+
+void bind_allocation(py::module_& module) {
+  py::class_<PlacedBlock, std::shared_ptr<PlacedBlock>>(module, "Allocation")
+      .def_property_readonly("address",
+                             [](const PlacedBlock& block) {
+                               return reinterpret_cast<uintptr_t>(block.range().data());
+                             })
+      .def_property_readonly("nbytes",
+                             [](const PlacedBlock& block) { return block.range().size(); })
+      .def_property_readonly("held_bytes",
+                             [](const PlacedBlock& block) { return block.memory().capacity(); })
+      .def_property_readonly("page_bytes", &PlacedBlock::page_bytes)
+      .def_property_readonly("pinned",
+                             [](const PlacedBlock& block) { return block.memory().pinned(); })
+      .def_property_readonly("requested", &PlacedBlock::requested)
+      .def_property_readonly("notes", &PlacedBlock::notes)
+      .def(
+          "bytes_per_node",
+          [](const PlacedBlock& block) { return block.session().bytes_per_node(block.range()); },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "record_stream",
+          [](PlacedBlock& block, StreamId stream) { block.memory().record_stream(stream); },
+          py::arg("stream"))
+      .def("move", &PlacedBlock::move, py::arg("rule"), py::call_guard<py::gil_scoped_release>())
+      .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
+           py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
+           py::arg("copy") = py::none())
+      .def("__dlpack_device__",
+           [](const PlacedBlock&) { return std::pair<int32_t, int32_t>{dlpack::kHostDevice, 0}; });
+}
+
+}  // namespace
+
+void bind_memory(py::module_& module) {
+  bind_rule(module);
+  bind_allocation(module);
+  py::class_<Session, std::shared_ptr<Session>>(module, "Session")
+      .def(py::init(&make_session), py::arg("kernel"), py::arg("capacities"),
+           py::arg("max_threads"))
+      .def("allocate", &Session::allocate, py::arg("nbytes"), py::arg("rule"),
+           py::arg("driver") = nullptr, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "find",
+          [](const Session& session, uintptr_t address) {
+            return session.find(reinterpret_cast<const std::byte*>(address));
+          },
+          py::arg("address"))
+      .def(
+          "bytes_per_node",
+          [](const Session& session, uintptr_t address, size_t bytes) {
+            return session.bytes_per_node(range_at(address, bytes));
+          },
+          py::arg("address"), py::arg("nbytes"), py::call_guard<py::gil_scoped_release>())
+      .def("node_use", &node_use_of)
+      .def("statistics", &statistics_of)
+      .def("trim", &Session::trim, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace cxl_offload::bindings

@@ -1,0 +1,37 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/bind.h"
+#include "os/kernel.h"
+#include "os/linux_kernel.h"
+
+namespace cxl_offload::bindings {
+
+namespace py = pybind11;
+
+void bind_os(py::module_& module) {
+  py::enum_<PageKind>(module, "PageKind")
+      .value("base", PageKind::kBase)
+      .value("transparent_huge", PageKind::kTransparentHuge)
+      .value("huge_2mib", PageKind::kHuge2MiB)
+      .value("huge_1gib", PageKind::kHuge1GiB);
+
+  py::class_<Headroom>(module, "Headroom")
+      .def_readonly("total_bytes", &Headroom::total_bytes)
+      .def_readonly("free_bytes", &Headroom::free_bytes)
+      .def_readonly("limit", &Headroom::limit);
+
+  py::class_<Kernel, std::shared_ptr<Kernel>>(module, "Kernel")
+      .def_property_readonly("name", &Kernel::name)
+      .def_property_readonly("allowed_nodes",
+                             [](const Kernel& kernel) { return kernel.allowed_nodes().nodes(); })
+      .def_property_readonly("local_node", &Kernel::local_node)
+      .def("page_bytes", &Kernel::page_bytes, py::arg("pages"))
+      .def("node_headroom", &Kernel::node_headroom, py::arg("node"), py::arg("pages"))
+      .def("process_headroom", &Kernel::process_headroom)
+      .def("fallback_order", &Kernel::fallback_order, py::arg("node"));
+
+  module.def("linux_kernel", &make_linux_kernel, "The kernel of this machine.");
+}
+
+}  // namespace cxl_offload::bindings

@@ -1,0 +1,59 @@
+#include "core/cpu_features.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace cxl_offload {
+namespace {
+
+// __builtin_cpu_supports also asks whether the operating system saves the wide registers.
+bool has(Isa isa) {
+  if (isa == Isa::kScalar) return true;
+#if CXL_OFFLOAD_X86
+  if (isa == Isa::kAvx2) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+  }
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+constexpr Isa kAll[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512};
+
+}  // namespace
+
+std::vector<Isa> supported_isas() {
+  std::vector<Isa> found;
+  std::ranges::copy_if(kAll, std::back_inserter(found), has);
+  return found;
+}
+
+Isa best_isa() { return supported_isas().back(); }
+
+std::string isa_name(Isa isa) {
+  switch (isa) {
+    case Isa::kScalar:
+      return "scalar";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512:
+      return "avx512";
+  }
+  return "unknown";
+}
+
+Isa parse_isa(const std::string& name) {
+  const auto isas = supported_isas();
+  const auto found = std::ranges::find_if(isas, [&name](Isa isa) { return isa_name(isa) == name; });
+  if (found != isas.end()) return *found;
+  std::string known;
+  for (Isa isa : isas) known += (known.empty() ? "" : ", ") + isa_name(isa);
+  throw InvalidArgument("instruction set '" + name + "' is not known here; this processor has " +
+                        known);
+}
+
+}  // namespace cxl_offload

@@ -1,0 +1,38 @@
+// Which vector instructions this processor has, found at run time: one build serves every host.
+//
+// A kernel that uses them is a function with the attribute of its level, chosen once by best_isa()
+// outside of its loop; the scalar version is always there and is the oracle of the others.
+#ifndef CXL_OFFLOAD_CORE_CPU_FEATURES_H_
+#define CXL_OFFLOAD_CORE_CPU_FEATURES_H_
+
+#include <string>
+#include <vector>
+
+#if defined(__x86_64__)
+#define CXL_OFFLOAD_X86 1
+#define CXL_OFFLOAD_TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define CXL_OFFLOAD_TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+#else
+#define CXL_OFFLOAD_X86 0
+#endif
+
+namespace cxl_offload {
+
+enum class Isa {
+  kScalar,  // what every processor of the architecture has
+  kAvx2,    // with FMA and F16C
+  kAvx512,  // F, BW, DQ and VL
+};
+
+// The levels that this processor has and the operating system saves, ascending; never empty.
+std::vector<Isa> supported_isas();
+Isa best_isa();
+
+// "scalar", "avx2", "avx512"
+std::string isa_name(Isa isa);
+// Throws InvalidArgument for a name that is none, or a level that this processor lacks.
+Isa parse_isa(const std::string& name);
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_CORE_CPU_FEATURES_H_

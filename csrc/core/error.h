@@ -1,0 +1,45 @@
+// Errors of the core. Each message names the call, the value, the limit and the remedy; the Python
+// bindings turn them into MemoryError, OSError, ValueError and cxl_offload.errors.PlacementError.
+#ifndef CXL_OFFLOAD_CORE_ERROR_H_
+#define CXL_OFFLOAD_CORE_ERROR_H_
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace cxl_offload {
+
+// A node, a budget, a cgroup or a huge-page pool has no room for what was asked.
+class OutOfMemory : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A system or driver call was refused; `code` is its errno.
+class SystemError : public std::runtime_error {
+ public:
+  SystemError(int code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  int code() const { return code_; }
+
+ private:
+  int code_;
+};
+
+// The caller asked for something that cannot mean anything.
+class InvalidArgument : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+// Pages are elsewhere than a strict request demands.
+class PlacementError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// "31.5 GiB": a binary unit and three significant digits, for messages only.
+std::string format_bytes(uint64_t bytes);
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_CORE_ERROR_H_

@@ -1,0 +1,229 @@
+#include "gpu/cuda_driver.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <vector>
+
+#include "core/error.h"
+#include "gpu/cuda_api.h"
+
+namespace cxl_offload {
+namespace {
+
+constexpr StreamId kLegacyDefaultStream = 1;
+constexpr StreamId kPerThreadDefaultStream = 2;
+
+// Makes a context current while it lives.
+class Current {
+ public:
+  Current(const CudaApi& api, CuContext context) : api_(api), result_(api.context_push(context)) {}
+  ~Current() {
+    CuContext popped = nullptr;
+    if (result_ == kCuSuccess) api_.context_pop(&popped);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+  CuResult result() const { return result_; }
+
+ private:
+  const CudaApi& api_;
+  const CuResult result_;
+};
+
+CuStream stream_of(StreamId stream) {
+  return reinterpret_cast<CuStream>(static_cast<uintptr_t>(stream));
+}
+
+}  // namespace
+
+// The contexts in use. Primary contexts are held while this lives.
+class CudaDriver::Contexts {
+ public:
+  explicit Contexts(CudaDriver& driver) : api_(*driver.api_) {
+    {
+      const std::lock_guard lock(driver.mutex_);
+      for (const auto& [address, context] : driver.registered_) add(context);
+    }
+    int count = 0;
+    if (api_.device_get_count(&count) != kCuSuccess) return;
+    held_.reserve(static_cast<size_t>(count));
+    for (int i = 0; i < count; ++i) hold_primary(i);
+  }
+  ~Contexts() {
+    for (const CuDevice device : held_) api_.primary_release(device);
+  }
+  Contexts(const Contexts&) = delete;
+  Contexts& operator=(const Contexts&) = delete;
+
+  const std::vector<CuContext>& all() const { return all_; }
+
+ private:
+  void add(CuContext context) {
+    if (std::find(all_.begin(), all_.end(), context) == all_.end()) all_.push_back(context);
+  }
+
+  void hold_primary(int ordinal) {
+    CuDevice device = 0;
+    unsigned flags = 0;
+    int active = 0;
+    CuContext context = nullptr;
+    if (api_.device_get(&device, ordinal) != kCuSuccess ||
+        api_.primary_state(device, &flags, &active) != kCuSuccess || active == 0 ||
+        api_.primary_retain(&context, device) != kCuSuccess) {
+      return;
+    }
+    held_.push_back(device);
+    add(context);
+  }
+
+  const CudaApi& api_;
+  std::vector<CuContext> all_;
+  std::vector<CuDevice> held_;
+};
+
+// What an EventId points to: one event, or one for the default stream of each context.
+struct CudaDriver::Mark {
+  explicit Mark(const CudaApi& calls) : api(calls) {}
+  ~Mark() {
+    for (CuEvent event : events) api.event_destroy(event);
+  }
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+
+  // Records on the stream in the current context.
+  void record(CuStream stream) {
+    events.reserve(events.size() + 1);
+    CuEvent event = nullptr;
+    api.check(api.event_create(&event, kCuEventDisableTiming), "cuEventCreate");
+    events.push_back(event);
+    api.check(api.event_record(event, stream), "cuEventRecord");
+  }
+
+  const CudaApi& api;
+  std::vector<CuEvent> events;
+};
+
+CudaDriver::Opened CudaDriver::open(const std::string& library) {
+  std::string reason;
+  auto api = CudaApi::load(library, reason);
+  if (api == nullptr) return {nullptr, reason};
+  if (const CuResult result = api->init(0); result != kCuSuccess) {
+    return {nullptr, "cuInit: " + api->describe(result)};
+  }
+  int count = 0;
+  if (const CuResult result = api->device_get_count(&count); result != kCuSuccess) {
+    return {nullptr, "cuDeviceGetCount: " + api->describe(result)};
+  }
+  if (count == 0) return {nullptr, "the driver finds no GPU"};
+  return {std::make_shared<CudaDriver>(std::move(api)), ""};
+}
+
+CudaDriver::CudaDriver(std::shared_ptr<const CudaApi> api) : api_(std::move(api)) {}
+
+CudaDriver::~CudaDriver() = default;
+
+void CudaDriver::register_host(std::span<std::byte> range) {
+  const std::string what = "pin " + format_bytes(range.size());
+  const Contexts contexts(*this);
+  CuContext context = nullptr;
+  const CuResult asked = api_->context_current(&context);
+  if ((asked != kCuSuccess || context == nullptr) && !contexts.all().empty()) {
+    context = contexts.all().front();
+  }
+  if (context == nullptr) {
+    throw InvalidArgument(what +
+                          ": no CUDA context is in use; run any CUDA operation first, for example "
+                          "torch.zeros(1, device=\"cuda\")");
+  }
+  const Current current(*api_, context);
+  api_->check(current.result(), what + ": cuCtxPushCurrent");
+  bool is_new = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_new = registered_.emplace(range.data(), context).second;
+  }
+  const CuResult result = api_->host_register(range.data(), range.size(), kCuHostRegisterPortable);
+  if (result == kCuSuccess) return;
+  if (is_new) {
+    const std::lock_guard lock(mutex_);
+    registered_.erase(range.data());
+  }
+  api_->check(result, what + ": cuMemHostRegister");
+}
+
+void CudaDriver::unregister_host(std::byte* address) noexcept {
+  CuContext context = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = registered_.find(address);
+    if (found == registered_.end()) return;
+    context = found->second;
+    registered_.erase(found);
+  }
+  // Where the context is gone, so is the registration.
+  const Current current(*api_, context);
+  if (current.result() == kCuSuccess) api_->host_unregister(address);
+}
+
+EventId CudaDriver::record_event(StreamId stream) {
+  if (stream == kPerThreadDefaultStream) {
+    throw InvalidArgument(
+        "record event: the per-thread default stream is another one in each "
+        "thread; name a stream");
+  }
+  auto mark = std::make_unique<Mark>(*api_);
+  if (stream <= kLegacyDefaultStream) {
+    const Contexts contexts(*this);
+    for (CuContext context : contexts.all()) {
+      const Current current(*api_, context);
+      if (is_gone(current.result())) continue;
+      api_->check(current.result(), "record event: cuCtxPushCurrent");
+      mark->record(nullptr);
+    }
+  } else {
+    CuContext context = nullptr;
+    int capturing = 0;
+    api_->check(api_->stream_context(stream_of(stream), &context), "record event: cuStreamGetCtx");
+    const Current current(*api_, context);
+    api_->check(current.result(), "record event: cuCtxPushCurrent");
+    api_->check(api_->stream_is_capturing(stream_of(stream), &capturing),
+                "record event: cuStreamIsCapturing");
+    if (capturing != 0) {
+      throw SystemError(EBUSY, "record event: the stream is being captured into a graph");
+    }
+    mark->record(stream_of(stream));
+  }
+  return reinterpret_cast<EventId>(mark.release());
+}
+
+bool CudaDriver::event_done(EventId event) noexcept {
+  for (CuEvent one : reinterpret_cast<const Mark*>(event)->events) {
+    const CuResult result = api_->event_query(one);
+    // Any other error shows when the event is waited for.
+    if (result != kCuSuccess && !is_gone(result)) return false;
+  }
+  return true;
+}
+
+void CudaDriver::wait_event(EventId event) {
+  for (CuEvent one : reinterpret_cast<const Mark*>(event)->events) {
+    const CuResult result = api_->event_synchronize(one);
+    if (!is_gone(result)) api_->check(result, "wait for the GPU: cuEventSynchronize");
+  }
+}
+
+void CudaDriver::destroy_event(EventId event) noexcept { delete reinterpret_cast<Mark*>(event); }
+
+void CudaDriver::synchronize() {
+  const Contexts contexts(*this);
+  for (CuContext context : contexts.all()) {
+    const Current current(*api_, context);
+    const CuResult result =
+        current.result() == kCuSuccess ? api_->context_synchronize() : current.result();
+    if (!is_gone(result)) api_->check(result, "wait for the GPU: cuCtxSynchronize");
+  }
+}
+
+}  // namespace cxl_offload

@@ -1,0 +1,41 @@
+// The optional library of CUDA kernels (gpu/*.cu), loaded at run time: it is there when nvcc was
+// at hand at build time, and nothing else in the package depends on it.
+#ifndef CXL_OFFLOAD_GPU_CUDA_KERNELS_H_
+#define CXL_OFFLOAD_GPU_CUDA_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "gpu/driver.h"
+
+namespace cxl_offload {
+
+class CudaKernels {
+ public:
+  // Throws InvalidArgument, with the loader's reason, when the library cannot be used.
+  explicit CudaKernels(const std::string& path);
+  ~CudaKernels();
+  CudaKernels(const CudaKernels&) = delete;
+  CudaKernels& operator=(const CudaKernels&) = delete;
+
+  // The CUDA runtime it was compiled with: 13000 is 13.0.
+  int runtime_version() const;
+  // Queues `count` copies of `block_bytes` each on `stream`, in one launch. `sources` and `targets`
+  // point to arrays of addresses that the device can read and that outlive the copies. Throws
+  // SystemError with the CUDA error's text.
+  void copy_blocks(const uint64_t* sources, const uint64_t* targets, size_t count,
+                   size_t block_bytes, bool aligned, StreamId stream) const;
+
+ private:
+  void* find(const char* name) const;
+
+  void* library_;
+  int (*runtime_version_)();
+  int (*copy_blocks_)(const uint64_t*, const uint64_t*, size_t, size_t, bool, uint64_t);
+  const char* (*error_text_)(int);
+};
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_GPU_CUDA_KERNELS_H_

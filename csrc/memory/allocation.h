@@ -1,0 +1,71 @@
+// One block of a pool, owned: the block goes back when the last owner drops it.
+#ifndef CXL_OFFLOAD_MEMORY_ALLOCATION_H_
+#define CXL_OFFLOAD_MEMORY_ALLOCATION_H_
+
+#include <atomic>
+#include <cstddef>
+#include <list>
+#include <memory>
+#include <mutex>
+
+#include "gpu/driver.h"
+#include "memory/region.h"
+
+namespace cxl_offload {
+
+class Pool;
+struct Extent;
+struct Retired;
+
+// The destructor may run in any thread, without Python's lock and at interpreter exit. In a forked
+// child it does nothing: the memory stays readable there, and the pool belongs to the parent.
+class Allocation {
+ public:
+  ~Allocation();
+  Allocation(const Allocation&) = delete;
+  Allocation& operator=(const Allocation&) = delete;
+
+  // The bytes are zero or what an earlier owner left. Null for an allocation of no bytes. A
+  // multiple of the page for a page or more, of 64 for less.
+  std::byte* address() const { return address_; }
+  size_t bytes() const { return bytes_; }        // as asked for
+  size_t capacity() const { return capacity_; }  // what the block occupies
+  // Whether the block has its pages to itself, as moving it requires.
+  bool owns_pages() const;
+  bool pinned() const;
+  // The region it was cut from and where; alive as long as the allocation. Null for no bytes.
+  Region* region() const;
+  size_t offset() const;
+
+  // Work queued on `stream` before the allocation is dropped must be done before the block is used
+  // again. A pinned block without any recorded stream waits for all work of the GPU instead.
+  // Without effect on memory that is not pinned, which the driver copies before it returns.
+  void record_stream(StreamId stream);
+  // Says that the block's pages were moved and no longer follow the rule of their region: the block
+  // will not be used again. Throws InvalidArgument if it does not own its pages.
+  void displace();
+
+  // Allocations come from Pool::allocate.
+  class Key {
+    friend class Pool;
+    Key() = default;
+  };
+  Allocation(Key key, std::shared_ptr<Pool> pool, size_t bytes);
+
+ private:
+  friend class Pool;
+
+  std::shared_ptr<Pool> pool_;
+  Extent* block_ = nullptr;
+  std::byte* address_ = nullptr;
+  size_t bytes_;
+  size_t capacity_ = 0;
+  std::atomic<bool> displaced_ = false;
+  std::mutex fence_mutex_;  // guards the streams in fence_
+  // One entry if the pool waits for a GPU, made early: dropping must not need memory.
+  std::list<Retired> fence_;
+};
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_MEMORY_ALLOCATION_H_

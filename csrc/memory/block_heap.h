@@ -1,0 +1,124 @@
+// Regions cut into blocks, and the account of them. A pool adds the lock, the source of regions
+// and the GPU.
+#ifndef CXL_OFFLOAD_MEMORY_BLOCK_HEAP_H_
+#define CXL_OFFLOAD_MEMORY_BLOCK_HEAP_H_
+
+#include <cstddef>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "memory/extent_map.h"
+#include "memory/region.h"
+#include "memory/statistics.h"
+
+namespace cxl_offload {
+
+// Memory on its way back: a whole region, or a part of one that stays.
+struct Departure {
+  std::unique_ptr<Region> region;
+  Extent* part = nullptr;
+  size_t bytes = 0;
+  bool reusable = false;  // whether the part may serve again if it cannot be returned
+
+  explicit operator bool() const { return region != nullptr || part != nullptr; }
+};
+
+// Not thread-safe. Of a region it calls only const functions; what must be returned is handed out
+// as departures, so that the caller can return it without holding a lock.
+class BlockHeap {
+ public:
+  explicit BlockHeap(size_t page_bytes);
+
+  // The bytes a block for `bytes` occupies.
+  size_t capacity_for(size_t bytes) const;
+
+  // Up to how many bytes a pinned block may be that is used for `capacity`.
+  static size_t largest_fit(size_t capacity);
+
+  // A block from what is free, or null.
+  Extent* reuse(size_t bytes);
+  // The size of a region to map for `bytes` after a miss, with room for more small blocks to come;
+  // and the size that will just do.
+  size_t growth_for(size_t bytes) const;
+  size_t least_growth_for(size_t bytes) const;
+  // By how much a growth would exceed what the peak of live blocks needs, and how much of that
+  // giving back free memory could make up for. `growing` is being mapped by others.
+  size_t excess(size_t growth, size_t growing) const;
+  size_t returnable_bytes() const;
+  // Adds a region and takes a block from it. `region` is empty afterwards, or as before if this
+  // throws. `rest` is what must be returned at once.
+  Extent* adopt(std::unique_ptr<Region>& region, size_t bytes, Departure& rest);
+
+  // A block was dropped: it waits for the GPU, or is free (again).
+  void wait(Extent* block, size_t bytes) noexcept;
+  Departure free_held(Extent* block, size_t bytes, bool displaced) noexcept;
+  Departure free_waiting(Extent* block, bool displaced) noexcept;
+
+  // Takes free memory out, the longest unused regions first: at least `bytes` if there is so much.
+  // Parts smaller than `least_part` stay, for each hole may cost a mapping.
+  std::vector<Departure> collect(size_t bytes, size_t least_part);
+  // A part has left, or could not. Returns the rest of the region if that was all that kept it.
+  Departure finish(Departure& departure, bool left) noexcept;
+
+  Statistics& statistics() { return statistics_; }
+  const Statistics& statistics() const { return statistics_; }
+  static Region* region_of(const Extent* block, size_t page_bytes);
+  // Throws std::logic_error naming the first thing that does not add up.
+  void check_invariants() const;
+
+ private:
+  struct RegionArena : Arena {
+    std::unique_ptr<Region> region;
+    size_t mapped_bytes = 0;  // without the parts that left
+    size_t lost = 0;          // extents of it
+    bool reusable = true;     // whether its blocks may serve again at all
+    bool striped = false;     // whether a block's place in it matters
+    bool single = false;      // one block at a time
+    bool idle = false;        // in idle_, not in busy_
+    std::list<RegionArena>::iterator self;
+  };
+  struct SlabArena : Arena {
+    Extent* pages = nullptr;
+    std::list<SlabArena>::iterator self;
+  };
+  struct Sums;
+
+  static RegionArena* owner(const Extent* pages) { return static_cast<RegionArena*>(pages->arena); }
+  ExtentMap& map_of(const RegionArena& arena) { return arena.single ? singles_ : pages_; }
+
+  Extent* take_pages(size_t capacity);
+  Extent* take_single(size_t capacity);
+  Extent* take_cut(size_t capacity, size_t extent_bytes);
+  Extent* take_small(size_t capacity);
+  Extent* cut_slab(std::list<SlabArena>& slab, Extent* pages, size_t capacity);
+  Departure free_block(Extent* block, bool displaced) noexcept;
+  Departure free_pages(Extent* pages, bool displaced) noexcept;
+  Departure settle(RegionArena& arena) noexcept;
+  Departure detach(RegionArena& arena) noexcept;
+  Departure start_leaving(Extent* part, bool reusable) noexcept;
+  Extent* count_held(Extent* block, size_t bytes) noexcept;
+  void count_cached() noexcept;
+  void make_busy(RegionArena& arena) noexcept;
+  void check_extents(const Arena& arena, Sums& sums, bool small) const;
+
+  const size_t page_bytes_;
+  const size_t slab_bytes_;
+  // What the last region was like; all of a source are alike, but for those that spilled.
+  size_t cut_bytes_ = 0;
+  bool pinned_ = false;
+  bool shares_regions_ = true;
+
+  std::list<RegionArena> busy_;
+  std::list<RegionArena> idle_;  // nothing taken; the longest unused first
+  size_t idle_bytes_ = 0;
+  std::list<SlabArena> slabs_;
+  ExtentMap pages_;    // of regions that are cut
+  ExtentMap singles_;  // of pinned regions made for one block
+  ExtentMap small_;    // of slabs
+  Statistics statistics_;
+};
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_MEMORY_BLOCK_HEAP_H_

@@ -1,0 +1,131 @@
+#include "memory/fault_in.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+namespace cxl_offload {
+namespace {
+
+// One system call's worth of pages: large enough to amortise it, small enough to share between
+// threads and to keep what a failure has wasted low.
+constexpr size_t kChunkBytes = size_t{64} << 20;
+
+// Below this a second thread costs more than it brings.
+constexpr size_t kBytesPerThread = size_t{32} << 20;
+
+std::vector<Run> cut_into_chunks(const std::vector<Run>& runs, size_t page_bytes) {
+  const size_t chunk = std::max(kChunkBytes, page_bytes);
+  std::vector<Run> chunks;
+  for (const Run& run : runs) {
+    for (size_t done = 0; done < run.bytes; done += chunk) {
+      chunks.push_back({run.offset + done, std::min(chunk, run.bytes - done), run.node});
+    }
+  }
+  return chunks;
+}
+
+// Appends a page to the runs, joined to its neighbour on the same node.
+void append_page(std::vector<Run>& runs, size_t offset, size_t bytes, NodeId node) {
+  if (!runs.empty() && runs.back().node == node &&
+      runs.back().offset + runs.back().bytes == offset) {
+    runs.back().bytes += bytes;
+  } else {
+    runs.push_back({offset, bytes, node});
+  }
+}
+
+// The runs of one chunk as they are, after pages on wrong nodes were asked to move.
+std::vector<Run> settle(Kernel& kernel, std::span<std::byte> range, const Run& chunk,
+                        size_t page_bytes) {
+  const auto pages = range.subspan(chunk.offset, chunk.bytes);
+  std::vector<int> nodes(chunk.bytes / page_bytes);
+  kernel.query(pages, page_bytes, nodes);
+  const auto is_stray = [&](int node) { return node != chunk.node; };
+  if (std::ranges::any_of(nodes, is_stray)) {
+    const std::vector<NodeId> targets(nodes.size(), chunk.node);
+    kernel.move(pages, page_bytes, targets, nodes);
+    kernel.query(pages, page_bytes, nodes);
+  }
+  std::vector<Run> actual;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    append_page(actual, chunk.offset + i * page_bytes, page_bytes, nodes[i]);
+  }
+  return actual;
+}
+
+// Runs `work(i)` for i in [0, count) on up to `threads` threads; rethrows the first exception.
+template <typename Work>
+void share_out(size_t count, size_t threads, const Work& work) {
+  std::atomic<size_t> next{0};
+  std::exception_ptr failure;
+  std::mutex failure_mutex;
+  const auto drain = [&] {
+    for (size_t i = next++; i < count; i = next++) {
+      try {
+        work(i);
+      } catch (...) {
+        const std::lock_guard lock(failure_mutex);
+        if (!failure) failure = std::current_exception();
+        next = count;
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> helpers;
+    for (size_t i = 1; i < std::min(threads, count); ++i) helpers.emplace_back(drain);
+    drain();
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::vector<Run> join(const std::vector<std::vector<Run>>& parts) {
+  std::vector<Run> joined;
+  for (const auto& part : parts) {
+    for (const Run& run : part) append_page(joined, run.offset, run.bytes, run.node);
+  }
+  return joined;
+}
+
+}  // namespace
+
+std::vector<Run> fault_in(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
+                          size_t page_bytes, size_t max_threads) {
+  const auto chunks = cut_into_chunks(runs, page_bytes);
+  std::vector<std::vector<Run>> settled(chunks.size());
+  const size_t threads = std::clamp<size_t>(range.size() / kBytesPerThread, 1, max_threads);
+  share_out(chunks.size(), threads, [&](size_t i) {
+    kernel.populate(range.subspan(chunks[i].offset, chunks[i].bytes), chunks[i].node);
+    settled[i] = settle(kernel, range, chunks[i], page_bytes);
+  });
+  return join(settled);
+}
+
+std::vector<Run> move_to_runs(Kernel& kernel, std::span<std::byte> range,
+                              const std::vector<Run>& runs, size_t page_bytes) {
+  std::vector<std::vector<Run>> settled;
+  for (const Run& chunk : cut_into_chunks(runs, page_bytes)) {
+    settled.push_back(settle(kernel, range, chunk, page_bytes));
+  }
+  return join(settled);
+}
+
+NodeBytes query_bytes(const Kernel& kernel, std::span<const std::byte> range, size_t page_bytes) {
+  NodeBytes total;
+  if (range.empty()) return total;
+  const auto begin = reinterpret_cast<uintptr_t>(range.data());
+  const size_t lead = begin % page_bytes;
+  const size_t pages = (lead + range.size() + page_bytes - 1) / page_bytes;
+  std::vector<int> nodes(pages);
+  kernel.query({range.data() - lead, pages * page_bytes}, page_bytes, nodes);
+  for (size_t i = 0; i < pages; ++i) {
+    const size_t first = std::max(i * page_bytes, lead);
+    const size_t last = std::min((i + 1) * page_bytes, lead + range.size());
+    total[nodes[i] < 0 ? -1 : nodes[i]] += last - first;
+  }
+  return total;
+}
+
+}  // namespace cxl_offload

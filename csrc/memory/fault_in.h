@@ -1,0 +1,33 @@
+// Parallel fault-in of planned runs, each page's node checked afterwards.
+#ifndef CXL_OFFLOAD_MEMORY_FAULT_IN_H_
+#define CXL_OFFLOAD_MEMORY_FAULT_IN_H_
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "memory/run_map.h"
+#include "memory/stripe.h"
+#include "os/kernel.h"
+
+namespace cxl_offload {
+
+// Faults every run in on its node. Pages that landed elsewhere (the kernel passes a full node over
+// silently, and prefers another node to dropping page cache) are moved to their node, which makes
+// the kernel drop page cache there but never kill. Returns the runs as they are in the end, in
+// order; they equal `runs` when everything went to plan. Throws what the kernel throws; pages
+// already there stay, for the caller to unmap.
+std::vector<Run> fault_in(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
+                          size_t page_bytes, size_t max_threads);
+
+// Moves every page of the range to the node of its run; returns the runs as they are in the end.
+std::vector<Run> move_to_runs(Kernel& kernel, std::span<std::byte> range,
+                              const std::vector<Run>& runs, size_t page_bytes);
+
+// Bytes of any range on every node, asked from the pages; pages not faulted in count under node
+// -1. The range may begin and end inside a page.
+NodeBytes query_bytes(const Kernel& kernel, std::span<const std::byte> range, size_t page_bytes);
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_MEMORY_FAULT_IN_H_

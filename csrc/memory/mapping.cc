@@ -1,0 +1,35 @@
+#include "memory/mapping.h"
+
+#include <algorithm>
+
+namespace cxl_offload {
+
+Mapping::Mapping(std::shared_ptr<Kernel> kernel, size_t bytes, size_t alignment, PageKind kind)
+    : kernel_(std::move(kernel)), bytes_(bytes), address_(kernel_->map(bytes, alignment, kind)) {}
+
+Mapping::~Mapping() {
+  size_t begin = 0;
+  for (const auto& [released_begin, released_end] : released_) {
+    if (released_begin > begin) kernel_->unmap({address_ + begin, released_begin - begin});
+    begin = released_end;
+  }
+  if (begin < bytes_) kernel_->unmap({address_ + begin, bytes_ - begin});
+}
+
+void Mapping::release(size_t offset, size_t bytes) {
+  // The list is grown first: unmapping cannot fail, growing can.
+  auto next = std::ranges::lower_bound(released_, std::pair{offset, size_t{0}});
+  next = released_.insert(next, {offset, offset + bytes});
+  kernel_->unmap({address_ + offset, bytes});
+  const auto after = std::next(next);
+  if (after != released_.end() && after->first == next->second) {
+    next->second = after->second;
+    released_.erase(after);
+  }
+  if (next != released_.begin() && std::prev(next)->second == next->first) {
+    std::prev(next)->second = next->second;
+    released_.erase(next);
+  }
+}
+
+}  // namespace cxl_offload

@@ -1,0 +1,41 @@
+// What this session holds on every node, and how much it may hold.
+#ifndef CXL_OFFLOAD_MEMORY_NODE_BUDGET_H_
+#define CXL_OFFLOAD_MEMORY_NODE_BUDGET_H_
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "memory/run_map.h"
+#include "os/node_set.h"
+
+namespace cxl_offload {
+
+struct NodeUse {
+  uint64_t current_bytes = 0;
+  uint64_t peak_bytes = 0;
+  uint64_t total_bytes = 0;  // ever charged
+  std::optional<uint64_t> capacity_bytes;
+};
+
+class NodeBudget {
+ public:
+  explicit NodeBudget(std::map<NodeId, uint64_t> capacities) : capacities_(std::move(capacities)) {}
+
+  // All or nothing; throws OutOfMemory naming the node whose capacity would be passed.
+  void charge(const NodeBytes& bytes);
+  void refund(const NodeBytes& bytes) noexcept;
+  // Bytes that may still be charged to the node; nothing when it has no capacity set.
+  std::optional<uint64_t> room(NodeId node) const;
+  std::map<NodeId, NodeUse> use() const;
+
+ private:
+  mutable std::mutex mutex_;
+  const std::map<NodeId, uint64_t> capacities_;
+  std::map<NodeId, NodeUse> use_;
+};
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_MEMORY_NODE_BUDGET_H_

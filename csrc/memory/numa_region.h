@@ -1,0 +1,98 @@
+// Regions on NUMA nodes: mapped, faulted in by their rule, and checked against the pages.
+#ifndef CXL_OFFLOAD_MEMORY_NUMA_REGION_H_
+#define CXL_OFFLOAD_MEMORY_NUMA_REGION_H_
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "memory/layout.h"
+#include "memory/mapping.h"
+#include "memory/node_budget.h"
+#include "memory/region.h"
+#include "memory/rule.h"
+#include "memory/run_map.h"
+#include "memory/stripe.h"
+#include "os/kernel.h"
+
+namespace cxl_offload {
+
+// What a session shares: the kernel, what it holds on the nodes, and how it behaves.
+struct Placer {
+  std::shared_ptr<Kernel> kernel;
+  std::shared_ptr<NodeBudget> budget;
+  Reserve reserve;
+  size_t max_threads = 1;
+};
+
+// Refunds what is charged to the budget when it dies.
+class Charge {
+ public:
+  Charge(std::shared_ptr<NodeBudget> budget, const NodeBytes& bytes);
+  ~Charge();
+  Charge(const Charge&) = delete;
+  Charge& operator=(const Charge&) = delete;
+
+  void add(const NodeBytes& bytes);
+  void refund(const NodeBytes& bytes) noexcept;
+
+ private:
+  std::shared_ptr<NodeBudget> budget_;
+  NodeBytes held_;
+};
+
+class NumaRegion final : public Region {
+ public:
+  // Maps and faults in `bytes`, rounded up to whole pages. Throws OutOfMemory (naming the node),
+  // SystemError or InvalidArgument; on throw nothing is left.
+  NumaRegion(const Placer& placer, const Rule& rule, size_t bytes);
+
+  std::span<std::byte> range() const override { return mapping_.range(); }
+  size_t page_bytes() const override { return page_bytes_; }
+  bool pinned() const override { return false; }
+  bool keeps_rule(size_t offset, size_t bytes) const override;
+  size_t next_cut(size_t offset) const override;
+  void release(size_t offset, size_t bytes) override;
+  std::vector<std::string> notes() const override { return notes_; }
+
+  // Moves whole pages to a new rule; all views follow. Throws OutOfMemory or PlacementError when
+  // not every page arrived, with the pages put back where they came from.
+  void move(size_t offset, size_t bytes, const Rule& rule);
+  const Rule& rule() const { return rule_; }
+  // Bytes that are on another node than this region put them on.
+  uint64_t strayed_bytes() const;
+
+ private:
+  static std::vector<Run> checked(const Rule& rule, const std::vector<Run>& wanted,
+                                  std::vector<Run> actual, std::vector<std::string>& notes);
+
+  Placer placer_;
+  Rule rule_;
+  std::optional<Stripe> stripe_;
+  size_t page_bytes_;
+  std::vector<std::string> notes_;
+  bool follows_rule_ = true;
+  std::optional<Charge> charge_;
+  Mapping mapping_;
+  mutable std::mutex mutex_;  // guards runs_ and charge_
+  RunMap runs_;
+};
+
+class NumaSource final : public RegionSource {
+ public:
+  NumaSource(Placer placer, Rule rule);
+  size_t page_bytes() const override;
+  std::unique_ptr<Region> obtain(size_t bytes) override;
+  std::unique_ptr<NumaRegion> obtain_numa(size_t bytes);
+  const Rule& rule() const { return rule_; }
+
+ private:
+  Placer placer_;
+  Rule rule_;
+};
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_MEMORY_NUMA_REGION_H_

@@ -1,0 +1,311 @@
+#include "memory/pool.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "memory/block_heap.h"
+#include "memory/fork_guard.h"
+#include "memory/retirement.h"
+
+namespace cxl_offload {
+namespace {
+
+// Holes smaller than this stay cached on a miss: each one returned costs a mapping.
+constexpr size_t kLeastPartBytes = size_t{64} << 10;
+
+// Bytes that are being mapped, until they are part of the heap.
+class Growing {
+ public:
+  Growing(std::mutex& mutex, size_t& growing, size_t bytes)
+      : mutex_(mutex), growing_(growing), bytes_(bytes) {}
+  ~Growing() {
+    const std::lock_guard lock(mutex_);
+    end();
+  }
+  Growing(const Growing&) = delete;
+  Growing& operator=(const Growing&) = delete;
+
+  // With the lock held.
+  void end() {
+    growing_ -= bytes_;
+    bytes_ = 0;
+  }
+
+ private:
+  std::mutex& mutex_;
+  size_t& growing_;
+  size_t bytes_;
+};
+
+}  // namespace
+
+struct Pool::State {
+  State(std::shared_ptr<RegionSource> from, std::shared_ptr<GpuDriver> driver)
+      : source(std::move(from)), page_bytes(source->page_bytes()), heap(page_bytes) {
+    if (driver != nullptr) retirement.emplace(std::move(driver));
+  }
+
+  Extent* find(size_t bytes);
+  Extent* reuse(size_t bytes);
+  Extent* reuse_retired(size_t bytes);
+  Extent* grow(size_t bytes);
+  Extent* adopt(std::unique_ptr<Region> region, size_t bytes, Growing& mapped);
+  bool give_back_everything();
+  size_t return_free(size_t bytes, size_t least_part);
+  void free_retired(std::list<Retired> blocks) noexcept;
+  void wait_for_gpu();
+  void track(const Departure& departure) { departing += departure ? 1 : 0; }  // with the lock
+  size_t send(Departure departure) noexcept;
+
+  const std::shared_ptr<RegionSource> source;
+  const size_t page_bytes;
+  const ForkGuard guard;
+  std::optional<Retirement> retirement;
+  std::mutex settling;  // held by who asks the GPU; always before `mutex`
+
+  std::mutex mutex;  // guards what follows
+  BlockHeap heap;
+  size_t growing = 0;    // bytes being mapped
+  size_t departing = 0;  // departures being returned
+  std::condition_variable departed;
+};
+
+Extent* Pool::State::find(size_t bytes) {
+  if (Extent* block = reuse(bytes)) return block;
+  if (retirement.has_value()) {
+    if (Extent* block = reuse_retired(bytes)) return block;
+  }
+  return grow(bytes);
+}
+
+Extent* Pool::State::reuse(size_t bytes) {
+  const std::lock_guard lock(mutex);
+  return heap.reuse(bytes);
+}
+
+// A growth within what the pool may map is cheaper than waiting for the GPU.
+Extent* Pool::State::reuse_retired(size_t bytes) {
+  size_t capacity = 0, excess = 0, returnable = 0;
+  const auto look = [&] {
+    const std::lock_guard lock(mutex);
+    capacity = heap.capacity_for(bytes);
+    excess = heap.excess(heap.growth_for(bytes), growing);
+    returnable = heap.returnable_bytes();
+  };
+  look();
+  std::unique_lock settle(settling, std::try_to_lock);
+  if (!settle.owns_lock()) {
+    if (excess == 0) return nullptr;
+    settle.lock();
+  }
+  free_retired(retirement->poll());
+  for (;;) {
+    if (Extent* block = reuse(bytes)) return block;
+    look();
+    if (excess == 0) return nullptr;
+    auto done = retirement->wait(capacity, BlockHeap::largest_fit(capacity));
+    if (done.empty() && excess > returnable) done = retirement->wait(0, SIZE_MAX);
+    if (done.empty()) return nullptr;
+    free_retired(std::move(done));
+  }
+}
+
+Extent* Pool::State::grow(size_t bytes) {
+  size_t growth = 0;
+  std::vector<Departure> surplus;
+  {
+    const std::lock_guard lock(mutex);
+    growth = heap.growth_for(bytes);
+    surplus = heap.collect(heap.excess(growth, growing), std::max(page_bytes, kLeastPartBytes));
+    for (const Departure& departure : surplus) track(departure);
+    growing += growth;
+  }
+  Growing while_mapping(mutex, growing, growth);
+  for (Departure& departure : surplus) send(std::move(departure));
+  for (bool fruitless = false;;) {
+    try {
+      return adopt(source->obtain(growth), bytes, while_mapping);
+    } catch (const OutOfMemory&) {
+      const bool returned = give_back_everything();
+      if (!returned && fruitless) throw;
+      fruitless = !returned;
+    }
+    if (Extent* block = reuse(bytes)) return block;
+    growth = heap.least_growth_for(bytes);
+  }
+}
+
+Extent* Pool::State::adopt(std::unique_ptr<Region> region, size_t bytes, Growing& mapped) {
+  Extent* block = nullptr;
+  Departure rest;
+  {
+    const std::lock_guard lock(mutex);
+    block = heap.adopt(region, bytes, rest);
+    mapped.end();
+    track(rest);
+  }
+  send(std::move(rest));
+  return block;
+}
+
+// Also waits for what other threads are giving back. Says whether anything was.
+bool Pool::State::give_back_everything() {
+  try {
+    wait_for_gpu();
+  } catch (...) {  // the error of the next attempt is the one to report
+  }
+  const bool returned = return_free(SIZE_MAX, page_bytes) > 0;
+  std::unique_lock lock(mutex);
+  const bool waited = departing > 0;
+  departed.wait(lock, [&] { return departing == 0; });
+  return returned || waited;
+}
+
+size_t Pool::State::return_free(size_t bytes, size_t least_part) {
+  std::vector<Departure> departures;
+  {
+    const std::lock_guard lock(mutex);
+    departures = heap.collect(bytes, least_part);
+    for (const Departure& departure : departures) track(departure);
+  }
+  size_t returned = 0;
+  for (Departure& departure : departures) returned += send(std::move(departure));
+  return returned;
+}
+
+// Returns memory to where it came from, without the lock, and says how many bytes.
+size_t Pool::State::send(Departure departure) noexcept {
+  size_t returned = 0;
+  while (departure) {
+    bool left = true;
+    if (departure.region != nullptr) {
+      departure.region.reset();
+    } else {
+      Region* region = BlockHeap::region_of(departure.part, page_bytes);
+      const auto offset = static_cast<size_t>(departure.part->begin - region->range().data());
+      try {
+        region->release(offset, departure.bytes);
+      } catch (...) {  // too many mappings: it stays cached
+        left = false;
+      }
+    }
+    if (left) returned += departure.bytes;
+    const std::lock_guard lock(mutex);
+    departure = heap.finish(departure, left);
+    if (departure) continue;
+    --departing;
+    departed.notify_all();
+  }
+  return returned;
+}
+
+void Pool::State::free_retired(std::list<Retired> blocks) noexcept {
+  for (const Retired& retired : blocks) {
+    Departure departure;
+    {
+      const std::lock_guard lock(mutex);
+      departure = heap.free_waiting(retired.block, retired.displaced);
+      track(departure);
+    }
+    send(std::move(departure));
+  }
+}
+
+void Pool::State::wait_for_gpu() {
+  if (!retirement.has_value()) return;
+  const std::lock_guard settle(settling);
+  free_retired(retirement->wait_all());
+}
+
+Pool::Pool(std::shared_ptr<RegionSource> source, std::shared_ptr<GpuDriver> driver)
+    : state_(std::make_unique<State>(std::move(source), std::move(driver))) {}
+
+Pool::~Pool() {
+  if (state_->guard.in_child()) {
+    state_.release();
+    return;
+  }
+  try {
+    state_->wait_for_gpu();
+  } catch (...) {  // a context that cannot synchronize runs nothing any more
+    state_->free_retired(state_->retirement->abandon());
+  }
+}
+
+std::shared_ptr<Allocation> Pool::allocate(size_t bytes) {
+  if (state_->guard.in_child()) {
+    throw InvalidArgument("allocate " + format_bytes(bytes) +
+                          " in a forked child from a pool of its parent: make a new Memory in the "
+                          "child");
+  }
+  auto allocation = std::make_shared<Allocation>(Allocation::Key(), shared_from_this(), bytes);
+  if (bytes == 0) return allocation;
+  Extent* block = state_->find(bytes);
+  allocation->block_ = block;
+  allocation->address_ = block->begin;
+  allocation->capacity_ = block->bytes;
+  return allocation;
+}
+
+size_t Pool::trim() {
+  if (state_->guard.in_child()) return 0;
+  state_->wait_for_gpu();
+  return state_->return_free(SIZE_MAX, state_->page_bytes);
+}
+
+Statistics Pool::statistics() const {
+  if (state_->guard.in_child()) return {};
+  const std::lock_guard lock(state_->mutex);
+  Statistics statistics = state_->heap.statistics();
+  if (state_->retirement.has_value()) {
+    statistics.synchronizations = state_->retirement->synchronizations();
+    statistics.event_waits = state_->retirement->event_waits();
+  }
+  return statistics;
+}
+
+size_t Pool::page_bytes() const { return state_->page_bytes; }
+
+bool Pool::waits_for_gpu() const { return state_->retirement.has_value(); }
+
+Region* Pool::region_of(const Extent& block) const {
+  return BlockHeap::region_of(&block, state_->page_bytes);
+}
+
+void Pool::take_back(Allocation& allocation) noexcept {
+  State& state = *state_;
+  if (state.guard.in_child()) return;
+  Extent* block = allocation.block_;
+  if (state.retirement.has_value()) {
+    Retired& retired = allocation.fence_.front();
+    retired.block = block;
+    retired.bytes = block->bytes;
+    retired.displaced = allocation.displaced_;
+    {
+      const std::lock_guard lock(state.mutex);
+      state.heap.wait(block, allocation.bytes_);
+    }
+    state.retirement->add(allocation.fence_);
+    return;
+  }
+  Departure departure;
+  {
+    const std::lock_guard lock(state.mutex);
+    departure = state.heap.free_held(block, allocation.bytes_, allocation.displaced_);
+    state.track(departure);
+  }
+  state.send(std::move(departure));
+}
+
+void Pool::check_invariants() const {
+  const std::lock_guard lock(state_->mutex);
+  state_->heap.check_invariants();
+}
+
+}  // namespace cxl_offload

@@ -1,0 +1,45 @@
+// A region: one mapping whose pages keep one placement rule. Pools cut regions into blocks.
+#ifndef CXL_OFFLOAD_MEMORY_REGION_H_
+#define CXL_OFFLOAD_MEMORY_REGION_H_
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace cxl_offload {
+
+class Region {
+ public:
+  virtual ~Region() = default;  // returns every page that release() has not returned
+
+  virtual std::span<std::byte> range() const = 0;
+  // The unit in which pieces may be released.
+  virtual size_t page_bytes() const = 0;
+  virtual bool pinned() const = 0;
+  // Whether a block cut at [offset, offset + bytes) has exactly the shares of nodes that a fresh
+  // region of `bytes` would have. Always true for rules that name a single node.
+  virtual bool keeps_rule(size_t offset, size_t bytes) const = 0;
+  // The first offset >= `offset` at which the rule's pattern starts anew (a multiple of the
+  // stripe's cycle; of the page for single-node rules).
+  virtual size_t next_cut(size_t offset) const = 0;
+  // Returns whole pages early. Not for pinned regions, which are registered as one.
+  virtual void release(size_t offset, size_t bytes) = 0;
+  // What the user should know of this region: spilled nodes, pages that pinning moved.
+  virtual std::vector<std::string> notes() const { return {}; }
+};
+
+// Where a pool's regions come from.
+class RegionSource {
+ public:
+  virtual ~RegionSource() = default;
+  virtual size_t page_bytes() const = 0;
+  // A region of at least `bytes`, rounded up to whole pages. Throws OutOfMemory, SystemError or
+  // PlacementError; on throw nothing is left.
+  virtual std::unique_ptr<Region> obtain(size_t bytes) = 0;
+};
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_MEMORY_REGION_H_

@@ -1,0 +1,70 @@
+// Dropped blocks that a GPU may still be using.
+#ifndef CXL_OFFLOAD_MEMORY_RETIREMENT_H_
+#define CXL_OFFLOAD_MEMORY_RETIREMENT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "gpu/driver.h"
+
+namespace cxl_offload {
+
+struct Extent;
+
+struct Retired {
+  Extent* block = nullptr;
+  size_t bytes = 0;
+  bool displaced = false;
+  std::vector<StreamId> streams;
+  std::vector<EventId> events;  // with room for one per stream
+};
+
+// A block whose streams are known is done when its events are; one without waits for a
+// synchronize, which covers all that were dropped before it. `add` may be called from any thread at
+// any time; the functions that return blocks from one thread at a time. None may be called with a
+// lock that `add`'s callers need.
+class Retirement {
+ public:
+  explicit Retirement(std::shared_ptr<GpuDriver> driver) : driver_(std::move(driver)) {}
+  ~Retirement();
+  Retirement(const Retirement&) = delete;
+  Retirement& operator=(const Retirement&) = delete;
+
+  // Puts events behind the work that is queued on the block's streams now. Needs no memory.
+  void add(std::list<Retired>& block) noexcept;
+
+  // Blocks that are done. Looks at the longest waiting ones only, lest a long queue makes every
+  // call slow.
+  std::list<Retired> poll();
+  // Waits for the longest waiting block of `least` to `most` bytes and returns what is done then;
+  // nothing if there is no such block. If it throws no block is forgotten.
+  std::list<Retired> wait(size_t least, size_t most);
+  // Waits for all that are there now.
+  std::list<Retired> wait_all();
+  // Gives up waiting: for a driver that cannot synchronize any more, so that nothing can run.
+  std::list<Retired> abandon() noexcept;
+
+  uint64_t synchronizations() const;
+  uint64_t event_waits() const;
+
+ private:
+  bool done(Retired& block) noexcept;
+  void wait_for(Retired& block);
+  void destroy_events(Retired& block) noexcept;
+  std::list<Retired> synchronize();
+
+  const std::shared_ptr<GpuDriver> driver_;
+  mutable std::mutex mutex_;     // guards what follows; never held while the driver is called
+  std::list<Retired> fenced_;    // with events; the longest waiting first
+  std::list<Retired> unfenced_;  // used on streams that nobody named
+  uint64_t synchronizations_ = 0;
+  uint64_t event_waits_ = 0;
+};
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_MEMORY_RETIREMENT_H_

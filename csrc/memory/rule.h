@@ -1,0 +1,41 @@
+// A placement rule: how the pages of an allocation choose their nodes.
+#ifndef CXL_OFFLOAD_MEMORY_RULE_H_
+#define CXL_OFFLOAD_MEMORY_RULE_H_
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "memory/stripe.h"
+#include "os/kernel.h"
+
+namespace cxl_offload {
+
+enum class RuleKind {
+  kFirstTouch,  // the node of the thread that writes first; nothing is faulted in ahead
+  kBind,        // the listed nodes in order, each until it is full; never elsewhere
+  kPreferred,   // the same, then any other node, nearest first
+  kStripe,      // weighted interleave over the listed nodes
+};
+
+struct Rule {
+  RuleKind kind = RuleKind::kFirstTouch;
+  std::vector<Share> shares;  // weights count for kStripe only
+  size_t granule_bytes = kHugePageBytes;
+  // A stripe whose node is full: refuse (strict), or put its granules on the nearest other node
+  // and say so.
+  bool strict = true;
+  PageKind pages = PageKind::kBase;
+
+  NodeSet nodes() const;
+  // "weighted interleave 4:1 over nodes {0,2}, granule 2 MiB"
+  std::string describe() const;
+};
+
+// Throws InvalidArgument for a rule that cannot mean anything on this kernel: unknown nodes, no
+// nodes, a granule that is no multiple of the page.
+void check_rule(const Rule& rule, const Kernel& kernel);
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_MEMORY_RULE_H_

@@ -1,0 +1,167 @@
+#include "memory/session.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "memory/fault_in.h"
+#include "memory/pinned.h"
+
+namespace cxl_offload {
+namespace {
+
+// A stripe that is too small for one cycle, or has one node only, becomes a rule of one node.
+void simplify(Rule& rule, size_t bytes, std::vector<std::string>& notes) {
+  if (rule.kind != RuleKind::kStripe) return;
+  const Stripe stripe(rule.shares, rule.granule_bytes);
+  if (rule.shares.size() > 1 && bytes >= stripe.cycle_bytes()) return;
+  const Share heaviest = *std::ranges::max_element(
+      rule.shares, [](const Share& a, const Share& b) { return a.weight < b.weight; });
+  if (rule.shares.size() > 1) {
+    notes.push_back(format_bytes(bytes) + " is less than one cycle of the interleave (" +
+                    format_bytes(stripe.cycle_bytes()) + "), so all of it is on node " +
+                    std::to_string(heaviest.node));
+  }
+  rule.kind = rule.strict ? RuleKind::kBind : RuleKind::kPreferred;
+  rule.shares = {heaviest};
+}
+
+}  // namespace
+
+PlacedBlock::PlacedBlock(std::shared_ptr<Session> session, std::shared_ptr<Allocation> memory,
+                         Rule rule, std::vector<std::string> notes)
+    : session_(std::move(session)),
+      memory_(std::move(memory)),
+      rule_(std::move(rule)),
+      notes_(std::move(notes)) {}
+
+PlacedBlock::~PlacedBlock() {
+  // Forgotten before the memory goes back, so that the next owner of the address is not.
+  session_->forget(memory_->address());
+}
+
+std::string PlacedBlock::requested() const {
+  const std::lock_guard lock(mutex_);
+  return rule_.describe();
+}
+
+std::vector<std::string> PlacedBlock::notes() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> all = notes_;
+  for (std::string& note : memory_->region()->notes()) all.push_back(std::move(note));
+  return all;
+}
+
+void PlacedBlock::move(Rule rule) {
+  const std::string what = "move " + format_bytes(memory_->bytes());
+  if (memory_->pinned()) {
+    throw InvalidArgument(what + ": the memory is pinned, and pinned pages cannot move; copy it " +
+                          "into a new allocation");
+  }
+  if (!memory_->owns_pages()) {
+    throw InvalidArgument(what + ": smaller than a page (" + format_bytes(page_bytes()) +
+                          "), it shares its page with others; copy it into a new allocation");
+  }
+  auto* region = dynamic_cast<NumaRegion*>(memory_->region());
+  if (region == nullptr) throw InvalidArgument(what + ": its memory is not on NUMA nodes");
+  std::vector<std::string> notes;
+  rule.pages = region->rule().pages;
+  simplify(rule, memory_->capacity(), notes);
+  check_rule(rule, session_->kernel());
+  memory_->displace();
+  region->move(memory_->offset(), memory_->capacity(), rule);
+  const std::lock_guard lock(mutex_);
+  rule_ = std::move(rule);
+  notes_ = std::move(notes);
+}
+
+Session::Session(Placer placer) : placer_(std::move(placer)), owner_(getpid()) {}
+
+std::shared_ptr<Pool> Session::pool_for(const Rule& rule,
+                                        const std::shared_ptr<GpuDriver>& driver) {
+  std::vector<std::pair<NodeId, uint32_t>> shares;
+  for (const Share& share : rule.shares) shares.emplace_back(share.node, share.weight);
+  const PoolKey key{rule.kind, shares, rule.granule_bytes, rule.strict, rule.pages, driver.get()};
+  const std::lock_guard lock(pools_mutex_);
+  std::shared_ptr<Pool>& pool = pools_[key];
+  if (pool) return pool;
+  try {
+    std::shared_ptr<RegionSource> source;
+    if (driver) {
+      source = std::make_shared<PinnedSource>(placer_, rule, driver);
+    } else {
+      source = std::make_shared<NumaSource>(placer_, rule);
+    }
+    pool = std::make_shared<Pool>(std::move(source), driver);
+  } catch (...) {
+    pools_.erase(key);
+    throw;
+  }
+  return pool;
+}
+
+std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
+                                               const std::shared_ptr<GpuDriver>& driver) {
+  if (bytes == 0) throw InvalidArgument("allocate 0 bytes; ask for at least one");
+  if (getpid() != owner_) {
+    throw InvalidArgument("allocate in a forked child: the session belongs to its parent; make a " +
+                          std::string("session of the child's own"));
+  }
+  std::vector<std::string> notes;
+  check_rule(rule, *placer_.kernel);
+  simplify(rule, bytes, notes);
+  auto memory = pool_for(rule, driver)->allocate(bytes);
+  auto block = std::make_shared<PlacedBlock>(shared_from_this(), std::move(memory), std::move(rule),
+                                             std::move(notes));
+  const std::lock_guard lock(blocks_mutex_);
+  blocks_[block->range().data()] = block;
+  return block;
+}
+
+std::shared_ptr<PlacedBlock> Session::find(const std::byte* address) const {
+  if (getpid() != owner_) return nullptr;
+  // Dropped outside the lock: the last owner's drop takes it too.
+  std::shared_ptr<PlacedBlock> block;
+  {
+    const std::lock_guard lock(blocks_mutex_);
+    const auto after = blocks_.upper_bound(address);
+    if (after == blocks_.begin()) return nullptr;
+    block = std::prev(after)->second.lock();
+  }
+  if (!block || address >= block->range().data() + block->range().size()) return nullptr;
+  return block;
+}
+
+void Session::forget(const std::byte* address) noexcept {
+  if (getpid() != owner_) return;
+  const std::lock_guard lock(blocks_mutex_);
+  blocks_.erase(address);
+}
+
+NodeBytes Session::bytes_per_node(std::span<const std::byte> range) const {
+  const auto owner = find(range.data());
+  const size_t page = owner ? owner->page_bytes() : kernel().page_bytes(PageKind::kBase);
+  return query_bytes(kernel(), range, page);
+}
+
+std::vector<std::shared_ptr<Pool>> Session::pools() const {
+  const std::lock_guard lock(pools_mutex_);
+  std::vector<std::shared_ptr<Pool>> result;
+  for (const auto& [key, pool] : pools_) result.push_back(pool);
+  return result;
+}
+
+Statistics Session::statistics() const {
+  Statistics total;
+  for (const auto& pool : pools()) total += pool->statistics();
+  return total;
+}
+
+size_t Session::trim() {
+  size_t returned = 0;
+  for (const auto& pool : pools()) returned += pool->trim();
+  return returned;
+}
+
+}  // namespace cxl_offload

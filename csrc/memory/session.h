@@ -1,0 +1,91 @@
+// A session: the pools over one kernel, one for every rule in use, and who owns which address.
+#ifndef CXL_OFFLOAD_MEMORY_SESSION_H_
+#define CXL_OFFLOAD_MEMORY_SESSION_H_
+
+#include <sys/types.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "gpu/driver.h"
+#include "memory/allocation.h"
+#include "memory/numa_region.h"
+#include "memory/pool.h"
+#include "memory/rule.h"
+#include "memory/run_map.h"
+#include "memory/statistics.h"
+
+namespace cxl_offload {
+
+class Session;
+
+// An allocation with the rule it was made by. Dropping it is safe wherever dropping an Allocation
+// is.
+class PlacedBlock {
+ public:
+  PlacedBlock(std::shared_ptr<Session> session, std::shared_ptr<Allocation> memory, Rule rule,
+              std::vector<std::string> notes);
+  ~PlacedBlock();
+  PlacedBlock(const PlacedBlock&) = delete;
+  PlacedBlock& operator=(const PlacedBlock&) = delete;
+
+  Allocation& memory() const { return *memory_; }
+  const Session& session() const { return *session_; }
+  std::span<std::byte> range() const { return {memory_->address(), memory_->bytes()}; }
+  size_t page_bytes() const { return memory_->region()->page_bytes(); }
+  // The rule in words, after a move the new one.
+  std::string requested() const;
+  std::vector<std::string> notes() const;
+  // Moves the pages to a new rule. Throws InvalidArgument for blocks that share their pages and
+  // for pinned ones.
+  void move(Rule rule);
+
+ private:
+  std::shared_ptr<Session> session_;
+  std::shared_ptr<Allocation> memory_;
+  mutable std::mutex mutex_;  // guards what move changes
+  Rule rule_;
+  std::vector<std::string> notes_;
+};
+
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  explicit Session(Placer placer);
+
+  // With a driver the block is pinned. A stripe of less than one cycle goes to the node of the
+  // largest weight, and a note says so. Throws what Pool::allocate throws, and InvalidArgument.
+  std::shared_ptr<PlacedBlock> allocate(size_t bytes, Rule rule,
+                                        const std::shared_ptr<GpuDriver>& driver);
+  // The live block that holds the address, or null.
+  std::shared_ptr<PlacedBlock> find(const std::byte* address) const;
+  // Bytes on every node, asked from the pages; works for any mapped range.
+  NodeBytes bytes_per_node(std::span<const std::byte> range) const;
+  const Kernel& kernel() const { return *placer_.kernel; }
+  std::map<NodeId, NodeUse> node_use() const { return placer_.budget->use(); }
+  Statistics statistics() const;
+  size_t trim();
+
+ private:
+  friend class PlacedBlock;
+  using PoolKey = std::tuple<RuleKind, std::vector<std::pair<NodeId, uint32_t>>, size_t, bool,
+                             PageKind, const GpuDriver*>;
+
+  std::shared_ptr<Pool> pool_for(const Rule& rule, const std::shared_ptr<GpuDriver>& driver);
+  void forget(const std::byte* address) noexcept;
+  std::vector<std::shared_ptr<Pool>> pools() const;
+
+  const Placer placer_;
+  const pid_t owner_;  // in a forked child the locks below may be held for ever
+  mutable std::mutex pools_mutex_;
+  std::map<PoolKey, std::shared_ptr<Pool>> pools_;
+  mutable std::mutex blocks_mutex_;
+  std::map<const std::byte*, std::weak_ptr<PlacedBlock>> blocks_;
+};
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_MEMORY_SESSION_H_

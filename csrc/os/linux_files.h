@@ -1,0 +1,29 @@
+// Numbers from the kernel's text files: node meminfo, distances, lists, cgroup limits.
+#ifndef CXL_OFFLOAD_OS_LINUX_FILES_H_
+#define CXL_OFFLOAD_OS_LINUX_FILES_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "os/kernel.h"
+#include "os/node_set.h"
+
+namespace cxl_offload {
+
+// The whole file, or nothing when it cannot be read.
+std::optional<std::string> read_text(const std::string& path);
+std::optional<uint64_t> read_number(const std::string& path);
+// "0-2,5" -> {0,1,2,5}; an empty text is an empty set.
+NodeSet parse_node_list(const std::string& text);
+// The bytes behind "KEY:  123 kB" in a meminfo-like text; `key` with its colon.
+std::optional<uint64_t> find_kib(const std::string& text, const std::string& key);
+
+// The tightest of the machine's available memory and of the cgroups around this process, page
+// cache that can be dropped counted as free.
+Headroom read_process_headroom();
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_OS_LINUX_FILES_H_

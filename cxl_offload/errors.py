@@ -1,0 +1,35 @@
+"""Errors of the package: each names the call, the value, the limit and the remedy.
+
+Out of memory is ``MemoryError``, a refused system call ``OSError`` and a bad argument
+``ValueError``, so that callers need no class of ours to handle what Python already names.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ConfigError", "CxlOffloadError", "PlacementError"]
+
+
+class CxlOffloadError(Exception):
+    """Base of the errors that only this package can raise."""
+
+
+class PlacementError(CxlOffloadError, RuntimeError):
+    """Memory was granted somewhere else than asked and the caller wanted to know (strict)."""
+
+
+class ConfigError(CxlOffloadError, ValueError):
+    """A configuration file or command line is wrong.
+
+    Parameters
+    ----------
+    message
+        What is wrong, with the offending value and what would be right.
+    file, line
+        Where, as far as known. ``line`` counts from 1.
+    """
+
+    def __init__(self, message: str, *, file: str | None = None, line: int | None = None) -> None:
+        where = "" if file is None else f"{file}:{line}: " if line is not None else f"{file}: "
+        super().__init__(f"{where}{message}")
+        self.file = file
+        self.line = line

@@ -1,0 +1,37 @@
+"""Host memory by policy: which NUMA nodes the pages of an allocation live on."""
+
+from cxl_offload.memory.placement import NOT_FAULTED_IN, Placement
+from cxl_offload.memory.policy import (
+    Bind,
+    FirstTouch,
+    Interleave,
+    PlacementLike,
+    Policy,
+    Preferred,
+    Weighted,
+    as_policy,
+    parse_policy,
+)
+from cxl_offload.memory.session import Memory, Pages, active, use
+from cxl_offload.memory.stats import Count, NodeUse, Stats
+
+__all__ = [
+    "NOT_FAULTED_IN",
+    "Bind",
+    "Count",
+    "FirstTouch",
+    "Interleave",
+    "Memory",
+    "NodeUse",
+    "Pages",
+    "Placement",
+    "PlacementLike",
+    "Policy",
+    "Preferred",
+    "Stats",
+    "Weighted",
+    "active",
+    "as_policy",
+    "parse_policy",
+    "use",
+]

@@ -1,0 +1,54 @@
+"""Placement: what a rule became on the pages of one allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cxl_offload.units import format_bytes
+
+__all__ = ["NOT_FAULTED_IN", "Placement"]
+
+NOT_FAULTED_IN = -1
+"""The key under which bytes are counted that have no page yet (first touch, or swapped out)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Requested against granted.
+
+    Attributes
+    ----------
+    requested
+        The rule in words; None for memory that is not this package's.
+    granted
+        Node id to bytes, asked from the pages at the time of the call.
+    page_bytes
+        Size of the pages that were asked for; transparent huge pages count as base pages.
+    pinned
+        Whether the memory is registered with the GPU driver by this package.
+    simulated
+        True when the pages are those of a simulated machine.
+    notes
+        Where the grant differs from the request, and why.
+    """
+
+    requested: str | None
+    granted: Mapping[int, int]
+    page_bytes: int
+    pinned: bool
+    simulated: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.granted.values())
+
+    def __str__(self) -> str:
+        parts = []
+        for node, count in sorted(self.granted.items()):
+            where = "not faulted in" if node == NOT_FAULTED_IN else f"node {node}"
+            parts.append(f"{where}: {format_bytes(count)}")
+        granted = ", ".join(parts) or "nothing"
+        kind = "simulated" if self.simulated else "real"
+        return f"{self.requested or 'not requested here'} -> {granted} ({kind} pages)"

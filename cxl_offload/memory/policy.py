@@ -1,0 +1,261 @@
+"""Policies: rules that say on which NUMA nodes the pages of a tensor live.
+
+A policy names nodes by their kernel id. Text and mappings, as users write them, become policies by
+:func:`parse_policy` and :func:`as_policy`, where names of tiers stand for their nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from cxl_offload.topology import Machine
+from cxl_offload.units import MIB, format_bytes, parse_bytes
+
+__all__ = [
+    "Bind",
+    "FirstTouch",
+    "Interleave",
+    "PlacementLike",
+    "Policy",
+    "Preferred",
+    "Weighted",
+    "as_policy",
+    "parse_policy",
+]
+
+DEFAULT_GRANULE_BYTES = 2 * MIB
+"""Below the size of a transparent huge page, collapsing would destroy a stripe."""
+
+MAX_WEIGHT = 255
+"""The kernel's own bound for an interleave weight; larger ratios make cycles of many GiB."""
+
+
+def _check_nodes(nodes: tuple[int, ...]) -> None:
+    if not nodes:
+        raise ValueError("a policy needs at least one node")
+    for node in nodes:
+        if isinstance(node, bool) or not isinstance(node, int) or node < 0:
+            raise ValueError(f"{node!r} is not a node id; node ids are integers from 0")
+    if len(set(nodes)) != len(nodes):
+        raise ValueError(f"nodes {list(nodes)} name a node twice")
+
+
+def _names(nodes: Iterable[int]) -> str:
+    return ",".join(str(node) for node in nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTouch:
+    """Every page on the node of the thread that writes it first. Nothing is faulted in ahead."""
+
+    def __str__(self) -> str:
+        return "first-touch"
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """Only these nodes: each is filled in order, and a lack of room is an error."""
+
+    nodes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_nodes(self.nodes)
+
+    def __str__(self) -> str:
+        return f"bind:{_names(self.nodes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Preferred:
+    """These nodes in order, then any other node, nearest first; what spilled is reported."""
+
+    nodes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_nodes(self.nodes)
+
+    def __str__(self) -> str:
+        return f"preferred:{_names(self.nodes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """Granules in cycles over nodes, as many in a row on each node as its weight says.
+
+    Parameters
+    ----------
+    weights
+        Node id to weight, 1 to 255. Nodes keep their order.
+    granule_bytes
+        Bytes that stay together; a multiple of the page. An allocation smaller than the granule
+        times the sum of the weights goes to the node of the largest weight, and says so.
+    """
+
+    weights: Mapping[int, int]
+    granule_bytes: int = field(default=DEFAULT_GRANULE_BYTES, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_nodes(tuple(self.weights))
+        for node, weight in self.weights.items():
+            if isinstance(weight, bool) or not isinstance(weight, int):
+                text = "not a number" if isinstance(weight, float) and math.isnan(weight) else ""
+                raise ValueError(f"weight {weight!r} of node {node} is {text or 'not an integer'}")
+            if not 1 <= weight <= MAX_WEIGHT:
+                raise ValueError(
+                    f"weight {weight} of node {node} is outside 1..{MAX_WEIGHT}; "
+                    "leave a node out to give it nothing"
+                )
+        if self.granule_bytes < 1:
+            raise ValueError(f"a granule of {self.granule_bytes} bytes; give at least one page")
+        object.__setattr__(self, "weights", dict(self.weights))
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return tuple(self.weights)
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.weights.items()), self.granule_bytes))
+
+    def __str__(self) -> str:
+        shares = ",".join(f"{node}={weight}" for node, weight in self.weights.items())
+        return f"weighted:{shares}{_granule_suffix(self.granule_bytes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Interleave:
+    """Granules round-robin over nodes: :class:`Weighted` with equal weights."""
+
+    nodes: tuple[int, ...]
+    granule_bytes: int = field(default=DEFAULT_GRANULE_BYTES, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_nodes(self.nodes)
+        if self.granule_bytes < 1:
+            raise ValueError(f"a granule of {self.granule_bytes} bytes; give at least one page")
+
+    def __str__(self) -> str:
+        return f"interleave:{_names(self.nodes)}{_granule_suffix(self.granule_bytes)}"
+
+
+Policy: TypeAlias = FirstTouch | Bind | Preferred | Interleave | Weighted
+PlacementLike: TypeAlias = Policy | Mapping[int, int] | str
+
+
+def _granule_suffix(granule_bytes: int) -> str:
+    if granule_bytes == DEFAULT_GRANULE_BYTES:
+        return ""
+    exact = format_bytes(granule_bytes)
+    text = exact if _is_exact(exact, granule_bytes) else f"{granule_bytes} B"
+    return "@" + text.replace(" ", "")
+
+
+def _is_exact(text: str, count: int) -> bool:
+    try:
+        return parse_bytes(text) == count
+    except ValueError:
+        return False
+
+
+def _nodes_of(name: str, machine: Machine | None) -> tuple[int, ...]:
+    """The nodes that a node id or the name of a tier stands for."""
+    name = name.strip()
+    if name.isdecimal():
+        return (int(name),)
+    tiers = {} if machine is None else {tier.name: tier.nodes for tier in machine.tiers}
+    if name not in tiers:
+        known = ", ".join(tiers) if tiers else "none on this machine"
+        raise ValueError(f"{name!r} is neither a node id nor a tier; tiers: {known}")
+    if not tiers[name]:
+        raise ValueError(f"tier {name!r} has no NUMA node on this machine")
+    return tiers[name]
+
+
+def _node_list(text: str, machine: Machine | None) -> tuple[int, ...]:
+    return tuple(node for name in text.split(",") for node in _nodes_of(name, machine))
+
+
+def _weights(text: str, machine: Machine | None) -> dict[int, int]:
+    weights: dict[int, int] = {}
+    for part in text.split(","):
+        name, equals, weight = part.partition("=")
+        if not equals:
+            raise ValueError(f"{part!r} gives no weight; write NODE=WEIGHT, e.g. 0=4,2=1")
+        nodes = _nodes_of(name, machine)
+        try:
+            value = int(weight)
+        except ValueError:
+            raise ValueError(f"weight {weight!r} of {name!r} is not an integer") from None
+        for node in nodes:
+            if node in weights:
+                raise ValueError(f"{text!r} gives node {node} two weights")
+            weights[node] = value
+    return weights
+
+
+def parse_policy(text: str, machine: Machine | None = None) -> Policy:
+    """A policy from its text form.
+
+    Parameters
+    ----------
+    text
+        ``first-touch``, ``bind:0``, ``preferred:0,2``, ``interleave:0,2`` or
+        ``weighted:0=4,2=1``; the last two may end in a granule such as ``@64KiB``. The name of a
+        tier may stand wherever a node id may. A tier's name alone means that tier: its node, or
+        an interleave over its nodes.
+    machine
+        Whose tiers the names mean.
+
+    Raises
+    ------
+    ValueError
+        When the text is not a policy; the message says what is known.
+    """
+    body, at, granule = text.strip().partition("@")
+    kind, colon, rest = body.partition(":")
+    if at and kind not in ("interleave", "weighted"):
+        raise ValueError(f"{text!r}: only interleave and weighted have a granule")
+    granule_bytes = parse_bytes(granule) if at else DEFAULT_GRANULE_BYTES
+    if not colon and kind == "first-touch":
+        return FirstTouch()
+    if not colon:
+        nodes = _nodes_of(kind, machine)
+        return Bind(nodes) if len(nodes) == 1 else Interleave(nodes)
+    if kind == "bind":
+        return Bind(_node_list(rest, machine))
+    if kind == "preferred":
+        return Preferred(_node_list(rest, machine))
+    if kind == "interleave":
+        return Interleave(_node_list(rest, machine), granule_bytes=granule_bytes)
+    if kind == "weighted":
+        return Weighted(_weights(rest, machine), granule_bytes=granule_bytes)
+    raise ValueError(
+        f"{text!r} is not a policy; write first-touch, bind:N, preferred:N,M, interleave:N,M, "
+        "weighted:N=4,M=1 or the name of a tier"
+    )
+
+
+def as_policy(placement: PlacementLike, machine: Machine | None = None) -> Policy:
+    """The policy that ``placement`` means: a policy, ``{node: weight}`` or a text.
+
+    Raises
+    ------
+    ValueError
+        As :func:`parse_policy`, and for mappings with weights that are not integers 1..255.
+    TypeError
+        For anything else.
+    """
+    if isinstance(placement, str):
+        return parse_policy(placement, machine)
+    if isinstance(placement, FirstTouch | Bind | Preferred | Interleave | Weighted):
+        return placement
+    if isinstance(placement, Mapping):
+        if len(placement) == 1:
+            (node,) = Weighted(placement).nodes
+            return Bind((node,))
+        return Weighted(placement)
+    raise TypeError(
+        f"a placement is a policy, a mapping {{node: weight}} or a text, not {placement!r}"
+    )

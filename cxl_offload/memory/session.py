@@ -1,0 +1,263 @@
+"""A session: one kernel (real or simulated), one machine, and the pools that keep policies.
+
+Most programs never make one: :func:`active` gives the session of the real machine, made at the
+first use. :func:`use` puts another in its place for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from cxl_offload import _C
+from cxl_offload.memory.placement import Placement
+from cxl_offload.memory.policy import (
+    Bind,
+    FirstTouch,
+    Interleave,
+    PlacementLike,
+    Policy,
+    Preferred,
+    Weighted,
+    as_policy,
+)
+from cxl_offload.memory.stats import Count, NodeUse, Stats, tier_use
+from cxl_offload.topology import Machine, discover
+
+__all__ = ["Memory", "Pages", "active", "use"]
+
+Pages = Literal["base", "thp", "2MiB", "1GiB"]
+
+_PAGES = {
+    "base": _C.PageKind.base,
+    "thp": _C.PageKind.transparent_huge,
+    "2MiB": _C.PageKind.huge_2mib,
+    "1GiB": _C.PageKind.huge_1gib,
+}
+
+
+def _rule(policy: Policy, pages: str, strict: bool) -> _C.Rule:
+    if pages not in _PAGES:
+        raise ValueError(f"pages {pages!r}; known are {', '.join(_PAGES)}")
+    kind = _PAGES[pages]
+    match policy:
+        case FirstTouch():
+            return _C.Rule(_C.RuleKind.first_touch, [], strict=strict, pages=kind)
+        case Bind(nodes):
+            shares = [(node, 1) for node in nodes]
+            return _C.Rule(_C.RuleKind.bind, shares, strict=strict, pages=kind)
+        case Preferred(nodes):
+            shares = [(node, 1) for node in nodes]
+            return _C.Rule(_C.RuleKind.preferred, shares, strict=strict, pages=kind)
+        case Interleave(nodes):
+            shares = [(node, 1) for node in nodes]
+        case Weighted(weights):
+            shares = list(weights.items())
+    return _C.Rule(
+        _C.RuleKind.stripe,
+        shares,
+        granule_bytes=policy.granule_bytes,
+        strict=strict,
+        pages=kind,
+    )
+
+
+class Memory:
+    """Allocates host memory by policy and answers where it is.
+
+    Parameters
+    ----------
+    kernel
+        The kernel seam: the real one, or a simulated one.
+    machine
+        The nodes and tiers that policies may name.
+    capacities
+        Node id to the most bytes that this session may hold there; None means no limit but the
+        node's own memory.
+    driver
+        The GPU driver used for ``pin=True``; None opens the CUDA driver at the first use.
+    """
+
+    def __init__(
+        self,
+        kernel: _C.Kernel,
+        machine: Machine,
+        *,
+        capacities: Mapping[int, int] | None = None,
+        driver: _C.GpuDriver | None = None,
+        max_threads: int | None = None,
+    ) -> None:
+        self.machine = machine
+        self.kernel = kernel
+        self._driver = driver
+        self._driver_lock = threading.Lock()
+        threads = max_threads or len(os.sched_getaffinity(0))
+        self._session = _C.Session(kernel, dict(capacities or {}), threads)
+
+    @classmethod
+    def linux(
+        cls,
+        machine: Machine | None = None,
+        *,
+        capacities: Mapping[int, int] | None = None,
+        driver: _C.GpuDriver | None = None,
+    ) -> Memory:
+        """The memory of this machine."""
+        return cls(
+            _C.linux_kernel(), machine or discover(), capacities=capacities, driver=driver
+        )
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether nodes and placements are those of a simulated machine."""
+        return self.kernel.name == "simulated"
+
+    def allocate(
+        self,
+        nbytes: int,
+        placement: PlacementLike,
+        *,
+        pages: Pages = "base",
+        pin: bool = False,
+        strict: bool = True,
+    ) -> _C.Allocation:
+        """Bytes on the nodes that ``placement`` names, faulted in and checked.
+
+        Parameters
+        ----------
+        nbytes
+            At least 1. Allocations of a page or more own whole pages; smaller ones share pages
+            with others of the same policy.
+        placement
+            A policy, ``{node: weight}``, a text such as ``"bind:2"``, or the name of a tier.
+        pages
+            ``"base"`` (4 KiB on most machines), ``"thp"`` (transparent huge pages where the
+            kernel finds them), ``"2MiB"`` or ``"1GiB"`` (from the huge-page pools, or refused).
+        pin
+            Register with the GPU driver in the calling thread's current context.
+        strict
+            Refuse when a node of an interleave is full, or when pinning moves pages; otherwise
+            take the nearest node with room and say so in the placement's notes.
+
+        Returns
+        -------
+        Allocation
+            Owns the bytes until it and every view of it (DLPack) is gone. Contents are zero for
+            fresh pages and unspecified for reused ones.
+
+        Raises
+        ------
+        MemoryError
+            A node, a capacity, a cgroup or a huge-page pool has no room; nothing is left behind.
+        OSError
+            The kernel or the driver refused a call.
+        ValueError
+            The placement names nodes that do not exist, or cannot be combined with the pages.
+        PlacementError
+            Strict, and the pages are not where they should be after pinning.
+        """
+        policy = as_policy(placement, self.machine)
+        rule = _rule(policy, pages, strict)
+        return self._session.allocate(nbytes, rule, self._gpu_driver() if pin else None)
+
+    def placement(self, address: int, nbytes: int) -> Placement:
+        """Where the pages of any range of host memory are, by asking them."""
+        owner = self._session.find(address)
+        page_bytes = self.kernel.page_bytes(_C.PageKind.base) if owner is None else owner.page_bytes
+        return Placement(
+            requested=None if owner is None else owner.requested,
+            granted=self.bytes_per_node(address, nbytes),
+            page_bytes=page_bytes,
+            pinned=owner is not None and owner.pinned,
+            simulated=self.is_simulated and owner is not None,
+            notes=() if owner is None else tuple(owner.notes),
+        )
+
+    def bytes_per_node(self, address: int, nbytes: int) -> dict[int, int]:
+        """Node id to bytes of any range of host memory, asked from its pages.
+
+        Bytes that are not faulted in are under :data:`~cxl_offload.memory.placement.NOT_FAULTED_IN`.
+        """
+        return self._session.bytes_per_node(address, nbytes)
+
+    def find(self, address: int) -> _C.Allocation | None:
+        """The live allocation of this session that holds ``address``."""
+        return self._session.find(address)
+
+    def move(self, allocation: _C.Allocation, placement: PlacementLike) -> None:
+        """Moves the pages of an allocation; its address, contents and views stay.
+
+        Raises
+        ------
+        ValueError
+            The allocation shares its pages (smaller than a page) or is pinned.
+        MemoryError
+            A target node is full; the pages are back where they were.
+        """
+        policy = as_policy(placement, self.machine)
+        allocation.move(_rule(policy, "base", True))
+
+    def stats(self) -> Stats:
+        """What the session holds now, held at most, and has ever taken."""
+        nodes = {node: NodeUse(*use) for node, use in self._session.node_use().items()}
+        counters = {name: Count(*count) for name, count in self._session.statistics().items()}
+        return Stats(nodes=nodes, tiers=tier_use(self.machine.tiers, nodes), **counters)
+
+    def trim(self) -> int:
+        """Returns cached memory to the kernel; waits for the GPU where it may still use it.
+
+        Returns
+        -------
+        int
+            Bytes returned.
+        """
+        return self._session.trim()
+
+    def _gpu_driver(self) -> _C.GpuDriver:
+        with self._driver_lock:
+            if self._driver is None:
+                self._driver = _C.open_cuda_driver()
+            return self._driver
+
+
+_lock = threading.Lock()
+_stack: list[Memory] = []
+
+
+def active() -> Memory:
+    """The session in use: the innermost :func:`use`, or that of the real machine.
+
+    It is one for the whole process, so that threads which copy or prefetch see the same nodes as
+    the thread that set it up. A forked child starts with a session of its own.
+    """
+    with _lock:
+        if not _stack:
+            _stack.append(Memory.linux())
+        return _stack[-1]
+
+
+@contextlib.contextmanager
+def use(memory: Memory) -> Iterator[Memory]:
+    """Makes ``memory`` the session in use inside the ``with`` block.
+
+    Tensors made in the block stay valid after it.
+    """
+    with _lock:
+        _stack.append(memory)
+    try:
+        yield memory
+    finally:
+        with _lock:
+            _stack.remove(memory)
+
+
+def _forget_in_child() -> None:
+    global _lock, _stack
+    _lock = threading.Lock()
+    _stack = []
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,208 @@
+"""Tensors in tiers: the one place where this package's memory becomes torch's, without a copy.
+
+A tensor made here behaves like any other CPU tensor. Its bytes belong to an allocation that stays
+alive as long as any view, storage or DLPack consumer of it; the last drop returns them to the pool.
+
+What leaves the pool, because torch then allocates by itself: ``clone()``, ``copy.deepcopy``,
+``to()`` another dtype (``half()``, ``float()``), ``contiguous()`` of a tensor that is not,
+``pin_memory()``, ``share_memory_()`` and the results of operators. Copy into a tensor made here
+(``dst.copy_(src)``) to stay. Storages cannot be resized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from cxl_offload.memory import Memory, Pages, Placement, PlacementLike, Preferred, Stats, active
+
+__all__ = [
+    "empty",
+    "empty_like",
+    "from_tensor",
+    "full",
+    "move",
+    "placement_of",
+    "record_stream",
+    "stats",
+    "zeros",
+]
+
+_QUANTIZED = (torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4)
+
+
+def _shape(size: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
+    """``empty(2, 3)`` and ``empty((2, 3))`` mean the same, as in torch."""
+    if len(size) == 1 and not isinstance(size[0], int):
+        return tuple(int(length) for length in size[0])
+    shape = cast("tuple[int, ...]", tuple(size))
+    for length in shape:
+        if length < 0:
+            raise ValueError(f"shape {shape} has a negative length")
+    return shape
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def empty(
+    *size: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    placement: PlacementLike | None = None,
+    pin: bool = False,
+    pages: Pages = "base",
+    strict: bool = True,
+    memory: Memory | None = None,
+) -> torch.Tensor:
+    """A contiguous CPU tensor whose bytes live where ``placement`` says.
+
+    Parameters
+    ----------
+    *size
+        Lengths of the dimensions, as integers or one sequence.
+    dtype
+        Any torch dtype but the deprecated quantized ones: also bfloat16, float8 and the packed
+        four-bit types, which hold one element or pair a byte as torch counts them. None means
+        torch's default dtype.
+    placement
+        A policy, ``{node: weight}``, a text such as ``"interleave:0,2"``, or the name of a tier.
+        None prefers the nearest node.
+    pin
+        Register with the GPU driver, for asynchronous copies. Needs a CUDA context in this
+        thread; never creates one. After an asynchronous copy on a stream other than the current
+        one call :func:`record_stream`, or the pool has to wait for the whole context before it
+        can reuse the memory.
+    pages
+        ``"base"``, ``"thp"``, ``"2MiB"`` or ``"1GiB"``.
+    strict
+        Refuse rather than spill when a node of an interleave is full or pinning moves pages.
+    memory
+        The session to allocate in; None means the active one.
+
+    Returns
+    -------
+    torch.Tensor
+        Uninitialised. A tensor without elements owns no memory.
+
+    Raises
+    ------
+    MemoryError, OSError, ValueError, PlacementError
+        As :meth:`cxl_offload.memory.Memory.allocate`.
+    """
+    shape = _shape(size)
+    dtype = dtype or torch.get_default_dtype()
+    if dtype in _QUANTIZED:
+        raise ValueError(f"{dtype} has no plain storage; allocate its integer type instead")
+    count = _count(shape)
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    session = memory or active()
+    if placement is None:
+        placement = Preferred((session.kernel.local_node,))
+    allocation = session.allocate(
+        count * dtype.itemsize, placement, pages=pages, pin=pin, strict=strict
+    )
+    base = torch.utils.dlpack.from_dlpack(cast("Any", allocation))
+    return torch.empty(0, dtype=dtype).set_(base.untyped_storage(), 0, shape)  # type: ignore[call-overload, no-any-return]
+
+
+def zeros(*size: int | Sequence[int], **options: Any) -> torch.Tensor:
+    """:func:`empty`, filled with zeros."""
+    return empty(*size, **options).zero_()
+
+
+def full(size: Sequence[int], value: float | bool, **options: Any) -> torch.Tensor:
+    """:func:`empty`, filled with ``value``."""
+    return empty(size, **options).fill_(value)
+
+
+def empty_like(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+    """:func:`empty` with the shape and, unless given, the dtype of ``tensor``."""
+    options.setdefault("dtype", tensor.dtype)
+    return empty(tuple(tensor.shape), **options)
+
+
+def from_tensor(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+    """A contiguous copy of ``tensor``, from any device, placed as :func:`empty` says.
+
+    The copy is detached from the graph and keeps the dtype unless another is given.
+    """
+    return empty_like(tensor, **options).copy_(tensor.detach())
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Address and bytes from the first to the last element of a tensor, gaps included."""
+    if tensor.device.type != "cpu":
+        raise ValueError(f"a tensor on {tensor.device} has no NUMA placement; only CPU tensors do")
+    if tensor.numel() == 0:
+        return 0, 0
+    last = sum(
+        (length - 1) * stride
+        for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return tensor.data_ptr(), (last + 1) * tensor.element_size()
+
+
+def placement_of(tensor: torch.Tensor, *, memory: Memory | None = None) -> Placement:
+    """Where the bytes of a tensor are, by asking its pages; also for tensors of others.
+
+    For a view only its own range counts, from its first to its last element.
+    """
+    address, nbytes = _span(tensor)
+    return (memory or active()).placement(address, nbytes)
+
+
+def move(
+    tensor: torch.Tensor, placement: PlacementLike, *, memory: Memory | None = None
+) -> torch.Tensor:
+    """Moves the memory of a tensor to other nodes, in place.
+
+    The whole allocation moves, whichever of its views is given: addresses and contents stay, so
+    all views follow. Nothing may be reading or writing it through a GPU meanwhile.
+
+    Raises
+    ------
+    ValueError
+        The tensor is not this package's, is smaller than a page and so shares its pages with
+        others, or is pinned (pinned pages cannot move: copy into a new tensor instead).
+    MemoryError
+        A target node is full; everything is back where it was.
+    """
+    session = memory or active()
+    address, _ = _span(tensor)
+    owner = session.find(address)
+    if owner is None:
+        raise ValueError(
+            "move: the tensor is not in memory of the active session; "
+            "make it with cxl_offload.from_tensor"
+        )
+    session.move(owner, placement)
+    return tensor
+
+
+def record_stream(tensor: torch.Tensor, stream: int, *, memory: Memory | None = None) -> None:
+    """Tells the pool that work queued on ``stream`` uses a pinned tensor.
+
+    The memory is reused only after that work is done, even when the tensor is dropped before.
+
+    Parameters
+    ----------
+    stream
+        The stream's handle as an integer, e.g. ``torch.cuda.current_stream().cuda_stream``.
+    """
+    address, _ = _span(tensor)
+    owner = (memory or active()).find(address)
+    if owner is None:
+        raise ValueError("record_stream: the tensor is not in memory of the active session")
+    owner.record_stream(stream)
+
+
+def stats() -> Stats:
+    """What the active session holds, per node, tier and pool."""
+    return active().stats()

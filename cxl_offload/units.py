@@ -1,0 +1,102 @@
+"""Bytes, rates and times: parsed from text with a unit, printed with one, plain numbers between.
+
+Inside the package every quantity is in bytes, bytes/s, nanoseconds or seconds and says so in its
+name. Text without a unit is refused: "64" may be GB, GiB or pages, and guessing costs a run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+__all__ = [
+    "GB",
+    "GIB",
+    "KIB",
+    "MIB",
+    "format_bandwidth",
+    "format_bytes",
+    "format_seconds",
+    "parse_bandwidth",
+    "parse_bytes",
+    "parse_latency_ns",
+]
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+GB = 10**9
+
+_BYTES = {
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": KIB,
+    "MiB": MIB,
+    "GiB": GIB,
+    "TiB": 1 << 40,
+}
+_NANOSECONDS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
+
+
+def _split(text: str, units: dict[str, float], suffix: str, example: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    unit = match.group(2) if match else ""
+    if suffix and unit.endswith(suffix):
+        unit = unit[: -len(suffix)]
+    elif suffix:
+        unit = ""
+    if match is None or unit not in units:
+        known = ", ".join(name + suffix for name in units)
+        raise ValueError(f"{text!r} is not a quantity like {example!r}; known units: {known}")
+    value = float(match.group(1)) * units[unit]
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is not a finite quantity")
+    return value
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a text such as ``"64 GiB"``; fractions of a byte are refused."""
+    value = _split(text, {unit: float(size) for unit, size in _BYTES.items()}, "", "64 GiB")
+    if value != int(value):
+        raise ValueError(f"{text!r} is {value} bytes; a size is a whole number of bytes")
+    return int(value)
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second of a text such as ``"38.4 GB/s"`` or ``"109 GiB/s"``."""
+    return _split(text, {unit: float(size) for unit, size in _BYTES.items()}, "/s", "38.4 GB/s")
+
+
+def parse_latency_ns(text: str) -> float:
+    """Nanoseconds of a text such as ``"139 ns"`` or ``"1.2 us"``."""
+    return _split(text, _NANOSECONDS, "", "139 ns")
+
+
+def format_bytes(count: float) -> str:
+    """``count`` bytes with a binary unit and three significant digits: ``"31.5 GiB"``."""
+    if abs(count) < KIB:
+        return f"{count:.0f} B"
+    value = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        value /= 1024
+        if abs(value) < 1000:
+            return f"{value:.3g} {unit}"
+    return f"{value / 1024:.3g} TiB" if abs(value) >= 1024 else f"{value:.4g} GiB"
+
+
+def format_bandwidth(bytes_per_s: float) -> str:
+    """``bytes_per_s`` in GB/s (10^9), the unit of data sheets: ``"38.4 GB/s"``."""
+    return f"{bytes_per_s / GB:.3g} GB/s"
+
+
+def format_seconds(seconds: float) -> str:
+    """``seconds`` with the unit that leaves one to three digits before the point."""
+    for limit, scale, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if abs(seconds) < limit:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds:.3g} s"

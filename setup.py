@@ -1,0 +1,91 @@
+"""Builds the extension with g++ alone; with nvcc at hand also the optional CUDA kernels.
+
+No torch is needed: the core knows no torch headers, so one build serves every torch version.
+Environment: ``CXL_OFFLOAD_BUILD_JOBS`` (parallel compilers), ``CXL_OFFLOAD_NVCC`` (path of nvcc;
+empty: do not build the CUDA kernels), ``CXL_OFFLOAD_CUDA_ARCHS`` (e.g. ``80;90``),
+``CXL_OFFLOAD_SANITIZE`` (e.g. ``address,undefined``).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent.resolve()
+CUDA_LIBRARY = "libcxl_offload_cuda.so"
+
+ParallelCompile("CXL_OFFLOAD_BUILD_JOBS", default=os.cpu_count() or 1).install()
+
+
+def relative_sources(*patterns: str) -> list[str]:
+    found = (path for pattern in patterns for path in (ROOT / "csrc").glob(pattern))
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+def find_nvcc() -> str | None:
+    chosen = os.environ.get("CXL_OFFLOAD_NVCC")
+    if chosen is not None:
+        return chosen or None
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return shutil.which("nvcc") or shutil.which("nvcc", path=os.path.join(home, "bin"))
+
+
+class BuildWithCuda(build_ext):
+    """``build_ext``, and the CUDA kernels into a library of their own that may be missing."""
+
+    def run(self) -> None:
+        super().run()
+        sources = relative_sources("gpu/*.cu")
+        nvcc = find_nvcc()
+        if not sources:
+            return
+        if nvcc is None:
+            print("cxl_offload: no nvcc found; built without the CUDA kernels")
+            return
+        package = Path(self.get_ext_fullpath("cxl_offload._C")).parent
+        package.mkdir(parents=True, exist_ok=True)
+        archs = os.environ.get("CXL_OFFLOAD_CUDA_ARCHS", "80;90").split(";")
+        code = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+        code.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
+        command = [nvcc, "-O3", "-std=c++20", "--shared", "-cudart", "static", "-Icsrc"]
+        command += ["-Xcompiler", "-fPIC,-fvisibility=hidden", *code]
+        command += ["-o", str(package / CUDA_LIBRARY), *sources]
+        subprocess.run(command, cwd=ROOT, check=True)
+        print(f"cxl_offload: built the CUDA kernels with {nvcc} for sm {', '.join(archs)}")
+
+
+def compile_flags() -> tuple[list[str], list[str]]:
+    flags = ["-O2", "-Wall", "-Wextra", "-fvisibility=hidden"]
+    sanitize = os.environ.get("CXL_OFFLOAD_SANITIZE")
+    if sanitize is None:
+        return [*flags, "-g0"], ["-s"]
+    extra = [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g"]
+    return flags + extra, extra
+
+
+CXX_FLAGS, LINK_FLAGS = compile_flags()
+
+setup(
+    packages=[*find_packages(include=["cxl_offload", "cxl_offload.*"]), "cxl_offload.configs"],
+    package_dir={"cxl_offload.configs": "configs"},
+    package_data={
+        "cxl_offload": ["py.typed", CUDA_LIBRARY],
+        "cxl_offload.configs": ["*/*.yaml"],
+    },
+    ext_modules=[
+        Pybind11Extension(
+            "cxl_offload._C",
+            relative_sources("*/*.cc"),
+            include_dirs=["csrc"],
+            cxx_std=20,
+            extra_compile_args=CXX_FLAGS,
+            extra_link_args=[*LINK_FLAGS, "-ldl", "-pthread"],
+        )
+    ],
+    cmdclass={"build_ext": BuildWithCuda},
+)
