@@ -65,6 +65,14 @@ def _rule(policy: Policy, pages: str, strict: bool) -> _C.Rule:
     )
 
 
+def _distances(machine: Machine, nodes: list[int]) -> list[list[int]]:
+    """The distance matrix over ``nodes``; empty, which means all alike, where any is missing."""
+    try:
+        return [[machine.distances[first][second] for second in nodes] for first in nodes]
+    except KeyError:
+        return []
+
+
 class Memory:
     """Allocates host memory by policy and answers where it is.
 
@@ -106,9 +114,47 @@ class Memory:
         driver: _C.GpuDriver | None = None,
     ) -> Memory:
         """The memory of this machine."""
-        return cls(
-            _C.linux_kernel(), machine or discover(), capacities=capacities, driver=driver
+        return cls(_C.linux_kernel(), machine or discover(), capacities=capacities, driver=driver)
+
+    @classmethod
+    def simulated(
+        cls,
+        machine: Machine,
+        *,
+        initiator: int | None = None,
+        capacities: Mapping[int, int] | None = None,
+        process_limit_bytes: int | None = None,
+        driver: _C.GpuDriver | None = None,
+    ) -> Memory:
+        """The memory of a machine that is not here.
+
+        Placement is real in the simulated page maps: capacities, spilling and full nodes behave
+        as on the machine. The bytes are ordinary memory of this machine, and only what is written
+        takes room, so speed measured on them is this machine's.
+
+        Parameters
+        ----------
+        machine
+            From :func:`cxl_offload.load_machine`, or built by hand.
+        initiator
+            The node whose CPUs the process runs on; None takes the machine's own.
+        process_limit_bytes
+            As a cgroup's memory.max.
+        """
+        nodes = [node for node in machine.nodes if node.has_memory]
+        rows = []
+        for node in nodes:
+            taken = 0 if node.free_bytes is None else node.capacity_bytes - node.free_bytes
+            pools = [(pool.page_bytes, pool.total) for pool in node.huge_pages]
+            rows.append((node.id, node.capacity_bytes, taken, pools))
+        kernel = _C.SimulatedKernel(
+            rows,
+            _distances(machine, [node.id for node in nodes]),
+            initiator=machine.initiator if initiator is None else initiator,
+            allowed_nodes=[node.id for node in nodes if node.allowed],
+            process_limit_bytes=process_limit_bytes,
         )
+        return cls(kernel, machine, capacities=capacities, driver=driver)
 
     @property
     def is_simulated(self) -> bool:

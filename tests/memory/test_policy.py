@@ -29,7 +29,7 @@ POLICIES = st.one_of(
     NODES.map(Preferred),
     st.builds(lambda n, g: Interleave(n, granule_bytes=g), NODES, GRANULES),
     st.builds(
-        lambda n, g, w: Weighted({node: w for node in n}, granule_bytes=g),
+        lambda n, g, w: Weighted(dict.fromkeys(n, w), granule_bytes=g),
         NODES,
         GRANULES,
         st.integers(1, 255),

@@ -1,0 +1,82 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/bind.h"
+#include "os/fault_plan.h"
+#include "os/simulated_kernel.h"
+
+namespace cxl_offload::bindings {
+namespace {
+
+namespace py = pybind11;
+
+using Pools = std::vector<std::pair<size_t, uint64_t>>;
+using NodeRow = std::tuple<NodeId, uint64_t, uint64_t, Pools>;
+
+std::shared_ptr<SimulatedKernel> make_kernel(const std::vector<NodeRow>& nodes,
+                                             std::vector<std::vector<int>> distances,
+                                             NodeId initiator, std::vector<NodeId> allowed_nodes,
+                                             std::optional<uint64_t> process_limit_bytes) {
+  SimulatedMachine machine;
+  for (const auto& [id, total_bytes, used_by_others_bytes, pools] : nodes) {
+    SimulatedNode node{id, total_bytes, used_by_others_bytes, {}};
+    for (const auto& [page_bytes, pages] : pools) node.pools.push_back({page_bytes, pages});
+    machine.nodes.push_back(std::move(node));
+  }
+  machine.distances = std::move(distances);
+  machine.initiator = initiator;
+  machine.allowed_nodes = std::move(allowed_nodes);
+  machine.process_limit_bytes = process_limit_bytes;
+  return std::make_shared<SimulatedKernel>(machine);
+}
+
+std::map<std::string, uint64_t> calls_of(const SimulatedKernel& kernel) {
+  std::map<std::string, uint64_t> calls;
+  for (size_t i = 0; i < kOperationCount; ++i) {
+    const auto operation = static_cast<Operation>(i);
+    calls[operation_name(operation)] = kernel.faults().calls(operation);
+  }
+  return calls;
+}
+
+}  // namespace
+
+void bind_simulated(py::module_& module) {
+  py::enum_<FaultEffect>(module, "FaultEffect")
+      .value("refuse", FaultEffect::kRefuse)
+      .value("partial", FaultEffect::kPartial)
+      .value("stray", FaultEffect::kStray);
+
+  py::class_<SimulatedKernel, Kernel, std::shared_ptr<SimulatedKernel>>(module, "SimulatedKernel")
+      .def(py::init(&make_kernel), py::arg("nodes"), py::arg("distances"), py::kw_only(),
+           py::arg("initiator"), py::arg("allowed_nodes"), py::arg("process_limit_bytes"),
+           "nodes: (id, total bytes, bytes used by others, [(page bytes, pages)]) of every node.")
+      .def("used_bytes", &SimulatedKernel::used_bytes, py::arg("node"))
+      .def_property_readonly("mapping_count", &SimulatedKernel::mapping_count)
+      .def("set_used_by_others", &SimulatedKernel::set_used_by_others, py::arg("node"),
+           py::arg("nbytes"))
+      .def("set_pool", &SimulatedKernel::set_pool, py::arg("node"), py::arg("page_bytes"),
+           py::arg("pages"))
+      .def(
+          "fail",
+          [](const SimulatedKernel& kernel, const std::string& operation, uint64_t call, int code,
+             FaultEffect effect) {
+            kernel.faults().add({parse_operation(operation), effect, call, code, -1});
+          },
+          py::arg("operation"), py::kw_only(), py::arg("call") = 1, py::arg("code") = ENOMEM,
+          py::arg("effect") = FaultEffect::kRefuse,
+          "Lets the call-th call of an operation from now fail once.")
+      .def("clear_faults", [](const SimulatedKernel& kernel) { kernel.faults().clear(); })
+      .def_property_readonly("calls", &calls_of)
+      .def_property_readonly("faults_fired", [](const SimulatedKernel& kernel) {
+        return kernel.faults().fired().size();
+      });
+}
+
+}  // namespace cxl_offload::bindings

@@ -1,0 +1,299 @@
+#include "os/simulated_kernel.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+
+namespace cxl_offload {
+namespace {
+
+[[noreturn]] void throw_fault(const Fault& fault, size_t bytes) {
+  const std::string what = std::string(operation_name(fault.operation)) + " of " +
+                           format_bytes(bytes) + " (fault injected into call " +
+                           std::to_string(fault.call) + "): " + std::strerror(fault.code);
+  if (fault.code == ENOMEM) throw OutOfMemory(what);
+  throw SystemError(fault.code, what);
+}
+
+}  // namespace
+
+SimulatedKernel::SimulatedKernel(const SimulatedMachine& machine)
+    : base_page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
+      initiator_(machine.initiator),
+      reserves_huge_pages_(machine.reserves_huge_pages),
+      ledger_(machine, base_page_bytes_) {}
+
+SimulatedKernel::~SimulatedKernel() {
+  for (auto& [address, mapping] : mappings_) {
+    munmap(const_cast<std::byte*>(address), mapping.bytes);
+  }
+}
+
+NodeSet SimulatedKernel::allowed_nodes() const { return ledger_.allowed(); }
+
+size_t SimulatedKernel::page_bytes(PageKind kind) const {
+  if (kind == PageKind::kHuge2MiB) return kHugePageBytes;
+  if (kind == PageKind::kHuge1GiB) return kGiganticPageBytes;
+  return base_page_bytes_;
+}
+
+Headroom SimulatedKernel::node_headroom(NodeId node, PageKind kind) const {
+  const size_t page = page_bytes(kind);
+  const std::lock_guard lock(mutex_);
+  const std::string text = "node " + std::to_string(node);
+  const bool is_pool = page != base_page_bytes_;
+  return {ledger_.total_bytes(node, page), ledger_.free_bytes(node, page),
+          is_pool ? "the " + format_bytes(page) + " huge-page pool of " + text : text};
+}
+
+Headroom SimulatedKernel::process_headroom() const {
+  const std::lock_guard lock(mutex_);
+  return ledger_.process_headroom();
+}
+
+std::vector<NodeId> SimulatedKernel::fallback_order(NodeId node) const {
+  return ledger_.fallback_order(node);
+}
+
+std::vector<NodeId> SimulatedKernel::order_from(NodeId node) const {
+  std::vector<NodeId> order{node};
+  for (NodeId other : ledger_.fallback_order(node)) order.push_back(other);
+  return order;
+}
+
+std::byte* SimulatedKernel::map(size_t bytes, size_t alignment, PageKind kind) {
+  if (const auto fault = faults_.begin_call(Operation::kMap)) throw_fault(*fault, bytes);
+  const size_t page = page_bytes(kind);
+  const std::lock_guard lock(mutex_);
+  const bool reserved = page != base_page_bytes_ && reserves_huge_pages_;
+  if (reserved && !ledger_.reserve(page, bytes / page)) {
+    throw OutOfMemory("map " + format_bytes(bytes) + ": the " + format_bytes(page) +
+                      " huge-page pools of the simulated machine are too small");
+  }
+  const size_t slack = std::max(alignment, page);
+  void* raw = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) {
+    if (reserved) ledger_.cancel_reservation(page, bytes / page);
+    throw OutOfMemory("map " + format_bytes(bytes) +
+                      ": no address space left for simulated memory");
+  }
+  auto* begin = static_cast<std::byte*>(raw);
+  const size_t skip = (slack - reinterpret_cast<uintptr_t>(begin) % slack) % slack;
+  if (skip > 0) munmap(begin, skip);
+  munmap(begin + skip + bytes, slack - skip);
+  begin += skip;
+  madvise(begin, bytes, MADV_NOHUGEPAGE);  // so that a touch is seen page by page
+  mappings_.emplace(begin, Mapping{bytes, page, reserved, PageMap(bytes / page)});
+  return begin;
+}
+
+SimulatedKernel::Pages SimulatedKernel::find(std::span<const std::byte> range) const {
+  auto at = mappings_.upper_bound(range.data());
+  if (at == mappings_.begin()) return {mappings_.end(), 0, 0};
+  --at;
+  const auto offset = static_cast<size_t>(range.data() - at->first);
+  if (offset >= at->second.bytes || offset + range.size() > at->second.bytes) {
+    return {mappings_.end(), 0, 0};
+  }
+  return {at, offset / at->second.page_bytes, range.size() / at->second.page_bytes};
+}
+
+void SimulatedKernel::forget(const Pages& pages) {
+  Mapping& mapping = pages.at->second;
+  mapping.pages.for_each_run(pages.first, pages.count, [&](size_t first, size_t count, int state) {
+    if (state >= 0) {
+      ledger_.give_back(state, mapping.page_bytes, count);
+      mapping.pages.fill(first, count, kPageAbsent);
+      // A reserved mapping may fault its dropped pages in again.
+      if (mapping.reserved && !ledger_.reserve(mapping.page_bytes, count)) mapping.reserved = false;
+    }
+  });
+}
+
+// Cuts [first, first + count) out of a mapping whose pages there are all absent.
+void SimulatedKernel::split(Mappings::iterator at, size_t first, size_t count) {
+  Mapping& whole = at->second;
+  const size_t page = whole.page_bytes;
+  const auto part = [&](size_t from, size_t pages) {
+    Mapping piece{pages * page, page, whole.reserved, PageMap(pages)};
+    whole.pages.for_each_run(from, pages, [&](size_t run, size_t length, int state) {
+      piece.pages.fill(run - from, length, state);
+    });
+    return piece;
+  };
+  const size_t end = first + count;
+  const std::byte* base = at->first;
+  const size_t total = whole.pages.size();
+  if (end < total) mappings_.emplace(base + end * page, part(end, total - end));
+  Mapping front = part(0, first);
+  mappings_.erase(at);
+  if (first > 0) mappings_.emplace(base, std::move(front));
+}
+
+void SimulatedKernel::unmap(std::span<std::byte> range) noexcept {
+  const std::lock_guard lock(mutex_);
+  const Pages pages = find(range);
+  if (pages.at == mappings_.end()) return;
+  forget(pages);
+  const Mapping& mapping = pages.at->second;
+  if (mapping.reserved) ledger_.cancel_reservation(mapping.page_bytes, pages.count);
+  split(pages.at, pages.first, pages.count);
+  munmap(range.data(), range.size());
+}
+
+void SimulatedKernel::set_policy(std::span<std::byte> range, const Policy& policy) {
+  if (const auto fault = faults_.begin_call(Operation::kSetPolicy)) {
+    throw_fault(*fault, range.size());
+  }
+  for (NodeId node : policy.nodes.nodes()) ledger_.check_node(node);
+}
+
+// Puts every absent page on the first node of the order that has room; throws when none has.
+void SimulatedKernel::place(const Pages& pages, const std::vector<NodeId>& order) {
+  Mapping& mapping = pages.at->second;
+  mapping.pages.for_each_run(pages.first, pages.count, [&](size_t first, size_t count, int state) {
+    if (state >= 0) return;
+    for (NodeId node : order) {
+      const uint64_t taken = ledger_.take(node, mapping.page_bytes, count);
+      if (mapping.reserved) ledger_.cancel_reservation(mapping.page_bytes, taken);
+      mapping.pages.fill(first, taken, node);
+      first += taken;
+      count -= taken;
+      if (count == 0) return;
+    }
+    throw OutOfMemory("fault in " + format_bytes(pages.count * mapping.page_bytes) + " on node " +
+                      std::to_string(order.front()) + ": the simulated machine has no page left");
+  });
+}
+
+void SimulatedKernel::populate(std::span<std::byte> range, NodeId node) {
+  const auto fault = faults_.begin_call(Operation::kPopulate);
+  if (fault && fault->effect == FaultEffect::kRefuse) throw_fault(*fault, range.size());
+  const std::lock_guard lock(mutex_);
+  ledger_.check_node(node);
+  Pages pages = find(range);
+  if (pages.at == mappings_.end()) throw InvalidArgument("populate a range that is not mapped");
+  auto order = order_from(node);
+  if (fault && fault->effect == FaultEffect::kStray) {
+    order.erase(order.begin());
+    if (fault->stray >= 0) order.insert(order.begin(), fault->stray);
+    if (order.empty()) order.push_back(node);
+  }
+  if (fault && fault->effect == FaultEffect::kPartial) pages.count /= 2;
+  place(pages, order);
+  if (fault && fault->effect == FaultEffect::kPartial) throw_fault(*fault, range.size());
+}
+
+void SimulatedKernel::discard(std::span<std::byte> range) {
+  if (const auto fault = faults_.begin_call(Operation::kDiscard)) throw_fault(*fault, range.size());
+  const std::lock_guard lock(mutex_);
+  const Pages pages = find(range);
+  if (pages.at == mappings_.end()) throw InvalidArgument("discard a range that is not mapped");
+  forget(pages);
+  madvise(range.data(), range.size(), MADV_DONTNEED);
+}
+
+// Absent pages that somebody wrote to meanwhile go where first touch puts them.
+void SimulatedKernel::take_in_touched(const Pages& pages) const {
+  Mapping& mapping = pages.at->second;
+  const size_t base_pages = mapping.page_bytes / base_page_bytes_;
+  const auto order = order_from(initiator_);
+  mapping.pages.for_each_run(pages.first, pages.count, [&](size_t first, size_t count, int state) {
+    if (state >= 0) return;
+    std::vector<unsigned char> resident(count * base_pages);
+    auto* begin = const_cast<std::byte*>(pages.at->first) + first * mapping.page_bytes;
+    if (mincore(begin, count * mapping.page_bytes, resident.data()) != 0) return;
+    for (size_t i = 0; i < count; ++i) {
+      const auto from = resident.begin() + static_cast<ptrdiff_t>(i * base_pages);
+      const bool touched = std::any_of(from, from + static_cast<ptrdiff_t>(base_pages),
+                                       [](unsigned char byte) { return (byte & 1) != 0; });
+      if (!touched) continue;
+      for (NodeId node : order) {
+        if (ledger_.take(node, mapping.page_bytes, 1) == 0) continue;
+        if (mapping.reserved) ledger_.cancel_reservation(mapping.page_bytes, 1);
+        mapping.pages.fill(first + i, 1, node);
+        break;
+      }
+    }
+  });
+}
+
+void SimulatedKernel::query(std::span<const std::byte> range, size_t page_bytes,
+                            std::span<int> nodes) const {
+  if (const auto fault = faults_.begin_call(Operation::kQuery)) throw_fault(*fault, range.size());
+  const std::lock_guard lock(mutex_);
+  const Pages pages = find(range);
+  if (pages.at == mappings_.end()) {
+    std::ranges::fill(nodes, kPageAbsent);
+    return;
+  }
+  const Mapping& mapping = pages.at->second;
+  const auto begin = static_cast<size_t>(range.data() - pages.at->first);
+  const size_t end = begin + nodes.size() * page_bytes;
+  const size_t last =
+      std::min((end + mapping.page_bytes - 1) / mapping.page_bytes, mapping.pages.size());
+  take_in_touched({pages.at, pages.first, last - pages.first});
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    nodes[i] = mapping.pages.get((begin + i * page_bytes) / mapping.page_bytes);
+  }
+}
+
+bool SimulatedKernel::move_page(Mapping& mapping, size_t page, NodeId target) {
+  const int from = mapping.pages.get(page);
+  if (from < 0 || from == target) return from == target;
+  // Given back first: a process at its limit may still move.
+  ledger_.give_back(from, mapping.page_bytes, 1);
+  const bool moved = ledger_.take(target, mapping.page_bytes, 1) == 1;
+  if (!moved) ledger_.take(from, mapping.page_bytes, 1);
+  if (moved) mapping.pages.fill(page, 1, target);
+  return moved;
+}
+
+void SimulatedKernel::move(std::span<std::byte> range, size_t page_bytes,
+                           std::span<const NodeId> targets, std::span<int> states) {
+  const auto fault = faults_.begin_call(Operation::kMove);
+  if (fault && fault->effect == FaultEffect::kRefuse) throw_fault(*fault, range.size());
+  const std::lock_guard lock(mutex_);
+  const Pages pages = find(range);
+  if (pages.at == mappings_.end()) throw InvalidArgument("move a range that is not mapped");
+  Mapping& mapping = pages.at->second;
+  const bool half = fault && fault->effect == FaultEffect::kPartial;
+  const size_t count = half ? targets.size() / 2 : targets.size();
+  for (size_t i = 0; i < count; ++i) {
+    ledger_.check_node(targets[i]);
+    move_page(mapping, pages.first + i * page_bytes / mapping.page_bytes, targets[i]);
+  }
+  if (half) throw_fault(*fault, range.size());
+  for (size_t i = 0; i < states.size(); ++i) {
+    states[i] = mapping.pages.get(pages.first + i * page_bytes / mapping.page_bytes);
+  }
+}
+
+uint64_t SimulatedKernel::used_bytes(NodeId node) const {
+  const std::lock_guard lock(mutex_);
+  return ledger_.used_bytes(node);
+}
+
+size_t SimulatedKernel::mapping_count() const {
+  const std::lock_guard lock(mutex_);
+  return mappings_.size();
+}
+
+void SimulatedKernel::set_used_by_others(NodeId node, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  ledger_.set_used_by_others(node, bytes);
+}
+
+void SimulatedKernel::set_pool(NodeId node, size_t page_bytes, uint64_t pages) {
+  const std::lock_guard lock(mutex_);
+  ledger_.set_pool(node, page_bytes, pages);
+}
+
+}  // namespace cxl_offload

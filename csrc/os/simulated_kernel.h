@@ -1,0 +1,91 @@
+// A kernel with the nodes of a simulated machine over ordinary memory: capacities, fallback, page
+// maps, huge-page pools and faults are simulated, the bytes are real and hold what is written.
+//
+// Populating places pages in the page map only; real pages appear when somebody writes, so 400 GiB
+// can be placed on a small machine as long as little of it is touched. Pages that were never
+// populated are placed when they are first asked for after a touch, as first touch would.
+#ifndef CXL_OFFLOAD_OS_SIMULATED_KERNEL_H_
+#define CXL_OFFLOAD_OS_SIMULATED_KERNEL_H_
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "os/fault_plan.h"
+#include "os/kernel.h"
+#include "os/page_map.h"
+#include "os/simulated_machine.h"
+
+namespace cxl_offload {
+
+class SimulatedKernel final : public Kernel {
+ public:
+  explicit SimulatedKernel(const SimulatedMachine& machine);
+  ~SimulatedKernel() override;
+  SimulatedKernel(const SimulatedKernel&) = delete;
+  SimulatedKernel& operator=(const SimulatedKernel&) = delete;
+
+  std::string name() const override { return "simulated"; }
+  NodeSet allowed_nodes() const override;
+  size_t page_bytes(PageKind kind) const override;
+  Headroom node_headroom(NodeId node, PageKind kind) const override;
+  Headroom process_headroom() const override;
+  std::vector<NodeId> fallback_order(NodeId node) const override;
+  NodeId local_node() const override { return initiator_; }
+  std::byte* map(size_t bytes, size_t alignment, PageKind kind) override;
+  void unmap(std::span<std::byte> range) noexcept override;
+  void set_policy(std::span<std::byte> range, const Policy& policy) override;
+  void populate(std::span<std::byte> range, NodeId node) override;
+  void discard(std::span<std::byte> range) override;
+  // Ranges that this kernel did not map have no pages on its nodes.
+  void query(std::span<const std::byte> range, size_t page_bytes,
+             std::span<int> nodes) const override;
+  void move(std::span<std::byte> range, size_t page_bytes, std::span<const NodeId> targets,
+            std::span<int> states) override;
+
+  // What tests inject and look at.
+  FaultPlan& faults() const { return faults_; }
+  uint64_t used_bytes(NodeId node) const;
+  size_t mapping_count() const;
+  // What happens on the machine outside this process; throw InvalidArgument for more than is free.
+  void set_used_by_others(NodeId node, uint64_t bytes);
+  void set_pool(NodeId node, size_t page_bytes, uint64_t pages);
+
+ private:
+  struct Mapping {
+    size_t bytes;
+    size_t page_bytes;
+    bool reserved;  // its absent pages are set aside in the huge-page pools
+    PageMap pages;
+  };
+  using Mappings = std::map<const std::byte*, Mapping>;
+  // Pages [first, first + count) of one mapping.
+  struct Pages {
+    Mappings::iterator at;
+    size_t first;
+    size_t count;
+  };
+
+  // All with the lock held.
+  Pages find(std::span<const std::byte> range) const;
+  void place(const Pages& pages, const std::vector<NodeId>& order);
+  void forget(const Pages& pages);
+  void take_in_touched(const Pages& pages) const;
+  bool move_page(Mapping& mapping, size_t page, NodeId target);
+  std::vector<NodeId> order_from(NodeId node) const;
+  void split(Mappings::iterator at, size_t first, size_t count);
+
+  const size_t base_page_bytes_;
+  const NodeId initiator_;
+  const bool reserves_huge_pages_;
+  mutable FaultPlan faults_;
+  mutable std::mutex mutex_;
+  mutable NodeLedger ledger_;
+  mutable Mappings mappings_;
+};
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_OS_SIMULATED_KERNEL_H_
