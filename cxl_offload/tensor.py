@@ -143,8 +143,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     if tensor.numel() == 0:
         return 0, 0
     last = sum(
-        (length - 1) * stride
-        for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
     return tensor.data_ptr(), (last + 1) * tensor.element_size()
 

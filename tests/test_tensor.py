@@ -89,7 +89,7 @@ def test_negative_length_is_refused() -> None:
 
 def test_storage_cannot_be_resized(memory: Memory) -> None:
     tensor = cxl_offload.zeros(1024)
-    with pytest.raises(RuntimeError, match="resizable|resize"):
+    with pytest.raises(RuntimeError, match=r"resizable|resize"):
         tensor.untyped_storage().resize_(1 << 20)
     assert torch.equal(tensor, torch.zeros(1024))
 

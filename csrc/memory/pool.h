@@ -6,8 +6,8 @@
 // mapped stays within 1/128 (and 64 KiB or a page) of what the peak of live blocks needs, because a
 // miss first gives back what is free beyond that; only free memory that cannot be given back
 // singly (holes below 64 KiB, parts of pinned regions) comes on top. A pinned region is registered
-// and returned as one, so one made for a single block serves single blocks of its own size; only
-// the chunks for small blocks are shared.
+// and returned as one, so one made for a single block serves single blocks of its own size (or up
+// to 1/256 less) and is given back for any other; only the chunks for small blocks are shared.
 #ifndef CXL_OFFLOAD_MEMORY_POOL_H_
 #define CXL_OFFLOAD_MEMORY_POOL_H_
 

@@ -34,9 +34,9 @@ enum class FaultEffect {
 struct Fault {
   Operation operation = Operation::kPopulate;
   FaultEffect effect = FaultEffect::kRefuse;
-  uint64_t call = 1;   // which call: 1 is the next one after the fault was added
-  int code = ENOMEM;   // errno of the failure; not used by kStray
-  NodeId stray = -1;   // kStray: where pages go; -1 is the nearest other node with room
+  uint64_t call = 1;  // which call: 1 is the next one after the fault was added
+  int code = ENOMEM;  // errno of the failure; not used by kStray
+  NodeId stray = -1;  // kStray: where pages go; -1 is the nearest other node with room
 };
 
 // Every operation in `operations` fails with `probability`, decided by seed, operation and number

@@ -225,7 +225,7 @@ class Memory:
     def bytes_per_node(self, address: int, nbytes: int) -> dict[int, int]:
         """Node id to bytes of any range of host memory, asked from its pages.
 
-        Bytes that are not faulted in are under :data:`~cxl_offload.memory.placement.NOT_FAULTED_IN`.
+        Bytes not faulted in are under :data:`~cxl_offload.memory.placement.NOT_FAULTED_IN`.
         """
         return self._session.bytes_per_node(address, nbytes)
 

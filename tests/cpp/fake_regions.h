@@ -27,6 +27,8 @@ struct FakeRules {
   size_t limit_bytes = SIZE_MAX;
   bool refuse_release = false;
   std::shared_ptr<GpuDriver> driver;  // pins with it
+  std::function<void()> on_rule;      // called when the pool asks for the rule of a cut
+  std::function<void()> on_return;    // called before a region is returned
 };
 
 // What is mapped, seen from outside the pool.
@@ -81,6 +83,7 @@ class FakeRegion final : public Region {
     }
   }
   ~FakeRegion() override {
+    if (rules_.on_return) rules_.on_return();
     if (rules_.driver) rules_.driver->unregister_host(begin_);
     if (rules_.backed) munmap(begin_, bytes_);
     account_->subtract(left_, 1);
@@ -90,6 +93,7 @@ class FakeRegion final : public Region {
   size_t page_bytes() const override { return rules_.page_bytes; }
   bool pinned() const override { return rules_.driver != nullptr; }
   bool keeps_rule(size_t offset, size_t bytes) const override {
+    if (rules_.on_rule) rules_.on_rule();
     if (!rules_.keeps) return false;
     if (rules_.cycle_bytes == 0 || offset == 0) return true;
     return offset % rules_.cycle_bytes == 0 && bytes != rules_.odd_bytes;

@@ -135,20 +135,22 @@ TEST(give_back_merges_both_neighbours) {
 }
 
 TEST(removed_extent_leaves_a_hole_that_is_never_merged_over) {
-  ExtentMap map;
-  Arena arena = arena_of(4096, 300);
-  Extent* first = map.add(&arena);
-  Extent* second = map.split(first, 100);
-  Extent* third = map.split(second, 100);
-  map.remove(second);
-  map.give_back(first);
-  map.give_back(third);
-  CHECK_EQ(map.free_count(), 2u);
-  CHECK_EQ(map.largest()->bytes, 100u);
-  map.remove(&arena);
-  CHECK_EQ(map.free_count(), 0u);
-  CHECK_EQ(map.free_bytes(), 0u);
-  CHECK(arena.first == nullptr);
+  for (const bool upwards : {true, false}) {
+    ExtentMap map;
+    Arena arena = arena_of(4096, 300);
+    Extent* first = map.add(&arena);
+    Extent* second = map.split(first, 100);
+    Extent* third = map.split(second, 100);
+    map.remove(second);
+    map.give_back(upwards ? first : third);
+    map.give_back(upwards ? third : first);
+    CHECK_EQ(map.free_count(), 2u);
+    CHECK_EQ(map.largest()->bytes, 100u);
+    map.remove(&arena);
+    CHECK_EQ(map.free_count(), 0u);
+    CHECK_EQ(map.free_bytes(), 0u);
+    CHECK(arena.first == nullptr);
+  }
 }
 
 TEST(waiting_neighbour_is_not_merged) {

@@ -1,15 +1,10 @@
 // A pool without a GPU: what blocks look like, what is reused, cut, given back.
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cstring>
 #include <set>
 #include <vector>
 
 #include "check.h"
 #include "fake_regions.h"
-#include "memory/fork_guard.h"
 #include "memory/pool.h"
 
 namespace cxl_offload {
@@ -25,9 +20,9 @@ struct Fixture {
   std::shared_ptr<Pool> pool;
 };
 
-uintptr_t address_of(const std::shared_ptr<Allocation>& block) {
-  return reinterpret_cast<uintptr_t>(block->address());
-}
+using Block = std::shared_ptr<Allocation>;
+
+uintptr_t address_of(const Block& block) { return reinterpret_cast<uintptr_t>(block->address()); }
 
 TEST(large_block_owns_whole_pages_and_small_ones_share) {
   Fixture f;
@@ -82,7 +77,7 @@ TEST(dropped_block_is_reused_at_the_same_size) {
 TEST(dropped_block_is_cut_for_smaller_ones_and_merged_again) {
   Fixture f;
   f.pool->allocate(4 * kMiB).reset();
-  std::vector<std::shared_ptr<Allocation>> parts;
+  std::vector<Block> parts;
   for (int i = 0; i < 4; ++i) parts.push_back(f.pool->allocate(kMiB));
   CHECK_EQ(f.source->account().obtained, 1u);
   CHECK_EQ(f.pool->statistics().cached.bytes.current, 0u);
@@ -125,7 +120,7 @@ TEST(miss_returns_parts_of_regions_in_use) {
 
 TEST(small_blocks_do_not_map_a_region_each) {
   Fixture f;
-  std::vector<std::shared_ptr<Allocation>> blocks;
+  std::vector<Block> blocks;
   for (int i = 0; i < 20000; ++i) blocks.push_back(f.pool->allocate(64 + i % 9000));
   // 90 MB: some hundred chunks, for each doubling takes at most as many.
   CHECK(f.source->account().regions < 800);
@@ -137,7 +132,7 @@ TEST(small_blocks_do_not_map_a_region_each) {
 
 TEST(trim_returns_everything_when_nothing_is_live) {
   Fixture f;
-  std::vector<std::shared_ptr<Allocation>> blocks;
+  std::vector<Block> blocks;
   for (size_t i = 1; i < 200; ++i) blocks.push_back(f.pool->allocate(i * 1000));
   const size_t mapped = f.source->account().now();
   blocks.clear();
@@ -152,7 +147,7 @@ TEST(trim_leaves_live_blocks_readable) {
   FakeRules rules;
   rules.backed = true;
   Fixture f(rules);
-  std::vector<std::shared_ptr<Allocation>> blocks;
+  std::vector<Block> blocks;
   for (size_t i = 0; i < 64; ++i) {
     blocks.push_back(f.pool->allocate(1 + i * 1500));
     std::memset(blocks.back()->address(), static_cast<int>(i), blocks.back()->bytes());
@@ -186,7 +181,7 @@ TEST(out_of_memory_gives_everything_back_and_tries_again) {
   rules.limit_bytes = 10 * kMiB;
   Fixture f(rules);
   auto kept = f.pool->allocate(kMiB);
-  std::vector<std::shared_ptr<Allocation>> blocks;
+  std::vector<Block> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(f.pool->allocate(kMiB));
   blocks.clear();  // 8 MiB cached in eight regions, below the peak
   const auto large = f.pool->allocate(8 * kMiB + kPage);
@@ -225,7 +220,7 @@ TEST(stripe_is_cut_only_where_its_shares_are_kept) {
   rules.odd_bytes = 7 * kMiB;
   Fixture f(rules);
   f.pool->allocate(36 * kMiB).reset();
-  std::vector<std::shared_ptr<Allocation>> blocks;
+  std::vector<Block> blocks;
   for (const size_t mib : {1, 7, 6, 5, 7, 2}) blocks.push_back(f.pool->allocate(mib * kMiB));
   for (const auto& block : blocks) {
     CHECK_EQ(block->offset() % rules.cycle_bytes, 0u);
@@ -334,66 +329,6 @@ TEST(huge_pages_are_shared_by_what_is_smaller) {
   CHECK_EQ(large->capacity(), 4 * kMiB);
   CHECK(!first->owns_pages());
   f.pool->check_invariants();
-}
-
-// The child's report as an exit status: 0 is good.
-int in_child(const std::function<int()>& body) {
-  std::fflush(stdout);
-  const pid_t child = fork();
-  if (child == 0) _exit(body());
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status);
-}
-
-TEST(forked_child_reads_blocks_and_does_not_touch_the_pool) {
-  FakeRules rules;
-  rules.backed = true;
-  Fixture f(rules);
-  auto block = f.pool->allocate(kMiB);
-  auto small = f.pool->allocate(100);
-  std::memset(block->address(), 42, block->bytes());
-  const auto before = f.pool->statistics();
-  const int status = in_child([&] {
-    if (block->address()[kMiB - 1] != std::byte{42}) return 1;
-    try {
-      f.pool->allocate(10);
-      return 2;
-    } catch (const InvalidArgument&) {
-    }
-    if (f.pool->trim() != 0) return 3;
-    if (f.pool->statistics().mapped.bytes.current != 0) return 4;
-    block.reset();
-    small.reset();
-    f.pool.reset();  // the last owner: were the pool destroyed, its regions would go
-    return f.source->account().now() > kMiB ? 0 : 5;
-  });
-  CHECK_EQ(status, 0);
-  f.pool->check_invariants();
-  CHECK_EQ(f.pool->statistics().held.bytes.current, before.held.bytes.current);
-  CHECK(block->address()[0] == std::byte{42});
-  block.reset();
-  small.reset();
-  CHECK_EQ(f.pool->trim(), before.mapped.bytes.current);
-}
-
-TEST(fork_guard_tells_the_child_either_way) {
-  for (const bool by_page : {true, false}) {
-    const ForkGuard guard(by_page);
-    CHECK(!guard.in_child());
-    CHECK_EQ(in_child([&] { return guard.in_child() ? 0 : 1; }), 0);
-    CHECK(!guard.in_child());
-  }
-}
-
-TEST(forked_child_can_make_a_pool_of_its_own) {
-  const int status = in_child([] {
-    Fixture f;
-    auto block = f.pool->allocate(kMiB);
-    block.reset();
-    return f.pool->trim() == kMiB ? 0 : 1;
-  });
-  CHECK_EQ(status, 0);
 }
 
 }  // namespace

@@ -76,6 +76,12 @@ def test_weights_and_nodes_that_mean_nothing_are_refused(placement: dict[int, in
         as_policy(placement)
 
 
+REASON = (
+    r"neither a node|not a policy|twice|no weight|not an integer|two weights|outside"
+    r"|granule|quantity"
+)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -98,7 +104,7 @@ def test_weights_and_nodes_that_mean_nothing_are_refused(placement: dict[int, in
     ],
 )
 def test_text_that_is_no_policy_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=REASON):
         parse_policy(text, simulated_machine())
 
 

@@ -132,14 +132,14 @@ def test_bind_over_two_nodes_fills_in_order(three_nodes: Memory) -> None:
     granted = block.bytes_per_node()
     assert granted.keys() == {0, 2}
     assert granted[0] > 7 * GIB
-    with pytest.raises(MemoryError, match="node 0 .*node 2"):
+    with pytest.raises(MemoryError, match=r"node 0 .*node 2"):
         three_nodes.allocate(4 * GIB, Bind((0, 2)))
 
 
 def test_capacity_set_by_the_user_is_kept() -> None:
     memory = Memory.linux(capacities={0: 8 * MIB})
     block = memory.allocate(6 * MIB, Bind((0,)))
-    with pytest.raises(MemoryError, match="node 0 has .* of its set capacity left"):
+    with pytest.raises(MemoryError, match=r"node 0 has .* of its set capacity left"):
         memory.allocate(4 * MIB, Bind((0,)))
     assert memory.stats().nodes[0].capacity_bytes == 8 * MIB
     del block

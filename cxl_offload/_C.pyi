@@ -1,0 +1,207 @@
+"""The C++ core, as the type checker sees it. Documentation is in the headers under csrc/."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+class PageKind:
+    base: PageKind
+    transparent_huge: PageKind
+    huge_2mib: PageKind
+    huge_1gib: PageKind
+
+class RuleKind:
+    first_touch: RuleKind
+    bind: RuleKind
+    preferred: RuleKind
+    stripe: RuleKind
+
+class FaultEffect:
+    refuse: FaultEffect
+    partial: FaultEffect
+    stray: FaultEffect
+
+@final
+class Headroom:
+    total_bytes: int
+    free_bytes: int
+    limit: str
+
+class Kernel:
+    @property
+    def name(self) -> str: ...
+    @property
+    def allowed_nodes(self) -> list[int]: ...
+    @property
+    def local_node(self) -> int: ...
+    def page_bytes(self, pages: PageKind) -> int: ...
+    def node_headroom(self, node: int, pages: PageKind) -> Headroom: ...
+    def process_headroom(self) -> Headroom: ...
+    def fallback_order(self, node: int) -> list[int]: ...
+
+def linux_kernel() -> Kernel: ...
+
+class SimulatedKernel(Kernel):
+    def __init__(
+        self,
+        nodes: Sequence[tuple[int, int, int, Sequence[tuple[int, int]]]],
+        distances: Sequence[Sequence[int]],
+        *,
+        initiator: int,
+        allowed_nodes: Sequence[int],
+        process_limit_bytes: int | None,
+    ) -> None: ...
+    def used_bytes(self, node: int) -> int: ...
+    @property
+    def mapping_count(self) -> int: ...
+    def set_used_by_others(self, node: int, nbytes: int) -> None: ...
+    def set_pool(self, node: int, page_bytes: int, pages: int) -> None: ...
+    def fail(
+        self, operation: str, *, call: int = 1, code: int = ..., effect: FaultEffect = ...
+    ) -> None: ...
+    def clear_faults(self) -> None: ...
+    @property
+    def calls(self) -> dict[str, int]: ...
+    @property
+    def faults_fired(self) -> int: ...
+
+class GpuDriver:
+    @property
+    def name(self) -> str: ...
+    def synchronize(self) -> None: ...
+
+class FakeDriver(GpuDriver):
+    def __init__(self, limit_bytes: int = ...) -> None: ...
+    def launch(self, stream: int) -> None: ...
+    def finish(self, stream: int) -> None: ...
+    def fail_registration(self, nth: int) -> None: ...
+    def break_context(self) -> None: ...
+    @property
+    def registered_bytes(self) -> int: ...
+    @property
+    def event_waits(self) -> int: ...
+    @property
+    def synchronizations(self) -> int: ...
+
+def open_cuda_driver(library: str = ...) -> GpuDriver: ...
+
+class CudaKernels:
+    def __init__(self, path: str) -> None: ...
+    @property
+    def runtime_version(self) -> int: ...
+    def copy_blocks(
+        self,
+        sources: int,
+        targets: int,
+        count: int,
+        *,
+        block_bytes: int,
+        aligned: bool,
+        stream: int,
+    ) -> None: ...
+
+class Rule:
+    def __init__(
+        self,
+        kind: RuleKind,
+        shares: Sequence[tuple[int, int]],
+        *,
+        granule_bytes: int = ...,
+        strict: bool = True,
+        pages: PageKind = ...,
+    ) -> None: ...
+
+def stripe_runs(
+    shares: Sequence[tuple[int, int]], granule_bytes: int, nbytes: int
+) -> list[tuple[int, int, int]]: ...
+
+class Allocation:
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def held_bytes(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def pinned(self) -> bool: ...
+    @property
+    def requested(self) -> str: ...
+    @property
+    def notes(self) -> list[str]: ...
+    def bytes_per_node(self) -> dict[int, int]: ...
+    def record_stream(self, stream: int) -> None: ...
+    def move(self, rule: Rule) -> None: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: Any = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+class Session:
+    def __init__(self, kernel: Kernel, capacities: Mapping[int, int], max_threads: int) -> None: ...
+    def allocate(self, nbytes: int, rule: Rule, driver: GpuDriver | None = None) -> Allocation: ...
+    def find(self, address: int) -> Allocation | None: ...
+    def bytes_per_node(self, address: int, nbytes: int) -> dict[int, int]: ...
+    def node_use(self) -> dict[int, tuple[int, int, int, int | None]]: ...
+    def statistics(self) -> dict[str, tuple[int, int, int]]: ...
+    def trim(self) -> int: ...
+
+class Traffic:
+    def __init__(
+        self,
+        *,
+        reads: int,
+        writes: int,
+        non_temporal: bool = False,
+        isa: str = "",
+        delay_ns: int = 0,
+        passes: int = 0,
+        value: int = 0,
+    ) -> None: ...
+
+@final
+class ThreadTraffic:
+    cpu: int
+    address: int
+    stride_bytes: int
+    lines: int
+    bytes_read: int
+    bytes_written: int
+    sum: int
+    seconds: float
+    cpu_seconds: float
+
+def supported_isas() -> list[str]: ...
+def has_non_temporal_stores() -> bool: ...
+def allowed_cpus() -> list[int]: ...
+def fill_random(address: int, nbytes: int, cpus: Sequence[int], *, seed: int = 1) -> None: ...
+def link_cycle(address: int, nbytes: int, *, seed: int = 1) -> None: ...
+def run_traffic(
+    address: int,
+    nbytes: int,
+    traffic: Traffic,
+    cpus: Sequence[int],
+    *,
+    warmup_s: float = 0.0,
+    seconds: float = 0.0,
+) -> list[ThreadTraffic]: ...
+def idle_latency(
+    address: int, nbytes: int, cpu: int, *, warmup_s: float = 0.0, seconds: float = 0.0
+) -> list[float]: ...
+def loaded_latency(
+    linked: int,
+    linked_nbytes: int,
+    chaser_cpu: int,
+    address: int,
+    nbytes: int,
+    traffic: Traffic,
+    cpus: Sequence[int],
+    *,
+    warmup_s: float = 0.0,
+    seconds: float = 0.0,
+) -> tuple[list[float], list[ThreadTraffic]]: ...
