@@ -1,0 +1,76 @@
+"""The look of the tables, and the marks on numbers that are bounds or assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cxl_offload.topology import Machine
+
+__all__ = ["NONE", "Marks", "lines", "or_none", "show", "table"]
+
+NONE = "-"
+_BOUNDS = {"upper": "≤", "lower": "≥", None: ""}
+
+
+def table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
+    """An empty table; ``right`` names the columns of numbers."""
+    made = Table(
+        title=title,
+        header_style="dim",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
+    numbers = set(right)
+    for column in columns:
+        justify = "right" if column in numbers else "left"
+        made.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return made
+
+
+def show(console: Console, made: Table) -> None:
+    """Print a table below an empty line, unless it has no rows."""
+    if not made.row_count:
+        return
+    # rich would break a title at the width of its table
+    title, made.title = made.title, None
+    console.print(Text(f"\n{title}", "bold"))
+    console.print(made)
+
+
+def lines(items: Iterable[str]) -> str:
+    """Items below one another in a cell."""
+    return "\n".join(items) or NONE
+
+
+def or_none(value: int | None) -> str:
+    """A number, or the sign for none."""
+    return NONE if value is None else str(value)
+
+
+class Marks:
+    """Marks of the numbers of a machine file, by what they are; remembers whether any was used."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._by_what = {citation.what: citation for citation in machine.citations}
+        self._used = False
+
+    def mark(self, what: str, text: str) -> str:
+        """``text`` with the marks of the number called ``what``."""
+        citation = self._by_what.get(what)
+        if citation is None or text == NONE:
+            return text
+        marks = ("*" if citation.status == "assumed" else "") + _BOUNDS[citation.bound]
+        self._used = self._used or bool(marks)
+        return marks + text
+
+    def explain(self, console: Console) -> None:
+        """Print the legend if a mark was printed before."""
+        if self._used:
+            legend = "≤ upper bound   ≥ lower bound   * assumed; --sources says why"
+            console.print(Text(f"\n{legend}", "dim"))

@@ -1,0 +1,124 @@
+"""``cxl-offload``: finds the subcommands, and turns errors into one line on stderr."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import io
+import os
+import pkgutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from cxl_offload import cli
+from cxl_offload.errors import CxlOffloadError
+
+__all__ = ["app", "main"]
+
+_EXIT_ERROR = 2
+
+
+class _OneLineErrors(TyperGroup):
+    """A command group whose errors, bad options included, are one line and exit status 2."""
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        with _one_line_errors():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _one_line_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, OSError, ValueError, CxlOffloadError, ModuleNotFoundError) as error:
+        if isinstance(error, BrokenPipeError) or getattr(error, "errno", None) == errno.EPIPE:
+            raise  # the reader of a pipe left: typer ends quietly
+        if os.environ.get("CXL_OFFLOAD_DEBUG") == "1":
+            raise
+        _fail(_message(error))
+    except Exception as error:
+        # typer's own usage errors; their class is click's or typer's, depending on the version
+        if not callable(getattr(error, "format_message", None)):
+            raise
+        _fail(_usage_message(error))
+
+
+def _usage_message(error: Any) -> str:
+    path = getattr(getattr(error, "ctx", None), "command_path", "cxl-offload")
+    return f"{error.format_message().rstrip('.')}. Try '{path} --help'."
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"needs the Python package {error.name!r}, which is not installed"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _fail(message: str) -> None:
+    print(f"cxl-offload: error: {' '.join(message.split())}", file=sys.stderr)
+    raise typer.Exit(_EXIT_ERROR)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from cxl_offload import __version__
+
+        print(f"cxl-offload {__version__}")
+        raise typer.Exit
+
+
+def _start(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """LLM tensors in DRAM and CXL memory tiers."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _make_app() -> typer.Typer:
+    made = typer.Typer(cls=_OneLineErrors, pretty_exceptions_enable=False, add_completion=False)
+    made.callback(invoke_without_command=True)(_start)
+    for module in pkgutil.iter_modules(cli.__path__):
+        if module.name.startswith("_") or module.name == "main":
+            continue
+        register = getattr(
+            importlib.import_module(f"{cli.__name__}.{module.name}"), "register", None
+        )
+        if register is not None:
+            register(made)
+    return made
+
+
+app = _make_app()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; the entry point of ``cxl-offload``.
+
+    Parameters
+    ----------
+    arguments
+        Without the program's name; the process's own by default.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 still gets the tables
+    app(args=arguments, prog_name="cxl-offload")
+
+
+if __name__ == "__main__":
+    main()

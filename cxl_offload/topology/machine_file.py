@@ -1,0 +1,200 @@
+"""Machine files: configs/machines/NAME.yaml, read strictly, every number with its source.
+
+Format (all lists but ``nodes`` and ``tiers`` may be absent; a number that is not published is
+left out)::
+
+    name: epyc9354-cxl-a            # as the file
+    description: one line
+    paper: authors and title; the sources of the numbers are its tables and sections
+    initiator: 0                    # the node from whose CPUs the tiers are named
+    variants:                       # optional: settings of the machine; entries pick with `when`
+      snc: {choices: [1, 2, 4], default: 1, description: what it is}
+    nodes:
+      - {id: 0, kind: dram, socket: 1, cpus: QUANTITY, capacity: QUANTITY}
+    distances: {assumed: true, reason: ..., rows: {0: {0: 10, 1: 21}, 1: {0: 21, 1: 10}}}
+    accesses:
+      - {from: 0, to: 1, read_latency: QUANTITY, read_bandwidth: QUANTITY}
+    gpus, dma_paths, drives, facts: see machine_schema.py
+    tiers: {ldram: [0], rdram: [1], cxl: [2], nvme: []}
+    notes: [lines for the reader]
+
+A QUANTITY is described in quantity.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.topology.document import Field, MappedFields, read_document
+from cxl_offload.topology.machine_schema import Sections
+from cxl_offload.topology.model import Machine, Variant
+from cxl_offload.topology.node import Node
+from cxl_offload.topology.quantity import Citations
+
+__all__ = ["load_machine", "machine_names", "parse_machine"]
+
+_REQUIRED = ("name", "description", "paper", "nodes", "tiers")
+_OPTIONAL = (
+    "initiator",
+    "variants",
+    "distances",
+    "accesses",
+    "gpus",
+    "dma_paths",
+    "drives",
+    "facts",
+    "notes",
+)
+
+
+def machine_names() -> tuple[str, ...]:
+    """Names of the machine files that come with the package."""
+    folder = _shipped_folder()
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+
+
+def load_machine(
+    name_or_path: str | Path, *, variant: Mapping[str, str | int | bool] | None = None
+) -> Machine:
+    """The simulated machine of a file, by name or by path.
+
+    Parameters
+    ----------
+    name_or_path
+        ``"epyc9354-cxl-a"``, ``"my/machine.yaml"``, or either with choices:
+        ``"xeon8468:snc=4,prefetch=off"``.
+    variant
+        Choices for the file's variants; the rest take their defaults.
+
+    Raises
+    ------
+    ConfigError
+        If no such machine is known, or its file is wrong (with file and line).
+    """
+    wanted = str(name_or_path)
+    base, _, choices = wanted.rpartition(":")
+    if not base or "=" not in choices:
+        base, choices = wanted, ""
+    chosen = {**_parse_choices(choices, wanted), **(variant or {})}
+    if base.endswith((".yaml", ".yml")) or "/" in base:
+        try:
+            text = Path(base).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot read: {error.strerror}", file=base) from error
+        except UnicodeDecodeError as error:
+            raise ConfigError("is not UTF-8 text", file=base) from error
+        return parse_machine(text, file=base, variant=chosen)
+    if base not in machine_names():
+        known = ", ".join(machine_names())
+        raise ConfigError(f"no machine file is called {base!r}; known: {known}; or give a path")
+    text = (_shipped_folder() / f"{base}.yaml").read_text(encoding="utf-8")
+    return parse_machine(text, file=f"{base}.yaml", variant=chosen)
+
+
+def parse_machine(
+    text: str, *, file: str, variant: Mapping[str, str | int | bool] | None = None
+) -> Machine:
+    """The machine of the text of a machine file; ``file`` is for messages.
+
+    Raises
+    ------
+    ConfigError
+        With file and line, for anything that is unknown, missing, impossible or inconsistent.
+    """
+    document = read_document(text, file=file)
+    parts = document.mapping(_REQUIRED, _OPTIONAL)
+    citations = Citations([])
+    chosen = _choose(parts.get("variants"), dict(variant or {}), file)
+    sections = Sections(citations, chosen)
+    nodes = sections.nodes(parts["nodes"])
+    ids = {node.id for node in nodes}
+    gpus = sections.gpus(parts.get("gpus"), ids)
+    try:
+        return Machine(
+            name=parts["name"].text(),
+            description=parts["description"].text(),
+            nodes=nodes,
+            distances=sections.distances(parts.get("distances"), ids),
+            accesses=sections.accesses(parts.get("accesses"), ids),
+            gpus=gpus,
+            dma_paths=sections.dma_paths(parts.get("dma_paths"), ids, gpus),
+            drives=sections.drives(parts.get("drives")),
+            tiers=sections.tiers(parts["tiers"], nodes),
+            facts=sections.facts(parts.get("facts")),
+            initiator=_initiator(parts, nodes),
+            variant=chosen,
+            simulated=True,
+            source=parts["paper"].text(),
+            citations=tuple(citations.collected),
+            notes=tuple(_lines(parts.get("notes"))),
+        )
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error), file=file, line=document.line) from error
+
+
+def _initiator(parts: MappedFields, nodes: Iterable[Node]) -> int:
+    by_id = {node.id: node for node in nodes}
+    if "initiator" not in parts:
+        with_cpus = [node.id for node in by_id.values() if node.cpus]
+        if not with_cpus:
+            parts["nodes"].fail("no node has CPUs, so nothing can reach the memory")
+        return min(with_cpus)
+    field = parts["initiator"]
+    node_id = field.integer()
+    if node_id not in by_id or not by_id[node_id].cpus:
+        field.fail(f"node {node_id} is not a node with CPUs")
+    return node_id
+
+
+def _lines(field: Field | None) -> list[str]:
+    return [item.text() for item in field.items()] if field else []
+
+
+def _parse_choices(text: str, wanted: str) -> Variant:
+    choices: Variant = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or not key or not value:
+            raise ConfigError(f"{wanted!r}: {part!r} is not a choice like snc=4")
+        words = {"on": True, "true": True, "off": False, "false": False}
+        choices[key] = words.get(value, int(value) if value.isdigit() else value)
+    return choices
+
+
+def _choose(field: Field | None, wanted: Variant, file: str) -> Variant:
+    """Defaults of the file's variants, with the wanted choices on top."""
+    chosen: Variant = {}
+    for name, entry in (field.entries() if field else {}).items():
+        parts = entry.mapping(["choices", "default", "description"])
+        choices = [item.choice() for item in parts["choices"].items()]
+        default = parts["default"].choice()
+        if default not in choices:
+            parts["default"].fail(f"{default!r} is not one of the choices {choices}")
+        chosen[name] = wanted.pop(name, default)
+        # bool is an int in Python: 1 must not pass for true
+        if not any(chosen[name] == item and type(chosen[name]) is type(item) for item in choices):
+            shown = ", ".join(map(_shown, choices))
+            raise ConfigError(f"{name}={_shown(chosen[name])}: choices are {shown}", file=file)
+    if wanted:
+        known = ", ".join(chosen) or "none"
+        raise ConfigError(f"no variant {next(iter(wanted))!r}; variants are {known}", file=file)
+    return chosen
+
+
+def _shown(choice: str | int | bool) -> str:
+    return {True: "on", False: "off"}[choice] if isinstance(choice, bool) else str(choice)
+
+
+def _shipped_folder() -> Path:
+    """configs/machines of the installed package, or of the source tree next to it."""
+    with contextlib.suppress(ModuleNotFoundError):
+        folder = Path(str(resources.files("cxl_offload.configs"))) / "machines"
+        if folder.is_dir():
+            return folder
+    return Path(__file__).parents[2] / "configs" / "machines"

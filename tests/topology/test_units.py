@@ -1,0 +1,65 @@
+"""Text with a unit, to and from plain numbers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cxl_offload.units import (
+    format_bandwidth,
+    format_bytes,
+    format_seconds,
+    parse_bandwidth,
+    parse_bytes,
+    parse_latency_ns,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("64 GiB", 64 << 30), ("64GB", 64 * 10**9), ("1.5 KiB", 1536), ("0 B", 0), ("2 TiB", 2 << 40)],
+)
+def test_parse_bytes_reads_binary_and_decimal_units(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["64", "", "GiB", "-1 GiB", "64 GiB/s", "64 gib", "1 B 2", "nan B", "inf B", "1.3 B"]
+)
+def test_parse_bytes_refuses_text_without_a_unit_and_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match=r"quantity|whole number"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["38.4 GB", "38.4", "38.4 ns", "38.4 /s", "-1 GB/s", "1e999 GB/s"])
+def test_parse_bandwidth_refuses_what_is_no_rate(text: str) -> None:
+    with pytest.raises(ValueError, match="quantity"):
+        parse_bandwidth(text)
+
+
+def test_parse_bandwidth_and_latency_read_their_units() -> None:
+    assert parse_bandwidth("38.4 GB/s") == 38.4e9
+    assert parse_bandwidth("2 GiB/s") == 2 * 2**30
+    assert parse_latency_ns("1.5 us") == 1500
+    with pytest.raises(ValueError, match="139 GB"):
+        parse_latency_ns("139 GB")
+
+
+@given(st.integers(0, 1 << 50))
+def test_format_bytes_is_within_its_digits_and_can_be_read_back(count: int) -> None:
+    text = format_bytes(count)
+    number, unit = text.split()
+    size = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}[unit]
+    assert float(number) * size == pytest.approx(count, rel=0.006)
+
+
+@given(st.floats(1e-9, 900))
+def test_format_seconds_can_be_read_back(seconds: float) -> None:
+    number, unit = format_seconds(seconds).split()
+    scale = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}[unit]
+    assert float(number) * scale == pytest.approx(seconds, rel=0.006)
+
+
+def test_format_bandwidth_is_in_the_unit_of_data_sheets() -> None:
+    assert format_bandwidth(38.4e9) == "38.4 GB/s"
