@@ -1,0 +1,112 @@
+"""``cxl-offload tco``: whether servers with CXL memory cost less than more servers without."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cxl_offload.plan import tco
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+    app.command("tco")(tco_command)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """What the optional numbers say; None where they are not given."""
+
+    n_baseline: float | None
+    server_cost: float | None
+    d: float | None
+    w: float | None
+
+
+def tco_command(
+    rl_d: Annotated[float, typer.Option(help="Latency of main memory relative to SSD.")],
+    rl_c: Annotated[float, typer.Option(help="Latency of CXL memory relative to SSD.")],
+    c: Annotated[float, typer.Option("--c", help="Main memory over CXL memory of a server.")],
+    r_t: Annotated[float, typer.Option(help="Cost of a server with CXL over one without.")],
+    n_threads: Annotated[float | None, typer.Option(help="Threads on CXL memory.")] = None,
+    n_congest: Annotated[float | None, typer.Option(help="Threads that congest it.")] = None,
+    n_baseline: Annotated[float | None, typer.Option(help="Servers without CXL.")] = None,
+    server_cost: Annotated[float | None, typer.Option(help="Cost of one of them.")] = None,
+    d: Annotated[float | None, typer.Option("--d", help="Main memory of a server (unit).")] = None,
+    w: Annotated[float | None, typer.Option("--w", help="Working set (same unit).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Servers, cost and break-even with CXL memory, by the published formula and corrected.
+
+    The printed form (needs --n-threads and --n-congest) is the paper's; the corrected ones use a
+    CXL capacity of D/C, and let congestion lengthen the CXL time or leave it out.
+    """
+    fleet = _Fleet(n_baseline, server_cost, d, w)
+    forms: list[tuple[str, tco.Form, tco.Congestion]] = [("corrected", "corrected", "none")]
+    if n_threads is not None and n_congest is not None:
+        forms.insert(0, ("printed", "printed", "none"))
+        forms.append(("corrected, congestion", "corrected", "multiply"))
+    found = {
+        name: _evaluate(
+            tco.TcoInputs(rl_d, rl_c, c, r_t, form, n_congest, n_threads, congestion), fleet
+        )
+        for name, form, congestion in forms
+    }
+    if as_json:
+        json.dump(found, sys.stdout, indent=1, allow_nan=False)
+        print()
+        return
+    _print(found)
+
+
+def _evaluate(inputs: tco.TcoInputs, fleet: _Fleet) -> dict[str, object]:
+    """Every figure that the given numbers allow, by name."""
+    figures: dict[str, object] = {
+        "servers_ratio": tco.server_ratio(inputs),
+        "saving": tco.saving(inputs),
+        "break_even_server_cost": tco.break_even_server_cost(inputs),
+    }
+    baseline = fleet.n_baseline
+    if baseline is not None:
+        cost = tco.cost_of_servers(
+            inputs, n_baseline=baseline, server_cost=fleet.server_cost or 0.0
+        )
+        figures |= {"servers_baseline": cost.n_baseline, "servers_cxl": cost.n_cxl}
+        if fleet.server_cost is not None:
+            figures |= {"cost_baseline": cost.baseline_cost, "cost_cxl": cost.cxl_cost}
+        if fleet.d is not None and fleet.w is not None:
+            times = tco.times(inputs, d=fleet.d, w=fleet.w, n_baseline=baseline)
+            figures |= {"time_baseline": times[0], "time_cxl": times[1]}
+    figures["warnings"] = list(
+        tco.warnings(inputs, d=fleet.d, w=fleet.w, n_baseline=baseline or 0.0)
+    )
+    return figures
+
+
+def _print(found: dict[str, dict[str, object]]) -> None:
+    console = Console()
+    table = Table(title="Cost of ownership with CXL memory")
+    table.add_column("")
+    for name in found:
+        table.add_column(name, justify="right")
+    for figure in next(iter(found.values())):
+        if figure != "warnings":
+            table.add_row(
+                figure.replace("_", " "), *(_shown(figure, each[figure]) for each in found.values())
+            )
+    console.print(table)
+    for name, each in found.items():
+        for warning in each["warnings"]:  # type: ignore[attr-defined]
+            console.print(f"{name}: {warning}", style="yellow", highlight=False)
+
+
+def _shown(figure: str, value: object) -> str:
+    return f"{value:.2%}" if figure in ("servers_ratio", "saving") else f"{value:,.7g}"

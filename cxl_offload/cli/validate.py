@@ -1,0 +1,109 @@
+"""``cxl-offload validate``: predictions of the cost model against published cases."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from cxl_offload.plan.validate import PassRate, Result
+
+__all__ = ["register"]
+
+_PIPED_WIDTH = 160
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+    app.command("validate")(validate_command)
+
+
+def validate_command(
+    cases: Annotated[Path, typer.Argument(help="JSON file of published cases.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    failed_only: Annotated[
+        bool, typer.Option("--failed", help="List only the cases that fail.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a scatter plot, predicted vs published (PNG).")
+    ] = None,
+    strict: Annotated[bool, typer.Option(help="Exit with status 1 if any case fails.")] = False,
+) -> None:
+    """Predict published cases with the cost model and report what passes."""
+    from cxl_offload.plan.validate import load_cases, validate
+
+    results = validate(load_cases(cases))
+    if plot is not None:
+        from cxl_offload.plan.validate.plot import plot_results
+
+        plot_results(results, plot)
+    if as_json:
+        entries = [result.as_json() for result in results]
+        json.dump({"cases": entries}, sys.stdout, indent=1, allow_nan=False)
+        print()
+    else:
+        _print_report(results, failed_only=failed_only)
+    if strict and not all(result.passes for result in results):
+        raise typer.Exit(1)
+
+
+def _print_report(results: Sequence[Result], *, failed_only: bool) -> None:
+    from cxl_offload.plan.validate import pass_rates
+
+    console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+    listed = [result for result in results if not (failed_only and result.passes)]
+    if listed:
+        console.print(_case_table(listed))
+    console.print(_rate_table("use", pass_rates(results, lambda result: result.case.use)))
+    console.print(_rate_table("model", pass_rates(results, lambda result: result.case.model)))
+
+
+def _case_table(results: Sequence[Result]) -> Table:
+    table = Table(title="Predicted vs published")
+    for name in ("case", "model", "use", "predicted", "published", "error", "", "note"):
+        right = name in ("predicted", "published", "error")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for result in results:
+        table.add_row(
+            result.case.id,
+            result.case.model,
+            result.case.use,
+            "-" if result.predicted is None else _shown(result.predicted),
+            _shown(result.as_json()["expected"]),
+            "-" if result.error is None else f"{result.error:.2%}",
+            "[green]pass[/]" if result.passes else "[red]FAIL[/]",
+            result.note.replace("[", "\\["),
+        )
+    return table
+
+
+def _rate_table(what: str, rates: Sequence[PassRate]) -> Table:
+    table = Table(title=f"Pass rates by {what}")
+    table.add_column(what)
+    for name in ("passed", "cases", "rate"):
+        table.add_column(name, justify="right")
+    for rate in rates:
+        table.add_row(rate.name, str(rate.passed), str(rate.cases), f"{rate.share:.0%}")
+    total = sum(rate.cases for rate in rates)
+    passed = sum(rate.passed for rate in rates)
+    share = f"{passed / total:.0%}" if total else "-"
+    table.add_row("all", str(passed), str(total), share, style="bold")
+    return table
+
+
+def _shown(value: object) -> str:
+    """A prediction or a published value for people: four digits, bounds as such."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(bound)}" for name, bound in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(_shown(item) for item in value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)

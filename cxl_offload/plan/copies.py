@@ -1,0 +1,68 @@
+"""Copies between host tiers and a GPU: setup plus bytes over the slowest of link and tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = [
+    "CopyPath",
+    "copy_seconds",
+    "extra_seconds",
+    "min_bytes_for_overhead",
+    "path_bandwidth",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPath:
+    """Host memory to one GPU, pinned, one copy at a time.
+
+    ``tier_bytes_per_s`` are the rates a copy engine reads a tier at; they differ from what CPU
+    loads reach. ``tier_setup_s`` is what one copy from a tier costs before its first byte.
+    """
+
+    link_bytes_per_s: float
+    tier_bytes_per_s: Mapping[str, float]
+    tier_setup_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def path_bandwidth(path: CopyPath, shares: Mapping[str, float]) -> float:
+    """Bytes/s of a copy whose pages lie on the tiers by ``shares``: ``min(link, B_i / f_i)``.
+
+    Valid for page-interleaved sources, which keep every tier busy at once; for a tensor cut into
+    one piece a tier the times add instead. Source: Wang et al., Hitchhiker's Guide, 6.1.5 and
+    Table 6 (H100: DRAM at the link's rate, CXL at its own).
+
+    Raises
+    ------
+    KeyError
+        A share of a tier with no rate.
+    """
+    rates = [path.tier_bytes_per_s[tier] / share for tier, share in shares.items() if share > 0]
+    return min([path.link_bytes_per_s, *rates])
+
+
+def _setup_s(path: CopyPath, shares: Mapping[str, float]) -> float:
+    return sum(share * path.tier_setup_s.get(tier, 0.0) for tier, share in shares.items())
+
+
+def copy_seconds(path: CopyPath, shares: Mapping[str, float], nbytes: float) -> float:
+    """Seconds of one copy: setup (mean over its pages) plus bytes over ``path_bandwidth``."""
+    return _setup_s(path, shares) + nbytes / path_bandwidth(path, shares)
+
+
+def extra_seconds(path: CopyPath, *, source: str, reference: str, nbytes: float) -> float:
+    """How much longer one copy of ``nbytes`` takes from ``source`` than from ``reference``.
+
+    Valid for copies one after the other. Source: Wang et al., Performance Characterization of CXL
+    Memory, IV observation 2 (64-byte copies from CXL: +500 ns).
+    """
+    return copy_seconds(path, {source: 1.0}, nbytes) - copy_seconds(path, {reference: 1.0}, nbytes)
+
+
+def min_bytes_for_overhead(
+    extra_setup_s: float, *, link_bytes_per_s: float, max_overhead_fraction: float
+) -> float:
+    """Copy size at which ``extra_setup_s`` is the given fraction of ``bytes / link``."""
+    return extra_setup_s * link_bytes_per_s / max_overhead_fraction

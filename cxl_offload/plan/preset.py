@@ -1,0 +1,218 @@
+"""Numbers of a machine for the equations, and what had to be assumed to get them.
+
+A number that a machine file lacks is derived by a stated rule or taken as not binding, and a
+sentence about it is kept in ``notes``, which the caller shows: nothing is filled in silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cxl_offload.plan.copies import CopyPath
+from cxl_offload.plan.flexgen_terms import FlexGenMachine, HostTier
+from cxl_offload.plan.gpu import GpuRates
+from cxl_offload.plan.mixed_tier import MixedTiers, TierRates
+from cxl_offload.topology import Access, Gpu, Machine, load_machine
+
+__all__ = ["MachineNumbers", "mixed_tiers"]
+
+UNBOUND = float("inf")
+
+
+@dataclass(slots=True)
+class MachineNumbers:
+    """Reads one machine, seen from its initiator; ``notes`` grows with every assumption."""
+
+    machine: Machine
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Keeps a sentence once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _accesses(self, tier: str) -> list[Access]:
+        nodes = self.machine.tier(tier).nodes
+        if not nodes:
+            raise ValueError(f"machine {self.machine.name}: tier {tier} has no memory of its own")
+        found = [self.machine.access(self.machine.initiator, node) for node in nodes]
+        return [
+            access or Access(self.machine.initiator, node)
+            for access, node in zip(found, nodes, strict=True)
+        ]
+
+    def read_bytes_per_s(self, tier: str) -> float:
+        """Saturated read rate of the initiator's CPUs on a tier, the sum over its nodes."""
+        rates = [access.read_bandwidth_bytes_per_s for access in self._accesses(tier)]
+        known = [rate for rate in rates if rate is not None]
+        if len(known) < len(rates):
+            self.note(
+                f"{self.machine.name} prints no read bandwidth of {tier}: taken as not binding"
+            )
+            return UNBOUND
+        return sum(known)
+
+    def latency_ns(self, tier: str) -> float | None:
+        """Idle read latency of a tier, the mean over its nodes; None where nothing gives it.
+
+        A node without a printed latency gets one by its kernel distance, on the line through the
+        nearest and the farthest node that have one (CXL looks like a two-hop NUMA node: Wang et
+        al., Performance Characterization of CXL Memory, III).
+        """
+        latencies = [self._node_latency_ns(tier, access) for access in self._accesses(tier)]
+        known = [latency for latency in latencies if latency is not None]
+        return sum(known) / len(known) if len(known) == len(latencies) else None
+
+    def _node_latency_ns(self, tier: str, access: Access) -> float | None:
+        if access.read_latency_ns is not None:
+            return access.read_latency_ns
+        distance = self.machine.distance(access.initiator, access.target)
+        points = sorted(
+            (hops, other.read_latency_ns)
+            for other in self.machine.accesses
+            if other.initiator == access.initiator and other.read_latency_ns is not None
+            if (hops := self.machine.distance(other.initiator, other.target)) is not None
+        )
+        if distance is None or len(points) < 2 or points[0][0] == points[-1][0]:
+            return None
+        (near, low), (far, high) = points[0], points[-1]
+        latency = low + (high - low) * (distance - near) / (far - near)
+        self.note(
+            f"{self.machine.name} prints no latency of {tier}: {latency:.4g} ns by its distance "
+            f"{distance} between {low:.4g} and {high:.4g} ns"
+        )
+        return latency
+
+    def latencies_ns(self, tiers: Sequence[str]) -> tuple[float, ...]:
+        """Latencies of several tiers; all equal (with a note) where one of them is not known."""
+        found = [self.latency_ns(tier) for tier in tiers]
+        known = [latency for latency in found if latency is not None]
+        if len(known) == len(found):
+            return tuple(known)
+        names = dict.fromkeys(tiers)
+        if len(names) > 1:
+            self.note(
+                f"{self.machine.name} does not print the latencies of {', '.join(names)}: taken "
+                "as equal"
+            )
+        return (known[0] if known else 1.0,) * len(found)
+
+    def gpu(self) -> Gpu:
+        """The machine's first GPU."""
+        if not self.machine.gpus:
+            raise ValueError(f"machine {self.machine.name} has no GPU; name one that has")
+        return self.machine.gpus[0]
+
+    def gpu_rates(self) -> GpuRates:
+        """Peaks of that GPU."""
+        gpu = self.gpu()
+        if gpu.peak_flops_per_s is None or gpu.memory_bandwidth_bytes_per_s is None:
+            raise ValueError(f"machine {self.machine.name}: GPU {gpu.name} has no peak rates")
+        return GpuRates(gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s)
+
+    def link_bytes_per_s(self) -> float:
+        """What a large pinned host-to-device copy reaches on the link."""
+        gpu = self.gpu()
+        rate = gpu.link.h2d_bandwidth_bytes_per_s if gpu.link else None
+        if rate is None:
+            raise ValueError(f"machine {self.machine.name}: link of GPU {gpu.name} has no rate")
+        return rate
+
+    def dma_bytes_per_s(self, tier: str) -> float:
+        """What a tier delivers to the GPU's copy engine, apart from the link.
+
+        The printed copy rate of its nodes; where none is printed, what CPUs read there bounds it,
+        and where that is not known either, nothing does.
+        """
+        gpu, nodes = self.gpu(), self.machine.tier(tier).nodes
+        copies = [self.machine.dma_bandwidth(gpu, node) for node in nodes]
+        known = [rate for rate in copies if rate is not None]
+        if nodes and len(known) == len(copies):
+            return sum(known)
+        bound = self.read_bytes_per_s(tier)
+        if bound < self.link_bytes_per_s():
+            self.note(f"{self.machine.name} prints no copy rate of {tier}: CPU reads bound it")
+        return bound
+
+    def _copy_setup_s(self, tier: str) -> float:
+        gpu, nodes = self.gpu(), self.machine.tier(tier).nodes
+        paths = [self.machine.dma_path(gpu, node) for node in nodes]
+        extra = [path.extra_latency_ns or 0.0 if path else 0.0 for path in paths]
+        base = gpu.link.setup_s or 0.0 if gpu.link else 0.0
+        return base + (sum(extra) / len(extra) if extra else 0.0) * 1e-9
+
+    def copy_path(self, tiers: Sequence[str]) -> CopyPath:
+        """Copies from the named host tiers to the GPU."""
+        return CopyPath(
+            link_bytes_per_s=self.link_bytes_per_s(),
+            tier_bytes_per_s={tier: self.dma_bytes_per_s(tier) for tier in tiers},
+            tier_setup_s={tier: self._copy_setup_s(tier) for tier in tiers},
+        )
+
+    def extra_copy_latency_s(self, tier: str) -> float | None:
+        """What one copy from ``tier`` costs before its first byte, over one from local DRAM.
+
+        None where the machine file does not say (``extra_latency`` in its ``dma_paths``).
+        """
+        gpu, nodes = self.gpu(), self.machine.tier(tier).nodes
+        paths = [self.machine.dma_path(gpu, node) for node in nodes]
+        extra = [path.extra_latency_ns for path in paths if path and path.extra_latency_ns]
+        return sum(extra) / len(extra) * 1e-9 if extra and len(extra) == len(nodes) else None
+
+    def cores(self) -> int:
+        """Cores of the initiator."""
+        return len(self.machine.node(self.machine.initiator).cpus)
+
+    def flexgen_machine(
+        self, tiers: Sequence[str], *, drive_read_bytes_per_s: float | None = None
+    ) -> FlexGenMachine:
+        """The machine as FlexGen's equations see it, with the named host tiers in this order."""
+        local, *latencies = self.latencies_ns(["ldram", *tiers])
+        drive = self.machine.drives[0] if self.machine.drives else None
+        read = drive_read_bytes_per_s
+        if read is None and drive is not None:
+            read = drive.read_bandwidth_bytes_per_s
+        write = drive.write_bandwidth_bytes_per_s if drive is not None else None
+        return FlexGenMachine(
+            tiers=tuple(
+                HostTier(tier, self.read_bytes_per_s(tier), latency, self.dma_bytes_per_s(tier))
+                for tier, latency in zip(tiers, latencies, strict=True)
+            ),
+            local_latency_ns=local,
+            link_bytes_per_s=self.link_bytes_per_s(),
+            gpu=self.gpu_rates(),
+            cores=self.cores(),
+            drive_read_bytes_per_s=read,
+            drive_write_bytes_per_s=write if write is None or read is None else min(write, read),
+        )
+
+
+def _tier_rates(numbers: MachineNumbers) -> TierRates:
+    latencies = [numbers.latency_ns(tier) for tier in ("ldram", "cxl")]
+    rates = (numbers.read_bytes_per_s("ldram"), numbers.read_bytes_per_s("cxl"))
+    first, second = latencies
+    if first is None or second is None or UNBOUND in rates:
+        raise ValueError(
+            f"machine {numbers.machine.name} has no table of bandwidths and latencies of ldram and "
+            "cxl, which interleaving needs"
+        )
+    return TierRates(rates, (first, second))
+
+
+def mixed_tiers(name: str, *, snc: int) -> tuple[MixedTiers, int]:
+    """The socket of a machine file with variants ``snc`` and ``prefetch``, and its cores.
+
+    Raises
+    ------
+    ConfigError
+        No such machine, or it has no such variant or choice.
+    ValueError
+        Its file lacks a bandwidth or latency.
+    """
+    on, off = (
+        MachineNumbers(load_machine(name, variant={"snc": snc, "prefetch": prefetch}))
+        for prefetch in (True, False)
+    )
+    cache = on.machine.node(on.machine.initiator).llc_bytes or 0
+    return MixedTiers(_tier_rates(on), _tier_rates(off), float(cache)), on.cores()

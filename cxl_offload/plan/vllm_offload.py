@@ -1,0 +1,130 @@
+"""vLLM decode with part of the weights in host memory.
+
+Offloaded weights cross the link in every step and are dropped after use, so the GPU memory they
+leave is KV cache: more offload, more sequences at once, longer steps. The copies are made just
+before use on the compute stream and do not overlap with it (vLLM's weight offload without
+prefetch), so a step is copy plus compute.
+
+Source: Wang et al., Hitchhiker's Guide to CXL Memory, 6.1.5 and Table 5 (LLaMA3-70B, H100 and
+DIMM: within 7 % at all four sizes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cxl_offload.plan.gpu import GpuRates, roofline_seconds
+
+__all__ = [
+    "WeightOffload",
+    "best_offload_bytes",
+    "compute_seconds_per_step",
+    "copy_fraction",
+    "copy_seconds_per_step",
+    "kv_room_bytes",
+    "mean_throughput_ratio",
+    "running_sequences",
+    "step_seconds",
+    "tokens_per_s",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightOffload:
+    """A model on one GPU with a host link; sizes in bytes.
+
+    ``mean_tokens_per_sequence`` is the KV that a running sequence holds on average and
+    ``max_running_sequences`` the scheduler's cap.
+    """
+
+    params: float
+    weight_bytes: float
+    kv_bytes_per_token: float
+    gpu_memory_bytes: float
+    usable_fraction: float
+    gpu_reserved_bytes: float
+    gpu: GpuRates
+    mean_tokens_per_sequence: float
+    max_running_sequences: float
+    link_bytes_per_s: float
+
+
+def kv_room_bytes(case: WeightOffload, offload_bytes: float) -> float:
+    """Bytes left for KV: usable GPU memory less resident weights and workspace, at least 0."""
+    resident = case.weight_bytes - offload_bytes
+    usable = case.gpu_memory_bytes * case.usable_fraction
+    return max(0.0, usable - resident - case.gpu_reserved_bytes)
+
+
+def running_sequences(case: WeightOffload, offload_bytes: float) -> float:
+    """Sequences decoded at once, on average: KV room over a sequence's KV, up to the cap."""
+    per_sequence = case.kv_bytes_per_token * case.mean_tokens_per_sequence
+    return min(kv_room_bytes(case, offload_bytes) / per_sequence, case.max_running_sequences)
+
+
+def copy_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float:
+    """Seconds of a step spent in weight copies: every offloaded byte once."""
+    return offload_bytes / case.link_bytes_per_s
+
+
+def compute_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float:
+    """Seconds of GPU work in a step: all weights and the running KV are read once from memory."""
+    sequences = running_sequences(case, offload_bytes)
+    kv = sequences * case.mean_tokens_per_sequence * case.kv_bytes_per_token
+    return roofline_seconds(
+        case.gpu, flops=2 * case.params * sequences, nbytes=case.weight_bytes + kv
+    )
+
+
+def step_seconds(case: WeightOffload, offload_bytes: float) -> float:
+    """Seconds of one decode step, copies and compute one after the other."""
+    if not 0 <= offload_bytes <= case.weight_bytes:
+        raise ValueError(
+            f"offload {offload_bytes / 2**30:.6g} GiB of {case.weight_bytes / 2**30:.6g} GiB of "
+            "weights: need 0 <= offload <= weights"
+        )
+    return copy_seconds_per_step(case, offload_bytes) + compute_seconds_per_step(
+        case, offload_bytes
+    )
+
+
+def tokens_per_s(case: WeightOffload, offload_bytes: float) -> float:
+    """Decoded tokens a second; 0 where no KV fits beside the resident weights."""
+    return running_sequences(case, offload_bytes) / step_seconds(case, offload_bytes)
+
+
+def copy_fraction(case: WeightOffload, offload_bytes: float) -> float:
+    """Share of a decode step spent in weight copies."""
+    return copy_seconds_per_step(case, offload_bytes) / step_seconds(case, offload_bytes)
+
+
+def best_offload_bytes(case: WeightOffload, grid_bytes: Sequence[float]) -> float:
+    """The offload of the grid with the highest throughput; of equals, the smallest.
+
+    Raises
+    ------
+    ValueError
+        No entry of the grid leaves room for KV.
+    """
+    rates = {offload: tokens_per_s(case, offload) for offload in sorted(grid_bytes)}
+    if not rates or max(rates.values()) <= 0:
+        raise ValueError("best offload: no size of the grid leaves GPU memory for KV cache")
+    return max(rates, key=lambda offload: rates[offload])
+
+
+def mean_throughput_ratio(
+    case: WeightOffload, other: WeightOffload, grid_bytes: Sequence[float]
+) -> float:
+    """Mean over the grid of the throughput of ``case`` over that of ``other``.
+
+    Raises
+    ------
+    ValueError
+        An empty grid, or a size at which ``other`` decodes nothing.
+    """
+    others = [tokens_per_s(other, offload) for offload in grid_bytes]
+    if not others or min(others) <= 0:
+        raise ValueError("throughput ratio: a size of the grid leaves no GPU memory for KV cache")
+    rates = [tokens_per_s(case, offload) for offload in grid_bytes]
+    return sum(rate / base for rate, base in zip(rates, others, strict=True)) / len(others)

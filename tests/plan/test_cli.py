@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cxl_offload.cli import tco, validate
+
+PUBLISHED = Path(__file__).parents[1] / "fixtures" / "published_cases.json"
+EXAMPLE = ["tco", "--rl-d", "0.1", "--rl-c", "0.125", "--c", "2", "--r-t", "1.1"]
+runner = CliRunner()
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    made = typer.Typer()
+    tco.register(made)
+    validate.register(made)
+    return made
+
+
+def test_validate_json_has_one_entry_a_case_and_nothing_else(app: typer.Typer) -> None:
+    done = runner.invoke(app, ["validate", str(PUBLISHED), "--json"])
+    entries = json.loads(done.stdout)["cases"]
+    published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    assert done.exit_code == 0
+    assert [entry["id"] for entry in entries] == [case["id"] for case in published]
+    assert all(isinstance(entry["pass"], bool) for entry in entries)
+
+
+def test_validate_prints_rates_by_use_and_by_model(app: typer.Typer) -> None:
+    done = runner.invoke(app, ["validate", str(PUBLISHED), "--failed"])
+    assert done.exit_code == 0
+    assert "Pass rates by use" in done.stdout
+    assert "Pass rates by model" in done.stdout
+    assert "zero_offload_step" in done.stdout
+
+
+def test_validate_strict_fails_on_a_failing_case(app: typer.Typer, tmp_path: Path) -> None:
+    case = json.loads(PUBLISHED.read_text(encoding="utf-8"))[0]
+    case["expected"]["value"] *= 2
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(json.dumps([case]), encoding="utf-8")
+    assert runner.invoke(app, ["validate", str(wrong)]).exit_code == 0
+    assert runner.invoke(app, ["validate", str(wrong), "--strict"]).exit_code == 1
+
+
+def test_validate_of_no_cases_prints_empty_rates(app: typer.Typer, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.json"
+    empty.write_text("[]", encoding="utf-8")
+    assert runner.invoke(app, ["validate", str(empty)]).exit_code == 0
+    assert json.loads(runner.invoke(app, ["validate", str(empty), "--json"]).stdout) == {
+        "cases": []
+    }
+
+
+def test_validate_plot_writes_a_picture(app: typer.Typer, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib, an optional dependency")
+    picture = tmp_path / "accuracy.png"
+    done = runner.invoke(app, ["validate", str(PUBLISHED), "--json", "--plot", str(picture)])
+    assert done.exit_code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_tco_json_has_the_printed_and_the_corrected_forms(app: typer.Typer) -> None:
+    threads = ["--n-threads", "12", "--n-congest", "8"]
+    fleet = ["--n-baseline", "100", "--server-cost", "5000", "--d", "1", "--w", "1000"]
+    done = runner.invoke(app, [*EXAMPLE, *threads, *fleet, "--json"])
+    found = json.loads(done.stdout)
+    assert list(found) == ["printed", "corrected", "corrected, congestion"]
+    printed = found["printed"]
+    assert printed["saving"] == pytest.approx(0.276712, abs=1e-6)
+    assert printed["time_cxl"] == pytest.approx(printed["time_baseline"])
+    assert printed["cost_cxl"] / printed["cost_baseline"] == pytest.approx(1 - printed["saving"])
+
+
+def test_tco_without_threads_has_the_form_that_needs_none(app: typer.Typer) -> None:
+    done = runner.invoke(app, [*EXAMPLE, "--json"])
+    assert list(json.loads(done.stdout)) == ["corrected"]
+    table = runner.invoke(app, EXAMPLE)
+    assert table.exit_code == 0
+    assert "break even server cost" in table.stdout

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cxl_offload.plan import copies
+from cxl_offload.plan.copies import CopyPath
+
+PATH = CopyPath(50e9, {"ldram": 100e9, "cxl": 20e9}, {"ldram": 10e-6, "cxl": 10.5e-6})
+
+
+@given(st.floats(0, 1), st.integers(1, 2**34))
+def test_copy_never_beats_the_link_or_a_tier_and_one_of_them_binds(
+    on_cxl: float, nbytes: int
+) -> None:
+    shares = {"ldram": 1 - on_cxl, "cxl": on_cxl}
+    moving = copies.copy_seconds(PATH, shares, nbytes) - copies.copy_seconds(PATH, shares, 0)
+    busy = [nbytes / 50e9, nbytes * shares["ldram"] / 100e9, nbytes * on_cxl / 20e9]
+    assert moving == pytest.approx(max(busy), rel=1e-6, abs=1e-15)
+
+
+def test_small_copies_from_cxl_cost_their_extra_setup() -> None:
+    extra = copies.extra_seconds(PATH, source="cxl", reference="ldram", nbytes=0)
+    assert extra == pytest.approx(500e-9)
+
+
+def test_min_bytes_make_the_extra_the_wanted_fraction() -> None:
+    least = copies.min_bytes_for_overhead(500e-9, link_bytes_per_s=25e9, max_overhead_fraction=0.02)
+    assert 500e-9 / (least / 25e9) == pytest.approx(0.02)
+
+
+def test_tier_without_a_rate_raises() -> None:
+    with pytest.raises(KeyError):
+        copies.copy_seconds(PATH, {"hbm": 1.0}, 64)

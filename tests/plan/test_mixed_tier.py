@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cxl_offload.plan import mixed_tier
+from cxl_offload.plan.mixed_tier import Loop, MixedTiers, TierRates
+
+ON = TierRates((60e9, 40e9), (96, 212))
+OFF = TierRates((48e9, 44e9), (96, 212))
+TIERS = MixedTiers(ON, OFF, cache_bytes=1e8)
+LOOP = Loop(
+    cores=48,
+    lines_per_core=9.0,
+    access="read",
+    pattern="sequential",
+    prefetch=True,
+    working_set_bytes=3e10,
+    stride_bytes=8,
+)
+
+
+def test_saturated_stream_follows_the_table_of_its_prefetchers() -> None:
+    assert mixed_tier.loop_bytes_per_s(TIERS, LOOP, (1, 0)) == 60e9
+    off = replace(LOOP, prefetch=False)
+    assert mixed_tier.loop_bytes_per_s(TIERS, off, (1, 0)) == 48e9
+    assert mixed_tier.speedup(TIERS, LOOP, (6, 4)) == pytest.approx(100 / 60)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "stride", "helped"),
+    [
+        ("sequential", 8, True),
+        ("strided", 4095, True),
+        ("strided", 4096, False),
+        ("indexed", 8, False),
+        ("scatter", 8, False),
+    ],
+)
+def test_prefetchers_follow_streams_and_short_strides_only(
+    pattern: mixed_tier.Pattern, stride: int, helped: bool
+) -> None:
+    loop = replace(LOOP, pattern=pattern, stride_bytes=stride)
+    assert mixed_tier.prefetchable(loop) is helped
+    assert not mixed_tier.prefetchable(replace(loop, prefetch=False))
+
+
+def test_few_lines_in_flight_make_dram_alone_the_best_mix() -> None:
+    few = replace(LOOP, cores=4)
+    assert mixed_tier.best_mix(TIERS, few, grid_total=10) == (10, 0)
+    assert mixed_tier.gain_over_cxl(TIERS, few, (10, 0)) == 0
+    assert mixed_tier.speedup(TIERS, few, (9, 1)) == pytest.approx(96 / (0.9 * 96 + 0.1 * 212))
+
+
+def test_stores_move_twice_the_bytes_and_saturate_with_half_the_lines() -> None:
+    stores = replace(LOOP, access="write")
+    assert mixed_tier.loop_bytes_per_s(TIERS, stores, (1, 0)) == 30e9
+    few = replace(LOOP, cores=4, access="write")
+    reads = replace(few, access="read")
+    assert mixed_tier.loop_bytes_per_s(TIERS, few, (1, 0)) == pytest.approx(
+        mixed_tier.loop_bytes_per_s(TIERS, reads, (1, 0))
+    )
+
+
+@given(st.integers(1, 20), st.floats(1, 60), st.floats(1, 15))
+def test_best_mix_is_no_worse_than_any_other_of_its_grid(
+    total: int, cores: float, lines: float
+) -> None:
+    loop = replace(LOOP, cores=cores, lines_per_core=lines)
+    best = mixed_tier.best_mix(TIERS, loop, grid_total=total)
+    highest = max(
+        mixed_tier.loop_bytes_per_s(TIERS, loop, (total - cxl, cxl)) for cxl in range(total + 1)
+    )
+    reached = mixed_tier.loop_bytes_per_s(TIERS, loop, best)
+    assert sum(best) == total
+    assert reached == pytest.approx(highest, rel=1e-8)
+
+
+def test_tie_keeps_pages_in_dram() -> None:
+    slow_cxl = MixedTiers(TierRates((40e9, 10e9), (100, 200)), OFF)
+    # 4:1 is the optimum of the law; on a grid of 2, 1:1 gives half and 2:0 the whole of DRAM
+    assert mixed_tier.best_mix(slow_cxl, LOOP, grid_total=2) == (2, 0)
+    equal = MixedTiers(TierRates((40e9, 40e9), (100, 100)), OFF)
+    assert mixed_tier.best_mix(equal, LOOP, grid_total=3) == (2, 1)
+    assert mixed_tier.best_mix(equal, LOOP, grid_total=1) == (1, 0)
+
+
+def test_second_hardware_thread_doubles_below_saturation_and_adds_nothing_above() -> None:
+    assert mixed_tier.smt_gain(TIERS, replace(LOOP, cores=1), grid_total=10) == pytest.approx(1)
+    assert mixed_tier.smt_gain(TIERS, LOOP, grid_total=10) == 0
+
+
+def test_set_that_fits_in_cache_gains_nothing_from_memory() -> None:
+    cached = replace(LOOP, working_set_bytes=9e7)
+    assert mixed_tier.speedup(TIERS, cached, (5, 5)) == 1
+    assert mixed_tier.best_mix(TIERS, cached, grid_total=10) == (10, 0)
+    assert mixed_tier.gain_over_cxl(TIERS, cached, (5, 5)) == 0
+    assert mixed_tier.smt_gain(TIERS, cached, grid_total=10) == 0
+
+
+def test_random_access_hits_in_proportion_to_the_cache_and_a_stream_never() -> None:
+    random = replace(LOOP, pattern="indexed", working_set_bytes=4e8)
+    assert mixed_tier.miss_fraction(random, 1e8) == pytest.approx(0.75)
+    assert mixed_tier.miss_fraction(replace(random, pattern="sequential"), 1e8) == 1
