@@ -1,0 +1,173 @@
+"""``cxl-offload flexgen``: FlexGen's own command line, its host memory in tiers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from cxl_offload.cli._report_table import NONE, lines, show, table
+from cxl_offload.errors import ConfigError
+from cxl_offload.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun
+    from cxl_offload.memory import Memory
+
+__all__ = ["print_report", "progress_bar", "register"]
+
+_PROGRAM = "cxl-offload flexgen"
+_STAGES = {"convert": "converting weights", "load": "loading layers", "generate": "tokens"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand; its flags are FlexGen's, so FlexGen's own parser reads them."""
+    options = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command("flexgen", add_help_option=False, context_settings=options)(flexgen)
+
+
+def flexgen(context: typer.Context) -> None:
+    """Generate with FlexGen: weights, KV cache, activations and workspace in tiers."""
+    try:
+        from cxl_offload.integrations.flexgen import run
+        from cxl_offload.integrations.flexgen.options import (
+            build_parser,
+            request_from,
+            write_flexgen_log,
+        )
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"flexgen: {error.name} is not installed; pip install 'cxl_offload[flexgen]'"
+        ) from None
+    args = build_parser(_PROGRAM).parse_args(context.args)
+    request = request_from(args)
+    memory = _memory(args.machine, request)
+    with progress_bar() as progress:
+        report = run(request, memory=memory, progress=progress)
+    # Answers and paths are no markup.
+    console = Console(markup=False, emoji=False, highlight=False)
+    print_report(console, report, answers=args.verbose >= 2)
+    if args.json is not None:
+        Path(args.json).write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+    if args.trace is not None:
+        report.trace.save(args.trace)
+    if args.log_file is not None and not args.no_log:
+        write_flexgen_log(report, args.log_file)
+
+
+def _memory(machine: str | None, request: FlexGenRun) -> Memory:
+    from cxl_offload.integrations.flexgen.tiers import capacities
+    from cxl_offload.memory import Memory
+    from cxl_offload.topology import load_machine
+
+    limits = capacities(request.tiers)
+    if machine is None:
+        return Memory.linux(capacities=limits)
+    return Memory.simulated(load_machine(machine), capacities=limits)
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr for every stage of a run; silent when stderr is no terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(_STAGES.get(stage, stage), total=total)
+            bar.update(tasks[stage], completed=done)
+
+        yield show
+
+
+def print_report(console: Console, report: FlexGenReport, *, answers: bool = True) -> None:
+    """The tables of one run.
+
+    Parameters
+    ----------
+    console
+        Where to print.
+    report
+        Of the run.
+    answers
+        Also print what was generated.
+    """
+    from cxl_offload.integrations.flexgen import BYPASSES
+
+    stand_in = (
+        "accelerator: host (ordinary memory and the CPU in a GPU's place)"
+        if report.accelerator == "host"
+        else "accelerator: CUDA"
+    )
+    pages = "simulated nodes" if report.simulated_placement else "real nodes"
+    console.print(
+        f"{report.model}: {report.parameters / 1e6:.1f} M parameters, {report.rows} rows of "
+        f"{report.prompt_len} + {report.gen_len} tokens; {stand_in}; {pages} of {report.machine}"
+    )
+    show(console, _speed_table(report))
+    show(console, _share_table(report))
+    show(console, _placement_table(report))
+    console.print("\nNot placed by any policy: " + "; ".join(BYPASSES) + ".")
+    for note in report.notes:
+        console.print(f"Note: {note}.")
+    if answers and report.answers:
+        console.print("\nAnswers")
+        for at, text in enumerate(report.answers):
+            console.print(f"{at}: {text}")
+
+
+def _speed_table(report: FlexGenReport) -> Table:
+    how = "measured, host in place of a GPU" if report.accelerator == "host" else "measured"
+    made = table(f"Speed ({how})", "phase", "tokens/s", "time", right=("tokens/s", "time"))
+    decode = "decode, projected" if report.projected else "decode"
+    made.add_row("load", NONE, format_seconds(report.load_seconds))
+    made.add_row(
+        "prefill", f"{report.prefill_tokens_per_s:.1f}", format_seconds(report.prefill_seconds)
+    )
+    made.add_row(decode, f"{report.decode_tokens_per_s:.1f}", format_seconds(report.decode_seconds))
+    return made
+
+
+def _share_table(report: FlexGenReport) -> Table:
+    numbers = ("requested", "realised")
+    title = "Shares (FlexGen places whole tensors and whole sequences)"
+    made = table(title, "what", "home", *numbers, right=numbers)
+    for row in report.shares:
+        requested, realised = f"{row.requested_percent:.1f} %", f"{row.realised_percent:.1f} %"
+        made.add_row(row.kind, row.home, requested, realised)
+    return made
+
+
+def _placement_table(report: FlexGenReport) -> Table:
+    pages = "pages of simulated nodes" if report.simulated_placement else "read from the pages"
+    title = f"Where the bytes are, at their peak (host memory: {pages})"
+    headings = ("role", "part", "policy", "requested", "granted by node", "by tier")
+    made = table(title, *headings, right=("requested",))
+    for row in report.placement:
+        made.add_row(
+            row.role,
+            row.part,
+            row.policy,
+            format_bytes(row.requested_bytes),
+            lines(f"{node}: {format_bytes(count)}" for node, count in row.granted.items()),
+            lines(f"{name}: {format_bytes(count)}" for name, count in row.tiers.items()),
+        )
+    for home, roles in report.outside.items():
+        for role, nbytes in roles.items():
+            if nbytes > 0:
+                made.add_row(role, home, "--percent", format_bytes(nbytes), NONE, home)
+    return made

@@ -1,0 +1,1 @@
+"""Adapters that put other frameworks' tensors into the tiers of this package, one folder each."""

@@ -1,0 +1,221 @@
+"""The command line of one run: FlexGen's own flags, and where each kind of tensor lives."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from flexgen.flex_opt import add_parser_arguments
+from flexgen.utils import write_benchmark_log
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.flexgen.places import ROLES, parse_place, parse_tier
+from cxl_offload.integrations.flexgen.report import FlexGenReport
+from cxl_offload.integrations.flexgen.request import FlexGenRun
+
+__all__ = ["build_parser", "read_prompts", "request_from", "write_flexgen_log"]
+
+_TEST_PROMPT = "Paris is the capital city of"  # FlexGen's own, when no prompts are given
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line instead of the whole usage."""
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def build_parser(prog: str) -> argparse.ArgumentParser:
+    """FlexGen's parser with our flags, and help of its own where a flag means something else."""
+    parser = _Parser(
+        prog=prog,
+        conflict_handler="resolve",
+        description="Generate with FlexGen, its host memory in tiers. Nothing is downloaded.",
+    )
+    add_parser_arguments(parser)
+    _replace_flexgen_flags(parser)
+    ours = parser.add_argument_group("where tensors live")
+    ours.add_argument(
+        "--tier",
+        action="append",
+        default=[],
+        metavar="NAME=NODES:CAPACITY",
+        help="a tier and the most this run may put there, e.g. cxl=2,3:128GiB; may be repeated",
+    )
+    ours.add_argument(
+        "--place",
+        action="append",
+        default=[],
+        metavar="ROLE=POLICY",
+        help=f"where the host's share of {', '.join(ROLES)} goes: bind:cxl, preferred:ldram,cxl, "
+        f"interleave:ldram,cxl@64KiB, weighted:ldram=3,cxl=1, first-touch, or for weights and kv "
+        f"split:ldram=50,cxl=50 (by whole tensors and sequences); may be repeated",
+    )
+    ours.add_argument(
+        "--machine",
+        metavar="FILE",
+        help="a machine file or the name of one that comes with the package: placements are on its "
+        "simulated nodes; without it, on this machine's",
+    )
+    ours.add_argument(
+        "--accelerator",
+        choices=("cuda", "host"),
+        help="host: ordinary memory and the CPU stand in for the GPU (default without CUDA)",
+    )
+    more = parser.add_argument_group("prompts and results")
+    more.add_argument("--prompts", metavar="FILE", help="a text file with one prompt a line")
+    more.add_argument(
+        "--tokenizer",
+        metavar="FOLDER",
+        help="folder with tokenizer files (default: the model's, else one token a byte)",
+    )
+    more.add_argument("--stop", type=int, metavar="TOKEN", help="end a row after this token")
+    more.add_argument("--warmup", action="store_true", help="generate one token before measuring")
+    more.add_argument("--json", metavar="FILE", help="write the report there")
+    more.add_argument("--trace", metavar="FILE", help="write the recorded events there")
+    return parser
+
+
+def _replace_flexgen_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="a Hugging Face OPT folder, a FlexGen -np folder, or a name such as opt-1.3b whose "
+        "weights are in --path",
+    )
+    parser.add_argument(
+        "--path",
+        help="folder for FlexGen's weight files; a checkpoint is converted into it once, without "
+        "it the conversion is temporary; _DUMMY_ gives weights of ones",
+    )
+    parser.add_argument("--prompt-len", type=int, help="default: the longest prompt")
+    parser.add_argument("--gpu-batch-size", type=int, help="default: all prompts in one batch")
+    parser.add_argument("--percent", nargs="+", type=float, default=[100, 0, 100, 0, 100, 0])
+    parser.add_argument(
+        "--cut-gen-len", type=int, help="compute only so many tokens and project the rest"
+    )
+    parser.add_argument(
+        "--debug-mode",
+        choices=("fewer_batch", "breakdown"),
+        help="refused: it stops after 20 batches and gives no tokens; use --cut-gen-len",
+    )
+    parser.add_argument("--log-file", help="append FlexGen's log lines there (default: no log)")
+
+
+def read_prompts(file: str) -> tuple[str, ...]:
+    """Prompts of a text file, one a line; blank lines are left out.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read or has no prompt.
+    """
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts {file}: {error}") from None
+    prompts = tuple(line for line in lines if line.strip())
+    if not prompts:
+        raise ConfigError(f"--prompts {file}: no prompt in it")
+    return prompts
+
+
+def request_from(args: argparse.Namespace) -> FlexGenRun:
+    """The request that a parsed command line means.
+
+    Raises
+    ------
+    ConfigError
+        A flag that is refused or malformed.
+    """
+    if args.debug_mode is not None:
+        raise ConfigError(
+            f"--debug-mode {args.debug_mode}: FlexGen stops after 20 batches and gives no tokens; "
+            f"use --cut-gen-len"
+        )
+    if args.log_file == "auto":
+        raise ConfigError("--log-file auto: name the file; without the flag there is no log")
+    prompts, batch_size = _prompts(args)
+    if len(args.percent) != 6:
+        raise ConfigError(f"--percent takes six numbers, got {len(args.percent)}")
+    weights, weights_host, kv, kv_host, act, act_host = args.percent
+    return FlexGenRun(
+        model=args.model,
+        path=args.path,
+        tokenizer=args.tokenizer,
+        offload_dir=args.offload_dir,
+        prompts=prompts,
+        prompt_len=args.prompt_len,
+        gen_len=args.gen_len,
+        cut_gen_len=args.cut_gen_len,
+        gpu_batch_size=batch_size,
+        num_gpu_batches=args.num_gpu_batches,
+        percent=(weights, weights_host, kv, kv_host, act, act_host),
+        overlap=args.overlap,
+        sep_layer=args.sep_layer,
+        pin_weight=args.pin_weight,
+        cpu_cache_compute=args.cpu_cache_compute,
+        attn_sparsity=args.attn_sparsity,
+        compress_weight=args.compress_weight,
+        compress_cache=args.compress_cache,
+        place=_places(args.place),
+        tiers=tuple(parse_tier(text) for text in args.tier),
+        accelerator=args.accelerator or ("cuda" if torch.cuda.is_available() else "host"),
+        stop=args.stop,
+        warmup=args.warmup,
+    )
+
+
+def _prompts(args: argparse.Namespace) -> tuple[tuple[str, ...], int]:
+    """Prompts and the batch size that they, or FlexGen's defaults, give."""
+    batches = args.num_gpu_batches
+    if args.prompts is None:
+        size = 4 if args.gpu_batch_size is None else args.gpu_batch_size
+        return (_TEST_PROMPT,) * max(0, size * batches), size
+    prompts = read_prompts(args.prompts)
+    if args.gpu_batch_size is not None:
+        return prompts, args.gpu_batch_size
+    if batches < 1 or len(prompts) % batches != 0:
+        raise ConfigError(
+            f"--num-gpu-batches {batches}: {len(prompts)} prompts cannot be shared out evenly"
+        )
+    return prompts, len(prompts) // batches
+
+
+def _places(texts: Sequence[str]) -> dict[str, str]:
+    places: dict[str, str] = {}
+    for text in texts:
+        role, policy = parse_place(text)
+        if role in places:
+            raise ConfigError(f"--place {text}: {role} is placed twice")
+        places[role] = policy
+    return places
+
+
+def write_flexgen_log(report: FlexGenReport, file: str) -> None:
+    """Append the lines that FlexGen's own benchmark logs, with the accelerator's peak as zero on
+    a host without one.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written.
+    """
+    config = report.config
+    tokens = report.prompt_len + report.gen_len
+    write_benchmark_log(
+        file,
+        config.model_bytes(),
+        config.cache_bytes(report.rows, tokens),
+        config.hidden_bytes(report.rows, tokens),
+        torch.cuda.max_memory_allocated() if report.accelerator == "cuda" else 0,
+        report.projected,
+        report.prefill_seconds,
+        report.prefill_tokens_per_s,
+        report.decode_seconds,
+        report.decode_tokens_per_s,
+        report.prefill_seconds + report.decode_seconds,
+        report.tokens_per_s,
+    )

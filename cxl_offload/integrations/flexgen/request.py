@@ -1,0 +1,194 @@
+"""What one FlexGen run is asked to do, checked before anything is loaded.
+
+This module needs neither torch nor FlexGen, so a wrong command line is refused at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.flexgen.places import ROLES, Role, TierLimit, check_tiers, is_split
+
+__all__ = ["FlexGenRun"]
+
+_LEAST_CUT = 4
+_SPLITTABLE: tuple[Role, ...] = ("weights", "kv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlexGenRun:
+    """One generation with FlexGen: its own options and where each kind of tensor lives.
+
+    Parameters
+    ----------
+    model
+        A folder with a Hugging Face OPT checkpoint, a FlexGen ``-np`` folder, or a name such as
+        ``opt-1.3b`` whose weights lie in ``path``. Nothing is ever downloaded.
+    path
+        Folder for FlexGen's weight files. A checkpoint is converted into it once; without it the
+        converted files are temporary. A path with ``_DUMMY_`` in it gives weights of ones.
+    tokenizer
+        Folder with tokenizer files; ``None`` looks in the model's folder, and takes one of bytes
+        when there are none.
+    offload_dir
+        Where the disk tier keeps its files, in a folder of this run that is removed at its end.
+    prompts
+        Texts; empty takes ``token_ids``.
+    token_ids
+        Rows of equal length, padded on the left with the model's pad token.
+    prompt_len
+        Length to which prompts are padded on the left; ``None`` is the longest prompt.
+    gen_len, cut_gen_len
+        Tokens to generate, and how many of them to really compute (the rest is projected).
+    gpu_batch_size, num_gpu_batches
+        Rows of one accelerator batch, and batches a block; their product is the number of rows.
+    percent
+        Weights, KV cache and activations on the accelerator and on the host, six numbers as
+        FlexGen takes them; what is missing to 100 goes to disk.
+    overlap, sep_layer, pin_weight, cpu_cache_compute, attn_sparsity, compress_weight, \
+compress_cache
+        FlexGen's own switches.
+    place
+        Policy of every role on the host, in the grammar of ``memory.policy.parse_policy`` or
+        ``split:TIER=PERCENT,...``. A role that is missing is placed by first touch.
+    tiers
+        Tiers with capacities; they replace tiers of the machine that share a name or a node.
+    accelerator
+        ``"cuda"``, or ``"host"``: ordinary memory and the CPU stand in for the accelerator.
+    stop
+        Token after which a row is padded; ``None`` never stops.
+    do_sample, temperature
+        Sampling instead of the likeliest token.
+    warmup
+        Run one token first, not counted in the measured times.
+    record
+        Keep a trace of the bytes every copy and computation moved.
+    """
+
+    model: str
+    path: str | None = None
+    tokenizer: str | None = None
+    offload_dir: str | None = None
+    prompts: tuple[str, ...] = ()
+    token_ids: tuple[tuple[int, ...], ...] = ()
+    prompt_len: int | None = None
+    gen_len: int = 32
+    cut_gen_len: int | None = None
+    gpu_batch_size: int = 4
+    num_gpu_batches: int = 1
+    percent: tuple[float, float, float, float, float, float] = (0, 100, 0, 100, 0, 100)
+    overlap: bool = True
+    sep_layer: bool = True
+    pin_weight: bool = True
+    cpu_cache_compute: bool = False
+    attn_sparsity: float = 1.0
+    compress_weight: bool = False
+    compress_cache: bool = False
+    place: Mapping[str, str] = field(default_factory=dict)
+    tiers: tuple[TierLimit, ...] = ()
+    accelerator: Literal["cuda", "host"] = "host"
+    stop: int | None = None
+    do_sample: bool = False
+    temperature: float = 1.0
+    warmup: bool = False
+    record: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Sequences generated together."""
+        return self.gpu_batch_size * self.num_gpu_batches
+
+    def check(self) -> None:
+        """Refuse, in one line, what FlexGen would get wrong or die of.
+
+        Raises
+        ------
+        ConfigError
+            An option out of range, percentages that do not sum, or a combination that FlexGen
+            0.1.8 cannot compute.
+        """
+        _check_numbers(self)
+        _check_percent(self.percent)
+        _check_combinations(self)
+        for role in self.place:
+            if role not in ROLES:
+                raise ConfigError(f"place {role}: unknown role; roles are {', '.join(ROLES)}")
+        check_tiers(self.tiers)
+
+
+def _check_numbers(run: FlexGenRun) -> None:
+    for name in ("gen_len", "gpu_batch_size", "num_gpu_batches"):
+        if getattr(run, name) < 1:
+            raise ConfigError(f"{_flag(name)} {getattr(run, name)}: must be at least 1")
+    if run.prompt_len is not None and run.prompt_len < 1:
+        raise ConfigError(f"--prompt-len {run.prompt_len}: must be at least 1")
+    if run.cut_gen_len is not None and not _LEAST_CUT <= run.cut_gen_len <= run.gen_len:
+        raise ConfigError(
+            f"--cut-gen-len {run.cut_gen_len}: must be {_LEAST_CUT} to --gen-len "
+            f"{run.gen_len}; FlexGen projects the rest from the mean of the later tokens"
+        )
+    if run.accelerator not in ("cuda", "host"):
+        raise ConfigError(f"--accelerator {run.accelerator}: must be cuda or host")
+    if not run.temperature > 0:
+        raise ConfigError(f"--temperature {run.temperature}: must be above 0")
+    given = len(run.prompts) or len(run.token_ids)
+    if run.prompts and run.token_ids:
+        raise ConfigError("prompts and token_ids are both given; give one of them")
+    if given != run.rows:
+        raise ConfigError(
+            f"{given} prompts, but --gpu-batch-size {run.gpu_batch_size} x --num-gpu-batches "
+            f"{run.num_gpu_batches} are {run.rows} rows; make them equal"
+        )
+
+
+def _check_percent(percent: tuple[float, ...]) -> None:
+    if len(percent) != 6:
+        raise ConfigError(
+            f"--percent takes six numbers (weights, KV cache and activations on the accelerator "
+            f"and on the host), got {len(percent)}"
+        )
+    for at, kind in enumerate(("weights", "KV cache", "activations")):
+        accelerator, host = percent[2 * at], percent[2 * at + 1]
+        if not (0 <= accelerator <= 100 and 0 <= host <= 100 and accelerator + host <= 100):
+            raise ConfigError(
+                f"--percent: {kind} {accelerator:g} % on the accelerator and {host:g} % on the "
+                f"host; each must be 0 to 100 and their sum at most 100 (the rest is disk)"
+            )
+    if (percent[4], percent[5]) not in ((100, 0), (0, 100)):
+        raise ConfigError(
+            f"--percent: activations {percent[4]:g} % on the accelerator and {percent[5]:g} % on "
+            f"the host; FlexGen keeps them in one place, so give 100 0 or 0 100 (on disk it "
+            f"deletes their file before it is read)"
+        )
+
+
+def _check_combinations(run: FlexGenRun) -> None:
+    kv_accelerator, kv_host = run.percent[2], run.percent[3]
+    kv_mixed = 100 not in (kv_accelerator, kv_host, 100 - kv_accelerator - kv_host)
+    if run.attn_sparsity != 1.0:
+        raise ConfigError(
+            f"--attn-sparsity {run.attn_sparsity:g}: FlexGen 0.1.8 gathers sparse attention "
+            f"rightly only from a cache that is all on disk; use 1.0"
+        )
+    if run.compress_cache and (kv_mixed or is_split(run.place.get("kv"))):
+        raise ConfigError(
+            "--compress-cache needs the whole KV cache in one place: FlexGen cannot compress a "
+            "split cache; give 100 0, 0 100 or 0 0 and no split policy"
+        )
+    if run.compress_cache and run.cpu_cache_compute and kv_host != 100:
+        raise ConfigError(
+            "--compress-cache with --cpu-cache-compute needs the KV cache on the host (0 100)"
+        )
+    for role, policy in run.place.items():
+        if role not in _SPLITTABLE and is_split(policy):
+            raise ConfigError(
+                f"place {role}={policy}: only {' and '.join(_SPLITTABLE)} can be split by whole "
+                f"tensors; use interleave or weighted"
+            )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

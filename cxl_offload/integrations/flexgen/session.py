@@ -1,0 +1,296 @@
+"""One FlexGen run from request to report, leaving nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from importlib.metadata import version
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from flexgen.timer import timers
+from flexgen.utils import ExecutionEnv, project_decode_latency
+
+from cxl_offload.integrations.flexgen.checkpoint import Progress, weights_folder
+from cxl_offload.integrations.flexgen.layout import Layout, lay_out, with_tiers
+from cxl_offload.integrations.flexgen.lm import TieredOptLM, WeightPlacer, weight_groups
+from cxl_offload.integrations.flexgen.model import ModelSource, resolve_model
+from cxl_offload.integrations.flexgen.predict import check_fit, check_stripes
+from cxl_offload.integrations.flexgen.recorder import Recorder
+from cxl_offload.integrations.flexgen.report import FlexGenReport, placement_rows
+from cxl_offload.integrations.flexgen.request import FlexGenRun
+from cxl_offload.integrations.flexgen.scope import flexgen_globals
+from cxl_offload.integrations.flexgen.store import TierStore
+from cxl_offload.integrations.flexgen.tiers import MemorySource, room
+from cxl_offload.integrations.flexgen.tokens import ByteTokenizer, prompt_tokens
+from cxl_offload.integrations.flexgen.wiring import (
+    build_devices,
+    check_accelerator,
+    flexgen_policy,
+    make_copier,
+    scratch_folder,
+)
+from cxl_offload.memory import Memory, active
+from cxl_offload.topology import Machine
+
+__all__ = ["FLEXGEN_VERSION", "Session", "run"]
+
+FLEXGEN_VERSION = "0.1.8"
+_log = logging.getLogger(__name__)
+
+
+def run(
+    request: FlexGenRun, *, memory: Memory | None = None, progress: Progress | None = None
+) -> FlexGenReport:
+    """Generate with FlexGen, every tensor in the tier the request names.
+
+    Parameters
+    ----------
+    request
+        What to run.
+    memory
+        Where host tensors come from; ``None`` takes the active session.
+    progress
+        Called with a stage (``convert``, ``load``, ``generate``), what is done and the total.
+
+    Raises
+    ------
+    ConfigError
+        The request, the model folder or a policy is wrong; nothing was allocated.
+    MemoryError
+        A tier, a node or the accelerator is too small.
+    OSError
+        A disk is too full, or the kernel refused a call.
+    """
+    with Session(request, memory=memory, progress=progress) as session:
+        return session.generate()
+
+
+class Session:
+    """A loaded model that can generate; a context manager that gives everything back.
+
+    Also when loading or generating raises: then the frames of the exception are cleared, so that
+    they keep no tensor alive. One session may be open in a process at a time.
+
+    Parameters
+    ----------
+    request, memory, progress
+        As for :func:`run`; all checks happen here, before anything is allocated or written.
+
+    Attributes
+    ----------
+    layout
+        Where everything was planned to be.
+    inputs
+        int32 ``(rows, prompt_len)``: the padded prompts.
+    store
+        Counts host memory by role, from ``with`` on.
+    """
+
+    store: TierStore
+
+    def __init__(
+        self,
+        request: FlexGenRun,
+        *,
+        memory: Memory | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        request.check()
+        self.request = request
+        self.memory = memory or active()
+        self.machine: Machine = with_tiers(self.memory.machine, request.tiers)
+        self.source: ModelSource = resolve_model(request.model, request.path)
+        self.inputs, self._tokenizer = prompt_tokens(request, self.source)
+        self._progress = progress
+        self._policy = flexgen_policy(request)
+        groups = weight_groups(self.source.config, self._policy)
+        prompt_len = int(self.inputs.shape[1])
+        self.layout: Layout = lay_out(request, self.source.config, groups, prompt_len, self.machine)
+        check_stripes(self.layout.needs)
+        check_fit(self.layout.needs, room(self.memory, request.tiers))
+        check_accelerator(request, self.layout, self.memory)
+        self._open = contextlib.ExitStack()
+        self._model: TieredOptLM | None = None
+        self._load_seconds = 0.0
+
+    @property
+    def model(self) -> TieredOptLM:
+        """FlexGen's model, inside the ``with`` block."""
+        if self._model is None:
+            raise RuntimeError("the session is not open; use it in a with statement")
+        return self._model
+
+    def __enter__(self) -> Session:
+        if version("flexgen") != FLEXGEN_VERSION:
+            _log.warning("flexgen %s found, checked with %s", version("flexgen"), FLEXGEN_VERSION)
+        started = time.perf_counter()
+        try:
+            self._load()
+        except BaseException as error:
+            self._close(error)
+            raise
+        self._load_seconds = time.perf_counter() - started
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        if error is not None:
+            _forget_locals(error)
+        self._open.close()
+
+    def _load(self) -> None:
+        request, layout, config = self.request, self.layout, self.source.config
+        scratch = self._open.enter_context(scratch_folder(request.offload_dir))
+        folder = weights_folder(self.source, scratch, progress=self._progress)
+        source = MemorySource(self.memory)
+        self.store = TierStore(source, layout.parts, pin=request.accelerator == "cuda")
+        self._recorder = Recorder(source.bytes_per_node, local_node=self.memory.kernel.local_node)
+        copies = make_copier(request, source, self._recorder)
+        placer = WeightPlacer(layout.weights.percents)
+        self._open.enter_context(
+            flexgen_globals(
+                copy=copies,
+                init_weight_list=placer,
+                without_cuda=request.accelerator == "host",
+            )
+        )
+        devices = build_devices(
+            request,
+            layout,
+            self.store,
+            copies,
+            self._recorder,
+            activation=config.activation_fn,
+            disk_folder=scratch / "disk",
+        )
+        placer.homes = devices.weight_homes
+        self._open.callback(self._close_model)
+        self._open.callback(devices.disk.close_copy_threads)  # before the model: it drains copies
+        env = ExecutionEnv(
+            gpu=devices.accelerator, cpu=devices.host, disk=devices.disk, mixed=devices.cache
+        )
+        self._model = TieredOptLM(
+            config,
+            env,
+            folder,
+            self._policy,
+            recorder=self._recorder,
+            copies=copies,
+            loaded=lambda done, total: self._tell("load", done, total),
+        )
+        self._model.sync()
+
+    def _close_model(self) -> None:
+        if self._model is not None:
+            self._model.close()
+            self._model = None
+
+    def _tell(self, stage: str, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(stage, done, total)
+
+    def generate(self, *, token_begins: Callable[[int], None] | None = None) -> FlexGenReport:
+        """Generate the answers to the request's prompts; may be called again.
+
+        Parameters
+        ----------
+        token_begins
+            Called before a token of every row is computed, with its number; 0 is the prompt's.
+        """
+        request, model = self.request, self.model
+        if request.warmup:
+            model.generate(self.inputs, max_new_tokens=1)
+        computed = request.cut_gen_len or request.gen_len
+
+        def begins(token: int) -> None:
+            self._tell("generate", token, computed)
+            if token_begins is not None:
+                token_begins(token)
+
+        timers("generate").reset()
+        if request.record:
+            self._recorder.start()
+        model.token_begins = begins
+        try:
+            with torch.no_grad():
+                tokens = model.generate(
+                    self.inputs,
+                    max_new_tokens=request.gen_len,
+                    do_sample=request.do_sample,
+                    temperature=request.temperature,
+                    stop=request.stop,
+                    cut_gen_len=request.cut_gen_len,
+                )
+        finally:
+            model.token_begins = None
+            trace = self._recorder.stop()
+        self._tell("generate", computed, computed)
+        costs = [float(cost) for cost in timers("generate").costs]
+        rows, prompt_len = self.inputs.shape
+        if request.record:
+            trace.count_tokens("prefill", rows * prompt_len)
+            trace.count_tokens("decode", rows * (len(costs) - 1))
+        return FlexGenReport(
+            tokens=tokens,
+            answers=self._answers(tokens),
+            accelerator=request.accelerator,
+            machine=self.machine.name,
+            simulated_placement=self.memory.is_simulated,
+            config=self.source.config,
+            parameters=self.source.parameters,
+            prompt_len=prompt_len,
+            gen_len=request.gen_len if request.cut_gen_len else len(costs),
+            load_seconds=self._load_seconds,
+            prefill_seconds=costs[0],
+            decode_seconds=_decode_seconds(costs, request, prompt_len),
+            projected=request.cut_gen_len is not None,
+            shares=self.layout.rows,
+            placement=placement_rows(self.store.use(), self.layout.parts, self.machine),
+            outside=self.layout.outside,
+            trace=trace,
+            notes=(*self.layout.notes, *self._tokenizer_notes()),
+        )
+
+    def _tokenizer_notes(self) -> tuple[str, ...]:
+        if not isinstance(self._tokenizer, ByteTokenizer):
+            return ()
+        return (
+            "one token a byte, for want of tokenizer files: a model that was trained with another "
+            "tokenizer does not understand these prompts",
+        )
+
+    def _answers(self, tokens: np.ndarray[Any, Any]) -> tuple[str, ...]:
+        if self._tokenizer is None:
+            return ()
+        start, pad = self.inputs.shape[1], self.source.config.pad_token_id
+        rows = [[int(token) for token in row[start:] if token != pad] for row in tokens]
+        return tuple(self._tokenizer.decode(row) for row in rows)
+
+
+def _decode_seconds(costs: list[float], request: FlexGenRun, prompt_len: int) -> float:
+    if request.cut_gen_len is None:
+        return sum(costs[1:])
+    return float(project_decode_latency(costs, prompt_len, request.gen_len))
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Drop what the frames of an exception still hold, tensors above all."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

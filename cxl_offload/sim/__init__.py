@@ -1,0 +1,10 @@
+"""Simulated time: recorded events replayed on a machine's nodes, links and engines.
+
+Nothing here is measured, and nothing here knows the planner's equations.
+"""
+
+from __future__ import annotations
+
+from cxl_offload.sim.trace import ENGINES, Engine, Event, Trace
+
+__all__ = ["ENGINES", "Engine", "Event", "Trace"]
