@@ -1,0 +1,264 @@
+"""``cxl-offload profile``: measures latency and bandwidth of this machine's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from cxl_offload.cli._report_table import NONE, show, table
+from cxl_offload.errors import ConfigError
+from cxl_offload.profile.model import Estimate, PathProfile, Profile
+from cxl_offload.profile.schedule import Progress
+from cxl_offload.units import format_bandwidth, format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from cxl_offload.memory import Memory
+
+__all__ = ["print_profile", "progress_bar", "register"]
+
+_PIPED_WIDTH = 140
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+    app.command("profile")(profile)
+
+
+def profile(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer points: at most 8 s a path instead of 110 s.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the profile as JSON.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a PNG of each thing measured.")
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="Nodes or tiers to measure; default: all usable."),
+    ] = None,
+    initiators: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="Nodes from whose CPUs; default: all with CPUs."),
+    ] = None,
+    interleave: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N,M[,...]", help="Sweep interleaves over these; repeatable."),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.01, help="Bound for each path and each sweep.")
+    ] = None,
+    working_set: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="E.g. 64MiB; default: 4 to 8 last-level caches."),
+    ] = None,
+) -> None:
+    """Measure latency and bandwidth of every node, from the CPUs of every node.
+
+    A path is the CPUs of one node on the memory of one node. Let nothing else run meanwhile.
+    """
+    from cxl_offload.memory import Memory
+    from cxl_offload.profile import FULL, QUICK, measure_machine, save_profile
+
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"write {output}: there is no folder {output.parent}")
+    memory = Memory.linux()
+    with progress_bar() as progress:
+        found = measure_machine(
+            memory,
+            mode=QUICK if quick else FULL,
+            seconds_per_path=seconds,
+            nodes=_nodes(memory, nodes),
+            initiators=_nodes(memory, initiators),
+            interleaves=None
+            if interleave is None
+            else [tuple(_nodes(memory, chosen) or ()) for chosen in interleave],
+            working_set_bytes=None if working_set is None else parse_bytes(working_set),
+            progress=progress,
+        )
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    width = _PIPED_WIDTH if piped else None
+    console = Console(markup=False, emoji=False, highlight=False, width=width)
+    if output is not None:
+        save_profile(found, output)
+    print_profile(console, found)
+    if output is not None:
+        console.print(f"\nwritten: {output}")
+    if plot is not None:
+        from cxl_offload.profile.plot import save_plots
+
+        for picture in save_plots(found, plot):
+            console.print(f"written: {picture}")
+
+
+def _nodes(memory: Memory, text: str | None) -> list[int] | None:
+    """Node ids of a list of ids and names of tiers."""
+    if text is None:
+        return None
+    found: list[int] = []
+    for name in text.split(","):
+        name = name.strip()
+        if name.isdecimal():
+            found.append(int(name))
+        else:
+            found += memory.machine.tier(name).nodes
+    return found
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar on stderr; silent when stderr is no terminal."""
+    console = Console(stderr=True)
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Bar(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("measuring", total=None)
+
+        def tell(label: str, done: int, total: int) -> None:
+            bar.update(task, description=label, completed=done, total=total)
+
+        yield tell
+
+
+def print_profile(console: Console, found: Profile) -> None:
+    """The tables of a profile."""
+    how = "measured" if found.measured else "simulated"
+    machine = found.machine
+    console.print(
+        f"{machine.cpu_model}, {machine.cpus} CPUs, {len(machine.nodes)} nodes, "
+        f"kernel {machine.kernel}: {how} {found.date} in {found.seconds:.0f} s with {machine.isa} "
+        f"loops ({found.mode})"
+    )
+    _print_latencies(console, found, how)
+    _print_curves(console, found, how)
+    _print_loaded(console, found, how)
+    _print_mixes(console, found, how)
+    _print_sweeps(console, found, how)
+    notes = [f"{_path_name(path)}: {note}" for path in found.paths for note in path.notes] + list(
+        found.notes
+    )
+    if notes:
+        console.print()
+    for note in notes:
+        console.print(f"note: {note}")
+
+
+def _path_name(path: PathProfile) -> str:
+    return f"{path.initiator} -> {path.node}"
+
+
+def _spread(value: Estimate, scale: float) -> str:
+    return f"{value.low / scale:.3g} to {value.high / scale:.3g}"
+
+
+def _print_latencies(console: Console, found: Profile, how: str) -> None:
+    made = table(
+        f"Idle latency, ns a dependent load in random order ({how})",
+        *("CPUs -> memory", "pages", "median", "10 % to 90 %", "over"),
+        right=("median", "10 % to 90 %", "over"),
+    )
+    for path in found.paths:
+        for entry in path.latencies:
+            made.add_row(
+                _path_name(path),
+                entry.pages,
+                f"{entry.latency_ns.median:.1f}",
+                _spread(entry.latency_ns, 1.0),
+                format_bytes(entry.working_set_bytes),
+            )
+    show(console, made)
+
+
+def _print_curves(console: Console, found: Profile, how: str) -> None:
+    made = table(
+        f"Bandwidth of the program's own loads and stores ({how})",
+        *("CPUs -> memory", "what", "pages", "1 thread", "peak", "saturated by", "tried up to"),
+        right=("1 thread", "peak", "saturated by", "tried up to"),
+    )
+    for path in found.paths:
+        for curve in path.curves:
+            first = curve.points[0]
+            alone = format_bandwidth(first.bandwidth_bytes_per_s.median)
+            made.add_row(
+                _path_name(path),
+                curve.kind,
+                curve.pages,
+                alone if first.threads == 1 else NONE,
+                format_bandwidth(curve.peak_bytes_per_s),
+                _threads(curve.saturation_threads) if len(curve.points) > 1 else NONE,
+                _threads(curve.points[-1].threads),
+            )
+    show(console, made)
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" + ("s" if count > 1 else "")
+
+
+def _print_loaded(console: Console, found: Profile, how: str) -> None:
+    made = table(
+        f"Latency under load ({how})",
+        *("CPUs -> memory", "load", "pause after 4 KiB", "bandwidth", "ns a load", "10 % to 90 %"),
+        right=("pause after 4 KiB", "bandwidth", "ns a load", "10 % to 90 %"),
+    )
+    for path in found.paths:
+        for curve in path.loaded:
+            for point in curve.points:
+                made.add_row(
+                    _path_name(path),
+                    _threads(curve.threads),
+                    f"{point.delay_ns} ns",
+                    format_bandwidth(point.bandwidth_bytes_per_s),
+                    f"{point.latency_ns.median:.1f}",
+                    _spread(point.latency_ns, 1.0),
+                )
+    show(console, made)
+
+
+def _print_mixes(console: Console, found: Profile, how: str) -> None:
+    made = table(
+        f"Reads mixed with writes past the caches ({how})",
+        *("CPUs -> memory", "reads:writes", "threads", "bandwidth"),
+        right=("reads:writes", "threads", "bandwidth"),
+    )
+    for path in found.paths:
+        for mix in path.mixes:
+            made.add_row(
+                _path_name(path),
+                f"{mix.reads}:{mix.writes}",
+                str(mix.threads),
+                format_bandwidth(mix.bandwidth_bytes_per_s.median),
+            )
+    show(console, made)
+
+
+def _print_sweeps(console: Console, found: Profile, how: str) -> None:
+    made = table(
+        f"Weighted interleaves, loads ({how})",
+        *("CPUs of", "nodes", "weights", "bandwidth"),
+        right=("bandwidth",),
+    )
+    for sweep in found.sweeps:
+        for point in sweep.points:
+            mark = "  best" if point == sweep.best else ""
+            made.add_row(
+                str(sweep.initiator),
+                ", ".join(map(str, sweep.nodes)),
+                ":".join(str(point.weights.get(node, 0)) for node in sweep.nodes),
+                format_bandwidth(point.bandwidth_bytes_per_s.median) + mark,
+            )
+    show(console, made)

@@ -1,0 +1,67 @@
+"""Measured latency and bandwidth of every node, from every node's CPUs.
+
+``quick`` and ``measure_machine`` measure; they load the C++ core when they are first used, so that
+profiles can be read without it. :mod:`cxl_offload.profile.model` says what there is to know,
+:mod:`cxl_offload.profile.plot` draws it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from cxl_offload.profile.copies import measure_copies
+from cxl_offload.profile.model import (
+    BandwidthCurve,
+    BandwidthPoint,
+    CopyProfile,
+    Estimate,
+    Fingerprint,
+    InterleavePoint,
+    InterleaveSweep,
+    Latency,
+    LoadedCurve,
+    LoadedPoint,
+    MixPoint,
+    NodeFacts,
+    PathProfile,
+    Profile,
+    saturation_threads,
+)
+from cxl_offload.profile.store import load_profile, save_profile
+
+if TYPE_CHECKING:
+    from cxl_offload.profile.measure import FULL, QUICK, measure_machine, quick
+
+__all__ = [
+    "FULL",
+    "QUICK",
+    "BandwidthCurve",
+    "BandwidthPoint",
+    "CopyProfile",
+    "Estimate",
+    "Fingerprint",
+    "InterleavePoint",
+    "InterleaveSweep",
+    "Latency",
+    "LoadedCurve",
+    "LoadedPoint",
+    "MixPoint",
+    "NodeFacts",
+    "PathProfile",
+    "Profile",
+    "load_profile",
+    "measure_copies",
+    "measure_machine",
+    "quick",
+    "saturation_threads",
+    "save_profile",
+]
+
+_MEASURING = ("FULL", "QUICK", "measure_machine", "quick")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MEASURING:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("cxl_offload.profile.measure"), name)

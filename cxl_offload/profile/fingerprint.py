@@ -1,0 +1,65 @@
+"""The machine that a profile belongs to."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from cxl_offload.profile.model import Fingerprint, NodeFacts
+from cxl_offload.topology import Machine
+
+__all__ = ["read_fingerprint"]
+
+
+def read_fingerprint(machine: Machine, *, isa: str, root: str | Path = "/") -> Fingerprint:
+    """The fingerprint of the running machine.
+
+    Parameters
+    ----------
+    machine
+        Its nodes, as discovered.
+    isa
+        The instruction set that is measured with.
+    root
+        Where ``proc`` and ``sys`` are, for captured trees.
+    """
+    return Fingerprint(
+        cpu_model=_cpu_model(Path(root) / "proc/cpuinfo"),
+        cpus=sum(len(node.cpus) for node in machine.nodes),
+        nodes=tuple(
+            NodeFacts(
+                id=node.id,
+                kind=node.kind.value,
+                cpus=len(node.cpus),
+                capacity_bytes=node.capacity_bytes,
+            )
+            for node in machine.nodes
+        ),
+        kernel=os.uname().release,
+        page_bytes=os.sysconf("SC_PAGESIZE"),
+        transparent_huge_pages=_chosen(Path(root) / "sys/kernel/mm/transparent_hugepage/enabled"),
+        isa=isa,
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _cpu_model(path: Path) -> str:
+    """The model's name; Arm cores have none there, but the numbers of their maker and part."""
+    entries = dict(re.findall(r"^([^\t:]+?)\s*:[ \t]*(\S.*)$", _read(path), re.MULTILINE))
+    if "model name" in entries:
+        return " ".join(entries["model name"].split())
+    parts = [f"{key} {entries[key]}" for key in ("CPU implementer", "CPU part") if key in entries]
+    return ", ".join(parts) or f"unknown ({os.uname().machine})"
+
+
+def _chosen(path: Path) -> str:
+    """The bracketed word of a kernel setting such as ``always [madvise] never``."""
+    match = re.search(r"\[(\w+)\]", _read(path))
+    return match.group(1) if match else "unknown"

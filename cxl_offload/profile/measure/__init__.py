@@ -1,0 +1,22 @@
+"""Measuring: pinned threads over buffers whose pages were checked; nothing here is estimated."""
+
+from cxl_offload.profile.measure.effort import FULL, QUICK, Effort
+from cxl_offload.profile.measure.probe import Allocator, Buffer
+from cxl_offload.profile.measure.run import (
+    FULL_SECONDS,
+    QUICK_SECONDS,
+    measure_machine,
+    quick,
+)
+
+__all__ = [
+    "FULL",
+    "FULL_SECONDS",
+    "QUICK",
+    "QUICK_SECONDS",
+    "Allocator",
+    "Buffer",
+    "Effort",
+    "measure_machine",
+    "quick",
+]

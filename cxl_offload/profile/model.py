@@ -1,0 +1,218 @@
+"""What was measured on a machine, as frozen data; nothing is measured or read here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from cxl_offload.profile.curves import (
+    KINDS,
+    SATURATED,
+    BandwidthCurve,
+    BandwidthPoint,
+    Estimate,
+    InterleavePoint,
+    InterleaveSweep,
+    Kind,
+    Latency,
+    LoadedCurve,
+    LoadedPoint,
+    MixPoint,
+    Pages,
+    estimate,
+    saturation_threads,
+)
+from cxl_offload.topology import Access, Machine
+
+__all__ = [
+    "KINDS",
+    "PROFILE_VERSION",
+    "SATURATED",
+    "BandwidthCurve",
+    "BandwidthPoint",
+    "CopyProfile",
+    "Estimate",
+    "Fingerprint",
+    "InterleavePoint",
+    "InterleaveSweep",
+    "Kind",
+    "Latency",
+    "LoadedCurve",
+    "LoadedPoint",
+    "MixPoint",
+    "NodeFacts",
+    "Pages",
+    "PathProfile",
+    "Profile",
+    "estimate",
+    "saturation_threads",
+]
+
+PROFILE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PathProfile:
+    """Everything measured from the CPUs of ``initiator`` to the memory of ``node``.
+
+    ``cpus`` are in the order in which threads were put on them, one of every core first.
+    ``notes`` say what was left out or limited, and why.
+    """
+
+    initiator: int
+    node: int
+    cpus: tuple[int, ...]
+    working_set_bytes: int
+    latencies: tuple[Latency, ...] = ()
+    curves: tuple[BandwidthCurve, ...] = ()
+    loaded: tuple[LoadedCurve, ...] = ()
+    mixes: tuple[MixPoint, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def latency_ns(self, pages: Pages = "base") -> float | None:
+        """Median idle latency with such pages, if it was measured."""
+        found = (entry for entry in self.latencies if entry.pages == pages)
+        entry = next(found, None)
+        return None if entry is None else entry.latency_ns.median
+
+    def curve(self, kind: Kind, pages: Pages = "base") -> BandwidthCurve | None:
+        """The curve of this kind of access and pages, if it was measured."""
+        found = (curve for curve in self.curves if (curve.kind, curve.pages) == (kind, pages))
+        return next(found, None)
+
+    def peak_bytes_per_s(self, kind: Kind, pages: Pages = "base") -> float | None:
+        """The best bandwidth of this kind of access and pages, if it was measured."""
+        curve = self.curve(kind, pages)
+        return None if curve is None else curve.peak_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class CopyProfile:
+    """Copies between a GPU and a node: large ones for bandwidth, 64-byte ones for latency."""
+
+    gpu: str
+    node: int
+    pinned: bool
+    copy_bytes: int
+    h2d_bandwidth_bytes_per_s: Estimate
+    d2h_bandwidth_bytes_per_s: Estimate
+    h2d_latency_ns: Estimate
+    d2h_latency_ns: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A node as it was when the profile was made."""
+
+    id: int
+    kind: str
+    cpus: int
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What the numbers depend on.
+
+    ``transparent_huge_pages`` is the kernel's mode (``always``, ``madvise``, ``never``) or
+    ``unknown``; ``isa`` the instruction set of the probe's loops.
+    """
+
+    cpu_model: str
+    cpus: int
+    nodes: tuple[NodeFacts, ...]
+    kernel: str
+    page_bytes: int
+    transparent_huge_pages: str
+    isa: str
+
+    def differences(self, other: Fingerprint) -> tuple[str, ...]:
+        """Lines on what is not the same in ``other``; empty when its numbers can be used here."""
+        names = ("cpu_model", "cpus", "nodes", "kernel", "page_bytes", "transparent_huge_pages")
+        return tuple(
+            f"{name}: {getattr(self, name)} against {getattr(other, name)}"
+            for name in (*names, "isa")
+            if getattr(self, name) != getattr(other, name)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Latency and bandwidth of a machine's memory.
+
+    Attributes
+    ----------
+    date
+        UTC, ISO 8601.
+    measured
+        True for numbers of the real machine, False for those of a simulated one.
+    seconds
+        How long the measuring took.
+    """
+
+    version: int = PROFILE_VERSION
+    machine: Fingerprint
+    date: str
+    measured: bool
+    mode: Literal["quick", "full"]
+    seconds: float
+    paths: tuple[PathProfile, ...]
+    sweeps: tuple[InterleaveSweep, ...] = ()
+    copies: tuple[CopyProfile, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def path(self, initiator: int, node: int) -> PathProfile:
+        """The measurements from one node's CPUs to one node's memory.
+
+        Raises
+        ------
+        ValueError
+            If that path was not measured.
+        """
+        for path in self.paths:
+            if (path.initiator, path.node) == (initiator, node):
+                return path
+        known = ", ".join(f"{path.initiator}->{path.node}" for path in self.paths) or "none"
+        raise ValueError(f"path {initiator}->{node} was not measured; measured are {known}")
+
+    def accesses(self) -> tuple[Access, ...]:
+        """The measured paths in the terms of a machine.
+
+        Latency is that of transparent huge pages where it was measured (the memory's own, as
+        machine files have it), of base pages otherwise; bandwidths are peaks of plain loads and
+        stores on base pages.
+        """
+        how = "measured" if self.measured else "simulated"
+        source = f"{how} on {self.machine.cpu_model}, {self.date}"
+        return tuple(_access(path, source) for path in self.paths)
+
+    def applied_to(self, machine: Machine) -> Machine:
+        """``machine`` with the measured accesses in place of its own for the same paths.
+
+        Raises
+        ------
+        ValueError
+            If the profile names nodes that the machine does not have.
+        """
+        own = self.accesses()
+        replaced = {(access.initiator, access.target) for access in own}
+        kept = tuple(
+            access
+            for access in machine.accesses
+            if (access.initiator, access.target) not in replaced
+        )
+        return replace(machine, accesses=kept + own)
+
+
+def _access(path: PathProfile, source: str) -> Access:
+    load, store = path.curve("load"), path.curve("store")
+    return Access(
+        initiator=path.initiator,
+        target=path.node,
+        read_latency_ns=path.latency_ns("thp") or path.latency_ns("base"),
+        read_bandwidth_bytes_per_s=None if load is None else load.peak_bytes_per_s,
+        write_bandwidth_bytes_per_s=None if store is None else store.peak_bytes_per_s,
+        read_saturation_threads=None if load is None else load.saturation_threads,
+        write_saturation_threads=None if store is None else store.saturation_threads,
+        source=source,
+    )
