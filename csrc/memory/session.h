@@ -71,6 +71,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // All three hold nothing in a forked child.
   std::map<NodeId, NodeUse> node_use() const;
   Statistics statistics() const;
+  // Returns what the pools cache, and forgets the pools that nothing is allocated from.
   size_t trim();
 
  private:
@@ -79,6 +80,8 @@ class Session : public std::enable_shared_from_this<Session> {
                              PageKind, const GpuDriver*>;
 
   std::shared_ptr<Pool> pool_for(const Rule& rule, const std::shared_ptr<GpuDriver>& driver);
+  std::shared_ptr<Pool> make_pool(const Rule& rule, const std::shared_ptr<GpuDriver>& driver) const;
+  std::vector<std::shared_ptr<Pool>> take_unused_pools();
   template <typename Attempt>
   auto with_all_memory(const Attempt& attempt);
   void forget(const std::byte* address) noexcept;
@@ -88,6 +91,8 @@ class Session : public std::enable_shared_from_this<Session> {
   const pid_t owner_;  // in a forked child the locks below may be held for ever
   mutable std::mutex pools_mutex_;
   std::map<PoolKey, std::shared_ptr<Pool>> pools_;
+  size_t sweep_at_;          // how many pools there may be before the unused ones go
+  Statistics past_;          // of pools that are gone
   std::mutex last_attempt_;  // held by who tries once more after running out of memory
   mutable std::mutex blocks_mutex_;
   std::map<const std::byte*, std::weak_ptr<PlacedBlock>> blocks_;
