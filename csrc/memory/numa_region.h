@@ -69,6 +69,7 @@ class NumaRegion final : public Region {
   uint64_t strayed_bytes() const;
 
  private:
+  NumaRegion(const Placer& placer, const Rule& rule, Layout layout, size_t bytes);
   std::vector<Run> place(std::span<std::byte> pages, const std::vector<Run>& before,
                          const std::vector<Run>& wanted);
   std::vector<Run> put_back(std::span<std::byte> pages, const std::vector<Run>& before) const;
