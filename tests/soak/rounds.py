@@ -16,6 +16,7 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis.stateful import run_state_machine_as_test
 
 from cxl_offload import _C
+from cxl_offload.errors import PlacementError
 from cxl_offload.memory import (
     Bind,
     FirstTouch,
@@ -86,6 +87,8 @@ class Worker:
             self.counts["MemoryError"] += 1
         except OSError:
             self.counts["OSError"] += 1
+        except PlacementError:  # a pin that did not come back whole after a move
+            self.counts["PlacementError"] += 1
 
     def allocate(self) -> None:
         nbytes = int(2 ** self.rng.uniform(3, 25))
