@@ -66,12 +66,27 @@ void bind_simulated(py::module_& module) {
       .def(
           "fail",
           [](const SimulatedKernel& kernel, const std::string& operation, uint64_t call, int code,
-             FaultEffect effect) {
-            kernel.faults().add({parse_operation(operation), effect, call, code, -1});
+             FaultEffect effect, uint64_t times) {
+            for (uint64_t i = 0; i < times; ++i) {
+              kernel.faults().add({parse_operation(operation), effect, call + i, code, -1});
+            }
           },
           py::arg("operation"), py::kw_only(), py::arg("call") = 1, py::arg("code") = ENOMEM,
-          py::arg("effect") = FaultEffect::kRefuse,
-          "Lets the call-th call of an operation from now fail once.")
+          py::arg("effect") = FaultEffect::kRefuse, py::arg("times") = 1,
+          "Lets the call-th call of an operation from now, and those after it, fail.")
+      .def(
+          "fail_at_random",
+          [](const SimulatedKernel& kernel, const std::vector<std::string>& operations,
+             double probability, uint64_t seed, int code) {
+            RandomFaults faults{seed, probability, {}, code};
+            for (const std::string& operation : operations) {
+              faults.operations.push_back(parse_operation(operation));
+            }
+            kernel.faults().add_random(faults);
+          },
+          py::arg("operations"), py::kw_only(), py::arg("probability"), py::arg("seed"),
+          py::arg("code") = ENOMEM,
+          "Lets each call of these operations fail with a probability, decided by the seed.")
       .def("clear_faults", [](const SimulatedKernel& kernel) { kernel.faults().clear(); })
       .def_property_readonly("calls", &calls_of)
       .def_property_readonly("faults_fired", [](const SimulatedKernel& kernel) {

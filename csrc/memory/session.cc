@@ -53,6 +53,18 @@ std::vector<std::string> PlacedBlock::notes() const {
   return all;
 }
 
+// One thread at a time tries once more, so that two never hold half each of what one needs.
+template <typename Attempt>
+auto Session::with_all_memory(const Attempt& attempt) {
+  try {
+    return attempt();
+  } catch (const OutOfMemory&) {
+  }
+  const std::lock_guard lock(last_attempt_);
+  for (const auto& pool : pools()) pool->give_back();
+  return attempt();
+}
+
 void PlacedBlock::move(Rule rule) {
   const std::string what = "move " + format_bytes(memory_->bytes());
   if (memory_->pinned()) {
@@ -69,8 +81,11 @@ void PlacedBlock::move(Rule rule) {
   rule.pages = region->rule().pages;
   simplify(rule, memory_->capacity(), notes);
   check_rule(rule, session_->kernel());
+  const std::lock_guard moving(moving_);
   memory_->displace();
-  region->move(memory_->offset(), memory_->capacity(), rule);
+  auto spills = session_->with_all_memory(
+      [&] { return region->move(memory_->offset(), memory_->capacity(), rule); });
+  for (std::string& note : spills) notes.push_back(std::move(note));
   const std::lock_guard lock(mutex_);
   rule_ = std::move(rule);
   notes_ = std::move(notes);
@@ -111,7 +126,8 @@ std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
   std::vector<std::string> notes;
   check_rule(rule, *placer_.kernel);
   simplify(rule, bytes, notes);
-  auto memory = pool_for(rule, driver)->allocate(bytes);
+  const auto pool = pool_for(rule, driver);
+  auto memory = with_all_memory([&] { return pool->allocate(bytes); });
   auto block = std::make_shared<PlacedBlock>(shared_from_this(), std::move(memory), std::move(rule),
                                              std::move(notes));
   const std::lock_guard lock(blocks_mutex_);
@@ -146,10 +162,16 @@ NodeBytes Session::bytes_per_node(std::span<const std::byte> range) const {
 }
 
 std::vector<std::shared_ptr<Pool>> Session::pools() const {
-  const std::lock_guard lock(pools_mutex_);
   std::vector<std::shared_ptr<Pool>> result;
+  if (getpid() != owner_) return result;
+  const std::lock_guard lock(pools_mutex_);
   for (const auto& [key, pool] : pools_) result.push_back(pool);
   return result;
+}
+
+std::map<NodeId, NodeUse> Session::node_use() const {
+  if (getpid() != owner_) return {};
+  return placer_.budget->use();
 }
 
 Statistics Session::statistics() const {

@@ -97,8 +97,9 @@ class ThreadPreference {
 // Kernels before 5.14 have no MADV_POPULATE_WRITE: write to every page instead.
 void touch(std::span<std::byte> range, size_t page_bytes) {
   for (size_t offset = 0; offset < range.size(); offset += page_bytes) {
-    auto* byte = reinterpret_cast<volatile std::byte*>(range.data() + offset);
-    *byte = *byte;
+    // Atomic, for others may be writing to pages that are there already.
+    auto* byte = reinterpret_cast<unsigned char*>(range.data() + offset);
+    __atomic_fetch_or(byte, 0, __ATOMIC_RELAXED);
   }
 }
 
@@ -114,7 +115,7 @@ class LinuxKernel final : public Kernel {
   std::vector<NodeId> fallback_order(NodeId node) const override;
   NodeId local_node() const override;
   std::byte* map(size_t bytes, size_t alignment, PageKind kind) override;
-  void unmap(std::span<std::byte> range) noexcept override { munmap(range.data(), range.size()); }
+  void unmap(std::span<std::byte> range) noexcept override;
   void set_policy(std::span<std::byte> range, const Policy& policy) override;
   void populate(std::span<std::byte> range, NodeId node) override;
   void discard(std::span<std::byte> range) override;
@@ -243,6 +244,13 @@ std::byte* LinuxKernel::map(size_t bytes, size_t alignment, PageKind kind) {
     throw;
   }
   return begin;
+}
+
+void LinuxKernel::unmap(std::span<std::byte> range) noexcept {
+  if (munmap(range.data(), range.size()) == 0) return;
+  // A hole in a mapping makes two, which vm.max_map_count may forbid: then the pages go, and only
+  // addresses are lost.
+  madvise(range.data(), range.size(), MADV_DONTNEED);
 }
 
 void LinuxKernel::set_policy(std::span<std::byte> range, const Policy& policy) {
