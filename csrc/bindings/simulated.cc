@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -22,10 +23,12 @@ using NodeRow = std::tuple<NodeId, uint64_t, uint64_t, Pools>;
 std::shared_ptr<SimulatedKernel> make_kernel(const std::vector<NodeRow>& nodes,
                                              std::vector<std::vector<int>> distances,
                                              NodeId initiator, std::vector<NodeId> allowed_nodes,
-                                             std::optional<uint64_t> process_limit_bytes) {
+                                             std::optional<uint64_t> process_limit_bytes,
+                                             const std::vector<NodeId>& movable_nodes) {
   SimulatedMachine machine;
   for (const auto& [id, total_bytes, used_by_others_bytes, pools] : nodes) {
-    SimulatedNode node{id, total_bytes, used_by_others_bytes, {}};
+    SimulatedNode node{id, total_bytes, used_by_others_bytes, {}, false};
+    node.movable = std::ranges::find(movable_nodes, id) != movable_nodes.end();
     for (const auto& [page_bytes, pages] : pools) node.pools.push_back({page_bytes, pages});
     machine.nodes.push_back(std::move(node));
   }
@@ -56,6 +59,7 @@ void bind_simulated(py::module_& module) {
   py::class_<SimulatedKernel, Kernel, std::shared_ptr<SimulatedKernel>>(module, "SimulatedKernel")
       .def(py::init(&make_kernel), py::arg("nodes"), py::arg("distances"), py::kw_only(),
            py::arg("initiator"), py::arg("allowed_nodes"), py::arg("process_limit_bytes"),
+           py::arg("movable_nodes") = std::vector<NodeId>(),
            "nodes: (id, total bytes, bytes used by others, [(page bytes, pages)]) of every node.")
       .def("used_bytes", &SimulatedKernel::used_bytes, py::arg("node"))
       .def_property_readonly("mapping_count", &SimulatedKernel::mapping_count)

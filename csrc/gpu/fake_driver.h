@@ -4,6 +4,7 @@
 #define CXL_OFFLOAD_GPU_FAKE_DRIVER_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 
@@ -25,6 +26,14 @@ class FakeDriver final : public GpuDriver {
   void wait_event(EventId event) override;
   void destroy_event(EventId event) noexcept override;
   void synchronize() override;
+
+  // What a registration does to the pages, and its end: called while the driver is locked. A
+  // registration that `pin` throws out of did not happen.
+  struct Pinning {
+    std::function<void(std::span<std::byte> range)> pin;
+    std::function<void(std::byte* address)> unpin;  // must not throw
+  };
+  void set_pinning(Pinning pinning);
 
   // Queues one piece of work.
   void launch(StreamId stream);
@@ -66,6 +75,7 @@ class FakeDriver final : public GpuDriver {
   EventId last_event_ = 0;
   uint64_t fail_in_ = 0;
   bool broken_ = false;
+  Pinning pinning_;
   Counts counts_;
 };
 

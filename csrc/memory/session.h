@@ -14,6 +14,7 @@
 #include "gpu/driver.h"
 #include "memory/allocation.h"
 #include "memory/numa_region.h"
+#include "memory/pinned.h"
 #include "memory/pool.h"
 #include "memory/rule.h"
 #include "memory/run_map.h"
@@ -40,11 +41,14 @@ class PlacedBlock {
   // The rule in words, after a move the new one.
   std::string requested() const;
   std::vector<std::string> notes() const;
-  // Moves the pages to a new rule. Throws InvalidArgument for blocks that share their pages and
-  // for pinned ones.
+  // Moves the pages to a new rule; pinned ones once the work on their streams is done. Throws
+  // InvalidArgument for blocks that share their pages or their registration, what the move throws
+  // with everything back in place, and PlacementError that says where pinned memory ended.
   void move(Rule rule);
 
  private:
+  void move_pinned(PinnedRegion& region, Rule rule, std::vector<std::string> notes);
+
   std::shared_ptr<Session> session_;
   std::shared_ptr<Allocation> memory_;
   std::mutex moving_;         // held by who moves the block; always before mutex_

@@ -113,6 +113,9 @@ class LinuxKernel final : public Kernel {
   Headroom node_headroom(NodeId node, PageKind kind) const override;
   Headroom process_headroom() const override { return read_process_headroom(); }
   std::vector<NodeId> fallback_order(NodeId node) const override;
+  uint64_t movable_bytes(NodeId node) const override {
+    return read_movable_bytes(node, base_page_bytes_);
+  }
   NodeId local_node() const override;
   std::byte* map(size_t bytes, size_t alignment, PageKind kind) override;
   void unmap(std::span<std::byte> range) noexcept override;
