@@ -10,6 +10,7 @@
 #include "gpu/cuda_kernels.h"
 #include "gpu/driver.h"
 #include "gpu/fake_driver.h"
+#include "os/simulated_kernel.h"
 
 namespace cxl_offload::bindings {
 
@@ -30,6 +31,17 @@ void copy_blocks(GpuDriver& driver, uintptr_t targets, uintptr_t sources, size_t
   for (size_t i = 0; i < count; ++i) driver.copy(to[i], from[i], block_bytes, stream);
 }
 
+// With a kernel, registering pins the pages there, which moves them out of movable nodes.
+std::shared_ptr<FakeDriver> make_fake_driver(uint64_t limit_bytes,
+                                             const std::shared_ptr<SimulatedKernel>& kernel) {
+  auto driver = std::make_shared<FakeDriver>(limit_bytes);
+  if (kernel) {
+    driver->set_pinning({[kernel](std::span<std::byte> range) { kernel->pin(range); },
+                         [kernel](std::byte* address) { kernel->unpin(address); }});
+  }
+  return driver;
+}
+
 }  // namespace
 
 void bind_gpu(py::module_& module) {
@@ -48,7 +60,8 @@ void bind_gpu(py::module_& module) {
 
   // Mocks what a machine may not have, for tests: see gpu/fake_driver.h.
   py::class_<FakeDriver, GpuDriver, std::shared_ptr<FakeDriver>>(module, "FakeDriver")
-      .def(py::init<uint64_t>(), py::arg("limit_bytes") = UINT64_MAX)
+      .def(py::init(&make_fake_driver), py::arg("limit_bytes") = UINT64_MAX,
+           py::arg("kernel") = nullptr)
       .def("launch", &FakeDriver::launch, py::arg("stream"))
       .def("finish", &FakeDriver::finish, py::arg("stream"))
       .def("step", &FakeDriver::step, py::arg("stream"), py::arg("count") = 1)
@@ -70,6 +83,11 @@ void bind_gpu(py::module_& module) {
                              [](const FakeDriver& driver) { return driver.counts().events; })
       .def_property_readonly("waiters",
                              [](const FakeDriver& driver) { return driver.counts().waiters; })
+      .def_property_readonly("registrations",
+                             [](const FakeDriver& driver) { return driver.counts().registrations; })
+      .def_property_readonly(
+          "wrong_unregisters",
+          [](const FakeDriver& driver) { return driver.counts().wrong_unregisters; })
       .def_property_readonly("event_waits",
                              [](const FakeDriver& driver) { return driver.counts().event_waits; })
       .def_property_readonly("synchronizations", [](const FakeDriver& driver) {

@@ -26,6 +26,7 @@ void bind_os(py::module_& module) {
       .def_property_readonly("allowed_nodes",
                              [](const Kernel& kernel) { return kernel.allowed_nodes().nodes(); })
       .def_property_readonly("local_node", &Kernel::local_node)
+      .def("movable_bytes", &Kernel::movable_bytes, py::arg("node"))
       .def("page_bytes", &Kernel::page_bytes, py::arg("pages"))
       .def("node_headroom", &Kernel::node_headroom, py::arg("node"), py::arg("pages"))
       .def("process_headroom", &Kernel::process_headroom)

@@ -17,7 +17,10 @@ class Region {
   virtual std::span<std::byte> range() const = 0;
   // The unit in which pieces may be released.
   virtual size_t page_bytes() const = 0;
+  // Whether it is registered with a GPU driver as one, and so never returned in parts.
   virtual bool pinned() const = 0;
+  // Whether it still is: a move that failed may have left it unregistered.
+  virtual bool registered() const { return pinned(); }
   // Whether a block cut at [offset, offset + bytes) has exactly the shares of nodes that a fresh
   // region of `bytes` would have. Always true for rules that name a single node.
   virtual bool keeps_rule(size_t offset, size_t bytes) const = 0;

@@ -53,27 +53,63 @@ std::vector<std::string> PlacedBlock::notes() const {
   return all;
 }
 
+// One thread at a time tries once more, so that two never hold half each of what one needs.
+template <typename Attempt>
+auto Session::with_all_memory(const Attempt& attempt) {
+  try {
+    return attempt();
+  } catch (const OutOfMemory&) {
+  }
+  const std::lock_guard lock(last_attempt_);
+  for (const auto& pool : pools()) pool->give_back();
+  return attempt();
+}
+
 void PlacedBlock::move(Rule rule) {
   const std::string what = "move " + format_bytes(memory_->bytes());
-  if (memory_->pinned()) {
-    throw InvalidArgument(what + ": the memory is pinned, and pinned pages cannot move; copy it " +
-                          "into a new allocation");
-  }
   if (!memory_->owns_pages()) {
     throw InvalidArgument(what + ": smaller than a page (" + format_bytes(page_bytes()) +
                           "), it shares its page with others; copy it into a new allocation");
   }
-  auto* region = dynamic_cast<NumaRegion*>(memory_->region());
+  auto* pinned = dynamic_cast<PinnedRegion*>(memory_->region());
+  auto* region =
+      pinned != nullptr ? pinned->on_nodes() : dynamic_cast<NumaRegion*>(memory_->region());
   if (region == nullptr) throw InvalidArgument(what + ": its memory is not on NUMA nodes");
+  if (pinned != nullptr && memory_->capacity() != region->range().size()) {
+    throw InvalidArgument(what + ": it is pinned together with other small allocations, which " +
+                          "may be in use; copy it into a new allocation");
+  }
   std::vector<std::string> notes;
   rule.pages = region->rule().pages;
   simplify(rule, memory_->capacity(), notes);
   check_rule(rule, session_->kernel());
+  const std::lock_guard moving(moving_);
   memory_->displace();
-  region->move(memory_->offset(), memory_->capacity(), rule);
+  if (pinned != nullptr) return move_pinned(*pinned, std::move(rule), std::move(notes));
+  auto spills = session_->with_all_memory(
+      [&] { return region->move(memory_->offset(), memory_->capacity(), rule); });
+  for (std::string& note : spills) notes.push_back(std::move(note));
   const std::lock_guard lock(mutex_);
   rule_ = std::move(rule);
   notes_ = std::move(notes);
+}
+
+void PlacedBlock::move_pinned(PinnedRegion& region, Rule rule, std::vector<std::string> notes) {
+  Rule origin;
+  {
+    const std::lock_guard lock(mutex_);
+    origin = rule_;
+  }
+  const auto streams = memory_->streams();
+  const auto moved = session_->with_all_memory([&] { return region.move(rule, origin, streams); });
+  notes.insert(notes.end(), moved.notes.begin(), moved.notes.end());
+  const std::string what = "move " + format_bytes(memory_->bytes()) + " of pinned memory";
+  if (moved.arrived) {
+    const std::lock_guard lock(mutex_);
+    rule_ = std::move(rule);
+    notes_ = std::move(notes);
+  }
+  if (moved.failure) throw PlacementError(what + ": " + *moved.failure);
 }
 
 Session::Session(Placer placer) : placer_(std::move(placer)), owner_(getpid()) {}
@@ -87,11 +123,9 @@ std::shared_ptr<Pool> Session::pool_for(const Rule& rule,
   std::shared_ptr<Pool>& pool = pools_[key];
   if (pool) return pool;
   try {
-    std::shared_ptr<RegionSource> source;
+    std::shared_ptr<RegionSource> source = std::make_shared<NumaSource>(placer_, rule);
     if (driver) {
-      source = std::make_shared<PinnedSource>(placer_, rule, driver);
-    } else {
-      source = std::make_shared<NumaSource>(placer_, rule);
+      source = std::make_shared<PinnedSource>(std::move(source), placer_.kernel, rule, driver);
     }
     pool = std::make_shared<Pool>(std::move(source), driver);
   } catch (...) {
@@ -111,7 +145,8 @@ std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
   std::vector<std::string> notes;
   check_rule(rule, *placer_.kernel);
   simplify(rule, bytes, notes);
-  auto memory = pool_for(rule, driver)->allocate(bytes);
+  const auto pool = pool_for(rule, driver);
+  auto memory = with_all_memory([&] { return pool->allocate(bytes); });
   auto block = std::make_shared<PlacedBlock>(shared_from_this(), std::move(memory), std::move(rule),
                                              std::move(notes));
   const std::lock_guard lock(blocks_mutex_);
@@ -146,10 +181,16 @@ NodeBytes Session::bytes_per_node(std::span<const std::byte> range) const {
 }
 
 std::vector<std::shared_ptr<Pool>> Session::pools() const {
-  const std::lock_guard lock(pools_mutex_);
   std::vector<std::shared_ptr<Pool>> result;
+  if (getpid() != owner_) return result;
+  const std::lock_guard lock(pools_mutex_);
   for (const auto& [key, pool] : pools_) result.push_back(pool);
   return result;
+}
+
+std::map<NodeId, NodeUse> Session::node_use() const {
+  if (getpid() != owner_) return {};
+  return placer_.budget->use();
 }
 
 Statistics Session::statistics() const {

@@ -63,6 +63,8 @@ class Kernel {
   virtual Headroom process_headroom() const = 0;
   // Other nodes in the order in which memory falls back from `node`, nearest first.
   virtual std::vector<NodeId> fallback_order(NodeId node) const = 0;
+  // Bytes of the node in ZONE_MOVABLE, out of which a long-term pin moves pages to other nodes.
+  virtual uint64_t movable_bytes(NodeId node) const = 0;
   // The node nearest to the calling thread: where first touch puts its pages.
   virtual NodeId local_node() const = 0;
 

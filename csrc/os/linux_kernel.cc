@@ -97,8 +97,9 @@ class ThreadPreference {
 // Kernels before 5.14 have no MADV_POPULATE_WRITE: write to every page instead.
 void touch(std::span<std::byte> range, size_t page_bytes) {
   for (size_t offset = 0; offset < range.size(); offset += page_bytes) {
-    auto* byte = reinterpret_cast<volatile std::byte*>(range.data() + offset);
-    *byte = *byte;
+    // Atomic, for others may be writing to pages that are there already.
+    auto* byte = reinterpret_cast<unsigned char*>(range.data() + offset);
+    __atomic_fetch_or(byte, 0, __ATOMIC_RELAXED);
   }
 }
 
@@ -112,9 +113,12 @@ class LinuxKernel final : public Kernel {
   Headroom node_headroom(NodeId node, PageKind kind) const override;
   Headroom process_headroom() const override { return read_process_headroom(); }
   std::vector<NodeId> fallback_order(NodeId node) const override;
+  uint64_t movable_bytes(NodeId node) const override {
+    return read_movable_bytes(node, base_page_bytes_);
+  }
   NodeId local_node() const override;
   std::byte* map(size_t bytes, size_t alignment, PageKind kind) override;
-  void unmap(std::span<std::byte> range) noexcept override { munmap(range.data(), range.size()); }
+  void unmap(std::span<std::byte> range) noexcept override;
   void set_policy(std::span<std::byte> range, const Policy& policy) override;
   void populate(std::span<std::byte> range, NodeId node) override;
   void discard(std::span<std::byte> range) override;
@@ -243,6 +247,13 @@ std::byte* LinuxKernel::map(size_t bytes, size_t alignment, PageKind kind) {
     throw;
   }
   return begin;
+}
+
+void LinuxKernel::unmap(std::span<std::byte> range) noexcept {
+  if (munmap(range.data(), range.size()) == 0) return;
+  // A hole in a mapping makes two, which vm.max_map_count may forbid: then the pages go, and only
+  // addresses are lost.
+  madvise(range.data(), range.size(), MADV_DONTNEED);
 }
 
 void LinuxKernel::set_policy(std::span<std::byte> range, const Policy& policy) {

@@ -33,6 +33,7 @@ class SimulatedKernel final : public Kernel {
   Headroom node_headroom(NodeId node, PageKind kind) const override;
   Headroom process_headroom() const override;
   std::vector<NodeId> fallback_order(NodeId node) const override;
+  uint64_t movable_bytes(NodeId node) const override;
   NodeId local_node() const override { return initiator_; }
   std::byte* map(size_t bytes, size_t alignment, PageKind kind) override;
   void unmap(std::span<std::byte> range) noexcept override;
@@ -44,6 +45,12 @@ class SimulatedKernel final : public Kernel {
              std::span<int> nodes) const override;
   void move(std::span<std::byte> range, size_t page_bytes, std::span<const NodeId> targets,
             std::span<int> states) override;
+
+  // A long-term pin, as a driver makes it (FOLL_LONGTERM): moves the pages out of movable nodes
+  // without saying so, to the nearest node that is not, and keeps all of them where they are until
+  // they are unpinned. Throws OutOfMemory where no such node has room; pages that left stay away.
+  void pin(std::span<const std::byte> range);
+  void unpin(const std::byte* address) noexcept;
 
   // What tests inject and look at.
   FaultPlan& faults() const { return faults_; }
@@ -74,6 +81,7 @@ class SimulatedKernel final : public Kernel {
   void forget(const Pages& pages);
   void take_in_touched(const Pages& pages) const;
   bool move_page(Mapping& mapping, size_t page, NodeId target);
+  bool is_pinned(const std::byte* address) const;
   std::vector<NodeId> order_from(NodeId node) const;
   void split(Mappings::iterator at, size_t first, size_t count);
 
@@ -84,6 +92,7 @@ class SimulatedKernel final : public Kernel {
   mutable std::mutex mutex_;
   mutable NodeLedger ledger_;
   mutable Mappings mappings_;
+  std::map<const std::byte*, size_t> pins_;  // ranges
 };
 
 }  // namespace cxl_offload

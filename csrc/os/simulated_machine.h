@@ -22,6 +22,7 @@ struct SimulatedNode {
   uint64_t total_bytes = 0;  // huge-page pools included, as in MemTotal
   uint64_t used_by_others_bytes = 0;
   std::vector<SimulatedPool> pools;
+  bool movable = false;  // all of it in ZONE_MOVABLE
 };
 
 struct SimulatedMachine {
@@ -48,6 +49,7 @@ class NodeLedger {
   NodeLedger(const SimulatedMachine& machine, size_t base_page_bytes);
 
   const NodeSet& allowed() const { return allowed_; }
+  bool is_movable(NodeId id) const { return node(id).movable; }
   // Throws InvalidArgument for a node that is not there.
   void check_node(NodeId node) const;
   // Allowed nodes other than `node`, nearest first; ties by id.
@@ -77,6 +79,7 @@ class NodeLedger {
   };
   struct Node {
     uint64_t total_bytes = 0;
+    bool movable = false;
     uint64_t others_bytes = 0;
     uint64_t used_pages = 0;  // base pages of this process
     std::map<size_t, Pool> pools;

@@ -25,7 +25,7 @@ from cxl_offload.memory.policy import (
     as_policy,
 )
 from cxl_offload.memory.stats import Count, NodeUse, Stats, tier_use
-from cxl_offload.topology import Machine, discover
+from cxl_offload.topology import Machine, Node, discover
 
 __all__ = ["Memory", "Pages", "active", "use"]
 
@@ -71,6 +71,12 @@ def _distances(machine: Machine, nodes: list[int]) -> list[list[int]]:
         return [[machine.distances[first][second] for second in nodes] for first in nodes]
     except KeyError:
         return []
+
+
+def _is_movable(node: Node) -> bool:
+    """Whether all memory of a node is in ZONE_MOVABLE; a partly movable node can keep pins."""
+    zones = [zone for zone in node.zones if zone.managed_bytes]
+    return bool(zones) and all(zone.name == "Movable" for zone in zones)
 
 
 class Memory:
@@ -153,6 +159,7 @@ class Memory:
             initiator=machine.initiator if initiator is None else initiator,
             allowed_nodes=[node.id for node in nodes if node.allowed],
             process_limit_bytes=process_limit_bytes,
+            movable_nodes=[node.id for node in nodes if _is_movable(node)],
         )
         return cls(kernel, machine, capacities=capacities, driver=driver)
 
@@ -233,18 +240,35 @@ class Memory:
         """The live allocation of this session that holds ``address``."""
         return self._session.find(address)
 
-    def move(self, allocation: _C.Allocation, placement: PlacementLike) -> None:
+    def move(
+        self, allocation: _C.Allocation, placement: PlacementLike, *, strict: bool = True
+    ) -> None:
         """Moves the pages of an allocation; its address, contents and views stay.
+
+        Pages move one by one, so that nothing is held twice. Pinned memory is first left alone by
+        the GPU: the work queued on its recorded streams is waited for, or, where no stream was
+        recorded, all work of the context. It is then unpinned, moved, pinned again, and its
+        placement read again. Work that uses it must not be queued before ``move`` returns.
+
+        Parameters
+        ----------
+        strict
+            As in :meth:`allocate`.
 
         Raises
         ------
         ValueError
-            The allocation shares its pages (smaller than a page) or is pinned.
+            The allocation shares its pages (smaller than a page), or is pinned together with
+            other small ones.
         MemoryError
             A target node is full; the pages are back where they were.
+        PlacementError
+            Pinned memory only: strict, and pinning moved pages away again (they are back where
+            they were); or the driver refused to pin again. The message and the placement's notes
+            say where the memory is and whether it is pinned; it is valid whatever happened.
         """
         policy = as_policy(placement, self.machine)
-        allocation.move(_rule(policy, "base", True))
+        allocation.move(_rule(policy, "base", strict))
 
     def stats(self) -> Stats:
         """What the session holds now, held at most, and has ever taken."""

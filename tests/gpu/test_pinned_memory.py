@@ -97,14 +97,16 @@ def test_striped_pinned_memory_is_one_range_to_the_gpu(memory: Memory, policy: s
     assert cxl_offload.placement_of(source, memory=session).granted == granted
 
 
-def test_move_of_pinned_is_refused_and_changes_nothing(memory: Memory) -> None:
-    node = memory.kernel.local_node
-    tensor = cxl_offload.from_tensor(random_bytes(4 * MIB, 6), placement=f"bind:{node}", pin=True)
-    before = (tensor.data_ptr(), cxl_offload.placement_of(tensor))
-    with pytest.raises(ValueError, match="pinned"):
-        cxl_offload.move(tensor, f"bind:{node}")
-    assert (tensor.data_ptr(), cxl_offload.placement_of(tensor)) == before
+def test_move_of_pinned_keeps_its_bytes_and_its_pin(memory: Memory) -> None:
+    session = simulated_memory()
+    tensor = cxl_offload.from_tensor(
+        random_bytes(4 * MIB, 6), placement="bind:0", pin=True, memory=session
+    )
+    address = tensor.data_ptr()
+    cxl_offload.move(tensor, "bind:2", memory=session)
+    assert tensor.data_ptr() == address
     assert tensor.is_pinned()
+    assert dict(cxl_offload.placement_of(tensor, memory=session).granted) == {2: 4 * MIB}
     assert torch.equal(tensor.to("cuda").cpu(), random_bytes(4 * MIB, 6))
 
 
