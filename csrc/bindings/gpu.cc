@@ -1,6 +1,11 @@
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 
+#include <functional>
 #include <memory>
+#include <span>
+#include <string>
+#include <utility>
 
 #include "bindings/bind.h"
 #include "core/error.h"
@@ -27,6 +32,21 @@ std::shared_ptr<FakeDriver> make_fake_driver(uint64_t limit_bytes,
   return driver;
 }
 
+void pin_with(FakeDriver& driver, std::function<void(uintptr_t, size_t)> pin,
+              std::function<void(uintptr_t)> unpin) {
+  const auto end = [unpin = std::move(unpin)](std::byte* address) {
+    try {
+      unpin(reinterpret_cast<uintptr_t>(address));
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("unpin");
+    }
+  };
+  const auto begin = [pin = std::move(pin)](std::span<std::byte> range) {
+    pin(reinterpret_cast<uintptr_t>(range.data()), range.size());
+  };
+  driver.set_pinning({begin, end});
+}
+
 }  // namespace
 
 void bind_gpu(py::module_& module) {
@@ -38,6 +58,8 @@ void bind_gpu(py::module_& module) {
   py::class_<FakeDriver, GpuDriver, std::shared_ptr<FakeDriver>>(module, "FakeDriver")
       .def(py::init(&make_fake_driver), py::arg("limit_bytes") = UINT64_MAX,
            py::arg("kernel") = nullptr)
+      .def("pin_with", &pin_with, py::arg("pin"), py::arg("unpin"),
+           "Registering calls pin(address, nbytes) and its end unpin(address). One thread only.")
       .def("launch", &FakeDriver::launch, py::arg("stream"))
       .def("finish", &FakeDriver::finish, py::arg("stream"))
       .def("fail_registration", &FakeDriver::fail_registration, py::arg("nth"))
