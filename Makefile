@@ -40,12 +40,12 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cu')
+	$(BIN)/clang-format --dry-run --Werror $$(find csrc tests/cpp tests/gpu -name '*.cc' -o -name '*.h' -o -name '*.cu')
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cu')
+	$(BIN)/clang-format -i $$(find csrc tests/cpp tests/gpu -name '*.cc' -o -name '*.h' -o -name '*.cu')
 
 test-cpp:
 	$(MAKE) -C tests/cpp sanitize

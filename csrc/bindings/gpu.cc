@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bindings/bind.h"
 #include "core/error.h"
@@ -47,12 +48,34 @@ void pin_with(FakeDriver& driver, std::function<void(uintptr_t, size_t)> pin,
   driver.set_pinning({begin, end});
 }
 
+// `targets` and `sources` are addresses of arrays of addresses.
+void copy_blocks(GpuDriver& driver, uintptr_t targets, uintptr_t sources, size_t count,
+                 size_t block_bytes, StreamId stream, bool each) {
+  const std::span to(reinterpret_cast<const uint64_t*>(targets), count);
+  const std::span from(reinterpret_cast<const uint64_t*>(sources), count);
+  if (!each) {
+    const std::vector<size_t> sizes(count, block_bytes);
+    driver.copy_batch(to, from, sizes, stream);
+    return;
+  }
+  for (size_t i = 0; i < count; ++i) driver.copy(to[i], from[i], block_bytes, stream);
+}
+
 }  // namespace
 
 void bind_gpu(py::module_& module) {
   py::class_<GpuDriver, std::shared_ptr<GpuDriver>>(module, "GpuDriver")
       .def_property_readonly("name", &GpuDriver::name)
-      .def("synchronize", &GpuDriver::synchronize, py::call_guard<py::gil_scoped_release>());
+      .def("synchronize", &GpuDriver::synchronize, py::call_guard<py::gil_scoped_release>())
+      .def("create_stream", &GpuDriver::create_stream)
+      .def("destroy_stream", &GpuDriver::destroy_stream, py::arg("stream"))
+      .def("copy", &GpuDriver::copy, py::arg("target"), py::arg("source"), py::arg("nbytes"),
+           py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+      .def("copy_blocks", &copy_blocks, py::arg("targets"), py::arg("sources"), py::arg("count"),
+           py::kw_only(), py::arg("block_bytes"), py::arg("stream"), py::arg("each") = false,
+           py::call_guard<py::gil_scoped_release>(),
+           "Addresses of two arrays of addresses. One batch, or with `each` one call a block.")
+      .def_property_readonly("batched", &GpuDriver::batched);
 
   // Mocks what a machine may not have, for tests: see gpu/fake_driver.h.
   py::class_<FakeDriver, GpuDriver, std::shared_ptr<FakeDriver>>(module, "FakeDriver")
@@ -62,6 +85,10 @@ void bind_gpu(py::module_& module) {
            "Registering calls pin(address, nbytes) and its end unpin(address). One thread only.")
       .def("launch", &FakeDriver::launch, py::arg("stream"))
       .def("finish", &FakeDriver::finish, py::arg("stream"))
+      .def("step", &FakeDriver::step, py::arg("stream"), py::arg("count") = 1)
+      .def("pending", &FakeDriver::pending, py::arg("stream"))
+      .def("hold_waiters", &FakeDriver::hold_waiters, py::arg("hold"))
+      .def("fail_copy", &FakeDriver::fail_copy, py::arg("nth"))
       .def("fail_registration", &FakeDriver::fail_registration, py::arg("nth"))
       .def("break_context", &FakeDriver::break_context)
       .def_property_readonly(
@@ -72,8 +99,16 @@ void bind_gpu(py::module_& module) {
       .def_property_readonly(
           "wrong_unregisters",
           [](const FakeDriver& driver) { return driver.counts().wrong_unregisters; })
+      .def_property_readonly("copies",
+                             [](const FakeDriver& driver) { return driver.counts().copies; })
+      .def_property_readonly("copied_bytes",
+                             [](const FakeDriver& driver) { return driver.counts().copied_bytes; })
+      .def_property_readonly("streams",
+                             [](const FakeDriver& driver) { return driver.counts().streams; })
       .def_property_readonly("events",
                              [](const FakeDriver& driver) { return driver.counts().events; })
+      .def_property_readonly("waiters",
+                             [](const FakeDriver& driver) { return driver.counts().waiters; })
       .def_property_readonly("event_waits",
                              [](const FakeDriver& driver) { return driver.counts().event_waits; })
       .def_property_readonly("synchronizations", [](const FakeDriver& driver) {

@@ -238,7 +238,7 @@ class Memory:
         """
         policy = as_policy(placement, self.machine)
         rule = _rule(policy, pages, strict)
-        return self._session.allocate(nbytes, rule, self._gpu_driver() if pin else None)
+        return self._session.allocate(nbytes, rule, self.gpu_driver() if pin else None)
 
     def placement(self, address: int, nbytes: int) -> Placement:
         """Where the pages of any range of host memory are, by asking them."""
@@ -314,7 +314,14 @@ class Memory:
         """
         return self._session.trim()
 
-    def _gpu_driver(self) -> _C.GpuDriver:
+    def gpu_driver(self) -> _C.GpuDriver:
+        """The driver that pins, opened at the first use.
+
+        Raises
+        ------
+        ValueError
+            There is none on this machine.
+        """
         with self._driver_lock:
             if self._driver is None:
                 self._driver = _C.open_cuda_driver()

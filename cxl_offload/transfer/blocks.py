@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cxl_offload import _C
 from cxl_offload.memory import Bind, Memory
@@ -16,6 +18,8 @@ from cxl_offload.memory import Bind, Memory
 __all__ = ["BlockCopier", "cuda_kernels_path"]
 
 _ALIGNMENT = 16
+
+Addresses: TypeAlias = "Sequence[int] | NDArray[np.uint64]"
 
 
 def cuda_kernels_path() -> Path | None:
@@ -49,15 +53,15 @@ class BlockCopier:
         self._node = node
 
     def copy(
-        self, sources: Sequence[int], targets: Sequence[int], *, block_bytes: int, stream: int
+        self, sources: Addresses, targets: Addresses, *, block_bytes: int, stream: int
     ) -> None:
         """Queues ``targets[i][:block_bytes] = sources[i][:block_bytes]`` for every i.
 
         Parameters
         ----------
         sources, targets
-            Addresses in device memory, or in pinned host memory. Targets must not overlap each
-            other or any source.
+            Addresses in device memory, or in pinned host memory; arrays of uint64 are quickest.
+            Targets must not overlap each other or any source.
         block_bytes
             Bytes of every block. Fastest when it and all addresses are multiples of 16.
         stream
@@ -75,7 +79,7 @@ class BlockCopier:
             raise ValueError(f"copy {len(sources)} sources to {len(targets)} targets")
         if block_bytes < 0:
             raise ValueError(f"copy blocks of {block_bytes} bytes")
-        if not sources or block_bytes == 0:
+        if len(sources) == 0 or block_bytes == 0:
             return
         addresses = np.array([sources, targets], dtype=np.uint64)
         aligned = block_bytes % _ALIGNMENT == 0 and not (addresses % _ALIGNMENT).any()
