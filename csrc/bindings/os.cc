@@ -32,7 +32,8 @@ void bind_os(py::module_& module) {
       .def("process_headroom", &Kernel::process_headroom)
       .def("fallback_order", &Kernel::fallback_order, py::arg("node"));
 
-  module.def("linux_kernel", &make_linux_kernel, "The kernel of this machine.");
+  module.def("linux_kernel", &make_linux_kernel, py::arg("dax_root") = "",
+             "The kernel of this machine; Device-DAX devices are looked for below dax_root.");
 }
 
 }  // namespace cxl_offload::bindings

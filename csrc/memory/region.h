@@ -29,6 +29,8 @@ class Region {
   virtual size_t next_cut(size_t offset) const = 0;
   // Returns whole pages early. Not for pinned regions, which are registered as one.
   virtual void release(size_t offset, size_t bytes) = 0;
+  // The Device-DAX device it is on; empty for memory of nodes.
+  virtual std::string device() const { return ""; }
   // What the user should know of this region: spilled nodes, pages that pinning moved.
   virtual std::vector<std::string> notes() const { return {}; }
 };

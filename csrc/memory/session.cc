@@ -74,7 +74,14 @@ void PlacedBlock::move(Rule rule) {
   auto* pinned = dynamic_cast<PinnedRegion*>(memory_->region());
   auto* region =
       pinned != nullptr ? pinned->on_nodes() : dynamic_cast<NumaRegion*>(memory_->region());
-  if (region == nullptr) throw InvalidArgument(what + ": its memory is not on NUMA nodes");
+  if (region == nullptr) {
+    throw InvalidArgument(what + ": it is on device " + memory_->region()->device() +
+                          ", whose memory does not move; copy it into a new allocation");
+  }
+  if (rule.kind == RuleKind::kDevice) {
+    throw InvalidArgument(what + " to " + rule.describe() + ": pages of nodes cannot move onto a " +
+                          "device; copy it into a new allocation");
+  }
   if (pinned != nullptr && memory_->capacity() != region->range().size()) {
     throw InvalidArgument(what + ": it is pinned together with other small allocations, which " +
                           "may be in use; copy it into a new allocation");
@@ -112,18 +119,39 @@ void PlacedBlock::move_pinned(PinnedRegion& region, Rule rule, std::vector<std::
   if (moved.failure) throw PlacementError(what + ": " + *moved.failure);
 }
 
-Session::Session(Placer placer) : placer_(std::move(placer)), owner_(getpid()) {}
+Session::Session(Placer placer, std::map<std::string, uint64_t> device_capacities)
+    : placer_(std::move(placer)),
+      device_capacities_(std::move(device_capacities)),
+      owner_(getpid()) {}
+
+// With the lock of the pools held. A device stays claimed as long as the session.
+std::shared_ptr<RegionSource> Session::source_for(const Rule& rule) {
+  if (rule.kind != RuleKind::kDevice) return std::make_shared<NumaSource>(placer_, rule);
+  std::shared_ptr<DaxStore> store;
+  if (const auto found = stores_.find(rule.device); found != stores_.end()) {
+    store = found->second;
+  } else {
+    const auto capacity = device_capacities_.find(rule.device);
+    store = std::make_shared<DaxStore>(placer_.kernel->open_dax(rule.device),
+                                       capacity == device_capacities_.end()
+                                           ? std::nullopt
+                                           : std::optional<uint64_t>(capacity->second));
+    stores_.emplace(rule.device, store);
+  }
+  return std::make_shared<DaxSource>(std::move(store));
+}
 
 std::shared_ptr<Pool> Session::pool_for(const Rule& rule,
                                         const std::shared_ptr<GpuDriver>& driver) {
   std::vector<std::pair<NodeId, uint32_t>> shares;
   for (const Share& share : rule.shares) shares.emplace_back(share.node, share.weight);
-  const PoolKey key{rule.kind, shares, rule.granule_bytes, rule.strict, rule.pages, driver.get()};
+  const PoolKey key{rule.kind,  shares,      rule.granule_bytes, rule.strict,
+                    rule.pages, rule.device, driver.get()};
   const std::lock_guard lock(pools_mutex_);
   std::shared_ptr<Pool>& pool = pools_[key];
   if (pool) return pool;
   try {
-    std::shared_ptr<RegionSource> source = std::make_shared<NumaSource>(placer_, rule);
+    auto source = source_for(rule);
     if (driver) {
       source = std::make_shared<PinnedSource>(std::move(source), placer_.kernel, rule, driver);
     }
@@ -176,6 +204,7 @@ void Session::forget(const std::byte* address) noexcept {
 
 NodeBytes Session::bytes_per_node(std::span<const std::byte> range) const {
   const auto owner = find(range.data());
+  if (owner && !owner->memory().region()->device().empty()) return {};
   const size_t page = owner ? owner->page_bytes() : kernel().page_bytes(PageKind::kBase);
   return query_bytes(kernel(), range, page);
 }
@@ -191,6 +220,14 @@ std::vector<std::shared_ptr<Pool>> Session::pools() const {
 std::map<NodeId, NodeUse> Session::node_use() const {
   if (getpid() != owner_) return {};
   return placer_.budget->use();
+}
+
+std::map<std::string, NodeUse> Session::device_use() const {
+  std::map<std::string, NodeUse> result;
+  if (getpid() != owner_) return result;
+  const std::lock_guard lock(pools_mutex_);
+  for (const auto& [name, store] : stores_) result.emplace(name, store->use());
+  return result;
 }
 
 Statistics Session::statistics() const {

@@ -13,6 +13,7 @@
 
 #include "gpu/driver.h"
 #include "memory/allocation.h"
+#include "memory/dax_region.h"
 #include "memory/numa_region.h"
 #include "memory/pinned.h"
 #include "memory/pool.h"
@@ -59,7 +60,8 @@ class PlacedBlock {
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
-  explicit Session(Placer placer);
+  // `device_capacities` is what may be taken of Device-DAX devices; all, where it says nothing.
+  explicit Session(Placer placer, std::map<std::string, uint64_t> device_capacities = {});
 
   // With a driver the block is pinned. A stripe of less than one cycle goes to the node of the
   // largest weight, and a note says so. Throws what Pool::allocate throws, and InvalidArgument;
@@ -69,10 +71,12 @@ class Session : public std::enable_shared_from_this<Session> {
                                         const std::shared_ptr<GpuDriver>& driver);
   // The live block that holds the address, or null.
   std::shared_ptr<PlacedBlock> find(const std::byte* address) const;
-  // Bytes on every node, asked from the pages; works for any mapped range.
+  // Bytes on every node, asked from the pages; works for any mapped range. Memory of a device is on
+  // no node.
   NodeBytes bytes_per_node(std::span<const std::byte> range) const;
   const Kernel& kernel() const { return *placer_.kernel; }
-  // All three hold nothing in a forked child.
+  // All four hold nothing in a forked child.
+  std::map<std::string, NodeUse> device_use() const;
   std::map<NodeId, NodeUse> node_use() const;
   Statistics statistics() const;
   size_t trim();
@@ -80,18 +84,21 @@ class Session : public std::enable_shared_from_this<Session> {
  private:
   friend class PlacedBlock;
   using PoolKey = std::tuple<RuleKind, std::vector<std::pair<NodeId, uint32_t>>, size_t, bool,
-                             PageKind, const GpuDriver*>;
+                             PageKind, std::string, const GpuDriver*>;
 
   std::shared_ptr<Pool> pool_for(const Rule& rule, const std::shared_ptr<GpuDriver>& driver);
+  std::shared_ptr<RegionSource> source_for(const Rule& rule);
   template <typename Attempt>
   auto with_all_memory(const Attempt& attempt);
   void forget(const std::byte* address) noexcept;
   std::vector<std::shared_ptr<Pool>> pools() const;
 
   const Placer placer_;
+  const std::map<std::string, uint64_t> device_capacities_;
   const pid_t owner_;  // in a forked child the locks below may be held for ever
   mutable std::mutex pools_mutex_;
   std::map<PoolKey, std::shared_ptr<Pool>> pools_;
+  std::map<std::string, std::shared_ptr<DaxStore>> stores_;  // devices that were used
   std::mutex last_attempt_;  // held by who tries once more after running out of memory
   mutable std::mutex blocks_mutex_;
   std::map<const std::byte*, std::weak_ptr<PlacedBlock>> blocks_;

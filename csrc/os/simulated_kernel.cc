@@ -28,6 +28,7 @@ SimulatedKernel::SimulatedKernel(const SimulatedMachine& machine)
     : base_page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
       initiator_(machine.initiator),
       reserves_huge_pages_(machine.reserves_huge_pages),
+      dax_(machine.dax, faults_),
       ledger_(machine, base_page_bytes_) {}
 
 SimulatedKernel::~SimulatedKernel() {

@@ -16,6 +16,7 @@
 #include "os/fault_plan.h"
 #include "os/kernel.h"
 #include "os/page_map.h"
+#include "os/simulated_dax.h"
 #include "os/simulated_machine.h"
 
 namespace cxl_offload {
@@ -35,6 +36,7 @@ class SimulatedKernel final : public Kernel {
   std::vector<NodeId> fallback_order(NodeId node) const override;
   uint64_t movable_bytes(NodeId node) const override;
   NodeId local_node() const override { return initiator_; }
+  std::unique_ptr<DaxDevice> open_dax(const std::string& name) override { return dax_.open(name); }
   std::byte* map(size_t bytes, size_t alignment, PageKind kind) override;
   void unmap(std::span<std::byte> range) noexcept override;
   void set_policy(std::span<std::byte> range, const Policy& policy) override;
@@ -56,6 +58,7 @@ class SimulatedKernel final : public Kernel {
   FaultPlan& faults() const { return faults_; }
   uint64_t used_bytes(NodeId node) const;
   size_t mapping_count() const;
+  uint64_t dax_mapped_bytes(const std::string& name) const { return dax_.mapped_bytes(name); }
   // What happens on the machine outside this process; throw InvalidArgument for more than is free.
   void set_used_by_others(NodeId node, uint64_t bytes);
   void set_pool(NodeId node, size_t page_bytes, uint64_t pages);
@@ -89,6 +92,7 @@ class SimulatedKernel final : public Kernel {
   const NodeId initiator_;
   const bool reserves_huge_pages_;
   mutable FaultPlan faults_;
+  SimulatedDaxBus dax_;
   mutable std::mutex mutex_;
   mutable NodeLedger ledger_;
   mutable Mappings mappings_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "os/kernel.h"
+#include "os/simulated_dax.h"
 
 namespace cxl_offload {
 
@@ -38,6 +39,7 @@ struct SimulatedMachine {
   // true: mapping explicit huge pages sets them aside in the pools, or is refused, as MAP_HUGETLB
   // does. false: mapping always succeeds and populating may fail, as with MAP_NORESERVE as well.
   bool reserves_huge_pages = true;
+  std::vector<SimulatedDax> dax;
   // Events kept for SimulatedKernel::log(); the oldest are dropped. 0: none.
   size_t log_capacity = 0;
 };

@@ -10,12 +10,13 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from cxl_offload import _C
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import (
     Bind,
+    Dax,
     FirstTouch,
     Interleave,
     PlacementLike,
@@ -25,11 +26,16 @@ from cxl_offload.memory.policy import (
     as_policy,
 )
 from cxl_offload.memory.stats import Count, NodeUse, Stats, tier_use
-from cxl_offload.topology import Machine, Node, discover
+from cxl_offload.topology import DaxDevice, Machine, Node, discover
+from cxl_offload.units import MIB
 
 __all__ = ["Memory", "Pages", "active", "use"]
 
+Capacities: TypeAlias = Mapping[int, int] | Mapping[str, int] | Mapping[int | str, int]
 Pages = Literal["base", "thp", "2MiB", "1GiB"]
+
+_DAX_ALIGNMENT_BYTES = 2 * MIB
+"""Of a simulated device that names none; what the kernel's default is on x86."""
 
 _PAGES = {
     "base": _C.PageKind.base,
@@ -44,6 +50,13 @@ def _rule(policy: Policy, pages: str, strict: bool) -> _C.Rule:
         raise ValueError(f"pages {pages!r}; known are {', '.join(_PAGES)}")
     kind = _PAGES[pages]
     match policy:
+        case Dax(device):
+            if pages != "base":
+                raise ValueError(
+                    f"pages {pages!r} of {policy}: a device has pages of its own, as large as its "
+                    "alignment; leave pages out"
+                )
+            return _C.Rule(_C.RuleKind.device, [], strict=strict, device=device)
         case FirstTouch():
             return _C.Rule(_C.RuleKind.first_touch, [], strict=strict, pages=kind)
         case Bind(nodes):
@@ -79,6 +92,13 @@ def _is_movable(node: Node) -> bool:
     return bool(zones) and all(zone.name == "Movable" for zone in zones)
 
 
+def _dax_row(device: DaxDevice) -> tuple[str, int, int, str, int]:
+    align_bytes = device.align_bytes or _DAX_ALIGNMENT_BYTES
+    usable = device.size_bytes // align_bytes * align_bytes
+    target = -1 if device.target_node is None else device.target_node
+    return device.name, usable, align_bytes, device.mode, target
+
+
 class Memory:
     """Allocates host memory by policy and answers where it is.
 
@@ -89,8 +109,8 @@ class Memory:
     machine
         The nodes and tiers that policies may name.
     capacities
-        Node id to the most bytes that this session may hold there; None means no limit but the
-        node's own memory.
+        Node id, or name of a Device-DAX device, to the most bytes that this session may hold
+        there; None means no limit but the node's or device's own memory.
     driver
         The GPU driver used for ``pin=True``; None opens the CUDA driver at the first use.
     """
@@ -100,7 +120,7 @@ class Memory:
         kernel: _C.Kernel,
         machine: Machine,
         *,
-        capacities: Mapping[int, int] | None = None,
+        capacities: Capacities | None = None,
         driver: _C.GpuDriver | None = None,
         max_threads: int | None = None,
     ) -> None:
@@ -109,14 +129,17 @@ class Memory:
         self._driver = driver
         self._driver_lock = threading.Lock()
         threads = max_threads or len(os.sched_getaffinity(0))
-        self._session = _C.Session(kernel, dict(capacities or {}), threads)
+        limits = dict(capacities or {})
+        nodes = {name: limit for name, limit in limits.items() if isinstance(name, int)}
+        devices = {name: limit for name, limit in limits.items() if isinstance(name, str)}
+        self._session = _C.Session(kernel, nodes, threads, devices)
 
     @classmethod
     def linux(
         cls,
         machine: Machine | None = None,
         *,
-        capacities: Mapping[int, int] | None = None,
+        capacities: Capacities | None = None,
         driver: _C.GpuDriver | None = None,
     ) -> Memory:
         """The memory of this machine."""
@@ -128,7 +151,7 @@ class Memory:
         machine: Machine,
         *,
         initiator: int | None = None,
-        capacities: Mapping[int, int] | None = None,
+        capacities: Capacities | None = None,
         process_limit_bytes: int | None = None,
         driver: _C.GpuDriver | None = None,
     ) -> Memory:
@@ -160,6 +183,7 @@ class Memory:
             allowed_nodes=[node.id for node in nodes if node.allowed],
             process_limit_bytes=process_limit_bytes,
             movable_nodes=[node.id for node in nodes if _is_movable(node)],
+            dax=[_dax_row(device) for device in machine.dax if device.size_bytes],
         )
         return cls(kernel, machine, capacities=capacities, driver=driver)
 
@@ -226,13 +250,15 @@ class Memory:
             page_bytes=page_bytes,
             pinned=owner is not None and owner.pinned,
             simulated=self.is_simulated and owner is not None,
+            devices={owner.device: nbytes} if owner is not None and owner.device else {},
             notes=() if owner is None else tuple(owner.notes),
         )
 
     def bytes_per_node(self, address: int, nbytes: int) -> dict[int, int]:
         """Node id to bytes of any range of host memory, asked from its pages.
 
-        Bytes not faulted in are under :data:`~cxl_offload.memory.placement.NOT_FAULTED_IN`.
+        Bytes not faulted in are under :data:`~cxl_offload.memory.placement.NOT_FAULTED_IN`; memory
+        of a Device-DAX device is on no node.
         """
         return self._session.bytes_per_node(address, nbytes)
 
@@ -274,7 +300,9 @@ class Memory:
         """What the session holds now, held at most, and has ever taken."""
         nodes = {node: NodeUse(*use) for node, use in self._session.node_use().items()}
         counters = {name: Count(*count) for name, count in self._session.statistics().items()}
-        return Stats(nodes=nodes, tiers=tier_use(self.machine.tiers, nodes), **counters)
+        tiers = tier_use(self.machine.tiers, nodes)
+        devices = {name: NodeUse(*use) for name, use in self._session.device_use().items()}
+        return Stats(nodes=nodes, tiers=tiers, devices=devices, **counters)
 
     def trim(self) -> int:
         """Returns cached memory to the kernel; waits for the GPU where it may still use it.

@@ -97,17 +97,33 @@ def test_striped_pinned_memory_is_one_range_to_the_gpu(memory: Memory, policy: s
     assert cxl_offload.placement_of(source, memory=session).granted == granted
 
 
-def test_move_of_pinned_keeps_its_bytes_and_its_pin(memory: Memory) -> None:
+@pytest.mark.parametrize("named", [True, False], ids=["stream named", "no stream named"])
+def test_move_of_live_pinned_memory_waits_for_its_copies_and_pins_again(
+    memory: Memory, named: bool
+) -> None:
+    """Nodes are simulated, registration and DMA are real."""
     session = simulated_memory()
-    tensor = cxl_offload.from_tensor(
-        random_bytes(4 * MIB, 6), placement="bind:0", pin=True, memory=session
-    )
-    address = tensor.data_ptr()
-    cxl_offload.move(tensor, "bind:2", memory=session)
-    assert tensor.data_ptr() == address
-    assert tensor.is_pinned()
-    assert dict(cxl_offload.placement_of(tensor, memory=session).granted) == {2: 4 * MIB}
-    assert torch.equal(tensor.to("cuda").cpu(), random_bytes(4 * MIB, 6))
+    expected = random_bytes(8 * MIB, 6)
+    source = cxl_offload.from_tensor(expected, placement="bind:0", pin=True, memory=session)
+    view, address = source[4 * MIB :], source.data_ptr()
+    target = torch.zeros(8 * MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    keep_busy(stream)
+    with torch.cuda.stream(stream):
+        target.copy_(source, non_blocking=True)
+    if named:
+        cxl_offload.record_stream(source, stream.cuda_stream, memory=session)
+    assert not stream.query(), "the work was over too early for this test to mean anything"
+    cxl_offload.move(source, "bind:2", memory=session)
+    assert stream.query()
+    assert source.data_ptr() == address
+    assert dict(cxl_offload.placement_of(view, memory=session).granted) == {2: 4 * MIB}
+    assert source.is_pinned()
+    assert view.is_pinned()
+    assert torch.equal(target.cpu(), expected)
+    source.fill_(3)
+    assert torch.equal(view.to("cuda", non_blocking=True).cpu(), view)
 
 
 def test_move_goes_by_a_copy_into_a_new_pinned_tensor(memory: Memory) -> None:

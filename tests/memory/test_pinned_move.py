@@ -6,6 +6,7 @@ page that arrived was unpinned first.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 
@@ -25,8 +26,8 @@ SIZE = 8 * MIB
 PATTERN = bytes(range(256)) * (SIZE // 256)
 
 
-def written(memory: Memory, policy: Bind | Weighted = Bind((0,))) -> _C.Allocation:
-    block = memory.allocate(SIZE, policy, pin=True)
+def written(memory: Memory, node: int = 0) -> _C.Allocation:
+    block = memory.allocate(SIZE, Bind((node,)), pin=True)
     ctypes.memmove(block.address, PATTERN, SIZE)
     return block
 
@@ -167,7 +168,7 @@ def test_move_that_fails_twice_says_so_and_leaves_it_valid() -> None:
 
 def test_strict_move_to_a_movable_node_goes_back_to_where_it_was() -> None:
     memory, driver = memory_on(MOVABLE)
-    block = written(memory, Bind((1,)))
+    block = written(memory, 1)
     with pytest.raises(PlacementError, match=r"left node 2 .*ZONE_MOVABLE.*back where it was"):
         memory.move(block, Bind((CXL,)))
     assert block.pinned
@@ -179,7 +180,7 @@ def test_strict_move_to_a_movable_node_goes_back_to_where_it_was() -> None:
 
 def test_strict_move_that_cannot_go_back_says_where_it_is() -> None:
     memory, driver = memory_on(MOVABLE)
-    block = written(memory, Bind((1,)))
+    block = written(memory, 1)
     driver.fail_registration(2)
     with pytest.raises(PlacementError, match=r"left node 2 .*not pinned since"):
         memory.move(block, Bind((CXL,)))
@@ -190,7 +191,7 @@ def test_strict_move_that_cannot_go_back_says_where_it_is() -> None:
 
 def test_lenient_move_to_a_movable_node_is_reported() -> None:
     memory, driver = memory_on(MOVABLE)
-    block = written(memory, Bind((1,)))
+    block = written(memory, 1)
     memory.move(block, Bind((CXL,)), strict=False)
     assert block.pinned
     assert block.bytes_per_node() == {0: SIZE}, "node 0 is nearest to node 2"
@@ -217,10 +218,8 @@ def test_move_survives_a_fault_at_every_call(operation: str, machine: Machine) -
             memory, driver = memory_on(machine)
             block = written(memory)
             kernel_of(memory).fail(operation, call=call, code=code)
-            try:
+            with contextlib.suppress(MemoryError, OSError, PlacementError):
                 memory.move(block, target, strict=False)
-            except (MemoryError, OSError, PlacementError):
-                pass
             assert kernel_of(memory).faults_fired == 1
             kernel_of(memory).clear_faults()
             assert_consistent(memory, driver, block)
@@ -278,7 +277,7 @@ def test_pinned_memory_of_this_machine_moves_and_is_pinned_again() -> None:
     driver = _C.FakeDriver()
     memory = Memory.linux(driver=driver)
     node = memory.kernel.allowed_nodes[-1]
-    block = written(memory, Bind((memory.kernel.allowed_nodes[0],)))
+    block = written(memory, memory.kernel.allowed_nodes[0])
     memory.move(block, Bind((node,)))
     assert block.bytes_per_node() == {node: SIZE}
     assert block.pinned
