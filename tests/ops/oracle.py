@@ -53,15 +53,20 @@ def adam(p: Array, g: Array, m: Array, v: Array, s: Settings) -> tuple[Near, Nea
         mean_size = np.abs(b1 * m) + np.abs((1 - b1) * used.value)
         mean_error = (1 - b1) * used.error + 4 * F32_EPS * mean_size
         square = b2 * v + (1 - b2) * used.value**2
-        square_error = (1 - b2) * 2 * np.abs(used.value) * used.error + 6 * F32_EPS * np.abs(square)
+        square_error = (1 - b2) * (
+            2 * np.abs(used.value) + used.error
+        ) * used.error + 6 * F32_EPS * np.abs(square)
         c1 = 1 - b1**s.step if s.bias_correction else 1.0
         c2 = 1 - b2**s.step if s.bias_correction else 1.0
         divisor = np.sqrt(square) / np.sqrt(c2) + s.eps
-        root_error = np.where(square > 0, square_error / np.sqrt(square) / np.sqrt(c2), 0.0)
+        root_error = np.sqrt(square_error)  # |sqrt(a) - sqrt(b)| is below this and the next
+        root_error = np.fmin(root_error, square_error / np.sqrt(square)) / np.sqrt(c2)
         divisor_error = root_error + 6 * F32_EPS * divisor
         decayed = p * (1 - s.lr * s.weight_decay) if s.adamw else p
         ratio = mean / divisor
-        ratio_error = mean_error / divisor + np.abs(ratio) * divisor_error / divisor
+        # The least that the divisor can have become; when that is nothing, anything may come out.
+        least = np.where(divisor > divisor_error, divisor - divisor_error, 0.0)
+        ratio_error = (mean_error + np.abs(ratio) * divisor_error) / least
         moved = decayed - s.lr / c1 * ratio
         error = s.lr / c1 * (ratio_error + 8 * F32_EPS * np.abs(ratio))
         return (
@@ -73,24 +78,24 @@ def adam(p: Array, g: Array, m: Array, v: Array, s: Settings) -> tuple[Near, Nea
 
 def close(actual: torch.Tensor, expected: Near) -> None:
     """Asserts that a tensor is the expected value, computed in float32 and rounded to its type."""
-    got = f64(actual)
-    value = expected.value
-    limit = float(torch.finfo(actual.dtype).max)
+    half_ulp, limit = HALF_ULP[actual.dtype], float(torch.finfo(actual.dtype).max)
+    got, value = f64(actual), expected.value
     with np.errstate(all="ignore"):
-        overflows = np.abs(value) > limit
-        value = np.where(overflows, np.sign(value) * np.inf, value)
+        error = np.nan_to_num(expected.error, nan=0.0, posinf=np.inf)  # x / infinity: exact
+        size = np.abs(value)
+        # Where rounding decides whether it overflows, either is right.
+        unsure = (size + error >= limit * (1 - half_ulp)) & (size - error <= limit * (1 + half_ulp))
+        value = np.where(size > limit, np.sign(value) * np.inf, value)
         finite = np.isfinite(value)
-        np.testing.assert_array_equal(np.isnan(got), np.isnan(value))
-        same = (got == value) | np.isnan(value) | finite
-        assert same.all(), "infinities differ"
-        error = np.nan_to_num(expected.error, nan=0.0)  # of a quotient by infinity: exact
+        odd = ~finite & ~unsure
+        np.testing.assert_array_equal(got[odd], value[odd])
         allowed = (
             error
-            + HALF_ULP[actual.dtype] * (np.abs(value) + error)
+            + half_ulp * (np.abs(value) + error)
             + SMALLEST[actual.dtype]
             + 2.0**-140  # products below the normal numbers of float32
         )
-        wrong = finite & ~(np.abs(got - value) <= allowed)
+        wrong = finite & ~unsure & ~(np.abs(got - value) <= allowed)
     assert not wrong.any(), (
         f"{wrong.sum()} of {wrong.size} differ, first at {np.argmax(wrong)}: "
         f"{got[wrong][0]!r} for {value[wrong][0]!r}, allowed {allowed[wrong][0]!r}"
