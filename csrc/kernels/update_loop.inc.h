@@ -1,4 +1,4 @@
-// The loop of the updates, written once over a vector type `V`. Included by one file for every
+// The loop of the updates, written once over a type `Vector`. Included by one file for every
 // instruction set, between its target pragmas and inside an unnamed namespace: no function of it
 // may be shared by two instruction sets. Hence no include guard, and no includes.
 //
@@ -18,6 +18,44 @@ CXL_OFFLOAD_INLINE void fetch_ahead(const T* at) {
     __builtin_prefetch(ahead + line * 64);
   }
 }
+
+// Two vectors of bfloat16 neighbours, taken apart and put together again with few instructions:
+// where every stream is bfloat16 the conversions would take longer than the memory.
+struct EvenOdd {
+  static constexpr size_t kLanes = 2 * Vector::kLanes;
+  Vector even;
+  Vector odd;
+
+  CXL_OFFLOAD_INLINE static EvenOdd all(float value) {
+    return {Vector::all(value), Vector::all(value)};
+  }
+  CXL_OFFLOAD_INLINE static EvenOdd load(const Bf16* at) {
+    EvenOdd pair;
+    Vector::load_pair(at, pair.even, pair.odd);
+    return pair;
+  }
+  CXL_OFFLOAD_INLINE void store(Bf16* at) const { Vector::store_pair(at, even, odd); }
+  static void wait_for_stores() {}
+};
+
+CXL_OFFLOAD_INLINE EvenOdd add(EvenOdd a, EvenOdd b) {
+  return {add(a.even, b.even), add(a.odd, b.odd)};
+}
+CXL_OFFLOAD_INLINE EvenOdd mul(EvenOdd a, EvenOdd b) {
+  return {mul(a.even, b.even), mul(a.odd, b.odd)};
+}
+CXL_OFFLOAD_INLINE EvenOdd div(EvenOdd a, EvenOdd b) {
+  return {div(a.even, b.even), div(a.odd, b.odd)};
+}
+CXL_OFFLOAD_INLINE EvenOdd fma(EvenOdd a, EvenOdd b, EvenOdd c) {
+  return {fma(a.even, b.even, c.even), fma(a.odd, b.odd, c.odd)};
+}
+CXL_OFFLOAD_INLINE EvenOdd root(EvenOdd a) { return {root(a.even), root(a.odd)}; }
+CXL_OFFLOAD_INLINE EvenOdd sign(EvenOdd a) { return {sign(a.even), sign(a.odd)}; }
+
+template <class P, class G, class S>
+using VectorFor = std::conditional_t<
+    std::is_same_v<P, Bf16> && std::is_same_v<G, Bf16> && std::is_same_v<S, Bf16>, EvenOdd, Vector>;
 
 template <class V>
 CXL_OFFLOAD_INLINE V scaled_gradient(V param, V grad, const Constants& c) {
@@ -62,8 +100,9 @@ struct LionRule {
   }
 };
 
-template <class V, class Rule, class P, class G, class S, class C>
+template <class Rule, class P, class G, class S, class C>
 struct Loop {
+  using V = VectorFor<P, G, S>;
   static constexpr bool kCopies = !std::is_same_v<C, void>;
   using CopyElement = std::conditional_t<kCopies, C, Bf16>;
 
@@ -136,57 +175,56 @@ struct Loop {
   }
 };
 
-template <class V, class Rule, class P, class G, class S>
+template <class Rule, class P, class G, class S>
 UpdatePass pass_with_copy(CopyKind copy) {
   if constexpr (std::is_same_v<P, float>) {
-    if (copy == CopyKind::kBf16) return &Loop<V, Rule, P, G, S, Bf16>::pass;
-    if (copy == CopyKind::kF16) return &Loop<V, Rule, P, G, S, F16>::pass;
+    if (copy == CopyKind::kBf16) return &Loop<Rule, P, G, S, Bf16>::pass;
+    if (copy == CopyKind::kF16) return &Loop<Rule, P, G, S, F16>::pass;
   }
-  return copy == CopyKind::kNone ? &Loop<V, Rule, P, G, S, void>::pass : nullptr;
+  return copy == CopyKind::kNone ? &Loop<Rule, P, G, S, void>::pass : nullptr;
 }
 
-template <class V, class Rule, class P, class G>
+template <class Rule, class P, class G>
 UpdatePass pass_with_state(const PassKey& key) {
-  if (key.state == Dtype::kFloat32) return pass_with_copy<V, Rule, P, G, float>(key.copy);
-  if (key.state == Dtype::kBfloat16) return pass_with_copy<V, Rule, P, G, Bf16>(key.copy);
+  if (key.state == Dtype::kFloat32) return pass_with_copy<Rule, P, G, float>(key.copy);
+  if (key.state == Dtype::kBfloat16) return pass_with_copy<Rule, P, G, Bf16>(key.copy);
   return nullptr;
 }
 
-template <class V, class Rule, class P>
+template <class Rule, class P>
 UpdatePass pass_with_grad(const PassKey& key) {
   switch (key.grad) {
     case Dtype::kFloat32:
-      return pass_with_state<V, Rule, P, float>(key);
+      return pass_with_state<Rule, P, float>(key);
     case Dtype::kBfloat16:
-      return pass_with_state<V, Rule, P, Bf16>(key);
+      return pass_with_state<Rule, P, Bf16>(key);
     case Dtype::kFloat16:
-      return pass_with_state<V, Rule, P, F16>(key);
+      return pass_with_state<Rule, P, F16>(key);
   }
   return nullptr;
 }
 
-template <class V, class Rule>
+template <class Rule>
 UpdatePass pass_with_param(const PassKey& key) {
   switch (key.param) {
     case Dtype::kFloat32:
-      return pass_with_grad<V, Rule, float>(key);
+      return pass_with_grad<Rule, float>(key);
     case Dtype::kBfloat16:
-      return pass_with_grad<V, Rule, Bf16>(key);
+      return pass_with_grad<Rule, Bf16>(key);
     case Dtype::kFloat16:
-      return pass_with_grad<V, Rule, F16>(key);
+      return pass_with_grad<Rule, F16>(key);
   }
   return nullptr;
 }
 
-template <class V>
 UpdatePass find_pass(const PassKey& key) {
   switch (key.rule) {
     case RuleKind::kAdam:
-      return pass_with_param<V, AdamRule>(key);
+      return pass_with_param<AdamRule>(key);
     case RuleKind::kAdagrad:
-      return pass_with_param<V, AdagradRule>(key);
+      return pass_with_param<AdagradRule>(key);
     case RuleKind::kLion:
-      return pass_with_param<V, LionRule>(key);
+      return pass_with_param<LionRule>(key);
   }
   return nullptr;
 }

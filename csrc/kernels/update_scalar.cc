@@ -20,6 +20,14 @@ struct Vector {
   void store(float* at) const { *at = value; }
   void store(Bf16* at) const { *at = to_bf16(value); }
   void store(F16* at) const { *at = to_f16(value); }
+  static void load_pair(const Bf16* at, Vector& even, Vector& odd) {
+    even = load(at);
+    odd = load(at + 1);
+  }
+  static void store_pair(Bf16* at, Vector even, Vector odd) {
+    even.store(at);
+    odd.store(at + 1);
+  }
   template <class T>
   void stream(T* at) const {
     store(at);
@@ -40,6 +48,6 @@ inline Vector sign(Vector a) { return {a.value > 0 ? 1.0f : a.value < 0 ? -1.0f 
 
 }  // namespace
 
-UpdatePass update_pass_scalar(const PassKey& key) { return find_pass<Vector>(key); }
+UpdatePass update_pass_scalar(const PassKey& key) { return find_pass(key); }
 
 }  // namespace cxl_offload
