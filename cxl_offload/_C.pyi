@@ -263,3 +263,97 @@ def loaded_latency(
     warmup_s: float = 0.0,
     seconds: float = 0.0,
 ) -> tuple[list[float], list[ThreadTraffic]]: ...
+
+@final
+class TensorView:
+    def __init__(
+        self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]
+    ) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def strides(self) -> list[int]: ...
+    @property
+    def numel(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def is_contiguous(self) -> bool: ...
+
+@final
+class AdamRule:
+    def __init__(
+        self,
+        *,
+        step: int,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        bias_correction: bool = True,
+        grad_scale: float = 1.0,
+    ) -> None: ...
+
+@final
+class AdagradRule:
+    def __init__(
+        self,
+        *,
+        step: int,
+        lr: float,
+        lr_decay: float,
+        eps: float,
+        weight_decay: float,
+        grad_scale: float = 1.0,
+    ) -> None: ...
+
+@final
+class LionRule:
+    def __init__(
+        self,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        grad_scale: float = 1.0,
+    ) -> None: ...
+
+@final
+class WorkerTeam:
+    def __init__(self, groups: Sequence[tuple[int, int, Sequence[int]]]) -> None: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def groups(self) -> list[tuple[int, int, list[int]]]: ...
+
+@final
+class Update:
+    def __init__(
+        self,
+        rule: AdamRule | AdagradRule | LionRule,
+        param: TensorView,
+        grad: TensorView,
+        states: Sequence[TensorView],
+        copy: TensorView | None = None,
+    ) -> None: ...
+
+def run_updates(
+    updates: Sequence[Update],
+    team: WorkerTeam,
+    *,
+    isa: str = "",
+    kernel: Kernel | None = None,
+) -> None: ...
+def update_traffic(
+    streams: Sequence[tuple[int, int, bool]],
+    blocks: int,
+    cpus: Sequence[int],
+    *,
+    ahead_bytes: int = 0,
+    isa: str = "",
+) -> float: ...
