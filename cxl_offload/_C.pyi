@@ -1,6 +1,6 @@
 """The C++ core, as the type checker sees it. Documentation is in the headers under csrc/."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 class PageKind:
@@ -14,6 +14,7 @@ class RuleKind:
     bind: RuleKind
     preferred: RuleKind
     stripe: RuleKind
+    device: RuleKind
 
 class FaultEffect:
     refuse: FaultEffect
@@ -33,12 +34,13 @@ class Kernel:
     def allowed_nodes(self) -> list[int]: ...
     @property
     def local_node(self) -> int: ...
+    def movable_bytes(self, node: int) -> int: ...
     def page_bytes(self, pages: PageKind) -> int: ...
     def node_headroom(self, node: int, pages: PageKind) -> Headroom: ...
     def process_headroom(self) -> Headroom: ...
     def fallback_order(self, node: int) -> list[int]: ...
 
-def linux_kernel() -> Kernel: ...
+def linux_kernel(dax_root: str = "") -> Kernel: ...
 
 class SimulatedKernel(Kernel):
     def __init__(
@@ -49,10 +51,13 @@ class SimulatedKernel(Kernel):
         initiator: int,
         allowed_nodes: Sequence[int],
         process_limit_bytes: int | None,
+        movable_nodes: Sequence[int] = ...,
+        dax: Sequence[tuple[str, int, int, str, int]] = ...,
     ) -> None: ...
     def used_bytes(self, node: int) -> int: ...
     @property
     def mapping_count(self) -> int: ...
+    def dax_mapped_bytes(self, device: str) -> int: ...
     def set_used_by_others(self, node: int, nbytes: int) -> None: ...
     def set_pool(self, node: int, page_bytes: int, pages: int) -> None: ...
     def fail(
@@ -94,7 +99,8 @@ class GpuDriver:
     def batched(self) -> bool: ...
 
 class FakeDriver(GpuDriver):
-    def __init__(self, limit_bytes: int = ...) -> None: ...
+    def __init__(self, limit_bytes: int = ..., kernel: SimulatedKernel | None = None) -> None: ...
+    def pin_with(self, pin: Callable[[int, int], None], unpin: Callable[[int], None]) -> None: ...
     def launch(self, stream: int) -> None: ...
     def finish(self, stream: int) -> None: ...
     def step(self, stream: int, count: int = 1) -> int: ...
@@ -105,6 +111,10 @@ class FakeDriver(GpuDriver):
     def break_context(self) -> None: ...
     @property
     def registered_bytes(self) -> int: ...
+    @property
+    def registrations(self) -> int: ...
+    @property
+    def wrong_unregisters(self) -> int: ...
     @property
     def copies(self) -> int: ...
     @property
@@ -146,6 +156,7 @@ class Rule:
         granule_bytes: int = ...,
         strict: bool = True,
         pages: PageKind = ...,
+        device: str = ...,
     ) -> None: ...
 
 def stripe_runs(
@@ -164,6 +175,8 @@ class Allocation:
     @property
     def pinned(self) -> bool: ...
     @property
+    def device(self) -> str: ...
+    @property
     def requested(self) -> str: ...
     @property
     def notes(self) -> list[str]: ...
@@ -181,11 +194,18 @@ class Allocation:
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 class Session:
-    def __init__(self, kernel: Kernel, capacities: Mapping[int, int], max_threads: int) -> None: ...
+    def __init__(
+        self,
+        kernel: Kernel,
+        capacities: Mapping[int, int],
+        max_threads: int,
+        device_capacities: Mapping[str, int] = ...,
+    ) -> None: ...
     def allocate(self, nbytes: int, rule: Rule, driver: GpuDriver | None = None) -> Allocation: ...
     def find(self, address: int) -> Allocation | None: ...
     def bytes_per_node(self, address: int, nbytes: int) -> dict[int, int]: ...
     def node_use(self) -> dict[int, tuple[int, int, int, int | None]]: ...
+    def device_use(self) -> dict[str, tuple[int, int, int, int | None]]: ...
     def statistics(self) -> dict[str, tuple[int, int, int]]: ...
     def trim(self) -> int: ...
 
@@ -243,3 +263,97 @@ def loaded_latency(
     warmup_s: float = 0.0,
     seconds: float = 0.0,
 ) -> tuple[list[float], list[ThreadTraffic]]: ...
+
+@final
+class TensorView:
+    def __init__(
+        self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]
+    ) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def strides(self) -> list[int]: ...
+    @property
+    def numel(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def is_contiguous(self) -> bool: ...
+
+@final
+class AdamRule:
+    def __init__(
+        self,
+        *,
+        step: int,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        bias_correction: bool = True,
+        grad_scale: float = 1.0,
+    ) -> None: ...
+
+@final
+class AdagradRule:
+    def __init__(
+        self,
+        *,
+        step: int,
+        lr: float,
+        lr_decay: float,
+        eps: float,
+        weight_decay: float,
+        grad_scale: float = 1.0,
+    ) -> None: ...
+
+@final
+class LionRule:
+    def __init__(
+        self,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        grad_scale: float = 1.0,
+    ) -> None: ...
+
+@final
+class WorkerTeam:
+    def __init__(self, groups: Sequence[tuple[int, int, Sequence[int]]]) -> None: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def groups(self) -> list[tuple[int, int, list[int]]]: ...
+
+@final
+class Update:
+    def __init__(
+        self,
+        rule: AdamRule | AdagradRule | LionRule,
+        param: TensorView,
+        grad: TensorView,
+        states: Sequence[TensorView],
+        copy: TensorView | None = None,
+    ) -> None: ...
+
+def run_updates(
+    updates: Sequence[Update],
+    team: WorkerTeam,
+    *,
+    isa: str = "",
+    kernel: Kernel | None = None,
+) -> None: ...
+def update_traffic(
+    streams: Sequence[tuple[int, int, bool]],
+    blocks: int,
+    cpus: Sequence[int],
+    *,
+    ahead_bytes: int = 0,
+    isa: str = "",
+) -> float: ...

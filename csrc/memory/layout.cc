@@ -179,6 +179,7 @@ Layout lay_out(const Rule& rule, size_t bytes, const Kernel& kernel, const NodeB
   Rooms rooms(kernel, budget, reserve, rule.pages, held);
   switch (rule.kind) {
     case RuleKind::kFirstTouch:
+    case RuleKind::kDevice:
       return {};
     case RuleKind::kBind:
     case RuleKind::kPreferred:

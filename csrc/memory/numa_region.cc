@@ -235,20 +235,26 @@ void NumaRegion::account(size_t offset, size_t bytes, const NodeBytes& extra,
   runs_.assign(offset, actual);
 }
 
-uint64_t NumaRegion::strayed_bytes() const {
+NumaRegion::Strays NumaRegion::strays() const {
   std::vector<Run> runs;
   {
     const std::lock_guard lock(mutex_);
     runs = runs_.slice(0, range().size());
   }
-  uint64_t strayed = 0;
+  Strays strays;
   for (const Run& run : runs) {
     const auto pages = range().subspan(run.offset, run.bytes);
     for (const auto& [node, amount] : query_bytes(*placer_.kernel, pages, page_bytes_)) {
-      if (node != run.node) strayed += amount;
+      if (node != run.node) strays[{run.node, node}] += amount;
     }
   }
-  return strayed;
+  return strays;
+}
+
+void NumaRegion::accept_strays() {
+  const auto actual = present(query_runs(*placer_.kernel, range(), page_bytes_));
+  follows_rule_ = false;
+  account(0, range().size(), {}, actual);
 }
 
 NumaSource::NumaSource(Placer placer, Rule rule)

@@ -2,10 +2,12 @@
 #ifndef CXL_OFFLOAD_MEMORY_NUMA_REGION_H_
 #define CXL_OFFLOAD_MEMORY_NUMA_REGION_H_
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "memory/layout.h"
@@ -65,8 +67,12 @@ class NumaRegion final : public Region {
   // stays elsewhere is counted there. Blocks of a region may move side by side, one block not.
   std::vector<std::string> move(size_t offset, size_t bytes, const Rule& rule);
   const Rule& rule() const { return rule_; }
-  // Bytes that are on another node than this region put them on.
-  uint64_t strayed_bytes() const;
+  // Bytes that are on another node than this region put them on, by where from and where to;
+  // -1 is nowhere.
+  using Strays = std::map<std::pair<NodeId, NodeId>, uint64_t>;
+  Strays strays() const;
+  // Counts every page where it is, from now on. For regions that nothing was released of.
+  void accept_strays();
 
  private:
   NumaRegion(const Placer& placer, const Rule& rule, Layout layout, size_t bytes);

@@ -70,22 +70,32 @@ auto Session::with_all_memory(const Attempt& attempt) {
 
 void PlacedBlock::move(Rule rule) {
   const std::string what = "move " + format_bytes(memory_->bytes());
-  if (memory_->pinned()) {
-    throw InvalidArgument(what + ": the memory is pinned, and pinned pages cannot move; copy it " +
-                          "into a new allocation");
-  }
   if (!memory_->owns_pages()) {
     throw InvalidArgument(what + ": smaller than a page (" + format_bytes(page_bytes()) +
                           "), it shares its page with others; copy it into a new allocation");
   }
-  auto* region = dynamic_cast<NumaRegion*>(memory_->region());
-  if (region == nullptr) throw InvalidArgument(what + ": its memory is not on NUMA nodes");
+  auto* pinned = dynamic_cast<PinnedRegion*>(memory_->region());
+  auto* region =
+      pinned != nullptr ? pinned->on_nodes() : dynamic_cast<NumaRegion*>(memory_->region());
+  if (region == nullptr) {
+    throw InvalidArgument(what + ": it is on device " + memory_->region()->device() +
+                          ", whose memory does not move; copy it into a new allocation");
+  }
+  if (rule.kind == RuleKind::kDevice) {
+    throw InvalidArgument(what + " to " + rule.describe() + ": pages of nodes cannot move onto a " +
+                          "device; copy it into a new allocation");
+  }
+  if (pinned != nullptr && memory_->capacity() != region->range().size()) {
+    throw InvalidArgument(what + ": it is pinned together with other small allocations, which " +
+                          "may be in use; copy it into a new allocation");
+  }
   std::vector<std::string> notes;
   rule.pages = region->rule().pages;
   simplify(rule, memory_->capacity(), notes);
   check_rule(rule, session_->kernel());
   const std::lock_guard moving(moving_);
   memory_->displace();
+  if (pinned != nullptr) return move_pinned(*pinned, std::move(rule), std::move(notes));
   auto spills = session_->with_all_memory(
       [&] { return region->move(memory_->offset(), memory_->capacity(), rule); });
   for (std::string& note : spills) notes.push_back(std::move(note));
@@ -94,16 +104,52 @@ void PlacedBlock::move(Rule rule) {
   notes_ = std::move(notes);
 }
 
-Session::Session(Placer placer)
-    : placer_(std::move(placer)), owner_(getpid()), sweep_at_(kLeastSweep) {}
+void PlacedBlock::move_pinned(PinnedRegion& region, Rule rule, std::vector<std::string> notes) {
+  Rule origin;
+  {
+    const std::lock_guard lock(mutex_);
+    origin = rule_;
+  }
+  const auto streams = memory_->streams();
+  const auto moved = session_->with_all_memory([&] { return region.move(rule, origin, streams); });
+  notes.insert(notes.end(), moved.notes.begin(), moved.notes.end());
+  const std::string what = "move " + format_bytes(memory_->bytes()) + " of pinned memory";
+  if (moved.arrived) {
+    const std::lock_guard lock(mutex_);
+    rule_ = std::move(rule);
+    notes_ = std::move(notes);
+  }
+  if (moved.failure) throw PlacementError(what + ": " + *moved.failure);
+}
+
+Session::Session(Placer placer, std::map<std::string, uint64_t> device_capacities)
+    : placer_(std::move(placer)),
+      device_capacities_(std::move(device_capacities)),
+      owner_(getpid()),
+      sweep_at_(kLeastSweep) {}
+
+// With the lock of the pools held. A device stays claimed as long as the session.
+std::shared_ptr<RegionSource> Session::source_for(const Rule& rule) {
+  if (rule.kind != RuleKind::kDevice) return std::make_shared<NumaSource>(placer_, rule);
+  std::shared_ptr<DaxStore> store;
+  if (const auto found = stores_.find(rule.device); found != stores_.end()) {
+    store = found->second;
+  } else {
+    const auto capacity = device_capacities_.find(rule.device);
+    store = std::make_shared<DaxStore>(placer_.kernel->open_dax(rule.device),
+                                       capacity == device_capacities_.end()
+                                           ? std::nullopt
+                                           : std::optional<uint64_t>(capacity->second));
+    stores_.emplace(rule.device, store);
+  }
+  return std::make_shared<DaxSource>(std::move(store));
+}
 
 std::shared_ptr<Pool> Session::make_pool(const Rule& rule,
-                                         const std::shared_ptr<GpuDriver>& driver) const {
-  std::shared_ptr<RegionSource> source;
+                                         const std::shared_ptr<GpuDriver>& driver) {
+  auto source = source_for(rule);
   if (driver) {
-    source = std::make_shared<PinnedSource>(placer_, rule, driver);
-  } else {
-    source = std::make_shared<NumaSource>(placer_, rule);
+    source = std::make_shared<PinnedSource>(std::move(source), placer_.kernel, rule, driver);
   }
   return std::make_shared<Pool>(std::move(source), driver);
 }
@@ -112,7 +158,8 @@ std::shared_ptr<Pool> Session::pool_for(const Rule& rule,
                                         const std::shared_ptr<GpuDriver>& driver) {
   std::vector<std::pair<NodeId, uint32_t>> shares;
   for (const Share& share : rule.shares) shares.emplace_back(share.node, share.weight);
-  const PoolKey key{rule.kind, shares, rule.granule_bytes, rule.strict, rule.pages, driver.get()};
+  const PoolKey key{rule.kind,  shares,      rule.granule_bytes, rule.strict,
+                    rule.pages, rule.device, driver.get()};
   std::vector<std::shared_ptr<Pool>> unused;  // outlives the lock: a pool's end may take a while
   const std::lock_guard lock(pools_mutex_);
   const auto found = pools_.find(key);
@@ -181,6 +228,7 @@ void Session::forget(const std::byte* address) noexcept {
 
 NodeBytes Session::bytes_per_node(std::span<const std::byte> range) const {
   const auto owner = find(range.data());
+  if (owner && !owner->memory().region()->device().empty()) return {};
   const size_t page = owner ? owner->page_bytes() : kernel().page_bytes(PageKind::kBase);
   return query_bytes(kernel(), range, page);
 }
@@ -196,6 +244,14 @@ std::vector<std::shared_ptr<Pool>> Session::pools() const {
 std::map<NodeId, NodeUse> Session::node_use() const {
   if (getpid() != owner_) return {};
   return placer_.budget->use();
+}
+
+std::map<std::string, NodeUse> Session::device_use() const {
+  std::map<std::string, NodeUse> result;
+  if (getpid() != owner_) return result;
+  const std::lock_guard lock(pools_mutex_);
+  for (const auto& [name, store] : stores_) result.emplace(name, store->use());
+  return result;
 }
 
 Statistics Session::statistics() const {

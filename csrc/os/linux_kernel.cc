@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "os/linux_dax.h"
 #include "os/linux_files.h"
 
 namespace cxl_offload {
@@ -105,7 +106,9 @@ void touch(std::span<std::byte> range, size_t page_bytes) {
 
 class LinuxKernel final : public Kernel {
  public:
-  LinuxKernel() : base_page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {}
+  explicit LinuxKernel(std::string dax_root)
+      : base_page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
+        dax_root_(std::move(dax_root)) {}
 
   std::string name() const override { return "linux"; }
   NodeSet allowed_nodes() const override;
@@ -113,7 +116,13 @@ class LinuxKernel final : public Kernel {
   Headroom node_headroom(NodeId node, PageKind kind) const override;
   Headroom process_headroom() const override { return read_process_headroom(); }
   std::vector<NodeId> fallback_order(NodeId node) const override;
+  uint64_t movable_bytes(NodeId node) const override {
+    return read_movable_bytes(node, base_page_bytes_);
+  }
   NodeId local_node() const override;
+  std::unique_ptr<DaxDevice> open_dax(const std::string& name) override {
+    return open_linux_dax(dax_root_, name);
+  }
   std::byte* map(size_t bytes, size_t alignment, PageKind kind) override;
   void unmap(std::span<std::byte> range) noexcept override;
   void set_policy(std::span<std::byte> range, const Policy& policy) override;
@@ -127,7 +136,8 @@ class LinuxKernel final : public Kernel {
  private:
   void advise_pages(std::byte* address, size_t bytes, PageKind kind) const;
 
-  size_t base_page_bytes_;
+  const size_t base_page_bytes_;
+  const std::string dax_root_;
 };
 
 NodeSet LinuxKernel::allowed_nodes() const {
@@ -338,6 +348,8 @@ void LinuxKernel::move(std::span<std::byte> range, size_t page_bytes,
 
 }  // namespace
 
-std::shared_ptr<Kernel> make_linux_kernel() { return std::make_shared<LinuxKernel>(); }
+std::shared_ptr<Kernel> make_linux_kernel(const std::string& dax_root) {
+  return std::make_shared<LinuxKernel>(dax_root);
+}
 
 }  // namespace cxl_offload
