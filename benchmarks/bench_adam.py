@@ -9,6 +9,10 @@ first takes three steps on a small tensor that are compared with fp64. Then they
 rotating order, and a sample is taken again when something else ran on the CPUs meanwhile. Reported
 are medians, the speed as a share of the bound (bound's time / contender's time, in pairs of one
 round), and 95 % bootstrap intervals. All figures are measured.
+
+On a machine that is busy with other work `--clock cpu` compares CPU seconds a thread instead of
+wall time, which leaves out the time in which others had the CPUs, but not what they took of the
+memory's bandwidth; OpenMP then waits passively. Such figures are an indication, not the bar's.
 """
 
 from __future__ import annotations
@@ -16,43 +20,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from adam_report import Case, Result, commit, cpu_model, plot, show
 
 import cxl_offload
 from cxl_offload import _C
 from cxl_offload.ops.adam import CPUAdam
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
 F32, BF16 = torch.float32, torch.bfloat16
 SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 PREFETCH_BYTES = (0, 512, 1024, 2048, 4096)
 BLOCK = 32  # elements of a block of the bound's streams
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    param: torch.dtype  # and gradient
-    state: torch.dtype
-    of_bound: float  # what the lower end of the interval has to reach
-    of_deepspeed: float
-
-    @property
-    def bytes_per_param(self) -> int:
-        """Read: parameter, gradient, two states. Written: all but the gradient."""
-        return 3 * self.param.itemsize + 4 * self.state.itemsize
 
 
 CASES = {
@@ -68,25 +55,22 @@ Step = Callable[[], float]
 """Runs once and returns its seconds."""
 
 
-@dataclass
-class Result:
-    name: str
-    median_s: float
-    bandwidth_bytes_per_s: float
-    of_bound: float
-    of_bound_low: float
-    of_bound_high: float
-    speedup: float | None = None  # of this package over the contender
-    speedup_low: float | None = None
-    speedup_high: float | None = None
-    samples_s: list[float] = field(default_factory=list)
-
-
 def timed(call: Callable[[], Any]) -> Step:
     def run() -> float:
         begin = time.perf_counter()
         call()
         return time.perf_counter() - begin
+
+    return run
+
+
+def cpu_timed(step: Callable[[], Any], threads: int) -> Step:
+    """CPU seconds a thread, of all threads of the process."""
+
+    def run() -> float:
+        begin = time.process_time()
+        step()
+        return (time.process_time() - begin) / threads
 
     return run
 
@@ -252,11 +236,15 @@ def run_case(case: Case, args: argparse.Namespace, sampler: Sampler) -> list[Res
     sets = {huge: tensors(args.numel, case, huge=huge) for huge in (True, False)}
     spare = tensors(args.numel, case, huge=True)
     bounds = {ahead: bound(spare, args.threads, ahead) for ahead in PREFETCH_BYTES}
+    if args.clock == "cpu":
+        bounds = {ahead: cpu_timed(step, args.threads) for ahead, step in bounds.items()}
     pilots = {ahead: min(sampler.sample(step) for _ in range(5)) for ahead, step in bounds.items()}
     best = min(pilots, key=lambda ahead: pilots[ahead])
     steps: dict[str, Step] = {f"bound (prefetch {best} B)": bounds[best]}
     for name, (make, huge) in makers.items():
-        steps[name] = timed(make(sets[huge], case, args.threads).step)
+        step = make(sets[huge], case, args.threads).step
+        wall = args.clock == "wall"
+        steps[name] = timed(step) if wall else cpu_timed(step, args.threads)
     samples: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
     for number in range(args.rounds):
@@ -285,65 +273,6 @@ def evaluate(case: Case, numel: int, samples: dict[str, np.ndarray]) -> list[Res
     return results
 
 
-# Reports ------------------------------------------------------------------------------------------
-
-
-def show(case: Case, results: list[Result]) -> bool:
-    print(f"\n{case.name}: {case.bytes_per_param} B a parameter (measured)")
-    print(f"  {'':30s} {'ms':>8s} {'GB/s':>7s} {'of bound':>9s}  95 % interval  speedup of ours")
-    for r in results:
-        line = f"  {r.name:30s} {r.median_s * 1e3:8.1f} {r.bandwidth_bytes_per_s / 1e9:7.2f}"
-        line += f" {r.of_bound:9.3f}  {r.of_bound_low:.3f} .. {r.of_bound_high:.3f}"
-        if r.speedup is not None:
-            line += f"  {r.speedup:.2f} ({r.speedup_low:.2f} .. {r.speedup_high:.2f})"
-        print(line)
-    by_name = {r.name: r for r in results}
-    good = by_name["cxl_offload"].of_bound_low >= case.of_bound
-    print(f"  bar: {case.of_bound} of the bound: {'met' if good else 'MISSED'}")
-    peer = by_name.get("DeepSpeedCPUAdam")
-    if peer is not None and peer.speedup_low is not None:
-        faster = peer.speedup_low >= case.of_deepspeed
-        print(f"  bar: {case.of_deepspeed} x DeepSpeedCPUAdam: {'met' if faster else 'MISSED'}")
-        good = good and faster
-    return good
-
-
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def commit() -> str:
-    root = Path(__file__).resolve().parents[1]
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def plot(path: Path, all_results: dict[str, list[Result]]) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(all_results), figsize=(5 * len(all_results), 3.6))
-    for axis, (name, results) in zip(np.atleast_1d(axes), all_results.items(), strict=True):
-        labels = [r.name for r in results][::-1]
-        values = np.array([r.of_bound for r in results])[::-1]
-        low = values - np.array([r.of_bound_low for r in results])[::-1]
-        high = np.array([r.of_bound_high for r in results])[::-1] - values
-        axis.barh(labels, values, xerr=np.clip([low, high], 0, None), capsize=3)
-        axis.axvline(1, color="black", linewidth=0.8)
-        axis.set_title(f"{name} (measured)")
-        axis.set_xlabel("speed, of the bound")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
 def whole_lines(text: str) -> int:
     """``50e6`` as a number of elements, rounded down to whole lines of every type."""
     return int(float(text)) // 64 * 64
@@ -358,6 +287,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(_C.allowed_cpus()))
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--tries", type=int, default=12, help="for a sample without other work")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     return parser.parse_args()
@@ -365,11 +295,16 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     args = parse()
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    if args.clock == "cpu" and os.environ.get("OMP_WAIT_POLICY") != "PASSIVE":
+        # Read when the OpenMP library is loaded, which has happened: begin again.
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     torch.set_num_threads(args.threads)
     print(f"{cpu_model()}, {args.threads} threads, {args.numel} parameters, commit {commit()}")
     if not has_deepspeed():
         print("DeepSpeed is not installed: its column is missing")
-    sampler = Sampler(args.tries)
+    sampler = Sampler(args.tries if args.clock == "wall" else 1)
     begin = os.getloadavg()
     all_results, good = {}, True
     for name in args.cases:
@@ -380,7 +315,8 @@ def main() -> int:
     print(f"rejected because of other work, {sampler.loud} kept in spite of it")
     if args.json:
         report = {
-            "kind": "measured", "cpu": cpu_model(), "threads": args.threads, "numel": args.numel,
+            "kind": "measured", "clock": args.clock, "cpu": cpu_model(),
+            "threads": args.threads, "numel": args.numel,
             "commit": commit(), "torch": torch.__version__, "load_average": [begin, end],
             "rejected": sampler.rejected, "loud": sampler.loud,
             "cases": {name: [asdict(r) for r in results] for name, results in all_results.items()},

@@ -94,7 +94,7 @@ CXL_OFFLOAD_VECTOR Vector sign(Vector a) {
 
 #undef CXL_OFFLOAD_VECTOR
 
-#define CXL_OFFLOAD_PREFETCH_BYTES 1024
+#define CXL_OFFLOAD_PREFETCH_ELEMENTS 1024
 #include "kernels/update_loop.inc.h"
 
 }  // namespace

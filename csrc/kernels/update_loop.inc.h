@@ -8,12 +8,13 @@
 
 #define CXL_OFFLOAD_INLINE inline __attribute__((always_inline))
 
-// Bytes between what is computed and what is fetched from memory. Measured: see docs/adam.md.
-constexpr size_t kPrefetchBytes = CXL_OFFLOAD_PREFETCH_BYTES;
+// Elements between what is computed and what is fetched from memory, in every stream. Measured: see
+// docs/adam.md.
+constexpr size_t kPrefetchElements = CXL_OFFLOAD_PREFETCH_ELEMENTS;
 
 template <class T>
 CXL_OFFLOAD_INLINE void fetch_ahead(const T* at) {
-  const char* ahead = reinterpret_cast<const char*>(at) + kPrefetchBytes;
+  const char* ahead = reinterpret_cast<const char*>(at + kPrefetchElements);
   for (size_t line = 0; line < kBlockElements * sizeof(T) / 64; ++line) {
     __builtin_prefetch(ahead + line * 64);
   }

@@ -43,7 +43,7 @@ inline Vector root(Vector a) { return {std::sqrt(a.value)}; }
 // 1, -1, or the value itself when it is a zero or a NaN.
 inline Vector sign(Vector a) { return {a.value > 0 ? 1.0f : a.value < 0 ? -1.0f : a.value}; }
 
-#define CXL_OFFLOAD_PREFETCH_BYTES 0
+#define CXL_OFFLOAD_PREFETCH_ELEMENTS 0
 #include "kernels/update_loop.inc.h"
 
 }  // namespace
