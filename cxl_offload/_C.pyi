@@ -127,6 +127,33 @@ class CudaKernels:
         aligned: bool,
         stream: int,
     ) -> None: ...
+    def pack_blocks(
+        self,
+        packing: Packing,
+        sources: int,
+        targets: int,
+        blocks: int,
+        count: int,
+        *,
+        unpack: bool,
+        stream: int,
+    ) -> None: ...
+
+class Code:
+    int4: Code
+    fp8: Code
+
+class Element:
+    float16: Element
+    bfloat16: Element
+    float32: Element
+
+class Packing:
+    def __init__(self, code: Code, element: Element, group_elements: int) -> None: ...
+    def code_bytes(self, count: int) -> int: ...
+    def packed_bytes(self, count: int) -> int: ...
+    def pack(self, source: int, count: int, target: int) -> None: ...
+    def unpack(self, source: int, count: int, target: int) -> None: ...
 
 class Rule:
     def __init__(

@@ -89,6 +89,16 @@ void bind_gpu(py::module_& module) {
           },
           py::arg("sources"), py::arg("targets"), py::arg("count"), py::kw_only(),
           py::arg("block_bytes"), py::arg("aligned"), py::arg("stream"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "pack_blocks",
+          [](const CudaKernels& kernels, const Packing& packing, uintptr_t sources,
+             uintptr_t targets, size_t blocks, size_t count, bool unpack, StreamId stream) {
+            kernels.pack_blocks(packing, unpack, reinterpret_cast<const uint64_t*>(sources),
+                                reinterpret_cast<const uint64_t*>(targets), blocks, count, stream);
+          },
+          py::arg("packing"), py::arg("sources"), py::arg("targets"), py::arg("blocks"),
+          py::arg("count"), py::kw_only(), py::arg("unpack"), py::arg("stream"),
           py::call_guard<py::gil_scoped_release>());
 
   module.def(

@@ -5,7 +5,8 @@ Needs the CUDA kernels, which are built when nvcc is at hand at install time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from cxl_offload import _C
 from cxl_offload.memory import Bind, Memory
 
-__all__ = ["BlockCopier", "cuda_kernels_path"]
+__all__ = ["AddressLists", "Addresses", "BlockCopier", "cuda_kernels_path", "load_kernels"]
 
 _ALIGNMENT = 16
 
@@ -26,6 +27,48 @@ def cuda_kernels_path() -> Path | None:
     """The library of CUDA kernels of this installation, None when it was built without nvcc."""
     path = Path(_C.__file__).with_name("libcxl_offload_cuda.so")
     return path if path.exists() else None
+
+
+def load_kernels() -> _C.CudaKernels:
+    """The CUDA kernels of this installation.
+
+    Raises
+    ------
+    ValueError
+        It was built without them.
+    """
+    path = cuda_kernels_path()
+    if path is None:
+        raise ValueError(
+            "move blocks by a kernel: built without the CUDA kernels; install with nvcc at hand"
+        )
+    return _C.CudaKernels(str(path))
+
+
+class AddressLists:
+    """Lists of addresses where the GPU can read them, alive until it has.
+
+    Parameters
+    ----------
+    memory, node
+        Where they are kept, pinned; best on the node that the GPU is attached to.
+    """
+
+    def __init__(self, memory: Memory, node: int) -> None:
+        self._memory = memory
+        self._node = node
+
+    @contextlib.contextmanager
+    def kept(
+        self, sources: Addresses, targets: Addresses, stream: int
+    ) -> Iterator[tuple[int, int]]:
+        """Addresses of both lists, for what is queued on ``stream`` inside the ``with`` block."""
+        both = np.array([sources, targets], dtype=np.uint64)
+        lists = self._memory.allocate(both.nbytes, Bind((self._node,)), pin=True)
+        np.from_dlpack(lists)[:] = both.reshape(-1).view(np.uint8)
+        # Dropped after the launch: the pool waits for what the stream has queued by then.
+        lists.record_stream(stream)
+        yield lists.address, lists.address + both.nbytes // 2
 
 
 class BlockCopier:
@@ -45,12 +88,8 @@ class BlockCopier:
     """
 
     def __init__(self, memory: Memory, *, node: int) -> None:
-        path = cuda_kernels_path()
-        if path is None:
-            raise ValueError("copy blocks: built without the CUDA kernels; install with nvcc")
-        self._kernels = _C.CudaKernels(str(path))
-        self._memory = memory
-        self._node = node
+        self._kernels = load_kernels()
+        self._lists = AddressLists(memory, node)
 
     def copy(
         self, sources: Addresses, targets: Addresses, *, block_bytes: int, stream: int
@@ -81,17 +120,16 @@ class BlockCopier:
             raise ValueError(f"copy blocks of {block_bytes} bytes")
         if len(sources) == 0 or block_bytes == 0:
             return
-        addresses = np.array([sources, targets], dtype=np.uint64)
-        aligned = block_bytes % _ALIGNMENT == 0 and not (addresses % _ALIGNMENT).any()
-        lists = self._memory.allocate(addresses.nbytes, Bind((self._node,)), pin=True)
-        np.from_dlpack(lists)[:] = addresses.reshape(-1).view(np.uint8)
-        # Once the kernel is queued the stream reads the lists; the pool waits for that.
-        lists.record_stream(stream)
-        self._kernels.copy_blocks(
-            lists.address,
-            lists.address + addresses.nbytes // 2,
-            len(sources),
-            block_bytes=block_bytes,
-            aligned=bool(aligned),
-            stream=stream,
+        aligned = block_bytes % _ALIGNMENT == 0 and not any(
+            (np.asarray(addresses, dtype=np.uint64) % _ALIGNMENT).any()
+            for addresses in (sources, targets)
         )
+        with self._lists.kept(sources, targets, stream) as (first, second):
+            self._kernels.copy_blocks(
+                first,
+                second,
+                len(sources),
+                block_bytes=block_bytes,
+                aligned=aligned,
+                stream=stream,
+            )
