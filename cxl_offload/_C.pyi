@@ -155,6 +155,42 @@ class Packing:
     def pack(self, source: int, count: int, target: int) -> None: ...
     def unpack(self, source: int, count: int, target: int) -> None: ...
 
+class HostCopier:
+    def __init__(
+        self,
+        helper_cpus: Sequence[int],
+        rules: Sequence[tuple[int, bool, int]],
+        isa: str = "",
+    ) -> None: ...
+    @staticmethod
+    def default_rules(threads: int) -> list[tuple[int, bool, int]]: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def rules(self) -> list[tuple[int, bool, int]]: ...
+    def copy(self, target: int, source: int, nbytes: int) -> None: ...
+    def copy_blocks(self, targets: int, sources: int, sizes: int, count: int) -> None: ...
+    def copy_strided(
+        self,
+        target: int,
+        source: int,
+        shape: Sequence[int],
+        target_strides: Sequence[int],
+        source_strides: Sequence[int],
+        element_bytes: int,
+    ) -> None: ...
+    def time_copies(
+        self,
+        target: int,
+        source: int,
+        room: int,
+        nbytes: int,
+        contenders: Sequence[tuple[bool, int] | None],
+        *,
+        rounds: int,
+        sample_s: float,
+    ) -> list[list[float]]: ...
+
 class Rule:
     def __init__(
         self,

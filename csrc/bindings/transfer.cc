@@ -1,7 +1,17 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
 #include "bindings/bind.h"
+#include "core/error.h"
+#include "transfer/copy_timing.h"
+#include "transfer/host_copy.h"
 #include "transfer/packing.h"
 
 namespace cxl_offload::bindings {
@@ -38,8 +48,96 @@ void bind_packing(py::module_& module) {
           py::call_guard<py::gil_scoped_release>());
 }
 
+// (from bytes, past the caches, threads) of every rule.
+using RuleRows = std::vector<std::tuple<size_t, bool, size_t>>;
+
+std::vector<CopyRule> rules_of(const RuleRows& rows) {
+  std::vector<CopyRule> rules;
+  for (const auto& [from, non_temporal, threads] : rows) {
+    rules.push_back({from, {non_temporal, threads}});
+  }
+  return rules;
+}
+
+RuleRows rows_of(const std::vector<CopyRule>& rules) {
+  RuleRows rows;
+  for (const CopyRule& rule : rules) {
+    rows.emplace_back(rule.from_bytes, rule.way.non_temporal, rule.way.threads);
+  }
+  return rows;
+}
+
+// `targets`, `sources` and `sizes` are addresses of arrays of 64-bit numbers.
+void copy_blocks(HostCopier& copier, uintptr_t targets, uintptr_t sources, uintptr_t sizes,
+                 size_t count) {
+  copier.copy_blocks({reinterpret_cast<const uint64_t*>(targets), count},
+                     {reinterpret_cast<const uint64_t*>(sources), count},
+                     {reinterpret_cast<const size_t*>(sizes), count});
+}
+
+void copy_strided(HostCopier& copier, uintptr_t target, uintptr_t source, std::vector<size_t> shape,
+                  std::vector<ptrdiff_t> target_strides, std::vector<ptrdiff_t> source_strides,
+                  size_t element_bytes) {
+  copier.copy_strided(
+      bytes_at(target), bytes_at(source),
+      {std::move(shape), std::move(target_strides), std::move(source_strides), element_bytes});
+}
+
+// A contender is (past the caches, threads); none means the copier's own choice.
+std::vector<std::vector<double>> time_by_rows(
+    HostCopier& copier, uintptr_t target, uintptr_t source, size_t room, size_t bytes,
+    const std::vector<std::optional<std::pair<bool, size_t>>>& contenders, int rounds,
+    double sample_s) {
+  std::vector<CopyContender> ways;
+  for (const auto& each : contenders) {
+    if (each && (each->second == 0 || each->second > copier.threads())) {
+      throw InvalidArgument("time copies with " + std::to_string(each->second) +
+                            " threads: the copier has " + std::to_string(copier.threads()));
+    }
+    ways.push_back(each ? CopyContender{false, {each->first, each->second}}
+                        : CopyContender{true, {}});
+  }
+  return time_copies(copier, {bytes_at(target), room}, {bytes_at(source), room}, bytes, ways,
+                     rounds, sample_s);
+}
+
+void bind_host_copy(py::module_& module) {
+  py::class_<HostCopier>(module, "HostCopier")
+      .def(
+          py::init([](const std::vector<int>& cpus, const RuleRows& rules, const std::string& isa) {
+            return std::make_unique<HostCopier>(cpus, rules_of(rules),
+                                                isa.empty() ? best_isa() : parse_isa(isa));
+          }),
+          py::arg("helper_cpus"), py::arg("rules"), py::arg("isa") = "")
+      .def_static(
+          "default_rules",
+          [](size_t threads) { return rows_of(HostCopier::default_rules(threads)); },
+          py::arg("threads"))
+      .def_property_readonly("threads", &HostCopier::threads)
+      .def_property_readonly("rules",
+                             [](const HostCopier& copier) { return rows_of(copier.rules()); })
+      .def(
+          "copy",
+          [](HostCopier& copier, uintptr_t target, uintptr_t source, size_t bytes) {
+            copier.copy(bytes_at(target), bytes_at(source), bytes);
+          },
+          py::arg("target"), py::arg("source"), py::arg("nbytes"),
+          py::call_guard<py::gil_scoped_release>())
+      .def("copy_blocks", &copy_blocks, py::arg("targets"), py::arg("sources"), py::arg("sizes"),
+           py::arg("count"), py::call_guard<py::gil_scoped_release>())
+      .def("copy_strided", &copy_strided, py::arg("target"), py::arg("source"), py::arg("shape"),
+           py::arg("target_strides"), py::arg("source_strides"), py::arg("element_bytes"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("time_copies", &time_by_rows, py::arg("target"), py::arg("source"), py::arg("room"),
+           py::arg("nbytes"), py::arg("contenders"), py::kw_only(), py::arg("rounds"),
+           py::arg("sample_s"), py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
-void bind_transfer(py::module_& module) { bind_packing(module); }
+void bind_transfer(py::module_& module) {
+  bind_packing(module);
+  bind_host_copy(module);
+}
 
 }  // namespace cxl_offload::bindings
