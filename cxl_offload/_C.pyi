@@ -191,6 +191,48 @@ class HostCopier:
         sample_s: float,
     ) -> list[list[float]]: ...
 
+class Direction:
+    to_device: Direction
+    to_host: Direction
+
+class CopyHandle:
+    @property
+    def nbytes(self) -> int: ...
+    def query(self) -> bool: ...
+    def wait(self) -> None: ...
+    def stream_wait(self, stream: int) -> None: ...
+
+class CopyEngine:
+    def __init__(
+        self,
+        driver: GpuDriver,
+        copier: HostCopier,
+        staging: int,
+        staging_nbytes: int,
+        *,
+        chunk_bytes: int,
+        limit_bytes: int,
+        rates: Mapping[int, float],
+    ) -> None: ...
+    def submit(
+        self,
+        direction: Direction,
+        pieces: Sequence[tuple[int, int, int, int, bool]],
+        after: Sequence[int],
+        may_wait: bool,
+    ) -> CopyHandle | None: ...
+    def drain(self) -> None: ...
+    def use(self, direction: Direction) -> dict[int, tuple[int, int, int]]: ...
+    def unfinished_bytes(self, direction: Direction) -> int: ...
+    @property
+    def streams(self) -> list[int]: ...
+
+def plan_chunks(
+    pieces: Sequence[tuple[int, int, int, int, bool]],
+    chunk_bytes: int,
+    rates: Mapping[int, float],
+) -> list[tuple[int, int, int, int, bool]]: ...
+
 class Rule:
     def __init__(
         self,
@@ -222,6 +264,7 @@ class Allocation:
     @property
     def notes(self) -> list[str]: ...
     def bytes_per_node(self) -> dict[int, int]: ...
+    def runs(self, offset: int, nbytes: int) -> list[tuple[int, int, int]]: ...
     def record_stream(self, stream: int) -> None: ...
     def move(self, rule: Rule) -> None: ...
     def __dlpack__(

@@ -1,8 +1,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -10,6 +12,8 @@
 
 #include "bindings/bind.h"
 #include "core/error.h"
+#include "transfer/chunk_plan.h"
+#include "transfer/copy_engine.h"
 #include "transfer/copy_timing.h"
 #include "transfer/host_copy.h"
 #include "transfer/packing.h"
@@ -102,10 +106,10 @@ std::vector<std::vector<double>> time_by_rows(
 }
 
 void bind_host_copy(py::module_& module) {
-  py::class_<HostCopier>(module, "HostCopier")
+  py::class_<HostCopier, std::shared_ptr<HostCopier>>(module, "HostCopier")
       .def(
           py::init([](const std::vector<int>& cpus, const RuleRows& rules, const std::string& isa) {
-            return std::make_unique<HostCopier>(cpus, rules_of(rules),
+            return std::make_shared<HostCopier>(cpus, rules_of(rules),
                                                 isa.empty() ? best_isa() : parse_isa(isa));
           }),
           py::arg("helper_cpus"), py::arg("rules"), py::arg("isa") = "")
@@ -133,11 +137,83 @@ void bind_host_copy(py::module_& module) {
            py::arg("sample_s"), py::call_guard<py::gil_scoped_release>());
 }
 
+// (device, host, bytes, lane, pinned)
+using PieceRow = std::tuple<uint64_t, uintptr_t, size_t, Lane, bool>;
+
+std::vector<Piece> pieces_of(const std::vector<PieceRow>& rows) {
+  std::vector<Piece> pieces;
+  for (const auto& [device, host, bytes, lane, pinned] : rows) {
+    pieces.push_back({device, bytes_at(host), bytes, lane, pinned});
+  }
+  return pieces;
+}
+
+std::vector<PieceRow> plan_rows(const std::vector<PieceRow>& rows, size_t chunk_bytes,
+                                const std::map<Lane, double>& rates) {
+  if (chunk_bytes == 0) throw InvalidArgument("plan chunks of 0 bytes");
+  std::vector<PieceRow> planned;
+  if (rows.empty()) return planned;
+  for (const Piece& chunk : plan_chunks(pieces_of(rows), chunk_bytes, rates)) {
+    planned.emplace_back(chunk.device, reinterpret_cast<uintptr_t>(chunk.host), chunk.bytes,
+                         chunk.lane, chunk.pinned);
+  }
+  return planned;
+}
+
+std::map<Lane, std::tuple<uint64_t, uint64_t, uint64_t>> use_of(const CopyEngine& engine,
+                                                                Direction direction) {
+  std::map<Lane, std::tuple<uint64_t, uint64_t, uint64_t>> rows;
+  for (const auto& [lane, use] : engine.use(direction)) {
+    rows[lane] = {use.bytes, use.copies, use.staged_bytes};
+  }
+  return rows;
+}
+
+std::unique_ptr<CopyEngine> make_engine(std::shared_ptr<GpuDriver> driver,
+                                        std::shared_ptr<HostCopier> copier, uintptr_t staging,
+                                        size_t staging_bytes, size_t chunk_bytes,
+                                        size_t limit_bytes, std::map<Lane, double> rates) {
+  return std::make_unique<CopyEngine>(std::move(driver), std::move(copier),
+                                      std::span(bytes_at(staging), staging_bytes),
+                                      EngineOptions{chunk_bytes, limit_bytes, std::move(rates)});
+}
+
+void bind_engine(py::module_& module) {
+  py::enum_<Direction>(module, "Direction")
+      .value("to_device", Direction::kToDevice)
+      .value("to_host", Direction::kToHost);
+  py::class_<CopyHandle, std::shared_ptr<CopyHandle>>(module, "CopyHandle")
+      .def_property_readonly("nbytes", &CopyHandle::bytes)
+      .def("query", &CopyHandle::query, py::call_guard<py::gil_scoped_release>())
+      .def("wait", &CopyHandle::wait, py::call_guard<py::gil_scoped_release>())
+      .def("stream_wait", &CopyHandle::stream_wait, py::arg("stream"),
+           py::call_guard<py::gil_scoped_release>());
+  py::class_<CopyEngine>(module, "CopyEngine")
+      .def(py::init(&make_engine), py::arg("driver"), py::arg("copier"), py::arg("staging"),
+           py::arg("staging_nbytes"), py::kw_only(), py::arg("chunk_bytes"), py::arg("limit_bytes"),
+           py::arg("rates"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "submit",
+          [](CopyEngine& engine, Direction direction, const std::vector<PieceRow>& pieces,
+             const std::vector<StreamId>& after, bool may_wait) {
+            return engine.submit(direction, pieces_of(pieces), after, may_wait);
+          },
+          py::arg("direction"), py::arg("pieces"), py::arg("after"), py::arg("may_wait"),
+          py::call_guard<py::gil_scoped_release>())
+      .def("drain", &CopyEngine::drain, py::call_guard<py::gil_scoped_release>())
+      .def("use", &use_of, py::arg("direction"))
+      .def("unfinished_bytes", &CopyEngine::unfinished_bytes, py::arg("direction"))
+      .def_property_readonly("streams", &CopyEngine::streams);
+  module.def("plan_chunks", &plan_rows, py::arg("pieces"), py::arg("chunk_bytes"), py::arg("rates"),
+             "(device, host, bytes, lane, pinned) of every chunk, in order.");
+}
+
 }  // namespace
 
 void bind_transfer(py::module_& module) {
   bind_packing(module);
   bind_host_copy(module);
+  bind_engine(module);
 }
 
 }  // namespace cxl_offload::bindings

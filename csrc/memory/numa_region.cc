@@ -152,6 +152,11 @@ void NumaRegion::move(size_t offset, size_t bytes, const Rule& rule) {
   kernel.set_policy(pages, later_policy(rule, actual));
 }
 
+std::vector<Run> NumaRegion::runs(size_t offset, size_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  return runs_.slice(offset, bytes);
+}
+
 uint64_t NumaRegion::strayed_bytes() const {
   std::vector<Run> runs;
   {

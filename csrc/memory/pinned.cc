@@ -25,6 +25,9 @@ class PinnedRegion final : public Region {
   void release(size_t, size_t) override {
     throw InvalidArgument("release a part of a pinned region: it is registered as one");
   }
+  std::vector<Run> runs(size_t offset, size_t bytes) const override {
+    return region_->runs(offset, bytes);
+  }
   std::vector<std::string> notes() const override;
 
   // Throws PlacementError when pinning moved pages of a strict rule.

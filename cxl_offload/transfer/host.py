@@ -114,6 +114,11 @@ class HostCopier:
         self._core = _C.HostCopier(chosen[1:], rows)
 
     @property
+    def core(self) -> _C.HostCopier:
+        """The C++ object, for parts of this package that copy by it."""
+        return self._core
+
+    @property
     def rules(self) -> tuple[CopyRule, ...]:
         return tuple(CopyRule(*row) for row in self._core.rules)
 
