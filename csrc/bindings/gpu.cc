@@ -17,6 +17,17 @@ namespace py = pybind11;
 
 namespace {
 
+void wait_stream(GpuDriver& driver, StreamId stream) {
+  const EventId event = driver.record_event(stream);
+  try {
+    driver.wait_event(event);
+  } catch (...) {
+    driver.destroy_event(event);
+    throw;
+  }
+  driver.destroy_event(event);
+}
+
 // `targets` and `sources` are addresses of arrays of addresses.
 void copy_blocks(GpuDriver& driver, uintptr_t targets, uintptr_t sources, size_t count,
                  size_t block_bytes, StreamId stream, bool each) {
@@ -40,6 +51,8 @@ void bind_gpu(py::module_& module) {
       .def("destroy_stream", &GpuDriver::destroy_stream, py::arg("stream"))
       .def("copy", &GpuDriver::copy, py::arg("target"), py::arg("source"), py::arg("nbytes"),
            py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+      .def("wait_stream", &wait_stream, py::arg("stream"), py::call_guard<py::gil_scoped_release>(),
+           "Waits for what the stream has queued.")
       .def("copy_blocks", &copy_blocks, py::arg("targets"), py::arg("sources"), py::arg("count"),
            py::kw_only(), py::arg("block_bytes"), py::arg("stream"), py::arg("each") = false,
            py::call_guard<py::gil_scoped_release>(),

@@ -1,6 +1,6 @@
 """Moving bytes between host tiers and the GPU."""
 
-from cxl_offload.transfer.blocks import BlockCopier, cuda_kernels_path
+from cxl_offload.transfer.blocks import BlockCopier, cuda_kernels_path, measure_kernel_limit
 from cxl_offload.transfer.engine import (
     NO_NODE,
     CopyEngine,
@@ -35,6 +35,7 @@ __all__ = [
     "cpus_near",
     "cuda_kernels_path",
     "load_rules",
+    "measure_kernel_limit",
     "measure_rules",
     "pack",
     "prefetched",

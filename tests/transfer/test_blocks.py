@@ -125,9 +125,48 @@ def test_packed_block_that_is_misaligned_is_refused(memory: Memory) -> None:
         packer.pack([16], [32], elements=-3, stream=8)
 
 
-def test_installation_without_kernels_says_how_to_get_them(
+def test_large_blocks_go_in_one_batch_of_the_driver(memory: Memory, driver: _C.FakeDriver) -> None:
+    copier = BlockCopier(memory, node=0, kernel_below_bytes=4096)
+    source, target = np.arange(8192, dtype=np.uint8), np.zeros(8192, np.uint8)
+    lists = [addresses(each, 4096, [1, 0]) for each in (source, target)]
+    copier.copy(*lists, block_bytes=4095, stream=8)
+    assert driver.copies == 0
+    assert (copier.uses_kernel(4095), copier.uses_kernel(4096)) == (True, False)
+    target[:] = 0
+    copier.copy(*lists, block_bytes=4096, stream=8)
+    assert driver.copies == 2
+    driver.finish(8)
+    assert (target == source).all()
+
+
+def test_measured_limit_is_where_batches_stay_quicker(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With a clock that ticks by the way taken: the kernel wins below 64 KiB."""
+    now = [0.0]
+    real = BlockCopier.copy
+
+    def copy(self: BlockCopier, sources: Any, targets: Any, *, block_bytes: int, stream: int):
+        real(self, sources, targets, block_bytes=block_bytes, stream=stream)
+        now[0] += 1.0 if self.uses_kernel(block_bytes) == (block_bytes < 65536) else 2.0
+
+    room = np.zeros((2, 256 << 10), np.uint8)
+    ends = (room[0].ctypes.data, room[1].ctypes.data)
+    monkeypatch.setattr(BlockCopier, "copy", copy)
+    monkeypatch.setattr(blocks.time, "perf_counter", lambda: now[0])
+    assert blocks.measure_kernel_limit(memory, *ends, 256 << 10, node=0, rounds=1) == 65536
     monkeypatch.setattr(blocks, "cuda_kernels_path", lambda: None)
+    assert blocks.measure_kernel_limit(memory, *ends, 256 << 10, node=0, rounds=1) == 0
+
+
+def test_installation_without_kernels_batches_and_says_how_to_get_them(
+    memory: Memory, driver: _C.FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "cuda_kernels_path", lambda: None)
+    source, target = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8)
+    lists = [addresses(each, 16, range(4)) for each in (source, target)]
+    BlockCopier(memory, node=0).copy(*lists, block_bytes=16, stream=8)
+    driver.finish(8)
+    assert (target == source).all()
     with pytest.raises(ValueError, match="nvcc"):
-        BlockCopier(memory, node=0)
+        BlockPacker(memory, PackedFormat("int4"), node=0)
