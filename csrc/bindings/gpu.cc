@@ -1,7 +1,11 @@
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/bind.h"
@@ -10,6 +14,7 @@
 #include "gpu/cuda_kernels.h"
 #include "gpu/driver.h"
 #include "gpu/fake_driver.h"
+#include "os/simulated_kernel.h"
 
 namespace cxl_offload::bindings {
 
@@ -26,6 +31,32 @@ void wait_stream(GpuDriver& driver, StreamId stream) {
     throw;
   }
   driver.destroy_event(event);
+}
+
+// With a kernel, registering pins the pages there, which moves them out of movable nodes.
+std::shared_ptr<FakeDriver> make_fake_driver(uint64_t limit_bytes,
+                                             const std::shared_ptr<SimulatedKernel>& kernel) {
+  auto driver = std::make_shared<FakeDriver>(limit_bytes);
+  if (kernel) {
+    driver->set_pinning({[kernel](std::span<std::byte> range) { kernel->pin(range); },
+                         [kernel](std::byte* address) { kernel->unpin(address); }});
+  }
+  return driver;
+}
+
+void pin_with(FakeDriver& driver, std::function<void(uintptr_t, size_t)> pin,
+              std::function<void(uintptr_t)> unpin) {
+  const auto end = [unpin = std::move(unpin)](std::byte* address) {
+    try {
+      unpin(reinterpret_cast<uintptr_t>(address));
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("unpin");
+    }
+  };
+  const auto begin = [pin = std::move(pin)](std::span<std::byte> range) {
+    pin(reinterpret_cast<uintptr_t>(range.data()), range.size());
+  };
+  driver.set_pinning({begin, end});
 }
 
 // `targets` and `sources` are addresses of arrays of addresses.
@@ -61,7 +92,10 @@ void bind_gpu(py::module_& module) {
 
   // Mocks what a machine may not have, for tests: see gpu/fake_driver.h.
   py::class_<FakeDriver, GpuDriver, std::shared_ptr<FakeDriver>>(module, "FakeDriver")
-      .def(py::init<uint64_t>(), py::arg("limit_bytes") = UINT64_MAX)
+      .def(py::init(&make_fake_driver), py::arg("limit_bytes") = UINT64_MAX,
+           py::arg("kernel") = nullptr)
+      .def("pin_with", &pin_with, py::arg("pin"), py::arg("unpin"),
+           "Registering calls pin(address, nbytes) and its end unpin(address). One thread only.")
       .def("launch", &FakeDriver::launch, py::arg("stream"))
       .def("finish", &FakeDriver::finish, py::arg("stream"))
       .def("step", &FakeDriver::step, py::arg("stream"), py::arg("count") = 1)
@@ -73,6 +107,11 @@ void bind_gpu(py::module_& module) {
       .def_property_readonly(
           "registered_bytes",
           [](const FakeDriver& driver) { return driver.counts().registered_bytes; })
+      .def_property_readonly("registrations",
+                             [](const FakeDriver& driver) { return driver.counts().registrations; })
+      .def_property_readonly(
+          "wrong_unregisters",
+          [](const FakeDriver& driver) { return driver.counts().wrong_unregisters; })
       .def_property_readonly("copies",
                              [](const FakeDriver& driver) { return driver.counts().copies; })
       .def_property_readonly("copied_bytes",

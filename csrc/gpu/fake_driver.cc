@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 #include "core/error.h"
 
@@ -25,6 +26,7 @@ void FakeDriver::register_host(std::span<std::byte> range) {
   if (meets_next || meets_previous) {
     throw SystemError(EEXIST, "pin " + format_bytes(range.size()) + ": pinned already");
   }
+  if (pinning_.pin) pinning_.pin(range);
   ranges_.emplace(range.data(), range.size());
   ++counts_.registrations;
   ++counts_.registered_ranges;
@@ -41,6 +43,12 @@ void FakeDriver::unregister_host(std::byte* address) noexcept {
   counts_.registered_bytes -= range->second;
   --counts_.registered_ranges;
   ranges_.erase(range);
+  if (pinning_.unpin) pinning_.unpin(address);
+}
+
+void FakeDriver::set_pinning(Pinning pinning) {
+  const std::lock_guard lock(mutex_);
+  pinning_ = std::move(pinning);
 }
 
 EventId FakeDriver::record_event(StreamId stream) {

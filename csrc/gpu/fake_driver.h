@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 
@@ -35,6 +36,14 @@ class FakeDriver final : public GpuDriver {
   void copy_batch(std::span<const uint64_t> targets, std::span<const uint64_t> sources,
                   std::span<const size_t> sizes, StreamId stream) override;
   bool batched() const override { return true; }
+
+  // What a registration does to the pages, and its end: called while the driver is locked. A
+  // registration that `pin` throws out of did not happen.
+  struct Pinning {
+    std::function<void(std::span<std::byte> range)> pin;
+    std::function<void(std::byte* address)> unpin;  // must not throw
+  };
+  void set_pinning(Pinning pinning);
 
   // Queues one piece of work.
   void launch(StreamId stream);
@@ -108,6 +117,7 @@ class FakeDriver final : public GpuDriver {
   uint64_t fail_copy_in_ = 0;
   bool hold_ = false;
   bool broken_ = false;
+  Pinning pinning_;
   Counts counts_;
 };
 

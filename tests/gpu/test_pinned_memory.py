@@ -97,15 +97,33 @@ def test_striped_pinned_memory_is_one_range_to_the_gpu(memory: Memory, policy: s
     assert cxl_offload.placement_of(source, memory=session).granted == granted
 
 
-def test_move_of_pinned_is_refused_and_changes_nothing(memory: Memory) -> None:
-    node = memory.kernel.local_node
-    tensor = cxl_offload.from_tensor(random_bytes(4 * MIB, 6), placement=f"bind:{node}", pin=True)
-    before = (tensor.data_ptr(), cxl_offload.placement_of(tensor))
-    with pytest.raises(ValueError, match="pinned"):
-        cxl_offload.move(tensor, f"bind:{node}")
-    assert (tensor.data_ptr(), cxl_offload.placement_of(tensor)) == before
-    assert tensor.is_pinned()
-    assert torch.equal(tensor.to("cuda").cpu(), random_bytes(4 * MIB, 6))
+@pytest.mark.parametrize("named", [True, False], ids=["stream named", "no stream named"])
+def test_move_of_live_pinned_memory_waits_for_its_copies_and_pins_again(
+    memory: Memory, named: bool
+) -> None:
+    """Nodes are simulated, registration and DMA are real."""
+    session = simulated_memory()
+    expected = random_bytes(8 * MIB, 6)
+    source = cxl_offload.from_tensor(expected, placement="bind:0", pin=True, memory=session)
+    view, address = source[4 * MIB :], source.data_ptr()
+    target = torch.zeros(8 * MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    keep_busy(stream)
+    with torch.cuda.stream(stream):
+        target.copy_(source, non_blocking=True)
+    if named:
+        cxl_offload.record_stream(source, stream.cuda_stream, memory=session)
+    assert not stream.query(), "the work was over too early for this test to mean anything"
+    cxl_offload.move(source, "bind:2", memory=session)
+    assert stream.query()
+    assert source.data_ptr() == address
+    assert dict(cxl_offload.placement_of(view, memory=session).granted) == {2: 4 * MIB}
+    assert source.is_pinned()
+    assert view.is_pinned()
+    assert torch.equal(target.cpu(), expected)
+    source.fill_(3)
+    assert torch.equal(view.to("cuda", non_blocking=True).cpu(), view)
 
 
 def test_move_goes_by_a_copy_into_a_new_pinned_tensor(memory: Memory) -> None:
