@@ -35,7 +35,13 @@ from benchmarks.gpu_clock import (
 )
 from cxl_offload import _C
 from cxl_offload.memory import Memory
-from cxl_offload.transfer import BlockCopier, cuda_kernels_path
+from cxl_offload.transfer import (
+    BlockCopier,
+    BlockPacker,
+    CopyEngine,
+    PackedFormat,
+    cuda_kernels_path,
+)
 
 Row = dict[str, Any]
 
@@ -43,6 +49,8 @@ COPY_SIZES = (64 * KIB, MIB, 16 * MIB, 256 * MIB, GIB)
 SWAP_SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 2 * MIB)
 SWAP_BYTES = 128 * MIB
 PIN_BYTES = 8 * GIB
+PACKED_ELEMENTS, PACKED_BLOCKS = 32768, 1024
+ENGINE_SIZES = (64 * KIB, 4 * MIB, 256 * MIB)
 
 
 def random_like(tensor: torch.Tensor, seed: int) -> torch.Tensor:
@@ -239,11 +247,103 @@ def check_swap(
             raise SystemExit(f"bench_gpu: blocks of {block} bytes arrived wrong by {name}")
 
 
+def bench_packed(memory: Memory) -> list[Row]:
+    """Half-precision blocks of 64 KiB to and from host memory, plain and as codes.
+
+    Rates count the plain bytes, so that they compare.
+    """
+    rows: list[Row] = []
+    elements, count = PACKED_ELEMENTS, PACKED_BLOCKS
+    nbytes = 2 * elements * count
+    stream = torch.cuda.Stream()
+    on_gpu = torch.randn(count, elements, device="cuda").half()
+    kept = on_gpu.clone()
+    plain = cxl_offload.empty(count, elements, dtype=torch.float16, pin=True)
+    device_list = _addresses(on_gpu)
+    copier = BlockCopier(memory, node=memory.kernel.local_node)
+    host_lists = {"plain": _addresses(plain)}
+    coded, packers = {}, {}
+    for code in ("int4", "fp8"):
+        layout = PackedFormat(code)  # type: ignore[arg-type]
+        room = -(-layout.packed_bytes(elements) // 16) * 16
+        coded[code] = cxl_offload.empty(count, room, dtype=torch.uint8, pin=True)
+        host_lists[code] = _addresses(coded[code])
+        packers[code] = BlockPacker(memory, layout, node=memory.kernel.local_node)
+
+    def move(name: str, out: bool, stream: torch.cuda.Stream) -> None:
+        ends = (device_list, host_lists[name]) if out else (host_lists[name], device_list)
+        if name == "plain":
+            copier.copy(*ends, block_bytes=2 * elements, stream=stream.cuda_stream)
+        elif out:
+            packers[name].pack(*ends, elements=elements, stream=stream.cuda_stream)
+        else:
+            packers[name].unpack(*ends, elements=elements, stream=stream.cuda_stream)
+
+    for name, bound in (("plain", 0.0), ("int4", 0.3), ("fp8", 0.2)):
+        on_gpu.copy_(kept)
+        torch.cuda.synchronize()
+        move(name, True, stream)
+        stream.synchronize()
+        on_gpu.zero_()
+        torch.cuda.synchronize()
+        move(name, False, stream)
+        stream.synchronize()
+        if float((on_gpu.float() - kept.float()).abs().max()) > bound:
+            raise SystemExit(f"bench_gpu: blocks came back wrong through {name}")
+    for direction, out in (("d2h", True), ("h2d", False)):
+        works: dict[str, Work] = {name: partial(move, name, out) for name in host_lists}
+        rows += rated(interleaved(works), nbytes, direction=direction, block_bytes=2 * elements)
+    return rows
+
+
+def _addresses(rows: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    step = rows.stride(0) * rows.element_size()
+    return (rows.data_ptr() + np.arange(rows.shape[0]) * step).astype(np.uint64)
+
+
+def bench_engine(memory: Memory) -> list[Row]:
+    """The copy engine against one non_blocking copy of torch, pinned and not."""
+    rows: list[Row] = []
+    with CopyEngine(memory) as engine:
+        for size in ENGINE_SIZES:
+            on_gpu = torch.empty(size, dtype=torch.uint8, device="cuda")
+            for pin in (True, False):
+                host = random_like(cxl_offload.empty(size, dtype=torch.uint8, pin=pin), 3)
+                works = {
+                    "engine": partial(_by_engine, engine, on_gpu, host),
+                    "torch": copy_work(on_gpu, host),
+                }
+                for name, work in works.items():
+                    on_gpu.zero_()
+                    torch.cuda.synchronize()
+                    stream = torch.cuda.Stream()
+                    with torch.cuda.stream(stream):
+                        work(stream)
+                    stream.synchronize()
+                    if not torch.equal(on_gpu.cpu(), host):
+                        raise SystemExit(f"bench_gpu: {size} bytes arrived wrong by {name}")
+                spreads = interleaved(works, clock=wall_seconds)
+                kind = "pinned" if pin else "not pinned"
+                named = {f"{name}, {kind}": spread for name, spread in spreads.items()}
+                rows += rated(named, size, direction="h2d")
+    return rows
+
+
+def _by_engine(
+    engine: CopyEngine, on_gpu: torch.Tensor, host: torch.Tensor, stream: torch.cuda.Stream
+) -> None:
+    handle = engine.to_device(on_gpu, host)
+    assert handle is not None
+    handle.wait()
+
+
 SECTIONS: dict[str, Callable[[Memory], list[Row]]] = {
     "copy": bench_copy,
     "latency": bench_latency,
     "pin": bench_pin,
     "swap": bench_swap,
+    "packed": bench_packed,
+    "engine": bench_engine,
 }
 
 
@@ -271,8 +371,8 @@ def main() -> int:
     report: dict[str, Any] = {"machine": describe_machine(), "kind": "measured"}
     print("\n".join(f"{key}: {value}" for key, value in report["machine"].items()))
     for name in options.only or SECTIONS:
-        if name == "swap" and cuda_kernels_path() is None:
-            print("swap: skipped, built without the CUDA kernels")
+        if name in ("swap", "packed") and cuda_kernels_path() is None:
+            print(f"{name}: skipped, built without the CUDA kernels")
             continue
         session = Memory.linux()
         with cxl_offload.use(session):

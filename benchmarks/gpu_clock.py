@@ -52,10 +52,11 @@ def device_seconds(work: Work, stream: torch.cuda.Stream, repeats: int) -> float
 def wall_seconds(work: Work, stream: torch.cuda.Stream, repeats: int) -> float:
     """Seconds of one run from its call until the stream is done, the mean of ``repeats`` runs."""
     stream.synchronize()
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        work(stream)
-        stream.synchronize()
+    with torch.cuda.stream(stream):
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            work(stream)
+            stream.synchronize()
     return (time.perf_counter() - begin) / repeats
 
 

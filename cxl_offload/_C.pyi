@@ -84,6 +84,7 @@ class GpuDriver:
     def synchronize(self) -> None: ...
     def create_stream(self) -> int: ...
     def destroy_stream(self, stream: int) -> None: ...
+    def wait_stream(self, stream: int) -> None: ...
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None: ...
     def copy_blocks(
         self,
@@ -146,6 +147,111 @@ class CudaKernels:
         aligned: bool,
         stream: int,
     ) -> None: ...
+    def pack_blocks(
+        self,
+        packing: Packing,
+        sources: int,
+        targets: int,
+        blocks: int,
+        count: int,
+        *,
+        unpack: bool,
+        stream: int,
+    ) -> None: ...
+
+class Code:
+    int4: Code
+    fp8: Code
+
+class Element:
+    float16: Element
+    bfloat16: Element
+    float32: Element
+
+class Packing:
+    def __init__(self, code: Code, element: Element, group_elements: int) -> None: ...
+    def code_bytes(self, count: int) -> int: ...
+    def packed_bytes(self, count: int) -> int: ...
+    def pack(self, source: int, count: int, target: int) -> None: ...
+    def unpack(self, source: int, count: int, target: int) -> None: ...
+
+class HostCopier:
+    def __init__(
+        self,
+        helper_cpus: Sequence[int],
+        rules: Sequence[tuple[int, bool, int]],
+        isa: str = "",
+    ) -> None: ...
+    @staticmethod
+    def default_rules(threads: int) -> list[tuple[int, bool, int]]: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def rules(self) -> list[tuple[int, bool, int]]: ...
+    def copy(self, target: int, source: int, nbytes: int) -> None: ...
+    def copy_blocks(self, targets: int, sources: int, sizes: int, count: int) -> None: ...
+    def copy_strided(
+        self,
+        target: int,
+        source: int,
+        shape: Sequence[int],
+        target_strides: Sequence[int],
+        source_strides: Sequence[int],
+        element_bytes: int,
+    ) -> None: ...
+    def time_copies(
+        self,
+        target: int,
+        source: int,
+        room: int,
+        nbytes: int,
+        contenders: Sequence[tuple[bool, int] | None],
+        *,
+        rounds: int,
+        sample_s: float,
+    ) -> list[list[float]]: ...
+
+class Direction:
+    to_device: Direction
+    to_host: Direction
+
+class CopyHandle:
+    @property
+    def nbytes(self) -> int: ...
+    def query(self) -> bool: ...
+    def wait(self) -> None: ...
+    def stream_wait(self, stream: int) -> None: ...
+
+class CopyEngine:
+    def __init__(
+        self,
+        driver: GpuDriver,
+        copier: HostCopier,
+        staging: int,
+        staging_nbytes: int,
+        *,
+        chunk_bytes: int,
+        limit_bytes: int,
+        rates: Mapping[int, float],
+    ) -> None: ...
+    def submit(
+        self,
+        direction: Direction,
+        pieces: Sequence[tuple[int, int, int, int, bool]],
+        after: Sequence[int],
+        may_wait: bool,
+    ) -> CopyHandle | None: ...
+    def drain(self) -> None: ...
+    def use(self, direction: Direction) -> dict[int, tuple[int, int, int]]: ...
+    def unfinished_bytes(self, direction: Direction) -> int: ...
+    @property
+    def streams(self) -> list[int]: ...
+
+def plan_chunks(
+    pieces: Sequence[tuple[int, int, int, int, bool]],
+    chunk_bytes: int,
+    rates: Mapping[int, float],
+) -> list[tuple[int, int, int, int, bool]]: ...
 
 class Rule:
     def __init__(
@@ -181,6 +287,7 @@ class Allocation:
     @property
     def notes(self) -> list[str]: ...
     def bytes_per_node(self) -> dict[int, int]: ...
+    def runs(self, offset: int, nbytes: int) -> list[tuple[int, int, int]]: ...
     def record_stream(self, stream: int) -> None: ...
     def move(self, rule: Rule) -> None: ...
     def __dlpack__(

@@ -22,6 +22,17 @@ namespace py = pybind11;
 
 namespace {
 
+void wait_stream(GpuDriver& driver, StreamId stream) {
+  const EventId event = driver.record_event(stream);
+  try {
+    driver.wait_event(event);
+  } catch (...) {
+    driver.destroy_event(event);
+    throw;
+  }
+  driver.destroy_event(event);
+}
+
 // With a kernel, registering pins the pages there, which moves them out of movable nodes.
 std::shared_ptr<FakeDriver> make_fake_driver(uint64_t limit_bytes,
                                              const std::shared_ptr<SimulatedKernel>& kernel) {
@@ -71,6 +82,8 @@ void bind_gpu(py::module_& module) {
       .def("destroy_stream", &GpuDriver::destroy_stream, py::arg("stream"))
       .def("copy", &GpuDriver::copy, py::arg("target"), py::arg("source"), py::arg("nbytes"),
            py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+      .def("wait_stream", &wait_stream, py::arg("stream"), py::call_guard<py::gil_scoped_release>(),
+           "Waits for what the stream has queued.")
       .def("copy_blocks", &copy_blocks, py::arg("targets"), py::arg("sources"), py::arg("count"),
            py::kw_only(), py::arg("block_bytes"), py::arg("stream"), py::arg("each") = false,
            py::call_guard<py::gil_scoped_release>(),
@@ -128,6 +141,16 @@ void bind_gpu(py::module_& module) {
           },
           py::arg("sources"), py::arg("targets"), py::arg("count"), py::kw_only(),
           py::arg("block_bytes"), py::arg("aligned"), py::arg("stream"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "pack_blocks",
+          [](const CudaKernels& kernels, const Packing& packing, uintptr_t sources,
+             uintptr_t targets, size_t blocks, size_t count, bool unpack, StreamId stream) {
+            kernels.pack_blocks(packing, unpack, reinterpret_cast<const uint64_t*>(sources),
+                                reinterpret_cast<const uint64_t*>(targets), blocks, count, stream);
+          },
+          py::arg("packing"), py::arg("sources"), py::arg("targets"), py::arg("blocks"),
+          py::arg("count"), py::kw_only(), py::arg("unpack"), py::arg("stream"),
           py::call_guard<py::gil_scoped_release>());
 
   module.def(

@@ -8,6 +8,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/dlpack.h"
+#include "core/error.h"
 #include "memory/session.h"
 
 namespace cxl_offload::bindings {
@@ -168,6 +169,24 @@ void bind_allocation(py::module_& module) {
           "bytes_per_node",
           [](const PlacedBlock& block) { return block.session().bytes_per_node(block.range()); },
           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "runs",
+          [](const PlacedBlock& block, size_t offset, size_t bytes) {
+            std::vector<std::tuple<size_t, size_t, NodeId>> rows;
+            const Allocation& memory = block.memory();
+            if (bytes == 0 || offset > memory.bytes() || bytes > memory.bytes() - offset) {
+              if (bytes == 0) return rows;
+              throw InvalidArgument("runs of " + format_bytes(bytes) + " at " +
+                                    std::to_string(offset) + " of an allocation of " +
+                                    format_bytes(memory.bytes()));
+            }
+            for (const Run& run : memory.region()->runs(memory.offset() + offset, bytes)) {
+              rows.emplace_back(run.offset, run.bytes, run.node);
+            }
+            return rows;
+          },
+          py::arg("offset"), py::arg("nbytes"),
+          "(offset, bytes, node) of every run in a part, as they were put; empty if unknown.")
       .def(
           "record_stream",
           [](PlacedBlock& block, StreamId stream) { block.memory().record_stream(stream); },

@@ -3,10 +3,10 @@
 // microseconds, more than a small block itself.
 //
 // Plain C entry points, streams as integers, no torch: loaded at run time by gpu/cuda_kernels.
-#include <cuda_runtime.h>
-
 #include <cstddef>
 #include <cstdint>
+
+#include "gpu/launch.h"
 
 namespace {
 
@@ -33,9 +33,9 @@ __device__ void copy_units(const Unit* __restrict__ source, Unit* __restrict__ t
   size_t i = threadIdx.x;
   for (; i + (kInFlight - 1) * kThreads < units; i += kInFlight * kThreads) {
     Unit held[kInFlight];
-#pragma unroll
+    CXL_OFFLOAD_UNROLL
     for (unsigned k = 0; k < kInFlight; ++k) held[k] = source[i + k * kThreads];
-#pragma unroll
+    CXL_OFFLOAD_UNROLL
     for (unsigned k = 0; k < kInFlight; ++k) target[i + k * kThreads] = held[k];
   }
   for (; i < units; i += kThreads) target[i] = source[i];
@@ -77,13 +77,9 @@ __attribute__((visibility("default"))) int cxl_offload_copy_blocks(const uint64_
   const size_t slices = count * slices_per_block;
   const auto groups = static_cast<unsigned>(slices < kMaxGroups ? slices : kMaxGroups);
   auto* const queue = reinterpret_cast<cudaStream_t>(stream);
-  if (aligned) {
-    copy_blocks_kernel<Wide>
-        <<<groups, kThreads, 0, queue>>>(sources, targets, count, block_bytes, slices_per_block);
-  } else {
-    copy_blocks_kernel<uint8_t>
-        <<<groups, kThreads, 0, queue>>>(sources, targets, count, block_bytes, slices_per_block);
-  }
+  const auto kernel = aligned ? copy_blocks_kernel<Wide> : copy_blocks_kernel<uint8_t>;
+  CXL_OFFLOAD_LAUNCH(kernel, groups, kThreads, queue, sources, targets, count, block_bytes,
+                     slices_per_block);
   return cudaGetLastError();
 }
 

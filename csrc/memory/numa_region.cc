@@ -199,6 +199,11 @@ std::vector<std::string> NumaRegion::move(size_t offset, size_t bytes, const Rul
   return std::move(layout.notes);
 }
 
+std::vector<Run> NumaRegion::runs(size_t offset, size_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  return runs_.slice(offset, bytes);
+}
+
 std::vector<Run> NumaRegion::place(std::span<std::byte> pages, const std::vector<Run>& before,
                                    const std::vector<Run>& wanted) {
   Kernel& kernel = *placer_.kernel;

@@ -59,6 +59,7 @@ class NumaRegion final : public Region {
   bool keeps_rule(size_t offset, size_t bytes) const override;
   size_t next_cut(size_t offset) const override;
   void release(size_t offset, size_t bytes) override;
+  std::vector<Run> runs(size_t offset, size_t bytes) const override;
   std::vector<std::string> notes() const override { return notes_; }
 
   // Moves whole pages to a new rule; all views follow. Returns what the user should know of the

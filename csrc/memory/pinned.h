@@ -33,6 +33,9 @@ class PinnedRegion final : public Region {
   }
   size_t next_cut(size_t offset) const override { return region_->next_cut(offset); }
   void release(size_t offset, size_t bytes) override;
+  std::vector<Run> runs(size_t offset, size_t bytes) const override {
+    return region_->runs(offset, bytes);
+  }
   std::string device() const override { return region_->device(); }
   std::vector<std::string> notes() const override;
   // What is pinned, if it is on NUMA nodes.

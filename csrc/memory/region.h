@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "memory/stripe.h"
+
 namespace cxl_offload {
 
 class Region {
@@ -29,6 +31,9 @@ class Region {
   virtual size_t next_cut(size_t offset) const = 0;
   // Returns whole pages early. Not for pinned regions, which are registered as one.
   virtual void release(size_t offset, size_t bytes) = 0;
+  // Which node each part of [offset, offset + bytes) was put on, offsets counted from `offset`;
+  // empty where the region does not know.
+  virtual std::vector<Run> runs(size_t, size_t) const { return {}; }
   // The Device-DAX device it is on; empty for memory of nodes.
   virtual std::string device() const { return ""; }
   // What the user should know of this region: spilled nodes, pages that pinning moved.

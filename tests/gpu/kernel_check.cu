@@ -14,8 +14,12 @@
 #include <random>
 #include <vector>
 
+#include "transfer/packing.h"
+
 extern "C" int cxl_offload_copy_blocks(const uint64_t*, const uint64_t*, size_t, size_t, bool,
                                        uint64_t);
+extern "C" int cxl_offload_pack_blocks(int, int, size_t, bool, const uint64_t*, const uint64_t*,
+                                       size_t, size_t, uint64_t);
 
 namespace {
 
@@ -118,6 +122,40 @@ void check_block_copy(size_t block, size_t count, bool to_device) {
                to_device ? "block copy to device" : "block copy to host", block, count);
 }
 
+// Half-precision numbers in device memory, packed blocks in mapped host memory.
+void check_packing(cxl_offload::Code code, size_t group, size_t count) {
+  constexpr size_t kBlocks = 3;
+  const cxl_offload::Packing packing(code, cxl_offload::Element::kFloat16, group);
+  std::mt19937_64 random(count + group);
+  auto source = random_bytes(kBlocks * count * 2, random);
+  // Clear the top bit of every exponent: no NaN, no infinity, 0 to 2 in size.
+  for (size_t i = 1; i < source.size(); i += 2) source[i] &= 0xbf;
+  const size_t packed = (packing.packed_bytes(count) + 15) / 16 * 16;
+  std::vector<uint8_t> expected(kBlocks * packed, 0xee), back(source.size(), 0xee);
+  Mapped<uint8_t> host(kBlocks * packed);
+  std::memcpy(host.data(), expected.data(), expected.size());
+  OnDevice<uint8_t> device(source), returned(back);
+  Mapped<uint64_t> plain(kBlocks), codes(kBlocks), backs(kBlocks);
+  for (size_t i = 0; i < kBlocks; ++i) {
+    auto* const from = reinterpret_cast<std::byte*>(source.data() + i * count * 2);
+    auto* const coded = reinterpret_cast<std::byte*>(expected.data() + i * packed);
+    packing.pack(from, count, coded);
+    packing.unpack(coded, count, reinterpret_cast<std::byte*>(back.data() + i * count * 2));
+    plain[i] = reinterpret_cast<uint64_t>(device.data() + i * count * 2);
+    codes[i] = reinterpret_cast<uint64_t>(host.data() + i * packed);
+    backs[i] = reinterpret_cast<uint64_t>(returned.data() + i * count * 2);
+  }
+  const int kind = static_cast<int>(code);
+  MUST(cxl_offload_pack_blocks(kind, 0, group, false, plain.data(), codes.data(), kBlocks, count,
+                               0));
+  MUST(cudaDeviceSynchronize());
+  expect_equal(host.copy(), expected, kind == 0 ? "pack int4" : "pack fp8", count, group);
+  MUST(
+      cxl_offload_pack_blocks(kind, 0, group, true, codes.data(), backs.data(), kBlocks, count, 0));
+  MUST(cudaDeviceSynchronize());
+  expect_equal(returned.copy(), back, kind == 0 ? "unpack int4" : "unpack fp8", count, group);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -128,6 +166,13 @@ int main(int argc, char** argv) {
     for (const size_t count : counts) {
       check_block_copy(block, count, true);
       check_block_copy(block, count, false);
+    }
+  }
+  for (const auto code : {cxl_offload::Code::kInt4, cxl_offload::Code::kFp8}) {
+    for (const size_t group : {32, 64, 128, 256}) {
+      for (const size_t count : {1, 31, 1024, 1500, 100000}) {
+        if (!is_short || count < 2000) check_packing(code, group, count);
+      }
     }
   }
   std::printf("kernel_check: %d checks, %d failures\n", checks, failures);

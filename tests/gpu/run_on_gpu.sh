@@ -41,7 +41,8 @@ describe() {
 build() {
   step "build" 150 "$PYTHON" setup.py --quiet build_ext --inplace || return
   step "build kernel_check" 60 nvcc -O2 -std=c++20 -lineinfo -arch="sm_${CXL_OFFLOAD_CUDA_ARCHS##*;}" \
-    -Icsrc tests/gpu/kernel_check.cu csrc/gpu/*.cu -o "$BUILD/kernel_check"
+    -Icsrc tests/gpu/kernel_check.cu csrc/gpu/*.cu csrc/transfer/packing.cc csrc/core/error.cc \
+    -o "$BUILD/kernel_check"
 }
 
 tests() {
