@@ -24,6 +24,14 @@ NodeBytes sum(const std::vector<Run>& runs) {
   return total;
 }
 
+size_t whole_pages(const Placer& placer, const Rule& rule, size_t bytes) {
+  return round_up(bytes, placer.kernel->page_bytes(rule.pages));
+}
+
+Layout lay_out_pages(const Placer& placer, const Rule& rule, size_t bytes) {
+  return lay_out(rule, bytes, *placer.kernel, *placer.budget, placer.reserve);
+}
+
 // What is in `wanted` beyond `held`.
 NodeBytes excess(const NodeBytes& wanted, const NodeBytes& held) {
   NodeBytes extra;
@@ -121,15 +129,17 @@ void Charge::exchange(const NodeBytes& out, const NodeBytes& in) {
 }
 
 NumaRegion::NumaRegion(const Placer& placer, const Rule& rule, size_t bytes)
+    : NumaRegion(placer, rule, lay_out_pages(placer, rule, whole_pages(placer, rule, bytes)),
+                 whole_pages(placer, rule, bytes)) {}
+
+NumaRegion::NumaRegion(const Placer& placer, const Rule& rule, Layout layout, size_t bytes)
     : placer_(placer),
       rule_(rule),
       page_bytes_(placer.kernel->page_bytes(rule.pages)),
-      mapping_(placer.kernel, round_up(bytes, page_bytes_), alignment_of(rule, bytes, page_bytes_),
-               rule.pages) {
+      notes_(std::move(layout.notes)),
+      mapping_(placer.kernel, bytes, alignment_of(rule, bytes, page_bytes_), rule.pages) {
   if (rule.kind == RuleKind::kStripe) stripe_.emplace(rule.shares, rule.granule_bytes);
   Kernel& kernel = *placer_.kernel;
-  Layout layout = lay_out(rule, range().size(), kernel, *placer_.budget, placer_.reserve);
-  notes_ = std::move(layout.notes);
   charge_.emplace(placer_.budget, sum(layout.runs));
   const auto actual = fault_in(kernel, range(), layout.runs, page_bytes_, placer_.max_threads);
   check_places(rule, layout.runs, actual, notes_);

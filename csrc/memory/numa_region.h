@@ -75,6 +75,7 @@ class NumaRegion final : public Region {
   void accept_strays();
 
  private:
+  NumaRegion(const Placer& placer, const Rule& rule, Layout layout, size_t bytes);
   std::vector<Run> place(std::span<std::byte> pages, const std::vector<Run>& before,
                          const std::vector<Run>& wanted);
   std::vector<Run> put_back(std::span<std::byte> pages, const std::vector<Run>& before) const;

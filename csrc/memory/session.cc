@@ -11,6 +11,9 @@
 namespace cxl_offload {
 namespace {
 
+// Every pool costs a mapping; a program that tunes its weights makes many.
+constexpr size_t kLeastSweep = 64;
+
 // A stripe that is too small for one cycle, or has one node only, becomes a rule of one node.
 void simplify(Rule& rule, size_t bytes, std::vector<std::string>& notes) {
   if (rule.kind != RuleKind::kStripe) return;
@@ -122,7 +125,8 @@ void PlacedBlock::move_pinned(PinnedRegion& region, Rule rule, std::vector<std::
 Session::Session(Placer placer, std::map<std::string, uint64_t> device_capacities)
     : placer_(std::move(placer)),
       device_capacities_(std::move(device_capacities)),
-      owner_(getpid()) {}
+      owner_(getpid()),
+      sweep_at_(kLeastSweep) {}
 
 // With the lock of the pools held. A device stays claimed as long as the session.
 std::shared_ptr<RegionSource> Session::source_for(const Rule& rule) {
@@ -141,26 +145,46 @@ std::shared_ptr<RegionSource> Session::source_for(const Rule& rule) {
   return std::make_shared<DaxSource>(std::move(store));
 }
 
+std::shared_ptr<Pool> Session::make_pool(const Rule& rule,
+                                         const std::shared_ptr<GpuDriver>& driver) {
+  auto source = source_for(rule);
+  if (driver) {
+    source = std::make_shared<PinnedSource>(std::move(source), placer_.kernel, rule, driver);
+  }
+  return std::make_shared<Pool>(std::move(source), driver);
+}
+
 std::shared_ptr<Pool> Session::pool_for(const Rule& rule,
                                         const std::shared_ptr<GpuDriver>& driver) {
   std::vector<std::pair<NodeId, uint32_t>> shares;
   for (const Share& share : rule.shares) shares.emplace_back(share.node, share.weight);
   const PoolKey key{rule.kind,  shares,      rule.granule_bytes, rule.strict,
                     rule.pages, rule.device, driver.get()};
+  std::vector<std::shared_ptr<Pool>> unused;  // outlives the lock: a pool's end may take a while
   const std::lock_guard lock(pools_mutex_);
-  std::shared_ptr<Pool>& pool = pools_[key];
-  if (pool) return pool;
-  try {
-    auto source = source_for(rule);
-    if (driver) {
-      source = std::make_shared<PinnedSource>(std::move(source), placer_.kernel, rule, driver);
-    }
-    pool = std::make_shared<Pool>(std::move(source), driver);
-  } catch (...) {
-    pools_.erase(key);
-    throw;
+  const auto found = pools_.find(key);
+  if (found != pools_.end()) return found->second;
+  if (pools_.size() >= sweep_at_) {
+    unused = take_unused_pools();
+    sweep_at_ = std::max(kLeastSweep, 2 * pools_.size());
   }
-  return pool;
+  return pools_.emplace(key, make_pool(rule, driver)).first->second;
+}
+
+// With the lock held. Who has a pool to itself here is alone with it: references are only given out
+// under the lock.
+std::vector<std::shared_ptr<Pool>> Session::take_unused_pools() {
+  std::vector<std::shared_ptr<Pool>> unused;
+  for (auto at = pools_.begin(); at != pools_.end();) {
+    if (at->second.use_count() > 1) {
+      ++at;
+      continue;
+    }
+    past_ += at->second->statistics().past();
+    unused.push_back(std::move(at->second));
+    at = pools_.erase(at);
+  }
+  return unused;
 }
 
 std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
@@ -232,13 +256,20 @@ std::map<std::string, NodeUse> Session::device_use() const {
 
 Statistics Session::statistics() const {
   Statistics total;
-  for (const auto& pool : pools()) total += pool->statistics();
+  if (getpid() != owner_) return total;
+  const std::lock_guard lock(pools_mutex_);
+  total = past_;
+  for (const auto& [key, pool] : pools_) total += pool->statistics();
   return total;
 }
 
 size_t Session::trim() {
+  if (getpid() != owner_) return 0;
   size_t returned = 0;
   for (const auto& pool : pools()) returned += pool->trim();
+  std::vector<std::shared_ptr<Pool>> unused;
+  const std::lock_guard lock(pools_mutex_);
+  unused = take_unused_pools();
   return returned;
 }
 

@@ -79,6 +79,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::map<std::string, NodeUse> device_use() const;
   std::map<NodeId, NodeUse> node_use() const;
   Statistics statistics() const;
+  // Returns what the pools cache, and forgets the pools that nothing is allocated from.
   size_t trim();
 
  private:
@@ -88,6 +89,8 @@ class Session : public std::enable_shared_from_this<Session> {
 
   std::shared_ptr<Pool> pool_for(const Rule& rule, const std::shared_ptr<GpuDriver>& driver);
   std::shared_ptr<RegionSource> source_for(const Rule& rule);
+  std::shared_ptr<Pool> make_pool(const Rule& rule, const std::shared_ptr<GpuDriver>& driver);
+  std::vector<std::shared_ptr<Pool>> take_unused_pools();
   template <typename Attempt>
   auto with_all_memory(const Attempt& attempt);
   void forget(const std::byte* address) noexcept;
@@ -99,6 +102,8 @@ class Session : public std::enable_shared_from_this<Session> {
   mutable std::mutex pools_mutex_;
   std::map<PoolKey, std::shared_ptr<Pool>> pools_;
   std::map<std::string, std::shared_ptr<DaxStore>> stores_;  // devices that were used
+  size_t sweep_at_;          // how many pools there may be before the unused ones go
+  Statistics past_;          // of pools that are gone
   std::mutex last_attempt_;  // held by who tries once more after running out of memory
   mutable std::mutex blocks_mutex_;
   std::map<const std::byte*, std::weak_ptr<PlacedBlock>> blocks_;
