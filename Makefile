@@ -28,7 +28,7 @@ $(STAMP): $(VENV)/.installed $(SOURCES)
 
 # MODEL=path answers with a checkpoint of your own instead of the seeded one.
 demo: $(STAMP)
-	$(BIN)/cxl-offload demo --output $(OUT)/demo $(if $(MODEL),--model $(MODEL))
+	$(BIN)/python examples/demo.py --output $(OUT)/demo $(if $(MODEL),--model $(MODEL))
 
 test: $(STAMP)
 	$(BIN)/python -m pytest tests

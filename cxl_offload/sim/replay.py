@@ -181,8 +181,8 @@ class _Clock:
             wait = min((setup[at] for at in live if setup[at] > 0.0), default=math.inf)
             for at, s in zip(working, speed, strict=True):
                 wait = min(wait, left[at] / s)
-            if math.isinf(wait):
-                wait = 0.0  # only jobs that move nothing
+            if any(setup[at] <= 0.0 and left[at] <= 0.0 for at in live):
+                wait = 0.0  # a job that moves nothing is over at once
             now += wait
             for at, s in zip(working, speed, strict=True):
                 left[at] = _rest(left[at], wait * s)

@@ -249,11 +249,13 @@ def test_nothing_is_held_twice() -> None:
 
 def test_small_allocations_that_share_a_registration_do_not_move() -> None:
     memory, driver = memory_on(NORMAL)
-    blocks = [memory.allocate(4 * KIB, Bind((0,)), pin=True) for _ in range(2)]
+    alone, *blocks = [memory.allocate(4 * KIB, Bind((0,)), pin=True) for _ in range(3)]
     with pytest.raises(ValueError, match="pinned together"):
         memory.move(blocks[0], Bind((CXL,)))
     assert all(block.pinned for block in blocks)
-    assert driver.registrations == 1
+    assert driver.registrations == 2
+    memory.move(alone, Bind((CXL,)))  # the first of a pool shows what its regions are like
+    assert alone.bytes_per_node() == {CXL: 4 * KIB}
 
 
 def test_all_views_of_a_pinned_tensor_follow() -> None:

@@ -10,7 +10,7 @@ import threading
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cxl_offload import _C
@@ -66,6 +66,7 @@ SHARES = st.dictionaries(st.integers(0, 2), st.integers(1, 9), min_size=2, max_s
 
 @settings(deadline=None, max_examples=60)
 @given(SHARES, st.integers(1, 300), st.sampled_from([4 * KIB, 64 * KIB]))
+@example({0: 2, 1: 1, 2: 1}, 6, 4 * KIB)
 def test_weighted_interleave_has_exact_shares_of_granules(
     weights: dict[int, int], granules: int, granule_bytes: int
 ) -> None:

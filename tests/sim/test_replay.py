@@ -53,6 +53,13 @@ def test_events_of_a_queue_run_one_after_another() -> None:
     assert seconds(event("cpu", {0: 100 * GB}), event("cpu", {2: 20 * GB})) == pytest.approx(2.0)
 
 
+def test_event_that_moves_nothing_holds_nobody_up() -> None:
+    first = event("cpu", queue="a")
+    copy = event("h2d", {0: 10 * GB}, queue="a")
+    beside = event("cpu", {0: 20 * GB}, queue="b")
+    assert seconds(first, copy, beside) == pytest.approx(1.001)
+
+
 def test_queues_that_share_nothing_run_side_by_side() -> None:
     both = (event("cpu", {0: 100 * GB}, queue="a"), event("gpu", flops=3e12, queue="b"))
     assert seconds(*both) == pytest.approx(3.0)
