@@ -1,0 +1,205 @@
+"""``cxl-offload plan``: batch and placement for a model on a machine, and the command to run it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from cxl_offload.cli._report_table import NONE, show, table
+from cxl_offload.errors import ConfigError
+from cxl_offload.units import format_bytes, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from cxl_offload.plan.plan_file import Plan
+    from cxl_offload.topology import Machine
+
+__all__ = ["print_plan", "register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommands."""
+    group = typer.Typer(help="Plan batch and placement for a model on a machine.")
+    group.command("inference")(inference)
+    group.command("show")(show_plan)
+    app.add_typer(group, name="plan")
+
+
+_Model = Annotated[
+    str, typer.Option(help="A folder with config.json, such a file, or a shipped name (opt-30b).")
+]
+_Machine = Annotated[
+    str | None, typer.Option(help="A machine file or shipped name; by default this machine.")
+]
+_Profile = Annotated[
+    str | None, typer.Option(help="Measurements of `cxl-offload profile`; they replace the file's.")
+]
+_Output = Annotated[Path | None, typer.Option(help="Write the plan there, e.g. plan.yaml.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+_Tiers = Annotated[
+    str | None, typer.Option(help="Tiers that may be used, e.g. ldram,cxl; default: all.")
+]
+_Limit = Annotated[
+    list[str] | None, typer.Option(help="Most of a tier to use, TIER=SIZE; may be repeated.")
+]
+
+
+def inference(
+    model: _Model,
+    machine: _Machine = None,
+    profile: _Profile = None,
+    prompt_len: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512,
+    gen_len: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
+    tiers: _Tiers = None,
+    limit: _Limit = None,
+    max_batches: Annotated[int | None, typer.Option(help="Most GPU batches in a block.")] = None,
+    host_usable: Annotated[float, typer.Option(help="Share of host memory to plan with.")] = 0.95,
+    gpu_usable: Annotated[float, typer.Option(help="Share of GPU memory to plan with.")] = 0.8,
+    cxl_margin: Annotated[
+        float, typer.Option(help="Leave CXL alone when it brings less than this fraction.")
+    ] = 0.03,
+    path: Annotated[
+        str | None, typer.Option(help="FlexGen's weight folder, passed on to the command.")
+    ] = None,
+    output: _Output = None,
+    as_json: _Json = False,
+) -> None:
+    """Batch and placement with the most tokens/s for FlexGen, and the command that realises it."""
+    from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
+    from cxl_offload.plan.model_config import load_model
+
+    where = _read_machine(machine, profile)
+    plan = plan_inference(
+        InferenceRequest(
+            model=load_model(model),
+            machine=where,
+            prompt=prompt_len,
+            generated=gen_len,
+            model_name=model,
+            machine_name=machine,
+            path=path,
+            tiers=_names(tiers),
+            limits=_limits(limit),
+            most_batches=max_batches,
+            host_usable=host_usable,
+            gpu_usable=gpu_usable,
+            cxl_margin=cxl_margin,
+        )
+    )
+    _deliver(plan, output, as_json)
+
+
+def show_plan(
+    file: Annotated[Path, typer.Argument(help="A plan.yaml.")], as_json: _Json = False
+) -> None:
+    """Check a plan file and print it."""
+    from cxl_offload.plan.plan_file import load_plan
+
+    _deliver(load_plan(file), None, as_json)
+
+
+def _read_machine(machine: str | None, profile: str | None) -> Machine:
+    from cxl_offload.profile import load_profile
+    from cxl_offload.topology import discover, load_machine
+
+    found = discover() if machine is None else load_machine(machine)
+    return found if profile is None else load_profile(profile).applied_to(found)
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _limits(texts: list[str] | None) -> Mapping[str, int]:
+    limits: dict[str, int] = {}
+    for text in texts or []:
+        name, sign, size = text.partition("=")
+        if not sign or name in limits:
+            raise ConfigError(f"--limit {text}: expected TIER=SIZE once a tier, such as cxl=64GiB")
+        try:
+            limits[name] = parse_bytes(size)
+        except ValueError as error:
+            raise ConfigError(f"--limit {text}: {error}") from None
+    return limits
+
+
+def _deliver(plan: Plan, output: Path | None, as_json: bool) -> None:
+    from cxl_offload.plan.plan_file import save_plan
+    from cxl_offload.profile.codec import encode
+
+    if output is not None:
+        save_plan(plan, output)
+    if as_json:
+        json.dump(encode(plan), sys.stdout, indent=1, allow_nan=False)
+        print()
+        return
+    print_plan(Console(markup=False, emoji=False, highlight=False), plan)
+    if output is not None:
+        print(f"\nwritten: {output}")
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """The tables of a plan."""
+    batch = plan.batch
+    status = "runs there" if plan.runs else f"advice only: {plan.advice}"
+    console.print(f"{plan.model} on {plan.machine} with {plan.executor} ({status})")
+    console.print(
+        f"batch {batch.size} x {batch.count}, {batch.prompt} + {batch.tokens} tokens; "
+        f"{plan.tokens_per_s:.4g} tokens/s (predicted)"
+    )
+    _print_homes(console, plan)
+    _print_phases(console, plan)
+    _print_prices(console, plan)
+    cxl = "used" if plan.cxl.used else "left alone"
+    gain = "" if plan.cxl.gain is None else f" ({plan.cxl.gain:+.1%} predicted)"
+    console.print(f"\nCXL memory: {cxl}{gain}; {plan.cxl.reason}.")
+    if plan.error is not None:
+        console.print(
+            f"Predicted error: median {plan.error.median:.1%}, worst {plan.error.worst:.1%} of "
+            f"{plan.error.cases} cases; {plan.error.source}."
+        )
+    for note in plan.notes:
+        console.print(f"Note: {note}.")
+    for name, text in plan.settings.items():
+        console.print(f"\n{name}\n{text}")
+    if plan.command:
+        print(f"\n{shlex.join(plan.command)}")
+
+
+def _print_homes(console: Console, plan: Plan) -> None:
+    made = table("Placement", "kind", "where", "bytes", "share", "policy", right=("bytes", "share"))
+    for home in plan.homes:
+        share = f"{home.percent:.1f} %"
+        made.add_row(home.kind, home.where, format_bytes(home.bytes), share, home.policy or NONE)
+    for node, nbytes in plan.node_bytes.items():
+        made.add_row("all", f"node {node}", format_bytes(nbytes), NONE, NONE)
+    made.add_row("all", "GPU, with work buffers", format_bytes(plan.gpu_bytes), NONE, NONE)
+    if plan.drive_bytes:
+        made.add_row("all", "drive", format_bytes(plan.drive_bytes), NONE, NONE)
+    for node, threads in plan.threads.items():
+        made.add_row("threads", f"node {node}", str(threads), NONE, NONE)
+    show(console, made)
+
+
+def _print_phases(console: Console, plan: Plan) -> None:
+    made = table("Time (predicted)", "phase", "time", "bottleneck", "terms", right=("time",))
+    for phase in plan.phases:
+        terms = "\n".join(
+            f"{name}: {format_seconds(seconds)}" for name, seconds in phase.terms.items() if seconds
+        )
+        made.add_row(phase.name, format_seconds(phase.seconds), phase.bottleneck, terms or NONE)
+    show(console, made)
+
+
+def _print_prices(console: Console, plan: Plan) -> None:
+    title = "What one more of it would bring (predicted, from the relaxed program)"
+    made = table(title, "resource", "unit", "tokens/s", right=("tokens/s",))
+    for price in plan.prices:
+        made.add_row(price.what, f"1 {price.unit}", f"{price.gain_tokens_per_s:+.3g}")
+    show(console, made)
