@@ -2,8 +2,8 @@
 
 Correctness first: the answer must fit and keep the program's own relaxation as a bound. Times are
 of the whole batch-and-placement search in this process, median of several runs; nothing of the
-plan is measured. FlexGen's own search takes 5.3 s for OPT-175B with one host tier (its
-experimental/cost_model.py with CBC, on the machine on which this benchmark was written).
+plan is measured. For comparison, FlexGen's own search (experimental/cost_model.py, one CBC
+process a program) took 5.3 s for OPT-175B with one host tier.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def main() -> None:
         return
     print("search times measured, speeds predicted; 4 host tiers, GPU and NVMe")
     print(
-        f"{'model':10} {'tokens':9} {'median':>8} {'least':>8} {'most':>8} {'MIPs':>5} {'of bound':>9}"
+        f"{'model':10} {'tokens':9} {'median':>8} {'least':>8} {'most':>8} {'MIPs':>5} "
+        f"{'of bound':>9}"
     )
     for row in rows:
         print(

@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     """Add the subcommands."""
     group = typer.Typer(help="Plan batch and placement for a model on a machine.")
     group.command("inference")(inference)
+    group.command("training")(training)
     group.command("show")(show_plan)
     app.add_typer(group, name="plan")
 
@@ -87,6 +88,52 @@ def inference(
             tiers=_names(tiers),
             limits=_limits(limit),
             most_batches=max_batches,
+            host_usable=host_usable,
+            gpu_usable=gpu_usable,
+            cxl_margin=cxl_margin,
+        )
+    )
+    _deliver(plan, output, as_json)
+
+
+def training(
+    model: _Model,
+    machine: _Machine = None,
+    profile: _Profile = None,
+    batch: Annotated[int, typer.Option(help="Sequences of one optimizer step.")] = 16,
+    seq_len: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 1024,
+    stage: Annotated[
+        int | None, typer.Option(min=2, max=3, help="ZeRO stage; default: 2 where it fits.")
+    ] = None,
+    tiers: _Tiers = None,
+    limit: _Limit = None,
+    optimizer_gb_s: Annotated[
+        float | None, typer.Option(help="What the CPU optimizer draws from local memory, GB/s.")
+    ] = None,
+    script: Annotated[str, typer.Option(help="The training script of the command.")] = "train.py",
+    host_usable: Annotated[float, typer.Option(help="Share of host memory to plan with.")] = 0.95,
+    gpu_usable: Annotated[float, typer.Option(help="Share of GPU memory to plan with.")] = 0.8,
+    cxl_margin: Annotated[
+        float, typer.Option(help="Leave CXL alone when it brings less than this fraction.")
+    ] = 0.03,
+    output: _Output = None,
+    as_json: _Json = False,
+) -> None:
+    """Micro-batch, accumulation and placement with the shortest step for DeepSpeed."""
+    from cxl_offload.plan.model_config import load_model
+    from cxl_offload.plan.training_plan import TrainingRequest, plan_training
+
+    plan = plan_training(
+        TrainingRequest(
+            model=load_model(model),
+            machine=_read_machine(machine, profile),
+            batch=batch,
+            tokens=seq_len,
+            stage=None if stage is None else (2 if stage == 2 else 3),
+            tiers=_names(tiers),
+            limits=_limits(limit),
+            optimizer_bytes_per_s=None if optimizer_gb_s is None else optimizer_gb_s * 1e9,
+            script=script,
             host_usable=host_usable,
             gpu_usable=gpu_usable,
             cxl_margin=cxl_margin,
@@ -198,7 +245,7 @@ def _print_phases(console: Console, plan: Plan) -> None:
 
 
 def _print_prices(console: Console, plan: Plan) -> None:
-    title = "What one more of it would bring (predicted, from the relaxed program)"
+    title = "What one more of it would bring (predicted, slope at this plan)"
     made = table(title, "resource", "unit", "tokens/s", right=("tokens/s",))
     for price in plan.prices:
         made.add_row(price.what, f"1 {price.unit}", f"{price.gain_tokens_per_s:+.3g}")
