@@ -60,8 +60,17 @@ def inference(
     tiers: _Tiers = None,
     limit: _Limit = None,
     max_batches: Annotated[int | None, typer.Option(help="Most GPU batches in a block.")] = None,
+    executor: Annotated[
+        str, typer.Option(help="flexgen, vllm, or auto: FlexGen where it runs the model.")
+    ] = "auto",
+    kv_host: Annotated[
+        str | None, typer.Option(help="vLLM: host memory for evicted KV, e.g. 64GiB.")
+    ] = None,
     host_usable: Annotated[float, typer.Option(help="Share of host memory to plan with.")] = 0.95,
-    gpu_usable: Annotated[float, typer.Option(help="Share of GPU memory to plan with.")] = 0.8,
+    gpu_usable: Annotated[
+        float | None,
+        typer.Option(help="Share of GPU memory to plan with; default 0.8, vLLM 0.9."),
+    ] = None,
     cxl_margin: Annotated[
         float, typer.Option(help="Leave CXL alone when it brings less than this fraction.")
     ] = 0.03,
@@ -71,28 +80,52 @@ def inference(
     output: _Output = None,
     as_json: _Json = False,
 ) -> None:
-    """Batch and placement with the most tokens/s for FlexGen, and the command that realises it."""
+    """Batch and placement with the most tokens/s, and the command that realises it."""
+    from cxl_offload.plan.flexgen_hardware import GPU_USABLE
+    from cxl_offload.plan.flexgen_job import runs_in_flexgen
     from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
     from cxl_offload.plan.model_config import load_model
+    from cxl_offload.plan.vllm_plan import GPU_UTILIZATION, VllmRequest, plan_vllm
 
-    where = _read_machine(machine, profile)
-    plan = plan_inference(
-        InferenceRequest(
-            model=load_model(model),
-            machine=where,
-            prompt=prompt_len,
-            generated=gen_len,
-            model_name=model,
-            machine_name=machine,
-            path=path,
-            tiers=_names(tiers),
-            limits=_limits(limit),
-            most_batches=max_batches,
-            host_usable=host_usable,
-            gpu_usable=gpu_usable,
-            cxl_margin=cxl_margin,
+    where, config = _read_machine(machine, profile), load_model(model)
+    if executor == "auto":
+        executor = "vllm" if runs_in_flexgen(config) else "flexgen"
+    if executor == "vllm":
+        plan = plan_vllm(
+            VllmRequest(
+                model=config,
+                machine=where,
+                prompt=prompt_len,
+                generated=gen_len,
+                model_name=model,
+                tiers=_names(tiers),
+                limits=_limits(limit),
+                kv_host_bytes=0 if kv_host is None else _size("--kv-host", kv_host),
+                host_usable=host_usable,
+                gpu_usable=GPU_UTILIZATION if gpu_usable is None else gpu_usable,
+                cxl_margin=cxl_margin,
+            )
         )
-    )
+    elif executor == "flexgen":
+        plan = plan_inference(
+            InferenceRequest(
+                model=config,
+                machine=where,
+                prompt=prompt_len,
+                generated=gen_len,
+                model_name=model,
+                machine_name=machine,
+                path=path,
+                tiers=_names(tiers),
+                limits=_limits(limit),
+                most_batches=max_batches,
+                host_usable=host_usable,
+                gpu_usable=GPU_USABLE if gpu_usable is None else gpu_usable,
+                cxl_margin=cxl_margin,
+            )
+        )
+    else:
+        raise ConfigError(f"--executor {executor}: must be auto, flexgen or vllm")
     _deliver(plan, output, as_json)
 
 
@@ -169,11 +202,15 @@ def _limits(texts: list[str] | None) -> Mapping[str, int]:
         name, sign, size = text.partition("=")
         if not sign or name in limits:
             raise ConfigError(f"--limit {text}: expected TIER=SIZE once a tier, such as cxl=64GiB")
-        try:
-            limits[name] = parse_bytes(size)
-        except ValueError as error:
-            raise ConfigError(f"--limit {text}: {error}") from None
+        limits[name] = _size(f"--limit {text}", size)
     return limits
+
+
+def _size(where: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _deliver(plan: Plan, output: Path | None, as_json: bool) -> None:
