@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
+    from cxl_offload.plan.flexgen_planner import Interleave
     from cxl_offload.plan.plan_file import Plan
     from cxl_offload.topology import Machine
 
@@ -28,9 +30,12 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Plan batch and placement for a model on a machine.")
     group.command("inference")(inference)
     group.command("training")(training)
+    group.command("objects")(objects)
     group.command("show")(show_plan)
     app.add_typer(group, name="plan")
 
+
+_WISHES: dict[str, Interleave] = {"auto": "auto", "always": "always", "never": "never"}
 
 _Model = Annotated[
     str, typer.Option(help="A folder with config.json, such a file, or a shipped name (opt-30b).")
@@ -74,6 +79,10 @@ def inference(
     cxl_margin: Annotated[
         float, typer.Option(help="Leave CXL alone when it brings less than this fraction.")
     ] = 0.03,
+    interleave: Annotated[
+        list[str] | None,
+        typer.Option(help="FlexGen: weights|kv=auto|always|never; may be repeated."),
+    ] = None,
     path: Annotated[
         str | None, typer.Option(help="FlexGen's weight folder, passed on to the command.")
     ] = None,
@@ -90,42 +99,44 @@ def inference(
     where, config = _read_machine(machine, profile), load_model(model)
     if executor == "auto":
         executor = "vllm" if runs_in_flexgen(config) else "flexgen"
-    if executor == "vllm":
-        plan = plan_vllm(
-            VllmRequest(
-                model=config,
-                machine=where,
-                prompt=prompt_len,
-                generated=gen_len,
-                model_name=model,
-                tiers=_names(tiers),
-                limits=_limits(limit),
-                kv_host_bytes=0 if kv_host is None else _size("--kv-host", kv_host),
-                host_usable=host_usable,
-                gpu_usable=GPU_UTILIZATION if gpu_usable is None else gpu_usable,
-                cxl_margin=cxl_margin,
-            )
-        )
-    elif executor == "flexgen":
-        plan = plan_inference(
-            InferenceRequest(
-                model=config,
-                machine=where,
-                prompt=prompt_len,
-                generated=gen_len,
-                model_name=model,
-                machine_name=machine,
-                path=path,
-                tiers=_names(tiers),
-                limits=_limits(limit),
-                most_batches=max_batches,
-                host_usable=host_usable,
-                gpu_usable=GPU_USABLE if gpu_usable is None else gpu_usable,
-                cxl_margin=cxl_margin,
-            )
-        )
-    else:
+    if executor not in ("vllm", "flexgen"):
         raise ConfigError(f"--executor {executor}: must be auto, flexgen or vllm")
+    with _names_the_line(machine):
+        if executor == "vllm":
+            plan = plan_vllm(
+                VllmRequest(
+                    model=config,
+                    machine=where,
+                    prompt=prompt_len,
+                    generated=gen_len,
+                    model_name=model,
+                    tiers=_names(tiers),
+                    limits=_limits(limit),
+                    kv_host_bytes=0 if kv_host is None else _size("--kv-host", kv_host),
+                    host_usable=host_usable,
+                    gpu_usable=GPU_UTILIZATION if gpu_usable is None else gpu_usable,
+                    cxl_margin=cxl_margin,
+                )
+            )
+        else:
+            plan = plan_inference(
+                InferenceRequest(
+                    model=config,
+                    machine=where,
+                    prompt=prompt_len,
+                    generated=gen_len,
+                    model_name=model,
+                    machine_name=machine,
+                    path=path,
+                    tiers=_names(tiers),
+                    limits=_limits(limit),
+                    most_batches=max_batches,
+                    interleave=_interleave(interleave),
+                    host_usable=host_usable,
+                    gpu_usable=GPU_USABLE if gpu_usable is None else gpu_usable,
+                    cxl_margin=cxl_margin,
+                )
+            )
     _deliver(plan, output, as_json)
 
 
@@ -156,23 +167,80 @@ def training(
     from cxl_offload.plan.model_config import load_model
     from cxl_offload.plan.training_plan import TrainingRequest, plan_training
 
-    plan = plan_training(
-        TrainingRequest(
-            model=load_model(model),
-            machine=_read_machine(machine, profile),
-            batch=batch,
-            tokens=seq_len,
-            stage=None if stage is None else (2 if stage == 2 else 3),
-            tiers=_names(tiers),
-            limits=_limits(limit),
-            optimizer_bytes_per_s=None if optimizer_gb_s is None else optimizer_gb_s * 1e9,
-            script=script,
-            host_usable=host_usable,
-            gpu_usable=gpu_usable,
-            cxl_margin=cxl_margin,
-        )
+    request = TrainingRequest(
+        model=load_model(model),
+        machine=_read_machine(machine, profile),
+        batch=batch,
+        tokens=seq_len,
+        stage=None if stage is None else (2 if stage == 2 else 3),
+        tiers=_names(tiers),
+        limits=_limits(limit),
+        optimizer_bytes_per_s=None if optimizer_gb_s is None else optimizer_gb_s * 1e9,
+        script=script,
+        host_usable=host_usable,
+        gpu_usable=gpu_usable,
+        cxl_margin=cxl_margin,
     )
+    with _names_the_line(machine):
+        plan = plan_training(request)
     _deliver(plan, output, as_json)
+
+
+def objects(
+    given: Annotated[
+        list[str],
+        typer.Option("--object", help="NAME=SIZE, or NAME=SIZE,READ,WRITTEN; may be repeated."),
+    ],
+    machine: _Machine = None,
+    profile: _Profile = None,
+    trace: Annotated[
+        str | None, typer.Option(help="Accesses by kind of tensor, of `flexgen --trace`.")
+    ] = None,
+    tiers: Annotated[str, typer.Option(help="The local tier, then those to spread over.")] = (
+        "ldram,cxl"
+    ),
+    min_share: Annotated[float, typer.Option(help="Share from which an object is large.")] = 0.1,
+    top_k: Annotated[int | None, typer.Option(help="Interleave so many of them.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Object-level interleaving: which objects to spread over tiers, and with which policy."""
+    from cxl_offload.plan.object_policy import (
+        ObjectUse,
+        TierRate,
+        object_policies,
+        uses_by_kind,
+        uses_of_trace,
+    )
+    from cxl_offload.plan.preset import MachineNumbers
+    from cxl_offload.sim.trace import Trace
+
+    numbers = MachineNumbers(_read_machine(machine, profile))
+    sizes = {}
+    for text in given:
+        name, _, counts = text.partition("=")
+        sizes[name] = tuple(_size(f"--object {text}", part) for part in counts.split(","))
+        if len(sizes[name]) not in (1, 3):
+            raise ConfigError(f"--object {text}: expected NAME=SIZE or NAME=SIZE,READ,WRITTEN")
+    footprint = {name: counts[0] for name, counts in sizes.items()}
+    if trace is not None:
+        uses = uses_of_trace(Trace.load(trace), footprint)
+    elif all(len(counts) == 3 for counts in sizes.values()):
+        uses = tuple(ObjectUse(name, *counts) for name, counts in sizes.items())
+    else:
+        uses = uses_by_kind(footprint)
+    rates = [TierRate(name, numbers.read_bytes_per_s(name)) for name in _names(tiers) or ()]
+    found = object_policies(uses, rates, min_share=min_share, top_k=top_k)
+    if as_json:
+        entries = [{"name": e.name, "policy": e.policy, "reason": e.reason} for e in found]
+        print(json.dumps(entries, indent=1))
+        return
+    made = table("Policies, in the order to allocate", "object", "policy", "why")
+    for each in found:
+        made.add_row(each.name, each.policy, each.reason)
+    console = Console(markup=False, emoji=False, highlight=False)
+    show(console, made)
+    for note in numbers.notes:
+        console.print(f"Note: {note}.")
 
 
 def show_plan(
@@ -192,6 +260,21 @@ def _read_machine(machine: str | None, profile: str | None) -> Machine:
     return found if profile is None else load_profile(profile).applied_to(found)
 
 
+@contextmanager
+def _names_the_line(machine: str | None) -> Iterator[None]:
+    """Says where in the machine's file a number is missing."""
+    from cxl_offload.plan.missing import MissingNumberError, located
+    from cxl_offload.topology.machine_file import machine_path
+
+    try:
+        yield
+    except MissingNumberError as error:
+        path = None if machine is None else machine_path(machine)
+        if path is None:
+            raise
+        raise located(error, path) from error
+
+
 def _names(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -204,6 +287,19 @@ def _limits(texts: list[str] | None) -> Mapping[str, int]:
             raise ConfigError(f"--limit {text}: expected TIER=SIZE once a tier, such as cxl=64GiB")
         limits[name] = _size(f"--limit {text}", size)
     return limits
+
+
+def _interleave(texts: list[str] | None) -> dict[str, Interleave]:
+    wishes: dict[str, Interleave] = {}
+    for text in texts or []:
+        kind, _, wish = text.partition("=")
+        if kind not in ("weights", "kv") or kind in wishes or wish not in _WISHES:
+            raise ConfigError(
+                f"--interleave {text}: expected weights or kv, =, and one of {', '.join(_WISHES)}; "
+                "each kind once"
+            )
+        wishes[kind] = _WISHES[wish]
+    return wishes
 
 
 def _size(where: str, text: str) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.flexgen_terms import FlexGenMachine, HostTier
 from cxl_offload.plan.gpu import GpuRates
+from cxl_offload.plan.missing import MissingNumberError
 from cxl_offload.plan.preset import MachineNumbers
 from cxl_offload.topology import Machine, Node, Tier
 from cxl_offload.topology.model import TIER_NAMES
@@ -139,7 +140,8 @@ def flexgen_hardware(
     numbers = MachineNumbers(machine)
     names = _host_names(machine, tiers)
     if not names:
-        raise ConfigError(f"{machine.name}: no host tier with memory to plan for")
+        message = f"{machine.name}: no host tier with memory to plan for"
+        raise MissingNumberError(message, section="tiers")
     limits = dict(limits or {})
     for name in limits:
         if name not in names and not (name == NVME and machine.drives):
@@ -153,9 +155,10 @@ def flexgen_hardware(
         )
         gpu = numbers.gpu()
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise MissingNumberError(str(error), section="gpus") from error
     if gpu.memory_bytes is None:
-        raise ConfigError(f"machine {machine.name}: GPU {gpu.name} has no memory size")
+        message = f"machine {machine.name}: GPU {gpu.name} has no memory size"
+        raise MissingNumberError(message, section="gpus")
     drive = machine.drives[0] if machine.drives else None
     with_drive = drive is not None and rates.drive_read_bytes_per_s is not None
     if tiers is not None and NVME not in tiers:

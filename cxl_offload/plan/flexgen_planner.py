@@ -9,8 +9,9 @@ that ``flexgen_choice`` can express.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from cxl_offload.plan.flexgen_program import Mode, PlacementProgram
 from cxl_offload.plan.flexgen_search import GPU_BATCHES
 from cxl_offload.plan.interleave import best_weights
 
-__all__ = ["MOST_SEQUENCES", "Found", "modes", "plan_flexgen"]
+__all__ = ["MOST_SEQUENCES", "Found", "Interleave", "modes", "plan_flexgen"]
 
 MOST_SEQUENCES = 8192
 """Largest block that is searched; FlexGen prepares all of its rows before the first token."""
@@ -39,6 +40,8 @@ _STRIPE_TOTAL = 16
 """Sum of interleave weights: steps of 6 % are finer than bandwidths are known."""
 
 _TIE = 1e-9
+
+Interleave = Literal["auto", "always", "never"]
 
 TIDY_LOSS = 1e-6
 """Share of the throughput that is given up for fewer bytes on slow homes."""
@@ -73,21 +76,29 @@ def _stripes(hardware: Hardware, rates: Sequence[float]) -> Iterator[Stripe]:
 
 
 def modes(
-    job: FlexGenJob, hardware: Hardware, *, gpu_batches: Sequence[int] = GPU_BATCHES
+    job: FlexGenJob,
+    hardware: Hardware,
+    *,
+    gpu_batches: Sequence[int] = GPU_BATCHES,
+    interleave: Mapping[str, Interleave] | None = None,
 ) -> list[Mode]:
     """What the programs are told: stripes are offered where they can bring something.
 
     Striped KV adds the bandwidth of the tiers for attention; striped weights help only where a
-    tier alone is slower towards the GPU than the link.
+    tier alone is slower towards the GPU than the link. ``interleave`` (``weights``, ``kv``) takes
+    them away, or leaves nothing else of what is on the host.
     """
+    wanted = {"weights": "auto", "kv": "auto", **(interleave or {})}
     dma = [tier.rates.dma_bytes_per_s for tier in hardware.tiers]
     reads = [tier.rates.read_bytes_per_s for tier in hardware.tiers]
     weights: list[Stripe | None] = [None]
-    if min(dma) < hardware.link_bytes_per_s:
+    if min(dma) < hardware.link_bytes_per_s or wanted["weights"] == "always":
         capped = [min(rate, hardware.link_bytes_per_s) for rate in dma]
         weights += [each for each in _stripes(hardware, capped) if weight_granule(job, each)]
     kv: list[Stripe | None] = [None]
     kv += [each for each in _stripes(hardware, reads) if kv_granule(job, each)]
+    weights = _kept(weights, wanted["weights"])
+    kv = _kept(kv, wanted["kv"])
     return [
         Mode(size, weight_stripe, kv_stripe, on_gpu)
         for size in gpu_batches
@@ -96,11 +107,19 @@ def modes(
     ]
 
 
+def _kept(stripes: list[Stripe | None], wanted: str) -> list[Stripe | None]:
+    """What is left of the stripes (None: no stripe) by the user's wish."""
+    if wanted == "auto":
+        return stripes
+    return [each for each in stripes if (each is not None) == (wanted == "always")]
+
+
 def plan_flexgen(
     job: FlexGenJob,
     hardware: Hardware,
     *,
     gpu_batches: Sequence[int] = GPU_BATCHES,
+    interleave: Mapping[str, Interleave] | None = None,
     most_batches: int | None = None,
 ) -> Found | None:
     """The choice with the most tokens a second, or None where not one sequence fits.
@@ -109,13 +128,16 @@ def plan_flexgen(
     ----------
     gpu_batches
         GPU batch sizes to try.
+    interleave
+        ``weights`` and ``kv``: striped over tiers where it is faster (``auto``), ``never``, or
+        ``always`` as far as they are on the host.
     most_batches
         Most GPU batches in a block; by default what memory holds, up to ``MOST_SEQUENCES`` rows.
     """
     levels = job.levels()
     most = min(most_sequences(job, hardware), MOST_SEQUENCES)
     queue: list[tuple[float, int, int, Mode]] = []
-    for at, mode in enumerate(modes(job, hardware, gpu_batches=gpu_batches)):
+    for at, mode in enumerate(modes(job, hardware, gpu_batches=gpu_batches, interleave=interleave)):
         top = most // mode.gpu_batch if most_batches is None else most_batches
         if top < 1:
             continue

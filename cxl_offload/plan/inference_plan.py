@@ -15,7 +15,7 @@ from cxl_offload.plan.flexgen_hardware import (
     flexgen_hardware,
 )
 from cxl_offload.plan.flexgen_job import FlexGenJob, flexgen_job, runs_in_flexgen
-from cxl_offload.plan.flexgen_planner import Found, plan_flexgen
+from cxl_offload.plan.flexgen_planner import Found, Interleave, plan_flexgen
 from cxl_offload.plan.flexgen_prices import prices
 from cxl_offload.plan.flexgen_search import GPU_BATCHES
 from cxl_offload.plan.known_errors import FLEXGEN_ERROR
@@ -50,6 +50,8 @@ class InferenceRequest:
         As the printed flags shall name them; ``machine_name`` None: the machine it runs on.
     tiers
         Tiers that may be used, all by default; ``limits`` are the most bytes of a tier.
+    interleave
+        ``weights``, ``kv``: stripes over tiers where they are faster, ``always``, or ``never``.
     cxl_margin
         Gain (a fraction) below which CXL is left alone; 0 uses it wherever it is faster.
     """
@@ -65,6 +67,7 @@ class InferenceRequest:
     limits: Mapping[str, int] = field(default_factory=dict)
     gpu_batches: Sequence[int] = GPU_BATCHES
     most_batches: int | None = None
+    interleave: Mapping[str, Interleave] = field(default_factory=dict)
     host_usable: float = HOST_USABLE
     gpu_usable: float = GPU_USABLE
     cxl_margin: float = CXL_MARGIN
@@ -137,7 +140,11 @@ def _search(request: InferenceRequest, job: FlexGenJob, hardware: Hardware) -> F
     if not hardware.tiers:
         return None
     return plan_flexgen(
-        job, hardware, gpu_batches=request.gpu_batches, most_batches=request.most_batches
+        job,
+        hardware,
+        gpu_batches=request.gpu_batches,
+        most_batches=request.most_batches,
+        interleave=request.interleave,
     )
 
 

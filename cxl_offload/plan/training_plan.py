@@ -17,6 +17,7 @@ from cxl_offload.plan.flexgen_hardware import (
 from cxl_offload.plan.flexgen_prices import knobs
 from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
 from cxl_offload.plan.inference_plan import CXL, CXL_MARGIN
+from cxl_offload.plan.missing import MissingNumberError
 from cxl_offload.plan.model_config import ModelConfig
 from cxl_offload.plan.plan_file import (
     Batch,
@@ -133,9 +134,10 @@ def _cpu_rate(request: TrainingRequest, hardware: Hardware) -> float:
         return request.optimizer_bytes_per_s
     local = hardware.tiers[0]
     if local.rates.read_bytes_per_s == float("inf"):
-        raise ConfigError(
+        raise MissingNumberError(
             f"machine {hardware.machine} has no read_bandwidth from its initiator to node "
-            f"{local.node} ({local.name}); profile it, or give --optimizer-gb-s"
+            f"{local.node} ({local.name}); profile it, or give --optimizer-gb-s",
+            section="accesses",
         )
     return ADAM_SHARE * local.rates.read_bytes_per_s
 

@@ -184,3 +184,70 @@ def test_fast_machine_needs_no_host(tmp_path: Path) -> None:
 
     assert sum(plan.node_bytes.values()) == 0
     assert {home.where for home in plan.homes} == {"gpu"}
+
+
+def test_interleaving_can_be_forced_and_forbidden() -> None:
+    forced = plan_inference(request("opt-30b", interleave={"kv": "always", "weights": "always"}))
+    plain = plan_inference(request("opt-30b", interleave={"kv": "never", "weights": "never"}))
+    free = plan_inference(request("opt-30b"))
+
+    assert {
+        home.policy[:9] for home in forced.homes if home.policy and home.kind in ("kv", "weights")
+    } == {"weighted:"}
+    assert "weighted:" not in " ".join(plain.command)
+    assert free.tokens_per_s >= max(forced.tokens_per_s, plain.tokens_per_s) * (1 - 2e-6)
+
+
+def test_objects_are_given_policies_on_the_command_line() -> None:
+    arguments = ["plan", "objects", "--machine", "epyc9354-cxl-a", "--json"]
+    arguments += ["--object", "kv=60GiB", "--object", "exp_avg=30GiB", "--object", "act=1GiB"]
+    made = CliRunner().invoke(app, arguments)
+
+    assert made.exit_code == 0, made.output
+    policies = {each["name"]: each["policy"] for each in json.loads(made.output)}
+    assert policies["kv"].startswith("weighted:ldram=")
+    assert policies["exp_avg"] == policies["act"] == "preferred:ldram,cxl"
+    wrong = CliRunner().invoke(app, [*arguments, "--object", "x=1GiB,2GiB"])
+    assert "expected NAME=SIZE or" in wrong.output
+
+
+def test_missing_number_is_named_with_the_line_of_the_machine_file(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "configs/machines/epyc9354-cxl-a.yaml").read_text()
+    without = "".join(
+        line for line in text.splitlines(keepends=True) if "memory_bandwidth:" not in line
+    )
+    file = tmp_path / "mine.yaml"
+    file.write_text(without.replace("name: epyc9354-cxl-a", "name: mine"))
+    line = 1 + next(at for at, each in enumerate(without.splitlines()) if each == "gpus:")
+    arguments = ["plan", "inference", "--model", "opt-6.7b", "--machine", str(file)]
+
+    made = CliRunner().invoke(app, arguments)
+    none = CliRunner().invoke(app, [*arguments[:-1], "zen4-1"])
+
+    assert f"mine.yaml:{line}: machine mine: GPU A10 has no peak rates" in made.output
+    assert "zen4-1.yaml:" in none.output
+    assert "the file has no 'gpus'" in none.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("value: 128 GiB", "value: 128", "'128' is not a quantity"),
+        ("value: 128 GiB", "value: 0 GiB", "must be more than 0"),
+        ("capacity: &dram_offered", "capacit: &dram_offered", "did you mean 'capacity'"),
+    ],
+)
+def test_wrong_machine_file_is_named_with_its_line(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    text = (Path(__file__).parents[2] / "configs/machines/epyc9354-cxl-a.yaml").read_text()
+    file = tmp_path / "epyc9354-cxl-a.yaml"
+    file.write_text(text.replace(old, new, 1))
+    line = 1 + next(at for at, each in enumerate(text.splitlines()) if old in each)
+    arguments = ["plan", "inference", "--model", "opt-6.7b", "--machine", str(file)]
+
+    made = CliRunner().invoke(app, arguments)
+
+    assert made.exit_code == 2
+    assert f"{file.name}:{line}:" in made.output.replace("\n", "")
+    assert message in made.output
