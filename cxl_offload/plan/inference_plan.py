@@ -18,6 +18,7 @@ from cxl_offload.plan.flexgen_job import FlexGenJob, flexgen_job, runs_in_flexge
 from cxl_offload.plan.flexgen_planner import Found, Interleave, plan_flexgen
 from cxl_offload.plan.flexgen_prices import prices
 from cxl_offload.plan.flexgen_search import GPU_BATCHES
+from cxl_offload.plan.flexgen_trace import Replay, compare, planned_trace
 from cxl_offload.plan.known_errors import FLEXGEN_ERROR
 from cxl_offload.plan.model_config import ModelConfig
 from cxl_offload.plan.plan_file import (
@@ -54,6 +55,9 @@ class InferenceRequest:
         ``weights``, ``kv``: stripes over tiers where they are faster, ``always``, or ``never``.
     cxl_margin
         Gain (a fraction) below which CXL is left alone; 0 uses it wherever it is faster.
+    replay
+        Charges time for the plan's bytes apart from the equations; where it differs by more than
+        10 % the plan's notes say so.
     """
 
     model: ModelConfig
@@ -71,6 +75,7 @@ class InferenceRequest:
     host_usable: float = HOST_USABLE
     gpu_usable: float = GPU_USABLE
     cxl_margin: float = CXL_MARGIN
+    replay: Replay | None = None
 
 
 def plan_inference(request: InferenceRequest) -> Plan:
@@ -132,7 +137,11 @@ def plan_inference(request: InferenceRequest) -> Plan:
             for price in prices(job, hardware, found)
         ),
         error=FLEXGEN_ERROR,
-        notes=(*notes, *_notes(request, hardware, found)),
+        notes=(
+            *notes,
+            *_notes(request, hardware, found),
+            *_replayed(request, job, hardware, found),
+        ),
     )
 
 
@@ -270,6 +279,17 @@ def _phases(found: Found) -> tuple[PhaseEstimate, ...]:
             terms=decode,
         ),
     )
+
+
+def _replayed(
+    request: InferenceRequest, job: FlexGenJob, hardware: Hardware, found: Found
+) -> list[str]:
+    """What a replay of the plan's bytes disagrees on."""
+    if request.replay is None:
+        return []
+    trace = planned_trace(job, hardware, found.choice, found.loads)
+    checks = compare(found.phases, request.replay(trace, request.machine))
+    return [check.sentence() for check in checks if not check.agrees]
 
 
 def _notes(request: InferenceRequest, hardware: Hardware, found: Found) -> list[str]:

@@ -40,6 +40,8 @@ def choices(job: FlexGenJob, hardware: Hardware, mode: Mode, batches: int) -> It
             if not hardware.drive_usable_bytes and (cuts[0] or kv[0]):
                 continue
             for act, scratch in itertools.product((False, True), range(len(hardware.tiers))):
+                if act and mode.kv_on_gpu and scratch:
+                    continue  # nothing is on the scratch tier, wherever that is
                 yield Choice(
                     gpu_batch=mode.gpu_batch,
                     batches=batches,
