@@ -93,7 +93,7 @@ def inference(
     from cxl_offload.plan.flexgen_hardware import GPU_USABLE
     from cxl_offload.plan.flexgen_job import runs_in_flexgen
     from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
-    from cxl_offload.plan.model_config import load_model
+    from cxl_offload.plan.model_file import load_model
     from cxl_offload.plan.vllm_plan import GPU_UTILIZATION, VllmRequest, plan_vllm
 
     where, config = _read_machine(machine, profile), load_model(model)
@@ -164,7 +164,7 @@ def training(
     as_json: _Json = False,
 ) -> None:
     """Micro-batch, accumulation and placement with the shortest step for DeepSpeed."""
-    from cxl_offload.plan.model_config import load_model
+    from cxl_offload.plan.model_file import load_model
     from cxl_offload.plan.training_plan import TrainingRequest, plan_training
 
     request = TrainingRequest(

@@ -150,68 +150,99 @@ def place(
 def _solve(
     step: TrainingStep, hardware: Hardware, grid: int, most_s: float | None
 ) -> Weights | None:
-    program = Program()
-    unit_b = float(max(kind.bytes for kind in step.kinds))
-    fixed = step.accumulation * (step.forward_s + step.backward_s)
-    unit_s = fixed + step.traffic / step.cpu_bytes_per_s
-    tiers = range(len(hardware.tiers))
-    columns = {
-        kind.name: [
-            program.column(
-                f"{kind.name} {hardware.names[at]}",
-                high=float(grid),
-                whole=True,
-                cost=0.0 if most_s is None else (at + 1) * kind.bytes / unit_b,
-            )
-            for at in tiers
-        ]
-        for kind in step.kinds
-    }
-    free = 1.0 if most_s is None else 0.0
-    exposed = program.column("exposed", cost=step.accumulation * free)
-    fetch = program.column("forward fetch", cost=step.accumulation * free)
-    back = program.column("back", cost=free)
-    optimizer = program.column("optimizer", cost=free)
-    for kind in step.kinds:
-        program.row(kind.name, dict.fromkeys(columns[kind.name], 1.0), low=grid, high=grid)
-    for at, tier in enumerate(hardware.tiers):
-        room = {columns[k.name][at]: k.bytes / grid / unit_b for k in step.kinds}
-        high = (tier.usable_bytes - _ROOM_SLACK * len(step.kinds)) / unit_b
-        program.row(f"room of {tier.name}", room, high=high)
-        moved = {columns[k.name][at]: k.traffic / grid for k in step.kinds if k.traffic}
-        scaled = {c: v / tier.rates.read_bytes_per_s / unit_s for c, v in moved.items()}
-        program.row(f"optimizer on {tier.name}", {**scaled, optimizer: -1.0}, high=0.0)
-    on_cpu = step.traffic / step.cpu_bytes_per_s / unit_s
-    program.row("optimizer on the CPU", {optimizer: 1.0}, low=on_cpu)
-    late = {
-        columns[k.name][at]: k.traffic / grid / PREFETCH_SPAN_BYTES * 1e-9 / hardware.cores
-        * (tier.rates.latency_ns - hardware.local_latency_ns) / unit_s
-        for at, tier in enumerate(hardware.tiers)
-        for k in step.kinds
-        if k.traffic
-    }  # fmt: skip
-    program.row("optimizer with latency", {**late, optimizer: -1.0}, high=-on_cpu)
-    names = [("staging", exposed, step.backward_s), ("staging", back, 0.0)]
-    if step.stage == 3:
-        names = [("staging", exposed, step.backward_s), ("params", exposed, step.backward_s)]
-        names.append(("params", fetch, step.forward_s))
-    for name, column, hidden in names:
-        at_link = step.low_bytes / hardware.link_bytes_per_s
-        program.row("link", {column: 1.0}, low=(at_link - hidden) / unit_s)
-        for at, tier in enumerate(hardware.tiers):
-            each = step.low_bytes / grid / tier.rates.dma_bytes_per_s / unit_s
-            terms = {columns[name][at]: each, column: -1.0}
-            program.row(f"copies of {tier.name}", terms, high=hidden / unit_s)
-    if most_s is not None:
-        total = {exposed: float(step.accumulation), fetch: float(step.accumulation)}
-        program.row("at most", {**total, back: 1.0, optimizer: 1.0}, high=(most_s - fixed) / unit_s)
-    found = program.solve()
+    """The fastest weights; with ``most_s`` the nearest ones that are as fast."""
+    program = _StepProgram(step, hardware, grid, most_s)
+    found = program.program.solve()
     if found is None:
         return None
     return {
         name: _reduced([round(found.values[column]) for column in each])
-        for name, each in columns.items()
+        for name, each in program.weights.items()
     }
+
+
+class _StepProgram:
+    """One step as a program: interleave weights of every kind on every node, and seconds."""
+
+    def __init__(
+        self, step: TrainingStep, hardware: Hardware, grid: int, most_s: float | None
+    ) -> None:
+        self.step, self.hardware, self.grid = step, hardware, grid
+        self.program = Program()
+        self._unit_b = float(max(kind.bytes for kind in step.kinds))
+        fixed = step.accumulation * (step.forward_s + step.backward_s)
+        self._unit_s = fixed + step.traffic / step.cpu_bytes_per_s
+        self._columns(tidy=most_s is not None)
+        self._rooms()
+        self._optimizer()
+        self._copies()
+        if most_s is not None:
+            count = float(step.accumulation)
+            total = {self.exposed: count, self.fetch: count, self.back: 1.0, self.optimizer: 1.0}
+            self.program.row("at most", total, high=(most_s - fixed) / self._unit_s)
+
+    def _columns(self, *, tidy: bool) -> None:
+        self.weights = {
+            kind.name: [
+                self.program.column(
+                    f"{kind.name} {name}",
+                    high=float(self.grid),
+                    whole=True,
+                    cost=(at + 1) * kind.bytes / self._unit_b if tidy else 0.0,
+                )
+                for at, name in enumerate(self.hardware.names)
+            ]
+            for kind in self.step.kinds
+        }
+        count, free = float(self.step.accumulation), 0.0 if tidy else 1.0
+        self.exposed = self.program.column("exposed", cost=count * free)
+        self.fetch = self.program.column("forward fetch", cost=count * free)
+        self.back = self.program.column("back", cost=free)
+        self.optimizer = self.program.column("optimizer", cost=free)
+        for name, columns in self.weights.items():
+            self.program.row(name, dict.fromkeys(columns, 1.0), low=self.grid, high=self.grid)
+
+    def _rooms(self) -> None:
+        kinds = self.step.kinds
+        for at, tier in enumerate(self.hardware.tiers):
+            room = {self.weights[k.name][at]: k.bytes / self.grid / self._unit_b for k in kinds}
+            high = (tier.usable_bytes - _ROOM_SLACK * len(kinds)) / self._unit_b
+            self.program.row(f"room of {tier.name}", room, high=high)
+
+    def _optimizer(self) -> None:
+        """Three bounds: every tier, the CPU, the CPU with the latency of slower tiers."""
+        hardware, step = self.hardware, self.step
+        on_cpu = step.traffic / step.cpu_bytes_per_s / self._unit_s
+        late: dict[int, float] = {}
+        for at, tier in enumerate(hardware.tiers):
+            moved = {
+                self.weights[kind.name][at]: kind.traffic / self.grid / self._unit_s
+                for kind in step.kinds
+                if kind.traffic
+            }
+            busy = {column: each / tier.rates.read_bytes_per_s for column, each in moved.items()}
+            self.program.row(f"optimizer on {tier.name}", {**busy, self.optimizer: -1.0}, high=0.0)
+            extra_ns = tier.rates.latency_ns - hardware.local_latency_ns
+            page_s = extra_ns * 1e-9 / PREFETCH_SPAN_BYTES / hardware.cores
+            late |= {column: each * page_s for column, each in moved.items()}
+        self.program.row("optimizer on the CPU", {self.optimizer: 1.0}, low=on_cpu)
+        late[self.optimizer] = -1.0
+        self.program.row("optimizer with latency", late, high=-on_cpu)
+
+    def _copies(self) -> None:
+        """Copies of staged gradients and of parameters, less what hides them."""
+        step = self.step
+        copies = [("staging", self.exposed, step.backward_s), ("staging", self.back, 0.0)]
+        if step.stage == 3:
+            copies = [copies[0], ("params", self.exposed, step.backward_s)]
+            copies.append(("params", self.fetch, step.forward_s))
+        for kind, column, hidden in copies:
+            at_link = step.low_bytes / self.hardware.link_bytes_per_s
+            self.program.row("link", {column: 1.0}, low=(at_link - hidden) / self._unit_s)
+            for at, tier in enumerate(self.hardware.tiers):
+                each = step.low_bytes / self.grid / tier.rates.dma_bytes_per_s / self._unit_s
+                terms = {self.weights[kind][at]: each, column: -1.0}
+                self.program.row(f"copies of {tier.name}", terms, high=hidden / self._unit_s)
 
 
 def _reduced(weights: list[int]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from cxl_offload.plan.flexgen_prices import knobs, prices, relaxed_tokens_per_s
 from cxl_offload.plan.flexgen_program import PlacementProgram
 from cxl_offload.plan.flexgen_terms import Placement
 from cxl_offload.plan.footprint import ElementBytes, Lengths, LlmShape
-from cxl_offload.plan.model_config import load_model
+from cxl_offload.plan.model_file import load_model
 from cxl_offload.topology import load_machine
 
 from .brute_force import best_by_hand, choices, fits, random_instance

@@ -12,7 +12,7 @@ from cxl_offload.plan.flexgen_hardware import flexgen_hardware
 from cxl_offload.plan.flexgen_job import flexgen_job
 from cxl_offload.plan.flexgen_trace import planned_trace
 from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
-from cxl_offload.plan.model_config import load_model
+from cxl_offload.plan.model_file import load_model
 from cxl_offload.sim.trace import Trace
 from cxl_offload.topology import Machine, load_machine
 

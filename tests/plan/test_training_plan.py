@@ -17,7 +17,7 @@ from cxl_offload.memory import Memory
 from cxl_offload.plan.flexgen_hardware import Hardware, HostRoom
 from cxl_offload.plan.flexgen_terms import HostTier
 from cxl_offload.plan.gpu import GpuRates
-from cxl_offload.plan.model_config import load_model
+from cxl_offload.plan.model_file import load_model
 from cxl_offload.plan.plan_file import Plan, parse_plan, plan_text
 from cxl_offload.plan.training_job import TrainingJob, gpu_bytes, host_kinds
 from cxl_offload.plan.training_placement import TrainingStep, estimate, place

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.flexgen_hardware import flexgen_hardware
-from cxl_offload.plan.model_config import load_model
+from cxl_offload.plan.model_file import load_model
 from cxl_offload.plan.plan_file import parse_plan, plan_text
 from cxl_offload.plan.vllm_offload import WeightOffload, kv_room_bytes, tokens_per_s
 from cxl_offload.plan.vllm_plan import VllmRequest, copies_bytes_per_s, layer_bytes, plan_vllm

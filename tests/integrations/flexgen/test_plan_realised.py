@@ -28,7 +28,7 @@ from cxl_offload.plan import stripe
 from cxl_offload.plan.flexgen_flags import kv_sequences
 from cxl_offload.plan.flexgen_job import flexgen_job
 from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
-from cxl_offload.plan.model_config import load_model
+from cxl_offload.plan.model_file import load_model
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.topology import Access, Drive, Gpu, Link, Machine, Node, NodeKind, Tier
 
