@@ -164,7 +164,9 @@ def plan_flexgen(
         )
         programs += 1
         found = program.solve()
-        if found is not None and (best is None or found[1] / rows < best[0]):
+        if found is None or not _holds(hardware, loads_of(job, hardware, found[0], levels)):
+            continue
+        if best is None or found[1] / rows < best[0]:
             best = (found[1] / rows, found[0], mode)
     if best is None:
         return None
@@ -188,4 +190,18 @@ def _tidied(
         tidy=True,
     )
     found = program.solve()
-    return choice if found is None else found[0]
+    if found is None or not _holds(hardware, loads_of(job, hardware, found[0], job.levels())):
+        return choice
+    return found[0]
+
+
+def _holds(hardware: Hardware, loads: Loads) -> bool:
+    """Whether every home has room, to the byte: the solver is exact only to its tolerance."""
+    on_drive = loads.weights_drive + loads.kv_drive
+    return (
+        loads.gpu_bytes <= hardware.gpu_usable_bytes
+        and on_drive <= hardware.drive_usable_bytes
+        and all(
+            have <= tier.usable_bytes for have, tier in zip(loads.host, hardware.tiers, strict=True)
+        )
+    )

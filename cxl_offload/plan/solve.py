@@ -22,6 +22,23 @@ TOLERANCE = 1e-9
 """Absolute, by which a solution may exceed a row: programs are written in units near 1."""
 
 
+_ATTEMPTS = (("choose", TOLERANCE), ("off", TOLERANCE), ("off", 1e-7))
+"""HiGHS reports a solve error when its own check of a presolved solution fails; it then solves
+without presolve, and at last with its usual tolerance."""
+
+
+def _solver(presolve: str, tolerance: float) -> highspy.Highs:
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("threads", 1)
+    solver.setOptionValue("presolve", presolve)
+    solver.setOptionValue("mip_rel_gap", 0.0)
+    solver.setOptionValue("mip_abs_gap", 0.0)
+    for name in ("primal_feasibility", "dual_feasibility", "mip_feasibility"):
+        solver.setOptionValue(f"{name}_tolerance", tolerance)
+    return solver
+
+
 @dataclass(frozen=True, slots=True)
 class Solution:
     """The optimum.
@@ -119,17 +136,14 @@ class Program:
         RuntimeError
             HiGHS gives up or finds the program unbounded: a mistake in the program.
         """
-        solver = highspy.Highs()
-        solver.setOptionValue("output_flag", False)
-        solver.setOptionValue("threads", 1)
-        solver.setOptionValue("mip_rel_gap", 0.0)
-        solver.setOptionValue("mip_abs_gap", 0.0)
-        solver.setOptionValue("primal_feasibility_tolerance", TOLERANCE)
-        solver.setOptionValue("dual_feasibility_tolerance", TOLERANCE)
-        solver.setOptionValue("mip_feasibility_tolerance", TOLERANCE)
-        solver.passModel(self._model(whole))
-        solver.run()
-        status = solver.getModelStatus()
+        model = self._model(whole)
+        for presolve, tolerance in _ATTEMPTS:
+            solver = _solver(presolve, tolerance)
+            solver.passModel(model)
+            solver.run()
+            status = solver.getModelStatus()
+            if status != highspy.HighsModelStatus.kSolveError:
+                break
         if status in (
             highspy.HighsModelStatus.kInfeasible,
             highspy.HighsModelStatus.kUnboundedOrInfeasible,

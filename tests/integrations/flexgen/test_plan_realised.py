@@ -139,7 +139,7 @@ def random_plan(seed: int, tmp_path: Path) -> tuple[Plan, Machine] | None:
 
 def test_hundred_random_plans_fit_and_lie_where_planned(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(100):
+    for seed in (*range(99), 151):  # 151: HiGHS fails with presolve, see plan.solve
         made = random_plan(seed, tmp_path)
         if made is None:
             seen["nothing fits"] += 1
