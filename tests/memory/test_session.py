@@ -269,13 +269,6 @@ def test_refused_registration_leaves_nothing_behind() -> None:
     assert memory.allocate(4 * MIB, Bind((0,)), pin=True).pinned
 
 
-def test_pinned_pages_do_not_move() -> None:
-    memory = Memory.linux(driver=_C.FakeDriver())
-    block = memory.allocate(4 * MIB, Bind((0,)), pin=True)
-    with pytest.raises(ValueError, match="pinned"):
-        memory.move(block, Bind((0,)))
-
-
 def test_pinning_without_a_driver_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="pin=False"):
         Memory.linux().allocate(4 * MIB, Bind((0,)), pin=True)
