@@ -15,10 +15,19 @@ from cxl_offload.plan.flexgen_choice import Choice, Loads
 from cxl_offload.plan.flexgen_hardware import Hardware
 from cxl_offload.plan.flexgen_job import FlexGenJob
 from cxl_offload.plan.flexgen_phases import Phases, prefill_flops
+from cxl_offload.plan.flexgen_terms import CPU_ATTENTION_FLOPS_PER_CORE
+from cxl_offload.sim import Engines, replay
 from cxl_offload.sim.trace import Event, Trace
 from cxl_offload.topology import Machine
 
-__all__ = ["REPLAY_TOLERANCE", "Replay", "ReplayCheck", "compare", "planned_trace"]
+__all__ = [
+    "REPLAY_TOLERANCE",
+    "Replay",
+    "ReplayCheck",
+    "compare",
+    "planned_trace",
+    "simulated_seconds",
+]
 
 REPLAY_TOLERANCE = 0.10
 """Difference from which a plan names what its equations and a replay disagree on."""
@@ -29,6 +38,21 @@ class Replay(Protocol):
 
     def __call__(self, trace: Trace, machine: Machine) -> Mapping[str, float]:
         """Phase to seconds."""
+
+
+def simulated_seconds(trace: Trace, machine: Machine) -> Mapping[str, float]:
+    """Seconds of every phase by :func:`cxl_offload.sim.replay`.
+
+    CPU attention gets FlexGen's arithmetic rate, which no machine file has.
+
+    Raises
+    ------
+    ConfigError
+        The machine lacks a number that the replay needs; it guesses none.
+    """
+    cores = len(machine.node(machine.initiator).cpus)
+    engines = Engines(cpu_flops_per_s=max(1, cores) * CPU_ATTENTION_FLOPS_PER_CORE)
+    return replay(trace, machine, engines=engines).phase_seconds
 
 
 @dataclass(frozen=True, slots=True)

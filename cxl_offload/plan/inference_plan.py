@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.plan.flexgen_choice import Loads
 from cxl_offload.plan.flexgen_flags import Spelled, bytes_per_node, flags_of, spell
 from cxl_offload.plan.flexgen_hardware import (
@@ -18,7 +19,7 @@ from cxl_offload.plan.flexgen_job import FlexGenJob, flexgen_job, runs_in_flexge
 from cxl_offload.plan.flexgen_planner import Found, Interleave, plan_flexgen
 from cxl_offload.plan.flexgen_prices import prices
 from cxl_offload.plan.flexgen_search import GPU_BATCHES
-from cxl_offload.plan.flexgen_trace import Replay, compare, planned_trace
+from cxl_offload.plan.flexgen_trace import Replay, compare, planned_trace, simulated_seconds
 from cxl_offload.plan.known_errors import FLEXGEN_ERROR
 from cxl_offload.plan.model_config import ModelConfig
 from cxl_offload.plan.plan_file import (
@@ -56,8 +57,8 @@ class InferenceRequest:
     cxl_margin
         Gain (a fraction) below which CXL is left alone; 0 uses it wherever it is faster.
     replay
-        Charges time for the plan's bytes apart from the equations; where it differs by more than
-        10 % the plan's notes say so.
+        Charges time for the plan's bytes apart from the equations, the simulator by default;
+        where it differs by more than 10 % the plan's notes say so. None: no replay.
     """
 
     model: ModelConfig
@@ -75,7 +76,7 @@ class InferenceRequest:
     host_usable: float = HOST_USABLE
     gpu_usable: float = GPU_USABLE
     cxl_margin: float = CXL_MARGIN
-    replay: Replay | None = None
+    replay: Replay | None = simulated_seconds
 
 
 def plan_inference(request: InferenceRequest) -> Plan:
@@ -288,7 +289,11 @@ def _replayed(
     if request.replay is None:
         return []
     trace = planned_trace(job, hardware, found.choice, found.loads)
-    checks = compare(found.phases, request.replay(trace, request.machine))
+    try:
+        seconds = request.replay(trace, request.machine)
+    except ConfigError as error:
+        return [f"not replayed: {error}"]
+    checks = compare(found.phases, seconds)
     return [check.sentence() for check in checks if not check.agrees]
 
 

@@ -91,3 +91,40 @@ def test_plan_says_where_a_replay_differs(prefill: float, decode: float, named: 
     said = [note for note in plan.notes if "(simulated)" in note]
     assert [note.split("replay of the ")[1].split()[0] for note in said] == named
     assert replay.seen > 0
+
+
+def test_simulator_replays_every_plan_by_default() -> None:
+    """Not an oracle of the equations: it must run, and be near where only the link counts."""
+    plan = plan_inference(
+        InferenceRequest(
+            model=load_model("opt-66b"),
+            machine=load_machine("epyc9354-cxl-a"),
+            prompt=64,
+            generated=8,
+            model_name="opt-66b",
+            tiers=("ldram",),
+            gpu_batches=(1,),
+            most_batches=1,
+        )
+    )
+
+    assert not any(note.startswith("not replayed") for note in plan.notes)
+    assert plan.phases[1].bottleneck == "weights over the link"
+    assert not any("replay of the decode" in note for note in plan.notes)
+
+
+def test_machine_without_the_replays_numbers_is_said() -> None:
+    plan = plan_inference(
+        InferenceRequest(
+            model=load_model("opt-66b"),
+            machine=load_machine("spr3-h100"),
+            prompt=64,
+            generated=8,
+            model_name="opt-66b",
+            gpu_batches=(64,),
+            most_batches=4,
+        )
+    )
+
+    told = [note for note in plan.notes if note.startswith(("not replayed", "a replay"))]
+    assert len(told) >= 1
