@@ -321,6 +321,7 @@ def main() -> int:
             "rejected": sampler.rejected, "loud": sampler.loud,
             "cases": {name: [asdict(r) for r in results] for name, results in all_results.items()},
         }  # fmt: skip
+        args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(report, indent=1))
     if args.plot:
         plot(args.plot, all_results)

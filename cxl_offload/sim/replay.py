@@ -7,8 +7,10 @@ queues side by side, and events that run at the same time share resources
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -62,17 +64,36 @@ def replay(
     """
     if not len(trace):
         raise ConfigError("replay of an empty trace: record a run first")
+    with _no_collection():
+        return _replay(trace, machine, initiator, gpu, engines or Engines())
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A replay makes millions of tuples and no cycles; looking for cycles takes half its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _replay(
+    trace: Trace, machine: Machine, initiator: int | None, gpu: str | None, engines: Engines
+) -> Timeline:
     start = machine.initiator if initiator is None else initiator
-    resources = Resources(machine, initiator=start, gpu=gpu, engines=engines or Engines())
+    resources = Resources(machine, initiator=start, gpu=gpu, engines=engines)
     jobs, demands = _jobs(trace.events, resources)
     steps, order = _steps(trace.events)
     starts = np.zeros(len(trace))
     ends = np.zeros(len(trace))
     step_seconds = np.zeros(len(steps))
-    clock = _Clock(demands)
+    clock = _Clock(jobs, demands)
     now = 0.0
     for at, queues in enumerate(steps):
-        spans = clock.run([[jobs[event] for event in queue] for queue in queues])
+        spans = clock.run(queues)
         for queue, of_queue in zip(queues, spans, strict=True):
             for event, (begin, end) in zip(queue, of_queue, strict=True):
                 starts[event] = now + begin
@@ -120,46 +141,55 @@ def _steps(events: Sequence[Event]) -> tuple[list[list[list[int]]], list[int]]:
 class _Clock:
     """Runs one step at a time and remembers what it has worked out before."""
 
-    def __init__(self, demands: Sequence[Demand]) -> None:
+    def __init__(self, jobs: Sequence[_Job], demands: Sequence[Demand]) -> None:
+        self._jobs = jobs
         self._resources = [frozenset(demand) for demand in demands]
         self._shapes: list[Demand] = []
         self._shape_of = self._number_shapes(demands)
         self._speeds: dict[tuple[int, ...], list[float]] = {}
-        self._known: dict[tuple[tuple[_Job, ...], ...], list[_Spans]] = {}
+        self._known: dict[tuple[tuple[int, ...], ...], list[_Spans]] = {}
 
     def _number_shapes(self, demands: Sequence[Demand]) -> list[int]:
         """Demands that differ in size alone share resources alike: they have one shape.
 
         Proportions are taken to a millionth, so that sizes rounded to bytes do not differ.
         """
-        known: dict[tuple[tuple[int, float], ...], int] = {}
+        known: dict[tuple[int, ...], int] = {}
         numbers = []
         for demand in demands:
-            longest = max(demand.values(), default=0.0)
-            shape = tuple((at, round(s / longest, 6)) for at, s in demand.items() if longest > 0)
-            if shape not in known:
-                known[shape] = len(self._shapes)
-                self._shapes.append({at: part for at, part in shape if part > 0})
-            numbers.append(known[shape])
+            per_million = 1e6 / max(demand.values(), default=1.0)
+            parts = [int(seconds * per_million + 0.5) for seconds in demand.values()]
+            shape = (*demand, *parts)
+            number = known.get(shape)
+            if number is None:
+                number = known[shape] = len(self._shapes)
+                proportions = zip(demand, parts, strict=True)
+                self._shapes.append({at: part / 1e6 for at, part in proportions if part > 0})
+            numbers.append(number)
         return numbers
 
-    def run(self, queues: list[list[_Job]]) -> list[_Spans]:
-        """Begin and end of every job of a step, from the step's begin on."""
-        if self._independent(queues):
-            return [_in_a_row(queue) for queue in queues]
-        key = tuple(tuple(queue) for queue in queues)
+    def run(self, queues: list[list[int]]) -> list[_Spans]:
+        """Begin and end of every event of a step, from the step's begin on."""
+        jobs = self._jobs
+        if len(queues) == 1 or self._independent(queues):
+            return [_in_a_row([jobs[event] for event in queue]) for queue in queues]
+        key = tuple([tuple([jobs[event][2] for event in queue]) for queue in queues])
         spans = self._known.get(key)
         if spans is None:
             if len(self._known) > _REMEMBERED:
                 self._known.clear()
-            spans = self._known[key] = self._share(queues)
+            spans = self._share([[jobs[event] for event in queue] for queue in queues])
+            self._known[key] = spans
         return spans
 
-    def _independent(self, queues: list[list[_Job]]) -> bool:
+    def _independent(self, queues: list[list[int]]) -> bool:
         """Whether no two queues ever need the same resource."""
         seen: set[int] = set()
         for queue in queues:
-            own = {resource for job in set(queue) for resource in self._resources[job[2]]}
+            own = self._resources[self._jobs[queue[0]][2]]
+            if len(queue) > 1:
+                numbers = {self._jobs[event][2] for event in queue}
+                own = own.union(*[self._resources[number] for number in numbers])
             if not seen.isdisjoint(own):
                 return False
             seen |= own
@@ -167,56 +197,59 @@ class _Clock:
 
     def _share(self, queues: list[list[_Job]]) -> list[_Spans]:
         """Event by event: the next thing that happens is the end of a set-up or of a job."""
+        shape_of = self._shape_of
         spans: list[_Spans] = [[] for _ in queues]
-        place = [0] * len(queues)
+        ahead = [iter(queue[1:]) for queue in queues]
         begun = [0.0] * len(queues)
         setup = [queue[0][0] for queue in queues]
         left = [queue[0][1] for queue in queues]  # seconds alone
+        shape = [shape_of[queue[0][2]] for queue in queues]
         live = list(range(len(queues)))
-        shape_of = self._shape_of
         now = 0.0
         while live:
-            working = [at for at in live if setup[at] <= 0.0 and left[at] > 0.0]
-            speed = self._speeds_of(tuple([shape_of[queues[at][place[at]][2]] for at in working]))
-            wait = min((setup[at] for at in live if setup[at] > 0.0), default=math.inf)
+            working = [at for at in live if setup[at] == 0.0 and left[at] > 0.0]
+            speed = self._speeds_of(tuple([shape[at] for at in working]))
+            wait = math.inf if working else 0.0
             for at, s in zip(working, speed, strict=True):
-                wait = min(wait, left[at] / s)
-            if any(setup[at] <= 0.0 and left[at] <= 0.0 for at in live):
+                needed = left[at] / s
+                if needed < wait:
+                    wait = needed
+            preparing = [at for at in live if setup[at] > 0.0]
+            if len(working) + len(preparing) < len(live):
                 wait = 0.0  # a job that moves nothing is over at once
+            elif preparing:
+                soonest = min([setup[at] for at in preparing])
+                wait = min(wait, soonest) if working else soonest
             now += wait
             for at, s in zip(working, speed, strict=True):
-                left[at] = _rest(left[at], wait * s)
-            for at in live:
-                if setup[at] > 0.0:
-                    setup[at] = _rest(setup[at], wait)
-            for at in [at for at in live if setup[at] <= 0.0 and left[at] <= 0.0]:
+                rest = left[at] - wait * s
+                left[at] = rest if rest > _DUST * left[at] else 0.0
+            for at in preparing:
+                rest = setup[at] - wait
+                setup[at] = rest if rest > _DUST * setup[at] else 0.0
+            for at in [at for at in live if setup[at] == 0.0 and left[at] == 0.0]:
                 spans[at].append((begun[at], now))
-                place[at] += 1
-                if place[at] == len(queues[at]):
+                job = next(ahead[at], None)
+                if job is None:
                     live.remove(at)
                     continue
                 begun[at] = now
-                setup[at], left[at], _ = queues[at][place[at]]
+                setup[at], left[at], number = job
+                shape[at] = shape_of[number]
         return spans
 
-    def _speeds_of(self, numbers: tuple[int, ...]) -> list[float]:
-        if len(numbers) < 2:
-            return [1.0] * len(numbers)
-        known = self._speeds.get(numbers)
+    def _speeds_of(self, shapes: tuple[int, ...]) -> list[float]:
+        known = self._speeds.get(shapes)
         if known is None:
             if len(self._speeds) > _REMEMBERED:
                 self._speeds.clear()
-            known = self._speeds[numbers] = speeds([self._shapes[at] for at in numbers])
+            known = speeds([self._shapes[at] for at in shapes]) if shapes else []
+            self._speeds[shapes] = known
         return known
 
 
+_DUST = 1e-12  # what subtraction leaves of a time that is over
 _REMEMBERED = 50_000
-
-
-def _rest(left: float, gone: float) -> float:
-    """What is left, without the dust that subtraction leaves."""
-    rest = left - gone
-    return rest if rest > 1e-12 * left else 0.0
 
 
 def _in_a_row(queue: list[_Job]) -> _Spans:
