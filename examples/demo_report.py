@@ -110,7 +110,7 @@ def print_speed(console: Console, results: Sequence[Result], same: Sequence[bool
     for result, identical in zip(results, same, strict=True):
         rates = [f"{result.tokens_per_s(phase):,.1f}" for phase in phases]
         cells = [*rates, "-", "-"] if result.timeline is None else ["-", "-", *rates]
-        made.add_row(result.name, *cells, "identical" if identical else "DIFFERENT")
+        made.add_row(result.name, *cells, "same" if identical else "DIFFERENT")
     console.print("Tokens/s (measured: the CPU of this machine stands in for a GPU; simulated:")
     console.print("the bytes that the run moved, replayed on the links and nodes of system A)")
     console.print(made)
