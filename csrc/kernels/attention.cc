@@ -61,44 +61,53 @@ void write(std::byte* data, Dtype dtype, size_t index, float value) {
   reinterpret_cast<float*>(data)[index] = value;
 }
 
+// Rows of one head of K or V, by position within what the outermost index names.
+struct Rows {
+  Rows(const TensorView& view, int64_t head) {
+    const auto element = static_cast<int64_t>(dtype_bytes(view.dtype));
+    base = view.data + head * view.strides[1] * element;
+    outer_step = view.strides[0] * element;
+    step = view.strides[2] * element;
+  }
+  const std::byte* at(int64_t outer, int64_t row) const {
+    return base + outer * outer_step + row * step;
+  }
+
+  const std::byte* base;
+  int64_t outer_step;
+  int64_t step;
+};
+
 // Addresses of the rows of one sequence that are attended, one after another.
 class RowSource {
  public:
   RowSource(const Attention& a, int64_t batch, int64_t begin, int64_t end, int64_t head)
-      : attention_(a), batch_(batch), at_(begin), end_(end), head_(head) {}
+      : k_(a.k, head), v_(a.v, head), batch_(batch), at_(begin), end_(end) {
+    if (a.mask != nullptr) mask_ = a.mask + batch * a.mask_columns;
+    if (a.table.data != nullptr) blocks_ = a.table.data + batch * a.table.stride;
+    block_ = a.k.shape[2];
+  }
 
   bool next(const std::byte*& k, const std::byte*& v) {
-    const uint8_t* mask = attention_.mask;
-    if (mask != nullptr) {
-      mask += batch_ * attention_.mask_columns;
-      while (at_ < end_ && mask[at_] == 0) ++at_;
-    }
+    while (mask_ != nullptr && at_ < end_ && mask_[at_] == 0) ++at_;
     if (at_ >= end_) return false;
-    int64_t outer = batch_;
-    int64_t row = at_++;
-    const BlockTable& table = attention_.table;
-    if (table.data != nullptr) {
-      const int64_t block = attention_.k.shape[2];
-      outer = table.data[batch_ * table.stride + row / block];
-      row %= block;
-    }
-    k = address(attention_.k, outer, row);
-    v = address(attention_.v, outer, row);
+    const int64_t outer = blocks_ == nullptr ? batch_ : blocks_[at_ / block_];
+    const int64_t row = blocks_ == nullptr ? at_ : at_ % block_;
+    k = k_.at(outer, row);
+    v = v_.at(outer, row);
+    ++at_;
     return true;
   }
 
  private:
-  const std::byte* address(const TensorView& view, int64_t outer, int64_t row) const {
-    const auto& strides = view.strides;
-    const int64_t offset = outer * strides[0] + head_ * strides[1] + row * strides[2];
-    return view.data + offset * static_cast<int64_t>(dtype_bytes(view.dtype));
-  }
-
-  const Attention& attention_;
+  Rows k_;
+  Rows v_;
+  const uint8_t* mask_ = nullptr;
+  const int32_t* blocks_ = nullptr;
+  int64_t block_ = 1;
   int64_t batch_;
   int64_t at_;
   int64_t end_;
-  int64_t head_;
 };
 
 // The rows of a source, a block at a time, and beyond it those to be asked for early.

@@ -58,6 +58,19 @@ struct Vector {
     sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
     return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
   }
+  CXL_OFFLOAD_VECTOR float greatest() const {
+    __m128 most = _mm_max_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps(value, 1));
+    most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+    return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+  }
+  // The totals of four vectors, with fewer steps than one by one.
+  CXL_OFFLOAD_VECTOR static void totals(const Vector* four, float* to) {
+    const __m256 low = _mm256_hadd_ps(four[0].value, four[1].value);
+    const __m256 high = _mm256_hadd_ps(four[2].value, four[3].value);
+    const __m256 all = _mm256_hadd_ps(low, high);
+    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+    _mm_storeu_ps(to, sums);
+  }
 };
 
 CXL_OFFLOAD_VECTOR Vector add(Vector a, Vector b) { return {_mm256_add_ps(a.value, b.value)}; }
@@ -65,6 +78,9 @@ CXL_OFFLOAD_VECTOR Vector mul(Vector a, Vector b) { return {_mm256_mul_ps(a.valu
 CXL_OFFLOAD_VECTOR Vector fma(Vector a, Vector b, Vector c) {
   return {_mm256_fmadd_ps(a.value, b.value, c.value)};
 }
+
+// The second when either is a NaN.
+CXL_OFFLOAD_VECTOR Vector larger(Vector a, Vector b) { return {_mm256_max_ps(a.value, b.value)}; }
 
 // Of numbers up to zero; below the normal numbers zero; a NaN stays one (the second operand of the
 // maximum is what comes out of it then).

@@ -57,6 +57,18 @@ struct Vector {
   }
   CXL_OFFLOAD_VECTOR void store(float* at) const { _mm512_storeu_ps(at, value); }
   CXL_OFFLOAD_VECTOR float total() const { return _mm512_reduce_add_ps(value); }
+  CXL_OFFLOAD_VECTOR float greatest() const { return _mm512_reduce_max_ps(value); }
+  // The totals of four vectors, with fewer steps than one by one.
+  CXL_OFFLOAD_VECTOR static void totals(const Vector* four, float* to) {
+    const __m256 low = _mm256_hadd_ps(four[0].half(), four[1].half());
+    const __m256 high = _mm256_hadd_ps(four[2].half(), four[3].half());
+    const __m256 all = _mm256_hadd_ps(low, high);
+    const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
+    _mm_storeu_ps(to, sums);
+  }
+  CXL_OFFLOAD_VECTOR __m256 half() const {
+    return _mm256_add_ps(_mm512_castps512_ps256(value), _mm512_extractf32x8_ps(value, 1));
+  }
 
   CXL_OFFLOAD_VECTOR static __mmask16 first(size_t count) {
     return static_cast<__mmask16>((1u << count) - 1);
@@ -71,6 +83,9 @@ CXL_OFFLOAD_VECTOR Vector mul(Vector a, Vector b) { return {_mm512_mul_ps(a.valu
 CXL_OFFLOAD_VECTOR Vector fma(Vector a, Vector b, Vector c) {
   return {_mm512_fmadd_ps(a.value, b.value, c.value)};
 }
+
+// The second when either is a NaN.
+CXL_OFFLOAD_VECTOR Vector larger(Vector a, Vector b) { return {_mm512_max_ps(a.value, b.value)}; }
 
 // Of numbers up to zero; below the normal numbers zero; a NaN stays one (the second operand of the
 // maximum is what comes out of it then).

@@ -15,6 +15,7 @@ inline void score_rows(const AttentionRows& rows, const AttentionState& state, s
   const size_t whole = state.dim - state.dim % Vector::kLanes;
   for (size_t head = 0; head < state.kv_heads; ++head) {
     const T* row[N];
+#pragma GCC unroll 4
     for (size_t i = 0; i < N; ++i) {
       row[i] = head_of<T>(rows.k[first + i], head, rows.k_step);
       prefetch_row(rows.k[first + i + kAttentionAhead] + head * rows.k_step, state.dim * sizeof(T));
@@ -22,19 +23,25 @@ inline void score_rows(const AttentionRows& rows, const AttentionState& state, s
     for (size_t query = head * state.group; query < (head + 1) * state.group; ++query) {
       const float* q = state.q + query * state.padded;
       Vector sum[N];
+#pragma GCC unroll 4
       for (size_t i = 0; i < N; ++i) sum[i] = Vector::all(0);
       for (size_t at = 0; at < whole; at += Vector::kLanes) {
         const Vector part = Vector::load(q + at);
+#pragma GCC unroll 4
         for (size_t i = 0; i < N; ++i) sum[i] = fma(Vector::load(row[i] + at), part, sum[i]);
       }
       if (whole != state.dim) {
         const Vector part = Vector::load(q + whole);
+#pragma GCC unroll 4
         for (size_t i = 0; i < N; ++i) {
           sum[i] = fma(Vector::load_some(row[i] + whole, state.dim - whole), part, sum[i]);
         }
       }
-      for (size_t i = 0; i < N; ++i) {
-        state.scores[query * kAttentionBlock + first + i] = sum[i].total();
+      float* scores = state.scores + query * kAttentionBlock + first;
+      if constexpr (N == 4) {
+        Vector::totals(sum, scores);
+      } else {
+        scores[0] = sum[0].total();
       }
     }
   }
@@ -46,8 +53,11 @@ inline void weigh(const AttentionRows& rows, const AttentionState& state) {
   for (size_t query = 0; query < state.kv_heads * state.group; ++query) {
     float* scores = state.scores + query * kAttentionBlock;
     std::fill(scores + rows.count, scores + kAttentionBlock, lowest);
-    float most = state.most[query];
-    for (size_t i = 0; i < rows.count; ++i) most = scores[i] > most ? scores[i] : most;
+    Vector top = Vector::all(state.most[query]);
+    for (size_t i = 0; i < kAttentionBlock; i += Vector::kLanes) {
+      top = larger(Vector::load(scores + i), top);
+    }
+    const float most = top.greatest();
     // All of them minus infinity: weights of zero rather than NaN.
     const float base = most == lowest ? 0 : most;
     Vector total = Vector::all(0);
@@ -73,6 +83,7 @@ inline void add_rows(const AttentionRows& rows, const AttentionState& state, siz
   const size_t whole = state.dim - state.dim % Vector::kLanes;
   for (size_t head = 0; head < state.kv_heads; ++head) {
     const T* row[N];
+#pragma GCC unroll 4
     for (size_t i = 0; i < N; ++i) {
       row[i] = head_of<T>(rows.v[first + i], head, rows.v_step);
       prefetch_row(rows.v[first + i + kAttentionAhead] + head * rows.v_step, state.dim * sizeof(T));
@@ -80,16 +91,19 @@ inline void add_rows(const AttentionRows& rows, const AttentionState& state, siz
     for (size_t query = head * state.group; query < (head + 1) * state.group; ++query) {
       float* sums = state.sums + query * state.padded;
       Vector weight[N];
+#pragma GCC unroll 4
       for (size_t i = 0; i < N; ++i) {
         weight[i] = Vector::all(state.scores[query * kAttentionBlock + first + i]);
       }
       for (size_t at = 0; at < whole; at += Vector::kLanes) {
         Vector sum = Vector::load(sums + at);
+#pragma GCC unroll 4
         for (size_t i = 0; i < N; ++i) sum = fma(Vector::load(row[i] + at), weight[i], sum);
         sum.store(sums + at);
       }
       if (whole != state.dim) {
         Vector sum = Vector::load(sums + whole);
+#pragma GCC unroll 4
         for (size_t i = 0; i < N; ++i) {
           sum = fma(Vector::load_some(row[i] + whole, state.dim - whole), weight[i], sum);
         }

@@ -24,11 +24,17 @@ struct Vector {
   }
   void store(float* at) const { *at = value; }
   float total() const { return value; }
+  static void totals(const Vector* four, float* to) {
+    for (size_t i = 0; i < 4; ++i) to[i] = four[i].value;
+  }
+  float greatest() const { return value; }
 };
 
 inline Vector add(Vector a, Vector b) { return {a.value + b.value}; }
 inline Vector mul(Vector a, Vector b) { return {a.value * b.value}; }
 inline Vector fma(Vector a, Vector b, Vector c) { return {a.value * b.value + c.value}; }
+// The second when either is a NaN.
+inline Vector larger(Vector a, Vector b) { return {a.value > b.value ? a.value : b.value}; }
 inline Vector exponential(Vector a) { return {std::exp(a.value)}; }
 
 #include "kernels/attention_loop.inc.h"
