@@ -24,6 +24,7 @@ from cxl_offload.profile.model import (
     LoadedPoint,
     MixPoint,
     NodeFacts,
+    NodeRates,
     PathProfile,
     Profile,
     saturation_threads,
@@ -31,11 +32,12 @@ from cxl_offload.profile.model import (
 from cxl_offload.profile.store import load_profile, save_profile
 
 if TYPE_CHECKING:
-    from cxl_offload.profile.measure import FULL, QUICK, measure_machine, quick
+    from cxl_offload.profile.measure import FULL, QUICK, RATES, measure_machine, quick
 
 __all__ = [
     "FULL",
     "QUICK",
+    "RATES",
     "BandwidthCurve",
     "BandwidthPoint",
     "CopyProfile",
@@ -48,6 +50,7 @@ __all__ = [
     "LoadedPoint",
     "MixPoint",
     "NodeFacts",
+    "NodeRates",
     "PathProfile",
     "Profile",
     "load_profile",
@@ -58,7 +61,7 @@ __all__ = [
     "save_profile",
 ]
 
-_MEASURING = ("FULL", "QUICK", "measure_machine", "quick")
+_MEASURING = ("FULL", "QUICK", "RATES", "measure_machine", "quick")
 
 
 def __getattr__(name: str) -> Any:

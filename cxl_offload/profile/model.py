@@ -40,7 +40,9 @@ __all__ = [
     "LoadedCurve",
     "LoadedPoint",
     "MixPoint",
+    "Mode",
     "NodeFacts",
+    "NodeRates",
     "Pages",
     "PathProfile",
     "Profile",
@@ -49,6 +51,9 @@ __all__ = [
 ]
 
 PROFILE_VERSION = 1
+
+Mode = Literal["rates", "quick", "full"]
+"""How much was measured: only what :class:`NodeRates` hold, few points of everything, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,26 @@ class PathProfile:
         """The best bandwidth of this kind of access and pages, if it was measured."""
         curve = self.curve(kind, pages)
         return None if curve is None else curve.peak_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRates:
+    """What one node gives the CPUs of one other: the short form of a path.
+
+    Attributes
+    ----------
+    node
+        Whose memory.
+    load_bytes_per_s, store_bytes_per_s
+        Peaks of plain loads and stores on base pages; ``None`` where there was no time for them.
+    latency_ns
+        Idle, of dependent loads in random order on base pages.
+    """
+
+    node: int
+    load_bytes_per_s: float | None
+    store_bytes_per_s: float | None
+    latency_ns: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +179,7 @@ class Profile:
     machine: Fingerprint
     date: str
     measured: bool
-    mode: Literal["quick", "full"]
+    mode: Mode
     seconds: float
     paths: tuple[PathProfile, ...]
     sweeps: tuple[InterleaveSweep, ...] = ()
@@ -174,6 +199,27 @@ class Profile:
                 return path
         known = ", ".join(f"{path.initiator}->{path.node}" for path in self.paths) or "none"
         raise ValueError(f"path {initiator}->{node} was not measured; measured are {known}")
+
+    def rates(self, initiator: int | None = None) -> tuple[NodeRates, ...]:
+        """The short form of every path from one node's CPUs.
+
+        Parameters
+        ----------
+        initiator
+            By default that of the first path.
+        """
+        if initiator is None and self.paths:
+            initiator = self.paths[0].initiator
+        return tuple(
+            NodeRates(
+                node=path.node,
+                load_bytes_per_s=path.peak_bytes_per_s("load"),
+                store_bytes_per_s=path.peak_bytes_per_s("store"),
+                latency_ns=path.latency_ns(),
+            )
+            for path in self.paths
+            if path.initiator == initiator
+        )
 
     def accesses(self) -> tuple[Access, ...]:
         """The measured paths in the terms of a machine.

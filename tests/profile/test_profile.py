@@ -17,10 +17,14 @@ from cxl_offload.profile import (
     QUICK,
     BandwidthCurve,
     BandwidthPoint,
+    Fingerprint,
+    NodeFacts,
+    PathProfile,
     Profile,
     load_profile,
     measure_copies,
     measure_machine,
+    quick,
     saturation_threads,
     save_profile,
 )
@@ -41,6 +45,26 @@ def measured() -> Profile:
 
 def point(threads: int, rate: float) -> BandwidthPoint:
     return BandwidthPoint(threads, Estimate(median=rate, low=rate, high=rate, samples=1))
+
+
+def profile_of(paths: tuple[PathProfile, ...]) -> Profile:
+    fingerprint = Fingerprint(
+        cpu_model="a processor",
+        cpus=2,
+        nodes=(NodeFacts(id=0, kind="dram", cpus=2, capacity_bytes=64 << 30),),
+        kernel="6.12",
+        page_bytes=4096,
+        transparent_huge_pages="madvise",
+        isa="scalar",
+    )
+    return Profile(
+        machine=fingerprint,
+        date="2026-01-02T03:04:05Z",
+        measured=True,
+        mode="quick",
+        seconds=1.0,
+        paths=paths,
+    )
 
 
 def test_measured_numbers_are_of_this_machine(measured: Profile) -> None:
@@ -64,9 +88,38 @@ def test_measuring_gives_its_memory_back() -> None:
     assert memory.stats().mapped_bytes.current == 0
 
 
-def test_simulated_memory_is_not_measured() -> None:
+def test_quick_gives_the_rates_of_every_usable_node_and_nothing_else() -> None:
+    memory = Memory.linux()
+    found = quick(memory)
+    assert found.mode == "rates"
+    assert [rates.node for rates in found.rates()] == [
+        node.id for node in memory.machine.usable_nodes()
+    ]
+    for rates, path in zip(found.rates(), found.paths, strict=True):
+        assert path.loaded == path.mixes == ()
+        assert {curve.kind for curve in path.curves} <= {"load", "store"}
+        assert rates.load_bytes_per_s == path.peak_bytes_per_s("load")
+        assert rates.store_bytes_per_s == path.peak_bytes_per_s("store")
+        assert rates.latency_ns == path.latency_ns()
+        # An idle machine has time for all of it; a busy one says what is missing.
+        complete = None not in (rates.load_bytes_per_s, rates.store_bytes_per_s, rates.latency_ns)
+        assert complete or any("the time was over" in note for note in path.notes)
+    assert memory.stats().mapped_bytes.current == 0
+
+
+def test_rates_are_those_of_one_initiator() -> None:
+    paths = tuple(PathProfile(i, n, (0,), MIB) for i in (0, 1) for n in (0, 1, 2))
+    found = profile_of(paths)
+    assert [rates.node for rates in found.rates(1)] == [0, 1, 2]
+    assert found.rates() == found.rates(0)
+    assert found.rates(7) == ()
+    assert profile_of(()).rates() == ()
+
+
+@pytest.mark.parametrize("measure", [measure_machine, quick])
+def test_simulated_memory_is_not_measured(measure: Callable[[Memory], Profile]) -> None:
     with pytest.raises(ValueError, match="simulated"):
-        measure_machine(simulated_memory())
+        measure(simulated_memory())
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])

@@ -1,6 +1,6 @@
 """Measuring: pinned threads over buffers whose pages were checked; nothing here is estimated."""
 
-from cxl_offload.profile.measure.effort import FULL, QUICK, Effort
+from cxl_offload.profile.measure.effort import FULL, QUICK, RATES, Effort
 from cxl_offload.profile.measure.probe import Allocator, Buffer
 from cxl_offload.profile.measure.run import (
     FULL_SECONDS,
@@ -14,6 +14,7 @@ __all__ = [
     "FULL_SECONDS",
     "QUICK",
     "QUICK_SECONDS",
+    "RATES",
     "Allocator",
     "Buffer",
     "Effort",

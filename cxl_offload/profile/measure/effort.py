@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from cxl_offload.profile.model import KINDS, Kind, Mode
 from cxl_offload.topology import Node
 from cxl_offload.units import GIB, MIB, format_bytes
 
-__all__ = ["FULL", "QUICK", "Effort", "Sizes", "choose_sizes"]
+__all__ = ["FULL", "QUICK", "RATES", "Effort", "Part", "Sizes", "choose_sizes"]
+
+Part = Literal["latency", "bandwidth", "loaded", "mixes", "pages"]
+"""What there is to measure on a path, in the order of importance."""
+
+_ALL_PARTS: tuple[Part, ...] = ("latency", "bandwidth", "loaded", "mixes", "pages")
 
 _GRAIN_BYTES = 2 * MIB
 _LEAST_BYTES = 4 * MIB
@@ -29,15 +35,19 @@ class Effort:
         in a sweep larger than itself; real ones keep some, fewer the larger the sweep.
     longest_s
         The most for one number, all repeats of it.
+    parts, kinds
+        What is measured at all, and with which kinds of access.
     """
 
-    mode: Literal["quick", "full"]
+    mode: Mode
     repeats: int
     few_threads: bool
     delays_ns: tuple[int, ...]
     cache_multiple: int
     largest_bytes: int
     longest_s: float
+    parts: tuple[Part, ...] = _ALL_PARTS
+    kinds: tuple[Kind, ...] = KINDS
 
 
 QUICK = Effort(
@@ -48,6 +58,13 @@ QUICK = Effort(
     cache_multiple=4,
     largest_bytes=GIB,
     longest_s=0.4,
+)
+RATES = replace(
+    QUICK,
+    mode="rates",
+    longest_s=0.3,
+    parts=("latency", "bandwidth"),
+    kinds=("load", "store"),
 )
 FULL = Effort(
     mode="full",

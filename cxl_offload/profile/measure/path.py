@@ -67,24 +67,26 @@ class PathProbe:
 
     def plan(self, schedule: Schedule) -> None:
         """Adds every step of this path."""
-        self._plan_latency(schedule, "base")
-        counts = thread_counts(self._order, few=self._effort.few_threads)
-        for kind in probe.kinds():
-            few = self._effort.few_threads and kind != "load"
-            for threads in counts[-1:] if few else counts:
-                self._plan_bandwidth(schedule, kind, "base", threads)
-        self._plan_loaded(schedule)
-        for reads, writes in probe.mixes():
-            self._plan_mix(schedule, reads, writes)
-        for pages in self._huge_pages():
-            self._plan_pages(schedule, pages)
+        parts = self._effort.parts
+        if "latency" in parts:
+            self._plan_latency(schedule, "base")
+        if "bandwidth" in parts:
+            self._plan_curves(schedule)
+        if "loaded" in parts:
+            self._plan_loaded(schedule)
+        if "mixes" in parts:
+            for reads, writes in probe.mixes():
+                self._plan_mix(schedule, reads, writes)
+        if "pages" in parts:
+            for pages in self._huge_pages():
+                self._plan_pages(schedule, pages)
 
     def result(self, skipped: tuple[str, ...]) -> PathProfile:
         """What was found; ``skipped`` are the labels that there was no time for."""
         notes = list(self._notes)
         if skipped:
             notes.append(f"not measured, the time was over: {'; '.join(skipped)}")
-        if "nt_store" not in probe.kinds():
+        if "nt_store" in self._effort.kinds and "nt_store" not in probe.kinds():
             notes.append("this architecture's build has no non-temporal stores")
         if quality := self._quality.note():
             notes.append(quality)
@@ -154,6 +156,16 @@ class PathProbe:
             )
 
         schedule.add(self._label(f"idle latency, {pages} pages"), run, setup=_SETUP)
+
+    def _plan_curves(self, schedule: Schedule) -> None:
+        counts = thread_counts(self._order, few=self._effort.few_threads)
+        for kind in self._kinds():
+            few = self._effort.few_threads and kind != "load"
+            for threads in counts[-1:] if few else counts:
+                self._plan_bandwidth(schedule, kind, "base", threads)
+
+    def _kinds(self) -> tuple[Kind, ...]:
+        return tuple(kind for kind in self._effort.kinds if kind in probe.kinds())
 
     def _plan_bandwidth(self, schedule: Schedule, kind: Kind, pages: Pages, threads: int) -> None:
         def run(seconds: float) -> None:
@@ -233,5 +245,5 @@ class PathProbe:
     def _plan_pages(self, schedule: Schedule, pages: Pages) -> None:
         """What other pages change."""
         self._plan_latency(schedule, pages)
-        for kind in ("load",) if self._effort.few_threads else probe.kinds():
+        for kind in ("load",) if self._effort.few_threads else self._kinds():
             self._plan_bandwidth(schedule, kind, pages, len(self._order.cpus))

@@ -71,7 +71,7 @@ class Quality:
             return None
         return (
             f"other work was using the CPUs in {self.disturbed} of {self.windows} windows; "
-            "where a number had clean windows, only those count"
+            "a number is from its clean windows or, without any, from the least disturbed one"
         )
 
 
@@ -170,7 +170,7 @@ def _bandwidth(
     traffic = _C.Traffic(reads=reads, writes=writes, non_temporal=non_temporal)
     window = seconds / repeats
     clean: list[float] = []
-    disturbed: list[float] = []
+    disturbed: list[tuple[float, float]] = []
     for _ in range(repeats):
         done = _C.run_traffic(
             buffer.address,
@@ -181,10 +181,13 @@ def _bandwidth(
             seconds=window * (1 - _WARM_SHARE),
         )
         ran = min(part.cpu_seconds / part.seconds for part in done)
-        (clean if ran >= _UNDISTURBED else disturbed).append(_rate(done))
+        if ran >= _UNDISTURBED:
+            clean.append(_rate(done))
+        else:
+            disturbed.append((ran, _rate(done)))
     quality.windows += repeats
     quality.disturbed += len(disturbed)
-    return estimate(clean or disturbed)
+    return estimate(clean or [max(disturbed)[1]])
 
 
 def _rate(done: Sequence[_C.ThreadTraffic]) -> float:

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from cxl_offload.profile.cpus import CpuOrder, order_cpus
 from cxl_offload.profile.fingerprint import read_fingerprint
 from cxl_offload.profile.measure import probe
-from cxl_offload.profile.measure.effort import FULL, QUICK, Effort, Sizes, choose_sizes
+from cxl_offload.profile.measure.effort import FULL, QUICK, RATES, Effort, Sizes, choose_sizes
 from cxl_offload.profile.measure.path import PathProbe
 from cxl_offload.profile.measure.probe import Allocator
 from cxl_offload.profile.measure.sweep import SweepProbe, least_bytes
@@ -98,15 +98,17 @@ def quick(
     nodes: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> Profile:
-    """Bandwidth and latency of every node from the machine's initiator, in a few seconds.
+    """Load and store bandwidth and idle latency of every node, from the machine's initiator.
+
+    ``quick(memory).rates()`` gives one :class:`~cxl_offload.profile.NodeRates` a node.
 
     Parameters
     ----------
     memory
         As for :func:`measure_machine`.
     seconds
-        In all, shared by the nodes. Below about two seconds a node, the less important numbers
-        (mixes, huge pages) are left out, and notes say so.
+        The most, shared by the nodes; one node takes about two when the machine is idle. What
+        there is no time for is left out, and notes say so.
     nodes, progress
         As for :func:`measure_machine`.
 
@@ -119,7 +121,7 @@ def quick(
     count = len(_targets(memory.machine, nodes))
     return measure_machine(
         memory,
-        mode=QUICK,
+        mode=RATES,
         seconds_per_path=seconds / count,
         nodes=nodes,
         initiators=[memory.machine.initiator],
