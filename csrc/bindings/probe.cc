@@ -2,13 +2,11 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bind.h"
+#include "probe/gpu_copies.h"
 #include "probe/random.h"
 #include "probe/traffic.h"
 
 namespace cxl_offload::bindings {
-
-// Declared here too until every table of bindings lists it.
-void bind_probe(pybind11::module_& module);
 
 namespace {
 
@@ -102,6 +100,25 @@ void bind_chase(py::module_& module) {
       "(ns a load of every batch, what every thread moved) of a chase beside traffic.");
 }
 
+void bind_gpu_copies(py::module_& module) {
+  module.def(
+      "list_gpus",
+      [](const std::string& library) {
+        const GpuList found = list_gpus(library);
+        std::vector<std::pair<std::string, std::string>> gpus;
+        for (const GpuName& gpu : found.gpus) gpus.emplace_back(gpu.name, gpu.pci_address);
+        return std::pair(std::move(gpus), found.reason);
+      },
+      py::arg("library"), "((name, PCI address) of every GPU, why there is none).");
+  py::class_<GpuCopies>(module, "GpuCopies")
+      .def(py::init([](const std::string& library, int ordinal, uintptr_t address, size_t bytes) {
+             return std::make_unique<GpuCopies>(library, ordinal, range_at(address, bytes));
+           }),
+           py::arg("library"), py::arg("ordinal"), py::arg("address"), py::arg("nbytes"))
+      .def("copy", &GpuCopies::copy, py::arg("to_device"), py::arg("nbytes"),
+           py::call_guard<py::gil_scoped_release>());
+}
+
 std::vector<std::string> isa_names() {
   std::vector<std::string> names;
   for (Isa isa : supported_isas()) names.push_back(isa_name(isa));
@@ -116,6 +133,7 @@ void bind_probe(py::module_& module) {
   module.def("allowed_cpus", &allowed_cpus, "CPUs that this process may run on.");
   bind_traffic(module);
   bind_chase(module);
+  bind_gpu_copies(module);
 }
 
 }  // namespace cxl_offload::bindings

@@ -61,6 +61,8 @@ std::shared_ptr<const CudaApi> CudaApi::load(const std::string& library, std::st
   symbols.bind(api->init, "cuInit");
   symbols.bind(api->device_get_count, "cuDeviceGetCount");
   symbols.bind(api->device_get, "cuDeviceGet");
+  symbols.bind(api->device_name, "cuDeviceGetName");
+  symbols.bind(api->device_pci_address, "cuDeviceGetPCIBusId");
   symbols.bind(api->primary_state, "cuDevicePrimaryCtxGetState");
   symbols.bind(api->primary_retain, "cuDevicePrimaryCtxRetain");
   symbols.bind(api->primary_release, "cuDevicePrimaryCtxRelease_v2");
@@ -68,6 +70,8 @@ std::shared_ptr<const CudaApi> CudaApi::load(const std::string& library, std::st
   symbols.bind(api->context_push, "cuCtxPushCurrent_v2");
   symbols.bind(api->context_pop, "cuCtxPopCurrent_v2");
   symbols.bind(api->context_synchronize, "cuCtxSynchronize");
+  symbols.bind(api->memory_allocate, "cuMemAlloc_v2");
+  symbols.bind(api->memory_free, "cuMemFree_v2");
   symbols.bind(api->host_register, "cuMemHostRegister_v2");
   symbols.bind(api->host_unregister, "cuMemHostUnregister");
   symbols.bind(api->stream_context, "cuStreamGetCtx");

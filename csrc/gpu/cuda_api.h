@@ -44,6 +44,8 @@ struct CudaApi {
   CuResult (*init)(unsigned flags);
   CuResult (*device_get_count)(int* count);
   CuResult (*device_get)(CuDevice* device, int ordinal);
+  CuResult (*device_name)(char* text, int bytes, CuDevice device);
+  CuResult (*device_pci_address)(char* text, int bytes, CuDevice device);
   CuResult (*primary_state)(CuDevice device, unsigned* flags, int* active);
   CuResult (*primary_retain)(CuContext* context, CuDevice device);
   CuResult (*primary_release)(CuDevice device);
@@ -51,6 +53,8 @@ struct CudaApi {
   CuResult (*context_push)(CuContext context);
   CuResult (*context_pop)(CuContext* context);
   CuResult (*context_synchronize)();
+  CuResult (*memory_allocate)(uint64_t* address, size_t bytes);
+  CuResult (*memory_free)(uint64_t address);
   CuResult (*host_register)(void* address, size_t bytes, unsigned flags);
   CuResult (*host_unregister)(void* address);
   CuResult (*stream_context)(CuStream stream, CuContext* context);

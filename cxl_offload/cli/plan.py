@@ -257,7 +257,9 @@ def _read_machine(machine: str | None, profile: str | None) -> Machine:
     from cxl_offload.topology import discover, load_machine
 
     found = discover() if machine is None else load_machine(machine)
-    return found if profile is None else load_profile(profile).applied_to(found)
+    if profile is None:
+        return found
+    return load_profile(profile, machine=found if machine is None else None).applied_to(found)
 
 
 @contextmanager

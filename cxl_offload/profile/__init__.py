@@ -32,7 +32,7 @@ from cxl_offload.profile.model import (
 from cxl_offload.profile.store import load_profile, save_profile
 
 if TYPE_CHECKING:
-    from cxl_offload.profile.measure import FULL, QUICK, RATES, measure_machine, quick
+    from cxl_offload.profile.measure import FULL, QUICK, RATES, Measurement, measure_machine, quick
 
 __all__ = [
     "FULL",
@@ -48,6 +48,7 @@ __all__ = [
     "Latency",
     "LoadedCurve",
     "LoadedPoint",
+    "Measurement",
     "MixPoint",
     "NodeFacts",
     "NodeRates",
@@ -61,7 +62,7 @@ __all__ = [
     "save_profile",
 ]
 
-_MEASURING = ("FULL", "QUICK", "RATES", "measure_machine", "quick")
+_MEASURING = ("FULL", "QUICK", "RATES", "Measurement", "measure_machine", "quick")
 
 
 def __getattr__(name: str) -> Any:

@@ -6,10 +6,11 @@ import os
 import re
 from pathlib import Path
 
-from cxl_offload.profile.model import Fingerprint, NodeFacts
+from cxl_offload.errors import ConfigError
+from cxl_offload.profile.model import Fingerprint, NodeFacts, Profile
 from cxl_offload.topology import Machine
 
-__all__ = ["read_fingerprint"]
+__all__ = ["check_same_machine", "read_fingerprint"]
 
 
 def read_fingerprint(machine: Machine, *, isa: str, root: str | Path = "/") -> Fingerprint:
@@ -40,7 +41,35 @@ def read_fingerprint(machine: Machine, *, isa: str, root: str | Path = "/") -> F
         page_bytes=os.sysconf("SC_PAGESIZE"),
         transparent_huge_pages=_chosen(Path(root) / "sys/kernel/mm/transparent_hugepage/enabled"),
         isa=isa,
+        gpus=tuple(gpu.model or gpu.name for gpu in machine.gpus),
     )
+
+
+def check_same_machine(
+    profile: Profile, machine: Machine, *, file: str | Path, root: str | Path = "/"
+) -> None:
+    """Refuses a profile of another machine than the running one.
+
+    Parameters
+    ----------
+    machine
+        The running machine, as discovered.
+    file
+        Where the profile comes from, for the message.
+
+    Raises
+    ------
+    ConfigError
+        One line with all that differs.
+    """
+    here = read_fingerprint(machine, isa=profile.machine.isa, root=root)
+    differing = profile.machine.mismatches(here)
+    if differing:
+        raise ConfigError(
+            f"is a profile of another machine ({'; '.join(differing)}); measure this one with "
+            "`cxl-offload profile --output FILE`",
+            file=str(file),
+        )
 
 
 def _read(path: Path) -> str:

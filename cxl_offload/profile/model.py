@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from cxl_offload.profile.curves import (
@@ -22,7 +23,8 @@ from cxl_offload.profile.curves import (
     estimate,
     saturation_threads,
 )
-from cxl_offload.topology import Access, Machine
+from cxl_offload.topology import Access, DmaPath, Machine
+from cxl_offload.units import format_bytes
 
 __all__ = [
     "KINDS",
@@ -140,7 +142,7 @@ class Fingerprint:
     """What the numbers depend on.
 
     ``transparent_huge_pages`` is the kernel's mode (``always``, ``madvise``, ``never``) or
-    ``unknown``; ``isa`` the instruction set of the probe's loops.
+    ``unknown``; ``isa`` the instruction set of the probe's loops; ``gpus`` name their models.
     """
 
     cpu_model: str
@@ -150,15 +152,57 @@ class Fingerprint:
     page_bytes: int
     transparent_huge_pages: str
     isa: str
+    gpus: tuple[str, ...] = ()
 
     def differences(self, other: Fingerprint) -> tuple[str, ...]:
-        """Lines on what is not the same in ``other``; empty when its numbers can be used here."""
-        names = ("cpu_model", "cpus", "nodes", "kernel", "page_bytes", "transparent_huge_pages")
-        return tuple(
-            f"{name}: {getattr(self, name)} against {getattr(other, name)}"
-            for name in (*names, "isa")
-            if getattr(self, name) != getattr(other, name)
+        """Lines on all that is not the same in ``other``."""
+        names = (entry.name for entry in fields(self))
+        return _compared(((name, getattr(self, name)) for name in names), other)
+
+    def mismatches(self, other: Fingerprint) -> tuple[str, ...]:
+        """Lines on what makes ``other`` another machine, whose numbers are of no use here.
+
+        Processors, nodes, page size and GPUs count; another kernel or kernel setting does not,
+        and a node's capacity only by more than 2 %: kernels keep different amounts to themselves.
+        """
+        nodes = other.nodes if _alike(self.nodes, other.nodes) else self.nodes
+        own = (
+            ("cpu_model", self.cpu_model),
+            ("cpus", self.cpus),
+            ("nodes", nodes),
+            ("page_bytes", self.page_bytes),
+            ("gpus", self.gpus),
         )
+        return _compared(own, other)
+
+
+def _compared(own: Iterable[tuple[str, object]], other: Fingerprint) -> tuple[str, ...]:
+    return tuple(
+        f"{name}: {_shown(value)} against {_shown(getattr(other, name))}"
+        for name, value in own
+        if value != getattr(other, name)
+    )
+
+
+def _shown(value: object) -> str:
+    """One line for a person."""
+    if not isinstance(value, tuple):
+        return str(value)
+    parts = (
+        f"{part.id} ({part.kind}, {part.cpus} CPUs, {format_bytes(part.capacity_bytes)})"
+        if isinstance(part, NodeFacts)
+        else str(part)
+        for part in value
+    )
+    return ", ".join(parts) or "none"
+
+
+def _alike(first: tuple[NodeFacts, ...], second: tuple[NodeFacts, ...]) -> bool:
+    return len(first) == len(second) and all(
+        (one.id, one.kind, one.cpus) == (two.id, two.kind, two.cpus)
+        and abs(one.capacity_bytes - two.capacity_bytes) <= 0.02 * one.capacity_bytes
+        for one, two in zip(first, second, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,26 +272,73 @@ class Profile:
         machine files have it), of base pages otherwise; bandwidths are peaks of plain loads and
         stores on base pages.
         """
-        how = "measured" if self.measured else "simulated"
-        source = f"{how} on {self.machine.cpu_model}, {self.date}"
-        return tuple(_access(path, source) for path in self.paths)
+        return tuple(_access(path, self._source) for path in self.paths)
+
+    def dma_paths(self, machine: Machine) -> tuple[DmaPath, ...]:
+        """The measured copies of the machine's own GPUs.
+
+        A copy is as slow as the slower of link and node, so what was measured is a lower bound of
+        what the node delivers; ``min(link, node)`` is right. ``extra_latency_ns`` is what a copy
+        of 64 bytes to the GPU takes longer than from the nearest node.
+        """
+        known = {gpu.name for gpu in machine.gpus}
+        nearest: dict[str, float] = {}
+        for copy in self.copies:
+            latency_ns = copy.h2d_latency_ns.median
+            nearest[copy.gpu] = min(nearest.get(copy.gpu, latency_ns), latency_ns)
+        return tuple(
+            DmaPath(
+                gpu=copy.gpu,
+                node=copy.node,
+                h2d_bandwidth_bytes_per_s=copy.h2d_bandwidth_bytes_per_s.median,
+                d2h_bandwidth_bytes_per_s=copy.d2h_bandwidth_bytes_per_s.median,
+                extra_latency_ns=copy.h2d_latency_ns.median - nearest[copy.gpu],
+                source=self._source,
+            )
+            for copy in self.copies
+            if copy.gpu in known
+        )
 
     def applied_to(self, machine: Machine) -> Machine:
-        """``machine`` with the measured accesses in place of its own for the same paths.
+        """``machine`` with what was measured in place of its own numbers for the same paths.
+
+        Where one number of a path was not measured (there was no time for it), the machine's own
+        stays, and the source says that too.
 
         Raises
         ------
         ValueError
             If the profile names nodes that the machine does not have.
         """
-        own = self.accesses()
-        replaced = {(access.initiator, access.target) for access in own}
-        kept = tuple(
-            access
-            for access in machine.accesses
-            if (access.initiator, access.target) not in replaced
+        own = tuple(
+            _completed(access, machine.access(access.initiator, access.target))
+            for access in self.accesses()
         )
-        return replace(machine, accesses=kept + own)
+        accesses = {(access.initiator, access.target): access for access in machine.accesses}
+        accesses |= {(access.initiator, access.target): access for access in own}
+        paths = {(path.gpu, path.node): path for path in machine.dma_paths}
+        paths |= {(path.gpu, path.node): path for path in self.dma_paths(machine)}
+        return replace(machine, accesses=tuple(accesses.values()), dma_paths=tuple(paths.values()))
+
+    @property
+    def _source(self) -> str:
+        how = "measured" if self.measured else "simulated"
+        return f"{how} on {self.machine.cpu_model}, {self.date}"
+
+
+def _completed(found: Access, known: Access | None) -> Access:
+    """``found`` with the numbers that it lacks from ``known``."""
+    if known is None:
+        return found
+    lacking = {
+        entry.name: getattr(known, entry.name)
+        for entry in fields(found)
+        if getattr(found, entry.name) is None and getattr(known, entry.name) is not None
+    }
+    if not lacking:
+        return found
+    source = f"{found.source}; not measured: {', '.join(lacking)} ({known.source or 'no source'})"
+    return replace(found, source=source, **lacking)
 
 
 def _access(path: PathProfile, source: str) -> Access:

@@ -48,6 +48,16 @@ class Schedule:
     def __len__(self) -> int:
         return len(self._steps)
 
+    @property
+    def budget_s(self) -> float:
+        """Seconds after which no further step begins."""
+        return self._budget_s
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds for all steps if set-up takes as long as was foreseen."""
+        return min(self._budget_s, sum(step.units for step in self._steps) * self._longest_s)
+
     def add(self, label: str, run: Callable[[float], None], *, setup: float = 0.0) -> None:
         """Appends a step.
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.profile.codec import DecodeError, Where, decode, encode
+from cxl_offload.profile.fingerprint import check_same_machine
 from cxl_offload.profile.model import PROFILE_VERSION, Profile
+from cxl_offload.topology import Machine
 from cxl_offload.topology.document import Field, read_document
 
 __all__ = ["load_profile", "parse_profile", "profile_text", "save_profile"]
@@ -33,14 +35,20 @@ def save_profile(profile: Profile, path: str | Path) -> None:
     beside.replace(target)
 
 
-def load_profile(path: str | Path) -> Profile:
+def load_profile(path: str | Path, *, machine: Machine | None = None) -> Profile:
     """The profile of a file.
+
+    Parameters
+    ----------
+    machine
+        The running machine (:func:`cxl_offload.topology.discover`): a profile of another one is
+        refused. Without it any profile is read.
 
     Raises
     ------
     ConfigError
         With file, line and key: the file cannot be read, is not JSON, has another version, or a
-        key is unknown, missing or wrong.
+        key is unknown, missing or wrong; or it is of another machine than ``machine``.
     """
     file = str(path)
     try:
@@ -49,7 +57,10 @@ def load_profile(path: str | Path) -> Profile:
         raise ConfigError(f"cannot read: {error.strerror}", file=file) from error
     except UnicodeDecodeError as error:
         raise ConfigError("is not UTF-8 text", file=file) from error
-    return parse_profile(text, file=file)
+    profile = parse_profile(text, file=file)
+    if machine is not None:
+        check_same_machine(profile, machine, file=file)
+    return profile
 
 
 def parse_profile(text: str, *, file: str) -> Profile:

@@ -1,5 +1,7 @@
 #include "fake_libcuda.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <sstream>
 
@@ -58,6 +60,20 @@ int cuDeviceGet(int* device, int ordinal) {
   return kSuccess;
 }
 
+int cuDeviceGetName(char* text, int bytes, int device) {
+  int result = kSuccess;
+  if (refused(result, "cuDeviceGetName")) return result;
+  std::snprintf(text, static_cast<size_t>(bytes), "Fake GPU %d", device - 70);
+  return kSuccess;
+}
+
+int cuDeviceGetPCIBusId(char* text, int bytes, int device) {
+  int result = kSuccess;
+  if (refused(result, "cuDeviceGetPCIBusId")) return result;
+  std::snprintf(text, static_cast<size_t>(bytes), "0000:%02X:00.0", 0xA0 + device - 70);
+  return kSuccess;
+}
+
 int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
   *flags = 0;
   *active = cuda().active.count(static_cast<uintptr_t>(device - 69) * 0x1000) > 0 ? 1 : 0;
@@ -109,6 +125,23 @@ int cuCtxSynchronize() {
   if (refused(result, "cuCtxSynchronize", here())) return result;
   if (here() == 0) return kInvalidContext;
   cuda().busy.erase(here());
+  return kSuccess;
+}
+
+int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+  int result = kSuccess;
+  if (refused(result, "cuMemAlloc", here(), bytes)) return result;
+  if (here() == 0) return kInvalidContext;
+  *address = reinterpret_cast<uint64_t>(std::malloc(bytes));
+  ++cuda().allocations;
+  return kSuccess;
+}
+
+int cuMemFree_v2(uint64_t address) {
+  int result = kSuccess;
+  if (refused(result, "cuMemFree", here())) return result;
+  std::free(reinterpret_cast<void*>(address));
+  --cuda().allocations;
   return kSuccess;
 }
 

@@ -23,6 +23,7 @@ struct FakeCuda {
   int retained = 0;
   int live_events = 0;
   int streams = 0;  // made
+  int allocations = 0;
   std::vector<std::string> calls;
 };
 

@@ -11,10 +11,10 @@ from cxl_offload.units import GIB, MIB, format_bytes
 
 __all__ = ["FULL", "QUICK", "RATES", "Effort", "Part", "Sizes", "choose_sizes"]
 
-Part = Literal["latency", "bandwidth", "loaded", "mixes", "pages"]
-"""What there is to measure on a path, in the order of importance."""
+Part = Literal["latency", "bandwidth", "loaded", "mixes", "pages", "copies"]
+"""What there is to measure on a path in the order of importance, and between GPUs and nodes."""
 
-_ALL_PARTS: tuple[Part, ...] = ("latency", "bandwidth", "loaded", "mixes", "pages")
+_ALL_PARTS: tuple[Part, ...] = ("latency", "bandwidth", "loaded", "mixes", "pages", "copies")
 
 _GRAIN_BYTES = 2 * MIB
 _LEAST_BYTES = 4 * MIB
@@ -35,6 +35,8 @@ class Effort:
         in a sweep larger than itself; real ones keep some, fewer the larger the sweep.
     longest_s
         The most for one number, all repeats of it.
+    copy_bytes
+        Of the large copies between a GPU and a node.
     parts, kinds
         What is measured at all, and with which kinds of access.
     """
@@ -46,6 +48,7 @@ class Effort:
     cache_multiple: int
     largest_bytes: int
     longest_s: float
+    copy_bytes: int
     parts: tuple[Part, ...] = _ALL_PARTS
     kinds: tuple[Kind, ...] = KINDS
 
@@ -58,6 +61,7 @@ QUICK = Effort(
     cache_multiple=4,
     largest_bytes=GIB,
     longest_s=0.4,
+    copy_bytes=64 * MIB,
 )
 RATES = replace(
     QUICK,
@@ -74,6 +78,7 @@ FULL = Effort(
     cache_multiple=8,
     largest_bytes=4 * GIB,
     longest_s=1.0,
+    copy_bytes=256 * MIB,
 )
 
 

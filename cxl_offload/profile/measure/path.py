@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cxl_offload.profile.cpus import CpuOrder, thread_counts
 from cxl_offload.profile.measure import probe
 from cxl_offload.profile.measure.effort import Effort, Sizes
+from cxl_offload.profile.measure.findings import Findings
 from cxl_offload.profile.measure.probe import Allocator, Buffer, Quality
 from cxl_offload.profile.model import (
     BandwidthCurve,
@@ -81,7 +82,16 @@ class PathProbe:
             for pages in self._huge_pages():
                 self._plan_pages(schedule, pages)
 
-    def result(self, skipped: tuple[str, ...]) -> PathProfile:
+    @property
+    def longest_s(self) -> float:
+        """What one step takes at most."""
+        return self._effort.longest_s
+
+    def collect(self, skipped: Sequence[str], into: Findings) -> None:
+        """Adds this path."""
+        into.paths.append(self.result(skipped))
+
+    def result(self, skipped: Sequence[str]) -> PathProfile:
         """What was found; ``skipped`` are the labels that there was no time for."""
         notes = list(self._notes)
         if skipped:

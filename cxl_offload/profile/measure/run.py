@@ -1,4 +1,4 @@
-"""From a machine to its profile: which paths, in what time, with what words on the way."""
+"""From a machine to its profile: what there is to measure, in what time, and the measuring."""
 
 from __future__ import annotations
 
@@ -7,25 +7,172 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from cxl_offload.profile.cpus import CpuOrder, order_cpus
 from cxl_offload.profile.fingerprint import read_fingerprint
 from cxl_offload.profile.measure import probe
-from cxl_offload.profile.measure.effort import FULL, QUICK, RATES, Effort, Sizes, choose_sizes
+from cxl_offload.profile.measure.effort import FULL, RATES, Effort
+from cxl_offload.profile.measure.findings import Findings, Job
+from cxl_offload.profile.measure.gpu import CopyProbe, CudaGpus, Gpus
+from cxl_offload.profile.measure.jobs import (
+    Request,
+    choose_jobs,
+    refuse_simulated,
+    targets_of,
+)
 from cxl_offload.profile.measure.path import PathProbe
 from cxl_offload.profile.measure.probe import Allocator
-from cxl_offload.profile.measure.sweep import SweepProbe, least_bytes
-from cxl_offload.profile.model import Fingerprint, InterleaveSweep, PathProfile, Profile
+from cxl_offload.profile.measure.sweep import SweepProbe
+from cxl_offload.profile.model import Profile
 from cxl_offload.profile.schedule import Progress, Schedule
-from cxl_offload.topology import Machine, Node
 
-__all__ = ["FULL_SECONDS", "QUICK_SECONDS", "measure_machine", "quick"]
+__all__ = ["FULL_SECONDS", "QUICK_SECONDS", "Measurement", "measure_machine", "quick"]
 
 FULL_SECONDS = 110.0
-"""For one path (the CPUs of one node and the memory of one node), and for each sweep."""
+"""For one path (the CPUs of one node and the memory of one node), each sweep, and all copies."""
 
 QUICK_SECONDS = 8.0
 
 _log = logging.getLogger(__name__)
+
+
+class Measurement:
+    """A measurement that is planned and checked, and not yet made.
+
+    Parameters
+    ----------
+    memory
+        Where buffers come from; its machine says which nodes there are. Its caches are trimmed
+        afterwards.
+    mode
+        ``FULL``, ``QUICK`` or ``RATES``: how many points of what, and over how much memory.
+    seconds_per_path
+        Bound for each path, each sweep and all copies; by default 110 s, and 8 s unless ``FULL``.
+        What there is no time for is left out, and a note says so.
+    nodes, initiators
+        Node ids whose memory, and from whose CPUs, to measure; by default all usable ones.
+    interleaves
+        Sets of two and more nodes to sweep weighted interleaves over, from every initiator; by
+        default all measured nodes together, if there are two or more and the mode is ``FULL``.
+    working_set_bytes
+        In place of a multiple of the last-level cache: for memory that is very slow, or small.
+    gpus
+        Whose copies are measured too; by default those of the CUDA driver, if there is one. That
+        takes a GPU's primary context while its copies are measured.
+
+    Raises
+    ------
+    ValueError
+        The memory is simulated, a node cannot be measured, or there is too little of it.
+    """
+
+    def __init__(
+        self,
+        memory: Allocator,
+        *,
+        mode: Effort = FULL,
+        seconds_per_path: float | None = None,
+        nodes: Sequence[int] | None = None,
+        initiators: Sequence[int] | None = None,
+        interleaves: Sequence[tuple[int, ...]] | None = None,
+        working_set_bytes: int | None = None,
+        gpus: Gpus | None = None,
+    ) -> None:
+        refuse_simulated(memory)
+        if seconds_per_path is None:
+            seconds_per_path = FULL_SECONDS if mode.mode == "full" else QUICK_SECONDS
+        if not seconds_per_path > 0:
+            raise ValueError(f"measure for {seconds_per_path} s: give a time above 0")
+        request = Request(mode, nodes, initiators, interleaves, working_set_bytes)
+        fingerprint = read_fingerprint(memory.machine, isa=probe.best_isa())
+        self._memory = memory
+        self._mode = mode
+        self._fingerprint = fingerprint
+        thp = fingerprint.transparent_huge_pages
+        self._jobs = choose_jobs(memory, request, gpus or CudaGpus(), thp=thp)
+        self._schedules = [self._schedule(job, seconds_per_path) for job in self._jobs]
+
+    @staticmethod
+    def _schedule(job: Job, budget_s: float) -> Schedule:
+        schedule = Schedule(budget_s=budget_s, longest_s=job.longest_s)
+        job.plan(schedule)
+        return schedule
+
+    @property
+    def paths(self) -> int:
+        """How many paths will be measured."""
+        return sum(isinstance(job, PathProbe) for job in self._jobs)
+
+    @property
+    def sweeps(self) -> int:
+        """How many sets of nodes will be swept, once from every initiator."""
+        return sum(isinstance(job, SweepProbe) for job in self._jobs)
+
+    @property
+    def copies(self) -> int:
+        """How many pairs of GPU and node will be measured."""
+        return sum(job.pairs for job in self._jobs if isinstance(job, CopyProbe))
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds that it takes on a machine that does nothing else."""
+        return sum(schedule.expected_s for schedule in self._schedules)
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds after which no further number is begun."""
+        return sum(schedule.budget_s for schedule in self._schedules if len(schedule) > 0)
+
+    def run(self, progress: Progress | None = None) -> Profile:
+        """Measures. Nothing else should run meanwhile: it would lower medians, widen spreads.
+
+        Parameters
+        ----------
+        progress
+            Called before every step.
+
+        Raises
+        ------
+        PlacementError
+            Buffers are not where they should be.
+        MemoryError, OSError
+            From the allocator or the kernel.
+        """
+        began = time.monotonic()
+        found = self._measure(progress)
+        seconds = time.monotonic() - began
+        _log.info("measured %d paths, %d sweeps in %.1f s", self.paths, self.sweeps, seconds)
+        return Profile(
+            machine=self._fingerprint,
+            date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            measured=True,
+            mode=self._mode.mode,
+            seconds=round(seconds, 3),
+            paths=tuple(found.paths),
+            sweeps=tuple(found.sweeps),
+            copies=tuple(found.copies),
+            notes=tuple(found.notes),
+        )
+
+    def _measure(self, progress: Progress | None) -> Findings:
+        total = sum(map(len, self._schedules))
+        done = 0
+
+        def tell(label: str) -> None:
+            nonlocal done
+            if progress is not None:
+                progress(label, done, total)
+            done += 1
+
+        found = Findings()
+        for job, schedule in zip(self._jobs, self._schedules, strict=True):
+            try:
+                skipped = schedule.run(tell)
+            finally:
+                job.close()
+                self._memory.trim()
+            job.collect(skipped, found)
+        if progress is not None:
+            progress("done", total, total)
+        return found
 
 
 def measure_machine(
@@ -37,58 +184,24 @@ def measure_machine(
     initiators: Sequence[int] | None = None,
     interleaves: Sequence[tuple[int, ...]] | None = None,
     working_set_bytes: int | None = None,
+    gpus: Gpus | None = None,
     progress: Progress | None = None,
 ) -> Profile:
-    """Measure the memory of this machine.
+    """Measure the memory of this machine: a :class:`Measurement`, made at once.
 
-    Nothing else should run meanwhile: other work shows up as lower medians and wider spreads.
-
-    Parameters
-    ----------
-    memory
-        Where buffers come from; its machine says which nodes there are. Its caches are trimmed
-        afterwards.
-    mode
-        ``FULL`` or ``QUICK``: how many points, and over how much memory.
-    seconds_per_path
-        Bound for each path and each sweep; by default 110 s, and 8 s with ``QUICK``. What there
-        is no time for is left out, and a note of the path says so.
-    nodes, initiators
-        Node ids whose memory, and from whose CPUs, to measure; by default all usable ones.
-    interleaves
-        Sets of two and more nodes to sweep weighted interleaves over, from every initiator; by
-        default all measured nodes together, if there are two or more and the mode is ``FULL``.
-    working_set_bytes
-        In place of a multiple of the last-level cache: for memory that is very slow, or small.
-    progress
-        Called before every step.
-
-    Raises
-    ------
-    ValueError
-        The memory is simulated, a node cannot be measured, or there is too little of it.
-    PlacementError
-        Buffers are not where they should be.
-    MemoryError, OSError
-        From the allocator or the kernel.
+    Parameters and errors are those of :class:`Measurement` and of :meth:`Measurement.run`.
     """
-    _refuse_simulated(memory)
-    budget = seconds_per_path
-    if budget is None:
-        budget = QUICK_SECONDS if mode is QUICK else FULL_SECONDS
-    if not budget > 0:
-        raise ValueError(f"measure for {budget} s: give a time above 0")
-    targets = _targets(memory.machine, nodes)
-    if interleaves is None:
-        several = tuple(node.id for node in targets)
-        interleaves = (several,) if mode is FULL and len(several) > 1 else ()
-    for chosen in interleaves:
-        if len(set(chosen)) < 2:
-            raise ValueError(f"interleave over nodes {list(chosen)}: name two different ones")
-    fingerprint = read_fingerprint(memory.machine, isa=probe.best_isa())
-    starts = _initiators(memory.machine, initiators)
-    jobs = _jobs(memory, starts, targets, interleaves, mode, working_set_bytes, fingerprint)
-    return _run(memory, jobs, mode, budget, fingerprint, progress)
+    planned = Measurement(
+        memory,
+        mode=mode,
+        seconds_per_path=seconds_per_path,
+        nodes=nodes,
+        initiators=initiators,
+        interleaves=interleaves,
+        working_set_bytes=working_set_bytes,
+        gpus=gpus,
+    )
+    return planned.run(progress)
 
 
 def quick(
@@ -117,8 +230,8 @@ def quick(
     ValueError, PlacementError, MemoryError, OSError
         As :func:`measure_machine`.
     """
-    _refuse_simulated(memory)
-    count = len(_targets(memory.machine, nodes))
+    refuse_simulated(memory)
+    count = len(targets_of(memory.machine, nodes))
     return measure_machine(
         memory,
         mode=RATES,
@@ -126,148 +239,4 @@ def quick(
         nodes=nodes,
         initiators=[memory.machine.initiator],
         progress=progress,
-    )
-
-
-def _refuse_simulated(memory: Allocator) -> None:
-    if memory.is_simulated or memory.machine.simulated:
-        raise ValueError(
-            f"measure machine {memory.machine.name!r}: it is simulated and its bytes are ordinary "
-            "memory of this host; measure a real machine, or use the machine file's own numbers"
-        )
-
-
-def _targets(machine: Machine, asked: Sequence[int] | None) -> tuple[Node, ...]:
-    usable = machine.usable_nodes()
-    if asked is None:
-        if not usable:
-            raise ValueError(f"machine {machine.name}: no node has memory that may be used")
-        return usable
-    if not asked:
-        raise ValueError("measure the memory of no node: name at least one")
-    everything = machine.usable_nodes(include_gpu_memory=True)
-    for node in asked:
-        if machine.node(node) not in everything:
-            raise ValueError(
-                f"measure the memory of node {node}: it is offline, empty or not allowed to this "
-                f"process; usable are {', '.join(str(entry.id) for entry in usable) or 'none'}"
-            )
-    return tuple(machine.node(node) for node in dict.fromkeys(asked))
-
-
-def _initiators(machine: Machine, asked: Sequence[int] | None) -> dict[Node, CpuOrder]:
-    allowed = set(probe.allowed_cpus())
-    found = {}
-    wanted = [node.id for node in machine.nodes] if asked is None else dict.fromkeys(asked)
-    for initiator in wanted:
-        node = machine.node(initiator)
-        cpus = allowed & set(node.cpus)
-        if cpus:
-            found[node] = order_cpus(cpus)
-        elif asked is not None:
-            raise ValueError(
-                f"measure from node {initiator}: this process may use none of its "
-                f"{len(node.cpus)} CPUs; choose a node with CPUs of this process's cpuset"
-            )
-    if not found:
-        raise ValueError(f"machine {machine.name}: no node has CPUs that this process may use")
-    return found
-
-
-def _jobs(
-    memory: Allocator,
-    initiators: dict[Node, CpuOrder],
-    targets: tuple[Node, ...],
-    interleaves: Sequence[tuple[int, ...]],
-    mode: Effort,
-    asked_bytes: int | None,
-    fingerprint: Fingerprint,
-) -> list[PathProbe | SweepProbe]:
-    """Everything is checked here, before the first measurement."""
-
-    def sizes(initiator: Node, node: Node, order: CpuOrder) -> Sizes:
-        return choose_sizes(
-            initiator, node, threads=len(order.cpus), effort=mode, asked_bytes=asked_bytes
-        )
-
-    jobs: list[PathProbe | SweepProbe] = [
-        PathProbe(
-            memory,
-            initiator,
-            node,
-            order=order,
-            sizes=sizes(initiator, node, order),
-            effort=mode,
-            transparent_huge_pages=fingerprint.transparent_huge_pages,
-        )
-        for initiator, order in initiators.items()
-        for node in targets
-    ]
-    for initiator, order in initiators.items():
-        for nodes in interleaves:
-            members = _targets(memory.machine, nodes)
-            smallest = min(sizes(initiator, node, order).traffic_bytes for node in members)
-            jobs.append(
-                SweepProbe(
-                    memory,
-                    initiator.id,
-                    tuple(node.id for node in members),
-                    order=order,
-                    nbytes=max(smallest, least_bytes(len(members))),
-                    effort=mode,
-                )
-            )
-    return jobs
-
-
-def _run(
-    memory: Allocator,
-    jobs: list[PathProbe | SweepProbe],
-    mode: Effort,
-    budget: float,
-    fingerprint: Fingerprint,
-    progress: Progress | None,
-) -> Profile:
-    began = time.monotonic()
-    schedules = [Schedule(budget_s=budget, longest_s=mode.longest_s) for _ in jobs]
-    for job, schedule in zip(jobs, schedules, strict=True):
-        job.plan(schedule)
-    total = sum(map(len, schedules))
-    done = 0
-
-    def tell(label: str) -> None:
-        nonlocal done
-        if progress is not None:
-            progress(label, done, total)
-        done += 1
-
-    paths: list[PathProfile] = []
-    sweeps: list[InterleaveSweep] = []
-    notes: list[str] = []
-    for job, schedule in zip(jobs, schedules, strict=True):
-        try:
-            skipped = schedule.run(tell)
-        finally:
-            job.close()
-            memory.trim()
-        if isinstance(job, PathProbe):
-            paths.append(job.result(skipped))
-        else:
-            sweep = job.result()
-            sweeps += [] if sweep is None else [sweep]
-            notes += [f"not measured, the time was over: {label}" for label in skipped]
-            notes += [note for note in [job.quality.note()] if note is not None]
-    if progress is not None:
-        progress("done", total, total)
-    seconds = time.monotonic() - began
-    _log.info("measured %d paths and %d sweeps in %.1f s", len(paths), len(sweeps), seconds)
-    return Profile(
-        machine=fingerprint,
-        date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        measured=True,
-        mode=mode.mode,
-        seconds=round(seconds, 3),
-        paths=tuple(paths),
-        sweeps=tuple(sweeps),
-        notes=tuple(notes),
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import combinations, pairwise
 
 from cxl_offload.profile.cpus import CpuOrder
 from cxl_offload.profile.measure import probe
 from cxl_offload.profile.measure.effort import Effort
+from cxl_offload.profile.measure.findings import Findings
 from cxl_offload.profile.measure.probe import Allocator, Quality
 from cxl_offload.profile.model import InterleavePoint, InterleaveSweep
 from cxl_offload.profile.schedule import Schedule
@@ -78,6 +79,21 @@ class SweepProbe:
                 partial(self._measure, weights),
                 setup=_SETUP,
             )
+
+    @property
+    def longest_s(self) -> float:
+        """What one step takes at most."""
+        return self._effort.longest_s
+
+    def collect(self, skipped: Sequence[str], into: Findings) -> None:
+        """Adds this sweep, if anything of it was measured."""
+        sweep = self.result()
+        if sweep is not None:
+            into.sweeps.append(sweep)
+        into.not_measured(skipped)
+        if note := self.quality.note():
+            nodes = ", ".join(map(str, self._nodes))
+            into.notes.append(f"nodes {nodes} interleaved: {note}")
 
     def result(self) -> InterleaveSweep | None:
         """What was found, or None if there was no time for anything."""
