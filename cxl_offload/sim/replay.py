@@ -129,7 +129,7 @@ def _times(columns: Columns, work: Work) -> tuple[Floats, Floats, Floats]:
     sizes = np.diff(np.append(begins, len(order)))
     starts, ends = np.zeros(len(order)), np.zeros(len(order))
     seconds = np.zeros(len(begins))
-    one_by_one = OneByOne(work)
+    one_by_one: OneByOne | None = None
     for steps in _alike(columns, order, begins, sizes):
         first = begins[steps[0]]
         events = order[begins[steps][:, None] + np.arange(sizes[steps[0]])]
@@ -137,6 +137,7 @@ def _times(columns: Columns, work: Work) -> tuple[Floats, Floats, Floats]:
         if len(steps) >= _TOGETHER and not work.losses and _countable(columns, queues):
             starts[events], ends[events] = run_together(work, events, queues)
         else:
+            one_by_one = one_by_one or OneByOne(work)
             for row in events:
                 _run_one(one_by_one, row, queues, starts, ends)
         seconds[steps] = ends[events].max(axis=1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from cxl_offload.sim.resources import Demand
 from cxl_offload.sim.sharing import speeds
 from cxl_offload.sim.work import DUST, Work
@@ -31,7 +29,14 @@ class OneByOne:
     """
 
     def __init__(self, work: Work) -> None:
-        self._work = work
+        self._losses = work.losses
+        # Plain lists: steps are too short for arrays to pay.
+        self._setup_s: list[float] = work.setup_s.tolist()
+        self._alone_s: list[float] = work.alone_s.tolist()
+        self._kind_of: list[int] = work.kind_of.tolist()
+        self._row_of: list[int] = work.row_of.tolist()
+        self._resources = work.resources
+        self._shares: list[list[list[float]]] = [shares.tolist() for shares in work.shares]
         self._shapes: list[Demand] = []
         self._shape_numbers: dict[tuple[object, ...], int] = {}
         self._speeds: dict[tuple[int, ...], list[float]] = {}
@@ -40,7 +45,7 @@ class OneByOne:
     def run(self, queues: Sequence[Sequence[int]]) -> list[Spans]:
         """Begin and end of every event of a step; ``queues`` are event numbers."""
         jobs = [self._jobs(queue) for queue in queues]
-        if not self._work.losses and (len(queues) == 1 or self._independent(queues)):
+        if not self._losses and (len(queues) == 1 or self._independent(queues)):
             return [_in_a_row(queue) for queue in jobs]
         key = tuple(jobs)
         spans = self._known.get(key)
@@ -51,19 +56,17 @@ class OneByOne:
         return spans
 
     def _jobs(self, queue: Sequence[int]) -> tuple[_Job, ...]:
-        numbers = np.asarray(queue)
-        setups = self._work.setup_s[numbers].tolist()
-        alone = self._work.alone_s[numbers].tolist()
-        return tuple(zip(setups, alone, [self._shape(event) for event in queue], strict=True))
+        setup_s, alone_s = self._setup_s, self._alone_s
+        return tuple([(setup_s[event], alone_s[event], self._shape(event)) for event in queue])
 
     def _shape(self, event: int) -> int:
-        kind = int(self._work.kind_of[event])
-        shares = self._work.shares[kind][self._work.row_of[event]]
-        parts = tuple([int(share * _PER_MILLION + 0.5) for share in shares.tolist()])
+        kind = self._kind_of[event]
+        shares = self._shares[kind][self._row_of[event]]
+        parts = tuple([int(share * _PER_MILLION + 0.5) for share in shares])
         number = self._shape_numbers.get((kind, parts))
         if number is None:
             number = self._shape_numbers[kind, parts] = len(self._shapes)
-            proportions = zip(self._work.resources[kind], parts, strict=True)
+            proportions = zip(self._resources[kind], parts, strict=True)
             self._shapes.append({at: part / _PER_MILLION for at, part in proportions if part > 0})
         return number
 
@@ -71,8 +74,8 @@ class OneByOne:
         """Whether no two queues ever need the same resource."""
         seen: set[int] = set()
         for queue in queues:
-            kinds = np.unique(self._work.kind_of[np.asarray(queue)]).tolist()
-            own = set().union(*[self._work.resources[kind] for kind in kinds])
+            kinds = {self._kind_of[event] for event in queue}
+            own: set[int] = set().union(*[self._resources[kind] for kind in kinds])
             if not seen.isdisjoint(own):
                 return False
             seen |= own
@@ -125,7 +128,7 @@ class OneByOne:
             if len(self._speeds) > _REMEMBERED:
                 self._speeds.clear()
             shared = [self._shapes[at] for at in shapes]
-            known = speeds(shared, self._work.losses) if shapes else []
+            known = speeds(shared, self._losses) if shapes else []
             self._speeds[shapes] = known
         return known
 

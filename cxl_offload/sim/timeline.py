@@ -126,6 +126,12 @@ class Timeline:
             return {}
         return {name: busy / seconds for name, busy in self.resource_seconds[phase].items()}
 
+    def phase_shares(self) -> dict[str, float]:
+        """Phase -> its part of the whole time, 0 to 1."""
+        if self.seconds <= 0:
+            return dict.fromkeys(self.phase_seconds, 0.0)
+        return {phase: part / self.seconds for phase, part in self.phase_seconds.items()}
+
     def to_json(self) -> dict[str, Any]:
         """Everything but the single events, as plain data."""
         return {
@@ -134,6 +140,7 @@ class Timeline:
             "seconds": self.seconds,
             "events": len(self.trace),
             "phase_seconds": dict(self.phase_seconds),
+            "phase_shares": self.phase_shares(),
             "queue_seconds": dict(self.queue_seconds),
             "engine_seconds": dict(self.engine_seconds),
             "resource_seconds": {p: dict(busy) for p, busy in self.resource_seconds.items()},
