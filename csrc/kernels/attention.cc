@@ -20,7 +20,7 @@ constexpr int64_t kFewestRows = 256;
 // Heads that lie next to each other in a row of the cache are read together, up to so many bytes:
 // alone they would be a line or two at a time, far apart.
 constexpr size_t kTileBytes = 4096;
-constexpr size_t kTileQueries = 64;
+constexpr size_t kTileQueries = 32;
 constexpr size_t kFewestAhead = 4;
 constexpr size_t kAheadBytes = 8192;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();

@@ -9,7 +9,7 @@
 namespace cxl_offload {
 
 // Positions whose scores are kept between K and V: the rows of both stream for a while, and the
-// scores stay in the first cache.
+// scores stay in a near cache.
 inline constexpr size_t kAttentionBlock = 256;
 // At most so many rows are asked for before they are needed. The prefetchers of the hardware stop
 // at the end of a page, and rows of one head may be pages apart.
