@@ -62,9 +62,12 @@ def measured_policy(console: Console, memory: Memory) -> str:
     rates = []
     for path in quick(memory).paths:
         loads, latency_ns = path.peak_bytes_per_s("load"), path.latency_ns()
-        assert loads is not None, "loads are always measured"
-        idle = "" if latency_ns is None else f", {latency_ns:.0f} ns when idle"
-        console.print(f"measured node {path.node}: {format_bandwidth(loads)} of loads{idle}")
+        if loads is None:
+            console.print(f"measured node {path.node}: nothing, other work used all the time")
+            loads = 1.0  # nodes that were not measured count alike
+        else:
+            idle = "" if latency_ns is None else f", {latency_ns:.0f} ns when idle"
+            console.print(f"measured node {path.node}: {format_bandwidth(loads)} of loads{idle}")
         rates.append((path.node, loads))
     return bandwidth_policy(rates)
 
