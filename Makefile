@@ -59,5 +59,7 @@ soak: $(STAMP)
 fuzz:
 	$(MAKE) -C tests/cpp fuzz
 
+-include tests/vm/vm.mk
+
 clean:
 	rm -rf build $(OUT) *.egg-info cxl_offload/*.so

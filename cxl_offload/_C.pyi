@@ -456,6 +456,21 @@ def run_updates(
     isa: str = "",
     kernel: Kernel | None = None,
 ) -> None: ...
+def run_attention(
+    q: TensorView,
+    k: TensorView,
+    v: TensorView,
+    out: TensorView,
+    team: WorkerTeam,
+    *,
+    scale: float,
+    lengths: Sequence[int],
+    table: tuple[int, int, int] = (0, 0, 0),
+    mask: tuple[int, int] = (0, 0),
+    window: int = 0,
+    log_sum_exp: int = 0,
+    isa: str = "",
+) -> None: ...
 def update_traffic(
     streams: Sequence[tuple[int, int, bool]],
     blocks: int,

@@ -110,7 +110,7 @@ def print_speed(console: Console, results: Sequence[Result], same: Sequence[bool
     for result, identical in zip(results, same, strict=True):
         rates = [f"{result.tokens_per_s(phase):,.1f}" for phase in phases]
         cells = [*rates, "-", "-"] if result.timeline is None else ["-", "-", *rates]
-        made.add_row(result.name, *cells, "identical" if identical else "DIFFERENT")
+        made.add_row(result.name, *cells, "same" if identical else "DIFFERENT")
     console.print("Tokens/s (measured: the CPU of this machine stands in for a GPU; simulated:")
     console.print("the bytes that the run moved, replayed on the links and nodes of system A)")
     console.print(made)
@@ -135,7 +135,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
         start = [a + b for a, b in zip(start, widths, strict=True)]
     left.invert_yaxis()
     left.set_xlabel("MiB at the peak, asked from the pages")
-    left.set_title("Where weights, KV cache, activations and workspace went", loc="left")
+    left.set_title("Where weights, KV cache and activations went", loc="left")
     left.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncol=4, frameon=False)
     _draw_rates(right, results)
     for axis in (left, right):

@@ -8,6 +8,7 @@ namespace cxl_offload::bindings {
 
 void bind_errors(pybind11::module_& module);
 void bind_os(pybind11::module_& module);
+void bind_attention(pybind11::module_& module);
 void bind_gpu(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);

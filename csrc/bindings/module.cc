@@ -46,6 +46,7 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used()) {
   bindings::bind_transfer(module);
   bindings::bind_gpu(module);
   bindings::bind_kernels(module);
+  bindings::bind_attention(module);
   bindings::bind_memory(module);
   bindings::bind_probe(module);
   bindings::bind_simulated(module);

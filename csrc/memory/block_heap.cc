@@ -5,6 +5,7 @@
 #include <new>
 
 #include "core/error.h"
+#include "core/rounding.h"
 
 namespace cxl_offload {
 namespace {
@@ -22,8 +23,6 @@ constexpr size_t kPinnedChunkFraction = 4096;
 constexpr size_t kSlackFraction = 256;
 // How many free extents are looked at for one that keeps the rule of a stripe.
 constexpr int kMaxCandidates = 16;
-
-size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 

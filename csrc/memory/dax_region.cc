@@ -5,13 +5,10 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/rounding.h"
 
 namespace cxl_offload {
-namespace {
-
-size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-}  // namespace
+namespace {}  // namespace
 
 DaxStore::DaxStore(std::unique_ptr<DaxDevice> device, std::optional<uint64_t> capacity_bytes)
     : device_(std::move(device)),

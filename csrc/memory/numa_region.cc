@@ -5,12 +5,11 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/rounding.h"
 #include "memory/fault_in.h"
 
 namespace cxl_offload {
 namespace {
-
-size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 // Transparent huge pages can only be found in ranges that start on their boundary.
 size_t alignment_of(const Rule& rule, size_t bytes, size_t page_bytes) {

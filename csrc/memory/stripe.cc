@@ -10,7 +10,7 @@ namespace cxl_offload {
 namespace {
 
 // Appends granules to the layout; a run that continues the one before joins it.
-void append(std::vector<Run>& runs, size_t bytes, NodeId node) {
+void append_joined(std::vector<Run>& runs, size_t bytes, NodeId node) {
   if (bytes == 0) return;
   if (!runs.empty() && runs.back().node == node) {
     runs.back().bytes += bytes;
@@ -92,11 +92,12 @@ std::vector<Run> Stripe::runs(size_t bytes) const {
   const size_t cycles = granules / weight_sum_;
   std::vector<Run> runs;
   for (size_t cycle = 0; cycle < cycles; ++cycle) {
-    for (const Share& share : shares_) append(runs, share.weight * granule_bytes_, share.node);
+    for (const Share& share : shares_)
+      append_joined(runs, share.weight * granule_bytes_, share.node);
   }
   const auto tail = tail_granules(granules % weight_sum_);
   for (size_t i = 0; i < shares_.size(); ++i)
-    append(runs, tail[i] * granule_bytes_, shares_[i].node);
+    append_joined(runs, tail[i] * granule_bytes_, shares_[i].node);
   if (!runs.empty()) runs.back().bytes -= granules * granule_bytes_ - bytes;
   return runs;
 }

@@ -9,11 +9,10 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "os/linux_files.h"
 
 namespace cxl_offload {
 namespace {
-
-constexpr int kMadvPopulateWrite = 23;
 
 bool is_number(const std::string& text) {
   return !text.empty() &&

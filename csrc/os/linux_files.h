@@ -12,6 +12,9 @@
 
 namespace cxl_offload {
 
+// madvise(MADV_POPULATE_WRITE) of Linux 5.14, which older C library headers lack.
+inline constexpr int kMadvPopulateWrite = 23;
+
 // The whole file, or nothing when it cannot be read.
 std::optional<std::string> read_text(const std::string& path);
 std::optional<uint64_t> read_number(const std::string& path);

@@ -27,7 +27,6 @@ constexpr int kMpolLocal = 4;
 constexpr int kMpolPreferredMany = 5;
 constexpr int kMpolFMemsAllowed = 1 << 2;
 constexpr int kMpolMfMove = 1 << 1;
-constexpr int kMadvPopulateWrite = 23;
 constexpr int kHugeShift = 26;  // MAP_HUGE_SHIFT
 
 // The kernel copies one bit less than it is told (linux/mempolicy.c, get_nodes).

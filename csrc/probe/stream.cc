@@ -12,8 +12,6 @@
 namespace cxl_offload {
 namespace {
 
-constexpr size_t kWords = kLineBytes / sizeof(uint64_t);
-
 // Keeps every iteration's accesses: without it the compiler makes memset and memcpy of the loops,
 // which choose their own instructions, or drops stores that the next pass overwrites.
 inline __attribute__((always_inline)) void keep_accesses() { asm volatile("" ::: "memory"); }
@@ -44,21 +42,21 @@ inline __attribute__((always_inline)) void store_word(uint64_t* at, uint64_t wor
 
 template <int kReads, bool kWrites, bool kNonTemporal>
 uint64_t pass_scalar(std::byte* base, size_t stride_bytes, size_t lines, uint64_t value) {
-  std::array<uint64_t, kWords> sums{};
+  std::array<uint64_t, kLineWords> sums{};
   for (size_t i = 0; i < lines; ++i) {
     std::byte* at = base + i * kLineBytes;
-    std::array<uint64_t, kWords> line;
+    std::array<uint64_t, kLineWords> line;
     line.fill(kReads == 0 ? value : 0);
     for (int k = 0; k < kReads; ++k, at += stride_bytes) {
       const auto* words = reinterpret_cast<const uint64_t*>(at);
-      for (size_t w = 0; w < kWords; ++w) line[w] += words[w];
+      for (size_t w = 0; w < kLineWords; ++w) line[w] += words[w];
     }
     if constexpr (kWrites) {
       auto* words = reinterpret_cast<uint64_t*>(at);
-      for (size_t w = 0; w < kWords; ++w) store_word<kNonTemporal>(words + w, line[w]);
+      for (size_t w = 0; w < kLineWords; ++w) store_word<kNonTemporal>(words + w, line[w]);
     }
     if constexpr (kReads > 0) {
-      for (size_t w = 0; w < kWords; ++w) sums[w] += line[w];
+      for (size_t w = 0; w < kLineWords; ++w) sums[w] += line[w];
     }
     keep_accesses();
   }
@@ -122,7 +120,7 @@ CXL_OFFLOAD_TARGET_AVX512 uint64_t pass_avx512(std::byte* base, size_t stride_by
     keep_accesses();
   }
   if constexpr (kNonTemporal) wait_for_stores();
-  std::array<uint64_t, kWords> parts;
+  std::array<uint64_t, kLineWords> parts;
   _mm512_storeu_si512(parts.data(), sum);
   return add_up(parts);
 }

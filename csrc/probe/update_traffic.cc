@@ -16,7 +16,6 @@ namespace cxl_offload {
 namespace {
 
 constexpr size_t kMostStreams = 8;
-constexpr size_t kWords = kLineBytes / sizeof(uint64_t);
 
 struct Part {
   std::vector<TrafficStream> streams;  // bases moved to the first block of the part
@@ -36,7 +35,7 @@ uint64_t pass_scalar(const Part& part) {
         std::byte* at = stream.base + (block * stream.lines + line) * kLineBytes;
         fetch(at, part);
         auto* words = reinterpret_cast<uint64_t*>(at);
-        for (size_t w = 0; w < kWords; ++w) {
+        for (size_t w = 0; w < kLineWords; ++w) {
           if (stream.written) {
             words[w] ^= seen;
           } else {
@@ -88,7 +87,7 @@ CXL_OFFLOAD_TARGET_AVX512 uint64_t pass_avx512(const Part& part) {
       }
     }
   }
-  std::array<uint64_t, kWords> words;
+  std::array<uint64_t, kLineWords> words;
   _mm512_storeu_si512(words.data(), seen);
   return words[0];
 }

@@ -24,7 +24,11 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_view(
-    tensor: torch.Tensor, name: str, *, dtypes: Collection[torch.dtype] = tuple(FLOATS)
+    tensor: torch.Tensor,
+    name: str,
+    *,
+    dtypes: Collection[torch.dtype] = tuple(FLOATS),
+    strided: bool = False,
 ) -> _C.TensorView:
     """What a kernel may do with ``tensor``, or an error that says why not.
 
@@ -36,6 +40,8 @@ def tensor_view(
         What the caller calls it, for messages.
     dtypes
         The types that the kernel takes here.
+    strided
+        Whether the kernel takes any strides; it then checks those that it cannot.
 
     Raises
     ------
@@ -59,7 +65,7 @@ def tensor_view(
     if tensor.dtype not in dtypes:
         known = ", ".join(str(dtype) for dtype in dtypes)
         raise ValueError(f"{name} is {tensor.dtype}; this kernel takes {known}")
-    if not tensor.is_contiguous() or tensor.is_neg():
+    if not (strided or tensor.is_contiguous()) or tensor.is_neg():
         raise ValueError(
             f"{name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
             "contiguous; it is never copied behind your back: pass a contiguous tensor"

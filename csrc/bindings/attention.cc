@@ -1,0 +1,43 @@
+#include "kernels/attention.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bindings/bind.h"
+
+namespace cxl_offload::bindings {
+
+namespace py = pybind11;
+
+void bind_attention(py::module_& module) {
+  module.def(
+      "run_attention",
+      [](TensorView q, TensorView k, TensorView v, TensorView out, WorkerTeam& team, double scale,
+         std::vector<int64_t> lengths, std::tuple<uintptr_t, int64_t, int64_t> table,
+         std::pair<uintptr_t, int64_t> mask, int64_t window, uintptr_t log_sum_exp,
+         const std::string& isa) {
+        const py::gil_scoped_release released;
+        Attention given;
+        given.q = std::move(q);
+        given.k = std::move(k);
+        given.v = std::move(v);
+        given.out = std::move(out);
+        given.lengths = std::move(lengths);
+        given.table = {reinterpret_cast<const int32_t*>(std::get<0>(table)), std::get<1>(table),
+                       std::get<2>(table)};
+        given.mask = reinterpret_cast<const uint8_t*>(mask.first);
+        given.mask_columns = mask.second;
+        given.window = window;
+        given.scale = scale;
+        given.log_sum_exp = reinterpret_cast<float*>(log_sum_exp);
+        run_attention(given, team, isa.empty() ? best_isa() : parse_isa(isa));
+      },
+      py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"), py::arg("team"), py::kw_only(),
+      py::arg("scale"), py::arg("lengths"), py::arg("table") = std::tuple(uintptr_t{0}, 0, 0),
+      py::arg("mask") = std::pair(uintptr_t{0}, 0), py::arg("window") = 0,
+      py::arg("log_sum_exp") = 0, py::arg("isa") = "",
+      "Table: (address, columns, stride) of int32; mask: (address, columns) of bytes; 0: none. See "
+      "kernels/attention.h.");
+}
+
+}  // namespace cxl_offload::bindings

@@ -1,0 +1,325 @@
+#include "kernels/attention.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "core/half.h"
+#include "kernels/attention_check.h"
+#include "kernels/attention_pass.h"
+
+namespace cxl_offload {
+namespace {
+
+// Work is cut into about so many units, whatever the team, so that the result does not depend on
+// it; but no shorter than kFewestRows, which is what a merge of partial results costs little
+// beside.
+constexpr int64_t kUnits = 512;
+constexpr int64_t kFewestRows = 256;
+// Heads that lie next to each other in a row of the cache are read together, up to so many bytes:
+// alone they would be a line or two at a time, far apart.
+constexpr size_t kTileBytes = 4096;
+constexpr size_t kTileQueries = 32;
+constexpr size_t kFewestAhead = 4;
+constexpr size_t kAheadBytes = 8192;
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+AttentionPass find_pass(Dtype dtype, Isa isa) {
+  switch (isa) {
+    case Isa::kAvx512:
+      return attention_pass_avx512(dtype);
+    case Isa::kAvx2:
+      return attention_pass_avx2(dtype);
+    case Isa::kScalar:
+      break;
+  }
+  return attention_pass_scalar(dtype);
+}
+
+float read(const std::byte* data, Dtype dtype, size_t index) {
+  switch (dtype) {
+    case Dtype::kBfloat16:
+      return to_float(reinterpret_cast<const Bf16*>(data)[index]);
+    case Dtype::kFloat16:
+      return to_float(reinterpret_cast<const F16*>(data)[index]);
+    case Dtype::kFloat32:
+      break;
+  }
+  return reinterpret_cast<const float*>(data)[index];
+}
+
+void write(std::byte* data, Dtype dtype, size_t index, float value) {
+  switch (dtype) {
+    case Dtype::kBfloat16:
+      reinterpret_cast<Bf16*>(data)[index] = to_bf16(value);
+      return;
+    case Dtype::kFloat16:
+      reinterpret_cast<F16*>(data)[index] = to_f16(value);
+      return;
+    case Dtype::kFloat32:
+      break;
+  }
+  reinterpret_cast<float*>(data)[index] = value;
+}
+
+// Rows of one head of K or V, by position within what the outermost index names.
+struct Rows {
+  Rows(const TensorView& view, int64_t head) {
+    const auto element = static_cast<int64_t>(dtype_bytes(view.dtype));
+    base = view.data + head * view.strides[1] * element;
+    outer_step = view.strides[0] * element;
+    step = view.strides[2] * element;
+  }
+  const std::byte* at(int64_t outer, int64_t row) const {
+    return base + outer * outer_step + row * step;
+  }
+
+  const std::byte* base;
+  int64_t outer_step;
+  int64_t step;
+};
+
+// Addresses of the rows of one sequence that are attended, one after another.
+class RowSource {
+ public:
+  RowSource(const Attention& a, int64_t batch, int64_t begin, int64_t end, int64_t head)
+      : k_(a.k, head), v_(a.v, head), batch_(batch), at_(begin), end_(end) {
+    if (a.mask != nullptr) mask_ = a.mask + batch * a.mask_columns;
+    if (a.table.data != nullptr) blocks_ = a.table.data + batch * a.table.stride;
+    block_ = a.k.shape[2];
+  }
+
+  bool next(const std::byte*& k, const std::byte*& v) {
+    while (mask_ != nullptr && at_ < end_ && mask_[at_] == 0) ++at_;
+    if (at_ >= end_) return false;
+    const int64_t outer = blocks_ == nullptr ? batch_ : blocks_[at_ / block_];
+    const int64_t row = blocks_ == nullptr ? at_ : at_ % block_;
+    k = k_.at(outer, row);
+    v = v_.at(outer, row);
+    ++at_;
+    return true;
+  }
+
+ private:
+  Rows k_;
+  Rows v_;
+  const uint8_t* mask_ = nullptr;
+  const int32_t* blocks_ = nullptr;
+  int64_t block_ = 1;
+  int64_t batch_;
+  int64_t at_;
+  int64_t end_;
+};
+
+// The rows of a source, a block at a time, and beyond it those to be asked for early.
+class RowBlocks {
+ public:
+  RowBlocks(RowSource source, AttentionRows& rows) : source_(source), rows_(rows) {}
+
+  bool next() {
+    constexpr size_t kAll = kAttentionBlock + kAttentionAhead;
+    const size_t kept = held_ - rows_.count;
+    for (size_t i = 0; i < kept; ++i) {
+      rows_.k[i] = rows_.k[rows_.count + i];
+      rows_.v[i] = rows_.v[rows_.count + i];
+    }
+    held_ = kept;
+    while (held_ < kAll && source_.next(rows_.k[held_], rows_.v[held_])) ++held_;
+    rows_.count = std::min(held_, kAttentionBlock);
+    if (held_ == 0) return false;
+    for (size_t i = held_; i < kAll; ++i) {
+      rows_.k[i] = rows_.k[held_ - 1];
+      rows_.v[i] = rows_.v[held_ - 1];
+    }
+    return true;
+  }
+
+ private:
+  RowSource source_;
+  AttentionRows& rows_;
+  size_t held_ = 0;
+};
+
+// Some heads over some positions of one sequence.
+struct Unit {
+  int64_t batch = 0;
+  int64_t head = 0;  // of K and V, the first
+  int64_t heads = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  size_t place = 0;  // of its first query in the partial results
+};
+
+int64_t tile_heads(const Attention& a) {
+  const int64_t heads = a.k.shape[1];
+  const bool side_by_side = a.k.strides[1] < a.k.strides[2] && a.v.strides[1] < a.v.strides[2];
+  if (!side_by_side || a.k.strides[1] < 0 || a.v.strides[1] < 0) return 1;
+  const size_t row = static_cast<size_t>(a.k.shape[3]) * dtype_bytes(a.k.dtype);
+  const size_t group = static_cast<size_t>(a.q.shape[1] / heads);
+  const size_t most = std::min(kTileBytes / std::max(row, size_t{1}), kTileQueries / group);
+  return std::clamp(static_cast<int64_t>(most), int64_t{1}, heads);
+}
+
+class Run {
+ public:
+  Run(const Attention& attention, Isa isa)
+      : a_(attention),
+        pass_(find_pass(attention.k.dtype, isa)),
+        heads_(attention.q.shape[1]),
+        kv_heads_(attention.k.shape[1]),
+        group_(static_cast<size_t>(heads_ / kv_heads_)),
+        dim_(static_cast<size_t>(attention.q.shape[2])),
+        padded_((dim_ + kAttentionPad - 1) / kAttentionPad * kAttentionPad) {
+    cut();
+    read_queries();
+    sums_.resize(queries_ * padded_);
+    most_.assign(queries_, kLowest);
+    total_.assign(queries_, 0);
+  }
+
+  void work(WorkerTeam& team) {
+    const size_t slot = static_cast<size_t>(tile_) * group_ * kAttentionBlock;
+    if (units_.size() < 2) {
+      scores_.resize(slot);
+      for (const Unit& unit : units_) attend(unit, scores_.data());
+      return;
+    }
+    scores_.resize(slot * team.threads());
+    std::atomic<size_t> slots = 0;
+    std::atomic<size_t> next = 0;
+    team.run([&](size_t) {
+      float* scores = scores_.data() + slot * slots.fetch_add(1);
+      while (true) {
+        const size_t index = next.fetch_add(1, std::memory_order_relaxed);
+        if (index >= units_.size()) return;
+        attend(units_[index], scores);
+      }
+    });
+  }
+
+  // Partial results of one query become one, in the order of the positions.
+  void merge() {
+    const size_t count = static_cast<size_t>(a_.q.shape[0] * heads_);
+    std::vector<std::vector<size_t>> parts(count);
+    for (const Unit& unit : units_) {
+      const size_t queries = static_cast<size_t>(unit.heads) * group_;
+      const auto first =
+          static_cast<size_t>(unit.batch * heads_) + static_cast<size_t>(unit.head) * group_;
+      for (size_t i = 0; i < queries; ++i) parts[first + i].push_back(unit.place + i);
+    }
+    std::vector<double> sums(dim_);
+    for (size_t query = 0; query < count; ++query) merge_query(query, parts[query], sums);
+  }
+
+ private:
+  void cut() {
+    const int64_t batch = a_.q.shape[0];
+    tile_ = tile_heads(a_);
+    const int64_t tiles = (kv_heads_ + tile_ - 1) / tile_;
+    int64_t rows = 0;
+    for (int64_t i = 0; i < batch; ++i) rows += length(i) - begin(i);
+    const int64_t most = std::max(kFewestRows, (rows * tiles + kUnits - 1) / kUnits);
+    for (int64_t i = 0; i < batch; ++i) {
+      const int64_t mine = length(i) - begin(i);
+      const int64_t parts = (mine + most - 1) / most;
+      for (int64_t head = 0; head < kv_heads_; head += tile_) {
+        for (int64_t part = 0; part < parts; ++part) {
+          const int64_t from = begin(i) + mine * part / parts;
+          const int64_t to = begin(i) + mine * (part + 1) / parts;
+          const int64_t heads = std::min(tile_, kv_heads_ - head);
+          units_.push_back({i, head, heads, from, to, queries_});
+          queries_ += static_cast<size_t>(heads) * group_;
+        }
+      }
+    }
+  }
+
+  int64_t length(int64_t batch) const {
+    return a_.lengths.empty() ? a_.k.shape[2] : a_.lengths[static_cast<size_t>(batch)];
+  }
+  int64_t begin(int64_t batch) const {
+    return a_.window == 0 ? 0 : std::max(int64_t{0}, length(batch) - a_.window);
+  }
+
+  void read_queries() {
+    const size_t count = static_cast<size_t>(a_.q.shape[0] * heads_);
+    q_.resize(count * padded_);
+    for (size_t query = 0; query < count; ++query) {
+      for (size_t i = 0; i < dim_; ++i) {
+        const double value = read(a_.q.data, a_.q.dtype, query * dim_ + i);
+        q_[query * padded_ + i] = static_cast<float>(value * a_.scale);
+      }
+    }
+  }
+
+  void attend(const Unit& unit, float* scores) {
+    AttentionState state;
+    state.kv_heads = static_cast<size_t>(unit.heads);
+    state.group = group_;
+    state.dim = dim_;
+    state.padded = padded_;
+    const auto first =
+        static_cast<size_t>(unit.batch * heads_) + static_cast<size_t>(unit.head) * group_;
+    state.q = q_.data() + first * padded_;
+    state.sums = sums_.data() + unit.place * padded_;
+    state.most = most_.data() + unit.place;
+    state.total = total_.data() + unit.place;
+    state.scores = scores;
+    AttentionRows rows;
+    rows.k_step = static_cast<size_t>(a_.k.strides[1]) * dtype_bytes(a_.k.dtype);
+    rows.v_step = static_cast<size_t>(a_.v.strides[1]) * dtype_bytes(a_.v.dtype);
+    const size_t row = static_cast<size_t>(unit.heads) * dim_ * dtype_bytes(a_.k.dtype);
+    rows.ahead = std::clamp(kAheadBytes / row, kFewestAhead, kAttentionAhead);
+    RowBlocks blocks({a_, unit.batch, unit.begin, unit.end, unit.head}, rows);
+    while (blocks.next()) pass_(rows, state);
+  }
+
+  void merge_query(size_t query, const std::vector<size_t>& parts, std::vector<double>& sums) {
+    float most = kLowest;
+    for (size_t part : parts) most = most_[part] > most ? most_[part] : most;
+    std::ranges::fill(sums, 0);
+    double total = 0;
+    for (size_t part : parts) {
+      if (most_[part] == kLowest && total_[part] == 0) continue;  // attended to nothing
+      const double weight = std::exp(static_cast<double>(most_[part]) - most);
+      total += weight * total_[part];
+      const float* from = sums_.data() + part * padded_;
+      for (size_t i = 0; i < dim_; ++i) sums[i] += weight * from[i];
+    }
+    for (size_t i = 0; i < dim_; ++i) {
+      const double value = total == 0 ? 0 : sums[i] / total;
+      write(a_.out.data, a_.out.dtype, query * dim_ + i, static_cast<float>(value));
+    }
+    if (a_.log_sum_exp == nullptr) return;
+    a_.log_sum_exp[query] = total == 0 ? kLowest : static_cast<float>(most + std::log(total));
+  }
+
+  const Attention& a_;
+  const AttentionPass pass_;
+  const int64_t heads_;
+  const int64_t kv_heads_;
+  const size_t group_;
+  const size_t dim_;
+  const size_t padded_;
+  int64_t tile_ = 1;
+  size_t queries_ = 0;  // of all units together
+  std::vector<Unit> units_;
+  std::vector<float> q_;
+  std::vector<float> sums_;
+  std::vector<float> most_;
+  std::vector<float> total_;
+  std::vector<float> scores_;
+};
+
+}  // namespace
+
+void run_attention(const Attention& attention, WorkerTeam& team, Isa isa) {
+  check_attention(attention);
+  if (attention.q.numel() == 0) return;
+  Run run(attention, isa);
+  run.work(team);
+  run.merge();
+}
+
+}  // namespace cxl_offload

@@ -1,0 +1,47 @@
+// Decode attention: one query a sequence and head over keys and values that stay where they are.
+// Every attended row of K and V is read once; nothing of their size is stored anywhere.
+#ifndef CXL_OFFLOAD_KERNELS_ATTENTION_H_
+#define CXL_OFFLOAD_KERNELS_ATTENTION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/cpu_features.h"
+#include "core/tensor_view.h"
+#include "kernels/worker_team.h"
+
+namespace cxl_offload {
+
+// Which block of the cache holds positions [i * block, (i + 1) * block) of a sequence.
+struct BlockTable {
+  const int32_t* data = nullptr;  // null: the cache is not in blocks
+  int64_t columns = 0;
+  int64_t stride = 0;  // elements between the rows of two sequences
+};
+
+struct Attention {
+  TensorView q;  // (batch, heads, dim), contiguous
+  // (batch, kv_heads, seq, dim), or (blocks, kv_heads, block, dim) with a table. The last dimension
+  // is contiguous; the others have any strides. Both of one type; heads is a multiple of kv_heads.
+  TensorView k;
+  TensorView v;
+  std::vector<int64_t> lengths;  // of the sequences; none: all of them seq
+  BlockTable table;
+  const uint8_t* mask = nullptr;  // (batch, mask_columns), 0: not attended; null: all are
+  int64_t mask_columns = 0;
+  int64_t window = 0;  // only the last so many positions of a sequence; 0: all
+  double scale = 1;
+  TensorView out;  // (batch, heads, dim), contiguous
+  // (batch, heads): the logarithm of the sum of the exponentials of the scores; null: not wanted.
+  float* log_sum_exp = nullptr;
+};
+
+// Throws InvalidArgument before anything is read or written when the shapes do not fit. A query
+// that attends to nothing, or only to scores of minus infinity, gives zeros and minus infinity. The
+// result does not depend on the team.
+void run_attention(const Attention& attention, WorkerTeam& team, Isa isa);
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_KERNELS_ATTENTION_H_

@@ -1,0 +1,119 @@
+#include "kernels/attention_check.h"
+
+#include <cmath>
+#include <string>
+
+#include "core/error.h"
+
+namespace cxl_offload {
+namespace {
+
+std::string text(const std::vector<int64_t>& shape) {
+  std::string joined;
+  for (int64_t length : shape) joined += (joined.empty() ? "" : ", ") + std::to_string(length);
+  return "(" + joined + ")";
+}
+
+void check_caches(const Attention& a) {
+  if (a.k.shape.size() != 4 || a.v.shape.size() != 4) {
+    throw InvalidArgument("attention: k " + text(a.k.shape) + " and v " + text(a.v.shape) +
+                          " must have four dimensions: sequences or blocks, heads, positions, dim");
+  }
+  if (a.k.shape != a.v.shape) {
+    throw InvalidArgument("attention: k " + text(a.k.shape) + " and v " + text(a.v.shape) +
+                          " differ in shape");
+  }
+  if (a.k.dtype != a.v.dtype) {
+    throw InvalidArgument("attention: k is " + dtype_name(a.k.dtype) + " and v is " +
+                          dtype_name(a.v.dtype) + "; give both one type");
+  }
+  for (const TensorView* view : {&a.k, &a.v}) {
+    if (view->shape[3] > 1 && view->strides[3] != 1) {
+      throw InvalidArgument(
+          "attention: the last dimension of k and v must be contiguous, and has "
+          "a stride of " +
+          std::to_string(view->strides[3]));
+    }
+  }
+}
+
+void check_queries(const Attention& a) {
+  if (a.q.shape.size() != 3 || !a.q.is_contiguous()) {
+    throw InvalidArgument("attention: q " + text(a.q.shape) +
+                          " must be contiguous of three dimensions: sequences, heads, dim");
+  }
+  if (a.out.shape != a.q.shape || !a.out.is_contiguous()) {
+    throw InvalidArgument("attention: out " + text(a.out.shape) + " must be contiguous like q " +
+                          text(a.q.shape));
+  }
+  const int64_t heads = a.q.shape[1];
+  const int64_t kv_heads = a.k.shape[1];
+  if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
+    throw InvalidArgument("attention: " + std::to_string(heads) +
+                          " heads of q are no multiple of " + std::to_string(kv_heads) +
+                          " of k and v");
+  }
+  if (a.q.shape[2] != a.k.shape[3]) {
+    throw InvalidArgument("attention: q has heads of " + std::to_string(a.q.shape[2]) +
+                          " numbers, k and v of " + std::to_string(a.k.shape[3]));
+  }
+}
+
+// Positions that a sequence may have.
+int64_t capacity(const Attention& a) {
+  return a.table.data == nullptr ? a.k.shape[2] : a.table.columns * a.k.shape[2];
+}
+
+void check_lengths(const Attention& a) {
+  const int64_t batch = a.q.shape[0];
+  const bool in_blocks = a.table.data != nullptr;
+  if (!in_blocks && a.k.shape[0] != batch) {
+    throw InvalidArgument("attention: k and v are of " + std::to_string(a.k.shape[0]) +
+                          " sequences, q of " + std::to_string(batch));
+  }
+  if (in_blocks && a.lengths.empty() && batch != 0) {
+    throw InvalidArgument("attention: a cache in blocks needs the lengths of its sequences");
+  }
+  if (!a.lengths.empty() && static_cast<int64_t>(a.lengths.size()) != batch) {
+    throw InvalidArgument("attention: " + std::to_string(a.lengths.size()) + " lengths for " +
+                          std::to_string(batch) + " sequences");
+  }
+  for (int64_t length : a.lengths) {
+    if (length >= 0 && length <= capacity(a)) continue;
+    throw InvalidArgument("attention: a sequence of length " + std::to_string(length) +
+                          "; k and v hold 0 to " + std::to_string(capacity(a)));
+  }
+}
+
+void check_table(const Attention& a) {
+  if (a.table.data == nullptr) return;
+  const int64_t block = a.k.shape[2];
+  for (size_t i = 0; i < a.lengths.size(); ++i) {
+    const int64_t used = block == 0 ? 0 : (a.lengths[i] + block - 1) / block;
+    for (int64_t column = 0; column < used; ++column) {
+      const int32_t index = a.table.data[static_cast<int64_t>(i) * a.table.stride + column];
+      if (index >= 0 && index < a.k.shape[0]) continue;
+      throw InvalidArgument("attention: sequence " + std::to_string(i) + " is in block " +
+                            std::to_string(index) + "; there are " + std::to_string(a.k.shape[0]));
+    }
+  }
+}
+
+}  // namespace
+
+void check_attention(const Attention& a) {
+  check_caches(a);
+  check_queries(a);
+  check_lengths(a);
+  check_table(a);
+  if (a.mask != nullptr && a.mask_columns < capacity(a)) {
+    throw InvalidArgument("attention: a mask of " + std::to_string(a.mask_columns) +
+                          " positions; k and v hold " + std::to_string(capacity(a)));
+  }
+  if (a.window < 0) {
+    throw InvalidArgument("attention: window " + std::to_string(a.window) + "; give 0 or more");
+  }
+  if (!std::isfinite(a.scale)) throw InvalidArgument("attention: the scale is not finite");
+}
+
+}  // namespace cxl_offload

@@ -1,0 +1,234 @@
+"""Decode attention where the KV cache lies: one query a sequence, keys and values read once.
+
+Caches stay in host memory as float16, bfloat16 or float32 of any strides. No copy of their size is
+made: rows become float32 in registers. Results over parts of a cache (one in DRAM, one on a CXL
+node, one on a GPU) are joined by :func:`combine`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cxl_offload import _C
+from cxl_offload.ops.threads import Threads, team_for
+from cxl_offload.ops.view import tensor_view
+
+__all__ = ["Partial", "combine", "decode_attention", "decode_attention_partial", "from_flexgen"]
+
+Lengths = torch.Tensor | Sequence[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Attention over a part of the positions.
+
+    Attributes
+    ----------
+    out
+        ``(batch, heads, dim)``, float32: the result if these positions were all.
+    log_sum_exp
+        ``(batch, heads)``, float32: the logarithm of the sum of ``exp(score)``; minus infinity
+        where nothing is attended.
+    """
+
+    out: torch.Tensor
+    log_sum_exp: torch.Tensor
+
+
+def from_flexgen(cache: torch.Tensor, batch: int) -> torch.Tensor:
+    """FlexGen's cache ``(seq, batch * heads, dim)`` as ``(batch, heads, seq, dim)``; no copy.
+
+    Raises
+    ------
+    ValueError
+        Not of three dimensions, or the second is no multiple of ``batch``.
+    """
+    if cache.dim() != 3 or batch < 1 or cache.shape[1] % batch:
+        raise ValueError(
+            f"a cache of shape {tuple(cache.shape)} is not (seq, {batch} * heads, dim)"
+        )
+    seq, heads, dim = cache.shape
+    apart = cache.as_strided(
+        (seq, batch, heads // batch, dim),
+        (cache.stride(0), cache.stride(1) * (heads // batch), *cache.stride()[1:]),
+    )
+    return apart.permute(1, 2, 0, 3)
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    lengths: Lengths = None,
+    scale: float | None = None,
+    block_table: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    window: int | None = None,
+    threads: Threads = None,
+    isa: str = "",
+) -> torch.Tensor:
+    """``softmax(scale * q k^T) v`` for one query a sequence and head.
+
+    Parameters
+    ----------
+    q
+        ``(batch, heads, dim)``, float32, bfloat16 or float16.
+    k, v
+        ``(batch, kv_heads, seq, dim)`` of one float type and of any strides but that of the last
+        dimension, which is contiguous; ``heads`` is a multiple of ``kv_heads`` (grouped queries).
+        FlexGen's caches go through :func:`from_flexgen`. With ``block_table``: ``(blocks,
+        block_size, kv_heads, dim)``, vLLM's layout.
+    lengths
+        Positions of each sequence, 0 to ``seq``; None: all. Needed with ``block_table``.
+    scale
+        Factor of the scores; None: ``1 / sqrt(dim)``.
+    block_table
+        ``(batch, columns)``, int32: the block that holds each ``block_size`` positions. Entries
+        beyond a sequence's length are not read.
+    mask
+        ``(batch, seq)``, bool, contiguous: False is not attended, and its bytes are not read.
+    window
+        Attend only to the last so many positions of each sequence.
+    threads
+        See :data:`cxl_offload.ops.threads.Threads`.
+    isa
+        "scalar", "avx2" or "avx512"; empty: the best that this processor has.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(batch, heads, dim)`` of q's type. Zeros for a query that attends to nothing, or whose
+        scores are all minus infinity. Sums are float32; NaN and infinity spread as in the formula.
+        The same bits for any number of threads.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Before anything is computed: shapes, types, strides, lengths or blocks that do not fit.
+    """
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    _run(q, k, v, out, None, lengths, scale, block_table, mask, window, threads, isa)
+    return out
+
+
+def decode_attention_partial(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    lengths: Lengths = None,
+    scale: float | None = None,
+    block_table: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    window: int | None = None,
+    threads: Threads = None,
+    isa: str = "",
+) -> Partial:
+    """As :func:`decode_attention`, over a part of the positions; :func:`combine` joins parts."""
+    out = torch.empty_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
+    sums = torch.empty(q.shape[:2], dtype=torch.float32)
+    _run(q, k, v, out, sums, lengths, scale, block_table, mask, window, threads, isa)
+    return Partial(out, sums)
+
+
+def combine(partials: Sequence[Partial]) -> Partial:
+    """Attention over all the positions of ``partials``, which have none in common.
+
+    Equal to attention over the joined cache but for rounding: the weights are computed in float64.
+    Parts may come from elsewhere (a GPU kernel), when moved to one device.
+
+    Raises
+    ------
+    ValueError
+        No part, or parts of different shapes.
+    """
+    if not partials:
+        raise ValueError("combine: no partial results; give at least one")
+    shapes = {(part.out.shape, part.log_sum_exp.shape) for part in partials}
+    if len(shapes) > 1:
+        raise ValueError(f"combine: parts of different shapes: {sorted(map(str, shapes))}")
+    sums = torch.stack([part.log_sum_exp for part in partials]).double()
+    most = sums.amax(dim=0)
+    none = most == -math.inf
+    weights = (sums - most.masked_fill(none, 0)).exp()
+    total = weights.sum(dim=0)
+    shares = weights / total.masked_fill(none, 1)
+    outs = torch.stack([part.out for part in partials]).double()
+    # A part that attended to nothing has zeros, never a NaN.
+    out = (shares.unsqueeze(-1) * outs).sum(dim=0)
+    return Partial(out.float(), (most + total.log()).masked_fill(none, -math.inf).float())
+
+
+def _run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor | None,
+    lengths: Lengths,
+    scale: float | None,
+    block_table: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    window: int | None,
+    threads: Threads,
+    isa: str,
+) -> None:
+    queries = tensor_view(q, "q")
+    if q.dim() != 3:
+        raise ValueError(f"q of shape {tuple(q.shape)} is not (batch, heads, dim)")
+    if window is not None and window < 1:
+        raise ValueError(f"window {window}: give at least 1, or None for all positions")
+    if block_table is not None and k.dim() == 4 and v.dim() == 4:
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    _C.run_attention(
+        queries,
+        tensor_view(k, "k", strided=True),
+        tensor_view(v, "v", strided=True),
+        tensor_view(out, "out"),
+        team_for(threads),
+        scale=1 / math.sqrt(max(q.shape[2], 1)) if scale is None else scale,
+        lengths=_as_list(lengths),
+        table=_table(block_table, q.shape[0]),
+        mask=_mask(mask, q.shape[0]),
+        window=window or 0,
+        log_sum_exp=0 if sums is None else sums.data_ptr(),
+        isa=isa,
+    )
+
+
+def _as_list(lengths: Lengths) -> list[int]:
+    if lengths is None:
+        return []
+    given = lengths.tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
+    if not all(isinstance(length, int) for length in given):
+        raise ValueError("lengths must be whole numbers, one a sequence")
+    return given
+
+
+def _host_table(tensor: torch.Tensor, name: str, dtype: torch.dtype, batch: int) -> None:
+    """Index tables and masks: not numbers that kernels compute with, so tensor_view has no name."""
+    if tensor.device.type != "cpu" or tensor.dtype is not dtype or not tensor.is_contiguous():
+        raise ValueError(f"{name} must be a contiguous CPU tensor of {dtype}")
+    if tensor.dim() != 2 or tensor.shape[0] != batch:
+        raise ValueError(f"{name} of shape {tuple(tensor.shape)} is not ({batch}, positions)")
+
+
+def _table(block_table: torch.Tensor | None, batch: int) -> tuple[int, int, int]:
+    if block_table is None:
+        return 0, 0, 0
+    _host_table(block_table, "block_table", torch.int32, batch)
+    if block_table.numel() == 0:
+        raise ValueError("block_table is empty; give every sequence at least one column")
+    return block_table.data_ptr(), block_table.shape[1], block_table.shape[1]
+
+
+def _mask(mask: torch.Tensor | None, batch: int) -> tuple[int, int]:
+    if mask is None:
+        return 0, 0
+    _host_table(mask, "mask", torch.bool, batch)
+    return mask.data_ptr(), mask.shape[1]
