@@ -2,35 +2,31 @@
 
 Steps are barriers and run one after another. Inside a step every queue runs its events in order,
 queues side by side, and events that run at the same time share resources
-(:mod:`cxl_offload.sim.sharing`). Set-up time of a copy occupies its queue, and no resource.
+(:mod:`cxl_offload.sim.sharing`). Set-up time of a copy occupies its queue, and no resource. The
+loop over events is the core's (``csrc/replay/steps.h``).
 """
 
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 
 import numpy as np
 
+from cxl_offload import _C
 from cxl_offload.errors import ConfigError
 from cxl_offload.sim.cache import Cache
-from cxl_offload.sim.columns import Columns, Floats, Integers
+from cxl_offload.sim.columns import Columns, Floats
 from cxl_offload.sim.fabric import Fabric
-from cxl_offload.sim.lockstep import run_together
-from cxl_offload.sim.resources import Engines, Resources
-from cxl_offload.sim.serial import OneByOne
+from cxl_offload.sim.machine import Rates
+from cxl_offload.sim.resources import Demands, Engines, Resources
 from cxl_offload.sim.timeline import Timeline
 from cxl_offload.sim.trace import Trace
 from cxl_offload.sim.work import Work
 from cxl_offload.topology import Machine
 
 __all__ = ["replay"]
-
-_TOGETHER = 32
-"""Alike steps from which arrays are quicker than one step at a time."""
 
 
 def replay(
@@ -106,7 +102,7 @@ def _replay(trace: Trace, machine: str, resources: Resources) -> Timeline:
     columns = Columns.of(trace.events)
     demands = [resources.of(group) for group in columns.groups]
     rates = resources.rates
-    starts, ends, step_seconds = _times(columns, Work.of(columns, demands, rates.losses))
+    starts, ends, step_seconds = _times(columns, demands, rates)
     nodes = {node for group in columns.groups for node in (*group.kind.reads, *group.kind.writes)}
     return Timeline.of(
         trace,
@@ -121,65 +117,29 @@ def _replay(trace: Trace, machine: str, resources: Resources) -> Timeline:
     )
 
 
-def _times(columns: Columns, work: Work) -> tuple[Floats, Floats, Floats]:
+def _times(
+    columns: Columns, demands: Sequence[Demands], rates: Rates
+) -> tuple[Floats, Floats, Floats]:
     """Begin and end of every event, and the seconds of every step in the order of the steps."""
     order = np.lexsort((columns.queue_of, columns.step_of))
-    step_of = columns.step_of[order]
-    begins = np.flatnonzero(np.concatenate(([True], step_of[1:] != step_of[:-1])))
-    sizes = np.diff(np.append(begins, len(order)))
-    starts, ends = np.zeros(len(order)), np.zeros(len(order))
-    seconds = np.zeros(len(begins))
-    one_by_one: OneByOne | None = None
-    for steps in _alike(columns, order, begins, sizes):
-        first = begins[steps[0]]
-        events = order[begins[steps][:, None] + np.arange(sizes[steps[0]])]
-        queues = _queues(columns.queue_of[order[first : first + sizes[steps[0]]]])
-        if len(steps) >= _TOGETHER and not work.losses and _countable(columns, queues):
-            starts[events], ends[events] = run_together(work, events, queues)
-        else:
-            one_by_one = one_by_one or OneByOne(work)
-            for row in events:
-                _run_one(one_by_one, row, queues, starts, ends)
-        seconds[steps] = ends[events].max(axis=1)
-    offsets = np.zeros(len(begins))
-    np.cumsum(seconds[:-1], out=offsets[1:])
-    shift = np.empty(len(order))
-    shift[order] = np.repeat(offsets, sizes)
-    return starts + shift, ends + shift, seconds
-
-
-def _alike(columns: Columns, order: Integers, begins: Integers, sizes: Integers) -> list[Integers]:
-    """Steps by what their queues hold: the same kinds of events in the same order."""
-    code = columns.queue_of[order] * len(columns.groups) + columns.kind_of[order]
-    contents = code.tobytes()
-    width = code.itemsize
-    found: dict[bytes, list[int]] = {}
-    for step, (begin, size) in enumerate(zip(begins.tolist(), sizes.tolist(), strict=True)):
-        found.setdefault(contents[begin * width : (begin + size) * width], []).append(step)
-    return [np.array(steps, dtype=np.int64) for steps in found.values()]
-
-
-def _queues(queue_of: Integers) -> list[tuple[int, int]]:
-    """First and one past the last event of every queue of a step, whose events are by queue."""
-    bounds = [0, *(np.flatnonzero(np.diff(queue_of)) + 1).tolist(), len(queue_of)]
-    return list(pairwise(bounds))
-
-
-def _countable(columns: Columns, queues: Sequence[tuple[int, int]]) -> bool:
-    """Whether every choice of a kind for each queue has a whole number of its own."""
-    return math.log2(len(columns.groups) + 1) * len(queues) < 62
-
-
-def _run_one(
-    one_by_one: OneByOne,
-    events: Integers,
-    queues: Sequence[tuple[int, int]],
-    starts: Floats,
-    ends: Floats,
-) -> None:
-    numbers = events.tolist()
-    spans = one_by_one.run([numbers[begin:stop] for begin, stop in queues])
-    for (begin, stop), of_queue in zip(queues, spans, strict=True):
-        for event, (begun, ended) in zip(numbers[begin:stop], of_queue, strict=True):
-            starts[event] = begun
-            ends[event] = ended
+    work = Work.of(columns, demands, order)
+    step_of, queue_of = columns.step_of[order], columns.queue_of[order]
+    new_step = np.concatenate(([True], step_of[1:] != step_of[:-1]))
+    new_queue = new_step | np.concatenate(([True], queue_of[1:] != queue_of[:-1]))
+    queue_begins = np.flatnonzero(new_queue)
+    step_begins = np.flatnonzero(new_step[queue_begins])
+    started, ended, seconds = _C.run_steps(
+        setup_s=work.setup_s,
+        alone_s=work.alone_s,
+        demand_begins=work.demand_begins,
+        resources=work.resources,
+        shares=work.shares,
+        queue_begins=np.append(queue_begins, len(order)),
+        step_begins=np.append(step_begins, len(queue_begins)),
+        losses=[rates.losses.get(at, 0.0) for at in range(len(rates.names))],
+    )
+    offsets = np.cumsum(seconds) - seconds
+    shift = offsets[np.cumsum(new_step) - 1]
+    starts, ends = np.empty(len(order)), np.empty(len(order))
+    starts[order], ends[order] = started + shift, ended + shift
+    return starts, ends, seconds

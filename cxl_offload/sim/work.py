@@ -1,59 +1,71 @@
-"""What is left of events when their bytes have become time."""
+"""What is left of events when their bytes have become time, as the core's replay takes it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cxl_offload.sim.columns import Columns, Floats, Integers
 from cxl_offload.sim.resources import Demands
 
-__all__ = ["DUST", "Work"]
-
-DUST = 1e-12
-"""What subtraction leaves of a time that is over, as a part of it."""
+__all__ = ["Work"]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Set-up and demands of every event of a trace.
+    """Set-up and demands of events, one after another.
 
     Attributes
     ----------
     setup_s, alone_s
         float64 ``(events,)``: set-up, and the largest demand.
-    kind_of, row_of
-        int64 ``(events,)``: an event's kind and its place among the events of that kind.
-    resources
-        Kind -> resource numbers.
-    shares
-        Kind -> float64 ``(n, resources)``: demands as parts of the largest one.
-    losses
-        Resource -> what congestion costs of it.
+    demand_begins
+        int64 ``(events + 1,)``: where each event's demands begin in the next two.
+    resources, shares
+        int32 and float64: resource numbers, and demands as parts of the event's largest, above 0.
     """
 
     setup_s: Floats
     alone_s: Floats
-    kind_of: Integers
-    row_of: Integers
-    resources: Sequence[tuple[int, ...]]
-    shares: Sequence[Floats]
-    losses: Mapping[int, float] = field(default_factory=dict)
+    demand_begins: Integers
+    resources: NDArray[np.int32]
+    shares: Floats
 
     @classmethod
-    def of(cls, columns: Columns, demands: Sequence[Demands], losses: Mapping[int, float]) -> Work:
-        """The work of a trace's demands, which are in the order of its kinds."""
-        count = len(columns.kind_of)
+    def of(cls, columns: Columns, demands: Sequence[Demands], order: Integers) -> Work:
+        """The work of a trace's demands, which are in the order of its kinds.
+
+        Parameters
+        ----------
+        order
+            int64 ``(events,)``: the events in the order in which the result has them.
+        """
+        count = len(order)
         setup, alone = np.zeros(count), np.zeros(count)
-        row_of = np.zeros(count, dtype=np.int64)
-        shares = []
+        place = np.empty(count, dtype=np.int64)
+        place[order] = np.arange(count)
+        owners, resources, shares = [], [], []
         for group, demand in zip(columns.groups, demands, strict=True):
+            at = place[group.events]
             largest = demand.seconds.max(axis=1, initial=0.0)
-            setup[group.events] = demand.setup_s
-            alone[group.events] = largest
-            row_of[group.events] = np.arange(len(group.events))
-            shares.append(demand.seconds / np.where(largest > 0, largest, 1.0)[:, None])
-        resources = [demand.resources for demand in demands]
-        return cls(setup, alone, columns.kind_of, row_of, resources, shares, losses)
+            setup[at] = demand.setup_s
+            alone[at] = largest
+            parts = demand.seconds / np.where(largest > 0, largest, 1.0)[:, None]
+            rows, used = np.nonzero(parts)
+            owners.append(at[rows])
+            resources.append(np.array(demand.resources, dtype=np.int32)[used])
+            shares.append(parts[rows, used])
+        owner = np.concatenate(owners)
+        by_owner = np.argsort(owner, kind="stable")
+        begins = np.zeros(count + 1, dtype=np.int64)
+        np.cumsum(np.bincount(owner, minlength=count), out=begins[1:])
+        return cls(
+            setup,
+            alone,
+            begins,
+            np.concatenate(resources)[by_owner],
+            np.concatenate(shares)[by_owner],
+        )

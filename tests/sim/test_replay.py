@@ -119,7 +119,9 @@ def test_phases_queues_links_and_tokens_are_summed() -> None:
     assert timeline.bottleneck("prefill") == "link gpu0 h2d"
     assert timeline.bottleneck("decode") == "node 0" or timeline.bottleneck("decode") == "path 0-0"
     assert timeline.utilisation("decode")["path 0-0"] == pytest.approx(2 / 3.002)
-    assert timeline.phase_shares() == pytest.approx({"prefill": 1.001 / 4.003, "decode": 3.002 / 4.003})
+    assert timeline.phase_shares() == pytest.approx(
+        {"prefill": 1.001 / 4.003, "decode": 3.002 / 4.003}
+    )
     assert timeline.to_json()["kind"] == "simulated"
 
 
