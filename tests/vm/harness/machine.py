@@ -83,6 +83,15 @@ class MachineSpec:
         first = sum(node.cpus for node in self.nodes if node.id < node_id)
         return tuple(range(first, first + self.node(node_id).cpus))
 
+    def distance_table(self) -> dict[int, dict[int, int]]:
+        """Distances by node; where the file gives none, the kernel's own: 10, and 20 elsewhere."""
+        rows = self.distances or tuple(
+            tuple(10 if first == second else 20 for second in self.node_ids)
+            for first in self.node_ids
+        )
+        return {first: dict(zip(self.node_ids, row, strict=True))
+                for first, row in zip(self.node_ids, rows, strict=True)}
+
     def tiers(self) -> dict[str, tuple[int, ...]]:
         """Tier to nodes, the nodes of a tier in ascending order."""
         found: dict[str, tuple[int, ...]] = {}
