@@ -10,7 +10,7 @@ SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.cu') \
            setup.py pyproject.toml
 STAMP := $(VENV)/.built
 
-.PHONY: all demo test check lint format test-cpp bench clean
+.PHONY: all demo test check lint format test-cpp soak fuzz bench clean
 
 all: $(STAMP)
 
@@ -28,7 +28,7 @@ $(STAMP): $(VENV)/.installed $(SOURCES)
 
 # MODEL=path answers with a checkpoint of your own instead of the seeded one.
 demo: $(STAMP)
-	$(BIN)/cxl-offload demo --output $(OUT)/demo $(if $(MODEL),--model $(MODEL))
+	$(BIN)/python examples/demo.py --output $(OUT)/demo $(if $(MODEL),--model $(MODEL))
 
 test: $(STAMP)
 	$(BIN)/python -m pytest tests
@@ -40,15 +40,24 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cu')
+	$(BIN)/clang-format --dry-run --Werror $$(find csrc tests/cpp tests/gpu -name '*.cc' -o -name '*.h' -o -name '*.cu')
 
 format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(find csrc tests/cpp -name '*.cc' -o -name '*.h' -o -name '*.cu')
+	$(BIN)/clang-format -i $$(find csrc tests/cpp tests/gpu -name '*.cc' -o -name '*.h' -o -name '*.cu')
 
 test-cpp:
 	$(MAKE) -C tests/cpp sanitize
+
+# Threads, random operations and faults for MINUTES; SEED repeats a run.
+MINUTES ?= 10
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+# The pool under libFuzzer for FUZZ_SECONDS; says so and skips where clang is not there.
+fuzz:
+	$(MAKE) -C tests/cpp fuzz
 
 clean:
 	rm -rf build $(OUT) *.egg-info cxl_offload/*.so

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cxl_offload.memory import (
         Bind,
+        Dax,
         FirstTouch,
         Interleave,
         Memory,
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "cxl_offload.memory": (
         "Bind",
+        "Dax",
         "FirstTouch",
         "Interleave",
         "Memory",
@@ -63,6 +65,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Bind",
+    "Dax",
     "FirstTouch",
     "Interleave",
     "Memory",

@@ -158,20 +158,24 @@ def placement_of(tensor: torch.Tensor, *, memory: Memory | None = None) -> Place
 
 
 def move(
-    tensor: torch.Tensor, placement: PlacementLike, *, memory: Memory | None = None
+    tensor: torch.Tensor,
+    placement: PlacementLike,
+    *,
+    strict: bool = True,
+    memory: Memory | None = None,
 ) -> torch.Tensor:
     """Moves the memory of a tensor to other nodes, in place.
 
     The whole allocation moves, whichever of its views is given: addresses and contents stay, so
-    all views follow. Nothing may be reading or writing it through a GPU meanwhile.
+    all views follow. Pages move one by one, so that nothing is held twice. A pinned tensor is
+    moved once the GPU work queued on its recorded streams (:func:`record_stream`) is done, or all
+    work of the context where none was recorded; no more may be queued meanwhile.
 
     Raises
     ------
-    ValueError
-        The tensor is not this package's, is smaller than a page and so shares its pages with
-        others, or is pinned (pinned pages cannot move: copy into a new tensor instead).
-    MemoryError
-        A target node is full; everything is back where it was.
+    ValueError, MemoryError, PlacementError
+        As :meth:`cxl_offload.memory.Memory.move`; ValueError also for a tensor that is not this
+        package's.
     """
     session = memory or active()
     address, _ = _span(tensor)
@@ -181,7 +185,7 @@ def move(
             "move: the tensor is not in memory of the active session; "
             "make it with cxl_offload.from_tensor"
         )
-    session.move(owner, placement)
+    session.move(owner, placement, strict=strict)
     return tensor
 
 

@@ -9,8 +9,10 @@ namespace cxl_offload::bindings {
 void bind_errors(pybind11::module_& module);
 void bind_os(pybind11::module_& module);
 void bind_gpu(pybind11::module_& module);
+void bind_kernels(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
+void bind_transfer(pybind11::module_& module);
 void bind_simulated(pybind11::module_& module);
 
 }  // namespace cxl_offload::bindings

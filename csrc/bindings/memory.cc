@@ -8,6 +8,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/dlpack.h"
+#include "core/error.h"
 #include "memory/session.h"
 
 namespace cxl_offload::bindings {
@@ -18,17 +19,19 @@ namespace py = pybind11;
 using Shares = std::vector<std::pair<NodeId, uint32_t>>;
 
 Rule make_rule(RuleKind kind, const Shares& shares, size_t granule_bytes, bool strict,
-               PageKind pages) {
-  Rule rule{kind, {}, granule_bytes, strict, pages};
+               PageKind pages, const std::string& device) {
+  Rule rule{kind, {}, granule_bytes, strict, pages, device};
   for (const auto& [node, weight] : shares) rule.shares.push_back({node, weight});
   return rule;
 }
 
 std::shared_ptr<Session> make_session(std::shared_ptr<Kernel> kernel,
-                                      std::map<NodeId, uint64_t> capacities, size_t max_threads) {
+                                      std::map<NodeId, uint64_t> capacities, size_t max_threads,
+                                      std::map<std::string, uint64_t> device_capacities) {
   auto budget = std::make_shared<NodeBudget>(std::move(capacities));
   return std::make_shared<Session>(
-      Placer{std::move(kernel), std::move(budget), Reserve{}, std::max<size_t>(1, max_threads)});
+      Placer{std::move(kernel), std::move(budget), Reserve{}, std::max<size_t>(1, max_threads)},
+      std::move(device_capacities));
 }
 
 // The block as one dimension of bytes; torch and numpy view it as what they want.
@@ -105,10 +108,11 @@ std::map<std::string, Counts> statistics_of(const Session& session) {
 
 using Use = std::tuple<uint64_t, uint64_t, uint64_t, std::optional<uint64_t>>;
 
-std::map<NodeId, Use> node_use_of(const Session& session) {
-  std::map<NodeId, Use> result;
-  for (const auto& [node, use] : session.node_use()) {
-    result[node] = {use.current_bytes, use.peak_bytes, use.total_bytes, use.capacity_bytes};
+template <typename Key>
+std::map<Key, Use> rows(const std::map<Key, NodeUse>& uses) {
+  std::map<Key, Use> result;
+  for (const auto& [key, use] : uses) {
+    result[key] = {use.current_bytes, use.peak_bytes, use.total_bytes, use.capacity_bytes};
   }
   return result;
 }
@@ -122,11 +126,12 @@ void bind_rule(py::module_& module) {
       .value("first_touch", RuleKind::kFirstTouch)
       .value("bind", RuleKind::kBind)
       .value("preferred", RuleKind::kPreferred)
-      .value("stripe", RuleKind::kStripe);
+      .value("stripe", RuleKind::kStripe)
+      .value("device", RuleKind::kDevice);
   py::class_<Rule>(module, "Rule")
       .def(py::init(&make_rule), py::arg("kind"), py::arg("shares"), py::kw_only(),
            py::arg("granule_bytes") = kHugePageBytes, py::arg("strict") = true,
-           py::arg("pages") = PageKind::kBase)
+           py::arg("pages") = PageKind::kBase, py::arg("device") = "")
       .def("__str__", &Rule::describe);
   module.def(
       "stripe_runs",
@@ -156,12 +161,32 @@ void bind_allocation(py::module_& module) {
       .def_property_readonly("page_bytes", &PlacedBlock::page_bytes)
       .def_property_readonly("pinned",
                              [](const PlacedBlock& block) { return block.memory().pinned(); })
+      .def_property_readonly(
+          "device", [](const PlacedBlock& block) { return block.memory().region()->device(); })
       .def_property_readonly("requested", &PlacedBlock::requested)
       .def_property_readonly("notes", &PlacedBlock::notes)
       .def(
           "bytes_per_node",
           [](const PlacedBlock& block) { return block.session().bytes_per_node(block.range()); },
           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "runs",
+          [](const PlacedBlock& block, size_t offset, size_t bytes) {
+            std::vector<std::tuple<size_t, size_t, NodeId>> rows;
+            const Allocation& memory = block.memory();
+            if (bytes == 0 || offset > memory.bytes() || bytes > memory.bytes() - offset) {
+              if (bytes == 0) return rows;
+              throw InvalidArgument("runs of " + format_bytes(bytes) + " at " +
+                                    std::to_string(offset) + " of an allocation of " +
+                                    format_bytes(memory.bytes()));
+            }
+            for (const Run& run : memory.region()->runs(memory.offset() + offset, bytes)) {
+              rows.emplace_back(run.offset, run.bytes, run.node);
+            }
+            return rows;
+          },
+          py::arg("offset"), py::arg("nbytes"),
+          "(offset, bytes, node) of every run in a part, as they were put; empty if unknown.")
       .def(
           "record_stream",
           [](PlacedBlock& block, StreamId stream) { block.memory().record_stream(stream); },
@@ -181,7 +206,7 @@ void bind_memory(py::module_& module) {
   bind_allocation(module);
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def(py::init(&make_session), py::arg("kernel"), py::arg("capacities"),
-           py::arg("max_threads"))
+           py::arg("max_threads"), py::arg("device_capacities") = py::dict())
       .def("allocate", &Session::allocate, py::arg("nbytes"), py::arg("rule"),
            py::arg("driver") = nullptr, py::call_guard<py::gil_scoped_release>())
       .def(
@@ -196,7 +221,8 @@ void bind_memory(py::module_& module) {
             return session.bytes_per_node(range_at(address, bytes));
           },
           py::arg("address"), py::arg("nbytes"), py::call_guard<py::gil_scoped_release>())
-      .def("node_use", &node_use_of)
+      .def("node_use", [](const Session& session) { return rows(session.node_use()); })
+      .def("device_use", [](const Session& session) { return rows(session.device_use()); })
       .def("statistics", &statistics_of)
       .def("trim", &Session::trim, py::call_guard<py::gil_scoped_release>());
 }

@@ -43,7 +43,9 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used()) {
   namespace bindings = cxl_offload::bindings;
   bindings::bind_errors(module);
   bindings::bind_os(module);
+  bindings::bind_transfer(module);
   bindings::bind_gpu(module);
+  bindings::bind_kernels(module);
   bindings::bind_memory(module);
   bindings::bind_probe(module);
   bindings::bind_simulated(module);

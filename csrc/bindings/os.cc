@@ -26,12 +26,14 @@ void bind_os(py::module_& module) {
       .def_property_readonly("allowed_nodes",
                              [](const Kernel& kernel) { return kernel.allowed_nodes().nodes(); })
       .def_property_readonly("local_node", &Kernel::local_node)
+      .def("movable_bytes", &Kernel::movable_bytes, py::arg("node"))
       .def("page_bytes", &Kernel::page_bytes, py::arg("pages"))
       .def("node_headroom", &Kernel::node_headroom, py::arg("node"), py::arg("pages"))
       .def("process_headroom", &Kernel::process_headroom)
       .def("fallback_order", &Kernel::fallback_order, py::arg("node"));
 
-  module.def("linux_kernel", &make_linux_kernel, "The kernel of this machine.");
+  module.def("linux_kernel", &make_linux_kernel, py::arg("dax_root") = "",
+             "The kernel of this machine; Device-DAX devices are looked for below dax_root.");
 }
 
 }  // namespace cxl_offload::bindings

@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -17,15 +18,19 @@ namespace {
 namespace py = pybind11;
 
 using Pools = std::vector<std::pair<size_t, uint64_t>>;
+using DaxRow = std::tuple<std::string, uint64_t, size_t, std::string, int>;
 using NodeRow = std::tuple<NodeId, uint64_t, uint64_t, Pools>;
 
 std::shared_ptr<SimulatedKernel> make_kernel(const std::vector<NodeRow>& nodes,
                                              std::vector<std::vector<int>> distances,
                                              NodeId initiator, std::vector<NodeId> allowed_nodes,
-                                             std::optional<uint64_t> process_limit_bytes) {
+                                             std::optional<uint64_t> process_limit_bytes,
+                                             const std::vector<NodeId>& movable_nodes,
+                                             const std::vector<DaxRow>& dax) {
   SimulatedMachine machine;
   for (const auto& [id, total_bytes, used_by_others_bytes, pools] : nodes) {
-    SimulatedNode node{id, total_bytes, used_by_others_bytes, {}};
+    SimulatedNode node{id, total_bytes, used_by_others_bytes, {}, false};
+    node.movable = std::ranges::find(movable_nodes, id) != movable_nodes.end();
     for (const auto& [page_bytes, pages] : pools) node.pools.push_back({page_bytes, pages});
     machine.nodes.push_back(std::move(node));
   }
@@ -33,6 +38,9 @@ std::shared_ptr<SimulatedKernel> make_kernel(const std::vector<NodeRow>& nodes,
   machine.initiator = initiator;
   machine.allowed_nodes = std::move(allowed_nodes);
   machine.process_limit_bytes = process_limit_bytes;
+  for (const auto& [name, size_bytes, align_bytes, mode, target_node] : dax) {
+    machine.dax.push_back({name, size_bytes, align_bytes, mode, target_node});
+  }
   return std::make_shared<SimulatedKernel>(machine);
 }
 
@@ -56,9 +64,12 @@ void bind_simulated(py::module_& module) {
   py::class_<SimulatedKernel, Kernel, std::shared_ptr<SimulatedKernel>>(module, "SimulatedKernel")
       .def(py::init(&make_kernel), py::arg("nodes"), py::arg("distances"), py::kw_only(),
            py::arg("initiator"), py::arg("allowed_nodes"), py::arg("process_limit_bytes"),
-           "nodes: (id, total bytes, bytes used by others, [(page bytes, pages)]) of every node.")
+           py::arg("movable_nodes") = std::vector<NodeId>(), py::arg("dax") = std::vector<DaxRow>(),
+           "nodes: (id, total bytes, bytes used by others, [(page bytes, pages)]) of every node. "
+           "dax: (name, bytes, alignment, mode, target node) of every device.")
       .def("used_bytes", &SimulatedKernel::used_bytes, py::arg("node"))
       .def_property_readonly("mapping_count", &SimulatedKernel::mapping_count)
+      .def("dax_mapped_bytes", &SimulatedKernel::dax_mapped_bytes, py::arg("device"))
       .def("set_used_by_others", &SimulatedKernel::set_used_by_others, py::arg("node"),
            py::arg("nbytes"))
       .def("set_pool", &SimulatedKernel::set_pool, py::arg("node"), py::arg("page_bytes"),
@@ -66,12 +77,27 @@ void bind_simulated(py::module_& module) {
       .def(
           "fail",
           [](const SimulatedKernel& kernel, const std::string& operation, uint64_t call, int code,
-             FaultEffect effect) {
-            kernel.faults().add({parse_operation(operation), effect, call, code, -1});
+             FaultEffect effect, uint64_t times) {
+            for (uint64_t i = 0; i < times; ++i) {
+              kernel.faults().add({parse_operation(operation), effect, call + i, code, -1});
+            }
           },
           py::arg("operation"), py::kw_only(), py::arg("call") = 1, py::arg("code") = ENOMEM,
-          py::arg("effect") = FaultEffect::kRefuse,
-          "Lets the call-th call of an operation from now fail once.")
+          py::arg("effect") = FaultEffect::kRefuse, py::arg("times") = 1,
+          "Lets the call-th call of an operation from now, and those after it, fail.")
+      .def(
+          "fail_at_random",
+          [](const SimulatedKernel& kernel, const std::vector<std::string>& operations,
+             double probability, uint64_t seed, int code) {
+            RandomFaults faults{seed, probability, {}, code};
+            for (const std::string& operation : operations) {
+              faults.operations.push_back(parse_operation(operation));
+            }
+            kernel.faults().add_random(faults);
+          },
+          py::arg("operations"), py::kw_only(), py::arg("probability"), py::arg("seed"),
+          py::arg("code") = ENOMEM,
+          "Lets each call of these operations fail with a probability, decided by the seed.")
       .def("clear_faults", [](const SimulatedKernel& kernel) { kernel.faults().clear(); })
       .def_property_readonly("calls", &calls_of)
       .def_property_readonly("faults_fired", [](const SimulatedKernel& kernel) {

@@ -3,39 +3,56 @@
 // microseconds, more than a small block itself.
 //
 // Plain C entry points, streams as integers, no torch: loaded at run time by gpu/cuda_kernels.
-#include <cuda_runtime.h>
-
 #include <cstddef>
 #include <cstdint>
 
+#include "gpu/launch.h"
+
 namespace {
 
-constexpr int kThreads = 256;
+constexpr unsigned kThreads = 256;
 
-// Enough groups of threads to fill any device; blocks beyond are taken in turn.
-constexpr unsigned kMaxGroups = 4096;
+// Loads that a thread has under way before its first store: host memory is a microsecond away, and
+// only bytes under way hide that.
+constexpr unsigned kInFlight = 4;
 
 // Wide enough that every load is one full transaction over the link.
 using Wide = uint4;
 
+// What one group copies at a time: large blocks are shared by several groups. A multiple of what
+// the group has under way.
+constexpr size_t kSliceBytes = size_t{2} * kThreads * kInFlight * sizeof(Wide);
+
+// Enough groups to keep any link busy with room for other kernels beside them; the rest of the
+// slices are taken in turn.
+constexpr unsigned kMaxGroups = 256;
+
 template <typename Unit>
-__device__ void copy_units(const void* from, void* to, size_t units) {
-  const auto* source = static_cast<const Unit*>(from);
-  auto* target = static_cast<Unit*>(to);
-  for (size_t i = threadIdx.x; i < units; i += kThreads) target[i] = source[i];
+__device__ void copy_units(const Unit* __restrict__ source, Unit* __restrict__ target,
+                           size_t units) {
+  size_t i = threadIdx.x;
+  for (; i + (kInFlight - 1) * kThreads < units; i += kInFlight * kThreads) {
+    Unit held[kInFlight];
+    CXL_OFFLOAD_UNROLL
+    for (unsigned k = 0; k < kInFlight; ++k) held[k] = source[i + k * kThreads];
+    CXL_OFFLOAD_UNROLL
+    for (unsigned k = 0; k < kInFlight; ++k) target[i + k * kThreads] = held[k];
+  }
+  for (; i < units; i += kThreads) target[i] = source[i];
 }
 
+template <typename Unit>
 __global__ void __launch_bounds__(kThreads)
-    copy_blocks_kernel(const uint64_t* sources, const uint64_t* targets, size_t count,
-                       size_t block_bytes, bool wide) {
-  for (size_t block = blockIdx.x; block < count; block += gridDim.x) {
-    const auto* from = reinterpret_cast<const void*>(sources[block]);
-    auto* to = reinterpret_cast<void*>(targets[block]);
-    if (wide) {
-      copy_units<Wide>(from, to, block_bytes / sizeof(Wide));
-    } else {
-      copy_units<uint8_t>(from, to, block_bytes);
-    }
+    copy_blocks_kernel(const uint64_t* __restrict__ sources, const uint64_t* __restrict__ targets,
+                       size_t count, size_t block_bytes, size_t slices_per_block) {
+  const size_t slices = count * slices_per_block;
+  for (size_t slice = blockIdx.x; slice < slices; slice += gridDim.x) {
+    const size_t block = slice / slices_per_block;
+    const size_t offset = slice % slices_per_block * kSliceBytes;
+    const size_t left = block_bytes - offset;
+    const size_t bytes = left < kSliceBytes ? left : kSliceBytes;
+    copy_units(reinterpret_cast<const Unit*>(sources[block] + offset),
+               reinterpret_cast<Unit*>(targets[block] + offset), bytes / sizeof(Unit));
   }
 }
 
@@ -56,9 +73,13 @@ __attribute__((visibility("default"))) int cxl_offload_copy_blocks(const uint64_
                                                                    size_t count, size_t block_bytes,
                                                                    bool aligned, uint64_t stream) {
   if (count == 0 || block_bytes == 0) return cudaSuccess;
-  const auto groups = static_cast<unsigned>(count < kMaxGroups ? count : kMaxGroups);
-  copy_blocks_kernel<<<groups, kThreads, 0, reinterpret_cast<cudaStream_t>(stream)>>>(
-      sources, targets, count, block_bytes, aligned);
+  const size_t slices_per_block = (block_bytes + kSliceBytes - 1) / kSliceBytes;
+  const size_t slices = count * slices_per_block;
+  const auto groups = static_cast<unsigned>(slices < kMaxGroups ? slices : kMaxGroups);
+  auto* const queue = reinterpret_cast<cudaStream_t>(stream);
+  const auto kernel = aligned ? copy_blocks_kernel<Wide> : copy_blocks_kernel<uint8_t>;
+  CXL_OFFLOAD_LAUNCH(kernel, groups, kThreads, queue, sources, targets, count, block_bytes,
+                     slices_per_block);
   return cudaGetLastError();
 }
 

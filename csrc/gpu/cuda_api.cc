@@ -15,10 +15,15 @@ class Symbols {
 
   template <class Function>
   void bind(Function*& function, const char* name) {
-    function = reinterpret_cast<Function*>(dlsym(library_, name));
+    bind_if_there(function, name);
     if (function == nullptr && reason_.empty()) {
       reason_ = std::string("the driver is too old: it has no ") + name;
     }
+  }
+
+  template <class Function>
+  void bind_if_there(Function*& function, const char* name) {
+    function = reinterpret_cast<Function*>(dlsym(library_, name));
   }
 
  private:
@@ -72,6 +77,11 @@ std::shared_ptr<const CudaApi> CudaApi::load(const std::string& library, std::st
   symbols.bind(api->event_query, "cuEventQuery");
   symbols.bind(api->event_synchronize, "cuEventSynchronize");
   symbols.bind(api->event_destroy, "cuEventDestroy_v2");
+  symbols.bind(api->stream_create, "cuStreamCreate");
+  symbols.bind(api->stream_destroy, "cuStreamDestroy_v2");
+  symbols.bind(api->stream_wait_event, "cuStreamWaitEvent");
+  symbols.bind(api->memcpy_async, "cuMemcpyAsync");
+  symbols.bind_if_there(api->memcpy_batch_async, "cuMemcpyBatchAsync_v2");
   symbols.bind(api->error_name, "cuGetErrorName");
   symbols.bind(api->error_string, "cuGetErrorString");
   if (!reason.empty()) return nullptr;

@@ -4,6 +4,7 @@
 #define CXL_OFFLOAD_GPU_CUDA_API_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -27,6 +28,17 @@ inline constexpr CuResult kCuNotSupported = 801;
 
 inline constexpr unsigned kCuHostRegisterPortable = 1;
 inline constexpr unsigned kCuEventDisableTiming = 2;
+inline constexpr unsigned kCuStreamNonBlocking = 1;
+
+// CUmemcpyAttributes: the order of accesses to the source, two locations that are hints for managed
+// memory only, and flags.
+struct CuMemcpyAttributes {
+  int source_access_order;
+  int source_hint[2];
+  int target_hint[2];
+  unsigned flags;
+};
+inline constexpr int kCuSourceAccessInStreamOrder = 1;
 
 struct CudaApi {
   CuResult (*init)(unsigned flags);
@@ -48,6 +60,14 @@ struct CudaApi {
   CuResult (*event_query)(CuEvent event);
   CuResult (*event_synchronize)(CuEvent event);
   CuResult (*event_destroy)(CuEvent event);
+  CuResult (*stream_create)(CuStream* stream, unsigned flags);
+  CuResult (*stream_destroy)(CuStream stream);
+  CuResult (*stream_wait_event)(CuStream stream, CuEvent event, unsigned flags);
+  CuResult (*memcpy_async)(uint64_t target, uint64_t source, size_t bytes, CuStream stream);
+  // Null before driver 580 (CUDA 13.0), whose form is used here.
+  CuResult (*memcpy_batch_async)(uint64_t* targets, uint64_t* sources, size_t* sizes, size_t count,
+                                 CuMemcpyAttributes* attributes, size_t* attribute_indexes,
+                                 size_t attribute_count, CuStream stream);
   CuResult (*error_name)(CuResult result, const char** text);
   CuResult (*error_string)(CuResult result, const char** text);
 

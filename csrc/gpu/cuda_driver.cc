@@ -7,36 +7,14 @@
 
 #include "core/error.h"
 #include "gpu/cuda_api.h"
+#include "gpu/cuda_current.h"
 
 namespace cxl_offload {
-namespace {
 
-constexpr StreamId kLegacyDefaultStream = 1;
-constexpr StreamId kPerThreadDefaultStream = 2;
-
-// Makes a context current while it lives.
-class Current {
- public:
-  Current(const CudaApi& api, CuContext context) : api_(api), result_(api.context_push(context)) {}
-  ~Current() {
-    CuContext popped = nullptr;
-    if (result_ == kCuSuccess) api_.context_pop(&popped);
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-
-  CuResult result() const { return result_; }
-
- private:
-  const CudaApi& api_;
-  const CuResult result_;
-};
-
-CuStream stream_of(StreamId stream) {
-  return reinterpret_cast<CuStream>(static_cast<uintptr_t>(stream));
-}
-
-}  // namespace
+using cuda::Current;
+using cuda::kLegacyDefaultStream;
+using cuda::kPerThreadDefaultStream;
+using cuda::stream_of;
 
 // The contexts in use. Primary contexts are held while this lives.
 class CudaDriver::Contexts {
@@ -124,14 +102,17 @@ CudaDriver::CudaDriver(std::shared_ptr<const CudaApi> api) : api_(std::move(api)
 
 CudaDriver::~CudaDriver() = default;
 
+void* CudaDriver::context_in_use(const Contexts& contexts) const {
+  CuContext context = nullptr;
+  const CuResult asked = api_->context_current(&context);
+  if (asked == kCuSuccess && context != nullptr) return context;
+  return contexts.all().empty() ? nullptr : contexts.all().front();
+}
+
 void CudaDriver::register_host(std::span<std::byte> range) {
   const std::string what = "pin " + format_bytes(range.size());
   const Contexts contexts(*this);
-  CuContext context = nullptr;
-  const CuResult asked = api_->context_current(&context);
-  if ((asked != kCuSuccess || context == nullptr) && !contexts.all().empty()) {
-    context = contexts.all().front();
-  }
+  CuContext context = context_in_use(contexts);
   if (context == nullptr) {
     throw InvalidArgument(what +
                           ": no CUDA context is in use; run any CUDA operation first, for example "
@@ -215,6 +196,28 @@ void CudaDriver::wait_event(EventId event) {
 }
 
 void CudaDriver::destroy_event(EventId event) noexcept { delete reinterpret_cast<Mark*>(event); }
+
+StreamId CudaDriver::create_stream() {
+  const Contexts contexts(*this);
+  CuContext context = context_in_use(contexts);
+  if (context == nullptr) {
+    throw InvalidArgument(
+        "create stream: no CUDA context is in use; run any CUDA operation first, for example "
+        "torch.zeros(1, device=\"cuda\")");
+  }
+  const Current current(*api_, context);
+  api_->check(current.result(), "create stream: cuCtxPushCurrent");
+  CuStream stream = nullptr;
+  api_->check(api_->stream_create(&stream, kCuStreamNonBlocking), "cuStreamCreate");
+  return reinterpret_cast<uintptr_t>(stream);
+}
+
+void CudaDriver::stream_wait(StreamId stream, EventId event) {
+  const cuda::InStream current(*api_, stream, "stream wait");
+  for (CuEvent one : reinterpret_cast<const Mark*>(event)->events) {
+    api_->check(api_->stream_wait_event(stream_of(stream), one, 0), "cuStreamWaitEvent");
+  }
+}
 
 void CudaDriver::synchronize() {
   const Contexts contexts(*this);

@@ -46,9 +46,21 @@ class CudaDriver final : public GpuDriver {
   // memory may be read from any of them.
   void synchronize() override;
 
+  StreamId create_stream() override;
+  void destroy_stream(StreamId stream) noexcept override;
+  void stream_wait(StreamId stream, EventId event) override;
+  void copy(uint64_t target, uint64_t source, size_t bytes, StreamId stream) override;
+  void copy_batch(std::span<const uint64_t> targets, std::span<const uint64_t> sources,
+                  std::span<const size_t> sizes, StreamId stream) override;
+  bool batched() const override;
+
  private:
   class Contexts;
   struct Mark;
+
+  // The calling thread's context or, in a thread without one, a primary context in use; null if
+  // there is none.
+  void* context_in_use(const Contexts& contexts) const;
 
   const std::shared_ptr<const CudaApi> api_;
   std::mutex mutex_;

@@ -18,6 +18,7 @@ CudaKernels::CudaKernels(const std::string& path)
     runtime_version_ =
         reinterpret_cast<decltype(runtime_version_)>(find("cxl_offload_cuda_runtime_version"));
     copy_blocks_ = reinterpret_cast<decltype(copy_blocks_)>(find("cxl_offload_copy_blocks"));
+    pack_blocks_ = reinterpret_cast<decltype(pack_blocks_)>(find("cxl_offload_pack_blocks"));
     error_text_ = reinterpret_cast<decltype(error_text_)>(find("cxl_offload_cuda_error"));
   } catch (...) {
     dlclose(library_);
@@ -44,6 +45,17 @@ void CudaKernels::copy_blocks(const uint64_t* sources, const uint64_t* targets, 
   if (code == 0) return;
   throw SystemError(EIO, "copy " + std::to_string(count) + " blocks of " +
                              format_bytes(block_bytes) + " on the GPU: " + error_text_(code));
+}
+
+void CudaKernels::pack_blocks(const Packing& packing, bool unpack, const uint64_t* sources,
+                              const uint64_t* targets, size_t blocks, size_t count,
+                              StreamId stream) const {
+  const int code =
+      pack_blocks_(static_cast<int>(packing.code()), static_cast<int>(packing.element()),
+                   packing.group_elements(), unpack, sources, targets, blocks, count, stream);
+  if (code == 0) return;
+  throw SystemError(EIO, (unpack ? "unpack " : "pack ") + std::to_string(blocks) + " blocks of " +
+                             std::to_string(count) + " numbers on the GPU: " + error_text_(code));
 }
 
 }  // namespace cxl_offload

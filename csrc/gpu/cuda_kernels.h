@@ -8,6 +8,7 @@
 #include <string>
 
 #include "gpu/driver.h"
+#include "transfer/packing.h"
 
 namespace cxl_offload {
 
@@ -26,6 +27,10 @@ class CudaKernels {
   // SystemError with the CUDA error's text.
   void copy_blocks(const uint64_t* sources, const uint64_t* targets, size_t count,
                    size_t block_bytes, bool aligned, StreamId stream) const;
+  // Packs `blocks` blocks of `count` numbers each, or unpacks them. Addresses of packed blocks are
+  // multiples of 16.
+  void pack_blocks(const Packing& packing, bool unpack, const uint64_t* sources,
+                   const uint64_t* targets, size_t blocks, size_t count, StreamId stream) const;
 
  private:
   void* find(const char* name) const;
@@ -33,6 +38,8 @@ class CudaKernels {
   void* library_;
   int (*runtime_version_)();
   int (*copy_blocks_)(const uint64_t*, const uint64_t*, size_t, size_t, bool, uint64_t);
+  int (*pack_blocks_)(int, int, size_t, bool, const uint64_t*, const uint64_t*, size_t, size_t,
+                      uint64_t);
   const char* (*error_text_)(int);
 };
 

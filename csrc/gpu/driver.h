@@ -1,4 +1,4 @@
-// The seam to the GPU driver: pinning and events, in the caller's own context. Two
+// The seam to the GPU driver: pinning, events, streams and copies, in the caller's own context. Two
 // implementations: cuda_driver (libcuda opened at run time) and fake_driver (tests without a GPU).
 #ifndef CXL_OFFLOAD_GPU_DRIVER_H_
 #define CXL_OFFLOAD_GPU_DRIVER_H_
@@ -34,6 +34,22 @@ class GpuDriver {
   virtual void destroy_event(EventId event) noexcept = 0;
   // Waits for all work on all streams of the context in which memory was registered.
   virtual void synchronize() = 0;
+
+  // A stream that does not wait for the default stream, in the calling thread's current context.
+  virtual StreamId create_stream() = 0;
+  // Work queued on it still runs.
+  virtual void destroy_stream(StreamId stream) noexcept = 0;
+  // What is queued on `stream` from now on waits for the work before the event.
+  virtual void stream_wait(StreamId stream, EventId event) = 0;
+  // Queues a copy between any two of device memory and host memory. Host memory that is not
+  // pinned may be copied before this returns, at the driver's choice. Any stream but the default
+  // ones, and from any thread.
+  virtual void copy(uint64_t target, uint64_t source, size_t bytes, StreamId stream) = 0;
+  // Queues copies that may run side by side: targets must not overlap each other or any source. In
+  // one call to the driver where it has one (`batched` says whether), else one call each.
+  virtual void copy_batch(std::span<const uint64_t> targets, std::span<const uint64_t> sources,
+                          std::span<const size_t> sizes, StreamId stream) = 0;
+  virtual bool batched() const = 0;
 };
 
 }  // namespace cxl_offload

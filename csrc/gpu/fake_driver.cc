@@ -1,7 +1,9 @@
 #include "gpu/fake_driver.h"
 
 #include <cerrno>
+#include <cstring>
 #include <iterator>
+#include <utility>
 
 #include "core/error.h"
 
@@ -24,6 +26,7 @@ void FakeDriver::register_host(std::span<std::byte> range) {
   if (meets_next || meets_previous) {
     throw SystemError(EEXIST, "pin " + format_bytes(range.size()) + ": pinned already");
   }
+  if (pinning_.pin) pinning_.pin(range);
   ranges_.emplace(range.data(), range.size());
   ++counts_.registrations;
   ++counts_.registered_ranges;
@@ -40,6 +43,12 @@ void FakeDriver::unregister_host(std::byte* address) noexcept {
   counts_.registered_bytes -= range->second;
   --counts_.registered_ranges;
   ranges_.erase(range);
+  if (pinning_.unpin) pinning_.unpin(address);
+}
+
+void FakeDriver::set_pinning(Pinning pinning) {
+  const std::lock_guard lock(mutex_);
+  pinning_ = std::move(pinning);
 }
 
 EventId FakeDriver::record_event(StreamId stream) {
@@ -55,16 +64,19 @@ bool FakeDriver::event_done(EventId event) noexcept {
   ++counts_.event_queries;
   const auto found = events_.find(event);
   if (found == events_.end()) return true;
-  const auto stream = streams_.find(found->second.stream);
-  return stream->second.done >= found->second.behind;
+  return is_done(found->second);
 }
 
 void FakeDriver::wait_event(EventId event) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (broken_) throw SystemError(EIO, "wait for event: the context is broken, as the test asked");
-  const Event& waited = events_.at(event);
-  Stream& stream = streams_.at(waited.stream);
-  if (stream.done < waited.behind) stream.done = waited.behind;
+  const Event waited = events_.at(event);
+  if (hold_) {
+    ++counts_.waiters;
+    ran_.wait(lock, [&] { return !hold_ || broken_ || is_done(waited); });
+    --counts_.waiters;
+  }
+  run_until(waited);
   ++counts_.event_waits;
 }
 
@@ -76,19 +88,120 @@ void FakeDriver::destroy_event(EventId event) noexcept {
 void FakeDriver::synchronize() {
   const std::lock_guard lock(mutex_);
   if (broken_) throw SystemError(EIO, "synchronize: the context is broken, as the test asked");
-  for (auto& [id, stream] : streams_) stream.done = stream.queued;
+  for (auto& [id, stream] : streams_) run_until({id, stream.queued});
   ++counts_.synchronizations;
+}
+
+StreamId FakeDriver::create_stream() {
+  const std::lock_guard lock(mutex_);
+  streams_.emplace(++last_stream_, Stream{});
+  ++counts_.streams;
+  return last_stream_;
+}
+
+void FakeDriver::destroy_stream(StreamId) noexcept {
+  const std::lock_guard lock(mutex_);
+  --counts_.streams;
+}
+
+void FakeDriver::stream_wait(StreamId stream, EventId event) {
+  const std::lock_guard lock(mutex_);
+  if (broken_) throw SystemError(EIO, "stream wait: the context is broken, as the test asked");
+  const auto found = events_.find(event);
+  if (found != events_.end()) queue(stream, {0, 0, 0, found->second});
+}
+
+void FakeDriver::copy(uint64_t target, uint64_t source, size_t bytes, StreamId stream) {
+  if (bytes == 0) return;
+  const std::lock_guard lock(mutex_);
+  if (broken_) throw SystemError(EIO, "copy: the context is broken, as the test asked");
+  if (fail_copy_in_ > 0 && --fail_copy_in_ == 0) {
+    throw SystemError(EIO, "copy " + format_bytes(bytes) + ": refused, as the test asked");
+  }
+  queue(stream, {target, source, bytes, {0, 0}});
+  ++counts_.copies;
+}
+
+void FakeDriver::copy_batch(std::span<const uint64_t> targets, std::span<const uint64_t> sources,
+                            std::span<const size_t> sizes, StreamId stream) {
+  if (targets.size() != sources.size() || targets.size() != sizes.size()) {
+    throw InvalidArgument("copy " + std::to_string(sources.size()) + " sources of " +
+                          std::to_string(sizes.size()) + " sizes to " +
+                          std::to_string(targets.size()) + " targets");
+  }
+  for (size_t i = 0; i < sizes.size(); ++i) copy(targets[i], sources[i], sizes[i], stream);
+}
+
+void FakeDriver::queue(StreamId stream, const Work& work) {
+  Stream& queued = streams_[stream];
+  queued.work.push_back(work);
+  ++queued.queued;
+}
+
+bool FakeDriver::is_done(const Event& event) const {
+  const auto stream = streams_.find(event.stream);
+  return stream == streams_.end() || stream->second.done >= event.behind;
+}
+
+void FakeDriver::run_next(Stream& stream) {
+  const Work work = stream.work.front();
+  if (work.bytes > 0) {
+    std::memmove(reinterpret_cast<void*>(work.target), reinterpret_cast<void*>(work.source),
+                 work.bytes);
+    counts_.copied_bytes += work.bytes;
+  }
+  stream.work.pop_front();
+  ++stream.done;
+  ran_.notify_all();
+}
+
+// Ends: an event is only ever waited for by work queued after it.
+void FakeDriver::run_until(const Event& event) {
+  const auto found = streams_.find(event.stream);
+  if (found == streams_.end()) return;
+  Stream& stream = found->second;
+  while (stream.done < event.behind) {
+    run_until(stream.work.front().wait);
+    run_next(stream);
+  }
 }
 
 void FakeDriver::launch(StreamId stream) {
   const std::lock_guard lock(mutex_);
-  ++streams_[stream].queued;
+  queue(stream, {});
 }
 
 void FakeDriver::finish(StreamId stream) {
   const std::lock_guard lock(mutex_);
-  Stream& finished = streams_[stream];
-  finished.done = finished.queued;
+  run_until({stream, streams_[stream].queued});
+}
+
+size_t FakeDriver::step(StreamId stream, size_t count) {
+  const std::lock_guard lock(mutex_);
+  Stream& stepped = streams_[stream];
+  size_t ran = 0;
+  while (ran < count && !stepped.work.empty() && is_done(stepped.work.front().wait)) {
+    run_next(stepped);
+    ++ran;
+  }
+  return ran;
+}
+
+void FakeDriver::hold_waiters(bool hold) {
+  const std::lock_guard lock(mutex_);
+  hold_ = hold;
+  ran_.notify_all();
+}
+
+size_t FakeDriver::pending(StreamId stream) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = streams_.find(stream);
+  return found == streams_.end() ? 0 : found->second.work.size();
+}
+
+void FakeDriver::fail_copy(uint64_t nth) {
+  const std::lock_guard lock(mutex_);
+  fail_copy_in_ = nth;
 }
 
 void FakeDriver::fail_registration(uint64_t nth) {
@@ -99,6 +212,7 @@ void FakeDriver::fail_registration(uint64_t nth) {
 void FakeDriver::break_context() {
   const std::lock_guard lock(mutex_);
   broken_ = true;
+  ran_.notify_all();
 }
 
 FakeDriver::Counts FakeDriver::counts() const {

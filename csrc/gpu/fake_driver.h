@@ -1,9 +1,13 @@
 // A GPU driver without a GPU: streams whose work is done when the test says so, or when it is
-// waited for.
+// waited for. Device memory is any memory of this process. A copy is done when its turn comes, not
+// when it is queued, so that bytes changed in between are seen.
 #ifndef CXL_OFFLOAD_GPU_FAKE_DRIVER_H_
 #define CXL_OFFLOAD_GPU_FAKE_DRIVER_H_
 
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 
@@ -25,14 +29,37 @@ class FakeDriver final : public GpuDriver {
   void wait_event(EventId event) override;
   void destroy_event(EventId event) noexcept override;
   void synchronize() override;
+  StreamId create_stream() override;
+  void destroy_stream(StreamId stream) noexcept override;
+  void stream_wait(StreamId stream, EventId event) override;
+  void copy(uint64_t target, uint64_t source, size_t bytes, StreamId stream) override;
+  void copy_batch(std::span<const uint64_t> targets, std::span<const uint64_t> sources,
+                  std::span<const size_t> sizes, StreamId stream) override;
+  bool batched() const override { return true; }
+
+  // What a registration does to the pages, and its end: called while the driver is locked. A
+  // registration that `pin` throws out of did not happen.
+  struct Pinning {
+    std::function<void(std::span<std::byte> range)> pin;
+    std::function<void(std::byte* address)> unpin;  // must not throw
+  };
+  void set_pinning(Pinning pinning);
 
   // Queues one piece of work.
   void launch(StreamId stream);
-  // Everything queued on the stream so far is done.
+  // Everything queued on the stream so far is done, and what it waits for on other streams.
   void finish(StreamId stream);
+  // Runs up to `count` pieces of work of the stream, as far as it need not wait for another stream;
+  // returns how many.
+  size_t step(StreamId stream, size_t count = 1);
+  // Whether waiting for an event waits until the test has finished the work, as on a GPU. At first
+  // it does not: the work is done by who waits.
+  void hold_waiters(bool hold);
   // The n-th registration from now (1 is the next) is refused with SystemError; 0 is none.
   void fail_registration(uint64_t nth);
-  // Recording events and synchronizing are refused, as after a fault of the GPU.
+  // The n-th copy from now (1 is the next) is refused with SystemError; 0 is none.
+  void fail_copy(uint64_t nth);
+  // Recording events, copying and synchronizing are refused, as after a fault of the GPU.
   void break_context();
 
   struct Counts {
@@ -44,28 +71,53 @@ class FakeDriver final : public GpuDriver {
     uint64_t event_queries = 0;
     uint64_t event_waits = 0;
     uint64_t synchronizations = 0;
+    uint64_t streams = 0;       // made and not destroyed
+    uint64_t copies = 0;        // queued
+    uint64_t copied_bytes = 0;  // done
+    uint64_t waiters = 0;       // threads that wait for an event now
   };
   Counts counts() const;
+  // Pieces of work queued and not done.
+  size_t pending(StreamId stream) const;
   bool is_registered(const std::byte* address) const;
 
  private:
-  struct Stream {
-    uint64_t queued = 0;
-    uint64_t done = 0;
-  };
   struct Event {
     StreamId stream;
     uint64_t behind;  // done once the stream's `done` reaches it
   };
+  // A copy, a wait for another stream, or something that takes time only.
+  struct Work {
+    uint64_t target = 0;
+    uint64_t source = 0;
+    size_t bytes = 0;
+    Event wait{0, 0};
+  };
+  struct Stream {
+    std::deque<Work> work;
+    uint64_t queued = 0;
+    uint64_t done = 0;
+  };
+
+  // All with the lock held.
+  void queue(StreamId stream, const Work& work);
+  bool is_done(const Event& event) const;
+  void run_next(Stream& stream);
+  void run_until(const Event& event);
 
   const uint64_t limit_bytes_;
   mutable std::mutex mutex_;
+  std::condition_variable ran_;
   std::map<std::byte*, size_t> ranges_;
   std::map<StreamId, Stream> streams_;
   std::map<EventId, Event> events_;
   EventId last_event_ = 0;
+  StreamId last_stream_ = 0x10000;
   uint64_t fail_in_ = 0;
+  uint64_t fail_copy_in_ = 0;
+  bool hold_ = false;
   bool broken_ = false;
+  Pinning pinning_;
   Counts counts_;
 };
 

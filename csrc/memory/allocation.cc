@@ -22,7 +22,7 @@ bool Allocation::owns_pages() const {
   return block_ != nullptr && capacity_ >= pool_->page_bytes();
 }
 
-bool Allocation::pinned() const { return block_ != nullptr && region()->pinned(); }
+bool Allocation::pinned() const { return block_ != nullptr && region()->registered(); }
 
 Region* Allocation::region() const {
   return block_ == nullptr ? nullptr : pool_->region_of(*block_);
@@ -39,6 +39,12 @@ void Allocation::record_stream(StreamId stream) {
   if (std::find(streams.begin(), streams.end(), stream) != streams.end()) return;
   events.reserve(streams.size() + 1);
   streams.push_back(stream);
+}
+
+std::vector<StreamId> Allocation::streams() const {
+  if (fence_.empty()) return {};
+  const std::lock_guard lock(fence_mutex_);
+  return fence_.front().streams;
 }
 
 void Allocation::displace() {

@@ -7,6 +7,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "gpu/driver.h"
 #include "memory/region.h"
@@ -32,7 +33,7 @@ class Allocation {
   size_t capacity() const { return capacity_; }  // what the block occupies
   // Whether the block has its pages to itself, as moving it requires.
   bool owns_pages() const;
-  bool pinned() const;
+  bool pinned() const;  // registered with a GPU driver now
   // The region it was cut from and where; alive as long as the allocation. Null for no bytes.
   Region* region() const;
   size_t offset() const;
@@ -41,6 +42,7 @@ class Allocation {
   // again. A pinned block without any recorded stream waits for all work of the GPU instead.
   // Without effect on memory that is not pinned, which the driver copies before it returns.
   void record_stream(StreamId stream);
+  std::vector<StreamId> streams() const;
   // Says that the block's pages were moved and no longer follow the rule of their region: the block
   // will not be used again. Throws InvalidArgument if it does not own its pages.
   void displace();
@@ -61,7 +63,7 @@ class Allocation {
   size_t bytes_;
   size_t capacity_ = 0;
   std::atomic<bool> displaced_ = false;
-  std::mutex fence_mutex_;  // guards the streams in fence_
+  mutable std::mutex fence_mutex_;  // guards the streams in fence_
   // One entry if the pool waits for a GPU, made early: dropping must not need memory.
   std::list<Retired> fence_;
 };

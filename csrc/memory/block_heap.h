@@ -107,7 +107,8 @@ class BlockHeap {
   // What the last region was like; all of a source are alike, but for those that spilled.
   size_t cut_bytes_ = 0;
   bool pinned_ = false;
-  bool shares_regions_ = true;
+  // Not before a region has shown that any part of it keeps the rule: stripes do not.
+  bool shares_regions_ = false;
 
   std::list<RegionArena> busy_;
   std::list<RegionArena> idle_;  // nothing taken; the longest unused first

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace cxl_offload {
@@ -15,6 +16,9 @@ constexpr size_t kChunkBytes = size_t{64} << 20;
 
 // Below this a second thread costs more than it brings.
 constexpr size_t kBytesPerThread = size_t{32} << 20;
+
+// Of pages that are not there.
+constexpr NodeId kNoNode = -1;
 
 std::vector<Run> cut_into_chunks(const std::vector<Run>& runs, size_t page_bytes) {
   const size_t chunk = std::max(kChunkBytes, page_bytes);
@@ -37,6 +41,14 @@ void append_page(std::vector<Run>& runs, size_t offset, size_t bytes, NodeId nod
   }
 }
 
+std::vector<Run> runs_of(const std::vector<int>& nodes, size_t offset, size_t page_bytes) {
+  std::vector<Run> runs;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    append_page(runs, offset + i * page_bytes, page_bytes, std::max(nodes[i], kNoNode));
+  }
+  return runs;
+}
+
 // The runs of one chunk as they are, after pages on wrong nodes were asked to move.
 std::vector<Run> settle(Kernel& kernel, std::span<std::byte> range, const Run& chunk,
                         size_t page_bytes) {
@@ -49,11 +61,7 @@ std::vector<Run> settle(Kernel& kernel, std::span<std::byte> range, const Run& c
     kernel.move(pages, page_bytes, targets, nodes);
     kernel.query(pages, page_bytes, nodes);
   }
-  std::vector<Run> actual;
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    append_page(actual, chunk.offset + i * page_bytes, page_bytes, nodes[i]);
-  }
-  return actual;
+  return runs_of(nodes, chunk.offset, page_bytes);
 }
 
 // Runs `work(i)` for i in [0, count) on up to `threads` threads; rethrows the first exception.
@@ -75,7 +83,10 @@ void share_out(size_t count, size_t threads, const Work& work) {
   };
   {
     std::vector<std::jthread> helpers;
-    for (size_t i = 1; i < std::min(threads, count); ++i) helpers.emplace_back(drain);
+    try {
+      for (size_t i = 1; i < std::min(threads, count); ++i) helpers.emplace_back(drain);
+    } catch (const std::system_error&) {  // no more threads to be had: those there are will do
+    }
     drain();
   }
   if (failure) std::rethrow_exception(failure);
@@ -112,6 +123,13 @@ std::vector<Run> move_to_runs(Kernel& kernel, std::span<std::byte> range,
   return join(settled);
 }
 
+std::vector<Run> query_runs(const Kernel& kernel, std::span<const std::byte> range,
+                            size_t page_bytes) {
+  std::vector<int> nodes(range.size() / page_bytes);
+  kernel.query(range, page_bytes, nodes);
+  return runs_of(nodes, 0, page_bytes);
+}
+
 NodeBytes query_bytes(const Kernel& kernel, std::span<const std::byte> range, size_t page_bytes) {
   NodeBytes total;
   if (range.empty()) return total;
@@ -123,7 +141,7 @@ NodeBytes query_bytes(const Kernel& kernel, std::span<const std::byte> range, si
   for (size_t i = 0; i < pages; ++i) {
     const size_t first = std::max(i * page_bytes, lead);
     const size_t last = std::min((i + 1) * page_bytes, lead + range.size());
-    total[nodes[i] < 0 ? -1 : nodes[i]] += last - first;
+    total[std::max(nodes[i], kNoNode)] += last - first;
   }
   return total;
 }

@@ -24,6 +24,10 @@ std::vector<Run> fault_in(Kernel& kernel, std::span<std::byte> range, const std:
 std::vector<Run> move_to_runs(Kernel& kernel, std::span<std::byte> range,
                               const std::vector<Run>& runs, size_t page_bytes);
 
+// Which node every part of the range is on, asked from the pages; absent ones under -1.
+std::vector<Run> query_runs(const Kernel& kernel, std::span<const std::byte> range,
+                            size_t page_bytes);
+
 // Bytes of any range on every node, asked from the pages; pages not faulted in count under node
 // -1. The range may begin and end inside a page.
 NodeBytes query_bytes(const Kernel& kernel, std::span<const std::byte> range, size_t page_bytes);

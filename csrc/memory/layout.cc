@@ -16,8 +16,9 @@ struct Room {
 // What is left on the nodes while one layout is made.
 class Rooms {
  public:
-  Rooms(const Kernel& kernel, const NodeBudget& budget, const Reserve& reserve, PageKind kind)
-      : kernel_(kernel), budget_(budget), reserve_(reserve), kind_(kind) {}
+  Rooms(const Kernel& kernel, const NodeBudget& budget, const Reserve& reserve, PageKind kind,
+        const NodeBytes& held)
+      : kernel_(kernel), budget_(budget), reserve_(reserve), kind_(kind), held_(held) {}
 
   Room& of(NodeId node) {
     const auto [at, is_new] = rooms_.try_emplace(node);
@@ -46,6 +47,7 @@ class Rooms {
       room.text = "node " + std::to_string(node) + " has " + format_bytes(*left) +
                   " of its set capacity left";
     }
+    if (const auto own = held_.find(node); own != held_.end()) room.bytes += own->second;
     return room;
   }
 
@@ -53,6 +55,7 @@ class Rooms {
   const NodeBudget& budget_;
   const Reserve& reserve_;
   PageKind kind_;
+  const NodeBytes& held_;
   std::map<NodeId, Room> rooms_;
 };
 
@@ -72,7 +75,7 @@ void check_process(const Rule& rule, size_t bytes, const Kernel& kernel, const R
   if (kernel.page_bytes(rule.pages) >= kHugePageBytes) return;
   const Headroom headroom = kernel.process_headroom();
   const uint64_t kept = reserve.of(headroom.total_bytes);
-  if (bytes <= headroom.free_bytes - std::min(kept, headroom.free_bytes)) return;
+  if (bytes <= headroom.free_bytes - std::min(kept, headroom.free_bytes)) return;  // also 0
   throw_full(rule, bytes,
              headroom.limit + " has " + format_bytes(headroom.free_bytes) + " left (" +
                  format_bytes(kept) + " of it kept in reserve)",
@@ -169,11 +172,14 @@ uint64_t Reserve::of(uint64_t total_bytes) const {
 }
 
 Layout lay_out(const Rule& rule, size_t bytes, const Kernel& kernel, const NodeBudget& budget,
-               const Reserve& reserve) {
-  check_process(rule, bytes, kernel, reserve);
-  Rooms rooms(kernel, budget, reserve, rule.pages);
+               const Reserve& reserve, const NodeBytes& held) {
+  uint64_t held_bytes = 0;
+  for (const auto& [node, amount] : held) held_bytes += amount;
+  check_process(rule, bytes - std::min<uint64_t>(bytes, held_bytes), kernel, reserve);
+  Rooms rooms(kernel, budget, reserve, rule.pages, held);
   switch (rule.kind) {
     case RuleKind::kFirstTouch:
+    case RuleKind::kDevice:
       return {};
     case RuleKind::kBind:
     case RuleKind::kPreferred:

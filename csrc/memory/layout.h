@@ -29,9 +29,10 @@ struct Reserve {
 };
 
 // Lays `bytes` (whole pages) out by the rule. Throws OutOfMemory, naming every node that lacks
-// room, before anything is mapped. A rule of first touch has no runs.
+// room, before anything is mapped. A rule of first touch has no runs. `held` is what the same bytes
+// occupy already, when they are about to move: it counts as free.
 Layout lay_out(const Rule& rule, size_t bytes, const Kernel& kernel, const NodeBudget& budget,
-               const Reserve& reserve);
+               const Reserve& reserve, const NodeBytes& held = {});
 
 }  // namespace cxl_offload
 

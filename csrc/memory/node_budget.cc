@@ -36,6 +36,23 @@ void NodeBudget::refund(const NodeBytes& bytes) noexcept {
   }
 }
 
+void NodeBudget::exchange(const NodeBytes& out, const NodeBytes& in) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [node, amount] : in) use_[node];  // what needs memory comes first
+  for (const auto& [node, amount] : out) {
+    const auto use = use_.find(node);
+    if (use != use_.end()) use->second.current_bytes -= std::min(amount, use->second.current_bytes);
+  }
+  for (const auto& [node, amount] : in) {
+    NodeUse& use = use_[node];
+    const auto before = out.find(node);
+    const uint64_t gone = before == out.end() ? 0 : before->second;
+    use.current_bytes += amount;
+    use.total_bytes += amount - std::min(amount, gone);
+    use.peak_bytes = std::max(use.peak_bytes, use.current_bytes);
+  }
+}
+
 std::optional<uint64_t> NodeBudget::room(NodeId node) const {
   const std::lock_guard lock(mutex_);
   const auto capacity = capacities_.find(node);

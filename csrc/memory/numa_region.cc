@@ -1,6 +1,8 @@
 #include "memory/numa_region.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "core/error.h"
 #include "memory/fault_in.h"
@@ -20,6 +22,69 @@ NodeBytes sum(const std::vector<Run>& runs) {
   NodeBytes total;
   for (const Run& run : runs) total[run.node] += run.bytes;
   return total;
+}
+
+size_t whole_pages(const Placer& placer, const Rule& rule, size_t bytes) {
+  return round_up(bytes, placer.kernel->page_bytes(rule.pages));
+}
+
+Layout lay_out_pages(const Placer& placer, const Rule& rule, size_t bytes) {
+  return lay_out(rule, bytes, *placer.kernel, *placer.budget, placer.reserve);
+}
+
+// What is in `wanted` beyond `held`.
+NodeBytes excess(const NodeBytes& wanted, const NodeBytes& held) {
+  NodeBytes extra;
+  for (const auto& [node, amount] : wanted) {
+    const auto own = held.find(node);
+    if (own == held.end()) {
+      extra[node] = amount;
+    } else if (own->second < amount) {
+      extra[node] = amount - own->second;
+    }
+  }
+  return extra;
+}
+
+std::vector<Run> present(const std::vector<Run>& runs) {
+  std::vector<Run> there;
+  std::ranges::copy_if(runs, std::back_inserter(there),
+                       [](const Run& run) { return run.node >= 0; });
+  return there;
+}
+
+// Bytes that are not where they were wanted, by the node that lacks them.
+NodeBytes missing(const std::vector<Run>& wanted, const std::vector<Run>& actual) {
+  const RunMap wanted_map(wanted);
+  NodeBytes lacking;
+  for (const Run& run : actual) {
+    for (const Run& target : wanted_map.slice(run.offset, run.bytes)) {
+      if (target.node != run.node) lacking[target.node] += target.bytes;
+    }
+  }
+  return lacking;
+}
+
+// Accepts pages on other nodes where the rule lets them spill, with a note; throws else.
+void check_places(const Rule& rule, const std::vector<Run>& wanted, const std::vector<Run>& actual,
+                  std::vector<std::string>& notes) {
+  const NodeBytes lacking = missing(wanted, actual);
+  if (lacking.empty()) return;
+  uint64_t total = 0;
+  std::string text;
+  for (const auto& [node, amount] : lacking) {
+    total += amount;
+    text += (text.empty() ? "" : ", ") + std::string("node ") + std::to_string(node) +
+            " filled up with " + format_bytes(amount) + " still to be placed";
+  }
+  const bool may_spill =
+      rule.kind == RuleKind::kPreferred || (rule.kind == RuleKind::kStripe && !rule.strict);
+  const bool is_absent = std::ranges::any_of(actual, [](const Run& run) { return run.node < 0; });
+  if (!may_spill || is_absent) {
+    throw OutOfMemory("place pages (" + rule.describe() + "): " + text +
+                      " while they were faulted in; free memory there or add a spill node");
+  }
+  notes.push_back(format_bytes(total) + " landed on other nodes: " + text);
 }
 
 // Where the pages of a range go that come back later (swap, copy on write): preferred, because a
@@ -53,54 +118,38 @@ void Charge::refund(const NodeBytes& bytes) noexcept {
   }
 }
 
+void Charge::exchange(const NodeBytes& out, const NodeBytes& in) {
+  for (const auto& [node, amount] : in) held_[node];
+  budget_->exchange(out, in);
+  for (const auto& [node, amount] : out) {
+    const auto held = held_.find(node);
+    if (held != held_.end()) held->second -= std::min(held->second, amount);
+  }
+  for (const auto& [node, amount] : in) held_[node] += amount;
+}
+
 NumaRegion::NumaRegion(const Placer& placer, const Rule& rule, size_t bytes)
+    : NumaRegion(placer, rule, lay_out_pages(placer, rule, whole_pages(placer, rule, bytes)),
+                 whole_pages(placer, rule, bytes)) {}
+
+NumaRegion::NumaRegion(const Placer& placer, const Rule& rule, Layout layout, size_t bytes)
     : placer_(placer),
       rule_(rule),
       page_bytes_(placer.kernel->page_bytes(rule.pages)),
-      mapping_(placer.kernel, round_up(bytes, page_bytes_), alignment_of(rule, bytes, page_bytes_),
-               rule.pages) {
+      notes_(std::move(layout.notes)),
+      mapping_(placer.kernel, bytes, alignment_of(rule, bytes, page_bytes_), rule.pages) {
   if (rule.kind == RuleKind::kStripe) stripe_.emplace(rule.shares, rule.granule_bytes);
   Kernel& kernel = *placer_.kernel;
-  Layout layout = lay_out(rule, range().size(), kernel, *placer_.budget, placer_.reserve);
-  notes_ = std::move(layout.notes);
   charge_.emplace(placer_.budget, sum(layout.runs));
-  auto actual = fault_in(kernel, range(), layout.runs, page_bytes_, placer_.max_threads);
-  actual = checked(rule, layout.runs, std::move(actual), notes_);
-  if (notes_.empty() == false) {
+  const auto actual = fault_in(kernel, range(), layout.runs, page_bytes_, placer_.max_threads);
+  check_places(rule, layout.runs, actual, notes_);
+  if (!notes_.empty()) {
     follows_rule_ = false;
     charge_->refund(sum(layout.runs));
     charge_->add(sum(actual));
   }
   kernel.set_policy(range(), later_policy(rule, actual));
   runs_ = RunMap(actual);
-}
-
-std::vector<Run> NumaRegion::checked(const Rule& rule, const std::vector<Run>& wanted,
-                                     std::vector<Run> actual, std::vector<std::string>& notes) {
-  const RunMap wanted_map(wanted);
-  std::map<NodeId, uint64_t> missing;
-  uint64_t missing_bytes = 0;
-  for (const Run& run : actual) {
-    for (const Run& target : wanted_map.slice(run.offset, run.bytes)) {
-      if (target.node == run.node) continue;
-      missing[target.node] += target.bytes;
-      missing_bytes += target.bytes;
-    }
-  }
-  if (missing.empty()) return actual;
-  std::string text;
-  for (const auto& [node, amount] : missing) {
-    text += (text.empty() ? "" : ", ") + std::string("node ") + std::to_string(node) +
-            " filled up with " + format_bytes(amount) + " still to be placed";
-  }
-  const bool may_spill =
-      rule.kind == RuleKind::kPreferred || (rule.kind == RuleKind::kStripe && !rule.strict);
-  if (!may_spill) {
-    throw OutOfMemory("place pages (" + rule.describe() + "): " + text +
-                      " while they were faulted in; free memory there or add a spill node");
-  }
-  notes.push_back(format_bytes(missing_bytes) + " landed on other nodes: " + text);
-  return actual;
 }
 
 bool NumaRegion::keeps_rule(size_t offset, size_t bytes) const {
@@ -120,52 +169,97 @@ void NumaRegion::release(size_t offset, size_t bytes) {
   charge_->refund(runs_.erase(offset, bytes));
 }
 
-void NumaRegion::move(size_t offset, size_t bytes, const Rule& rule) {
+std::vector<std::string> NumaRegion::move(size_t offset, size_t bytes, const Rule& rule) {
   if (rule.kind == RuleKind::kFirstTouch) {
     throw InvalidArgument("move to first touch: the pages are touched already; name nodes");
   }
   Kernel& kernel = *placer_.kernel;
   const auto pages = range().subspan(offset, bytes);
-  const Layout layout = lay_out(rule, bytes, kernel, *placer_.budget, placer_.reserve);
-  std::vector<Run> before;
+  const auto before = query_runs(kernel, pages, page_bytes_);
+  Layout layout =
+      lay_out(rule, bytes, kernel, *placer_.budget, placer_.reserve, sum(present(before)));
+  NodeBytes extra;
   {
     const std::lock_guard lock(mutex_);
-    before = runs_.slice(offset, bytes);
-    charge_->add(sum(layout.runs));
+    extra = excess(sum(layout.runs), sum(runs_.slice(offset, bytes)));
+    charge_->add(extra);
   }
-  const auto settle_charge = [&](const std::vector<Run>& actual) {
-    const std::lock_guard lock(mutex_);
-    charge_->refund(sum(layout.runs));
-    charge_->refund(runs_.erase(offset, bytes));
-    charge_->add(sum(actual));
-    runs_.assign(offset, actual);
-  };
-  auto actual = move_to_runs(kernel, pages, layout.runs, page_bytes_);
   try {
-    std::vector<std::string> notes;
-    actual = checked(rule, layout.runs, std::move(actual), notes);
+    const auto actual = place(pages, before, layout.runs);
+    check_places(rule, layout.runs, actual, layout.notes);
+    kernel.set_policy(pages, later_policy(rule, actual));
+    account(offset, bytes, extra, actual);
   } catch (...) {
-    settle_charge(move_to_runs(kernel, pages, before, page_bytes_));
+    const auto actual = put_back(pages, before);
+    // Nobody counts the pages of first touch, before and after.
+    account(offset, bytes, extra,
+            rule_.kind == RuleKind::kFirstTouch ? std::vector<Run>{} : actual);
     throw;
   }
-  settle_charge(actual);
-  kernel.set_policy(pages, later_policy(rule, actual));
+  return std::move(layout.notes);
 }
 
-uint64_t NumaRegion::strayed_bytes() const {
+std::vector<Run> NumaRegion::runs(size_t offset, size_t bytes) const {
+  const std::lock_guard lock(mutex_);
+  return runs_.slice(offset, bytes);
+}
+
+std::vector<Run> NumaRegion::place(std::span<std::byte> pages, const std::vector<Run>& before,
+                                   const std::vector<Run>& wanted) {
+  Kernel& kernel = *placer_.kernel;
+  // Pages that were never touched, or that are swapped out, cannot move before they are there.
+  const bool all_there = present(before).size() == before.size();
+  auto actual = all_there ? move_to_runs(kernel, pages, wanted, page_bytes_)
+                          : fault_in(kernel, pages, wanted, page_bytes_, placer_.max_threads);
+  // What left late may have made room for what was to come early.
+  if (!missing(wanted, actual).empty()) actual = move_to_runs(kernel, pages, wanted, page_bytes_);
+  return actual;
+}
+
+std::vector<Run> NumaRegion::put_back(std::span<std::byte> pages,
+                                      const std::vector<Run>& before) const {
+  const auto origin = present(before);
+  try {
+    return present(move_to_runs(*placer_.kernel, pages, origin, page_bytes_));
+  } catch (...) {  // the error of the move itself is the one to report
+  }
+  try {
+    return present(query_runs(*placer_.kernel, pages, page_bytes_));
+  } catch (...) {
+  }
+  return origin;
+}
+
+// Counts a block's pages where they are now, and gives back what was charged ahead of a move.
+void NumaRegion::account(size_t offset, size_t bytes, const NodeBytes& extra,
+                         const std::vector<Run>& actual) {
+  const std::lock_guard lock(mutex_);
+  NodeBytes out = runs_.erase(offset, bytes);
+  for (const auto& [node, amount] : extra) out[node] += amount;
+  charge_->exchange(out, sum(actual));
+  runs_.assign(offset, actual);
+}
+
+NumaRegion::Strays NumaRegion::strays() const {
   std::vector<Run> runs;
   {
     const std::lock_guard lock(mutex_);
     runs = runs_.slice(0, range().size());
   }
-  uint64_t strayed = 0;
+  Strays strays;
   for (const Run& run : runs) {
     const auto pages = range().subspan(run.offset, run.bytes);
     for (const auto& [node, amount] : query_bytes(*placer_.kernel, pages, page_bytes_)) {
-      if (node != run.node) strayed += amount;
+      if (node != run.node) strays[{run.node, node}] += amount;
     }
   }
-  return strayed;
+  return strays;
+}
+
+void NumaRegion::accept_strays() {
+  const auto actual = present(query_runs(*placer_.kernel, range(), page_bytes_));
+  follows_rule_ = false;
+  account(0, range().size(), {}, actual);
 }
 
 NumaSource::NumaSource(Placer placer, Rule rule)

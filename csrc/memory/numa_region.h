@@ -2,10 +2,12 @@
 #ifndef CXL_OFFLOAD_MEMORY_NUMA_REGION_H_
 #define CXL_OFFLOAD_MEMORY_NUMA_REGION_H_
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "memory/layout.h"
@@ -37,6 +39,8 @@ class Charge {
 
   void add(const NodeBytes& bytes);
   void refund(const NodeBytes& bytes) noexcept;
+  // See NodeBudget::exchange.
+  void exchange(const NodeBytes& out, const NodeBytes& in);
 
  private:
   std::shared_ptr<NodeBudget> budget_;
@@ -55,18 +59,28 @@ class NumaRegion final : public Region {
   bool keeps_rule(size_t offset, size_t bytes) const override;
   size_t next_cut(size_t offset) const override;
   void release(size_t offset, size_t bytes) override;
+  std::vector<Run> runs(size_t offset, size_t bytes) const override;
   std::vector<std::string> notes() const override { return notes_; }
 
-  // Moves whole pages to a new rule; all views follow. Throws OutOfMemory or PlacementError when
-  // not every page arrived, with the pages put back where they came from.
-  void move(size_t offset, size_t bytes, const Rule& rule);
+  // Moves whole pages to a new rule; all views follow. Returns what the user should know of the
+  // new places. Throws OutOfMemory when not every page arrived, or SystemError when a call was
+  // refused, with the pages put back where they came from as far as the kernel lets them; what
+  // stays elsewhere is counted there. Blocks of a region may move side by side, one block not.
+  std::vector<std::string> move(size_t offset, size_t bytes, const Rule& rule);
   const Rule& rule() const { return rule_; }
-  // Bytes that are on another node than this region put them on.
-  uint64_t strayed_bytes() const;
+  // Bytes that are on another node than this region put them on, by where from and where to;
+  // -1 is nowhere.
+  using Strays = std::map<std::pair<NodeId, NodeId>, uint64_t>;
+  Strays strays() const;
+  // Counts every page where it is, from now on. For regions that nothing was released of.
+  void accept_strays();
 
  private:
-  static std::vector<Run> checked(const Rule& rule, const std::vector<Run>& wanted,
-                                  std::vector<Run> actual, std::vector<std::string>& notes);
+  NumaRegion(const Placer& placer, const Rule& rule, Layout layout, size_t bytes);
+  std::vector<Run> place(std::span<std::byte> pages, const std::vector<Run>& before,
+                         const std::vector<Run>& wanted);
+  std::vector<Run> put_back(std::span<std::byte> pages, const std::vector<Run>& before) const;
+  void account(size_t offset, size_t bytes, const NodeBytes& extra, const std::vector<Run>& actual);
 
   Placer placer_;
   Rule rule_;

@@ -1,5 +1,6 @@
 #include "memory/pinned.h"
 
+#include <exception>
 #include <utility>
 
 #include "core/error.h"
@@ -7,65 +8,196 @@
 namespace cxl_offload {
 namespace {
 
-class PinnedRegion final : public Region {
+// Destroys an event when it dies.
+class HeldEvent {
  public:
-  PinnedRegion(std::unique_ptr<NumaRegion> region, std::shared_ptr<GpuDriver> driver)
-      : region_(std::move(region)), driver_(std::move(driver)) {
-    driver_->register_host(region_->range());
-  }
-  ~PinnedRegion() override { driver_->unregister_host(region_->range().data()); }
+  HeldEvent(GpuDriver& driver, StreamId stream)
+      : driver_(driver), id_(driver.record_event(stream)) {}
+  ~HeldEvent() { driver_.destroy_event(id_); }
+  HeldEvent(const HeldEvent&) = delete;
+  HeldEvent& operator=(const HeldEvent&) = delete;
 
-  std::span<std::byte> range() const override { return region_->range(); }
-  size_t page_bytes() const override { return region_->page_bytes(); }
-  bool pinned() const override { return true; }
-  bool keeps_rule(size_t offset, size_t bytes) const override {
-    return moved_bytes_ == 0 && region_->keeps_rule(offset, bytes);
-  }
-  size_t next_cut(size_t offset) const override { return region_->next_cut(offset); }
-  void release(size_t, size_t) override {
-    throw InvalidArgument("release a part of a pinned region: it is registered as one");
-  }
-  std::vector<std::string> notes() const override;
-
-  // Throws PlacementError when pinning moved pages of a strict rule.
-  void check(const Rule& rule) {
-    moved_bytes_ = region_->strayed_bytes();
-    if (moved_bytes_ > 0 && (rule.strict || rule.kind == RuleKind::kBind)) {
-      throw PlacementError("pin " + format_bytes(range().size()) + " (" + rule.describe() +
-                           "): " + moved_text());
-    }
-  }
+  void wait() const { driver_.wait_event(id_); }
 
  private:
-  std::string moved_text() const {
-    return format_bytes(moved_bytes_) +
-           " moved to another node, because memory that is online as movable cannot stay pinned; "
-           "online the node as online_kernel, or use it as Device-DAX";
-  }
-
-  std::unique_ptr<NumaRegion> region_;
-  std::shared_ptr<GpuDriver> driver_;
-  uint64_t moved_bytes_ = 0;
+  GpuDriver& driver_;
+  const EventId id_;
 };
 
-std::vector<std::string> PinnedRegion::notes() const {
-  auto notes = region_->notes();
-  if (moved_bytes_ > 0) notes.push_back("after pinning, " + moved_text());
-  return notes;
+// "4 MiB left node 2 for node 0"; then the zone of every node that was left, and what to do.
+std::string describe(const NumaRegion::Strays& strays, const Kernel& kernel) {
+  std::string text;
+  std::string zones;
+  NodeSet left;
+  for (const auto& [way, amount] : strays) {
+    text += (text.empty() ? "" : ", ") + format_bytes(amount) + " left node " +
+            std::to_string(way.first) +
+            (way.second < 0 ? " for no node" : " for node " + std::to_string(way.second));
+    if (left.contains(way.first)) continue;
+    left.insert(way.first);
+    const uint64_t movable = kernel.movable_bytes(way.first);
+    zones += "; node " + std::to_string(way.first) +
+             (movable > 0 ? " has " + format_bytes(movable) +
+                                " in ZONE_MOVABLE, which pinned pages must leave: online it with "
+                                "online_kernel, use it as Device-DAX, or accept it with "
+                                "strict=False"
+                          : " has no ZONE_MOVABLE, so NUMA balancing or demotion moved them: see "
+                            "cxl-offload doctor");
+  }
+  return text + zones;
 }
 
 }  // namespace
 
-PinnedSource::PinnedSource(Placer placer, Rule rule, std::shared_ptr<GpuDriver> driver)
-    : source_(std::move(placer), std::move(rule)), driver_(std::move(driver)) {
-  if (source_.rule().kind == RuleKind::kFirstTouch) {
+PinnedRegion::PinnedRegion(std::unique_ptr<Region> region, std::shared_ptr<Kernel> kernel,
+                           std::shared_ptr<GpuDriver> driver)
+    : region_(std::move(region)),
+      numa_(dynamic_cast<NumaRegion*>(region_.get())),
+      kernel_(std::move(kernel)),
+      driver_(std::move(driver)) {
+  attach();
+}
+
+PinnedRegion::~PinnedRegion() { detach(); }
+
+void PinnedRegion::attach() {
+  driver_->register_host(range());
+  registered_ = true;
+}
+
+void PinnedRegion::detach() noexcept {
+  if (registered_.exchange(false)) driver_->unregister_host(range().data());
+}
+
+std::optional<std::string> PinnedRegion::try_attach() noexcept {
+  try {
+    attach();
+    return std::nullopt;
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+void PinnedRegion::release(size_t, size_t) {
+  throw InvalidArgument("release a part of a pinned region: it is registered as one");
+}
+
+std::vector<std::string> PinnedRegion::notes() const {
+  auto notes = region_->notes();
+  const std::lock_guard lock(notes_mutex_);
+  notes.insert(notes.end(), notes_.begin(), notes_.end());
+  return notes;
+}
+
+// Counts pages that pinning moved where they are, and says what moved.
+std::string PinnedRegion::settle() {
+  if (numa_ == nullptr) return "";  // the memory of a device does not move
+  const auto strays = numa_->strays();
+  if (strays.empty()) return "";
+  numa_->accept_strays();
+  return describe(strays, *kernel_);
+}
+
+PinnedRegion::Reading PinnedRegion::settle_again() noexcept {
+  try {
+    const std::string moved = settle();
+    return {moved.empty() ? "" : "when it was pinned again, " + moved, false};
+  } catch (const std::exception& error) {
+    return {std::string("where it is after pinning could not be read: ") + error.what(), true};
+  }
+}
+
+void PinnedRegion::check(const Rule& rule) {
+  const std::string moved = settle();
+  if (moved.empty()) return;
+  if (rule.strict) {
+    throw PlacementError("pin " + format_bytes(range().size()) + " (" + rule.describe() +
+                         "): " + moved);
+  }
+  const std::lock_guard lock(notes_mutex_);
+  notes_.push_back("when it was pinned, " + moved);
+}
+
+void PinnedRegion::quiesce(std::span<const StreamId> streams) {
+  if (streams.empty()) return driver_->synchronize();
+  try {
+    for (const StreamId stream : streams) HeldEvent(*driver_, stream).wait();
+  } catch (...) {  // a stream that is gone: as if none had been named
+    driver_->synchronize();
+  }
+}
+
+PinnedRegion::Moved PinnedRegion::move(const Rule& rule, const Rule& origin,
+                                       std::span<const StreamId> streams) {
+  quiesce(streams);
+  detach();
+  Moved moved{true, std::nullopt, {}};
+  try {
+    moved.notes = numa_->move(0, range().size(), rule);
+  } catch (const std::exception& error) {
+    const auto refused = try_attach();
+    const Reading reading = refused ? Reading{} : settle_again();
+    const std::lock_guard lock(notes_mutex_);
+    notes_.clear();
+    if (!reading.note.empty()) notes_.push_back(reading.note);
+    if (!refused) throw;
+    notes_.push_back("not pinned since a move that failed: " + *refused);
+    return {
+        false, std::string(error.what()) + "; and it could not be pinned again: " + *refused, {}};
+  }
+  if (const auto refused = try_attach()) {
+    moved.failure = "the pages are on their new nodes and not pinned any more: " + *refused +
+                    "; unpin other memory and move it again";
+    moved.notes.push_back("not pinned since it was moved: " + *refused);
+    const std::lock_guard lock(notes_mutex_);
+    notes_.clear();
+    return moved;
+  }
+  const Reading reading = settle_again();
+  if (reading.unknown || (!reading.note.empty() && rule.strict)) {
+    return go_back(rule, origin, reading.note);
+  }
+  if (!reading.note.empty()) moved.notes.push_back(reading.note);
+  const std::lock_guard lock(notes_mutex_);
+  notes_.clear();
+  return moved;
+}
+
+PinnedRegion::Moved PinnedRegion::go_back(const Rule& rule, const Rule& origin,
+                                          const std::string& why) {
+  const std::string failure = rule.describe() + ": " + why;
+  std::vector<std::string> left;
+  detach();
+  try {
+    left = numa_->move(0, range().size(), origin);
+  } catch (const std::exception& error) {
+    left.push_back(std::string("not back where it was after a move that failed: ") + error.what());
+  }
+  const auto refused = try_attach();
+  if (refused) left.push_back("not pinned since a move that failed: " + *refused);
+  const Reading reading = refused ? Reading{} : settle_again();
+  if (!reading.note.empty()) left.push_back(reading.note);
+  std::string state;
+  for (const std::string& note : left) state += "; " + note;
+  const std::lock_guard lock(notes_mutex_);
+  notes_ = std::move(left);
+  return {false, failure + (state.empty() ? "; it is back where it was" : state), {}};
+}
+
+PinnedSource::PinnedSource(std::shared_ptr<RegionSource> source, std::shared_ptr<Kernel> kernel,
+                           Rule rule, std::shared_ptr<GpuDriver> driver)
+    : source_(std::move(source)),
+      kernel_(std::move(kernel)),
+      rule_(std::move(rule)),
+      driver_(std::move(driver)) {
+  if (rule_.kind == RuleKind::kFirstTouch) {
     throw InvalidArgument("pin with first touch: pinning faults the pages in at once; name nodes");
   }
 }
 
 std::unique_ptr<Region> PinnedSource::obtain(size_t bytes) {
-  auto region = std::make_unique<PinnedRegion>(source_.obtain_numa(bytes), driver_);
-  region->check(source_.rule());
+  auto region = std::make_unique<PinnedRegion>(source_->obtain(bytes), kernel_, driver_);
+  region->check(rule_);
   return region;
 }
 

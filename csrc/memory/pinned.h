@@ -3,7 +3,13 @@
 #ifndef CXL_OFFLOAD_MEMORY_PINNED_H_
 #define CXL_OFFLOAD_MEMORY_PINNED_H_
 
+#include <atomic>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "gpu/driver.h"
 #include "memory/numa_region.h"
@@ -11,15 +17,81 @@
 
 namespace cxl_offload {
 
+class PinnedRegion final : public Region {
+ public:
+  // Registers a region. Throws what the driver throws.
+  PinnedRegion(std::unique_ptr<Region> region, std::shared_ptr<Kernel> kernel,
+               std::shared_ptr<GpuDriver> driver);
+  ~PinnedRegion() override;
+
+  std::span<std::byte> range() const override { return region_->range(); }
+  size_t page_bytes() const override { return region_->page_bytes(); }
+  bool pinned() const override { return true; }
+  bool registered() const override { return registered_; }
+  bool keeps_rule(size_t offset, size_t bytes) const override {
+    return registered_ && region_->keeps_rule(offset, bytes);
+  }
+  size_t next_cut(size_t offset) const override { return region_->next_cut(offset); }
+  void release(size_t offset, size_t bytes) override;
+  std::vector<Run> runs(size_t offset, size_t bytes) const override {
+    return region_->runs(offset, bytes);
+  }
+  std::string device() const override { return region_->device(); }
+  std::vector<std::string> notes() const override;
+  // What is pinned, if it is on NUMA nodes.
+  NumaRegion* on_nodes() const { return numa_; }
+
+  // Reads the placement again. Pages that pinning moved are counted where they are and noted;
+  // throws PlacementError instead if `strict`.
+  void check(const Rule& rule);
+
+  // How a move ended. Whatever happened, the memory is valid and counted where it is.
+  struct Moved {
+    bool arrived = false;                // it follows the new rule
+    std::optional<std::string> failure;  // why it did not arrive, or is not pinned any more
+    std::vector<std::string> notes;
+  };
+  // Moves all pages to `rule`: waits for the work on `streams` (for all work of the GPU if none is
+  // named), unregisters, moves, registers and reads the placement again. If `rule` is strict and
+  // pinning moves pages away, goes back to the rule `origin`. No work that uses the memory may be
+  // queued meanwhile. Throws what NumaRegion::move throws, with the pages back and pinned.
+  Moved move(const Rule& rule, const Rule& origin, std::span<const StreamId> streams);
+
+ private:
+  void quiesce(std::span<const StreamId> streams);
+  void attach();
+  void detach() noexcept;
+  std::optional<std::string> try_attach() noexcept;
+  std::string settle();
+  // What settle() says; `unknown` if the kernel would not tell.
+  struct Reading {
+    std::string note;
+    bool unknown = false;
+  };
+  Reading settle_again() noexcept;
+  Moved go_back(const Rule& rule, const Rule& origin, const std::string& why);
+
+  const std::unique_ptr<Region> region_;
+  NumaRegion* const numa_;
+  const std::shared_ptr<Kernel> kernel_;
+  const std::shared_ptr<GpuDriver> driver_;
+  std::atomic<bool> registered_ = false;
+  mutable std::mutex notes_mutex_;  // guards notes_
+  std::vector<std::string> notes_;
+};
+
 class PinnedSource final : public RegionSource {
  public:
-  PinnedSource(Placer placer, Rule rule, std::shared_ptr<GpuDriver> driver);
-  size_t page_bytes() const override { return source_.page_bytes(); }
+  PinnedSource(std::shared_ptr<RegionSource> source, std::shared_ptr<Kernel> kernel, Rule rule,
+               std::shared_ptr<GpuDriver> driver);
+  size_t page_bytes() const override { return source_->page_bytes(); }
   std::unique_ptr<Region> obtain(size_t bytes) override;
 
  private:
-  NumaSource source_;
-  std::shared_ptr<GpuDriver> driver_;
+  const std::shared_ptr<RegionSource> source_;
+  const std::shared_ptr<Kernel> kernel_;
+  const Rule rule_;
+  const std::shared_ptr<GpuDriver> driver_;
 };
 
 }  // namespace cxl_offload

@@ -259,6 +259,10 @@ size_t Pool::trim() {
   return state_->return_free(SIZE_MAX, state_->page_bytes);
 }
 
+void Pool::give_back() noexcept {
+  if (!state_->guard.in_child()) state_->give_back_everything();
+}
+
 Statistics Pool::statistics() const {
   if (state_->guard.in_child()) return {};
   const std::lock_guard lock(state_->mutex);

@@ -42,6 +42,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Waits for the GPU and returns all free memory that can be returned; says how many bytes. Does
   // nothing in a forked child.
   size_t trim();
+  // As trim, whatever the GPU driver says, and waits until everything that is on its way back in
+  // other threads is there.
+  void give_back() noexcept;
   // All zero in a forked child.
   Statistics statistics() const;
   size_t page_bytes() const;

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "memory/stripe.h"
+
 namespace cxl_offload {
 
 class Region {
@@ -17,7 +19,10 @@ class Region {
   virtual std::span<std::byte> range() const = 0;
   // The unit in which pieces may be released.
   virtual size_t page_bytes() const = 0;
+  // Whether it is registered with a GPU driver as one, and so never returned in parts.
   virtual bool pinned() const = 0;
+  // Whether it still is: a move that failed may have left it unregistered.
+  virtual bool registered() const { return pinned(); }
   // Whether a block cut at [offset, offset + bytes) has exactly the shares of nodes that a fresh
   // region of `bytes` would have. Always true for rules that name a single node.
   virtual bool keeps_rule(size_t offset, size_t bytes) const = 0;
@@ -26,6 +31,11 @@ class Region {
   virtual size_t next_cut(size_t offset) const = 0;
   // Returns whole pages early. Not for pinned regions, which are registered as one.
   virtual void release(size_t offset, size_t bytes) = 0;
+  // Which node each part of [offset, offset + bytes) was put on, offsets counted from `offset`;
+  // empty where the region does not know.
+  virtual std::vector<Run> runs(size_t, size_t) const { return {}; }
+  // The Device-DAX device it is on; empty for memory of nodes.
+  virtual std::string device() const { return ""; }
   // What the user should know of this region: spilled nodes, pages that pinning moved.
   virtual std::vector<std::string> notes() const { return {}; }
 };

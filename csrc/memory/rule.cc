@@ -24,6 +24,8 @@ std::string Rule::describe() const {
       return "bind to nodes {" + order + "}";
     case RuleKind::kPreferred:
       return "prefer nodes " + order + " in order";
+    case RuleKind::kDevice:
+      return "device " + device;
     case RuleKind::kStripe:
       return "interleave " + weights + " over nodes {" + order + "}, granule " +
              format_bytes(granule_bytes);
@@ -32,7 +34,7 @@ std::string Rule::describe() const {
 }
 
 void check_rule(const Rule& rule, const Kernel& kernel) {
-  if (rule.kind == RuleKind::kFirstTouch) return;
+  if (rule.kind == RuleKind::kFirstTouch || rule.kind == RuleKind::kDevice) return;
   if (rule.shares.empty()) throw InvalidArgument("placement names no node; give at least one");
   const NodeSet allowed = kernel.allowed_nodes();
   for (const Share& share : rule.shares) {

@@ -16,6 +16,7 @@ enum class RuleKind {
   kBind,        // the listed nodes in order, each until it is full; never elsewhere
   kPreferred,   // the same, then any other node, nearest first
   kStripe,      // weighted interleave over the listed nodes
+  kDevice,      // a Device-DAX device, no node
 };
 
 struct Rule {
@@ -26,6 +27,7 @@ struct Rule {
   // and say so.
   bool strict = true;
   PageKind pages = PageKind::kBase;
+  std::string device;  // of kDevice; its pages are as large as its alignment, whatever `pages` says
 
   NodeSet nodes() const;
   // "weighted interleave 4:1 over nodes {0,2}, granule 2 MiB"

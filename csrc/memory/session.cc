@@ -11,6 +11,9 @@
 namespace cxl_offload {
 namespace {
 
+// Every pool costs a mapping; a program that tunes its weights makes many.
+constexpr size_t kLeastSweep = 64;
+
 // A stripe that is too small for one cycle, or has one node only, becomes a rule of one node.
 void simplify(Rule& rule, size_t bytes, std::vector<std::string>& notes) {
   if (rule.kind != RuleKind::kStripe) return;
@@ -53,52 +56,135 @@ std::vector<std::string> PlacedBlock::notes() const {
   return all;
 }
 
+// One thread at a time tries once more, so that two never hold half each of what one needs.
+template <typename Attempt>
+auto Session::with_all_memory(const Attempt& attempt) {
+  try {
+    return attempt();
+  } catch (const OutOfMemory&) {
+  }
+  const std::lock_guard lock(last_attempt_);
+  for (const auto& pool : pools()) pool->give_back();
+  return attempt();
+}
+
 void PlacedBlock::move(Rule rule) {
   const std::string what = "move " + format_bytes(memory_->bytes());
-  if (memory_->pinned()) {
-    throw InvalidArgument(what + ": the memory is pinned, and pinned pages cannot move; copy it " +
-                          "into a new allocation");
-  }
   if (!memory_->owns_pages()) {
     throw InvalidArgument(what + ": smaller than a page (" + format_bytes(page_bytes()) +
                           "), it shares its page with others; copy it into a new allocation");
   }
-  auto* region = dynamic_cast<NumaRegion*>(memory_->region());
-  if (region == nullptr) throw InvalidArgument(what + ": its memory is not on NUMA nodes");
+  auto* pinned = dynamic_cast<PinnedRegion*>(memory_->region());
+  auto* region =
+      pinned != nullptr ? pinned->on_nodes() : dynamic_cast<NumaRegion*>(memory_->region());
+  if (region == nullptr) {
+    throw InvalidArgument(what + ": it is on device " + memory_->region()->device() +
+                          ", whose memory does not move; copy it into a new allocation");
+  }
+  if (rule.kind == RuleKind::kDevice) {
+    throw InvalidArgument(what + " to " + rule.describe() + ": pages of nodes cannot move onto a " +
+                          "device; copy it into a new allocation");
+  }
+  if (pinned != nullptr && memory_->capacity() != region->range().size()) {
+    throw InvalidArgument(what + ": it is pinned together with other small allocations, which " +
+                          "may be in use; copy it into a new allocation");
+  }
   std::vector<std::string> notes;
   rule.pages = region->rule().pages;
   simplify(rule, memory_->capacity(), notes);
   check_rule(rule, session_->kernel());
+  const std::lock_guard moving(moving_);
   memory_->displace();
-  region->move(memory_->offset(), memory_->capacity(), rule);
+  if (pinned != nullptr) return move_pinned(*pinned, std::move(rule), std::move(notes));
+  auto spills = session_->with_all_memory(
+      [&] { return region->move(memory_->offset(), memory_->capacity(), rule); });
+  for (std::string& note : spills) notes.push_back(std::move(note));
   const std::lock_guard lock(mutex_);
   rule_ = std::move(rule);
   notes_ = std::move(notes);
 }
 
-Session::Session(Placer placer) : placer_(std::move(placer)), owner_(getpid()) {}
+void PlacedBlock::move_pinned(PinnedRegion& region, Rule rule, std::vector<std::string> notes) {
+  Rule origin;
+  {
+    const std::lock_guard lock(mutex_);
+    origin = rule_;
+  }
+  const auto streams = memory_->streams();
+  const auto moved = session_->with_all_memory([&] { return region.move(rule, origin, streams); });
+  notes.insert(notes.end(), moved.notes.begin(), moved.notes.end());
+  const std::string what = "move " + format_bytes(memory_->bytes()) + " of pinned memory";
+  if (moved.arrived) {
+    const std::lock_guard lock(mutex_);
+    rule_ = std::move(rule);
+    notes_ = std::move(notes);
+  }
+  if (moved.failure) throw PlacementError(what + ": " + *moved.failure);
+}
+
+Session::Session(Placer placer, std::map<std::string, uint64_t> device_capacities)
+    : placer_(std::move(placer)),
+      device_capacities_(std::move(device_capacities)),
+      owner_(getpid()),
+      sweep_at_(kLeastSweep) {}
+
+// With the lock of the pools held. A device stays claimed as long as the session.
+std::shared_ptr<RegionSource> Session::source_for(const Rule& rule) {
+  if (rule.kind != RuleKind::kDevice) return std::make_shared<NumaSource>(placer_, rule);
+  std::shared_ptr<DaxStore> store;
+  if (const auto found = stores_.find(rule.device); found != stores_.end()) {
+    store = found->second;
+  } else {
+    const auto capacity = device_capacities_.find(rule.device);
+    store = std::make_shared<DaxStore>(placer_.kernel->open_dax(rule.device),
+                                       capacity == device_capacities_.end()
+                                           ? std::nullopt
+                                           : std::optional<uint64_t>(capacity->second));
+    stores_.emplace(rule.device, store);
+  }
+  return std::make_shared<DaxSource>(std::move(store));
+}
+
+std::shared_ptr<Pool> Session::make_pool(const Rule& rule,
+                                         const std::shared_ptr<GpuDriver>& driver) {
+  auto source = source_for(rule);
+  if (driver) {
+    source = std::make_shared<PinnedSource>(std::move(source), placer_.kernel, rule, driver);
+  }
+  return std::make_shared<Pool>(std::move(source), driver);
+}
 
 std::shared_ptr<Pool> Session::pool_for(const Rule& rule,
                                         const std::shared_ptr<GpuDriver>& driver) {
   std::vector<std::pair<NodeId, uint32_t>> shares;
   for (const Share& share : rule.shares) shares.emplace_back(share.node, share.weight);
-  const PoolKey key{rule.kind, shares, rule.granule_bytes, rule.strict, rule.pages, driver.get()};
+  const PoolKey key{rule.kind,  shares,      rule.granule_bytes, rule.strict,
+                    rule.pages, rule.device, driver.get()};
+  std::vector<std::shared_ptr<Pool>> unused;  // outlives the lock: a pool's end may take a while
   const std::lock_guard lock(pools_mutex_);
-  std::shared_ptr<Pool>& pool = pools_[key];
-  if (pool) return pool;
-  try {
-    std::shared_ptr<RegionSource> source;
-    if (driver) {
-      source = std::make_shared<PinnedSource>(placer_, rule, driver);
-    } else {
-      source = std::make_shared<NumaSource>(placer_, rule);
-    }
-    pool = std::make_shared<Pool>(std::move(source), driver);
-  } catch (...) {
-    pools_.erase(key);
-    throw;
+  const auto found = pools_.find(key);
+  if (found != pools_.end()) return found->second;
+  if (pools_.size() >= sweep_at_) {
+    unused = take_unused_pools();
+    sweep_at_ = std::max(kLeastSweep, 2 * pools_.size());
   }
-  return pool;
+  return pools_.emplace(key, make_pool(rule, driver)).first->second;
+}
+
+// With the lock held. Who has a pool to itself here is alone with it: references are only given out
+// under the lock.
+std::vector<std::shared_ptr<Pool>> Session::take_unused_pools() {
+  std::vector<std::shared_ptr<Pool>> unused;
+  for (auto at = pools_.begin(); at != pools_.end();) {
+    if (at->second.use_count() > 1) {
+      ++at;
+      continue;
+    }
+    past_ += at->second->statistics().past();
+    unused.push_back(std::move(at->second));
+    at = pools_.erase(at);
+  }
+  return unused;
 }
 
 std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
@@ -111,7 +197,8 @@ std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
   std::vector<std::string> notes;
   check_rule(rule, *placer_.kernel);
   simplify(rule, bytes, notes);
-  auto memory = pool_for(rule, driver)->allocate(bytes);
+  const auto pool = pool_for(rule, driver);
+  auto memory = with_all_memory([&] { return pool->allocate(bytes); });
   auto block = std::make_shared<PlacedBlock>(shared_from_this(), std::move(memory), std::move(rule),
                                              std::move(notes));
   const std::lock_guard lock(blocks_mutex_);
@@ -141,26 +228,48 @@ void Session::forget(const std::byte* address) noexcept {
 
 NodeBytes Session::bytes_per_node(std::span<const std::byte> range) const {
   const auto owner = find(range.data());
+  if (owner && !owner->memory().region()->device().empty()) return {};
   const size_t page = owner ? owner->page_bytes() : kernel().page_bytes(PageKind::kBase);
   return query_bytes(kernel(), range, page);
 }
 
 std::vector<std::shared_ptr<Pool>> Session::pools() const {
-  const std::lock_guard lock(pools_mutex_);
   std::vector<std::shared_ptr<Pool>> result;
+  if (getpid() != owner_) return result;
+  const std::lock_guard lock(pools_mutex_);
   for (const auto& [key, pool] : pools_) result.push_back(pool);
+  return result;
+}
+
+std::map<NodeId, NodeUse> Session::node_use() const {
+  if (getpid() != owner_) return {};
+  return placer_.budget->use();
+}
+
+std::map<std::string, NodeUse> Session::device_use() const {
+  std::map<std::string, NodeUse> result;
+  if (getpid() != owner_) return result;
+  const std::lock_guard lock(pools_mutex_);
+  for (const auto& [name, store] : stores_) result.emplace(name, store->use());
   return result;
 }
 
 Statistics Session::statistics() const {
   Statistics total;
-  for (const auto& pool : pools()) total += pool->statistics();
+  if (getpid() != owner_) return total;
+  const std::lock_guard lock(pools_mutex_);
+  total = past_;
+  for (const auto& [key, pool] : pools_) total += pool->statistics();
   return total;
 }
 
 size_t Session::trim() {
+  if (getpid() != owner_) return 0;
   size_t returned = 0;
   for (const auto& pool : pools()) returned += pool->trim();
+  std::vector<std::shared_ptr<Pool>> unused;
+  const std::lock_guard lock(pools_mutex_);
+  unused = take_unused_pools();
   return returned;
 }
 

@@ -13,7 +13,9 @@
 
 #include "gpu/driver.h"
 #include "memory/allocation.h"
+#include "memory/dax_region.h"
 #include "memory/numa_region.h"
+#include "memory/pinned.h"
 #include "memory/pool.h"
 #include "memory/rule.h"
 #include "memory/run_map.h"
@@ -40,13 +42,17 @@ class PlacedBlock {
   // The rule in words, after a move the new one.
   std::string requested() const;
   std::vector<std::string> notes() const;
-  // Moves the pages to a new rule. Throws InvalidArgument for blocks that share their pages and
-  // for pinned ones.
+  // Moves the pages to a new rule; pinned ones once the work on their streams is done. Throws
+  // InvalidArgument for blocks that share their pages or their registration, what the move throws
+  // with everything back in place, and PlacementError that says where pinned memory ended.
   void move(Rule rule);
 
  private:
+  void move_pinned(PinnedRegion& region, Rule rule, std::vector<std::string> notes);
+
   std::shared_ptr<Session> session_;
   std::shared_ptr<Allocation> memory_;
+  std::mutex moving_;         // held by who moves the block; always before mutex_
   mutable std::mutex mutex_;  // guards what move changes
   Rule rule_;
   std::vector<std::string> notes_;
@@ -54,34 +60,51 @@ class PlacedBlock {
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
-  explicit Session(Placer placer);
+  // `device_capacities` is what may be taken of Device-DAX devices; all, where it says nothing.
+  explicit Session(Placer placer, std::map<std::string, uint64_t> device_capacities = {});
 
   // With a driver the block is pinned. A stripe of less than one cycle goes to the node of the
-  // largest weight, and a note says so. Throws what Pool::allocate throws, and InvalidArgument.
+  // largest weight, and a note says so. Throws what Pool::allocate throws, and InvalidArgument;
+  // OutOfMemory only after what all pools of the session cache was given back. A rule that may
+  // spill does so rather than empty other pools: trim() first where that matters.
   std::shared_ptr<PlacedBlock> allocate(size_t bytes, Rule rule,
                                         const std::shared_ptr<GpuDriver>& driver);
   // The live block that holds the address, or null.
   std::shared_ptr<PlacedBlock> find(const std::byte* address) const;
-  // Bytes on every node, asked from the pages; works for any mapped range.
+  // Bytes on every node, asked from the pages; works for any mapped range. Memory of a device is on
+  // no node.
   NodeBytes bytes_per_node(std::span<const std::byte> range) const;
   const Kernel& kernel() const { return *placer_.kernel; }
-  std::map<NodeId, NodeUse> node_use() const { return placer_.budget->use(); }
+  // All four hold nothing in a forked child.
+  std::map<std::string, NodeUse> device_use() const;
+  std::map<NodeId, NodeUse> node_use() const;
   Statistics statistics() const;
+  // Returns what the pools cache, and forgets the pools that nothing is allocated from.
   size_t trim();
 
  private:
   friend class PlacedBlock;
   using PoolKey = std::tuple<RuleKind, std::vector<std::pair<NodeId, uint32_t>>, size_t, bool,
-                             PageKind, const GpuDriver*>;
+                             PageKind, std::string, const GpuDriver*>;
 
   std::shared_ptr<Pool> pool_for(const Rule& rule, const std::shared_ptr<GpuDriver>& driver);
+  std::shared_ptr<RegionSource> source_for(const Rule& rule);
+  std::shared_ptr<Pool> make_pool(const Rule& rule, const std::shared_ptr<GpuDriver>& driver);
+  std::vector<std::shared_ptr<Pool>> take_unused_pools();
+  template <typename Attempt>
+  auto with_all_memory(const Attempt& attempt);
   void forget(const std::byte* address) noexcept;
   std::vector<std::shared_ptr<Pool>> pools() const;
 
   const Placer placer_;
+  const std::map<std::string, uint64_t> device_capacities_;
   const pid_t owner_;  // in a forked child the locks below may be held for ever
   mutable std::mutex pools_mutex_;
   std::map<PoolKey, std::shared_ptr<Pool>> pools_;
+  std::map<std::string, std::shared_ptr<DaxStore>> stores_;  // devices that were used
+  size_t sweep_at_;          // how many pools there may be before the unused ones go
+  Statistics past_;          // of pools that are gone
+  std::mutex last_attempt_;  // held by who tries once more after running out of memory
   mutable std::mutex blocks_mutex_;
   std::map<const std::byte*, std::weak_ptr<PlacedBlock>> blocks_;
 };

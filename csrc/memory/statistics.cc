@@ -55,4 +55,13 @@ Statistics& Statistics::operator+=(const Statistics& other) {
   return *this;
 }
 
+Statistics Statistics::past() const {
+  Statistics gone = *this;
+  for (Tally* tally :
+       {&gone.asked, &gone.held, &gone.waiting, &gone.cached, &gone.lost, &gone.mapped}) {
+    tally->bytes.current = tally->count.current = 0;
+  }
+  return gone;
+}
+
 }  // namespace cxl_offload

@@ -46,6 +46,8 @@ struct Statistics {
   uint64_t event_waits = 0;       // waits for one block's events
 
   Statistics& operator+=(const Statistics& other);
+  // What is left to tell of a pool that holds nothing any more.
+  Statistics past() const;
 };
 
 }  // namespace cxl_offload

@@ -7,8 +7,8 @@
 namespace cxl_offload {
 namespace {
 
-constexpr std::array<const char*, kOperationCount> kNames = {"map",     "set_policy", "populate",
-                                                             "discard", "query",      "move"};
+constexpr std::array<const char*, kOperationCount> kNames = {
+    "map", "set_policy", "populate", "discard", "query", "move", "open_dax", "map_dax"};
 
 size_t index_of(Operation operation) { return static_cast<size_t>(operation); }
 

@@ -17,10 +17,11 @@
 
 namespace cxl_offload {
 
-enum class Operation { kMap, kSetPolicy, kPopulate, kDiscard, kQuery, kMove };
-inline constexpr size_t kOperationCount = 6;
+enum class Operation { kMap, kSetPolicy, kPopulate, kDiscard, kQuery, kMove, kOpenDax, kMapDax };
+inline constexpr size_t kOperationCount = 8;
 
-// "map", "set_policy", "populate", "discard", "query", "move".
+// "map", "set_policy", "populate", "discard", "query", "move", "open_dax",
+// "map_dax".
 const char* operation_name(Operation operation);
 // Throws InvalidArgument with the known names.
 Operation parse_operation(std::string_view name);

@@ -9,9 +9,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "os/dax_device.h"
 #include "os/node_set.h"
 
 namespace cxl_offload {
@@ -63,8 +66,15 @@ class Kernel {
   virtual Headroom process_headroom() const = 0;
   // Other nodes in the order in which memory falls back from `node`, nearest first.
   virtual std::vector<NodeId> fallback_order(NodeId node) const = 0;
+  // Bytes of the node in ZONE_MOVABLE, out of which a long-term pin moves pages to other nodes.
+  virtual uint64_t movable_bytes(NodeId node) const = 0;
   // The node nearest to the calling thread: where first touch puts its pages.
   virtual NodeId local_node() const = 0;
+
+  // Claims a Device-DAX device for its owner alone. Throws InvalidArgument for a device that is not
+  // there or not in mode devdax, SystemError when the device is claimed already or may not be
+  // opened.
+  virtual std::unique_ptr<DaxDevice> open_dax(const std::string& name) = 0;
 
   // Reserves a private range with no pages in it yet; its address is a multiple of `alignment`.
   // Throws OutOfMemory or SystemError; on throw nothing is left.

@@ -94,6 +94,21 @@ std::optional<uint64_t> find_kib(const std::string& text, const std::string& key
   return value ? std::optional<uint64_t>(*value * 1024) : std::nullopt;
 }
 
+uint64_t read_movable_bytes(NodeId node, size_t page_bytes) {
+  std::istringstream words(read_text("/proc/zoneinfo").value_or(""));
+  bool is_movable = false;
+  for (std::string word, value; words >> word;) {
+    if (word == "Node" && words >> value) {
+      is_movable = value == std::to_string(node) + ",";
+    } else if (is_movable && word == "zone" && words >> value) {
+      is_movable = value == "Movable";
+    } else if (is_movable && word == "managed" && words >> value) {
+      return parse_number(value).value_or(0) * page_bytes;
+    }
+  }
+  return 0;
+}
+
 Headroom read_process_headroom() {
   const std::string meminfo = read_text("/proc/meminfo").value_or("");
   Headroom tightest{find_kib(meminfo, "MemTotal:").value_or(kUnlimited),

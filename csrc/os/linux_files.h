@@ -20,6 +20,9 @@ NodeSet parse_node_list(const std::string& text);
 // The bytes behind "KEY:  123 kB" in a meminfo-like text; `key` with its colon.
 std::optional<uint64_t> find_kib(const std::string& text, const std::string& key);
 
+// Bytes of the node that the kernel manages in ZONE_MOVABLE.
+uint64_t read_movable_bytes(NodeId node, size_t page_bytes);
+
 // The tightest of the machine's available memory and of the cgroups around this process, page
 // cache that can be dropped counted as free.
 Headroom read_process_headroom();

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "os/linux_dax.h"
 #include "os/linux_files.h"
 
 namespace cxl_offload {
@@ -97,14 +98,17 @@ class ThreadPreference {
 // Kernels before 5.14 have no MADV_POPULATE_WRITE: write to every page instead.
 void touch(std::span<std::byte> range, size_t page_bytes) {
   for (size_t offset = 0; offset < range.size(); offset += page_bytes) {
-    auto* byte = reinterpret_cast<volatile std::byte*>(range.data() + offset);
-    *byte = *byte;
+    // Atomic, for others may be writing to pages that are there already.
+    auto* byte = reinterpret_cast<unsigned char*>(range.data() + offset);
+    __atomic_fetch_or(byte, 0, __ATOMIC_RELAXED);
   }
 }
 
 class LinuxKernel final : public Kernel {
  public:
-  LinuxKernel() : base_page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {}
+  explicit LinuxKernel(std::string dax_root)
+      : base_page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
+        dax_root_(std::move(dax_root)) {}
 
   std::string name() const override { return "linux"; }
   NodeSet allowed_nodes() const override;
@@ -112,9 +116,15 @@ class LinuxKernel final : public Kernel {
   Headroom node_headroom(NodeId node, PageKind kind) const override;
   Headroom process_headroom() const override { return read_process_headroom(); }
   std::vector<NodeId> fallback_order(NodeId node) const override;
+  uint64_t movable_bytes(NodeId node) const override {
+    return read_movable_bytes(node, base_page_bytes_);
+  }
   NodeId local_node() const override;
+  std::unique_ptr<DaxDevice> open_dax(const std::string& name) override {
+    return open_linux_dax(dax_root_, name);
+  }
   std::byte* map(size_t bytes, size_t alignment, PageKind kind) override;
-  void unmap(std::span<std::byte> range) noexcept override { munmap(range.data(), range.size()); }
+  void unmap(std::span<std::byte> range) noexcept override;
   void set_policy(std::span<std::byte> range, const Policy& policy) override;
   void populate(std::span<std::byte> range, NodeId node) override;
   void discard(std::span<std::byte> range) override;
@@ -126,7 +136,8 @@ class LinuxKernel final : public Kernel {
  private:
   void advise_pages(std::byte* address, size_t bytes, PageKind kind) const;
 
-  size_t base_page_bytes_;
+  const size_t base_page_bytes_;
+  const std::string dax_root_;
 };
 
 NodeSet LinuxKernel::allowed_nodes() const {
@@ -245,6 +256,13 @@ std::byte* LinuxKernel::map(size_t bytes, size_t alignment, PageKind kind) {
   return begin;
 }
 
+void LinuxKernel::unmap(std::span<std::byte> range) noexcept {
+  if (munmap(range.data(), range.size()) == 0) return;
+  // A hole in a mapping makes two, which vm.max_map_count may forbid: then the pages go, and only
+  // addresses are lost.
+  madvise(range.data(), range.size(), MADV_DONTNEED);
+}
+
 void LinuxKernel::set_policy(std::span<std::byte> range, const Policy& policy) {
   const auto call = [&](int mode) {
     const auto mask = policy.nodes.words();
@@ -330,6 +348,8 @@ void LinuxKernel::move(std::span<std::byte> range, size_t page_bytes,
 
 }  // namespace
 
-std::shared_ptr<Kernel> make_linux_kernel() { return std::make_shared<LinuxKernel>(); }
+std::shared_ptr<Kernel> make_linux_kernel(const std::string& dax_root) {
+  return std::make_shared<LinuxKernel>(dax_root);
+}
 
 }  // namespace cxl_offload

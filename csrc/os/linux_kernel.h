@@ -3,12 +3,14 @@
 #define CXL_OFFLOAD_OS_LINUX_KERNEL_H_
 
 #include <memory>
+#include <string>
 
 #include "os/kernel.h"
 
 namespace cxl_offload {
 
-std::shared_ptr<Kernel> make_linux_kernel();
+// Device-DAX devices are looked for below `dax_root`, which is empty but in tests.
+std::shared_ptr<Kernel> make_linux_kernel(const std::string& dax_root = "");
 
 }  // namespace cxl_offload
 

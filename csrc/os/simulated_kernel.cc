@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "core/error.h"
@@ -27,6 +28,7 @@ SimulatedKernel::SimulatedKernel(const SimulatedMachine& machine)
     : base_page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
       initiator_(machine.initiator),
       reserves_huge_pages_(machine.reserves_huge_pages),
+      dax_(machine.dax, faults_),
       ledger_(machine, base_page_bytes_) {}
 
 SimulatedKernel::~SimulatedKernel() {
@@ -268,12 +270,48 @@ void SimulatedKernel::move(std::span<std::byte> range, size_t page_bytes,
   const size_t count = half ? targets.size() / 2 : targets.size();
   for (size_t i = 0; i < count; ++i) {
     ledger_.check_node(targets[i]);
+    if (is_pinned(range.data() + i * page_bytes)) continue;
     move_page(mapping, pages.first + i * page_bytes / mapping.page_bytes, targets[i]);
   }
   if (half) throw_fault(*fault, range.size());
   for (size_t i = 0; i < states.size(); ++i) {
     states[i] = mapping.pages.get(pages.first + i * page_bytes / mapping.page_bytes);
   }
+}
+
+uint64_t SimulatedKernel::movable_bytes(NodeId node) const {
+  const std::lock_guard lock(mutex_);
+  return ledger_.is_movable(node) ? ledger_.total_bytes(node, base_page_bytes_) : 0;
+}
+
+void SimulatedKernel::pin(std::span<const std::byte> range) {
+  const std::lock_guard lock(mutex_);
+  const Pages pages = find(range);
+  if (pages.at == mappings_.end()) throw InvalidArgument("pin a range that is not mapped");
+  Mapping& mapping = pages.at->second;
+  for (size_t page = pages.first; page < pages.first + pages.count; ++page) {
+    const int from = mapping.pages.get(page);
+    if (from >= 0 && !ledger_.is_movable(from)) continue;
+    auto order = from < 0 ? order_from(initiator_) : ledger_.fallback_order(from);
+    std::erase_if(order, [&](NodeId node) { return ledger_.is_movable(node); });
+    if (from < 0) {
+      place({pages.at, page, 1}, order);  // pinning faults in
+    } else if (std::ranges::none_of(order,
+                                    [&](NodeId to) { return move_page(mapping, page, to); })) {
+      throw OutOfMemory("pin " + format_bytes(range.size()) + ": no room outside ZONE_MOVABLE");
+    }
+  }
+  pins_.emplace(range.data(), range.size());
+}
+
+void SimulatedKernel::unpin(const std::byte* address) noexcept {
+  const std::lock_guard lock(mutex_);
+  pins_.erase(address);
+}
+
+bool SimulatedKernel::is_pinned(const std::byte* address) const {
+  const auto after = pins_.upper_bound(address);
+  return after != pins_.begin() && address < std::prev(after)->first + std::prev(after)->second;
 }
 
 uint64_t SimulatedKernel::used_bytes(NodeId node) const {

@@ -16,6 +16,7 @@
 #include "os/fault_plan.h"
 #include "os/kernel.h"
 #include "os/page_map.h"
+#include "os/simulated_dax.h"
 #include "os/simulated_machine.h"
 
 namespace cxl_offload {
@@ -33,7 +34,9 @@ class SimulatedKernel final : public Kernel {
   Headroom node_headroom(NodeId node, PageKind kind) const override;
   Headroom process_headroom() const override;
   std::vector<NodeId> fallback_order(NodeId node) const override;
+  uint64_t movable_bytes(NodeId node) const override;
   NodeId local_node() const override { return initiator_; }
+  std::unique_ptr<DaxDevice> open_dax(const std::string& name) override { return dax_.open(name); }
   std::byte* map(size_t bytes, size_t alignment, PageKind kind) override;
   void unmap(std::span<std::byte> range) noexcept override;
   void set_policy(std::span<std::byte> range, const Policy& policy) override;
@@ -45,10 +48,17 @@ class SimulatedKernel final : public Kernel {
   void move(std::span<std::byte> range, size_t page_bytes, std::span<const NodeId> targets,
             std::span<int> states) override;
 
+  // A long-term pin, as a driver makes it (FOLL_LONGTERM): moves the pages out of movable nodes
+  // without saying so, to the nearest node that is not, and keeps all of them where they are until
+  // they are unpinned. Throws OutOfMemory where no such node has room; pages that left stay away.
+  void pin(std::span<const std::byte> range);
+  void unpin(const std::byte* address) noexcept;
+
   // What tests inject and look at.
   FaultPlan& faults() const { return faults_; }
   uint64_t used_bytes(NodeId node) const;
   size_t mapping_count() const;
+  uint64_t dax_mapped_bytes(const std::string& name) const { return dax_.mapped_bytes(name); }
   // What happens on the machine outside this process; throw InvalidArgument for more than is free.
   void set_used_by_others(NodeId node, uint64_t bytes);
   void set_pool(NodeId node, size_t page_bytes, uint64_t pages);
@@ -74,6 +84,7 @@ class SimulatedKernel final : public Kernel {
   void forget(const Pages& pages);
   void take_in_touched(const Pages& pages) const;
   bool move_page(Mapping& mapping, size_t page, NodeId target);
+  bool is_pinned(const std::byte* address) const;
   std::vector<NodeId> order_from(NodeId node) const;
   void split(Mappings::iterator at, size_t first, size_t count);
 
@@ -81,9 +92,11 @@ class SimulatedKernel final : public Kernel {
   const NodeId initiator_;
   const bool reserves_huge_pages_;
   mutable FaultPlan faults_;
+  SimulatedDaxBus dax_;
   mutable std::mutex mutex_;
   mutable NodeLedger ledger_;
   mutable Mappings mappings_;
+  std::map<const std::byte*, size_t> pins_;  // ranges
 };
 
 }  // namespace cxl_offload

@@ -37,7 +37,7 @@ NodeLedger::NodeLedger(const SimulatedMachine& machine, size_t base_page_bytes)
   check_distances(machine);
   for (const SimulatedNode& given : machine.nodes) {
     NodeSet{given.id};  // refuses ids out of range
-    Node node{given.total_bytes, 0, 0, {}, {}};
+    Node node{given.total_bytes, given.movable, 0, 0, {}, {}};
     if (!nodes_.emplace(given.id, std::move(node)).second) {
       throw_bad("node " + std::to_string(given.id) + " appears twice");
     }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "os/kernel.h"
+#include "os/simulated_dax.h"
 
 namespace cxl_offload {
 
@@ -22,6 +23,7 @@ struct SimulatedNode {
   uint64_t total_bytes = 0;  // huge-page pools included, as in MemTotal
   uint64_t used_by_others_bytes = 0;
   std::vector<SimulatedPool> pools;
+  bool movable = false;  // all of it in ZONE_MOVABLE
 };
 
 struct SimulatedMachine {
@@ -37,6 +39,7 @@ struct SimulatedMachine {
   // true: mapping explicit huge pages sets them aside in the pools, or is refused, as MAP_HUGETLB
   // does. false: mapping always succeeds and populating may fail, as with MAP_NORESERVE as well.
   bool reserves_huge_pages = true;
+  std::vector<SimulatedDax> dax;
   // Events kept for SimulatedKernel::log(); the oldest are dropped. 0: none.
   size_t log_capacity = 0;
 };
@@ -48,6 +51,7 @@ class NodeLedger {
   NodeLedger(const SimulatedMachine& machine, size_t base_page_bytes);
 
   const NodeSet& allowed() const { return allowed_; }
+  bool is_movable(NodeId id) const { return node(id).movable; }
   // Throws InvalidArgument for a node that is not there.
   void check_node(NodeId node) const;
   // Allowed nodes other than `node`, nearest first; ties by id.
@@ -77,6 +81,7 @@ class NodeLedger {
   };
   struct Node {
     uint64_t total_bytes = 0;
+    bool movable = false;
     uint64_t others_bytes = 0;
     uint64_t used_pages = 0;  // base pages of this process
     std::map<size_t, Pool> pools;

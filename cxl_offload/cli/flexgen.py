@@ -20,6 +20,7 @@ from cxl_offload.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun
     from cxl_offload.memory import Memory
+    from cxl_offload.sim import Timeline
 
 __all__ = ["print_report", "progress_bar", "register"]
 
@@ -51,15 +52,32 @@ def flexgen(context: typer.Context) -> None:
     memory = _memory(args.machine, request)
     with progress_bar() as progress:
         report = run(request, memory=memory, progress=progress)
+    timeline, why_not = _replayed(report, memory)
     # Answers and paths are no markup.
     console = Console(markup=False, emoji=False, highlight=False)
-    print_report(console, report, answers=args.verbose >= 2)
+    print_report(console, report, timeline, answers=args.verbose >= 2)
+    if why_not:
+        console.print(f"Note: no simulated tokens/s: {why_not}")
     if args.json is not None:
-        Path(args.json).write_text(json.dumps(report.to_json(), indent=1) + "\n", encoding="utf-8")
+        simulated = None if timeline is None else timeline.to_json()
+        document = {**report.to_json(), "simulated": simulated}
+        Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if args.trace is not None:
         report.trace.save(args.trace)
     if args.log_file is not None and not args.no_log:
         write_flexgen_log(report, args.log_file)
+
+
+def _replayed(report: FlexGenReport, memory: Memory) -> tuple[Timeline | None, str]:
+    """What the run would take on the simulated machine; or why that cannot be said."""
+    if not memory.is_simulated or not len(report.trace):
+        return None, ""
+    from cxl_offload.sim import replay
+
+    try:
+        return replay(report.trace, memory.machine), ""
+    except ConfigError as error:
+        return None, str(error)
 
 
 def _memory(machine: str | None, request: FlexGenRun) -> Memory:
@@ -94,7 +112,13 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         yield show
 
 
-def print_report(console: Console, report: FlexGenReport, *, answers: bool = True) -> None:
+def print_report(
+    console: Console,
+    report: FlexGenReport,
+    timeline: Timeline | None = None,
+    *,
+    answers: bool = True,
+) -> None:
     """The tables of one run.
 
     Parameters
@@ -103,6 +127,8 @@ def print_report(console: Console, report: FlexGenReport, *, answers: bool = Tru
         Where to print.
     report
         Of the run.
+    timeline
+        What its replay gave.
     answers
         Also print what was generated.
     """
@@ -119,6 +145,8 @@ def print_report(console: Console, report: FlexGenReport, *, answers: bool = Tru
         f"{report.prompt_len} + {report.gen_len} tokens; {stand_in}; {pages} of {report.machine}"
     )
     show(console, _speed_table(report))
+    if timeline is not None:
+        show(console, _simulated_table(timeline))
     show(console, _share_table(report))
     show(console, _placement_table(report))
     console.print("\nNot placed by any policy: " + "; ".join(BYPASSES) + ".")
@@ -139,6 +167,25 @@ def _speed_table(report: FlexGenReport) -> Table:
         "prefill", f"{report.prefill_tokens_per_s:.1f}", format_seconds(report.prefill_seconds)
     )
     made.add_row(decode, f"{report.decode_tokens_per_s:.1f}", format_seconds(report.decode_seconds))
+    return made
+
+
+def _simulated_table(timeline: Timeline) -> Table:
+    """Of the phases with tokens, and what would bound each."""
+    made = table(
+        f"Speed (simulated: the bytes of this run replayed on {timeline.machine})",
+        *("phase", "tokens/s", "time", "busiest"),
+        right=("tokens/s", "time"),
+    )
+    for phase, rate in timeline.tokens_per_s.items():
+        busiest = timeline.bottleneck(phase)
+        busy = timeline.utilisation(phase).get(busiest)
+        made.add_row(
+            phase,
+            f"{rate:.1f}",
+            format_seconds(timeline.phase_seconds[phase]),
+            busiest if busy is None else f"{busiest} ({busy:.0%} of the time)",
+        )
     return made
 
 

@@ -3,6 +3,7 @@
 from cxl_offload.memory.placement import NOT_FAULTED_IN, Placement
 from cxl_offload.memory.policy import (
     Bind,
+    Dax,
     FirstTouch,
     Interleave,
     PlacementLike,
@@ -19,6 +20,7 @@ __all__ = [
     "NOT_FAULTED_IN",
     "Bind",
     "Count",
+    "Dax",
     "FirstTouch",
     "Interleave",
     "Memory",

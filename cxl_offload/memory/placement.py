@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cxl_offload.units import format_bytes
 
@@ -22,13 +22,16 @@ class Placement:
     requested
         The rule in words; None for memory that is not this package's.
     granted
-        Node id to bytes, asked from the pages at the time of the call.
+        Node id to bytes, asked from the pages at the time of the call. Empty for memory of a
+        device, which is on no node.
     page_bytes
         Size of the pages that were asked for; transparent huge pages count as base pages.
     pinned
         Whether the memory is registered with the GPU driver by this package.
     simulated
         True when the pages are those of a simulated machine.
+    devices
+        Device-DAX device to bytes.
     notes
         Where the grant differs from the request, and why.
     """
@@ -39,16 +42,18 @@ class Placement:
     pinned: bool
     simulated: bool
     notes: tuple[str, ...] = ()
+    devices: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        return sum(self.granted.values())
+        return sum(self.granted.values()) + sum(self.devices.values())
 
     def __str__(self) -> str:
         parts = []
         for node, count in sorted(self.granted.items()):
             where = "not faulted in" if node == NOT_FAULTED_IN else f"node {node}"
             parts.append(f"{where}: {format_bytes(count)}")
+        parts += [f"{name}: {format_bytes(count)}" for name, count in sorted(self.devices.items())]
         granted = ", ".join(parts) or "nothing"
         kind = "simulated" if self.simulated else "real"
         return f"{self.requested or 'not requested here'} -> {granted} ({kind} pages)"

@@ -10,12 +10,13 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from cxl_offload import _C
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import (
     Bind,
+    Dax,
     FirstTouch,
     Interleave,
     PlacementLike,
@@ -25,11 +26,16 @@ from cxl_offload.memory.policy import (
     as_policy,
 )
 from cxl_offload.memory.stats import Count, NodeUse, Stats, tier_use
-from cxl_offload.topology import Machine, discover
+from cxl_offload.topology import DaxDevice, Machine, Node, discover
+from cxl_offload.units import MIB
 
 __all__ = ["Memory", "Pages", "active", "use"]
 
+Capacities: TypeAlias = Mapping[int, int] | Mapping[str, int] | Mapping[int | str, int]
 Pages = Literal["base", "thp", "2MiB", "1GiB"]
+
+_DAX_ALIGNMENT_BYTES = 2 * MIB
+"""Of a simulated device that names none; what the kernel's default is on x86."""
 
 _PAGES = {
     "base": _C.PageKind.base,
@@ -44,6 +50,13 @@ def _rule(policy: Policy, pages: str, strict: bool) -> _C.Rule:
         raise ValueError(f"pages {pages!r}; known are {', '.join(_PAGES)}")
     kind = _PAGES[pages]
     match policy:
+        case Dax(device):
+            if pages != "base":
+                raise ValueError(
+                    f"pages {pages!r} of {policy}: a device has pages of its own, as large as its "
+                    "alignment; leave pages out"
+                )
+            return _C.Rule(_C.RuleKind.device, [], strict=strict, device=device)
         case FirstTouch():
             return _C.Rule(_C.RuleKind.first_touch, [], strict=strict, pages=kind)
         case Bind(nodes):
@@ -73,6 +86,19 @@ def _distances(machine: Machine, nodes: list[int]) -> list[list[int]]:
         return []
 
 
+def _is_movable(node: Node) -> bool:
+    """Whether all memory of a node is in ZONE_MOVABLE; a partly movable node can keep pins."""
+    zones = [zone for zone in node.zones if zone.managed_bytes]
+    return bool(zones) and all(zone.name == "Movable" for zone in zones)
+
+
+def _dax_row(device: DaxDevice) -> tuple[str, int, int, str, int]:
+    align_bytes = device.align_bytes or _DAX_ALIGNMENT_BYTES
+    usable = device.size_bytes // align_bytes * align_bytes
+    target = -1 if device.target_node is None else device.target_node
+    return device.name, usable, align_bytes, device.mode, target
+
+
 class Memory:
     """Allocates host memory by policy and answers where it is.
 
@@ -83,8 +109,8 @@ class Memory:
     machine
         The nodes and tiers that policies may name.
     capacities
-        Node id to the most bytes that this session may hold there; None means no limit but the
-        node's own memory.
+        Node id, or name of a Device-DAX device, to the most bytes that this session may hold
+        there; None means no limit but the node's or device's own memory.
     driver
         The GPU driver used for ``pin=True``; None opens the CUDA driver at the first use.
     """
@@ -94,7 +120,7 @@ class Memory:
         kernel: _C.Kernel,
         machine: Machine,
         *,
-        capacities: Mapping[int, int] | None = None,
+        capacities: Capacities | None = None,
         driver: _C.GpuDriver | None = None,
         max_threads: int | None = None,
     ) -> None:
@@ -103,14 +129,17 @@ class Memory:
         self._driver = driver
         self._driver_lock = threading.Lock()
         threads = max_threads or len(os.sched_getaffinity(0))
-        self._session = _C.Session(kernel, dict(capacities or {}), threads)
+        limits = dict(capacities or {})
+        nodes = {name: limit for name, limit in limits.items() if isinstance(name, int)}
+        devices = {name: limit for name, limit in limits.items() if isinstance(name, str)}
+        self._session = _C.Session(kernel, nodes, threads, devices)
 
     @classmethod
     def linux(
         cls,
         machine: Machine | None = None,
         *,
-        capacities: Mapping[int, int] | None = None,
+        capacities: Capacities | None = None,
         driver: _C.GpuDriver | None = None,
     ) -> Memory:
         """The memory of this machine."""
@@ -122,7 +151,7 @@ class Memory:
         machine: Machine,
         *,
         initiator: int | None = None,
-        capacities: Mapping[int, int] | None = None,
+        capacities: Capacities | None = None,
         process_limit_bytes: int | None = None,
         driver: _C.GpuDriver | None = None,
     ) -> Memory:
@@ -153,6 +182,8 @@ class Memory:
             initiator=machine.initiator if initiator is None else initiator,
             allowed_nodes=[node.id for node in nodes if node.allowed],
             process_limit_bytes=process_limit_bytes,
+            movable_nodes=[node.id for node in nodes if _is_movable(node)],
+            dax=[_dax_row(device) for device in machine.dax if device.size_bytes],
         )
         return cls(kernel, machine, capacities=capacities, driver=driver)
 
@@ -207,7 +238,7 @@ class Memory:
         """
         policy = as_policy(placement, self.machine)
         rule = _rule(policy, pages, strict)
-        return self._session.allocate(nbytes, rule, self._gpu_driver() if pin else None)
+        return self._session.allocate(nbytes, rule, self.gpu_driver() if pin else None)
 
     def placement(self, address: int, nbytes: int) -> Placement:
         """Where the pages of any range of host memory are, by asking them."""
@@ -219,13 +250,15 @@ class Memory:
             page_bytes=page_bytes,
             pinned=owner is not None and owner.pinned,
             simulated=self.is_simulated and owner is not None,
+            devices={owner.device: nbytes} if owner is not None and owner.device else {},
             notes=() if owner is None else tuple(owner.notes),
         )
 
     def bytes_per_node(self, address: int, nbytes: int) -> dict[int, int]:
         """Node id to bytes of any range of host memory, asked from its pages.
 
-        Bytes not faulted in are under :data:`~cxl_offload.memory.placement.NOT_FAULTED_IN`.
+        Bytes not faulted in are under :data:`~cxl_offload.memory.placement.NOT_FAULTED_IN`; memory
+        of a Device-DAX device is on no node.
         """
         return self._session.bytes_per_node(address, nbytes)
 
@@ -233,24 +266,43 @@ class Memory:
         """The live allocation of this session that holds ``address``."""
         return self._session.find(address)
 
-    def move(self, allocation: _C.Allocation, placement: PlacementLike) -> None:
+    def move(
+        self, allocation: _C.Allocation, placement: PlacementLike, *, strict: bool = True
+    ) -> None:
         """Moves the pages of an allocation; its address, contents and views stay.
+
+        Pages move one by one, so that nothing is held twice. Pinned memory is first left alone by
+        the GPU: the work queued on its recorded streams is waited for, or, where no stream was
+        recorded, all work of the context. It is then unpinned, moved, pinned again, and its
+        placement read again. Work that uses it must not be queued before ``move`` returns.
+
+        Parameters
+        ----------
+        strict
+            As in :meth:`allocate`.
 
         Raises
         ------
         ValueError
-            The allocation shares its pages (smaller than a page) or is pinned.
+            The allocation shares its pages (smaller than a page), or is pinned together with
+            other small ones.
         MemoryError
             A target node is full; the pages are back where they were.
+        PlacementError
+            Pinned memory only: strict, and pinning moved pages away again (they are back where
+            they were); or the driver refused to pin again. The message and the placement's notes
+            say where the memory is and whether it is pinned; it is valid whatever happened.
         """
         policy = as_policy(placement, self.machine)
-        allocation.move(_rule(policy, "base", True))
+        allocation.move(_rule(policy, "base", strict))
 
     def stats(self) -> Stats:
         """What the session holds now, held at most, and has ever taken."""
         nodes = {node: NodeUse(*use) for node, use in self._session.node_use().items()}
         counters = {name: Count(*count) for name, count in self._session.statistics().items()}
-        return Stats(nodes=nodes, tiers=tier_use(self.machine.tiers, nodes), **counters)
+        tiers = tier_use(self.machine.tiers, nodes)
+        devices = {name: NodeUse(*use) for name, use in self._session.device_use().items()}
+        return Stats(nodes=nodes, tiers=tiers, devices=devices, **counters)
 
     def trim(self) -> int:
         """Returns cached memory to the kernel; waits for the GPU where it may still use it.
@@ -262,7 +314,14 @@ class Memory:
         """
         return self._session.trim()
 
-    def _gpu_driver(self) -> _C.GpuDriver:
+    def gpu_driver(self) -> _C.GpuDriver:
+        """The driver that pins, opened at the first use.
+
+        Raises
+        ------
+        ValueError
+            There is none on this machine.
+        """
         with self._driver_lock:
             if self._driver is None:
                 self._driver = _C.open_cuda_driver()

@@ -21,7 +21,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """Bytes that a session holds on a node or tier, cached blocks included.
+    """Bytes that a session holds on a node, tier or device, cached blocks included.
 
     ``peak_bytes`` of a tier is the sum of its nodes' peaks, an upper bound: the nodes need not
     have peaked together. ``capacity_bytes`` is a limit set by the user, None without one.
@@ -42,6 +42,8 @@ class Stats:
     nodes, tiers
         Bytes held, by node id and by tier name. Pages of first touch are not in them: nobody
         knows their node before they are touched.
+    devices
+        Bytes held of Device-DAX devices that the session has claimed, by device name.
     asked_bytes, allocations
         What callers asked for: bytes, and number of live allocations.
     held_bytes
@@ -54,6 +56,7 @@ class Stats:
 
     nodes: Mapping[int, NodeUse]
     tiers: Mapping[str, NodeUse]
+    devices: Mapping[str, NodeUse]
     asked_bytes: Count
     allocations: Count
     held_bytes: Count

@@ -35,7 +35,7 @@ from cxl_offload.topology.model import Machine, Variant
 from cxl_offload.topology.node import Node
 from cxl_offload.topology.quantity import Citations
 
-__all__ = ["load_machine", "machine_names", "parse_machine"]
+__all__ = ["load_machine", "machine_names", "machine_path", "parse_machine"]
 
 _REQUIRED = ("name", "description", "paper", "nodes", "tiers")
 _OPTIONAL = (
@@ -93,6 +93,18 @@ def load_machine(
         raise ConfigError(f"no machine file is called {base!r}; known: {known}; or give a path")
     text = (_shipped_folder() / f"{base}.yaml").read_text(encoding="utf-8")
     return parse_machine(text, file=f"{base}.yaml", variant=chosen)
+
+
+def machine_path(name_or_path: str | Path) -> Path | None:
+    """The file that :func:`load_machine` reads for this name or path; None where there is none."""
+    wanted = str(name_or_path)
+    base, _, choices = wanted.rpartition(":")
+    if not base or "=" not in choices:
+        base = wanted
+    if base in machine_names():
+        return _shipped_folder() / f"{base}.yaml"
+    path = Path(base)
+    return path if path.is_file() else None
 
 
 def parse_machine(

@@ -1,5 +1,44 @@
 """Moving bytes between host tiers and the GPU."""
 
-from cxl_offload.transfer.blocks import BlockCopier, cuda_kernels_path
+from cxl_offload.transfer.blocks import BlockCopier, cuda_kernels_path, measure_kernel_limit
+from cxl_offload.transfer.engine import (
+    NO_NODE,
+    CopyEngine,
+    CopyHandle,
+    Link,
+    LinkUse,
+    Transfer,
+    prefetched,
+)
+from cxl_offload.transfer.host import (
+    CopyRule,
+    HostCopier,
+    cpus_near,
+    load_rules,
+    measure_rules,
+    save_rules,
+)
+from cxl_offload.transfer.packing import BlockPacker, PackedFormat, pack, unpack
 
-__all__ = ["BlockCopier", "cuda_kernels_path"]
+__all__ = [
+    "NO_NODE",
+    "BlockCopier",
+    "BlockPacker",
+    "CopyEngine",
+    "CopyHandle",
+    "CopyRule",
+    "HostCopier",
+    "Link",
+    "LinkUse",
+    "PackedFormat",
+    "Transfer",
+    "cpus_near",
+    "cuda_kernels_path",
+    "load_rules",
+    "measure_kernel_limit",
+    "measure_rules",
+    "pack",
+    "prefetched",
+    "save_rules",
+    "unpack",
+]

@@ -1,5 +1,6 @@
 #include "fake_libcuda.h"
 
+#include <cstring>
 #include <sstream>
 
 namespace {
@@ -171,6 +172,46 @@ int cuEventSynchronize(void* event) {
 int cuEventDestroy_v2(void* event) {
   delete static_cast<Event*>(event);
   --cuda().live_events;
+  return kSuccess;
+}
+
+int cuStreamCreate(void** stream, unsigned flags) {
+  int result = kSuccess;
+  if (refused(result, "cuStreamCreate", here(), flags)) return result;
+  if (here() == 0) return kInvalidContext;
+  *stream = reinterpret_cast<void*>(here() + 0x10 * static_cast<uintptr_t>(++cuda().streams));
+  return kSuccess;
+}
+
+int cuStreamDestroy_v2(void* stream) {
+  int result = kSuccess;
+  if (refused(result, "cuStreamDestroy", number(stream))) return result;
+  return kSuccess;
+}
+
+int cuStreamWaitEvent(void* stream, void* event, unsigned) {
+  int result = kSuccess;
+  if (refused(result, "cuStreamWaitEvent", here(), number(stream))) return result;
+  return static_cast<Event*>(event)->recorded ? kSuccess : kInvalidHandle;
+}
+
+int cuMemcpyAsync(uint64_t target, uint64_t source, size_t bytes, void* stream) {
+  int result = kSuccess;
+  if (refused(result, "cuMemcpyAsync", here(), number(stream), bytes)) return result;
+  std::memmove(reinterpret_cast<void*>(target), reinterpret_cast<void*>(source), bytes);
+  return kSuccess;
+}
+
+int cuMemcpyBatchAsync_v2(uint64_t* targets, uint64_t* sources, size_t* sizes, size_t count,
+                          void* attributes, size_t* indexes, size_t attribute_count, void* stream) {
+  int result = kSuccess;
+  if (refused(result, "cuMemcpyBatchAsync", here(), number(stream), count)) return result;
+  const bool in_stream_order = *static_cast<int*>(attributes) == 1;
+  if (!in_stream_order || attribute_count != 1 || indexes[0] != 0) return kInvalidValue;
+  for (size_t i = 0; i < count; ++i) {
+    std::memmove(reinterpret_cast<void*>(targets[i]), reinterpret_cast<void*>(sources[i]),
+                 sizes[i]);
+  }
   return kSuccess;
 }
 

@@ -22,6 +22,7 @@ struct FakeCuda {
   std::map<void*, size_t> registered;
   int retained = 0;
   int live_events = 0;
+  int streams = 0;  // made
   std::vector<std::string> calls;
 };
 

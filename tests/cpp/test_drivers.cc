@@ -241,6 +241,88 @@ TEST(synchronize_covers_contexts_that_registered_and_primary_ones) {
   CHECK_EQ(cuda.retained, 0);
 }
 
+TEST(stream_is_made_in_the_current_context_or_one_in_use) {
+  FakeCuda& cuda = fresh_cuda();
+  cuda.gpus = 2;
+  const auto driver = open_driver();
+  CHECK_THROWS(InvalidArgument, driver->create_stream());
+  cuda.active = {0x2000};
+  const StreamId stream = driver->create_stream();
+  CHECK_EQ(stream, 0x2010u);
+  CHECK(called(cuda, "cuStreamCreate 2000 1"));
+  cuda.current = {0x1000};
+  driver->destroy_stream(stream);
+  CHECK(called(cuda, "cuStreamDestroy 2010"));
+  CHECK_EQ(cuda.current.size(), 1u);
+  CHECK_EQ(cuda.retained, 0);
+  cuda.destroyed = {0x2000};
+  driver->destroy_stream(stream);
+  CHECK(!called(cuda, "CREATED A CONTEXT"));
+}
+
+TEST(copies_go_to_the_context_of_their_stream) {
+  FakeCuda& cuda = fresh_cuda();
+  cuda.active = {0x1000};
+  const auto driver = open_driver();
+  const std::vector<int> from{1, 2, 3, 4};
+  std::vector<int> to(4);
+  const auto at = [](const int& value) { return reinterpret_cast<uint64_t>(&value); };
+  driver->copy(at(to[0]), at(from[0]), 2 * sizeof(int), 0x1010);
+  CHECK(called(cuda, "cuMemcpyAsync 1000 1010 8"));
+  const std::vector<uint64_t> targets{at(to[2]), at(to[3])}, sources{at(from[2]), at(from[3])};
+  const std::vector<size_t> sizes{sizeof(int), sizeof(int)};
+  driver->copy_batch(targets, sources, sizes, 0x1010);
+  CHECK(called(cuda, "cuMemcpyBatchAsync 1000 1010 2"));
+  CHECK(to == from);
+  CHECK(cuda.current.empty());
+  CHECK_THROWS(InvalidArgument, driver->copy(at(to[0]), at(from[0]), 4, 0));
+  CHECK_THROWS(InvalidArgument, driver->copy_batch(targets, sources, {}, 0x1010));
+  cuda.results["cuMemcpyAsync"] = 719;
+  const auto message = CHECK_THROWS(SystemError, driver->copy(at(to[0]), at(from[0]), 4, 0x1010));
+  CHECK(message.find("cuMemcpyAsync") != std::string::npos);
+  CHECK(cuda.current.empty());
+}
+
+TEST(stream_waits_for_every_event_of_a_default_stream) {
+  FakeCuda& cuda = fresh_cuda();
+  cuda.gpus = 2;
+  cuda.active = {0x1000, 0x2000};
+  const auto driver = open_driver();
+  const EventId event = driver->record_event(0);
+  driver->stream_wait(0x2010, event);
+  CHECK_EQ(std::count(cuda.calls.begin(), cuda.calls.end(), "cuStreamWaitEvent 2000 2010"), 2);
+  driver->destroy_event(event);
+}
+
+TEST(fake_copy_is_done_in_its_turn_and_after_what_its_stream_waits_for) {
+  FakeDriver driver;
+  const StreamId first = driver.create_stream(), second = driver.create_stream();
+  int source = 1, target = 0;
+  const auto at = [](int& value) { return reinterpret_cast<uint64_t>(&value); };
+  driver.launch(first);
+  const EventId event = driver.record_event(first);
+  driver.stream_wait(second, event);
+  driver.copy(at(target), at(source), sizeof(int), second);
+  source = 2;
+  CHECK_EQ(driver.step(second, 9), 0u);
+  CHECK_EQ(driver.step(first, 9), 1u);
+  CHECK_EQ(target, 0);
+  CHECK_EQ(driver.step(second, 9), 2u);
+  CHECK_EQ(target, 2);
+  driver.launch(first);
+  const EventId late = driver.record_event(first);
+  driver.stream_wait(second, late);
+  source = 3;
+  driver.copy(at(target), at(source), sizeof(int), second);
+  driver.finish(second);
+  CHECK_EQ(target, 3);
+  CHECK(driver.event_done(late));
+  driver.fail_copy(1);
+  CHECK_THROWS(SystemError, driver.copy(at(target), at(source), sizeof(int), second));
+  CHECK_EQ(driver.counts().copied_bytes, 2 * sizeof(int));
+  for (const EventId each : {event, late}) driver.destroy_event(each);
+}
+
 TEST(fake_driver_counts_and_limits_registrations) {
   FakeDriver driver(6000);
   driver.register_host(kRange);

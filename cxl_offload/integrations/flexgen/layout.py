@@ -27,7 +27,7 @@ from cxl_offload.integrations.flexgen.shares import (
 )
 from cxl_offload.integrations.flexgen.sizes import Sizes
 from cxl_offload.integrations.flexgen.store import Part
-from cxl_offload.memory.policy import FirstTouch, parse_policy
+from cxl_offload.memory.policy import Dax, FirstTouch, parse_policy
 from cxl_offload.topology import Machine, Tier
 
 __all__ = ["Layout", "lay_out", "with_tiers"]
@@ -168,6 +168,11 @@ def _parts(role: Role, text: str | None, machine: Machine) -> tuple[Part, ...]:
             parts = tuple(Part(name, parse_policy(f"bind:{name}", machine)) for name in places)
     except ValueError as error:
         raise ConfigError(f"--place {role}={text}: {error}") from None
+    if any(isinstance(part.policy, Dax) for part in parts):
+        raise ConfigError(
+            f"--place {role}={text}: what fits is worked out by node, and a device is none; name "
+            "nodes, or make its memory one: daxctl reconfigure-device --mode=system-ram"
+        )
     usable = {node.id for node in machine.usable_nodes(include_gpu_memory=True)}
     for part in parts:
         absent = [node for node in getattr(part.policy, "nodes", ()) if node not in usable]

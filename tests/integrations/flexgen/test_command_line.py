@@ -80,7 +80,13 @@ def test_machine_file_places_on_simulated_nodes(
     per_role = {(row["role"], row["part"]): row for row in report["placement"]}
     assert set(per_role["kv", "host"]["granted_bytes_per_tier"]) == {"cxl"}
     assert set(per_role["weights", "cxl"]["granted_bytes_per_tier"]) == {"cxl"}
-    assert "simulated nodes" in capsys.readouterr().out
+    simulated = report["simulated"]
+    assert simulated["kind"] == "simulated"
+    assert simulated["tokens_per_s"]["decode"] > 0
+    assert simulated["node_bytes"]["2"] > 0
+    printed = capsys.readouterr().out
+    assert "simulated nodes" in printed
+    assert "replayed on epyc9354-cxl-a" in printed
 
 
 def test_prompt_of_flexgen_itself_without_a_file(

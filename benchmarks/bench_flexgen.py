@@ -1,0 +1,200 @@
+"""FlexGen's tokens/s: as it is, and with its host memory allocated and copied by this package.
+
+Both run the same model, prompts and policies on the CPUs of this machine, which stand in for a GPU
+on both sides, with as many threads. Runs alternate, so that what else the machine does hits both;
+tokens are compared before anything is timed. Every figure is measured.
+
+    python benchmarks/bench_flexgen.py [--rounds N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from measurements import Ratio, describe_machine, paired_ratio, write_json
+from rich.console import Console
+from rich.table import Table
+
+from cxl_offload import Memory
+from cxl_offload.integrations.flexgen import FlexGenRun, OptShape, Session, make_opt
+from cxl_offload.integrations.flexgen.checkpoint import convert_checkpoint
+from cxl_offload.integrations.flexgen.model import config_of_checkpoint
+from cxl_offload.integrations.flexgen.wiring import flexgen_policy
+
+STOCK = Path(__file__).with_name("stock_flexgen.py")
+SHAPE = OptShape(layers=12, hidden=768, heads=12)
+"""Width and depth of OPT-125M, with byte-level tokens."""
+
+CASES: dict[str, dict[str, Any]] = {
+    "all on the host": {},
+    "half of weights and KV on the accelerator": {"percent": (50, 50, 50, 50, 0, 100)},
+    "attention on the CPU": {"cpu_cache_compute": True},
+    "attention on the CPU, 2 batches": {
+        "cpu_cache_compute": True,
+        "num_gpu_batches": 2,
+        "overlap": False,  # stock FlexGen gives wrong tokens with overlap here
+    },
+}
+
+
+class StockProcess:
+    """Stock FlexGen in a process of its own, which runs one case at a time."""
+
+    def __init__(self, jobs: dict[str, Any], folder: Path) -> None:
+        (folder / "jobs.json").write_text(json.dumps(jobs))
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", STOCK, folder / "jobs.json"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def run(self, case: str) -> dict[str, Any]:
+        """Tokens and seconds of one case."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{case}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"stock FlexGen ended with {self._process.wait()} in {case!r}")
+        return dict(json.loads(line))
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def policy_fields(request: FlexGenRun) -> list[Any]:
+    """FlexGen's Policy of a request, in the order in which the stock process takes it."""
+    fields = asdict(flexgen_policy(request))
+    kept = [value for name, value in fields.items() if not name.startswith("com")]
+    return [*kept, request.compress_weight, request.compress_cache]
+
+
+def requests(model: Path, rows: int, prompt_len: int, gen_len: int) -> dict[str, FlexGenRun]:
+    """The request of every case, all on the same prompts."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(16, SHAPE.vocab, size=(rows, prompt_len)).tolist()
+    plain = FlexGenRun(
+        model=str(model),
+        token_ids=tuple(tuple(row) for row in tokens),
+        gen_len=gen_len,
+        gpu_batch_size=rows,
+        record=False,
+        accelerator="host",
+    )
+    made = {}
+    for name, options in CASES.items():
+        batches = options.get("num_gpu_batches", 1)
+        made[name] = replace(plain, gpu_batch_size=rows // batches, **options)
+    return made
+
+
+def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """All cases, each on both sides in turn."""
+    model = make_opt(folder / "opt", SHAPE, seed=1)
+    config = config_of_checkpoint(model)
+    convert_checkpoint(model, config, folder / f"{model.name}-np")
+    cases = requests(model, options.rows, options.prompt_len, options.gen_len)
+    jobs = {
+        "weights": str(folder),
+        "config": {key: value for key, value in asdict(config).items() if key != "dtype"},
+        "offload_dir": str(folder / "offload"),
+        "threads": torch.get_num_threads(),
+        "inputs": next(iter(cases.values())).token_ids,
+        "gen_len": options.gen_len,
+        "cases": {name: policy_fields(request) for name, request in cases.items()},
+    }
+    stock = StockProcess(jobs, folder)
+    memory = Memory.linux()
+    try:
+        return [
+            one_case(name, request, stock, memory, options.rounds)
+            for name, request in cases.items()
+        ]
+    finally:
+        stock.close()
+
+
+def one_case(
+    name: str, request: FlexGenRun, stock: StockProcess, memory: Memory, rounds: int
+) -> dict[str, Any]:
+    """Medians and ratios of one case; the first run of both sides warms up and is compared."""
+    times: dict[str, list[tuple[float, float]]] = {"stock": [], "cxl_offload": []}
+    with Session(request, memory=memory) as session:
+        expected, ours = stock.run(name), session.generate()
+        if not np.array_equal(expected["tokens"], ours.tokens):
+            raise RuntimeError(f"{name}: tokens differ from those of stock FlexGen")
+        for _ in range(rounds):
+            costs = stock.run(name)["seconds"]
+            times["stock"].append((costs[0], sum(costs[1:])))
+            report = session.generate()
+            times["cxl_offload"].append((report.prefill_seconds, report.decode_seconds))
+    tokens = {
+        "prefill": request.rows * ours.prompt_len,
+        "decode": request.rows * (ours.gen_len - 1),
+    }
+    result: dict[str, Any] = {"case": name, "kind": "measured", "rounds": rounds}
+    for at, phase in enumerate(tokens):
+        both = {side: [tokens[phase] / one[at] for one in runs] for side, runs in times.items()}
+        ratio = paired_ratio(both["cxl_offload"], both["stock"])
+        result[phase] = {
+            "stock_tokens_per_s": float(np.median(both["stock"])),
+            "cxl_offload_tokens_per_s": float(np.median(both["cxl_offload"])),
+            "ratio": asdict(ratio),
+        }
+    return result
+
+
+def show(console: Console, results: list[dict[str, Any]]) -> None:
+    """The table."""
+    made = Table("case", "phase", title="FlexGen tokens/s (measured, host in place of a GPU)")
+    for heading in ("stock", "this package", "ratio", "95 % interval"):
+        made.add_column(heading, justify="right")
+    for result in results:
+        for phase in ("prefill", "decode"):
+            one, ratio = result[phase], Ratio(**result[phase]["ratio"])
+            made.add_row(
+                result["case"] if phase == "prefill" else "",
+                phase,
+                f"{one['stock_tokens_per_s']:.1f}",
+                f"{one['cxl_offload_tokens_per_s']:.1f}",
+                f"{ratio.median:.2f}",
+                f"{ratio.low:.2f} to {ratio.high:.2f}",
+            )
+    console.print(made)
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--prompt-len", type=int, default=128)
+    parser.add_argument("--gen-len", type=int, default=16)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="cxl-offload-bench-") as scratch:
+        results = measure(options, Path(scratch))
+    show(Console(), results)
+    if options.json is not None:
+        settings = {key: value for key, value in vars(options).items() if key != "json"}
+        document = {**describe_machine(), "settings": settings, "results": results}
+        write_json(options.json, document)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""How long the planner searches: OPT-175B over a GPU, four host tiers and a drive.
+
+Correctness first: the answer must fit and keep the program's own relaxation as a bound. Times are
+of the whole batch-and-placement search in this process, median of several runs; nothing of the
+plan is measured. For comparison, FlexGen's own search (experimental/cost_model.py, one CBC
+process a program) took 5.3 s for OPT-175B with one host tier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from dataclasses import replace
+
+from cxl_offload.plan.flexgen_hardware import flexgen_hardware
+from cxl_offload.plan.flexgen_job import flexgen_job
+from cxl_offload.plan.flexgen_planner import plan_flexgen
+from cxl_offload.plan.flexgen_prices import relaxed_tokens_per_s
+from cxl_offload.plan.model_file import load_model
+from cxl_offload.topology import Access, Machine, Node, NodeKind, Tier, load_machine
+
+LIMIT_S = 1.0
+
+
+def four_tiers() -> Machine:
+    """System A of the machine files with an HBM node added, so that there are four host tiers."""
+    machine = load_machine("epyc9354-cxl-a")
+    node = Node(3, NodeKind.HBM, (), 64 << 30)
+    tiers = [tier for tier in machine.tiers if tier.name != "nvme"]
+    return replace(
+        machine,
+        nodes=(*machine.nodes, node),
+        accesses=(*machine.accesses, Access(0, 3, 130.0, None, 6e11)),
+        tiers=(*tiers, Tier("hbm", (3,)), Tier("nvme", ())),
+    )
+
+
+def main() -> None:
+    """Times the search and prints a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    hardware, _ = flexgen_hardware(four_tiers())
+    rows = []
+    for name, prompt, generated in (
+        ("opt-175b", 512, 32),
+        ("opt-175b", 1024, 128),
+        ("opt-66b", 512, 32),
+        ("opt-30b", 512, 32),
+        ("opt-1.3b", 512, 32),
+    ):
+        job = flexgen_job(load_model(name), prompt=prompt, generated=generated)
+        seconds = []
+        for _ in range(args.runs):
+            start = time.perf_counter()
+            found = plan_flexgen(job, hardware)
+            seconds.append(time.perf_counter() - start)
+        assert found is not None
+        bound = relaxed_tokens_per_s(job, hardware, found)
+        assert bound is not None
+        assert found.phases.tokens_per_s <= bound * (1 + 1e-6)
+        assert all(
+            nbytes <= tier.usable_bytes
+            for nbytes, tier in zip(found.loads.host, hardware.tiers, strict=True)
+        )
+        rows.append(
+            {
+                "model": name,
+                "tokens": f"{prompt}+{generated}",
+                "median_s": statistics.median(seconds),
+                "least_s": min(seconds),
+                "most_s": max(seconds),
+                "programs": found.programs,
+                "predicted_tokens_per_s": found.phases.tokens_per_s,
+                "share_of_relaxed": found.phases.tokens_per_s / bound,
+            }
+        )
+    if args.json:
+        print(json.dumps({"host": platform.processor(), "runs": args.runs, "rows": rows}, indent=1))
+        return
+    print("search times measured, speeds predicted; 4 host tiers, GPU and NVMe")
+    print(
+        f"{'model':10} {'tokens':9} {'median':>8} {'least':>8} {'most':>8} {'MIPs':>5} "
+        f"{'of bound':>9}"
+    )
+    for row in rows:
+        print(
+            f"{row['model']:10} {row['tokens']:9} {row['median_s']:7.3f}s {row['least_s']:7.3f}s "
+            f"{row['most_s']:7.3f}s {row['programs']:5} {row['share_of_relaxed']:9.1%}"
+        )
+    slow = [row for row in rows if row["model"] == "opt-175b" and row["median_s"] > LIMIT_S]
+    print("OPT-175B within 1 s: " + ("no" if slow else "yes"))
+
+
+if __name__ == "__main__":
+    main()

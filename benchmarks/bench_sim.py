@@ -1,0 +1,97 @@
+"""Events a second of the replay: a decoding loop that repeats, and traces that never do.
+
+The bar is a million events in 10 s. Times are those of this machine (measured); what is replayed
+is simulated.
+
+    python benchmarks/bench_sim.py [--events N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+from measurements import describe_machine, write_json
+from rich.console import Console
+from rich.table import Table
+
+from cxl_offload.sim import Event, Trace, replay
+from cxl_offload.topology import load_machine
+
+MIB = 1 << 20
+
+
+def one(step: int, queue: str, engine: Any, read: int, write: int, flops: float = 0.0) -> Event:
+    """An event that moves bytes of local DRAM and of CXL."""
+    return Event(
+        phase="decode",
+        step=step,
+        queue=queue,
+        engine=engine,
+        tensor_kind="kv",
+        read_bytes={0: read, 2: read // 3} if read else {},
+        write_bytes={0: write} if write else {},
+        accelerator_bytes=(read or write) if engine != "cpu" else 0,
+        flops=flops,
+    )
+
+
+def decoding(count: int, varied: bool) -> Trace:
+    """Steps of five queues; with ``varied`` no two steps move the same bytes."""
+    draw = random.Random(0)
+    events = []
+    for step in range(count // 5):
+        size = draw.randrange(MIB, 64 * MIB) if varied else 16 * MIB
+        events += [
+            one(step, "load_weight", "h2d", size, 0),
+            one(step, "load_cache", "h2d", size // 2, 0),
+            one(step, "store_cache", "d2h", 0, size // 7),
+            one(step, "hidden", "d2h", 0, size // 9),
+            one(step, "compute", "cpu", size * 2, size // 5),
+        ]
+    return Trace(events)
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    machine = load_machine("epyc9354-cxl-a")
+    results = []
+    for name, varied in (("steps that repeat", False), ("no two steps alike", True)):
+        trace = decoding(options.events, varied)
+        begin = time.perf_counter()
+        timeline = replay(trace, machine)
+        took_s = time.perf_counter() - begin
+        results.append(
+            {
+                "trace": name,
+                "kind": "measured",
+                "events": len(trace),
+                "seconds": took_s,
+                "events_per_s": len(trace) / took_s,
+                "simulated_seconds": timeline.seconds,
+            }
+        )
+    made = Table("trace", title="Replay (measured; five queues a step, all contending)")
+    for heading in ("events", "seconds", "events/s"):
+        made.add_column(heading, justify="right")
+    for row in results:
+        made.add_row(
+            str(row["trace"]),
+            f"{row['events']:,}",
+            f"{row['seconds']:.2f}",
+            f"{row['events_per_s']:,.0f}",
+        )
+    Console().print(made)
+    if options.json is not None:
+        write_json(options.json, {**describe_machine(), "results": results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""FlexGen as it is, on a machine without CUDA: the peer that tokens and times are compared with.
+
+A process of its own, because it changes torch for FlexGen's sake: ``python stock_flexgen.py
+JOBS.json``. JOBS has ``weights`` (the parent of a ``NAME-np`` folder), ``config`` (fields of
+FlexGen's OptConfig), ``offload_dir``, ``threads``, ``inputs``, ``gen_len`` and ``cases``: a name
+and the positional fields of FlexGen's Policy, without the two compression configurations. Every
+line on stdin names a case to run; every line on stdout is a JSON object with its ``tokens`` and the
+``seconds`` of every token, the prompt's first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers  # noqa: F401  before torch.cuda.Stream is replaced: it annotates with it
+
+
+def stand_in_for_cuda() -> None:
+    """Ordinary memory and the CPU for everything FlexGen asks of CUDA."""
+    allocate = torch.empty
+
+    def empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        return allocate(*size, **options)
+
+    torch.cuda.Stream = type("Stream", (), {"__new__": lambda cls, *_: None})  # type: ignore[misc]
+    torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+    torch.cuda.set_device = lambda *_: None  # type: ignore[assignment]
+    torch.Tensor.cuda = lambda self, *_: self  # type: ignore[method-assign, assignment]
+    torch.Tensor.is_pinned = lambda self, *_: True  # type: ignore[method-assign, assignment]
+    torch.empty = empty
+
+
+class Stock:
+    """Generates the cases of JOBS with models that stay loaded from one case to the next."""
+
+    def __init__(self, jobs: dict[str, Any]) -> None:
+        self._jobs = jobs
+        self._models: dict[str, Any] = {}
+
+    def run(self, name: str) -> dict[str, Any]:
+        """Tokens and seconds of one case."""
+        from flexgen.timer import timers
+
+        if name not in self._models:
+            self._models[name] = self._load(self._jobs["cases"][name])
+        timers("generate").reset()
+        inputs = np.array(self._jobs["inputs"])
+        tokens = self._models[name].generate(inputs, max_new_tokens=self._jobs["gen_len"])
+        return {"tokens": tokens.tolist(), "seconds": timers("generate").costs}
+
+    def _load(self, fields: list[Any]) -> Any:
+        from flexgen.compression import CompressionConfig
+        from flexgen.flex_opt import OptLM, Policy
+        from flexgen.opt_config import OptConfig
+        from flexgen.pytorch_backend import DeviceType, TorchDevice, TorchDisk, TorchMixedDevice
+        from flexgen.utils import ExecutionEnv
+
+        gpu = TorchDevice("cpu")
+        gpu.device_type = DeviceType.CUDA
+        cpu = TorchDevice("cpu")
+        disk = TorchDisk(self._jobs["offload_dir"], num_copy_threads=1)
+        env = ExecutionEnv(gpu=gpu, cpu=cpu, disk=disk, mixed=TorchMixedDevice([gpu, cpu, disk]))
+        *plain, compress_weight, compress_cache = fields
+        weights = CompressionConfig(num_bits=4, group_size=64, group_dim=0, symmetric=False)
+        cache = CompressionConfig(num_bits=4, group_size=64, group_dim=2, symmetric=False)
+        policy = Policy(*plain, compress_weight, weights, compress_cache, cache)
+        return OptLM(OptConfig(**self._jobs["config"]), env, self._jobs["weights"], policy)
+
+
+if __name__ == "__main__":
+    jobs = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(jobs["threads"])
+    stand_in_for_cuda()
+    stock = Stock(jobs)
+    # FlexGen prints on stdout; only results go there.
+    results, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        print(json.dumps(stock.run(line.strip())), file=results, flush=True)
+    os._exit(0)  # its copy threads never end by themselves

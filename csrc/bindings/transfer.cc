@@ -1,0 +1,219 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/bind.h"
+#include "core/error.h"
+#include "transfer/chunk_plan.h"
+#include "transfer/copy_engine.h"
+#include "transfer/copy_timing.h"
+#include "transfer/host_copy.h"
+#include "transfer/packing.h"
+
+namespace cxl_offload::bindings {
+namespace {
+
+namespace py = pybind11;
+
+std::byte* bytes_at(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
+
+void bind_packing(py::module_& module) {
+  py::enum_<Code>(module, "Code").value("int4", Code::kInt4).value("fp8", Code::kFp8);
+  py::enum_<Element>(module, "Element")
+      .value("float16", Element::kFloat16)
+      .value("bfloat16", Element::kBfloat16)
+      .value("float32", Element::kFloat32);
+  py::class_<Packing>(module, "Packing")
+      .def(py::init<Code, Element, size_t>(), py::arg("code"), py::arg("element"),
+           py::arg("group_elements"))
+      .def("code_bytes", &Packing::code_bytes, py::arg("count"))
+      .def("packed_bytes", &Packing::packed_bytes, py::arg("count"))
+      .def(
+          "pack",
+          [](const Packing& packing, uintptr_t source, size_t count, uintptr_t target) {
+            packing.pack(bytes_at(source), count, bytes_at(target));
+          },
+          py::arg("source"), py::arg("count"), py::arg("target"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "unpack",
+          [](const Packing& packing, uintptr_t source, size_t count, uintptr_t target) {
+            packing.unpack(bytes_at(source), count, bytes_at(target));
+          },
+          py::arg("source"), py::arg("count"), py::arg("target"),
+          py::call_guard<py::gil_scoped_release>());
+}
+
+// (from bytes, past the caches, threads) of every rule.
+using RuleRows = std::vector<std::tuple<size_t, bool, size_t>>;
+
+std::vector<CopyRule> rules_of(const RuleRows& rows) {
+  std::vector<CopyRule> rules;
+  for (const auto& [from, non_temporal, threads] : rows) {
+    rules.push_back({from, {non_temporal, threads}});
+  }
+  return rules;
+}
+
+RuleRows rows_of(const std::vector<CopyRule>& rules) {
+  RuleRows rows;
+  for (const CopyRule& rule : rules) {
+    rows.emplace_back(rule.from_bytes, rule.way.non_temporal, rule.way.threads);
+  }
+  return rows;
+}
+
+// `targets`, `sources` and `sizes` are addresses of arrays of 64-bit numbers.
+void copy_blocks(HostCopier& copier, uintptr_t targets, uintptr_t sources, uintptr_t sizes,
+                 size_t count) {
+  copier.copy_blocks({reinterpret_cast<const uint64_t*>(targets), count},
+                     {reinterpret_cast<const uint64_t*>(sources), count},
+                     {reinterpret_cast<const size_t*>(sizes), count});
+}
+
+void copy_strided(HostCopier& copier, uintptr_t target, uintptr_t source, std::vector<size_t> shape,
+                  std::vector<ptrdiff_t> target_strides, std::vector<ptrdiff_t> source_strides,
+                  size_t element_bytes) {
+  copier.copy_strided(
+      bytes_at(target), bytes_at(source),
+      {std::move(shape), std::move(target_strides), std::move(source_strides), element_bytes});
+}
+
+// A contender is (past the caches, threads); none means the copier's own choice.
+std::vector<std::vector<double>> time_by_rows(
+    HostCopier& copier, uintptr_t target, uintptr_t source, size_t room, size_t bytes,
+    const std::vector<std::optional<std::pair<bool, size_t>>>& contenders, int rounds,
+    double sample_s) {
+  std::vector<CopyContender> ways;
+  for (const auto& each : contenders) {
+    if (each && (each->second == 0 || each->second > copier.threads())) {
+      throw InvalidArgument("time copies with " + std::to_string(each->second) +
+                            " threads: the copier has " + std::to_string(copier.threads()));
+    }
+    ways.push_back(each ? CopyContender{false, {each->first, each->second}}
+                        : CopyContender{true, {}});
+  }
+  return time_copies(copier, {bytes_at(target), room}, {bytes_at(source), room}, bytes, ways,
+                     rounds, sample_s);
+}
+
+void bind_host_copy(py::module_& module) {
+  py::class_<HostCopier, std::shared_ptr<HostCopier>>(module, "HostCopier")
+      .def(
+          py::init([](const std::vector<int>& cpus, const RuleRows& rules, const std::string& isa) {
+            return std::make_shared<HostCopier>(cpus, rules_of(rules),
+                                                isa.empty() ? best_isa() : parse_isa(isa));
+          }),
+          py::arg("helper_cpus"), py::arg("rules"), py::arg("isa") = "")
+      .def_static(
+          "default_rules",
+          [](size_t threads) { return rows_of(HostCopier::default_rules(threads)); },
+          py::arg("threads"))
+      .def_property_readonly("threads", &HostCopier::threads)
+      .def_property_readonly("rules",
+                             [](const HostCopier& copier) { return rows_of(copier.rules()); })
+      .def(
+          "copy",
+          [](HostCopier& copier, uintptr_t target, uintptr_t source, size_t bytes) {
+            copier.copy(bytes_at(target), bytes_at(source), bytes);
+          },
+          py::arg("target"), py::arg("source"), py::arg("nbytes"),
+          py::call_guard<py::gil_scoped_release>())
+      .def("copy_blocks", &copy_blocks, py::arg("targets"), py::arg("sources"), py::arg("sizes"),
+           py::arg("count"), py::call_guard<py::gil_scoped_release>())
+      .def("copy_strided", &copy_strided, py::arg("target"), py::arg("source"), py::arg("shape"),
+           py::arg("target_strides"), py::arg("source_strides"), py::arg("element_bytes"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("time_copies", &time_by_rows, py::arg("target"), py::arg("source"), py::arg("room"),
+           py::arg("nbytes"), py::arg("contenders"), py::kw_only(), py::arg("rounds"),
+           py::arg("sample_s"), py::call_guard<py::gil_scoped_release>());
+}
+
+// (device, host, bytes, lane, pinned)
+using PieceRow = std::tuple<uint64_t, uintptr_t, size_t, Lane, bool>;
+
+std::vector<Piece> pieces_of(const std::vector<PieceRow>& rows) {
+  std::vector<Piece> pieces;
+  for (const auto& [device, host, bytes, lane, pinned] : rows) {
+    pieces.push_back({device, bytes_at(host), bytes, lane, pinned});
+  }
+  return pieces;
+}
+
+std::vector<PieceRow> plan_rows(const std::vector<PieceRow>& rows, size_t chunk_bytes,
+                                const std::map<Lane, double>& rates) {
+  if (chunk_bytes == 0) throw InvalidArgument("plan chunks of 0 bytes");
+  std::vector<PieceRow> planned;
+  if (rows.empty()) return planned;
+  for (const Piece& chunk : plan_chunks(pieces_of(rows), chunk_bytes, rates)) {
+    planned.emplace_back(chunk.device, reinterpret_cast<uintptr_t>(chunk.host), chunk.bytes,
+                         chunk.lane, chunk.pinned);
+  }
+  return planned;
+}
+
+std::map<Lane, std::tuple<uint64_t, uint64_t, uint64_t>> use_of(const CopyEngine& engine,
+                                                                Direction direction) {
+  std::map<Lane, std::tuple<uint64_t, uint64_t, uint64_t>> rows;
+  for (const auto& [lane, use] : engine.use(direction)) {
+    rows[lane] = {use.bytes, use.copies, use.staged_bytes};
+  }
+  return rows;
+}
+
+std::unique_ptr<CopyEngine> make_engine(std::shared_ptr<GpuDriver> driver,
+                                        std::shared_ptr<HostCopier> copier, uintptr_t staging,
+                                        size_t staging_bytes, size_t chunk_bytes,
+                                        size_t limit_bytes, std::map<Lane, double> rates) {
+  return std::make_unique<CopyEngine>(std::move(driver), std::move(copier),
+                                      std::span(bytes_at(staging), staging_bytes),
+                                      EngineOptions{chunk_bytes, limit_bytes, std::move(rates)});
+}
+
+void bind_engine(py::module_& module) {
+  py::enum_<Direction>(module, "Direction")
+      .value("to_device", Direction::kToDevice)
+      .value("to_host", Direction::kToHost);
+  py::class_<CopyHandle, std::shared_ptr<CopyHandle>>(module, "CopyHandle")
+      .def_property_readonly("nbytes", &CopyHandle::bytes)
+      .def("query", &CopyHandle::query, py::call_guard<py::gil_scoped_release>())
+      .def("wait", &CopyHandle::wait, py::call_guard<py::gil_scoped_release>())
+      .def("stream_wait", &CopyHandle::stream_wait, py::arg("stream"),
+           py::call_guard<py::gil_scoped_release>());
+  py::class_<CopyEngine>(module, "CopyEngine")
+      .def(py::init(&make_engine), py::arg("driver"), py::arg("copier"), py::arg("staging"),
+           py::arg("staging_nbytes"), py::kw_only(), py::arg("chunk_bytes"), py::arg("limit_bytes"),
+           py::arg("rates"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "submit",
+          [](CopyEngine& engine, Direction direction, const std::vector<PieceRow>& pieces,
+             const std::vector<StreamId>& after, bool may_wait) {
+            return engine.submit(direction, pieces_of(pieces), after, may_wait);
+          },
+          py::arg("direction"), py::arg("pieces"), py::arg("after"), py::arg("may_wait"),
+          py::call_guard<py::gil_scoped_release>())
+      .def("drain", &CopyEngine::drain, py::call_guard<py::gil_scoped_release>())
+      .def("use", &use_of, py::arg("direction"))
+      .def("unfinished_bytes", &CopyEngine::unfinished_bytes, py::arg("direction"))
+      .def_property_readonly("streams", &CopyEngine::streams);
+  module.def("plan_chunks", &plan_rows, py::arg("pieces"), py::arg("chunk_bytes"), py::arg("rates"),
+             "(device, host, bytes, lane, pinned) of every chunk, in order.");
+}
+
+}  // namespace
+
+void bind_transfer(py::module_& module) {
+  bind_packing(module);
+  bind_host_copy(module);
+  bind_engine(module);
+}
+
+}  // namespace cxl_offload::bindings

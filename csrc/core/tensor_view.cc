@@ -1,0 +1,64 @@
+#include "core/tensor_view.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace cxl_offload {
+
+size_t dtype_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+
+std::string dtype_name(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return "float32";
+    case Dtype::kBfloat16:
+      return "bfloat16";
+    case Dtype::kFloat16:
+      return "float16";
+  }
+  return "unknown";
+}
+
+Dtype parse_dtype(const std::string& name) {
+  for (Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16}) {
+    if (dtype_name(dtype) == name) return dtype;
+  }
+  throw InvalidArgument("dtype '" + name + "' has no kernel; known are float32, bfloat16, float16");
+}
+
+size_t TensorView::numel() const {
+  size_t count = 1;
+  for (int64_t length : shape) count *= static_cast<size_t>(length);
+  return count;
+}
+
+bool TensorView::is_contiguous() const {
+  if (numel() == 0) return true;
+  int64_t expected = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    if (shape[i] == 1) continue;
+    if (strides[i] != expected) return false;
+    expected *= shape[i];
+  }
+  return true;
+}
+
+TensorView make_view(uintptr_t address, Dtype dtype, std::vector<int64_t> shape,
+                     std::vector<int64_t> strides) {
+  if (shape.size() != strides.size()) {
+    throw InvalidArgument("a view of " + std::to_string(shape.size()) + " lengths and " +
+                          std::to_string(strides.size()) + " strides; give one stride a length");
+  }
+  if (std::ranges::any_of(shape, [](int64_t length) { return length < 0; })) {
+    throw InvalidArgument("a view with a negative length");
+  }
+  if (address % dtype_bytes(dtype) != 0) {
+    throw InvalidArgument("a view of " + dtype_name(dtype) + " at address " +
+                          std::to_string(address) + ", which is not a multiple of " +
+                          std::to_string(dtype_bytes(dtype)) + " bytes; copy it into a new tensor");
+  }
+  return {reinterpret_cast<std::byte*>(address), dtype, std::move(shape), std::move(strides)};
+}
+
+}  // namespace cxl_offload

@@ -1,0 +1,238 @@
+#include "kernels/update.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <string>
+
+#include "core/error.h"
+#include "kernels/update_check.h"
+#include "kernels/update_pass.h"
+
+namespace cxl_offload {
+namespace {
+
+// What one thread takes at a time: long enough that the streams' prefetchers run, short enough that
+// a thread which loses its CPU for a while does not hold up the others.
+constexpr size_t kMostElements = size_t{256} << 10;
+constexpr size_t kFewestElements = size_t{16} << 10;
+constexpr size_t kChunksPerThread = 16;
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kLine = 64;
+// Copies that are smaller stay in the caches of the reader.
+constexpr size_t kCachedCopyBytes = size_t{4} << 20;
+
+float to_constant(double value) { return static_cast<float>(value); }
+
+Constants constants_of(const Adam& rule) {
+  const auto step = static_cast<double>(rule.step);
+  const double first = rule.bias_correction ? 1 - std::pow(rule.beta1, step) : 1;
+  const double second = rule.bias_correction ? 1 - std::pow(rule.beta2, step) : 1;
+  Constants c;
+  c.grad_scale = to_constant(rule.grad_scale);
+  c.l2 = to_constant(rule.decoupled ? 0 : rule.weight_decay);
+  c.decay = to_constant(rule.decoupled ? 1 - rule.lr * rule.weight_decay : 1);
+  c.beta1 = to_constant(rule.beta1);
+  c.rest1 = to_constant(1 - rule.beta1);
+  c.beta2 = to_constant(rule.beta2);
+  c.rest2 = to_constant(1 - rule.beta2);
+  c.root_scale = to_constant(1 / std::sqrt(second));
+  c.eps = to_constant(rule.eps);
+  c.minus_step = to_constant(-rule.lr / first);
+  return c;
+}
+
+Constants constants_of(const Adagrad& rule) {
+  Constants c;
+  c.grad_scale = to_constant(rule.grad_scale);
+  c.l2 = to_constant(rule.weight_decay);
+  c.eps = to_constant(rule.eps);
+  const double slowed = 1 + static_cast<double>(rule.step - 1) * rule.lr_decay;
+  c.minus_step = to_constant(-rule.lr / slowed);
+  return c;
+}
+
+Constants constants_of(const Lion& rule) {
+  Constants c;
+  c.grad_scale = to_constant(rule.grad_scale);
+  c.decay = to_constant(1 - rule.lr * rule.weight_decay);
+  c.beta1 = to_constant(rule.beta1);
+  c.rest1 = to_constant(1 - rule.beta1);
+  c.beta2 = to_constant(rule.beta2);
+  c.rest2 = to_constant(1 - rule.beta2);
+  c.minus_step = to_constant(-rule.lr);
+  return c;
+}
+
+CopyKind copy_kind(const Update& update) {
+  if (!update.copy) return CopyKind::kNone;
+  return update.copy->dtype == Dtype::kBfloat16 ? CopyKind::kBf16 : CopyKind::kF16;
+}
+
+UpdatePass find_pass(const Update& update, Isa isa) {
+  const PassKey key{static_cast<RuleKind>(update.rule.index()), update.param.dtype,
+                    update.grad.dtype, update.states[0].dtype, copy_kind(update)};
+  switch (isa) {
+    case Isa::kAvx512:
+      return update_pass_avx512(key);
+    case Isa::kAvx2:
+      return update_pass_avx2(key);
+    case Isa::kScalar:
+      break;
+  }
+  return update_pass_scalar(key);
+}
+
+// An update, ready to run.
+struct Task {
+  UpdatePass pass = nullptr;
+  Streams streams;
+  Constants constants;
+  size_t numel = 0;
+  size_t param_element_bytes = 0;
+};
+
+Task make_task(const Update& update, Isa isa) {
+  Task task;
+  task.pass = find_pass(update, isa);
+  task.streams.param = update.param.data;
+  task.streams.grad = update.grad.data;
+  task.streams.first = update.states[0].data;
+  if (update.states.size() > 1) task.streams.second = update.states[1].data;
+  if (update.copy) {
+    task.streams.copy = update.copy->data;
+    const bool aligned = reinterpret_cast<uintptr_t>(update.copy->data) % kLine == 0;
+    task.streams.copy_past_caches = aligned && update.copy->bytes() > kCachedCopyBytes;
+  }
+  task.constants = std::visit([](const auto& rule) { return constants_of(rule); }, update.rule);
+  task.numel = update.param.numel();
+  task.param_element_bytes = dtype_bytes(update.param.dtype);
+  return task;
+}
+
+struct Chunk {
+  const Task* task = nullptr;
+  size_t begin = 0;
+  size_t end = 0;
+};
+
+size_t chunk_elements(size_t total, size_t threads) {
+  const size_t wanted = total / (threads * kChunksPerThread);
+  return std::clamp(wanted, kFewestElements, kMostElements);
+}
+
+// Appends the chunks of a task. Inner cuts are where the parameters' pages begin, when they are
+// aligned to elements of their own size, and whole blocks apart.
+void cut(const Task& task, size_t elements, std::vector<Chunk>& chunks) {
+  const size_t per_page = kPageBytes / task.param_element_bytes;
+  const size_t step = std::max(elements / per_page, size_t{1}) * per_page;
+  const auto address = reinterpret_cast<uintptr_t>(task.streams.param);
+  const size_t into_page = (address % kPageBytes) / task.param_element_bytes;
+  size_t begin = 0;
+  while (begin < task.numel) {
+    const size_t end = std::min(task.numel, begin == 0 ? step - into_page % step : begin + step);
+    chunks.push_back({&task, begin, end});
+    begin = end;
+  }
+}
+
+// The node that most of the chunk's streams are on, judged by their first pages; -1: unknown.
+int home_of(const Chunk& chunk, const std::vector<TensorView>& views, const Kernel& kernel) {
+  std::vector<int> nodes;
+  const size_t page = kernel.page_bytes(PageKind::kBase);
+  for (const TensorView& view : views) {
+    std::byte* at = view.data + chunk.begin * dtype_bytes(view.dtype);
+    at -= reinterpret_cast<uintptr_t>(at) % page;
+    int node = -1;
+    kernel.query({at, page}, page, {&node, 1});
+    if (node >= 0) nodes.insert(nodes.end(), dtype_bytes(view.dtype), node);
+  }
+  int home = -1;
+  std::ptrdiff_t most = 0;
+  for (int node : nodes) {
+    const std::ptrdiff_t count = std::ranges::count(nodes, node);
+    if (count > most) {
+      most = count;
+      home = node;
+    }
+  }
+  return home;
+}
+
+// Work of one group of threads.
+struct Queue {
+  std::vector<Chunk> chunks;
+  std::atomic<size_t> next = 0;
+};
+
+void drain(Queue& queue) {
+  while (true) {
+    const size_t index = queue.next.fetch_add(1, std::memory_order_relaxed);
+    if (index >= queue.chunks.size()) return;
+    const Chunk& chunk = queue.chunks[index];
+    chunk.task->pass(chunk.task->streams, chunk.begin, chunk.end, chunk.task->constants);
+  }
+}
+
+std::vector<TensorView> streams_of(const Update& update) {
+  std::vector<TensorView> views = {update.param, update.grad};
+  views.insert(views.end(), update.states.begin(), update.states.end());
+  return views;
+}
+
+// Chunks go to the group of their home, and round the groups where there is none.
+void share_out(const std::vector<Chunk>& chunks, const std::vector<Task>& tasks,
+               const std::vector<Update>& updates, const WorkerTeam& team, const Kernel* kernel,
+               std::vector<Queue>& queues) {
+  const auto& groups = team.groups();
+  std::vector<TensorView> views;
+  const Task* viewed = nullptr;
+  size_t turn = 0;
+  for (const Chunk& chunk : chunks) {
+    size_t group = turn;
+    if (queues.size() > 1 && kernel != nullptr) {
+      if (viewed != chunk.task) {
+        viewed = chunk.task;
+        views = streams_of(updates[static_cast<size_t>(viewed - tasks.data())]);
+      }
+      const int home = home_of(chunk, views, *kernel);
+      const auto found = std::ranges::find(groups, home, &WorkerGroup::node);
+      if (home >= 0 && found != groups.end()) group = static_cast<size_t>(found - groups.begin());
+    }
+    queues[group].chunks.push_back(chunk);
+    turn = (turn + 1) % queues.size();
+  }
+}
+
+}  // namespace
+
+size_t state_count(const UpdateRule& rule) { return std::holds_alternative<Adam>(rule) ? 2 : 1; }
+
+void run_updates(const std::vector<Update>& updates, WorkerTeam& team,
+                 const UpdateOptions& options) {
+  check_updates(updates);
+  std::vector<Task> tasks;
+  tasks.reserve(updates.size());
+  size_t total = 0;
+  for (const Update& update : updates) {
+    tasks.push_back(make_task(update, options.isa));
+    total += tasks.back().numel;
+  }
+  std::vector<Chunk> chunks;
+  const size_t elements = chunk_elements(total, team.threads());
+  for (const Task& task : tasks) cut(task, elements, chunks);
+  if (total <= kFewestElements) {  // waking threads would take longer
+    for (const Chunk& chunk : chunks) {
+      chunk.task->pass(chunk.task->streams, chunk.begin, chunk.end, chunk.task->constants);
+    }
+    return;
+  }
+  std::vector<Queue> queues(team.groups().size());
+  share_out(chunks, tasks, updates, team, options.kernel, queues);
+  team.run([&queues](size_t group) {
+    // Its own node's work first, then what the others have left.
+    for (size_t i = 0; i < queues.size(); ++i) drain(queues[(group + i) % queues.size()]);
+  });
+}
+
+}  // namespace cxl_offload

@@ -1,0 +1,85 @@
+// Optimizer updates in one pass over memory: every element of the parameters, gradients and states
+// is read once and what changes is written once, whatever their types; nothing is stored between.
+#ifndef CXL_OFFLOAD_KERNELS_UPDATE_H_
+#define CXL_OFFLOAD_KERNELS_UPDATE_H_
+
+#include <cstdint>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "core/cpu_features.h"
+#include "core/tensor_view.h"
+#include "kernels/worker_team.h"
+#include "os/kernel.h"
+
+namespace cxl_offload {
+
+// Every gradient is multiplied by grad_scale before anything else: the inverse of the loss scale
+// times the clip coefficient. weight_decay adds to the gradient (L2), or shrinks the parameter by
+// lr * weight_decay when it is decoupled.
+
+// Kingma and Ba, Adam: A Method for Stochastic Optimization; Loshchilov and Hutter, Decoupled
+// Weight Decay Regularization. States: exp_avg, exp_avg_sq.
+struct Adam {
+  int64_t step = 1;  // of this update, from 1
+  double lr = 0;
+  double beta1 = 0;
+  double beta2 = 0;
+  double eps = 0;
+  double weight_decay = 0;
+  bool decoupled = true;
+  bool bias_correction = true;
+  double grad_scale = 1;
+};
+
+// Duchi et al., Adaptive Subgradient Methods. State: sum of squares.
+struct Adagrad {
+  int64_t step = 1;
+  double lr = 0;
+  double lr_decay = 0;
+  double eps = 0;
+  double weight_decay = 0;  // L2
+  double grad_scale = 1;
+};
+
+// Chen et al., Symbolic Discovery of Optimization Algorithms. State: exp_avg.
+struct Lion {
+  double lr = 0;
+  double beta1 = 0;
+  double beta2 = 0;
+  double weight_decay = 0;  // decoupled
+  double grad_scale = 1;
+};
+
+using UpdateRule = std::variant<Adam, Adagrad, Lion>;
+// Of one parameter: 2 for Adam, 1 for the others.
+size_t state_count(const UpdateRule& rule);
+
+// One parameter. The views are contiguous and have as many elements; parameters and gradients may
+// be of any type, states of float32 or bfloat16, all of one rule alike. The copy, of bfloat16 or
+// float16 beside float32 parameters, receives what the parameters have become.
+struct Update {
+  UpdateRule rule;
+  TensorView param;
+  TensorView grad;
+  std::vector<TensorView> states;
+  std::optional<TensorView> copy;
+};
+
+struct UpdateOptions {
+  Isa isa = Isa::kScalar;
+  // Asked where the pages are when the team has several groups, so that each works on the bytes of
+  // its own node first; null: work is taken in order.
+  const Kernel* kernel = nullptr;
+};
+
+// Throws InvalidArgument, before anything is written, for views that do not fit each other, a
+// setting outside of its range, or bytes of which one view would be written and another be read or
+// written too. The result depends neither on the team nor on the instruction set, bit by bit.
+void run_updates(const std::vector<Update>& updates, WorkerTeam& team,
+                 const UpdateOptions& options);
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_KERNELS_UPDATE_H_

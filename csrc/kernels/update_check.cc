@@ -1,0 +1,160 @@
+#include "kernels/update_check.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+#include "core/error.h"
+
+namespace cxl_offload {
+namespace {
+
+std::string text(double value) {
+  std::array<char, 32> digits{};
+  std::snprintf(digits.data(), digits.size(), "%g", value);
+  return digits.data();
+}
+
+void require(bool good, const std::string& what, double value, const std::string& range) {
+  if (good) return;
+  throw InvalidArgument("update: " + what + " is " + text(value) + "; it must be " + range);
+}
+
+void check_not_negative(const std::string& what, double value) {
+  require(std::isfinite(value) && value >= 0, what, value, "finite and not negative");
+}
+
+void check_beta(const std::string& what, double value) {
+  require(value >= 0 && value < 1, what, value, "at least 0 and below 1");
+}
+
+void check_step(int64_t step) {
+  require(step >= 1, "step", static_cast<double>(step), "at least 1: steps count from 1");
+}
+
+void check_settings(const Adam& rule) {
+  check_step(rule.step);
+  check_not_negative("lr", rule.lr);
+  check_beta("beta1", rule.beta1);
+  check_beta("beta2", rule.beta2);
+  check_not_negative("eps", rule.eps);
+  check_not_negative("weight_decay", rule.weight_decay);
+}
+
+void check_settings(const Adagrad& rule) {
+  check_step(rule.step);
+  check_not_negative("lr", rule.lr);
+  check_not_negative("lr_decay", rule.lr_decay);
+  check_not_negative("eps", rule.eps);
+  check_not_negative("weight_decay", rule.weight_decay);
+}
+
+void check_settings(const Lion& rule) {
+  check_not_negative("lr", rule.lr);
+  check_beta("beta1", rule.beta1);
+  check_beta("beta2", rule.beta2);
+  check_not_negative("weight_decay", rule.weight_decay);
+}
+
+void check_view(const TensorView& view, const std::string& name, size_t numel) {
+  if (!view.is_contiguous()) {
+    throw InvalidArgument("update: " + name + " is not contiguous; pass " + name +
+                          ".contiguous(), or the tensor that it is a view of");
+  }
+  if (view.numel() != numel) {
+    throw InvalidArgument("update: " + name + " has " + std::to_string(view.numel()) +
+                          " elements and the parameter " + std::to_string(numel));
+  }
+}
+
+void check_states(const Update& update) {
+  if (update.states.size() != state_count(update.rule)) {
+    throw InvalidArgument("update: " + std::to_string(update.states.size()) +
+                          " states are given, the rule has " +
+                          std::to_string(state_count(update.rule)));
+  }
+  for (const TensorView& state : update.states) {
+    check_view(state, "a state", update.param.numel());
+    if (state.dtype == Dtype::kFloat16) {
+      throw InvalidArgument(
+          "update: a state is float16, whose range is too short for it; use float32 or bfloat16");
+    }
+    if (state.dtype != update.states[0].dtype) {
+      throw InvalidArgument("update: one state is " + dtype_name(update.states[0].dtype) +
+                            " and another " + dtype_name(state.dtype) + "; make them alike");
+    }
+  }
+}
+
+void check_copy(const Update& update) {
+  if (!update.copy) return;
+  check_view(*update.copy, "the low-precision copy", update.param.numel());
+  if (update.copy->dtype == Dtype::kFloat32 || update.param.dtype != Dtype::kFloat32) {
+    throw InvalidArgument("update: a low-precision copy of " + dtype_name(update.copy->dtype) +
+                          " beside parameters of " + dtype_name(update.param.dtype) +
+                          "; it is bfloat16 or float16 beside float32");
+  }
+}
+
+struct Range {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+  bool written = false;
+  const char* name = "";
+};
+
+void add_range(const TensorView& view, bool written, const char* name, std::vector<Range>& ranges) {
+  if (view.bytes() == 0) return;
+  const auto begin = reinterpret_cast<uintptr_t>(view.data);
+  ranges.push_back({begin, begin + view.bytes(), written, name});
+}
+
+// Of all ranges that begin before the one at hand, the furthest ends are all that matter.
+void check_overlaps(std::vector<Range> ranges) {
+  std::ranges::sort(ranges, {}, &Range::begin);
+  const Range* furthest = nullptr;
+  const Range* furthest_written = nullptr;
+  for (const Range& range : ranges) {
+    const Range* other = range.written ? furthest : furthest_written;
+    if (other != nullptr && other->end > range.begin) {
+      throw InvalidArgument(std::string("update: ") + range.name + " overlaps with " + other->name +
+                            " in memory; give each its own storage");
+    }
+    if (furthest == nullptr || range.end > furthest->end) furthest = &range;
+    if (range.written && (furthest_written == nullptr || range.end > furthest_written->end)) {
+      furthest_written = &range;
+    }
+  }
+}
+
+}  // namespace
+
+void check_rule(const UpdateRule& rule) {
+  std::visit(
+      [](const auto& settings) {
+        check_settings(settings);
+        require(std::isfinite(settings.grad_scale), "grad_scale", settings.grad_scale, "finite");
+      },
+      rule);
+}
+
+void check_updates(const std::vector<Update>& updates) {
+  std::vector<Range> ranges;
+  ranges.reserve(updates.size() * 5);
+  for (const Update& update : updates) {
+    check_rule(update.rule);
+    check_view(update.param, "the parameter", update.param.numel());
+    check_view(update.grad, "the gradient", update.param.numel());
+    check_states(update);
+    check_copy(update);
+    add_range(update.param, true, "the parameter", ranges);
+    add_range(update.grad, false, "a gradient", ranges);
+    for (const TensorView& state : update.states) add_range(state, true, "a state", ranges);
+    if (update.copy) add_range(*update.copy, true, "a low-precision copy", ranges);
+  }
+  check_overlaps(std::move(ranges));
+}
+
+}  // namespace cxl_offload

@@ -1,0 +1,233 @@
+// The loop of the updates, written once over a type `Vector`. Included by one file for every
+// instruction set, between its target pragmas and inside an unnamed namespace: no function of it
+// may be shared by two instruction sets. Hence no include guard, and no includes.
+//
+// A product is only ever the addend of a fused multiply-add, a factor or a divisor, never the
+// operand of a plain sum, so that compilers find nothing to contract and all builds agree bit by
+// bit.
+
+#define CXL_OFFLOAD_INLINE inline __attribute__((always_inline))
+
+// Elements between what is computed and what is fetched from memory, in every stream. Measured: see
+// docs/adam.md.
+constexpr size_t kPrefetchElements = CXL_OFFLOAD_PREFETCH_ELEMENTS;
+
+template <class T>
+CXL_OFFLOAD_INLINE void fetch_ahead(const T* at) {
+  const char* ahead = reinterpret_cast<const char*>(at + kPrefetchElements);
+  for (size_t line = 0; line < kBlockElements * sizeof(T) / 64; ++line) {
+    __builtin_prefetch(ahead + line * 64);
+  }
+}
+
+// Two vectors of bfloat16 neighbours, taken apart and put together again with few instructions:
+// where every stream is bfloat16 the conversions would take longer than the memory.
+struct EvenOdd {
+  static constexpr size_t kLanes = 2 * Vector::kLanes;
+  Vector even;
+  Vector odd;
+
+  CXL_OFFLOAD_INLINE static EvenOdd all(float value) {
+    return {Vector::all(value), Vector::all(value)};
+  }
+  CXL_OFFLOAD_INLINE static EvenOdd load(const Bf16* at) {
+    EvenOdd pair;
+    Vector::load_pair(at, pair.even, pair.odd);
+    return pair;
+  }
+  CXL_OFFLOAD_INLINE void store(Bf16* at) const { Vector::store_pair(at, even, odd); }
+  static void wait_for_stores() {}
+};
+
+CXL_OFFLOAD_INLINE EvenOdd add(EvenOdd a, EvenOdd b) {
+  return {add(a.even, b.even), add(a.odd, b.odd)};
+}
+CXL_OFFLOAD_INLINE EvenOdd mul(EvenOdd a, EvenOdd b) {
+  return {mul(a.even, b.even), mul(a.odd, b.odd)};
+}
+CXL_OFFLOAD_INLINE EvenOdd div(EvenOdd a, EvenOdd b) {
+  return {div(a.even, b.even), div(a.odd, b.odd)};
+}
+CXL_OFFLOAD_INLINE EvenOdd fma(EvenOdd a, EvenOdd b, EvenOdd c) {
+  return {fma(a.even, b.even, c.even), fma(a.odd, b.odd, c.odd)};
+}
+CXL_OFFLOAD_INLINE EvenOdd root(EvenOdd a) { return {root(a.even), root(a.odd)}; }
+CXL_OFFLOAD_INLINE EvenOdd sign(EvenOdd a) { return {sign(a.even), sign(a.odd)}; }
+
+template <class P, class G, class S>
+using VectorFor = std::conditional_t<
+    std::is_same_v<P, Bf16> && std::is_same_v<G, Bf16> && std::is_same_v<S, Bf16>, EvenOdd, Vector>;
+
+template <class V>
+CXL_OFFLOAD_INLINE V scaled_gradient(V param, V grad, const Constants& c) {
+  const V scaled = mul(grad, V::all(c.grad_scale));
+  return c.l2 == 0 ? scaled : fma(V::all(c.l2), param, scaled);
+}
+
+struct AdamRule {
+  static constexpr bool kTwoStates = true;
+
+  template <class V>
+  CXL_OFFLOAD_INLINE static void apply(V& param, V grad, V& mean, V& square, const Constants& c) {
+    const V g = scaled_gradient(param, grad, c);
+    mean = fma(V::all(c.beta1), mean, mul(V::all(c.rest1), g));
+    square = fma(V::all(c.beta2), square, mul(mul(V::all(c.rest2), g), g));
+    const V divisor = fma(root(square), V::all(c.root_scale), V::all(c.eps));
+    param = fma(V::all(c.minus_step), div(mean, divisor), mul(param, V::all(c.decay)));
+  }
+};
+
+struct AdagradRule {
+  static constexpr bool kTwoStates = false;
+
+  template <class V>
+  CXL_OFFLOAD_INLINE static void apply(V& param, V grad, V& sum, V&, const Constants& c) {
+    const V g = scaled_gradient(param, grad, c);
+    sum = fma(g, g, sum);
+    // A sum of one of the two and a root: nothing to contract.
+    param = fma(V::all(c.minus_step), div(g, add(root(sum), V::all(c.eps))), param);
+  }
+};
+
+struct LionRule {
+  static constexpr bool kTwoStates = false;
+
+  template <class V>
+  CXL_OFFLOAD_INLINE static void apply(V& param, V grad, V& mean, V&, const Constants& c) {
+    const V g = scaled_gradient(param, grad, c);
+    const V direction = sign(fma(V::all(c.beta1), mean, mul(V::all(c.rest1), g)));
+    param = fma(V::all(c.minus_step), direction, mul(param, V::all(c.decay)));
+    mean = fma(V::all(c.beta2), mean, mul(V::all(c.rest2), g));
+  }
+};
+
+template <class Rule, class P, class G, class S, class C>
+struct Loop {
+  using V = VectorFor<P, G, S>;
+  static constexpr bool kCopies = !std::is_same_v<C, void>;
+  using CopyElement = std::conditional_t<kCopies, C, Bf16>;
+
+  CXL_OFFLOAD_INLINE static void block(P* param, const G* grad, S* first, S* second,
+                                       CopyElement* copy, bool past_caches, const Constants& c) {
+    for (size_t i = 0; i < kBlockElements; i += V::kLanes) {
+      V p = V::load(param + i);
+      V a = V::load(first + i);
+      V b = V::all(0);
+      if constexpr (Rule::kTwoStates) b = V::load(second + i);
+      Rule::apply(p, V::load(grad + i), a, b, c);
+      p.store(param + i);
+      a.store(first + i);
+      if constexpr (Rule::kTwoStates) b.store(second + i);
+      if constexpr (kCopies) {
+        if (past_caches) {
+          p.stream(copy + i);
+        } else {
+          p.store(copy + i);
+        }
+      }
+    }
+  }
+
+  [[gnu::noinline]] static void rest(P* param, const G* grad, S* first, S* second,
+                                     CopyElement* copy, size_t count, const Constants& c) {
+    alignas(64) P p[kBlockElements] = {};
+    alignas(64) G g[kBlockElements] = {};
+    alignas(64) S a[kBlockElements] = {};
+    alignas(64) S b[kBlockElements] = {};
+    alignas(64) CopyElement low[kBlockElements] = {};
+    for (size_t i = 0; i < count; ++i) {
+      p[i] = param[i];
+      g[i] = grad[i];
+      a[i] = first[i];
+      if constexpr (Rule::kTwoStates) b[i] = second[i];
+    }
+    block(p, g, a, b, low, false, c);
+    for (size_t i = 0; i < count; ++i) {
+      param[i] = p[i];
+      first[i] = a[i];
+      if constexpr (Rule::kTwoStates) second[i] = b[i];
+      if constexpr (kCopies) copy[i] = low[i];
+    }
+  }
+
+  static void pass(const Streams& streams, size_t begin, size_t end, const Constants& constants) {
+    const Constants c = constants;  // stores through the streams cannot change it: kept at hand
+    P* param = reinterpret_cast<P*>(streams.param) + begin;
+    const G* grad = reinterpret_cast<const G*>(streams.grad) + begin;
+    S* first = reinterpret_cast<S*>(streams.first) + begin;
+    S* second = Rule::kTwoStates ? reinterpret_cast<S*>(streams.second) + begin : nullptr;
+    CopyElement* copy = kCopies ? reinterpret_cast<CopyElement*>(streams.copy) + begin : nullptr;
+    const bool past_caches = kCopies && streams.copy_past_caches;
+    size_t left = end - begin;
+    for (; left >= kBlockElements; left -= kBlockElements) {
+      fetch_ahead(param);
+      fetch_ahead(grad);
+      fetch_ahead(first);
+      if constexpr (Rule::kTwoStates) fetch_ahead(second);
+      block(param, grad, first, second, copy, past_caches, c);
+      param += kBlockElements;
+      grad += kBlockElements;
+      first += kBlockElements;
+      if constexpr (Rule::kTwoStates) second += kBlockElements;
+      if constexpr (kCopies) copy += kBlockElements;
+    }
+    if (left > 0) rest(param, grad, first, second, copy, left, c);
+    if (past_caches) V::wait_for_stores();
+  }
+};
+
+template <class Rule, class P, class G, class S>
+UpdatePass pass_with_copy(CopyKind copy) {
+  if constexpr (std::is_same_v<P, float>) {
+    if (copy == CopyKind::kBf16) return &Loop<Rule, P, G, S, Bf16>::pass;
+    if (copy == CopyKind::kF16) return &Loop<Rule, P, G, S, F16>::pass;
+  }
+  return copy == CopyKind::kNone ? &Loop<Rule, P, G, S, void>::pass : nullptr;
+}
+
+template <class Rule, class P, class G>
+UpdatePass pass_with_state(const PassKey& key) {
+  if (key.state == Dtype::kFloat32) return pass_with_copy<Rule, P, G, float>(key.copy);
+  if (key.state == Dtype::kBfloat16) return pass_with_copy<Rule, P, G, Bf16>(key.copy);
+  return nullptr;
+}
+
+template <class Rule, class P>
+UpdatePass pass_with_grad(const PassKey& key) {
+  switch (key.grad) {
+    case Dtype::kFloat32:
+      return pass_with_state<Rule, P, float>(key);
+    case Dtype::kBfloat16:
+      return pass_with_state<Rule, P, Bf16>(key);
+    case Dtype::kFloat16:
+      return pass_with_state<Rule, P, F16>(key);
+  }
+  return nullptr;
+}
+
+template <class Rule>
+UpdatePass pass_with_param(const PassKey& key) {
+  switch (key.param) {
+    case Dtype::kFloat32:
+      return pass_with_grad<Rule, float>(key);
+    case Dtype::kBfloat16:
+      return pass_with_grad<Rule, Bf16>(key);
+    case Dtype::kFloat16:
+      return pass_with_grad<Rule, F16>(key);
+  }
+  return nullptr;
+}
+
+UpdatePass find_pass(const PassKey& key) {
+  switch (key.rule) {
+    case RuleKind::kAdam:
+      return pass_with_param<AdamRule>(key);
+    case RuleKind::kAdagrad:
+      return pass_with_param<AdagradRule>(key);
+    case RuleKind::kLion:
+      return pass_with_param<LionRule>(key);
+  }
+  return nullptr;
+}
+
+#undef CXL_OFFLOAD_INLINE

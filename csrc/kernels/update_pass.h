@@ -1,0 +1,66 @@
+// The inner loop of an update, built once for every instruction set.
+#ifndef CXL_OFFLOAD_KERNELS_UPDATE_PASS_H_
+#define CXL_OFFLOAD_KERNELS_UPDATE_PASS_H_
+
+#include <cstddef>
+
+#include "core/cpu_features.h"
+#include "core/tensor_view.h"
+
+namespace cxl_offload {
+
+enum class RuleKind { kAdam, kAdagrad, kLion };
+inline constexpr int kRuleKinds = 3;
+
+// What a rule becomes for one step: computed in double, used in float.
+struct Constants {
+  float grad_scale = 1;
+  float l2 = 0;     // added to the gradient, times the parameter
+  float decay = 1;  // the parameter is multiplied by it first
+  float beta1 = 0;
+  float rest1 = 0;  // 1 - beta1
+  float beta2 = 0;
+  float rest2 = 0;
+  float root_scale = 1;  // of the root of the second moment
+  float eps = 0;
+  float minus_step = 0;
+};
+
+enum class CopyKind { kNone, kBf16, kF16 };
+inline constexpr int kCopyKinds = 3;
+
+// The streams of one parameter; `second` and `copy` where there are any.
+struct Streams {
+  std::byte* param = nullptr;
+  const std::byte* grad = nullptr;
+  std::byte* first = nullptr;
+  std::byte* second = nullptr;
+  std::byte* copy = nullptr;
+  // Whether the copy goes past the caches: nobody reads it soon, and a cached store would first
+  // read the line. Needs a copy that begins at a multiple of a line.
+  bool copy_past_caches = false;
+};
+
+// Elements of one turn of the loop: whole lines of every stream. Fewer at the end of a range are
+// computed by the same instructions on a copy, so that no cut changes a result.
+inline constexpr size_t kBlockElements = 32;
+
+// Updates elements [begin, end).
+using UpdatePass = void (*)(const Streams& streams, size_t begin, size_t end,
+                            const Constants& constants);
+
+struct PassKey {
+  RuleKind rule = RuleKind::kAdam;
+  Dtype param = Dtype::kFloat32;
+  Dtype grad = Dtype::kFloat32;
+  Dtype state = Dtype::kFloat32;    // float32 or bfloat16
+  CopyKind copy = CopyKind::kNone;  // others need float32 parameters
+};
+
+UpdatePass update_pass_scalar(const PassKey& key);
+UpdatePass update_pass_avx2(const PassKey& key);
+UpdatePass update_pass_avx512(const PassKey& key);
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_KERNELS_UPDATE_PASS_H_

@@ -1,0 +1,180 @@
+#include "kernels/worker_team.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
+
+#include "core/error.h"
+#include "memory/fork_guard.h"
+#include "probe/team.h"
+
+namespace cxl_offload {
+namespace {
+
+// Zero, or the errno of the refusal.
+int bind_to(const std::vector<int>& cpus) {
+  if (cpus.empty()) return 0;
+  const auto width = static_cast<size_t>(*std::ranges::max_element(cpus)) + 1;
+  const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> mask(
+      CPU_ALLOC(width), [](cpu_set_t* set) { CPU_FREE(set); });
+  if (!mask) return ENOMEM;
+  const size_t bytes = CPU_ALLOC_SIZE(width);
+  CPU_ZERO_S(bytes, mask.get());
+  for (int cpu : cpus) CPU_SET_S(static_cast<size_t>(cpu), bytes, mask.get());
+  return sched_setaffinity(0, bytes, mask.get()) == 0 ? 0 : errno;
+}
+
+void check_groups(const std::vector<WorkerGroup>& groups) {
+  if (groups.empty()) throw InvalidArgument("a team of no threads; give at least one group");
+  const std::vector<int> allowed = allowed_cpus();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const WorkerGroup& group = groups[i];
+    const std::string name = "the threads of node " + std::to_string(group.node);
+    if (group.threads == 0) throw InvalidArgument(name + ": 0; give at least one");
+    for (size_t j = 0; j < i; ++j) {
+      if (groups[j].node == group.node) throw InvalidArgument(name + " are given twice");
+    }
+    for (int cpu : group.cpus) {
+      if (std::ranges::binary_search(allowed, cpu)) continue;
+      throw InvalidArgument(name + ": this process may not use CPU " + std::to_string(cpu));
+    }
+  }
+}
+
+}  // namespace
+
+// The live threads of one process. A forked child leaves that of its parent alone: its locks may be
+// held for ever by threads that are not there.
+class WorkerTeam::Crew {
+ public:
+  explicit Crew(const std::vector<WorkerGroup>& groups)
+      : groups_(groups), caller_works_(groups.size() == 1 && groups[0].cpus.empty()) {}
+
+  ~Crew() { dismiss(); }
+
+  bool in_child() const { return guard_.in_child(); }
+
+  void run(const std::function<void(size_t)>& job) {
+    const std::lock_guard turn(turn_);
+    if (threads_.empty()) start();
+    {
+      const std::lock_guard lock(mutex_);
+      job_ = &job;
+      working_ = threads_.size();
+      ++generation_;
+    }
+    wake_.notify_all();
+    if (caller_works_) job(0);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return working_ == 0; });
+    job_ = nullptr;
+  }
+
+ private:
+  void start() {
+    error_ = 0;
+    stop_ = false;
+    size_t wanted = 0;
+    try {
+      for (size_t group = 0; group < groups_.size(); ++group) {
+        const size_t skipped = caller_works_ ? 1 : 0;
+        for (size_t i = skipped; i < groups_[group].threads; ++i, ++wanted) {
+          threads_.emplace_back([this, group, seen = generation_] { work(group, seen); });
+        }
+      }
+    } catch (const std::system_error& refused) {
+      dismiss();
+      throw SystemError(refused.code().value(),
+                        "start the threads of a team: only " + std::to_string(wanted) +
+                            " could be made; ask for fewer or raise the limit (ulimit -u)");
+    }
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return ready_ == threads_.size(); });
+    if (error_ == 0) return;
+    lock.unlock();
+    dismiss();
+    throw SystemError(error_, std::string("bind the threads of a team: ") + std::strerror(error_) +
+                                  "; name CPUs of this process's cpuset");
+  }
+
+  void dismiss() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+    ready_ = 0;
+  }
+
+  void work(size_t group, uint64_t seen) {
+    const int refused = bind_to(groups_[group].cpus);
+    std::unique_lock lock(mutex_);
+    if (refused != 0) error_ = refused;
+    ++ready_;
+    done_.notify_all();
+    while (true) {
+      wake_.wait(lock, [&] { return stop_ || generation_ != seen; });
+      if (stop_) return;
+      seen = generation_;
+      const auto* job = job_;
+      lock.unlock();
+      (*job)(group);
+      lock.lock();
+      if (--working_ == 0) done_.notify_all();
+    }
+  }
+
+  const ForkGuard guard_;
+  const std::vector<WorkerGroup> groups_;
+  const bool caller_works_;
+  std::mutex turn_;  // held by the caller whose job runs
+  std::vector<std::thread> threads_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  const std::function<void(size_t)>* job_ = nullptr;
+  uint64_t generation_ = 0;
+  size_t working_ = 0;
+  size_t ready_ = 0;
+  int error_ = 0;
+  bool stop_ = false;
+};
+
+WorkerTeam::WorkerTeam(std::vector<WorkerGroup> groups) : groups_(std::move(groups)) {
+  check_groups(groups_);
+  crew_ = new Crew(groups_);
+}
+
+WorkerTeam::~WorkerTeam() {
+  Crew* crew = crew_.load();
+  if (!crew->in_child()) delete crew;
+}
+
+size_t WorkerTeam::threads() const {
+  size_t count = 0;
+  for (const WorkerGroup& group : groups_) count += group.threads;
+  return count;
+}
+
+WorkerTeam::Crew& WorkerTeam::crew() {
+  Crew* crew = crew_.load();
+  while (crew->in_child()) {
+    auto fresh = std::make_unique<Crew>(groups_);
+    if (crew_.compare_exchange_strong(crew, fresh.get())) crew = fresh.release();
+  }
+  return *crew;
+}
+
+void WorkerTeam::run(const std::function<void(size_t group)>& job) { crew().run(job); }
+
+}  // namespace cxl_offload

@@ -1,0 +1,138 @@
+#include "memory/dax_region.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "core/error.h"
+
+namespace cxl_offload {
+namespace {
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+}  // namespace
+
+DaxStore::DaxStore(std::unique_ptr<DaxDevice> device, std::optional<uint64_t> capacity_bytes)
+    : device_(std::move(device)),
+      capacity_(std::min<uint64_t>(capacity_bytes.value_or(UINT64_MAX), device_->size_bytes())),
+      holes_{{0, device_->size_bytes()}} {
+  use_.capacity_bytes = capacity_;
+}
+
+std::vector<DaxPiece> DaxStore::take(size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t left = capacity_ - use_.current_bytes;
+  if (bytes > left) {
+    throw OutOfMemory("map " + format_bytes(bytes) + " of " + device_->name() + ": " +
+                      format_bytes(left) + " of its " + format_bytes(capacity_) +
+                      " are free; ask for less, or place a share elsewhere");
+  }
+  auto best = holes_.end();
+  for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
+    const bool fits = hole->second >= bytes;
+    if (fits && (best == holes_.end() || hole->second < best->second)) best = hole;
+  }
+  std::vector<DaxPiece> pieces;
+  pieces.reserve(best == holes_.end() ? holes_.size() : 1);
+  size_t missing = bytes;
+  for (auto hole = best == holes_.end() ? holes_.begin() : best; missing > 0;) {
+    const size_t taken = std::min(missing, hole->second);
+    pieces.push_back({hole->first, taken});
+    missing -= taken;
+    if (taken < hole->second) {
+      auto rest = holes_.extract(hole);
+      rest.key() += taken;
+      rest.mapped() -= taken;
+      holes_.insert(std::move(rest));
+      break;
+    }
+    hole = holes_.erase(hole);
+  }
+  use_.current_bytes += bytes;
+  use_.total_bytes += bytes;
+  use_.peak_bytes = std::max(use_.peak_bytes, use_.current_bytes);
+  return pieces;
+}
+
+void DaxStore::give_back(DaxPiece piece) noexcept {
+  const std::lock_guard lock(mutex_);
+  auto hole = holes_.end();
+  try {
+    hole = holes_.emplace(piece.offset, piece.bytes).first;
+  } catch (...) {  // no memory to remember it by: it counts as taken from now on
+    return;
+  }
+  use_.current_bytes -= piece.bytes;
+  const auto next = std::next(hole);
+  if (next != holes_.end() && next->first == hole->first + hole->second) {
+    hole->second += next->second;
+    holes_.erase(next);
+  }
+  if (hole == holes_.begin()) return;
+  const auto previous = std::prev(hole);
+  if (previous->first + previous->second == hole->first) {
+    previous->second += hole->second;
+    holes_.erase(hole);
+  }
+}
+
+NodeUse DaxStore::use() const {
+  const std::lock_guard lock(mutex_);
+  return use_;
+}
+
+size_t DaxStore::hole_count() const {
+  const std::lock_guard lock(mutex_);
+  return holes_.size();
+}
+
+DaxRegion::DaxRegion(std::shared_ptr<DaxStore> store, size_t bytes)
+    : store_(std::move(store)), bytes_(round_up(bytes, store_->device().align_bytes())) {
+  const auto taken = store_->take(bytes_);
+  try {
+    address_ = store_->device().map(taken);
+    size_t offset = 0;
+    for (const DaxPiece& piece : taken) {
+      pieces_.emplace(offset, piece);
+      offset += piece.bytes;
+    }
+  } catch (...) {
+    if (address_ != nullptr) store_->device().unmap(range());
+    for (const DaxPiece& piece : taken) store_->give_back(piece);
+    throw;
+  }
+}
+
+DaxRegion::~DaxRegion() {
+  // What was released has gone already.
+  for (const auto& [offset, piece] : pieces_) {
+    store_->device().unmap({address_ + offset, piece.bytes});
+    store_->give_back(piece);
+  }
+}
+
+size_t DaxRegion::next_cut(size_t offset) const { return round_up(offset, page_bytes()); }
+
+void DaxRegion::release(size_t offset, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const size_t end = offset + bytes;
+  auto at = std::prev(pieces_.upper_bound(offset));
+  while (at != pieces_.end() && at->first < end) {
+    const auto [begin, piece] = *at;
+    const size_t from = std::max(begin, offset);
+    const size_t to = std::min(begin + piece.bytes, end);
+    // The list grows first: nothing may fail once the pages are gone.
+    if (to < begin + piece.bytes) {
+      pieces_.emplace(to, DaxPiece{piece.offset + (to - begin), begin + piece.bytes - to});
+    }
+    at->second.bytes = from - begin;
+    const auto next = std::next(at);
+    if (from == begin) pieces_.erase(at);
+    at = next;
+    store_->device().unmap({address_ + from, to - from});
+    store_->give_back({piece.offset + (from - begin), to - from});
+  }
+}
+
+}  // namespace cxl_offload

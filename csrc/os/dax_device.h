@@ -1,0 +1,43 @@
+// A Device-DAX device: memory that is no node, mapped from a file such as /dev/dax0.0.
+#ifndef CXL_OFFLOAD_OS_DAX_DEVICE_H_
+#define CXL_OFFLOAD_OS_DAX_DEVICE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace cxl_offload {
+
+// Part of a device.
+struct DaxPiece {
+  size_t offset = 0;
+  size_t bytes = 0;
+};
+
+// Claimed while it lives. Mappings outlive it no longer than the process. Thread-safe.
+class DaxDevice {
+ public:
+  virtual ~DaxDevice() = default;
+
+  virtual const std::string& name() const = 0;
+  virtual size_t size_bytes() const = 0;  // a multiple of align_bytes
+  virtual size_t align_bytes() const = 0;
+  // Maps the pieces one after the other into one range, all pages there; all offsets and sizes
+  // are multiples of the alignment, and so is the address. The bytes are what was last written
+  // there, by whomever. Shared with forked children. Throws OutOfMemory (no address space) or
+  // SystemError; on throw nothing is left.
+  virtual std::byte* map(std::span<const DaxPiece> pieces) = 0;
+  virtual void unmap(std::span<std::byte> range) noexcept = 0;
+};
+
+// "dax" DIGITS "." DIGITS.
+bool is_dax_name(const std::string& name);
+
+// The mapping behind both implementations: of pieces of an open file.
+std::byte* map_dax_file(int file, const std::string& name, std::span<const DaxPiece> pieces,
+                        size_t align_bytes, bool populated);
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_OS_DAX_DEVICE_H_

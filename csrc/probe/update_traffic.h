@@ -1,0 +1,30 @@
+// The traffic of an optimizer update without its arithmetic: the bound of what any such update can
+// reach on this memory.
+#ifndef CXL_OFFLOAD_PROBE_UPDATE_TRAFFIC_H_
+#define CXL_OFFLOAD_PROBE_UPDATE_TRAFFIC_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "core/cpu_features.h"
+
+namespace cxl_offload {
+
+// Every block of a stream is `lines` whole lines, read, and written back when `written`.
+struct TrafficStream {
+  std::byte* base = nullptr;
+  size_t lines = 1;  // 1 or 2
+  bool written = false;
+};
+
+// One pass over `blocks` blocks of all streams side by side, cut into one contiguous part for every
+// CPU, each by a thread pinned to it: a written line is XORed with the lines of its block read so
+// far from streams that are not written. Returns seconds from the common start to the last thread's
+// end. `ahead_bytes`: the distance of software prefetch, 0 for none. Throws InvalidArgument for no
+// stream, more than 8, other counts of lines, or a base that is not aligned to lines.
+double update_traffic(const std::vector<TrafficStream>& streams, size_t blocks,
+                      const std::vector<int>& cpus, size_t ahead_bytes, Isa isa);
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_PROBE_UPDATE_TRAFFIC_H_

@@ -1,0 +1,74 @@
+// Copies between host tiers and a GPU, ahead of their use.
+//
+// A direction is a queue of its own: transfers to the device do not wait for those to the host.
+// Inside a direction every lane (node) has a stream, so that a slow tier's chunks are under way
+// together with a fast one's. Pinned bytes are copied by the GPU where they lie; others go through
+// a bounded ring of pinned slots, filled and emptied by a thread of the direction.
+#ifndef CXL_OFFLOAD_TRANSFER_COPY_ENGINE_H_
+#define CXL_OFFLOAD_TRANSFER_COPY_ENGINE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "gpu/driver.h"
+#include "transfer/chunk_plan.h"
+#include "transfer/copy_handle.h"
+#include "transfer/host_copy.h"
+
+namespace cxl_offload {
+
+enum class Direction { kToDevice, kToHost };
+
+// What went over one lane in one direction. Counted when it is handed to the GPU.
+struct LinkUse {
+  uint64_t bytes = 0;
+  uint64_t copies = 0;
+  uint64_t staged_bytes = 0;  // of `bytes`, those that went through a slot
+};
+
+struct EngineOptions {
+  size_t chunk_bytes = size_t{4} << 20;  // also the size of a slot
+  size_t limit_bytes = size_t{1} << 30;  // unfinished in a direction; a larger one goes alone
+  std::map<Lane, double> rates;          // bytes/s, for the order of chunks
+};
+
+// Thread-safe. In a forked child it can only be dropped.
+class CopyEngine {
+ public:
+  // `staging` is pinned and stays valid as long as the engine; each direction takes a half. Empty:
+  // bytes that are not pinned are refused. Streams are made in the calling thread's context or one
+  // in use. Throws InvalidArgument.
+  CopyEngine(std::shared_ptr<GpuDriver> driver, std::shared_ptr<HostCopier> copier,
+             std::span<std::byte> staging, EngineOptions options);
+  // Waits for all transfers.
+  ~CopyEngine();
+  CopyEngine(const CopyEngine&) = delete;
+  CopyEngine& operator=(const CopyEngine&) = delete;
+
+  // Queues a transfer behind the work that the streams `after` have queued now. Both ends must stay
+  // as they are until it has finished. Where more than the limit is unfinished it waits for the
+  // oldest transfers or, without `may_wait`, returns null. Throws InvalidArgument for bytes that
+  // are not pinned without staging, or in a forked child.
+  std::shared_ptr<CopyHandle> submit(Direction direction, std::vector<Piece> pieces,
+                                     const std::vector<StreamId>& after, bool may_wait);
+  // Waits for all transfers submitted so far; failures are their handles' to tell.
+  void drain();
+  std::map<Lane, LinkUse> use(Direction direction) const;
+  // Submitted and not seen finished yet.
+  size_t unfinished_bytes(Direction direction) const;
+  // The streams made so far, for whoever must record them.
+  std::vector<StreamId> streams() const;
+
+ private:
+  class Queue;
+
+  std::unique_ptr<Queue> queues_[2];
+};
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_TRANSFER_COPY_ENGINE_H_

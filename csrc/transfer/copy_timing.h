@@ -1,0 +1,30 @@
+// What each way of copying takes here, timed where nothing but the copy is.
+#ifndef CXL_OFFLOAD_TRANSFER_COPY_TIMING_H_
+#define CXL_OFFLOAD_TRANSFER_COPY_TIMING_H_
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "transfer/host_copy.h"
+
+namespace cxl_offload {
+
+// One contender: a way of the copier's, or its own choice for the size.
+struct CopyContender {
+  bool chosen = false;  // HostCopier::copy
+  CopyWay way;
+};
+
+// Seconds a copy of `bytes`, `rounds` samples of every contender, interleaved. A sample is the mean
+// over as many copies as take `sample_s`, one after the other through both buffers: where these are
+// larger than the caches, every copy finds its bytes in memory. Throws InvalidArgument for buffers
+// smaller than a copy.
+std::vector<std::vector<double>> time_copies(HostCopier& copier, std::span<std::byte> target,
+                                             std::span<const std::byte> source, size_t bytes,
+                                             std::span<const CopyContender> contenders, int rounds,
+                                             double sample_s);
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_TRANSFER_COPY_TIMING_H_

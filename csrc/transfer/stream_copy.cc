@@ -1,0 +1,106 @@
+#include "transfer/stream_copy.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#if CXL_OFFLOAD_X86
+#include <immintrin.h>
+#endif
+
+namespace cxl_offload {
+namespace {
+
+void plain(std::byte* target, const std::byte* source, size_t bytes) {
+  std::memcpy(target, source, bytes);
+}
+
+#if CXL_OFFLOAD_X86
+
+constexpr size_t kLine = 64;
+
+// Lines that are asked for ahead of their copy.
+constexpr size_t kAhead = 16 * kLine;
+
+// Bytes up to the target's next line, copied so that whole lines follow.
+size_t copy_head(std::byte* target, const std::byte* source, size_t bytes) {
+  const size_t into = reinterpret_cast<uintptr_t>(target) % kLine;
+  const size_t head = into == 0 ? 0 : std::min(bytes, kLine - into);
+  std::memcpy(target, source, head);
+  return head;
+}
+
+void prefetch(const std::byte* source) {
+  _mm_prefetch(reinterpret_cast<const char*>(source + kAhead), _MM_HINT_NTA);
+}
+
+CXL_OFFLOAD_TARGET_AVX512 void copy_avx512(std::byte* target, const std::byte* source,
+                                           size_t bytes) {
+  size_t at = copy_head(target, source, bytes);
+  for (; at + 4 * kLine <= bytes; at += 4 * kLine) {
+    __m512i held[4];
+    for (size_t i = 0; i < 4; ++i) {
+      prefetch(source + at + i * kLine);
+      held[i] = _mm512_loadu_si512(source + at + i * kLine);
+    }
+    for (size_t i = 0; i < 4; ++i) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(target + at + i * kLine), held[i]);
+    }
+  }
+  _mm_sfence();
+  std::memcpy(target + at, source + at, bytes - at);
+}
+
+CXL_OFFLOAD_TARGET_AVX2 void copy_avx2(std::byte* target, const std::byte* source, size_t bytes) {
+  size_t at = copy_head(target, source, bytes);
+  for (; at + 2 * kLine <= bytes; at += 2 * kLine) {
+    __m256i held[4];
+    prefetch(source + at);
+    prefetch(source + at + kLine);
+    for (size_t i = 0; i < 4; ++i) {
+      held[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + at) + i);
+    }
+    for (size_t i = 0; i < 4; ++i) {
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(target + at) + i, held[i]);
+    }
+  }
+  _mm_sfence();
+  std::memcpy(target + at, source + at, bytes - at);
+}
+
+void copy_sse2(std::byte* target, const std::byte* source, size_t bytes) {
+  size_t at = copy_head(target, source, bytes);
+  for (; at + kLine <= bytes; at += kLine) {
+    __m128i held[4];
+    prefetch(source + at);
+    for (size_t i = 0; i < 4; ++i) {
+      held[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + at) + i);
+    }
+    for (size_t i = 0; i < 4; ++i) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(target + at) + i, held[i]);
+    }
+  }
+  _mm_sfence();
+  std::memcpy(target + at, source + at, bytes - at);
+}
+
+#endif
+
+}  // namespace
+
+StreamCopy stream_copy(Isa isa) {
+#if CXL_OFFLOAD_X86
+  switch (isa) {
+    case Isa::kAvx512:
+      return copy_avx512;
+    case Isa::kAvx2:
+      return copy_avx2;
+    case Isa::kScalar:
+      return copy_sse2;
+  }
+#endif
+  (void)isa;
+  return plain;
+}
+
+}  // namespace cxl_offload

@@ -1,0 +1,86 @@
+"""``cxl-offload doctor``: what on this machine will hurt, what it costs and what mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from cxl_offload.topology.hazards import Hazard, find_hazards
+
+__all__ = ["register"]
+
+_PIPED_WIDTH = 140  # a pipe has no width of its own
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    sysfs: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Read DIR/sys and DIR/proc, a capture of a machine."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with status 1 on an error or a warning.")
+    ] = False,
+) -> None:
+    """Say what on this machine will hurt, what it costs, and the command that mends it."""
+    if sysfs is None:
+        hazards = find_hazards("/", placing_refused=_try_placing(), tried=True)
+    else:
+        hazards = find_hazards(sysfs)
+    if as_json:
+        print(json.dumps([asdict(hazard) for hazard in hazards], indent=2))
+    else:
+        piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+        width = _PIPED_WIDTH if piped else None
+        _print(Console(markup=False, emoji=False, highlight=False, width=width), hazards)
+    if strict and any(hazard.severity != "note" for hazard in hazards):
+        raise typer.Exit(1)
+
+
+def _try_placing() -> str | None:
+    """The error of placing one page on the nearest node, or None when that works."""
+    from cxl_offload.memory import Bind, Memory  # slower to load than the rest together
+
+    session = Memory.linux()
+    try:
+        session.allocate(1, Bind((session.kernel.local_node,)))
+    except OSError as error:
+        return str(error.strerror or error)
+    except (MemoryError, ValueError):
+        return None  # full, or a node without memory: not refused
+    return None
+
+
+def _print(console: Console, hazards: tuple[Hazard, ...]) -> None:
+    if not hazards:
+        console.print(Text("Nothing found that would hurt.", "green"))
+        return
+    for hazard in hazards:
+        head = (f"{hazard.severity}  ", _STYLES[hazard.severity]), (hazard.name, "bold")
+        console.print(Text.assemble(*head))
+        made = Table.grid(padding=(0, 2))
+        made.add_column(style="dim")
+        made.add_column(overflow="fold")
+        made.add_row("found", hazard.found)
+        made.add_row("costs", hazard.cost)
+        made.add_row("mend", Text(hazard.remedy, "green"))
+        made.add_row("says", Text(hazard.source, "dim"))
+        console.print(Padding(made, (0, 0, 1, 2)))
+    counts = {name: sum(hazard.severity == name for hazard in hazards) for name in _STYLES}
+    console.print(", ".join(f"{count} {name}(s)" for name, count in counts.items() if count))

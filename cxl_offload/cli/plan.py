@@ -1,0 +1,385 @@
+"""``cxl-offload plan``: batch and placement for a model on a machine, and the command to run it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from cxl_offload.cli._report_table import NONE, show, table
+from cxl_offload.errors import ConfigError
+from cxl_offload.units import format_bytes, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from cxl_offload.plan.flexgen_planner import Interleave
+    from cxl_offload.plan.plan_file import Plan
+    from cxl_offload.topology import Machine
+
+__all__ = ["print_plan", "register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommands."""
+    group = typer.Typer(help="Plan batch and placement for a model on a machine.")
+    group.command("inference")(inference)
+    group.command("training")(training)
+    group.command("objects")(objects)
+    group.command("show")(show_plan)
+    app.add_typer(group, name="plan")
+
+
+_WISHES: dict[str, Interleave] = {"auto": "auto", "always": "always", "never": "never"}
+
+_Model = Annotated[
+    str, typer.Option(help="A folder with config.json, such a file, or a shipped name (opt-30b).")
+]
+_Machine = Annotated[
+    str | None, typer.Option(help="A machine file or shipped name; by default this machine.")
+]
+_Profile = Annotated[
+    str | None, typer.Option(help="Measurements of `cxl-offload profile`; they replace the file's.")
+]
+_Output = Annotated[Path | None, typer.Option(help="Write the plan there, e.g. plan.yaml.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+_Tiers = Annotated[
+    str | None, typer.Option(help="Tiers that may be used, e.g. ldram,cxl; default: all.")
+]
+_Limit = Annotated[
+    list[str] | None, typer.Option(help="Most of a tier to use, TIER=SIZE; may be repeated.")
+]
+
+
+def inference(
+    model: _Model,
+    machine: _Machine = None,
+    profile: _Profile = None,
+    prompt_len: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512,
+    gen_len: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
+    tiers: _Tiers = None,
+    limit: _Limit = None,
+    max_batches: Annotated[int | None, typer.Option(help="Most GPU batches in a block.")] = None,
+    executor: Annotated[
+        str, typer.Option(help="flexgen, vllm, or auto: FlexGen where it runs the model.")
+    ] = "auto",
+    kv_host: Annotated[
+        str | None, typer.Option(help="vLLM: host memory for evicted KV, e.g. 64GiB.")
+    ] = None,
+    host_usable: Annotated[float, typer.Option(help="Share of host memory to plan with.")] = 0.95,
+    gpu_usable: Annotated[
+        float | None,
+        typer.Option(help="Share of GPU memory to plan with; default 0.8, vLLM 0.9."),
+    ] = None,
+    cxl_margin: Annotated[
+        float, typer.Option(help="Leave CXL alone when it brings less than this fraction.")
+    ] = 0.03,
+    interleave: Annotated[
+        list[str] | None,
+        typer.Option(help="FlexGen: weights|kv=auto|always|never; may be repeated."),
+    ] = None,
+    path: Annotated[
+        str | None, typer.Option(help="FlexGen's weight folder, passed on to the command.")
+    ] = None,
+    output: _Output = None,
+    as_json: _Json = False,
+) -> None:
+    """Batch and placement with the most tokens/s, and the command that realises it."""
+    from cxl_offload.plan.flexgen_hardware import GPU_USABLE
+    from cxl_offload.plan.flexgen_job import runs_in_flexgen
+    from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
+    from cxl_offload.plan.model_file import load_model
+    from cxl_offload.plan.vllm_plan import GPU_UTILIZATION, VllmRequest, plan_vllm
+
+    where, config = _read_machine(machine, profile), load_model(model)
+    if executor == "auto":
+        executor = "vllm" if runs_in_flexgen(config) else "flexgen"
+    if executor not in ("vllm", "flexgen"):
+        raise ConfigError(f"--executor {executor}: must be auto, flexgen or vllm")
+    with _names_the_line(machine):
+        if executor == "vllm":
+            plan = plan_vllm(
+                VllmRequest(
+                    model=config,
+                    machine=where,
+                    prompt=prompt_len,
+                    generated=gen_len,
+                    model_name=model,
+                    tiers=_names(tiers),
+                    limits=_limits(limit),
+                    kv_host_bytes=0 if kv_host is None else _size("--kv-host", kv_host),
+                    host_usable=host_usable,
+                    gpu_usable=GPU_UTILIZATION if gpu_usable is None else gpu_usable,
+                    cxl_margin=cxl_margin,
+                )
+            )
+        else:
+            plan = plan_inference(
+                InferenceRequest(
+                    model=config,
+                    machine=where,
+                    prompt=prompt_len,
+                    generated=gen_len,
+                    model_name=model,
+                    machine_name=machine,
+                    path=path,
+                    tiers=_names(tiers),
+                    limits=_limits(limit),
+                    most_batches=max_batches,
+                    interleave=_interleave(interleave),
+                    host_usable=host_usable,
+                    gpu_usable=GPU_USABLE if gpu_usable is None else gpu_usable,
+                    cxl_margin=cxl_margin,
+                )
+            )
+    _deliver(plan, output, as_json)
+
+
+def training(
+    model: _Model,
+    machine: _Machine = None,
+    profile: _Profile = None,
+    batch: Annotated[int, typer.Option(help="Sequences of one optimizer step.")] = 16,
+    seq_len: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 1024,
+    stage: Annotated[
+        int | None, typer.Option(min=2, max=3, help="ZeRO stage; default: 2 where it fits.")
+    ] = None,
+    tiers: _Tiers = None,
+    limit: _Limit = None,
+    optimizer_gb_s: Annotated[
+        float | None, typer.Option(help="What the CPU optimizer draws from local memory, GB/s.")
+    ] = None,
+    script: Annotated[str, typer.Option(help="The training script of the command.")] = "train.py",
+    host_usable: Annotated[float, typer.Option(help="Share of host memory to plan with.")] = 0.95,
+    gpu_usable: Annotated[float, typer.Option(help="Share of GPU memory to plan with.")] = 0.8,
+    cxl_margin: Annotated[
+        float, typer.Option(help="Leave CXL alone when it brings less than this fraction.")
+    ] = 0.03,
+    output: _Output = None,
+    as_json: _Json = False,
+) -> None:
+    """Micro-batch, accumulation and placement with the shortest step for DeepSpeed."""
+    from cxl_offload.plan.model_file import load_model
+    from cxl_offload.plan.training_plan import TrainingRequest, plan_training
+
+    request = TrainingRequest(
+        model=load_model(model),
+        machine=_read_machine(machine, profile),
+        batch=batch,
+        tokens=seq_len,
+        stage=None if stage is None else (2 if stage == 2 else 3),
+        tiers=_names(tiers),
+        limits=_limits(limit),
+        optimizer_bytes_per_s=None if optimizer_gb_s is None else optimizer_gb_s * 1e9,
+        script=script,
+        host_usable=host_usable,
+        gpu_usable=gpu_usable,
+        cxl_margin=cxl_margin,
+    )
+    with _names_the_line(machine):
+        plan = plan_training(request)
+    _deliver(plan, output, as_json)
+
+
+def objects(
+    given: Annotated[
+        list[str],
+        typer.Option("--object", help="NAME=SIZE, or NAME=SIZE,READ,WRITTEN; may be repeated."),
+    ],
+    machine: _Machine = None,
+    profile: _Profile = None,
+    trace: Annotated[
+        str | None, typer.Option(help="Accesses by kind of tensor, of `flexgen --trace`.")
+    ] = None,
+    tiers: Annotated[str, typer.Option(help="The local tier, then those to spread over.")] = (
+        "ldram,cxl"
+    ),
+    min_share: Annotated[float, typer.Option(help="Share from which an object is large.")] = 0.1,
+    top_k: Annotated[int | None, typer.Option(help="Interleave so many of them.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Object-level interleaving: which objects to spread over tiers, and with which policy."""
+    from cxl_offload.plan.object_policy import (
+        ObjectUse,
+        TierRate,
+        object_policies,
+        uses_by_kind,
+        uses_of_trace,
+    )
+    from cxl_offload.plan.preset import MachineNumbers
+    from cxl_offload.sim.trace import Trace
+
+    numbers = MachineNumbers(_read_machine(machine, profile))
+    sizes = {}
+    for text in given:
+        name, _, counts = text.partition("=")
+        sizes[name] = tuple(_size(f"--object {text}", part) for part in counts.split(","))
+        if len(sizes[name]) not in (1, 3):
+            raise ConfigError(f"--object {text}: expected NAME=SIZE or NAME=SIZE,READ,WRITTEN")
+    footprint = {name: counts[0] for name, counts in sizes.items()}
+    if trace is not None:
+        uses = uses_of_trace(Trace.load(trace), footprint)
+    elif all(len(counts) == 3 for counts in sizes.values()):
+        uses = tuple(ObjectUse(name, *counts) for name, counts in sizes.items())
+    else:
+        uses = uses_by_kind(footprint)
+    rates = [TierRate(name, numbers.read_bytes_per_s(name)) for name in _names(tiers) or ()]
+    found = object_policies(uses, rates, min_share=min_share, top_k=top_k)
+    if as_json:
+        entries = [{"name": e.name, "policy": e.policy, "reason": e.reason} for e in found]
+        print(json.dumps(entries, indent=1))
+        return
+    made = table("Policies, in the order to allocate", "object", "policy", "why")
+    for each in found:
+        made.add_row(each.name, each.policy, each.reason)
+    console = Console(markup=False, emoji=False, highlight=False)
+    show(console, made)
+    for note in numbers.notes:
+        console.print(f"Note: {note}.")
+
+
+def show_plan(
+    file: Annotated[Path, typer.Argument(help="A plan.yaml.")], as_json: _Json = False
+) -> None:
+    """Check a plan file and print it."""
+    from cxl_offload.plan.plan_file import load_plan
+
+    _deliver(load_plan(file), None, as_json)
+
+
+def _read_machine(machine: str | None, profile: str | None) -> Machine:
+    from cxl_offload.profile import load_profile
+    from cxl_offload.topology import discover, load_machine
+
+    found = discover() if machine is None else load_machine(machine)
+    return found if profile is None else load_profile(profile).applied_to(found)
+
+
+@contextmanager
+def _names_the_line(machine: str | None) -> Iterator[None]:
+    """Says where in the machine's file a number is missing."""
+    from cxl_offload.plan.missing import MissingNumberError, located
+    from cxl_offload.topology.machine_file import machine_path
+
+    try:
+        yield
+    except MissingNumberError as error:
+        path = None if machine is None else machine_path(machine)
+        if path is None:
+            raise
+        raise located(error, path) from error
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _limits(texts: list[str] | None) -> Mapping[str, int]:
+    limits: dict[str, int] = {}
+    for text in texts or []:
+        name, sign, size = text.partition("=")
+        if not sign or name in limits:
+            raise ConfigError(f"--limit {text}: expected TIER=SIZE once a tier, such as cxl=64GiB")
+        limits[name] = _size(f"--limit {text}", size)
+    return limits
+
+
+def _interleave(texts: list[str] | None) -> dict[str, Interleave]:
+    wishes: dict[str, Interleave] = {}
+    for text in texts or []:
+        kind, _, wish = text.partition("=")
+        if kind not in ("weights", "kv") or kind in wishes or wish not in _WISHES:
+            raise ConfigError(
+                f"--interleave {text}: expected weights or kv, =, and one of {', '.join(_WISHES)}; "
+                "each kind once"
+            )
+        wishes[kind] = _WISHES[wish]
+    return wishes
+
+
+def _size(where: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _deliver(plan: Plan, output: Path | None, as_json: bool) -> None:
+    from cxl_offload.plan.plan_file import save_plan
+    from cxl_offload.profile.codec import encode
+
+    if output is not None:
+        save_plan(plan, output)
+    if as_json:
+        json.dump(encode(plan), sys.stdout, indent=1, allow_nan=False)
+        print()
+        return
+    print_plan(Console(markup=False, emoji=False, highlight=False), plan)
+    if output is not None:
+        print(f"\nwritten: {output}")
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """The tables of a plan."""
+    batch = plan.batch
+    status = "runs there" if plan.runs else f"advice only: {plan.advice}"
+    console.print(f"{plan.model} on {plan.machine} with {plan.executor} ({status})")
+    console.print(
+        f"batch {batch.size} x {batch.count}, {batch.prompt} + {batch.tokens} tokens; "
+        f"{plan.tokens_per_s:.4g} tokens/s (predicted)"
+    )
+    _print_homes(console, plan)
+    _print_phases(console, plan)
+    _print_prices(console, plan)
+    cxl = "used" if plan.cxl.used else "left alone"
+    gain = "" if plan.cxl.gain is None else f" ({plan.cxl.gain:+.1%} predicted)"
+    console.print(f"\nCXL memory: {cxl}{gain}; {plan.cxl.reason}.")
+    if plan.error is not None:
+        console.print(
+            f"Predicted error: median {plan.error.median:.1%}, worst {plan.error.worst:.1%} of "
+            f"{plan.error.cases} cases; {plan.error.source}."
+        )
+    for note in plan.notes:
+        console.print(f"Note: {note}.")
+    for name, text in plan.settings.items():
+        console.print(f"\n{name}\n{text}")
+    if plan.command:
+        print(f"\n{shlex.join(plan.command)}")
+
+
+def _print_homes(console: Console, plan: Plan) -> None:
+    made = table("Placement", "kind", "where", "bytes", "share", "policy", right=("bytes", "share"))
+    for home in plan.homes:
+        share = f"{home.percent:.1f} %"
+        made.add_row(home.kind, home.where, format_bytes(home.bytes), share, home.policy or NONE)
+    for node, nbytes in plan.node_bytes.items():
+        made.add_row("all", f"node {node}", format_bytes(nbytes), NONE, NONE)
+    made.add_row("all", "GPU, with work buffers", format_bytes(plan.gpu_bytes), NONE, NONE)
+    if plan.drive_bytes:
+        made.add_row("all", "drive", format_bytes(plan.drive_bytes), NONE, NONE)
+    for node, threads in plan.threads.items():
+        made.add_row("threads", f"node {node}", str(threads), NONE, NONE)
+    show(console, made)
+
+
+def _print_phases(console: Console, plan: Plan) -> None:
+    made = table("Time (predicted)", "phase", "time", "bottleneck", "terms", right=("time",))
+    for phase in plan.phases:
+        terms = "\n".join(
+            f"{name}: {format_seconds(seconds)}" for name, seconds in phase.terms.items() if seconds
+        )
+        made.add_row(phase.name, format_seconds(phase.seconds), phase.bottleneck, terms or NONE)
+    show(console, made)
+
+
+def _print_prices(console: Console, plan: Plan) -> None:
+    title = "What one more of it would bring (predicted, slope at this plan)"
+    made = table(title, "resource", "unit", "tokens/s", right=("tokens/s",))
+    for price in plan.prices:
+        made.add_row(price.what, f"1 {price.unit}", f"{price.gain_tokens_per_s:+.3g}")
+    show(console, made)

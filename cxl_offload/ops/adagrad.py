@@ -1,0 +1,76 @@
+"""Adagrad on the CPU, in one pass over memory: 20 bytes a float32 parameter.
+
+Source: Duchi, Hazan and Singer, *Adaptive Subgradient Methods for Online Learning and Stochastic
+Optimization*; settings as in ``torch.optim.Adagrad``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+
+from cxl_offload import _C
+from cxl_offload.memory import Pages, PlacementLike
+from cxl_offload.ops.optimizer import OnePassOptimizer
+from cxl_offload.ops.threads import Threads
+
+__all__ = ["CPUAdagrad"]
+
+
+class CPUAdagrad(OnePassOptimizer):
+    """Adagrad for parameters in host memory; weight decay is added to the gradient (L2).
+
+    ``state_dict`` has the names of ``torch.optim.Adagrad`` (``step``, ``sum``). Sparse gradients
+    are refused. Parameters as in :class:`cxl_offload.ops.adam.CPUAdam` and ``torch.optim.Adagrad``.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("sum",)
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        state_dtype: torch.dtype = torch.float32,
+        placement: PlacementLike | None = None,
+        pages: Pages = "thp",
+        threads: Threads = None,
+    ) -> None:
+        if not initial_accumulator_value >= 0:
+            raise ValueError(
+                f"initial_accumulator_value {initial_accumulator_value}; it must not be negative"
+            )
+        defaults = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+        }
+        super().__init__(
+            params,
+            defaults,
+            state_dtype=state_dtype,
+            placement=placement,
+            pages=pages,
+            threads=threads,
+        )
+
+    def _first_value(self, group: dict[str, Any], name: str) -> float:
+        return float(group["initial_accumulator_value"])
+
+    def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> _C.AdagradRule:
+        return _C.AdagradRule(
+            step=step,
+            lr=float(group["lr"]),
+            lr_decay=float(group["lr_decay"]),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
+            grad_scale=grad_scale,
+        )

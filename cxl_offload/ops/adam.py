@@ -1,0 +1,164 @@
+"""Adam and AdamW on the CPU, in one pass over memory.
+
+Every parameter, gradient and state is read once and written at most once, whatever the types, so a
+step takes what its bytes take: 28 a float32 parameter (16 read, 12 written). Arithmetic is float32
+with fused multiply-add; the bits do not depend on threads or instruction set.
+
+Source: Kingma and Ba, *Adam: A Method for Stochastic Optimization*, algorithm 1; Loshchilov and
+Hutter, *Decoupled Weight Decay Regularization*, algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+
+from cxl_offload import _C
+from cxl_offload.memory import Pages, PlacementLike
+from cxl_offload.ops.optimizer import OnePassOptimizer
+from cxl_offload.ops.threads import Threads
+from cxl_offload.ops.update import ParamUpdate, run
+
+__all__ = ["CPUAdam", "adam_step"]
+
+
+def adam_step(
+    param: torch.Tensor,
+    grad: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    adamw: bool = True,
+    bias_correction: bool = True,
+    grad_scale: float = 1.0,
+    low_precision_copy: torch.Tensor | None = None,
+    threads: Threads = None,
+    isa: str | None = None,
+) -> None:
+    """One step of Adam or AdamW on one parameter, in place.
+
+    Parameters
+    ----------
+    param, grad
+        float32, bfloat16 or float16, of one shape, contiguous, on the CPU. Each may have its own
+        type. ``grad`` is not changed.
+    exp_avg, exp_avg_sq
+        First and second moment, both float32 or both bfloat16, of the same shape. float16 is
+        refused: squares of gradients leave its range.
+    step
+        The number of this step, from 1.
+    adamw
+        Whether weight decay is decoupled (AdamW) or added to the gradient (Adam, L2).
+    grad_scale
+        Multiplies the gradient before anything else: the inverse of the loss scale times the clip
+        coefficient.
+    low_precision_copy
+        bfloat16 or float16, beside a float32 ``param``: receives the new parameters in the same
+        pass.
+    threads, isa
+        See :func:`cxl_offload.ops.update.run`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A tensor is not contiguous, on another device, of another type or size, or overlaps with
+        another that is written; a setting is outside of its range. Nothing has been written.
+    """
+    rule = _C.AdamRule(
+        step=step,
+        lr=lr,
+        betas=betas,
+        eps=eps,
+        weight_decay=weight_decay,
+        decoupled=adamw,
+        bias_correction=bias_correction,
+        grad_scale=grad_scale,
+    )
+    states = [("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)]
+    run([ParamUpdate(rule, param, grad, states, low_precision_copy)], threads=threads, isa=isa)
+
+
+class CPUAdam(OnePassOptimizer):
+    """Adam and AdamW for parameters in host memory.
+
+    Works wherever a ``torch.optim.Optimizer`` does. ``state_dict`` has the names of
+    ``torch.optim.AdamW`` (``step``, ``exp_avg``, ``exp_avg_sq``) and loads its checkpoints and
+    those of DeepSpeedCPUAdam. As DeepSpeed's client optimizer it needs
+    ``"zero_allow_untested_optimizer": true`` and ``"zero_force_ds_cpu_optimizer": false``; see
+    docs/adam.md.
+
+    Parameters
+    ----------
+    params
+        Parameters or groups, as in ``torch.optim``.
+    lr, betas, eps, weight_decay
+        As in ``torch.optim.AdamW``; no weight decay unless given.
+    adamw
+        False for Adam with weight decay in the gradient (L2).
+    state_dtype
+        float32, or bfloat16 for states of half the size.
+    placement, pages
+        Where the states live: see :func:`cxl_offload.empty`. None prefers the nearest node.
+    threads
+        See :data:`cxl_offload.ops.threads.Threads`.
+
+    Raises
+    ------
+    ValueError
+        A setting outside of its range, or ``amsgrad``, ``maximize`` or ``differentiable`` in a
+        group, which this class does not have.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        adamw: bool = True,
+        bias_correction: bool = True,
+        state_dtype: torch.dtype = torch.float32,
+        placement: PlacementLike | None = None,
+        pages: Pages = "thp",
+        threads: Threads = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "decoupled_weight_decay": adamw,
+            "bias_correction": bias_correction,
+        }
+        super().__init__(
+            params,
+            defaults,
+            state_dtype=state_dtype,
+            placement=placement,
+            pages=pages,
+            threads=threads,
+        )
+
+    def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> _C.AdamRule:
+        beta1, beta2 = group["betas"]
+        return _C.AdamRule(
+            step=step,
+            lr=float(group["lr"]),
+            betas=(float(beta1), float(beta2)),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
+            decoupled=bool(group["decoupled_weight_decay"]),
+            bias_correction=bool(group["bias_correction"]),
+            grad_scale=grad_scale,
+        )

@@ -1,0 +1,58 @@
+"""Lion on the CPU, in one pass over memory: 20 bytes a float32 parameter.
+
+Source: Chen et al., *Symbolic Discovery of Optimization Algorithms*, algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+
+from cxl_offload import _C
+from cxl_offload.memory import Pages, PlacementLike
+from cxl_offload.ops.optimizer import OnePassOptimizer
+from cxl_offload.ops.threads import Threads
+
+__all__ = ["CPULion"]
+
+
+class CPULion(OnePassOptimizer):
+    """Lion for parameters in host memory; weight decay is decoupled.
+
+    A gradient that is not a number makes the parameter one that is not, rather than leaving it as
+    it is. Parameters as in :class:`cxl_offload.ops.adam.CPUAdam`.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        state_dtype: torch.dtype = torch.float32,
+        placement: PlacementLike | None = None,
+        pages: Pages = "thp",
+        threads: Threads = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {"lr": lr, "betas": betas, "weight_decay": weight_decay},
+            state_dtype=state_dtype,
+            placement=placement,
+            pages=pages,
+            threads=threads,
+        )
+
+    def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> _C.LionRule:
+        beta1, beta2 = group["betas"]
+        return _C.LionRule(
+            lr=float(group["lr"]),
+            betas=(float(beta1), float(beta2)),
+            weight_decay=float(group["weight_decay"]),
+            grad_scale=grad_scale,
+        )

@@ -1,0 +1,96 @@
+"""Runs optimizer updates: the checked way from tensors to the one-pass kernels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cxl_offload import _C
+from cxl_offload.ops.threads import Threads, team_for
+from cxl_offload.ops.view import tensor_view, touch
+
+__all__ = ["ParamUpdate", "run"]
+
+_STATE_DTYPES = (torch.float32, torch.bfloat16)
+_COPY_DTYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class ParamUpdate:
+    """One parameter's update.
+
+    Attributes
+    ----------
+    rule
+        The settings of this step.
+    param, grad
+        float32, bfloat16 or float16, of one shape.
+    states
+        Name and tensor, in the order of the rule; float32 or bfloat16, all alike.
+    copy
+        bfloat16 or float16 of the same shape beside float32 parameters, or None: receives the new
+        parameters.
+    """
+
+    rule: _C.AdamRule | _C.AdagradRule | _C.LionRule
+    param: torch.Tensor
+    grad: torch.Tensor
+    states: Sequence[tuple[str, torch.Tensor]]
+    copy: torch.Tensor | None = None
+
+    def written(self) -> list[torch.Tensor]:
+        states = [state for _, state in self.states]
+        return [self.param, *states, *([] if self.copy is None else [self.copy])]
+
+
+def _check_shapes(update: ParamUpdate) -> None:
+    named = [("grad", update.grad), *update.states]
+    if update.copy is not None:
+        named.append(("low_precision_copy", update.copy))
+    for name, tensor in named:
+        if tensor.shape != update.param.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)} and param {tuple(update.param.shape)}; "
+                "they must be the same"
+            )
+
+
+def _prepare(update: ParamUpdate) -> _C.Update:
+    param = tensor_view(update.param, "param")
+    grad = tensor_view(update.grad, "grad")
+    states = [tensor_view(state, name, dtypes=_STATE_DTYPES) for name, state in update.states]
+    copy = update.copy
+    low = copy if copy is None else tensor_view(copy, "low_precision_copy", dtypes=_COPY_DTYPES)
+    _check_shapes(update)
+    return _C.Update(update.rule, param, grad, states, low)
+
+
+@functools.lru_cache(maxsize=1)
+def _kernel() -> _C.Kernel:
+    return _C.linux_kernel()
+
+
+def run(updates: Sequence[ParamUpdate], *, threads: Threads = None, isa: str | None = None) -> None:
+    """Runs all updates in one go of the team; nothing is written unless all of them are right.
+
+    Parameters
+    ----------
+    threads
+        See :data:`cxl_offload.ops.threads.Threads`.
+    isa
+        ``"scalar"``, ``"avx2"`` or ``"avx512"``; None takes the best of this processor. All give
+        the same bits.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A tensor does not fit; see :func:`cxl_offload.ops.view.tensor_view`.
+    """
+    prepared = [_prepare(update) for update in updates]
+    team = team_for(threads)
+    kernel = _kernel() if len(team.groups) > 1 else None
+    _C.run_updates(prepared, team, isa=isa or "", kernel=kernel)
+    touch(*(tensor for update in updates for tensor in update.written()))

@@ -1,0 +1,26 @@
+"""How far the equations are from published numbers, by executor.
+
+The figures are those of ``cxl-offload validate`` over the published cases; a test computes them
+again.
+"""
+
+from __future__ import annotations
+
+from cxl_offload.plan.plan_file import ErrorEstimate
+
+__all__ = ["FLEXGEN_ERROR", "VLLM_ERROR"]
+
+FLEXGEN_ERROR = ErrorEstimate(
+    cases=5,
+    median=0.0667,
+    worst=0.1429,
+    source="batch sizes that fit and that a search chooses (validate, group flexgen_search); no "
+    "absolute FlexGen speed is published for these machines, ratios between them are in range",
+)
+
+VLLM_ERROR = ErrorEstimate(
+    cases=4,
+    median=0.038,
+    worst=0.0691,
+    source="tokens/s of LLaMA3-70B on one H100 with DIMM (validate, group vllm_weight_offload)",
+)

@@ -1,0 +1,210 @@
+"""Object-level interleaving: every object is given a policy from its size and its accesses.
+
+Large objects with many accesses are interleaved over the tiers, by their bandwidths; all others
+stay on the local tier and spill only when it is full. Accesses are recorded around a step
+(:func:`cxl_offload.executor.record`), taken from a trace, or assumed from the kind of tensor.
+
+Source: Wang et al., Performance Characterization of CXL Memory, V-B (object-level interleaving).
+The paper leaves the cut-off of "the largest number of accesses" open: here it is ``top_k``, or the
+fewest objects that cover ``coverage`` of the large objects' accesses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd, inf
+
+from cxl_offload.plan.interleave import best_weights
+from cxl_offload.plan.oli import select_objects
+from cxl_offload.sim.trace import Trace
+
+__all__ = [
+    "ObjectPolicy",
+    "ObjectUse",
+    "TierRate",
+    "object_policies",
+    "uses_by_kind",
+    "uses_of_trace",
+]
+
+MIN_SHARE = 0.10
+"""Share of the footprint from which an object counts as large (the paper's)."""
+
+COVERAGE = 0.9
+"""Share of the large objects' accesses that the interleaved ones cover. Assumed."""
+
+_GRID = 16
+_LINE_BYTES = 64
+
+KEPT_LOCAL = ("exp_avg", "exp_avg_sq", "fp32_master", "fp32_grad", "act", "workspace")
+"""Kinds that are not interleaved by their kind alone: optimizer states ran 2-18 % slower
+interleaved (Wang et al., IV-A), and activations and workspaces are written all the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectUse:
+    """An object, its bytes, and the bytes read and written while it was watched."""
+
+    name: str
+    footprint_bytes: int
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.footprint_bytes, self.read_bytes, self.written_bytes) < 0:
+            raise ValueError(f"object {self.name}: bytes are not negative")
+
+    @property
+    def accesses(self) -> float:
+        """Accesses in cache lines."""
+        return (self.read_bytes + self.written_bytes) / _LINE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class TierRate:
+    """A tier that objects may be spread over, by the name policies have for it."""
+
+    name: str
+    read_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPolicy:
+    """The policy of one object, in the grammar of ``memory.policy.parse_policy``, and why."""
+
+    name: str
+    policy: str
+    reason: str
+
+
+def object_policies(
+    objects: Sequence[ObjectUse],
+    tiers: Sequence[TierRate],
+    *,
+    min_share: float = MIN_SHARE,
+    top_k: int | None = None,
+    coverage: float = COVERAGE,
+    demand_bytes_per_s: float | None = None,
+) -> tuple[ObjectPolicy, ...]:
+    """Policies in the order in which the objects should be allocated: preferred ones first.
+
+    Allocated late, latency-sensitive objects would find the local tier full.
+
+    Parameters
+    ----------
+    objects
+        With accesses; their order is that of allocation among equals.
+    tiers
+        The local tier, then those to spread over; at least one.
+    top_k, coverage
+        How many of the large objects are interleaved; ``top_k`` wins.
+    demand_bytes_per_s
+        What the threads ask of memory, where it is known: below the local tier's rate nothing is
+        interleaved, because spreading helps only a saturated tier.
+
+    Raises
+    ------
+    ValueError
+        No tier, twice the same name, numbers out of range.
+    """
+    if not tiers:
+        raise ValueError("object policies: at least the local tier is needed")
+    names = Counter(each.name for each in objects)
+    if any(count > 1 for count in names.values()):
+        raise ValueError(f"object {names.most_common(1)[0][0]!r} is named twice")
+    if not 0 < coverage <= 1:
+        raise ValueError(f"coverage {coverage}: above 0 and at most 1")
+    reason = _why_local(objects, tiers, min_share, demand_bytes_per_s)
+    chosen: frozenset[int] = frozenset()
+    if reason is None:
+        chosen = frozenset(_chosen(objects, min_share, top_k, coverage))
+    stripe = _stripe(tiers)
+    spill = "preferred:" + ",".join(tier.name for tier in tiers)
+    local, spread = [], []
+    for at, each in enumerate(objects):
+        if at in chosen:
+            why = f"large and among the most accessed ({each.accesses:.3g} lines)"
+            spread.append(ObjectPolicy(each.name, stripe, why))
+        else:
+            local.append(ObjectPolicy(each.name, spill, reason or "small, or seldom accessed"))
+    return (*local, *spread)
+
+
+def _why_local(
+    objects: Sequence[ObjectUse],
+    tiers: Sequence[TierRate],
+    min_share: float,
+    demand_bytes_per_s: float | None,
+) -> str | None:
+    """Why nothing is interleaved, or None."""
+    if len(tiers) < 2:
+        return "there is no second tier"
+    if any(tier.read_bytes_per_s in (0.0, inf) for tier in tiers):
+        return "the rate of a tier is not known, so a stripe has no best weights"
+    if demand_bytes_per_s is not None and demand_bytes_per_s < tiers[0].read_bytes_per_s:
+        return f"{tiers[0].name} is not saturated"
+    total = sum(each.footprint_bytes for each in objects)
+    accesses = sum(each.accesses for each in objects)
+    small = [each for each in objects if each.footprint_bytes < min_share * total]
+    if 2 * sum(each.accesses for each in small) > accesses:
+        return "most accesses go to small objects: a hot set that is best kept local"
+    return None
+
+
+def _chosen(
+    objects: Sequence[ObjectUse], min_share: float, top_k: int | None, coverage: float
+) -> tuple[int, ...]:
+    footprint = [float(each.footprint_bytes) for each in objects]
+    accesses = [each.accesses for each in objects]
+    if top_k is not None:
+        return select_objects(footprint, accesses, min_share=min_share, top_k=top_k)
+    large = select_objects(footprint, accesses, min_share=min_share, top_k=len(objects))
+    wanted = coverage * sum(accesses[at] for at in large)
+    for count in range(len(large) + 1):
+        picked = select_objects(footprint, accesses, min_share=min_share, top_k=count)
+        if sum(accesses[at] for at in picked) >= wanted:
+            return tuple(at for at in picked if accesses[at] > 0)
+    return large
+
+
+def _stripe(tiers: Sequence[TierRate]) -> str:
+    rates = [tier.read_bytes_per_s for tier in tiers]
+    if len(tiers) < 2 or any(rate in (0.0, inf) for rate in rates):
+        return f"preferred:{tiers[0].name}"
+    weights = best_weights(rates, total=_GRID)
+    common = gcd(*weights)
+    parts = [f"{t.name}={w // common}" for t, w in zip(tiers, weights, strict=True) if w]
+    return "weighted:" + ",".join(parts) if len(parts) > 1 else f"preferred:{tiers[0].name}"
+
+
+def uses_of_trace(trace: Trace, footprint_bytes: Mapping[str, int]) -> tuple[ObjectUse, ...]:
+    """Uses by kind of tensor, as a run recorded them, on host memory.
+
+    Parameters
+    ----------
+    footprint_bytes
+        Bytes of every kind (``Plan.of`` and the report of a run have them).
+    """
+    read: Counter[str] = Counter()
+    written: Counter[str] = Counter()
+    for event in trace:
+        if event.tensor_kind in footprint_bytes:
+            read[event.tensor_kind] += sum(event.read_bytes.values())
+            written[event.tensor_kind] += sum(event.write_bytes.values())
+    return tuple(
+        ObjectUse(kind, nbytes, read[kind], written[kind])
+        for kind, nbytes in footprint_bytes.items()
+    )
+
+
+def uses_by_kind(
+    footprint_bytes: Mapping[str, int], kept: Iterable[str] = KEPT_LOCAL
+) -> tuple[ObjectUse, ...]:
+    """Uses assumed from kinds alone: one pass a step over all but what is better kept local."""
+    local = frozenset(kept)
+    return tuple(
+        ObjectUse(kind, nbytes, 0 if kind in local else nbytes)
+        for kind, nbytes in footprint_bytes.items()
+    )

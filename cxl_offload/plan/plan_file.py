@@ -1,0 +1,255 @@
+"""A plan as frozen data, and the file it is kept in.
+
+A plan names its executor and the command that realises it; every number in it is a prediction of
+the equations, in bytes and seconds. ``plan.yaml`` is meant to be read, kept and handed on; it loads
+back strictly, with file and line for anything that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.profile.codec import DecodeError, decode, encode
+from cxl_offload.topology.document import Field, read_document
+
+__all__ = [
+    "PLAN_VERSION",
+    "Batch",
+    "CxlUse",
+    "ErrorEstimate",
+    "Home",
+    "PhaseEstimate",
+    "Plan",
+    "PriceEstimate",
+    "load_plan",
+    "parse_plan",
+    "plan_text",
+    "save_plan",
+]
+
+PLAN_VERSION = 1
+_PERCENT_SLACK = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """FlexGen: GPU batch and number of them; DeepSpeed: micro-batch and accumulation steps.
+
+    ``tokens`` are generated ones (inference) or those of a sequence (training).
+    """
+
+    size: int
+    count: int
+    prompt: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if min(self.size, self.count, self.tokens) < 1 or self.prompt < 0:
+            raise ValueError("size, count and tokens are at least 1, prompt is not negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Where a part of one kind of tensor lives: ``gpu``, a tier's name or ``nvme``."""
+
+    kind: str
+    where: str
+    bytes: int
+    percent: float
+    policy: str = ""
+
+    def __post_init__(self) -> None:
+        if self.bytes < 0 or not 0 <= self.percent <= 100 + _PERCENT_SLACK:
+            raise ValueError(f"{self.bytes} bytes, {self.percent:g} %: 0 or more, at most 100 %")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseEstimate:
+    """Predicted seconds of a phase and of everything in it that could be its bottleneck."""
+
+    name: str
+    seconds: float
+    bottleneck: str
+    terms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceEstimate:
+    """Predicted gain in tokens/s for one more ``unit`` of ``what``."""
+
+    what: str
+    unit: str
+    gain_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CxlUse:
+    """Whether the plan uses CXL memory and why; ``gain`` is a fraction of the speed without.
+
+    ``gain`` is None where the machine has no CXL memory, or nothing runs without it.
+    """
+
+    used: bool
+    gain: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorEstimate:
+    """How far the equations were from published measurements of the same kind.
+
+    ``median`` and ``worst`` are of |predicted/published - 1| over ``cases`` cases.
+    """
+
+    cases: int
+    median: float
+    worst: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Batch, placement and the command for one model on one machine.
+
+    Attributes
+    ----------
+    runs
+        False: the plan is advice only, ``advice`` says why.
+    command
+        Program and arguments, as they are given to the executor.
+    node_bytes
+        Host bytes on every NUMA node.
+    settings
+        What the executor reads from a file (DeepSpeed's JSON), by file name.
+    threads
+        CPU threads on every node; empty where the executor decides.
+    """
+
+    version: int = PLAN_VERSION
+    kind: Literal["inference", "training"]
+    executor: Literal["flexgen", "deepspeed", "vllm"]
+    runs: bool
+    advice: str = ""
+    model: str
+    machine: str
+    command: tuple[str, ...]
+    batch: Batch
+    homes: tuple[Home, ...]
+    node_bytes: dict[int, int]
+    gpu_bytes: int
+    drive_bytes: int = 0
+    tokens_per_s: float
+    phases: tuple[PhaseEstimate, ...]
+    cxl: CxlUse
+    prices: tuple[PriceEstimate, ...] = ()
+    error: ErrorEstimate | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    threads: dict[int, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if min([self.gpu_bytes, self.drive_bytes, *self.node_bytes.values()], default=0) < 0:
+            raise ValueError("bytes are not negative")
+        if self.runs and not self.command:
+            raise ValueError("a plan that runs needs a command")
+        if not self.runs and not self.advice:
+            raise ValueError("a plan that does not run needs the reason in 'advice'")
+        for kind in {home.kind for home in self.homes}:
+            total = sum(home.percent for home in self.homes if home.kind == kind)
+            if abs(total - 100) > _PERCENT_SLACK:
+                raise ValueError(f"homes of {kind} sum to {total:g} %, not 100")
+
+    def of(self, kind: str) -> Mapping[str, int]:
+        """Bytes of one kind of tensor by home."""
+        return {home.where: home.bytes for home in self.homes if home.kind == kind}
+
+
+def plan_text(plan: Plan) -> str:
+    """The YAML text of a plan."""
+    head = (
+        "# Made by cxl-offload plan. Bytes and seconds; every speed is predicted, none measured.\n"
+    )
+    body = yaml.safe_dump(encode(plan), sort_keys=False, width=100, allow_unicode=True)
+    return head + str(body)
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Writes a plan; a file of that name is replaced as a whole or not at all.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written.
+    """
+    target = Path(path)
+    beside = target.with_name(target.name + ".part")
+    beside.write_text(plan_text(plan), encoding="utf-8")
+    beside.replace(target)
+
+
+def load_plan(path: str | Path) -> Plan:
+    """The plan of a file.
+
+    Raises
+    ------
+    ConfigError
+        With file, line and key, as :func:`parse_plan`, or the file cannot be read.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("is not UTF-8 text", file=str(path)) from error
+    return parse_plan(text, file=str(path))
+
+
+def parse_plan(text: str, *, file: str) -> Plan:
+    """The plan of a YAML text; ``file`` is for messages.
+
+    Raises
+    ------
+    ConfigError
+        With file and line: not YAML, another version, a key that is unknown, missing, twice there
+        or of the wrong kind, percentages that do not sum to 100.
+    """
+    root = read_document(text, file=file)
+    entries = root.mapping(["version"], Plan.__dataclass_fields__)
+    if entries["version"].text() != str(PLAN_VERSION):
+        entries["version"].fail(
+            f"plan version {entries['version'].text()}: this program reads {PLAN_VERSION}; "
+            "plan again"
+        )
+    try:
+        return decode(Plan, _value(root))
+    except DecodeError as error:
+        raise ConfigError(str(error), file=file, line=_line(root, error.where)) from error
+
+
+def _value(part: Field) -> Any:
+    """What the field says, keys that appear twice refused."""
+    if isinstance(part.node, yaml.MappingNode):
+        return {key: _value(entry) for key, entry in part.entries().items()}
+    if isinstance(part.node, yaml.SequenceNode):
+        return [_value(entry) for entry in part.items()]
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_object(part.node, deep=True)
+    except (yaml.YAMLError, ValueError) as error:
+        part.fail(f"not a value that a plan has: {error}")
+
+
+def _line(root: Field, where: tuple[str | int, ...]) -> int:
+    found = root
+    for step in where:
+        try:
+            found = found.items()[step] if isinstance(step, int) else found.entries()[step]
+        except (ConfigError, LookupError):
+            break
+    return found.line

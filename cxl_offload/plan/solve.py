@@ -1,0 +1,176 @@
+"""Linear and mixed-integer programs, solved by HiGHS: the one place that knows the solver.
+
+A program is a list of columns and of rows ``lower <= sum(coefficient * column) <= upper``; the
+objective is to be as small as possible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["TOLERANCE", "Program", "Solution"]
+
+INFINITY = math.inf
+
+TOLERANCE = 1e-9
+"""Absolute, by which a solution may exceed a row: programs are written in units near 1."""
+
+
+_ATTEMPTS = (("choose", TOLERANCE), ("off", TOLERANCE), ("off", 1e-7))
+"""HiGHS reports a solve error when its own check of a presolved solution fails; it then solves
+without presolve, and at last with its usual tolerance."""
+
+
+def _solver(presolve: str, tolerance: float) -> highspy.Highs:
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("threads", 1)
+    solver.setOptionValue("presolve", presolve)
+    solver.setOptionValue("mip_rel_gap", 0.0)
+    solver.setOptionValue("mip_abs_gap", 0.0)
+    for name in ("primal_feasibility", "dual_feasibility", "mip_feasibility"):
+        solver.setOptionValue(f"{name}_tolerance", tolerance)
+    return solver
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The optimum.
+
+    Attributes
+    ----------
+    objective
+        Its value.
+    values
+        float64 ``(columns,)``.
+    duals
+        float64 ``(rows,)``: by how much the objective grows for a unit more on the right-hand side
+        of a row. All zero for integer programs.
+    """
+
+    objective: float
+    values: NDArray[np.float64]
+    duals: NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Program:
+    """Columns and rows, added by name; names are for reading only."""
+
+    names: list[str] = field(default_factory=list)
+    row_names: list[str] = field(default_factory=list)
+    _cost: list[float] = field(default_factory=list)
+    _low: list[float] = field(default_factory=list)
+    _high: list[float] = field(default_factory=list)
+    _whole: list[bool] = field(default_factory=list)
+    _start: list[int] = field(default_factory=lambda: [0])
+    _index: list[int] = field(default_factory=list)
+    _value: list[float] = field(default_factory=list)
+    _row_low: list[float] = field(default_factory=list)
+    _row_high: list[float] = field(default_factory=list)
+
+    def column(
+        self,
+        name: str,
+        *,
+        low: float = 0.0,
+        high: float = INFINITY,
+        cost: float = 0.0,
+        whole: bool = False,
+    ) -> int:
+        """A new column; returns its index."""
+        self.names.append(name)
+        self._cost.append(cost)
+        self._low.append(low)
+        self._high.append(high)
+        self._whole.append(whole)
+        return len(self.names) - 1
+
+    def row(
+        self,
+        name: str,
+        terms: Mapping[int, float],
+        *,
+        low: float = -INFINITY,
+        high: float = INFINITY,
+    ) -> int:
+        """A new row; returns its index."""
+        for index, value in terms.items():
+            if value != 0.0:
+                self._index.append(index)
+                self._value.append(value)
+        self._start.append(len(self._index))
+        self.row_names.append(name)
+        self._row_low.append(low)
+        self._row_high.append(high)
+        return len(self.row_names) - 1
+
+    def products(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """``sum(coefficient * value)`` of every row."""
+        made = np.zeros(len(self.row_names))
+        for at, (first, last) in enumerate(zip(self._start, self._start[1:], strict=False)):
+            picked = np.asarray(self._index[first:last], dtype=np.int64)
+            made[at] = float(np.dot(self._value[first:last], values[picked]))
+        return made
+
+    def cost_of(self, values: NDArray[np.float64]) -> float:
+        """The objective at ``values``."""
+        return float(np.dot(self._cost, values))
+
+    def solve(self, *, whole: bool = True) -> Solution | None:
+        """The optimum, or None where no point keeps all rows.
+
+        Parameters
+        ----------
+        whole
+            Keep whole columns whole; False solves the linear relaxation, which has duals.
+
+        Raises
+        ------
+        RuntimeError
+            HiGHS gives up or finds the program unbounded: a mistake in the program.
+        """
+        model = self._model(whole)
+        for presolve, tolerance in _ATTEMPTS:
+            solver = _solver(presolve, tolerance)
+            solver.passModel(model)
+            solver.run()
+            status = solver.getModelStatus()
+            if status != highspy.HighsModelStatus.kSolveError:
+                break
+        if status in (
+            highspy.HighsModelStatus.kInfeasible,
+            highspy.HighsModelStatus.kUnboundedOrInfeasible,
+        ):
+            return None
+        if status != highspy.HighsModelStatus.kOptimal:
+            raise RuntimeError(f"HiGHS stopped with {solver.modelStatusToString(status)}")
+        found = solver.getSolution()
+        duals = found.row_dual if found.dual_valid else [0.0] * len(self.row_names)
+        return Solution(
+            float(solver.getInfo().objective_function_value),
+            np.asarray(found.col_value, dtype=np.float64),
+            np.asarray(duals, dtype=np.float64),
+        )
+
+    def _model(self, whole: bool) -> highspy.HighsLp:
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = len(self.names), len(self.row_names)
+        model.col_cost_ = np.asarray(self._cost)
+        model.col_lower_, model.col_upper_ = np.asarray(self._low), np.asarray(self._high)
+        model.row_lower_ = np.asarray(self._row_low)
+        model.row_upper_ = np.asarray(self._row_high)
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.asarray(self._start, dtype=np.int32)
+        model.a_matrix_.index_ = np.asarray(self._index, dtype=np.int32)
+        model.a_matrix_.value_ = np.asarray(self._value)
+        if whole and any(self._whole):
+            kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+            model.integrality_ = [kinds[each] for each in self._whole]
+        return model

@@ -1,0 +1,309 @@
+"""Copies in host memory, each by the way that is quickest for its size on this machine.
+
+Ways are ``memcpy`` or stores that go past the caches, by one thread or several. Which way from
+which size on is a table of :class:`CopyRule`, measured by :func:`measure_rules`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cxl_offload import _C
+from cxl_offload.errors import ConfigError
+from cxl_offload.topology import Machine
+from cxl_offload.transfer.blocks import Addresses
+
+__all__ = [
+    "CopyRule",
+    "HostCopier",
+    "StridedTensor",
+    "cpus_near",
+    "load_rules",
+    "measure_rules",
+    "save_rules",
+]
+
+Way = tuple[bool, int]
+"""(past the caches, threads)"""
+
+_PLAIN: Way = (False, 1)
+# What another rule must gain, summed over the sizes it is for (0.08 is 8 % at one size, or 2 % at
+# each of four): less is noise, and a single noisy size must not make a rule.
+_LEAST_GAIN = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRule:
+    """How copies of ``from_bytes`` and more are made, up to the next rule."""
+
+    from_bytes: int
+    non_temporal: bool
+    threads: int
+
+    @property
+    def way(self) -> Way:
+        return self.non_temporal, self.threads
+
+
+class StridedTensor(Protocol):
+    """What torch's CPU tensors have, so that they can be copied without importing torch."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+    def data_ptr(self) -> int: ...
+    def stride(self) -> Sequence[int]: ...
+    def element_size(self) -> int: ...
+
+
+def cpus_near(machine: Machine, node: int) -> list[int]:
+    """CPUs of this process to copy from or to ``node`` with: its own, else of the nearest node.
+
+    A node without CPUs (CXL) is served by the node at the least distance that has some.
+    """
+    allowed = set(_C.allowed_cpus())
+    distances = machine.distances.get(node, {})
+
+    def distance(other: int) -> int:
+        return 0 if other == node else distances.get(other, 255)
+
+    for each in sorted(machine.nodes, key=lambda candidate: distance(candidate.id)):
+        near = sorted(allowed.intersection(each.cpus))
+        if near:
+            return near
+    return sorted(allowed)
+
+
+class HostCopier:
+    """Copies in host memory; thread-safe, and without Python's lock while it copies.
+
+    Parameters
+    ----------
+    cpus
+        CPUs to copy with, the calling thread counted as one of them; None takes all of this
+        process. See :func:`cpus_near`.
+    rules
+        From 0 bytes on, ascending; None takes rules for a machine that was not measured.
+
+    Raises
+    ------
+    ValueError
+        Rules that do not begin at 0 and ascend, or with more threads than CPUs; a CPU that this
+        process may not use.
+    """
+
+    def __init__(
+        self, *, cpus: Sequence[int] | None = None, rules: Sequence[CopyRule] | None = None
+    ) -> None:
+        chosen = list(cpus) if cpus is not None else _C.allowed_cpus()
+        if not chosen:
+            raise ValueError("copy with no CPUs: name at least one")
+        if rules is None:
+            rows = _C.HostCopier.default_rules(len(chosen))
+        else:
+            rows = [(rule.from_bytes, rule.non_temporal, rule.threads) for rule in rules]
+        self._core = _C.HostCopier(chosen[1:], rows)
+
+    @property
+    def core(self) -> _C.HostCopier:
+        """The C++ object, for parts of this package that copy by it."""
+        return self._core
+
+    @property
+    def rules(self) -> tuple[CopyRule, ...]:
+        return tuple(CopyRule(*row) for row in self._core.rules)
+
+    @property
+    def threads(self) -> int:
+        """Threads at most, the caller's included."""
+        return self._core.threads
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """``nbytes`` from address to address; the ranges must not overlap."""
+        if nbytes < 0:
+            raise ValueError(f"copy {nbytes} bytes")
+        self._core.copy(target, source, nbytes)
+
+    def copy_blocks(
+        self, targets: Addresses, sources: Addresses, sizes: int | Sequence[int] | NDArray[np.int64]
+    ) -> None:
+        """Gathers and scatters: ``targets[i][:size] = sources[i][:size]`` for every i.
+
+        Parameters
+        ----------
+        targets, sources
+            Addresses; no target may overlap another or any source.
+        sizes
+            Bytes of every block, or one number for all.
+
+        Raises
+        ------
+        ValueError
+            Lists of different lengths, or a negative size.
+        """
+        to = np.ascontiguousarray(targets, dtype=np.uint64)
+        origin = np.ascontiguousarray(sources, dtype=np.uint64)
+        given = np.asarray(sizes, dtype=np.int64)
+        if (given < 0).any():
+            raise ValueError(f"copy blocks of {given.min()} bytes")
+        nbytes = np.full(to.shape, given) if given.ndim == 0 else np.ascontiguousarray(given)
+        if to.shape != origin.shape or to.shape != nbytes.shape:
+            raise ValueError(
+                f"copy {origin.size} sources of {nbytes.size} sizes to {to.size} targets"
+            )
+        self._core.copy_blocks(to.ctypes.data, origin.ctypes.data, nbytes.ctypes.data, to.size)
+
+    def copy_strided(self, target: StridedTensor, source: StridedTensor) -> None:
+        """``target[...] = source`` for tensors of one shape and element size, any strides.
+
+        Raises
+        ------
+        ValueError
+            Shapes or element sizes differ, or elements of the target share memory.
+        """
+        size = target.element_size()
+        if tuple(target.shape) != tuple(source.shape) or size != source.element_size():
+            raise ValueError(
+                f"copy {tuple(source.shape)} of {source.element_size()} B to "
+                f"{tuple(target.shape)} of {size} B"
+            )
+        pairs = zip(target.shape, target.stride(), strict=True)
+        if any(length > 1 and stride == 0 for length, stride in pairs):
+            raise ValueError("copy to a tensor whose elements share memory (stride 0)")
+        self._core.copy_strided(
+            target.data_ptr(),
+            source.data_ptr(),
+            list(target.shape),
+            [stride * size for stride in target.stride()],
+            [stride * size for stride in source.stride()],
+            size,
+        )
+
+    def time(
+        self,
+        target: int,
+        source: int,
+        room_bytes: int,
+        nbytes: int,
+        ways: Sequence[Way | None],
+        *,
+        rounds: int,
+        sample_s: float = 0.0003,
+    ) -> list[list[float]]:
+        """Seconds a copy, ``rounds`` samples for every way; None is this copier's own choice.
+
+        Timed inside C++ and interleaved, walking through ``room_bytes`` at both addresses.
+        """
+        return self._core.time_copies(
+            target, source, room_bytes, nbytes, list(ways), rounds=rounds, sample_s=sample_s
+        )
+
+
+def measure_rules(
+    target: int,
+    source: int,
+    room_bytes: int,
+    *,
+    cpus: Sequence[int] | None = None,
+    rounds: int = 41,
+) -> tuple[CopyRule, ...]:
+    """Times every way at sizes from 4 KiB to ``room_bytes`` and keeps the quickest.
+
+    Parameters
+    ----------
+    target, source
+        Addresses of ``room_bytes`` each, faulted in on the nodes to measure; several times the
+        last-level cache, or copies of cached bytes are measured.
+    cpus
+        As of :class:`HostCopier`.
+
+    Returns
+    -------
+    tuple of CopyRule
+        As few as explain the medians, beginning with ``memcpy`` by one thread.
+    """
+    chosen = list(cpus) if cpus is not None else _C.allowed_cpus()
+    copier = HostCopier(cpus=chosen)
+    ways = [_PLAIN, (True, 1)]
+    if len(chosen) > 1:
+        ways += [(False, len(chosen)), (True, len(chosen))]
+    sizes = [4096 << step for step in range(max(1, (room_bytes // 4096).bit_length()))]
+    sizes = [size for size in sizes if size <= room_bytes]
+    medians = []
+    for size in sizes:
+        turns = max(11, min(rounds, (2 << 30) // size))
+        samples = copier.time(target, source, room_bytes, size, ways, rounds=turns)
+        medians.append([statistics.median(each) for each in samples])
+    return fewest_rules(sizes, ways, medians)
+
+
+def fewest_rules(
+    sizes: Sequence[int], ways: Sequence[Way], seconds: Sequence[Sequence[float]]
+) -> tuple[CopyRule, ...]:
+    """The rules with the least sum of lost time (log of seconds over the best way's) and changes.
+
+    Parameters
+    ----------
+    sizes
+        Ascending bytes.
+    ways
+        The first is that of copies smaller than any size.
+    seconds
+        One list a size, one number a way.
+    """
+    cost = [0.0] + [_LEAST_GAIN] * (len(ways) - 1)
+    came_from: list[list[int]] = []
+    for row in seconds:
+        quickest = min(range(len(ways)), key=cost.__getitem__)
+        origins = [
+            way if cost[way] <= cost[quickest] + _LEAST_GAIN else quickest
+            for way in range(len(ways))
+        ]
+        cost = [
+            cost[origin] + (0 if origin == way else _LEAST_GAIN) + math.log(row[way] / min(row))
+            for way, origin in enumerate(origins)
+        ]
+        came_from.append(origins)
+    way = min(range(len(ways)), key=cost.__getitem__)
+    chosen = []
+    for origins in reversed(came_from):
+        chosen.append(way)
+        way = origins[way]
+    rules = [CopyRule(0, *ways[0])]
+    for size, way in zip(sizes, reversed(chosen), strict=True):
+        if ways[way] != rules[-1].way:
+            rules.append(CopyRule(size, *ways[way]))
+    return tuple(rules)
+
+
+def save_rules(path: Path, rules: Sequence[CopyRule]) -> None:
+    """Writes rules as JSON."""
+    path.write_text(json.dumps({"copy_rules": [asdict(rule) for rule in rules]}, indent=1) + "\n")
+
+
+def load_rules(path: Path) -> tuple[CopyRule, ...]:
+    """The way back of :func:`save_rules`.
+
+    Raises
+    ------
+    ConfigError
+        The file is not what :func:`save_rules` writes.
+    """
+    try:
+        rows = json.loads(path.read_text())["copy_rules"]
+        rules = tuple(CopyRule(**row) for row in rows)
+        ordered = all(a.from_bytes < b.from_bytes for a, b in itertools.pairwise(rules))
+        if not rules or rules[0].from_bytes != 0 or not ordered:
+            raise ValueError("rules must begin at 0 bytes and ascend")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"not a table of copy rules: {error}", file=str(path)) from error
+    return rules

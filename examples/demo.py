@@ -1,0 +1,187 @@
+"""An OPT answers prompts with its weights, KV cache, activations and workspace in memory tiers.
+
+What ``make demo`` runs. It looks at the machine, measures its memory for a few seconds, generates
+with real FlexGen without tiers and with them, and checks that the tokens are the same; then once
+more on the simulated nodes of a published CXL server, where pages are placed on simulated nodes,
+the tokens are real, and tokens/s are replayed from the bytes that every run moved.
+
+    python examples/demo.py [--output DIR] [--model PATH] [--tokens N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from demo_report import Result, draw, print_nodes, print_placement, print_speed
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cxl_offload import Memory, load_machine
+from cxl_offload.errors import CxlOffloadError
+from cxl_offload.integrations.flexgen import FlexGenRun, run
+from cxl_offload.integrations.flexgen.options import read_prompts
+from cxl_offload.integrations.flexgen.seeded import DEMO_SHAPE, make_opt
+from cxl_offload.plan.interleave import bandwidth_bound, best_weights, shares_of_weights
+from cxl_offload.profile import quick
+from cxl_offload.sim import replay
+from cxl_offload.topology import Machine
+from cxl_offload.units import format_bandwidth
+
+PROMPTS = Path(__file__).with_name("prompts.txt")
+PUBLISHED = "epyc9354-cxl-a"
+GRANULE = "16KiB"
+SEED = 2026
+
+Places = dict[str, str]
+Run = tuple[str, Memory, Places]
+
+
+def bandwidth_policy(rates: Sequence[tuple[int, float]]) -> str:
+    """Interleave in proportion to bandwidth: ``rates`` are node and bytes/s of loads."""
+    if len(rates) == 1:
+        return f"bind:{rates[0][0]}"
+    bandwidths = [rate for _, rate in rates]
+    # Small weights: a whole cycle of them must fit into the tensors of a small model.
+    choices = (best_weights(bandwidths, total=total) for total in range(1, 21))
+    weights = max(choices, key=lambda w: bandwidth_bound(bandwidths, shares_of_weights(w)))
+    shares = [f"{node}={w}" for (node, _), w in zip(rates, weights, strict=True) if w > 0]
+    return f"weighted:{','.join(shares)}@{GRANULE}"
+
+
+def measured_policy(console: Console, memory: Memory) -> str:
+    """What a few seconds of measuring say about every node, and the policy that follows."""
+    rates = []
+    for path in quick(memory).paths:
+        loads, latency_ns = path.peak_bytes_per_s("load"), path.latency_ns()
+        assert loads is not None, "loads are always measured"
+        idle = "" if latency_ns is None else f", {latency_ns:.0f} ns when idle"
+        console.print(f"measured node {path.node}: {format_bandwidth(loads)} of loads{idle}")
+        rates.append((path.node, loads))
+    return bandwidth_policy(rates)
+
+
+def published_policy(machine: Machine) -> str:
+    """The same from the bandwidths of a machine file."""
+    rates = []
+    for node in machine.usable_nodes():
+        access = machine.access(machine.initiator, node.id)
+        if access is not None and access.read_bandwidth_bytes_per_s is not None:
+            rates.append((node.id, access.read_bandwidth_bytes_per_s))
+    return bandwidth_policy(rates)
+
+
+def runs_here(console: Console, memory: Memory) -> Iterator[Run]:
+    """This machine: untiered, and by measured bandwidth."""
+    yield "this machine, untiered", memory, {}
+    policy = measured_policy(console, memory)
+    roles = ("weights", "kv", "act", "workspace")
+    yield f"this machine, {policy}", memory, dict.fromkeys(roles, policy)
+
+
+def runs_published(machine: Machine) -> Iterator[Run]:
+    """A published server: all in local DRAM, all in CXL, and each kind where it does least harm."""
+    roles = ("weights", "kv", "act", "workspace")
+    yield "system A, all in DRAM", Memory.simulated(machine), dict.fromkeys(roles, "bind:ldram")
+    yield "system A, all in CXL", Memory.simulated(machine), dict.fromkeys(roles, "bind:cxl")
+    # The link to the GPU is slower than any tier, so weights lose nothing in CXL; attention on the
+    # CPU is bound by memory, so its KV cache is spread by bandwidth.
+    spread = published_policy(machine)
+    places = {"weights": "bind:cxl", "kv": spread, "act": "bind:ldram", "workspace": "bind:rdram"}
+    yield "system A, by kind", Memory.simulated(machine), places
+
+
+@contextmanager
+def progress_of(console: Console, title: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for every stage of a run; only on a terminal, since it would flood a log."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    quiet = not console.is_terminal
+    with Progress(*columns, console=console, disable=quiet, transient=True) as bar:
+        tasks = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(f"{title}: {stage}", total=total)
+            bar.update(tasks[stage], completed=done)
+
+        yield show
+
+
+def generate(console: Console, request: FlexGenRun, at: Run) -> Result:
+    """One run, and on simulated nodes the time that the published machine would take."""
+    name, memory, places = at
+    console.print(f"generating: {name}")
+    # Times are taken of real nodes only, so only there is it worth warming up.
+    wanted = replace(request, place=places, warmup=not memory.is_simulated)
+    with progress_of(console, name) as progress:
+        report = run(wanted, memory=memory, progress=progress)
+    timeline = replay(report.trace, memory.machine) if memory.is_simulated else None
+    return Result(name, report, timeline)
+
+
+def demonstrate(console: Console, model: str, tokens: int, output: Path) -> bool:
+    """All runs, the tables and the picture; whether the tokens were the same in all of them."""
+    here = Memory.linux()
+    published = load_machine(PUBLISHED)
+    print_nodes(console, here.machine, published)
+    prompts = read_prompts(str(PROMPTS))
+    request = FlexGenRun(
+        model=model,
+        prompts=prompts,
+        gen_len=tokens,
+        gpu_batch_size=len(prompts) // 2,
+        num_gpu_batches=2,
+        # A fifth of the weights on the accelerator; the KV cache on the host, and attention there.
+        percent=(20, 80, 0, 100, 0, 100),
+        cpu_cache_compute=True,
+    )
+    results: list[Result] = []
+    for at in [*runs_here(console, here), *runs_published(published)]:
+        results.append(generate(console, request, at))
+    same = [np.array_equal(results[0].report.tokens, result.report.tokens) for result in results]
+    print_placement(console, results)
+    print_speed(console, results, same)
+    console.print(f"\n{prompts[-1]!r} -> {results[0].report.answers[-1]!r}")
+    output.mkdir(parents=True, exist_ok=True)
+    documents = [result.to_json() for result in results]
+    (output / "demo.json").write_text(json.dumps(documents, indent=1) + "\n", encoding="utf-8")
+    draw(results, output / "demo.png")
+    console.print(f"written: {output / 'demo.png'}, {output / 'demo.json'}")
+    return all(same)
+
+
+def main() -> int:
+    """Exit status: 0 when every run made the same tokens."""
+    parser = argparse.ArgumentParser(description="FlexGen with its host memory in tiers")
+    parser.add_argument("--output", type=Path, default=Path("out/demo"), help="for picture, JSON")
+    parser.add_argument("--model", help="an OPT checkpoint; without it one is made from a seed")
+    parser.add_argument("--tokens", type=int, default=16, help="to generate for every prompt")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    console = Console(markup=False, emoji=False, highlight=False)
+    try:
+        with tempfile.TemporaryDirectory(prefix="cxl-offload-demo-") as scratch:
+            model = options.model
+            if model is None:
+                console.print(f"making an OPT of {DEMO_SHAPE.parameters / 1e6:.0f} M parameters")
+                model = str(make_opt(Path(scratch) / "opt-demo", DEMO_SHAPE, seed=SEED))
+            same = demonstrate(console, model, options.tokens, options.output)
+    except (CxlOffloadError, MemoryError, OSError, ValueError) as error:
+        print(f"demo: error: {error}", file=sys.stderr)
+        return 2
+    if not same:
+        print("demo: error: placement changed the tokens; this must never happen", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

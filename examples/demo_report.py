@@ -1,0 +1,161 @@
+"""What the demonstration prints and draws: tables on the terminal, and one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from cxl_offload.integrations.flexgen import FlexGenReport
+from cxl_offload.sim import Timeline
+from cxl_offload.topology import Machine
+from cxl_offload.units import MIB, format_bandwidth, format_bytes
+
+# Okabe and Ito's colours: told apart by the colour-blind, too.
+COLOURS = {"ldram": "#0072B2", "rdram": "#56B4E9", "cxl": "#D55E00", "accelerator": "#999999"}
+MEASURED, SIMULATED = "#009E73", "#CC79A7"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: its name, what FlexGen reported and, simulated, the time it would take."""
+
+    name: str
+    report: FlexGenReport
+    timeline: Timeline | None = None
+
+    def tokens_per_s(self, phase: str) -> float:
+        """Of ``prefill`` or ``decode``: replayed on simulated nodes, measured on this machine."""
+        if self.timeline is not None:
+            return float(self.timeline.tokens_per_s[phase])
+        measured = {
+            "prefill": self.report.prefill_tokens_per_s,
+            "decode": self.report.decode_tokens_per_s,
+        }
+        return measured[phase]
+
+    def tier_bytes(self) -> dict[str, int]:
+        """Bytes by tier, and what stays on the accelerator."""
+        total = dict.fromkeys(COLOURS, 0)
+        for row in self.report.placement:
+            for tier, count in row.tiers.items():
+                total[tier] = total.get(tier, 0) + count
+        total["accelerator"] = sum(self.report.outside.get("accelerator", {}).values())
+        return total
+
+    def to_json(self) -> dict[str, Any]:
+        """The report, and what a replay gave."""
+        simulated = None
+        if self.timeline is not None:
+            phases = ("prefill", "decode")
+            simulated = {f"{phase}_tokens_per_s": self.tokens_per_s(phase) for phase in phases}
+        return {"name": self.name, **self.report.to_json(), "simulated": simulated}
+
+
+def _table(*headings: str, left: int) -> Table:
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    for at, heading in enumerate(headings):
+        justify = "left" if at < left else "right"
+        made.add_column(heading, justify=justify, overflow="fold", no_wrap=at == 0)
+    return made
+
+
+def print_nodes(console: Console, here: Machine, published: Machine) -> None:
+    """The nodes of this machine and of the published one."""
+    made = _table("machine", "node", "kind", "CPUs", "memory", "loads, published", left=3)
+    for title, machine in (("this machine", here), (f"system A: {published.name}", published)):
+        for node in machine.nodes:
+            access = machine.access(machine.initiator, node.id)
+            rate = None if access is None else access.read_bandwidth_bytes_per_s
+            made.add_row(
+                title,
+                str(node.id),
+                node.kind.value,
+                str(len(node.cpus)),
+                format_bytes(node.capacity_bytes),
+                "-" if rate is None else format_bandwidth(rate),
+            )
+            title = ""
+    console.print(made)
+
+
+def print_placement(console: Console, results: Sequence[Result]) -> None:
+    """Requested against granted bytes of every role on every node."""
+    made = _table("run", "role", "policy", "requested", "granted, by node", left=3)
+    for result in results:
+        title = result.name
+        for row in result.report.placement:
+            granted = ", ".join(f"{n}: {format_bytes(b)}" for n, b in row.granted.items())
+            asked = format_bytes(row.requested_bytes)
+            made.add_row(title, row.role, row.policy, asked, granted)
+            title = ""
+        for home, roles in result.report.outside.items():
+            for role, count in roles.items():
+                if count:
+                    made.add_row(title, role, f"on the {home}", format_bytes(count), "-")
+    console.print("\nWhere everything went (granted: asked from the pages, at the peak)")
+    console.print(made)
+
+
+def print_speed(console: Console, results: Sequence[Result], same: Sequence[bool]) -> None:
+    """Tokens/s of every run, measured and simulated in columns of their own."""
+    phases = ("prefill", "decode")
+    headings = [f"{kind}\n{phase}" for kind in ("measured", "simulated") for phase in phases]
+    made = _table("run", *headings, "tokens", left=1)
+    for result, identical in zip(results, same, strict=True):
+        rates = [f"{result.tokens_per_s(phase):,.1f}" for phase in phases]
+        cells = [*rates, "-", "-"] if result.timeline is None else ["-", "-", *rates]
+        made.add_row(result.name, *cells, "identical" if identical else "DIFFERENT")
+    console.print("Tokens/s (measured: the CPU of this machine stands in for a GPU; simulated:")
+    console.print("the bytes that the run moved, replayed on the links and nodes of system A)")
+    console.print(made)
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    """One picture: bytes by tier of every run, and its decode tokens/s."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(12, 1.2 + 0.62 * len(results)), sharey=True, width_ratios=(3, 2)
+    )
+    names = [result.name for result in results]
+    start = [0.0] * len(results)
+    for tier, colour in COLOURS.items():
+        widths = [result.tier_bytes()[tier] / MIB for result in results]
+        if any(widths):
+            left.barh(names, widths, left=start, color=colour, label=tier, height=0.62)
+        start = [a + b for a, b in zip(start, widths, strict=True)]
+    left.invert_yaxis()
+    left.set_xlabel("MiB at the peak, asked from the pages")
+    left.set_title("Where weights, KV cache, activations and workspace went", loc="left")
+    left.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncol=4, frameon=False)
+    _draw_rates(right, results)
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(axis="y", length=0)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def _draw_rates(axis: Any, results: Sequence[Result]) -> None:
+    """Decode tokens/s; this machine and the published one differ by orders of magnitude."""
+    rates = [result.tokens_per_s("decode") for result in results]
+    kinds = ["measured" if result.timeline is None else "simulated" for result in results]
+    for kind, colour in (("measured", MEASURED), ("simulated", SIMULATED)):
+        shown = [rate if k == kind else 0 for rate, k in zip(rates, kinds, strict=True)]
+        axis.barh([r.name for r in results], shown, color=colour, label=kind, height=0.62)
+    for at, rate in enumerate(rates):
+        axis.annotate(f" {rate:,.0f}", (rate, at), va="center")
+    axis.set_xlabel("decode tokens/s")
+    axis.margins(x=0.18)
+    axis.set_title("How fast", loc="left")
+    axis.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncol=2, frameon=False)

@@ -1,0 +1,311 @@
+"""Every call of the kernel seam fails once at every place where it is used.
+
+Each scenario is first run without faults while the calls it makes are counted; then it is run again
+for every call of every operation, with that call failing in every way that it can. The test's id
+names scenario, call, effect and errno, and that is all that decides what happens: a failure is
+repeated by its id.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from cxl_offload import _C
+from cxl_offload.memory import (
+    Bind,
+    FirstTouch,
+    Interleave,
+    Memory,
+    Pages,
+    Policy,
+    Preferred,
+    Weighted,
+)
+
+from .ground import (
+    GIB,
+    MIB,
+    Account,
+    check_against_kernel,
+    check_all_returned,
+    has_stamp,
+    kernel_of,
+    simulated,
+    stamp,
+)
+
+POLICIES: dict[str, Policy] = {
+    "bind:2": Bind((2,)),
+    "bind:2,0": Bind((2, 0)),
+    "preferred:1": Preferred((1,)),
+    "first-touch": FirstTouch(),
+    "interleave:0,1": Interleave((0, 1), granule_bytes=32 * MIB),
+    "weighted:0=2,2=1": Weighted({0: 2, 2: 1}, granule_bytes=32 * MIB),
+}
+# Of allocations that fill one node, more than one chunk of faulting in (64 MiB) where that can be;
+# and of those that need a second node.
+ONE_NODE_BYTES = {"base": 160 * MIB, "thp": 160 * MIB, "2MiB": 48 * MIB, "1GiB": 2 * GIB}
+TWO_NODES_BYTES = {"base": 200 * MIB, "thp": 200 * MIB, "2MiB": 100 * MIB, "1GiB": 3 * GIB}
+PATTERN = 0x5EED
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way in which a call can go wrong."""
+
+    operation: str
+    effect: _C.FaultEffect
+    code: int
+    times: int = 1
+
+    def __str__(self) -> str:
+        effect = str(self.effect).rsplit(".")[-1]
+        name = "" if self.effect == _C.FaultEffect.stray else f"-{errno.errorcode[self.code]}"
+        return f"{effect}{name}{'-forever' if self.times > 1 else ''}"
+
+
+REFUSE, PARTIAL, STRAY = _C.FaultEffect.refuse, _C.FaultEffect.partial, _C.FaultEffect.stray
+FOREVER = 60
+WAYS = (
+    Way("map", REFUSE, errno.ENOMEM),
+    Way("map", REFUSE, errno.ENOMEM, FOREVER),
+    Way("map", REFUSE, errno.EPERM),
+    Way("set_policy", REFUSE, errno.EPERM),
+    Way("set_policy", REFUSE, errno.EINVAL, FOREVER),
+    Way("populate", REFUSE, errno.ENOMEM),
+    Way("populate", REFUSE, errno.ENOMEM, FOREVER),
+    Way("populate", REFUSE, errno.EIO),
+    Way("populate", PARTIAL, errno.ENOMEM),
+    Way("populate", PARTIAL, errno.ENOMEM, FOREVER),
+    Way("populate", PARTIAL, errno.EIO),
+    Way("populate", STRAY, errno.ENOMEM),
+    Way("query", REFUSE, errno.EPERM),
+    Way("query", REFUSE, errno.EPERM, FOREVER),
+    Way("query", REFUSE, errno.ENOMEM),
+    Way("move", REFUSE, errno.EPERM),
+    Way("move", REFUSE, errno.EPERM, FOREVER),
+    Way("move", REFUSE, errno.EBUSY),
+    Way("move", PARTIAL, errno.ENOMEM),
+    Way("move", PARTIAL, errno.EIO),
+    Way("discard", REFUSE, errno.EPERM),
+)
+
+
+@dataclass
+class Stage:
+    """A session with what a scenario needs there before it begins."""
+
+    memory: Memory
+    driver: _C.FakeDriver
+    blocks: list[_C.Allocation] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    act: Callable[[Stage], _C.Allocation | None]
+    prepare: Callable[[Stage], None] = lambda stage: None
+    counts_pages: bool = True  # False where pages of first touch are, which nobody counts
+
+    @property
+    def stamps(self) -> bool:
+        return self.name.startswith("move")
+
+    def stage(self) -> Stage:
+        driver = _C.FakeDriver()
+        memory = simulated(192 * MIB, huge_2mib=40, huge_1gib=2, driver=driver)
+        stage = Stage(memory, driver)
+        self.prepare(stage)
+        return stage
+
+
+def allocation(policy: str, pages: Pages, *, pin: bool = False, astray: bool = False) -> Scenario:
+    nbytes = (ONE_NODE_BYTES if policy == "bind:2" else TWO_NODES_BYTES)[pages]
+    rule = POLICIES[policy]
+    if pages == "1GiB" and isinstance(rule, Interleave | Weighted):
+        rule = replace(rule, granule_bytes=GIB)
+
+    def act(stage: Stage) -> _C.Allocation:
+        if astray:  # the kernel passes the node over, and pages have to be moved there
+            kernel_of(stage.memory).fail("populate", effect=STRAY, times=FOREVER)
+        return stage.memory.allocate(nbytes, rule, pages=pages, pin=pin)
+
+    name = f"allocate-{policy}-{pages}" + "-pinned" * pin + "-astray" * astray
+    return Scenario(name, act, counts_pages=policy != "first-touch")
+
+
+def allocation_past_holes(stage: Stage) -> _C.Allocation:
+    """The pool holds free memory that does not fit, gives it back, and maps anew."""
+    return stage.memory.allocate(40 * MIB, Bind((0,)))
+
+
+def make_holes(stage: Stage) -> None:
+    stage.blocks = [stage.memory.allocate(6 * MIB, Bind((0,))) for _ in range(12)][::2]
+
+
+def allocation_into_another_s_cache(stage: Stage) -> _C.Allocation:
+    """Only what the pool of other pages caches makes room on the node."""
+    return stage.memory.allocate(150 * MIB, Bind((2,)))
+
+
+def fill_another_s_cache(stage: Stage) -> None:
+    stage.memory.allocate(150 * MIB, Bind((2,)), pages="thp")  # dropped at once
+
+
+def movement(source: str, target: str, pages: Pages) -> Scenario:
+    def prepare(stage: Stage) -> None:
+        nbytes = 128 * MIB if pages == "base" else 64 * MIB
+        block = stage.memory.allocate(nbytes, POLICIES[source], pages=pages)
+        stamp(block, PATTERN)
+        stage.blocks.append(block)
+
+    def act(stage: Stage) -> None:
+        stage.memory.move(stage.blocks[0], POLICIES[target])
+
+    counts = source != "first-touch"
+    return Scenario(f"move-{source}-to-{target}-{pages}", act, prepare, counts_pages=counts)
+
+
+def scenarios() -> Iterator[Scenario]:
+    every_kind: tuple[Pages, ...] = ("base", "thp", "2MiB", "1GiB")
+    for policy in POLICIES:
+        for pages in every_kind:
+            yield allocation(policy, pages)
+        if policy != "first-touch":
+            yield allocation(policy, "base", pin=True)
+            yield allocation(policy, "2MiB", astray=True)
+    yield Scenario("allocate-100-bytes", lambda stage: stage.memory.allocate(100, Bind((1,))))
+    yield Scenario("allocate-past-holes", allocation_past_holes, make_holes)
+    yield Scenario(
+        "allocate-into-another-s-cache", allocation_into_another_s_cache, fill_another_s_cache
+    )
+    for pages in every_kind[:3:2]:
+        yield movement("bind:2", "interleave:0,1", pages)
+        yield movement("interleave:0,1", "bind:2", pages)
+        yield movement("weighted:0=2,2=1", "preferred:1", pages)
+        yield movement("first-touch", "weighted:0=2,2=1", pages)
+
+
+def places_of(stage: Stage, result: _C.Allocation | None) -> list[dict[int, int]]:
+    blocks = [*stage.blocks, *([] if result is None else [result])]
+    return [block.bytes_per_node() for block in blocks]
+
+
+def calls_made(scenario: Scenario) -> dict[str, int]:
+    stage = scenario.stage()
+    before = kernel_of(stage.memory).calls
+    result = scenario.act(stage)
+    after = kernel_of(stage.memory).calls
+    del result
+    return {operation: after[operation] - before[operation] for operation in after}
+
+
+def sites() -> Iterator[Any]:
+    for scenario in scenarios():
+        calls = calls_made(scenario)
+        for way in WAYS:
+            for call in range(1, calls[way.operation] + 1):
+                name = f"{scenario.name}:{way.operation}#{call}:{way}"
+                yield pytest.param(scenario, way, call, id=name)
+
+
+def act_under(
+    scenario: Scenario, stage: Stage, way: Way, call: int
+) -> tuple[_C.Allocation | None, Exception | None]:
+    kernel = kernel_of(stage.memory)
+    kernel.fail(way.operation, call=call, code=way.code, effect=way.effect, times=way.times)
+    fired = kernel.faults_fired
+    try:
+        return scenario.act(stage), None
+    except (MemoryError, OSError) as error:
+        return None, error.with_traceback(None)  # whose frames hold blocks
+    finally:
+        assert kernel.faults_fired > fired
+        kernel.clear_faults()
+
+
+def check_error(way: Way, error: Exception | None) -> None:
+    if way.effect == STRAY:
+        assert error is None
+    elif way.code != errno.ENOMEM:
+        assert isinstance(error, OSError)
+        assert error.errno == way.code
+    elif way.times == FOREVER:
+        assert isinstance(error, MemoryError)
+    else:  # a second attempt may have found the room
+        assert error is None or isinstance(error, MemoryError)
+    if error is not None:
+        assert "\n" not in str(error)
+        assert way.operation in str(error)
+
+
+@pytest.mark.parametrize(("scenario", "way", "call"), list(sites()))
+def test_nothing_is_lost_when_one_call_fails(scenario: Scenario, way: Way, call: int) -> None:
+    clean = scenario.stage()
+    wanted = places_of(clean, scenario.act(clean))
+    stage = scenario.stage()
+    before = Account.of(stage.memory), places_of(stage, None)
+    result, error = act_under(scenario, stage, way, call)
+    check_error(way, error)
+    if error is None:
+        assert places_of(stage, result) == wanted
+    else:
+        assert Account.of(stage.memory) == before[0]
+        if way.times == 1 and scenario.counts_pages:
+            assert places_of(stage, None) == before[1]
+    assert all(has_stamp(block, PATTERN) for block in stage.blocks if scenario.stamps)
+    if scenario.counts_pages and way.times == 1:
+        check_against_kernel(stage.memory, [*stage.blocks, *([result] if result else [])])
+    del result
+    result = scenario.act(stage)
+    assert places_of(stage, result) == wanted
+    kernel_of(stage.memory).clear_faults()
+    del result
+    stage.blocks.clear()
+    check_all_returned(stage.memory)
+    assert stage.driver.registered_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "scenario", [s for s in scenarios() if s.name.endswith("pinned")], ids=lambda s: s.name
+)
+def test_nothing_is_lost_when_registration_fails(scenario: Scenario) -> None:
+    stage = scenario.stage()
+    stage.driver.fail_registration(1)
+    with pytest.raises(OSError) as error:  # noqa: PT011  the errno is the driver's own
+        scenario.act(stage)
+    assert "\n" not in str(error.value)
+    assert Account.of(stage.memory) == Account(0, 0, 0)
+    check_against_kernel(stage.memory, [])
+    assert stage.driver.registered_bytes == 0
+    result = scenario.act(stage)
+    assert result is not None
+    assert result.pinned
+    del result
+    check_all_returned(stage.memory)
+
+
+def test_dropping_and_trimming_make_no_call_that_can_fail() -> None:
+    stage = Scenario("holes", allocation_past_holes, make_holes).stage()
+    calls = kernel_of(stage.memory).calls
+    for operation in calls:
+        kernel_of(stage.memory).fail(operation, code=errno.EPERM, times=FOREVER)
+    del stage.blocks[1::2]
+    assert stage.memory.trim() > 0
+    stage.blocks.clear()
+    check_all_returned(stage.memory)
+    assert kernel_of(stage.memory).calls == calls
+
+
+def test_asking_for_places_reports_the_refusal_and_changes_nothing() -> None:
+    memory = simulated(192 * MIB)
+    block = memory.allocate(8 * MIB, Bind((1,)))
+    kernel_of(memory).fail("query", code=errno.EPERM)
+    with pytest.raises(PermissionError):
+        memory.placement(block.address, block.nbytes)
+    assert memory.placement(block.address, block.nbytes).granted == {1: 8 * MIB}

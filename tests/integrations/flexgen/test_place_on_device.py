@@ -1,0 +1,20 @@
+"""A Device-DAX device is no tier of FlexGen: refused before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.flexgen import FlexGenRun, run
+from cxl_offload.memory import Memory
+
+
+@pytest.mark.parametrize("role", ["weights", "kv"])
+def test_device_as_place_is_refused_and_nothing_is_allocated(
+    request_tiny: FlexGenRun, memory: Memory, role: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"--place {role}=dax:dax0\.0: .* a device is none"):
+        run(replace(request_tiny, place={role: "dax:dax0.0"}), memory=memory)
+    assert memory.stats().mapped_bytes.total == 0

@@ -1,0 +1,72 @@
+"""Which threads, on which CPUs, for which node's bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cxl_offload import _C
+from cxl_offload.ops.adam import adam_step
+from cxl_offload.ops.threads import groups_for, team_for
+
+from ..memory.machines import simulated_machine
+
+MACHINE = simulated_machine()  # CPUs 0, 1 on node 0; 2, 3 on node 1; none on node 2, nearer to 0
+ALL = frozenset(range(4))
+
+
+def test_default_takes_every_allowed_cpu_of_every_node() -> None:
+    assert groups_for(None, MACHINE, ALL) == ((0, 2, (0, 1)), (1, 2, (2, 3)))
+    assert groups_for(None, MACHINE, frozenset({1, 2, 3})) == ((0, 1, (1,)), (1, 2, (2, 3)))
+
+
+def test_one_node_needs_no_binding() -> None:
+    assert groups_for(None, MACHINE, frozenset({2, 3})) == ((-1, 2, ()),)
+    assert groups_for(5, MACHINE, frozenset({0, 1})) == ((-1, 5, ()),)
+
+
+def test_number_is_spread_over_nodes_by_their_cpus() -> None:
+    assert groups_for(1, MACHINE, ALL) == ((0, 1, (0, 1)),)
+    assert groups_for(3, MACHINE, ALL) == ((0, 2, (0, 1)), (1, 1, (2, 3)))
+    assert groups_for(3, MACHINE, frozenset({0, 2, 3})) == ((0, 1, (0,)), (1, 2, (2, 3)))
+
+
+def test_node_without_cpus_is_read_from_the_nearest() -> None:
+    groups = groups_for({2: 1, 0: 2, 1: 2}, MACHINE, ALL)
+    assert groups == ((0, 2, (0, 1)), (1, 2, (2, 3)), (2, 1, (0, 1)))
+    assert groups_for({2: 1}, MACHINE, frozenset({2, 3})) == ((2, 1, (2, 3)),)
+
+
+def test_shares_without_threads_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        groups_for({0: 1, 1: 0}, MACHINE, ALL)
+    with pytest.raises(ValueError, match="no node 9"):
+        groups_for({9: 1}, MACHINE, ALL)
+
+
+def test_teams_are_shared_by_those_who_ask_alike() -> None:
+    assert team_for(2) is team_for(2)
+    assert team_for({0: 1}) is team_for({0: 1})
+    assert team_for(2) is not team_for(3)
+
+
+def test_bound_groups_of_several_nodes_update_everything_once() -> None:
+    """More groups than the machine has nodes: what lies on none of theirs is shared out."""
+    cpu = _C.allowed_cpus()[0]
+    team = _C.WorkerTeam([(0, 2, [cpu]), (77, 1, [cpu])])
+    numel = 400_003
+    tensors = [torch.ones(numel) for _ in range(4)]
+    views = [_C.TensorView(t.data_ptr(), "float32", t.shape, t.stride()) for t in tensors]
+    rule = _C.AdamRule(
+        step=1, lr=0.5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=True
+    )
+    _C.run_updates([_C.Update(rule, views[0], views[1], views[2:])], team, kernel=_C.linux_kernel())
+    one = [torch.ones(1) for _ in range(4)]
+    adam_step(*one, step=1, lr=0.5)
+    assert [t.unique().tolist() for t in tensors] == [t.tolist() for t in one]
+
+
+def test_team_refuses_what_cannot_run() -> None:
+    for groups in ([], [(0, 0, [])], [(0, 1, []), (0, 1, [])], [(0, 1, [99999])]):
+        with pytest.raises(ValueError, match=r"team|threads"):
+            _C.WorkerTeam(groups)

@@ -1,0 +1,183 @@
+"""The planner against every choice there is, its bounds, prices and words."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cxl_offload.plan.flexgen_bound import least_seconds
+from cxl_offload.plan.flexgen_choice import Choice, granule_bytes, loads_of
+from cxl_offload.plan.flexgen_flags import spell
+from cxl_offload.plan.flexgen_hardware import flexgen_hardware
+from cxl_offload.plan.flexgen_job import flexgen_job
+from cxl_offload.plan.flexgen_model import throughput
+from cxl_offload.plan.flexgen_phases import phases_of
+from cxl_offload.plan.flexgen_planner import TIDY_LOSS, modes, plan_flexgen
+from cxl_offload.plan.flexgen_prices import knobs, prices, relaxed_tokens_per_s
+from cxl_offload.plan.flexgen_program import PlacementProgram
+from cxl_offload.plan.flexgen_terms import Placement
+from cxl_offload.plan.footprint import ElementBytes, Lengths, LlmShape
+from cxl_offload.plan.model_file import load_model
+from cxl_offload.topology import load_machine
+
+from .brute_force import best_by_hand, choices, fits, random_instance
+
+SMALL = (1, 2)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_planner_is_optimal_on_random_small_instances(block: int) -> None:
+    for seed in range(20 * block, 20 * block + 20):
+        job, hardware = random_instance(seed)
+
+        found = plan_flexgen(job, hardware, gpu_batches=SMALL, most_batches=3)
+        by_hand = best_by_hand(job, hardware, SMALL, 3)
+
+        assert (found is None) == (by_hand is None), seed
+        if found is None or by_hand is None:
+            continue
+        assert fits(job, hardware, found.choice, found.loads), seed
+        assert found.phases.tokens_per_s >= by_hand[0] * (1 - 2 * TIDY_LOSS), seed
+        assert found.phases.tokens_per_s <= by_hand[0] * (1 + 1e-9), seed
+
+
+def test_random_instances_are_of_every_kind() -> None:
+    """What the comparison above is worth: all homes and modes are best somewhere."""
+    seen: set[str] = set()
+    for seed in range(200):
+        job, hardware = random_instance(seed)
+        found = plan_flexgen(job, hardware, gpu_batches=SMALL, most_batches=3)
+        if found is None:
+            seen.add("nothing")
+            continue
+        loads, choice = found.loads, found.choice
+        seen |= {
+            name
+            for name, is_so in {
+                "drive": loads.weights_drive + loads.kv_drive > 0,
+                "gpu weights": loads.weights_gpu > 0,
+                "two tiers": min(loads.host) > 0,
+                "kv on gpu": not choice.cpu_attention,
+                "cpu attention": choice.cpu_attention,
+                "weights striped": choice.weight_stripe is not None,
+                "kv striped": choice.kv_stripe is not None,
+                "several batches": choice.batches > 1,
+            }.items()
+            if is_so
+        }
+
+    assert len(seen) == 9, seen
+
+
+def test_bound_is_never_above_any_choice() -> None:
+    for seed in range(200, 220):
+        job, hardware = random_instance(seed)
+        levels = job.levels()
+        for mode in modes(job, hardware, gpu_batches=SMALL):
+            bounds = least_seconds(job, hardware, mode, levels, np.array([1.0, 2.0]))
+            for batches in (1, 2):
+                least = min(
+                    (
+                        phases_of(job, hardware, choice, loads).total_s
+                        for choice in choices(job, hardware, mode, batches)
+                        if fits(
+                            job, hardware, choice, loads := loads_of(job, hardware, choice, levels)
+                        )
+                    ),
+                    default=np.inf,
+                )
+                assert bounds[batches - 1] <= least * (1 + 1e-9), (seed, mode)
+
+
+def test_program_and_equations_agree_on_seconds() -> None:
+    for seed in range(300, 330):
+        job, hardware = random_instance(seed)
+        levels = job.levels()
+        for mode in modes(job, hardware, gpu_batches=SMALL):
+            program = PlacementProgram(job, hardware, mode, batches=2, levels=levels, unit_s=1e-4)
+            solved = program.solve()
+            if solved is None:
+                continue
+            choice, seconds = solved
+            loads = loads_of(job, hardware, choice, levels)
+            total = phases_of(job, hardware, choice, loads).total_s
+            assert seconds == pytest.approx(total, rel=1e-6), (seed, mode)
+
+
+def test_equations_are_those_of_the_validated_model_where_both_speak() -> None:
+    """One tier, weights and KV alike: the model that the published cases are answered by."""
+    model = load_model("opt-6.7b")
+    job = flexgen_job(model, prompt=512, generated=32)
+    whole, _ = flexgen_hardware(load_machine("epyc9354-cxl-a"), tiers=["ldram"])
+    choice = Choice(8, 4, (0, len(job.levels()) - 1), None, (0, 8, 0), None, False, 0)
+    loads = loads_of(job, whole, choice, job.levels())
+
+    made = phases_of(job, whole, choice, loads)
+
+    params = job.weight_bytes / 2
+    theirs = throughput(
+        replace(whole.rates()),
+        LlmShape(params, model.layers, model.hidden, model.heads, model.kv_heads),
+        ElementBytes(2, 2, 2),
+        Lengths(512, 32),
+        Placement(batch=32, host_shares=(1.0,), gpu_batch=8),
+    )
+    assert 32 / made.prefill_s == pytest.approx(theirs.prefill, rel=0.06)  # embeddings' operations
+    assert 32 / made.decode_token_s == pytest.approx(theirs.decode, rel=1e-6)
+
+
+def test_prices_are_slopes_of_the_relaxed_optimum() -> None:
+    """Each lies between the slopes to either side, which differ only at a kink."""
+    checked, seen = 0, 0
+    for seed in range(45):
+        job, hardware = random_instance(seed)
+        found = plan_flexgen(job, hardware, gpu_batches=SMALL, most_batches=3)
+        if found is None:
+            continue
+        rest = relaxed_tokens_per_s(job, hardware, found)
+        assert rest is not None
+        assert rest >= found.phases.tokens_per_s * (1 - 1e-6)
+        for knob, price in zip(knobs(hardware), prices(job, hardware, found), strict=True):
+            step = knob.value * 1e-4
+            above = relaxed_tokens_per_s(job, knob.with_value(knob.value + step), found)
+            below = relaxed_tokens_per_s(job, knob.with_value(knob.value - step), found)
+            if above is None or below is None or step == 0:
+                continue
+            scale = knob.unit_size / step
+            slopes = sorted(((above - rest) * scale, (rest - below) * scale))
+            slack = 0.01 * slopes[1] + 1e-5 * rest * knob.unit_size / knob.value
+            assert slopes[0] - slack <= price.tokens_per_s <= slopes[1] + slack, (seed, knob.what)
+            checked += 1
+            seen += price.tokens_per_s > slack
+    assert checked > 100
+    assert seen > 25
+
+
+def test_every_choice_can_be_said_in_percentages() -> None:
+    """spell() checks FlexGen's rule itself and raises where no percentages realise a choice."""
+    rng = random.Random(1)
+    model = load_model("opt-125m")
+    job = flexgen_job(model, prompt=64, generated=16)
+    hardware, _ = flexgen_hardware(load_machine("epyc9354-cxl-a"))
+    levels = job.levels()
+    for _ in range(400):
+        size = rng.choice([1, 2, 3, 4, 8, 16, 32, 64])
+        kv = [0] * 5
+        for _ in range(size):
+            kv[rng.choice([0, 1, 1, 2, 3, 4])] += 1
+        cuts = tuple(sorted(rng.randrange(len(levels)) for _ in range(4)))
+        choice = Choice(size, 2, cuts, None, tuple(kv), None, rng.random() < 0.5, 0)
+
+        spelled = spell(job, hardware, choice, levels)
+
+        assert spelled.percent[2] >= 100 * kv[-1] / size - 1e-9
+        assert ("kv" in spelled.place) == any(kv[1:-1])
+
+
+def test_granule_is_none_for_tensors_smaller_than_a_stripe() -> None:
+    assert granule_bytes(16 * 8 * 4096 - 1, (8, 8)) is None
+    assert granule_bytes(16 * 8 * 4096, (8, 8)) == 4096
+    assert granule_bytes(1 << 40, (8, 8)) == 2 << 20

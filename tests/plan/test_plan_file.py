@@ -1,0 +1,86 @@
+"""Plans survive their file; files that are wrong are named with their line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
+from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.plan_file import Plan, load_plan, parse_plan, plan_text, save_plan
+from cxl_offload.topology import load_machine
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return plan_inference(
+        InferenceRequest(
+            model=load_model("opt-6.7b"),
+            machine=load_machine("epyc9354-cxl-a"),
+            prompt=512,
+            generated=32,
+            model_name="opt-6.7b",
+            tiers=("ldram", "cxl"),
+        )
+    )
+
+
+def test_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:
+    save_plan(plan, tmp_path / "plan.yaml")
+
+    assert load_plan(tmp_path / "plan.yaml") == plan
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (r"gpu_bytes: \d+", "gpu_bytes: 12 GiB", "gpu_bytes: must be a whole number"),
+        (r"gpu_bytes: \d+", "gpu_byte: 3", "did you mean 'gpu_bytes'"),
+        (r"tokens_per_s: [\d.]+", "tokens_per_s:", "must be a number, not None"),
+        (r"executor: flexgen", "executor: torch", "must be one of"),
+        (r"version: 1", "version: 7", "plan version 7"),
+        (r"(percent: )[\d.]+", r"percent: 250", "at most 100"),
+        (r"runs: true", "runs: true\nruns: true", "appears twice"),
+        (r"size: \d+", "size: 0", "at least 1"),
+    ],
+)
+def test_wrong_plan_file_is_named_with_its_line(
+    plan: Plan, old: str, new: str, message: str
+) -> None:
+    text = plan_text(plan)
+    broken = re.sub(old, new, text, count=1)
+    assert broken != text
+    first = next(
+        at
+        for at, (a, b) in enumerate(zip(text.split("\n"), broken.split("\n"), strict=False))
+        if a != b
+    )
+
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_plan(broken, file="plan.yaml")
+
+    assert caught.value.file == "plan.yaml"
+    assert caught.value.line is not None
+    assert abs(caught.value.line - (first + 1)) <= 4  # a list item is named by its first line
+
+
+def test_missing_key_is_named(plan: Plan) -> None:
+    text = re.sub(r"gpu_bytes: \d+\n", "", plan_text(plan))
+
+    with pytest.raises(ConfigError, match="key 'gpu_bytes' is missing"):
+        parse_plan(text, file="plan.yaml")
+
+
+def test_homes_of_a_kind_sum_to_a_whole(plan: Plan) -> None:
+    with pytest.raises(ValueError, match=r"homes of .* sum to"):
+        replace(plan, homes=plan.homes[1:] + plan.homes[-1:])
+
+
+def test_plan_that_does_not_run_says_why(plan: Plan) -> None:
+    with pytest.raises(ValueError, match="reason in 'advice'"):
+        replace(plan, runs=False)

@@ -1,0 +1,212 @@
+"""Training plans: optimal placement, exact bytes, stages and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cxl_offload.cli.main import app
+from cxl_offload.errors import ConfigError
+from cxl_offload.memory import Memory
+from cxl_offload.plan.flexgen_hardware import Hardware, HostRoom
+from cxl_offload.plan.flexgen_terms import HostTier
+from cxl_offload.plan.gpu import GpuRates
+from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.plan_file import Plan, parse_plan, plan_text
+from cxl_offload.plan.training_job import TrainingJob, gpu_bytes, host_kinds
+from cxl_offload.plan.training_placement import TrainingStep, estimate, place
+from cxl_offload.plan.training_plan import TrainingRequest, plan_training
+from cxl_offload.topology import load_machine
+
+GIB = 1 << 30
+
+
+def random_step(seed: int) -> tuple[TrainingStep, Hardware]:
+    """A step and two nodes that together barely hold it."""
+    rng = random.Random(seed)
+    params = rng.randint(1, 8) * 10**8
+    stage = rng.choice([2, 3])
+    kinds = host_kinds(params, 2 if stage == 2 else 3)
+    total = sum(kind.bytes for kind in kinds)
+    tiers = tuple(
+        HostRoom(
+            HostTier(name, rng.uniform(1e10, 4e11), rng.uniform(80, 500), rng.uniform(1e10, 6e10)),
+            name,
+            at,
+            total * rng.uniform(0.2, 0.9) + (64 << 20),
+        )
+        for at, name in enumerate(("ldram", "cxl"))
+    )
+    hardware = Hardware(
+        machine="random",
+        tiers=tiers,
+        link_bytes_per_s=rng.uniform(1e10, 6e10),
+        local_latency_ns=tiers[0].rates.latency_ns,
+        gpu=GpuRates(1e14, 1e12),
+        gpu_usable_bytes=1e12,
+        cores=rng.choice([4, 32]),
+    )
+    step = TrainingStep(
+        kinds=kinds,
+        stage=2 if stage == 2 else 3,
+        forward_s=rng.uniform(0.0, 0.2),
+        backward_s=rng.uniform(0.0, 0.2),
+        accumulation=rng.choice([1, 4]),
+        cpu_bytes_per_s=rng.uniform(5e9, 3e11),
+    )
+    return step, hardware
+
+
+def best_by_hand(step: TrainingStep, hardware: Hardware, grid: int) -> float:
+    """The shortest step of all interleave weights of this sum."""
+    best = math.inf
+    shares = [(at, grid - at) for at in range(grid + 1)]
+    for picked in itertools.product(shares, repeat=len(step.kinds)):
+        weights = {kind.name: pick for kind, pick in zip(step.kinds, picked, strict=True)}
+        room = [
+            sum(k.bytes * weights[k.name][at] / grid + (4 << 20) for k in step.kinds)
+            for at in range(2)
+        ]
+        if all(have <= tier.usable_bytes for have, tier in zip(room, hardware.tiers, strict=True)):
+            best = min(best, estimate(step, hardware, weights).step_s)
+    return best
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_placement_is_optimal_on_random_steps(block: int) -> None:
+    found_some = 0
+    for seed in range(20 * block, 20 * block + 20):
+        step, hardware = random_step(seed)
+
+        found = place(step, hardware, grid=2)
+        by_hand = best_by_hand(step, hardware, 2)
+
+        assert (found is None) == (by_hand == math.inf), seed
+        if found is not None:
+            found_some += 1
+            assert found[1].step_s == pytest.approx(by_hand, rel=3e-6), seed
+    assert found_some >= 5
+
+
+def request(model: str = "opt-6.7b", **extra: Any) -> TrainingRequest:
+    machine = load_machine(extra.pop("machine", "epyc9354-cxl-a"))
+    return TrainingRequest(model=load_model(model), machine=machine, batch=16, tokens=1024, **extra)
+
+
+def granted(plan: Plan) -> dict[int, int]:
+    """Bytes on the simulated nodes of the plan's machine when every kind is allocated."""
+    memory = Memory.simulated(load_machine(plan.machine))
+    total: dict[int, int] = {}
+    held = []
+    for kind in dict.fromkeys(home.kind for home in plan.homes):
+        policy = next(home.policy for home in plan.homes if home.kind == kind)
+        held.append(memory.allocate(sum(plan.of(kind).values()), policy))
+        for node, nbytes in memory.bytes_per_node(held[-1].address, held[-1].nbytes).items():
+            total[node] = total.get(node, 0) + nbytes
+    return total
+
+
+@pytest.mark.parametrize(
+    ("model", "extra"),
+    [
+        ("opt-6.7b", {}),
+        ("opt-13b", {}),
+        ("opt-13b", {"tiers": ("ldram", "cxl")}),
+        ("llama-3-8b", {"limits": {"ldram": 60 * GIB}}),
+        ("gpt2-xl", {"limits": {"ldram": 9 * GIB, "rdram": 9 * GIB}}),
+    ],
+)
+def test_planned_bytes_are_those_of_the_pages(model: str, extra: dict[str, Any]) -> None:
+    plan = plan_training(request(model, gpu_usable=0.9, **extra))
+
+    assert granted(plan) == {node: nbytes for node, nbytes in plan.node_bytes.items() if nbytes}
+    machine = load_machine(plan.machine)
+    for node, nbytes in plan.node_bytes.items():
+        assert nbytes <= machine.node(node).capacity_bytes
+    assert parse_plan(plan_text(plan), file="x") == plan
+
+
+def test_what_fits_local_memory_stays_there_and_runs() -> None:
+    plan = plan_training(request(gpu_usable=0.9))
+
+    assert plan.runs
+    assert not plan.cxl.used
+    assert plan.node_bytes[0] == sum(plan.node_bytes.values())
+    assert plan.command[:3] == ("numactl", "--cpunodebind=0", "--membind=0")
+    config = json.loads(plan.settings["ds_config.json"])
+    micro, steps = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
+    assert (micro, steps) == (plan.batch.size, plan.batch.count)
+    assert micro * steps == 16
+
+
+def test_several_tiers_are_advice_and_keep_staging_near() -> None:
+    plan = plan_training(request("opt-13b", tiers=("ldram", "cxl"), gpu_usable=0.9))
+
+    assert plan.cxl.used
+    assert plan.cxl.gain is None
+    assert not plan.runs
+    assert "places all host tensors alike" in plan.advice
+    # the optimizer streams what it can from local memory
+    assert plan.of("exp_avg").get("ldram", 0) > plan.of("exp_avg").get("cxl", 0)
+
+
+def test_stage_three_where_the_gpu_is_too_small_for_parameters() -> None:
+    large = plan_training(request("opt-13b", gpu_usable=0.9))
+    small = plan_training(request("gpt2-xl"))
+
+    assert json.loads(large.settings["ds_config.json"])["zero_optimization"]["stage"] == 3
+    assert json.loads(small.settings["ds_config.json"])["zero_optimization"]["stage"] == 2
+    with pytest.raises(MemoryError, match="one sequence needs"):
+        plan_training(request("opt-13b", stage=2))
+
+
+def test_larger_micro_batches_send_gradients_less_often() -> None:
+    """Where transfers are exposed, the largest micro-batch that fits is taken."""
+    slow_link = plan_training(request("gpt2-xl", gpu_usable=1.0))
+    job = TrainingJob(model=load_model("gpt2-xl"), batch=16, tokens=1024)
+
+    assert gpu_bytes(job, slow_link.batch.size, 2) <= 24 * GIB
+    assert slow_link.gpu_bytes == gpu_bytes(job, slow_link.batch.size, 2)
+
+
+@pytest.mark.parametrize(
+    ("extra", "error", "message"),
+    [
+        ({"tiers": ("ldram", "nvme")}, ConfigError, "tier nvme"),
+        ({"machine": "spr3-h100"}, ConfigError, r"no read_bandwidth .*--optimizer-gb-s"),
+        ({"machine": "zen4-1"}, ConfigError, "no GPU"),
+        ({"optimizer_bytes_per_s": 0.0}, ConfigError, "above 0"),
+        ({"model": "opt-66b"}, MemoryError, "do not fit|usable"),
+    ],
+)
+def test_impossible_training_is_refused(
+    extra: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        plan_training(request(**extra))
+
+
+def test_prices_say_what_another_plan_would_bring() -> None:
+    plan = plan_training(request(gpu_usable=0.9))
+    prices = {price.what: price.gain_tokens_per_s for price in plan.prices}
+    faster = plan_training(request(gpu_usable=0.9, optimizer_bytes_per_s=0.79 * (392e9 + 1e9)))
+
+    assert prices["ldram bandwidth (CPU)"] == pytest.approx(
+        faster.tokens_per_s - plan.tokens_per_s, rel=0.01
+    )
+    assert prices["rdram capacity"] == 0
+    assert min(prices.values()) >= 0
+
+
+def test_command_line_plans_training() -> None:
+    arguments = ["plan", "training", "--model", "gpt2-xl", "--machine", "epyc9354-cxl-a"]
+    made = CliRunner().invoke(app, [*arguments, "--json"])
+
+    assert made.exit_code == 0, made.output
+    assert json.loads(made.output)["executor"] == "deepspeed"

@@ -1,0 +1,148 @@
+"""vLLM plans: the number of layers against brute force, flags, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cxl_offload.cli.main import app
+from cxl_offload.errors import ConfigError
+from cxl_offload.plan.flexgen_hardware import flexgen_hardware
+from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.plan_file import parse_plan, plan_text
+from cxl_offload.plan.vllm_offload import WeightOffload, kv_room_bytes, tokens_per_s
+from cxl_offload.plan.vllm_plan import VllmRequest, copies_bytes_per_s, layer_bytes, plan_vllm
+from cxl_offload.topology import load_machine
+
+GIB = 1 << 30
+
+
+def request(model: str = "llama-3-70b", machine: str = "spr3-h100", **extra: Any) -> VllmRequest:
+    return VllmRequest(
+        model=load_model(model),
+        machine=load_machine(machine),
+        prompt=extra.pop("prompt", 300),
+        generated=extra.pop("generated", 100),
+        model_name=model,
+        **extra,
+    )
+
+
+def best_by_hand(wanted: VllmRequest) -> float:
+    """Every split of layers over all nodes that have room."""
+    hardware, _ = flexgen_hardware(wanted.machine, tiers=wanted.tiers, limits=wanted.limits)
+    model, each = wanted.model, layer_bytes(wanted.model)
+    best = 0.0
+    most = [int(tier.usable_bytes // each) for tier in hardware.tiers]
+    for layers in itertools.product(*(range(min(top, model.layers) + 1) for top in most)):
+        if sum(layers) > model.layers:
+            continue
+        case = WeightOffload(
+            params=model.parameters,
+            weight_bytes=2 * model.parameters,
+            kv_bytes_per_token=model.kv_bytes_per_token(),
+            gpu_memory_bytes=wanted.machine.gpus[0].memory_bytes or 0,
+            usable_fraction=wanted.gpu_usable,
+            gpu_reserved_bytes=wanted.gpu_reserved_bytes,
+            gpu=hardware.gpu,
+            mean_tokens_per_sequence=wanted.prompt + wanted.generated / 2,
+            max_running_sequences=wanted.most_sequences,
+            link_bytes_per_s=copies_bytes_per_s(hardware, layers),
+        )
+        whole = case.kv_bytes_per_token * (wanted.prompt + wanted.generated)
+        if kv_room_bytes(case, sum(layers) * each) >= whole:
+            best = max(best, tokens_per_s(case, sum(layers) * each))
+    return best
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "limits"),
+    [
+        ("llama-3-70b", "spr3-h100", {"ldram": 40 * GIB, "rdram": 20 * GIB}),
+        ("llama-2-7b", "epyc9354-cxl-a", {}),
+        ("llama-3-8b", "epyc9354-cxl-a", {"ldram": 4 * GIB, "rdram": 3 * GIB}),
+    ],
+)
+def test_layers_off_the_gpu_are_optimal(model: str, machine: str, limits: dict[str, int]) -> None:
+    wanted = request(model, machine, limits=limits, cxl_margin=0.0)
+
+    assert plan_vllm(wanted).tokens_per_s == pytest.approx(best_by_hand(wanted), rel=1e-9)
+
+
+def test_layers_make_up_the_model() -> None:
+    for name in ("llama-3-70b", "opt-30b", "mixtral-8x7b", "gpt2-xl"):
+        model = load_model(name)
+        outside = 2 * model.parameters - model.layers * layer_bytes(model)
+        tables = sum(t.elements for t in model.tensors() if t.kind in ("embedding", "head"))
+        assert outside == 2 * (
+            tables + model.hidden * (2 if model.family in ("opt", "gpt2") else 1)
+        )
+
+
+def test_one_node_runs_and_its_flags_say_the_bytes() -> None:
+    plan = plan_vllm(request())
+
+    assert plan.runs
+    assert plan.command[:2] == ("numactl", "--membind=0")
+    at = plan.command.index("--cpu-offload-gb")
+    asked = float(plan.command[at + 1]) * GIB
+    planned = plan.of("weights")["ldram"]
+    assert planned - 2000 <= asked <= planned  # vLLM stops at the parameter that reaches it
+    assert parse_plan(plan_text(plan), file="x") == plan
+
+
+def test_cxl_only_for_capacity_is_advice() -> None:
+    plan = plan_vllm(request(limits={"ldram": 40 * GIB, "rdram": 20 * GIB}))
+
+    assert plan.cxl.used
+    assert not plan.runs
+    assert "several nodes" in plan.advice
+    assert plan.node_bytes[0] <= 40 * GIB
+
+
+def test_evicted_kv_is_placed_and_counted() -> None:
+    plan = plan_vllm(request(kv_host_bytes=100 * GIB, limits={"ldram": 150 * GIB}))
+
+    assert sum(plan.of("kv evicted").values()) == 100 * GIB
+    assert "--kv-offloading-size" in plan.command
+    assert sum(plan.node_bytes.values()) == 100 * GIB + plan.of("weights")["ldram"]
+
+
+def test_model_that_fits_the_gpu_stays_there() -> None:
+    plan = plan_vllm(request("llama-2-7b", prompt=100, generated=20))
+
+    assert plan.of("weights") == {"gpu": 2 * load_model("llama-2-7b").parameters}
+    assert "--cpu-offload-gb" not in plan.command
+    assert plan.command[0] == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("extra", "error", "message"),
+    [
+        ({"tiers": ("ldram", "nvme")}, ConfigError, "no drive"),
+        ({"machine": "zen4-1"}, ConfigError, "no GPU"),
+        ({"model": "bert-base-uncased"}, ValueError, "encoder"),
+        ({"prompt": 9000}, ValueError, "positions"),
+        ({"limits": {"ldram": GIB, "rdram": GIB, "cxl": GIB}}, MemoryError, "fit in no way"),
+    ],
+)
+def test_impossible_requests_are_refused(
+    extra: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        plan_vllm(request(**extra))
+
+
+def test_command_line_takes_vllm_for_models_that_flexgen_does_not_run() -> None:
+    arguments = ["plan", "inference", "--machine", "spr3-h100", "--model", "llama-3-70b"]
+    made = CliRunner().invoke(app, arguments)
+
+    assert made.exit_code == 0, made.output
+    command = shlex.split(made.output.strip().splitlines()[-1])
+    assert command[2:5] == ["vllm", "serve", "llama-3-70b"]
+    wrong = CliRunner().invoke(app, [*arguments, "--executor", "torch"])
+    assert "must be auto, flexgen or vllm" in wrong.output
