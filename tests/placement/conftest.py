@@ -1,4 +1,4 @@
-"""One session for each machine under test; what a test leaves behind is a failure of that test."""
+"""A session for every test; what a test leaves behind in it is a failure of that test."""
 
 from __future__ import annotations
 
@@ -8,18 +8,10 @@ import pytest
 
 from tests.placement.rig import Rig, open_rig, rig_names
 
-_open: dict[str, Rig] = {}
-
-
-def _rig(name: str) -> Rig:
-    if name not in _open:
-        _open[name] = open_rig(name)
-    return _open[name]
-
 
 @pytest.fixture(params=rig_names())
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    found = _rig(request.param)
+    found = open_rig(request.param)
     yield found
     found.memory.trim()
     stats = found.memory.stats()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -10,8 +11,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from cxl_offload import _C
 from cxl_offload.memory import Memory
-from cxl_offload.topology import Machine, Node, NodeKind, Tier
+from cxl_offload.topology import Machine, Node, NodeKind, Tier, discover
 from tests.placement.child import MIB, stranger_filling
 from tests.placement.kernel_calls import NODES, PAGE, mappings_over, meminfo_bytes, page_nodes
 from tests.vm.harness.machine import MachineSpec, load, names
@@ -44,11 +46,17 @@ class Rig(Protocol):
     def free_in_pool(self, node: int) -> int: ...
 
 
+@functools.cache
+def _this_machine() -> Machine:
+    """Read once: a tenth of a second in a guest."""
+    return discover()
+
+
 class LinuxRig:
     """This machine's kernel. ``spec`` is the guest's own description; None on the host."""
 
     def __init__(self, spec: MachineSpec | None) -> None:
-        self.memory = Memory.linux()
+        self.memory = Memory.linux(_this_machine())
         self.is_ours = spec is not None
         if spec is not None:
             self.nodes = spec.node_ids
@@ -116,8 +124,6 @@ class SimulatedRig:
         return mappings_over(address, nbytes)
 
     def free_bytes(self, node: int) -> int:
-        from cxl_offload import _C
-
         return self.memory.kernel.node_headroom(node, _C.PageKind.base).free_bytes
 
     @contextlib.contextmanager
@@ -130,8 +136,6 @@ class SimulatedRig:
         self.memory.kernel.set_pool(node, HUGE, pages)
 
     def free_in_pool(self, node: int) -> int:
-        from cxl_offload import _C
-
         headroom = self.memory.kernel.node_headroom(node, _C.PageKind.huge_2mib)
         return headroom.free_bytes // HUGE
 

@@ -8,6 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator
+from fractions import Fraction
 
 import pytest
 
@@ -42,14 +43,23 @@ CASES = [
 
 
 def expected_nodes(policy: Policy, nbytes: int) -> list[int]:
-    """The node of every base page, one page at a time."""
+    """The node of every base page: whole cycles, then what is left by largest remainder."""
     if isinstance(policy, Bind | Preferred):
         return [policy.nodes[0]] * (nbytes // PAGE)
     assert isinstance(policy, Interleave | Weighted)
     weights = policy.weights if isinstance(policy, Weighted) else dict.fromkeys(policy.nodes, 1)
     divisor = math.gcd(*weights.values())
     cycle = [node for node, weight in weights.items() for _ in range(weight // divisor)]
-    return [cycle[i * PAGE // policy.granule_bytes % len(cycle)] for i in range(nbytes // PAGE)]
+    granules = -(-nbytes // policy.granule_bytes)
+    left = granules % len(cycle)
+    share = {node: Fraction(left * cycle.count(node), len(cycle)) for node in weights}
+    counts = {node: int(share[node]) for node in weights}
+    by_remainder = sorted(weights, key=lambda node: counts[node] - share[node])
+    for node in by_remainder[: left - sum(counts.values())]:
+        counts[node] += 1
+    tail = [node for node, count in counts.items() for _ in range(count)]
+    places = cycle * (granules // len(cycle)) + tail
+    return [places[i * PAGE // policy.granule_bytes] for i in range(nbytes // PAGE)]
 
 
 def _nbytes(policy: Policy, page_bytes: int) -> int:
