@@ -33,10 +33,7 @@ def test_views_of_a_moved_allocation_keep_their_contents(rig: Rig) -> None:
 
 def test_moved_stripe_is_exact(rig: Rig) -> None:
     first, last = rig.nodes[0], rig.nodes[-1]
-    if first == last:
-        weights = {first: 1}
-    else:
-        weights = {last: 3, first: 1}
+    weights = {first: 1} if first == last else {last: 3, first: 1}
     policy = Weighted(weights, granule_bytes=16 * PAGE)
     block = rig.memory.allocate(MIB, Bind((first,)))
     rig.memory.move(block, policy)
