@@ -38,7 +38,8 @@ class Rooms {
     const Headroom headroom = kernel_.node_headroom(node, kind_);
     // Huge-page pools are set aside already; only ordinary memory needs a reserve.
     const bool is_pool = kernel_.page_bytes(kind_) >= kHugePageBytes;
-    const uint64_t kept = is_pool ? 0 : reserve_.of(headroom.total_bytes);
+    // Below its watermarks a node sends pages to another one before it is full.
+    const uint64_t kept = is_pool ? 0 : reserve_.of(headroom.total_bytes) + headroom.withheld_bytes;
     Room room{headroom.free_bytes - std::min(kept, headroom.free_bytes), ""};
     room.text = headroom.limit + " has " + format_bytes(headroom.free_bytes) + " free";
     if (kept > 0) room.text += " (" + format_bytes(kept) + " of it kept in reserve)";

@@ -179,7 +179,8 @@ Headroom LinuxKernel::node_headroom(NodeId node, PageKind kind) const {
     return {read_number(pool + "/nr_hugepages").value_or(0) * page,
             read_number(pool + "/free_hugepages").value_or(0) * page,
             "the " + format_bytes(page) + " huge-page pool of node " + std::to_string(node) +
-                " (write a larger count to " + pool + "/nr_hugepages)"};
+                " (write a larger count to " + pool + "/nr_hugepages)",
+            0};
   }
   // A kernel without NUMA has no node folders, and on a machine whose memory grows with use the
   // only node's numbers lag behind: the machine's own are then the node's.
@@ -190,7 +191,7 @@ Headroom LinuxKernel::node_headroom(NodeId node, PageKind kind) const {
   const uint64_t cache =
       find_kib(*text, "Active(file):").value_or(0) + find_kib(*text, "Inactive(file):").value_or(0);
   return {find_kib(*text, "MemTotal:").value_or(0), find_kib(*text, "MemFree:").value_or(0) + cache,
-          "node " + std::to_string(node)};
+          "node " + std::to_string(node), read_withheld_bytes(node, base_page_bytes_)};
 }
 
 std::vector<NodeId> LinuxKernel::fallback_order(NodeId node) const {

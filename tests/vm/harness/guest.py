@@ -118,7 +118,7 @@ def run_pytest(
 def _job(spec: MachineSpec, selection: Sequence[str]) -> str:
     python = sys.executable
     pytest = [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--junitxml=/mnt/junit.xml"]
-    pytest += ["-o", "faulthandler_timeout=100", *selection]
+    pytest += ["-p", "pytest_timeout", "-o", "faulthandler_timeout=100", *selection]
     bring_up = [python, "-m", "tests.vm.harness.cxl_region"] if spec.cxl else ["true"]
     return _JOB.format(
         machine=shlex.quote(spec.name),

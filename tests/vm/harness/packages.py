@@ -1,7 +1,7 @@
 """What the virtual machines are made of: QEMU, kernels and busybox, kept in a cache folder.
 
-Nothing is installed: Debian packages are downloaded, unpacked below
-``$XDG_CACHE_HOME/cxl_offload/vm`` and used from there.
+Nothing is installed: Debian packages are downloaded, unpacked below ``CXL_OFFLOAD_VM_CACHE`` (if
+not set, ``$XDG_CACHE_HOME/cxl_offload/vm``) and used from there.
 """
 
 from __future__ import annotations
@@ -81,6 +81,10 @@ class Assets:
 
 
 def cache_folder() -> Path:
+    """``CXL_OFFLOAD_VM_CACHE``, or a folder of the user's cache."""
+    chosen = os.environ.get("CXL_OFFLOAD_VM_CACHE")
+    if chosen:
+        return Path(chosen).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "cxl_offload" / "vm"
 
