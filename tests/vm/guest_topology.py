@@ -54,10 +54,9 @@ def test_hmat_gives_every_node_from_its_nearest_cpus() -> None:
         bandwidth = SPEC.bandwidth_mb_per_s[initiator][node.id] * 1e6
         assert (access.read_latency_ns, access.write_latency_ns) == (latency, latency)
         assert access.read_bandwidth_bytes_per_s == bandwidth
-    hot_plugged: list[Access] = [
-        a for a in found.values() if SPEC.cxl and a.target == SPEC.cxl.node
-    ]
-    assert len(hot_plugged) == len(found), "numbers that the machine's file does not have"
+    # What the kernel makes up for memory that came later is in no table of the firmware.
+    hot_plugged = {node.id for node in SPEC.nodes} - {node.id for node in SPEC.boot_nodes}
+    assert {target for _, target in found} <= hot_plugged
 
 
 @pytest.mark.parametrize("node_id", [n.id for n in SPEC.nodes if n.evidence])
