@@ -109,19 +109,38 @@ def test_cache_without_packages_says_what_brings_them(
     assert "another version" in str(find())
 
 
-@pytest.mark.parametrize("required", [False, True])
-def test_missing_packages_skip_or_fail(tmp_path: Path, required: bool) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        ("", "boots virtual machines for minutes: make test-vm"),
+        ("CXL_OFFLOAD_VM", "no QEMU and no kernels in"),
+        ("CXL_OFFLOAD_REQUIRE_VM", "no QEMU and no kernels in"),
+    ],
+    ids=["plain", "wanted", "required"],
+)
+def test_missing_packages_skip_or_fail(tmp_path: Path, wanted: str, reason: str) -> None:
     """CI sets CXL_OFFLOAD_REQUIRE_VM, so that nothing is skipped there unseen."""
-    environment = os.environ | {
-        "CXL_OFFLOAD_VM_CACHE": str(tmp_path),
-        "CXL_OFFLOAD_REQUIRE_VM": "1" if required else "",
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("CXL_OFFLOAD_")
     }
+    environment["CXL_OFFLOAD_VM_CACHE"] = str(tmp_path)
+    environment |= {wanted: "1"} if wanted else {}
+    required = wanted == "CXL_OFFLOAD_REQUIRE_VM"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/vm/test_machines.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-rs",
+            "-p",
+            "no:cacheprovider",
+            "tests/vm/test_guests.py",
+        ],
         cwd=guest.REPOSITORY,
         env=environment,
         capture_output=True,
         text=True,
     )
     assert done.returncode == (1 if required else 0)
-    assert str(len(names())) + (" errors" if required else " skipped") in done.stdout
+    assert str(len(names())) + (" failed" if required else " skipped") in done.stdout
+    assert reason in done.stdout
