@@ -110,8 +110,8 @@ uint64_t read_movable_bytes(NodeId node, size_t page_bytes) {
   return 0;
 }
 
-uint64_t read_withheld_bytes(NodeId node, size_t page_bytes) {
-  std::istringstream lines(read_text("/proc/zoneinfo").value_or(""));
+uint64_t withheld_bytes(const std::string& zoneinfo, NodeId node, size_t page_bytes) {
+  std::istringstream lines(zoneinfo);
   const std::string own_zone = "Node " + std::to_string(node) + ",";
   bool is_own = false;
   uint64_t free_pages = 0;

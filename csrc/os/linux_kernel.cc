@@ -191,7 +191,8 @@ Headroom LinuxKernel::node_headroom(NodeId node, PageKind kind) const {
   const uint64_t cache =
       find_kib(*text, "Active(file):").value_or(0) + find_kib(*text, "Inactive(file):").value_or(0);
   return {find_kib(*text, "MemTotal:").value_or(0), find_kib(*text, "MemFree:").value_or(0) + cache,
-          "node " + std::to_string(node), read_withheld_bytes(node, base_page_bytes_)};
+          "node " + std::to_string(node),
+          withheld_bytes(read_text("/proc/zoneinfo").value_or(""), node, base_page_bytes_)};
 }
 
 std::vector<NodeId> LinuxKernel::fallback_order(NodeId node) const {
