@@ -20,7 +20,7 @@ namespace cxl_offload {
 std::vector<Run> fault_in(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
                           size_t page_bytes, size_t max_threads);
 
-// Moves every page of the range to the node of its run; returns the runs as they are in the end.
+// Moves every page of the runs to their nodes; returns the runs as they are in the end.
 std::vector<Run> move_to_runs(Kernel& kernel, std::span<std::byte> range,
                               const std::vector<Run>& runs, size_t page_bytes);
 

@@ -107,7 +107,7 @@ Layout lay_out_in_order(const Rule& rule, size_t bytes, const Kernel& kernel, Ro
   std::string rooms_text;
   for (NodeId node : nodes) rooms_text += (rooms_text.empty() ? "" : ", ") + rooms.of(node).text;
   Layout layout;
-  if (fill_in_order(nodes, bytes, kernel.page_bytes(rule.pages), rooms, layout.runs) > 0) {
+  if (fill_in_order(nodes, bytes, unit_bytes(kernel, rule.pages), rooms, layout.runs) > 0) {
     throw_full(rule, bytes, rooms_text, "ask for less, or add a spill node");
   }
   for (const Run& run : layout.runs) {
@@ -123,7 +123,7 @@ Layout lay_out_in_order(const Rule& rule, size_t bytes, const Kernel& kernel, Ro
 // Puts the granules of a stripe that their node cannot take on the nearest node with room.
 Layout spill_stripe(const Rule& rule, const std::vector<Run>& wanted, const Kernel& kernel,
                     Rooms& rooms) {
-  const size_t page = kernel.page_bytes(rule.pages);
+  const size_t page = unit_bytes(kernel, rule.pages);
   Layout layout;
   std::map<NodeId, uint64_t> spilled;
   size_t total = 0;

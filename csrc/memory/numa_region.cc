@@ -11,20 +11,14 @@
 namespace cxl_offload {
 namespace {
 
-// Transparent huge pages can only be found in ranges that start on their boundary.
-size_t alignment_of(const Rule& rule, size_t bytes, size_t page_bytes) {
-  const bool huge = rule.pages == PageKind::kTransparentHuge && bytes >= kHugePageBytes;
-  return huge ? kHugePageBytes : page_bytes;
-}
-
 NodeBytes sum(const std::vector<Run>& runs) {
   NodeBytes total;
   for (const Run& run : runs) total[run.node] += run.bytes;
   return total;
 }
 
-size_t whole_pages(const Placer& placer, const Rule& rule, size_t bytes) {
-  return round_up(bytes, placer.kernel->page_bytes(rule.pages));
+size_t whole_units(const Placer& placer, const Rule& rule, size_t bytes) {
+  return round_up(bytes, unit_bytes(*placer.kernel, rule.pages));
 }
 
 Layout lay_out_pages(const Placer& placer, const Rule& rule, size_t bytes) {
@@ -128,15 +122,16 @@ void Charge::exchange(const NodeBytes& out, const NodeBytes& in) {
 }
 
 NumaRegion::NumaRegion(const Placer& placer, const Rule& rule, size_t bytes)
-    : NumaRegion(placer, rule, lay_out_pages(placer, rule, whole_pages(placer, rule, bytes)),
-                 whole_pages(placer, rule, bytes)) {}
+    : NumaRegion(placer, rule, lay_out_pages(placer, rule, whole_units(placer, rule, bytes)),
+                 whole_units(placer, rule, bytes)) {}
 
 NumaRegion::NumaRegion(const Placer& placer, const Rule& rule, Layout layout, size_t bytes)
     : placer_(placer),
       rule_(rule),
       page_bytes_(placer.kernel->page_bytes(rule.pages)),
+      unit_bytes_(unit_bytes(*placer.kernel, rule.pages)),
       notes_(std::move(layout.notes)),
-      mapping_(placer.kernel, bytes, alignment_of(rule, bytes, page_bytes_), rule.pages) {
+      mapping_(placer.kernel, bytes, unit_bytes_, rule.pages) {
   if (rule.kind == RuleKind::kStripe) stripe_.emplace(rule.shares, rule.granule_bytes);
   Kernel& kernel = *placer_.kernel;
   charge_.emplace(placer_.budget, sum(layout.runs));
@@ -159,7 +154,7 @@ bool NumaRegion::keeps_rule(size_t offset, size_t bytes) const {
 }
 
 size_t NumaRegion::next_cut(size_t offset) const {
-  return round_up(offset, stripe_ ? stripe_->cycle_bytes() : page_bytes_);
+  return round_up(offset, stripe_ ? stripe_->cycle_bytes() : unit_bytes_);
 }
 
 void NumaRegion::release(size_t offset, size_t bytes) {
@@ -266,7 +261,7 @@ NumaSource::NumaSource(Placer placer, Rule rule)
   check_rule(rule_, *placer_.kernel);
 }
 
-size_t NumaSource::page_bytes() const { return placer_.kernel->page_bytes(rule_.pages); }
+size_t NumaSource::page_bytes() const { return unit_bytes(*placer_.kernel, rule_.pages); }
 
 std::unique_ptr<Region> NumaSource::obtain(size_t bytes) { return obtain_numa(bytes); }
 

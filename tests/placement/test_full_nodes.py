@@ -9,11 +9,12 @@ from itertools import groupby
 import pytest
 
 from cxl_offload.memory import Bind, Interleave, Preferred, Weighted
+from cxl_offload.memory.session import Pages
 from tests.placement.child import MIB, stranger_filling_meanwhile
 from tests.placement.kernel_calls import PAGE, oom_kills
 from tests.placement.rig import MACHINE_UNDER_TEST, Rig
 
-LEFT = 96 * MIB
+LEFT = 96 * MIB + 5 * PAGE  # no multiple of a huge page
 # What the kernel may take on a node for itself meanwhile: page tables, per-CPU lists, caches.
 NOISE = 24 * MIB
 
@@ -81,26 +82,40 @@ def test_lenient_interleave_reports_where_every_byte_went(our_rig: Rig) -> None:
         assert all(uses[n].current_bytes == pages.count(n) * PAGE for n in set(pages))
 
 
-def test_preferred_spills_to_the_nearest_node_and_says_so(our_rig: Rig) -> None:
+def _assert_accounts_follow(rig: Rig, nodes: list[int]) -> None:
+    """Of the only block, whose pages are on these nodes."""
+    held = {node: use.current_bytes for node, use in rig.memory.stats().nodes.items()}
+    assert {node: count for node, count in held.items() if count} == {
+        node: nodes.count(node) * PAGE for node in set(nodes)
+    }
+
+
+@pytest.mark.parametrize("pages", ["base", "thp"])
+def test_preferred_spills_to_the_nearest_node_and_says_so(our_rig: Rig, pages: Pages) -> None:
     node = _last(our_rig)
     with our_rig.filled(node, leave_bytes=LEFT):
         nbytes = (our_rig.free_bytes(node) + 32 * MIB) // PAGE * PAGE
-        block = our_rig.memory.allocate(nbytes, Preferred((node,)))
+        block = our_rig.memory.allocate(nbytes, Preferred((node,)), pages=pages)
         nearest = _nearest(our_rig, node)[0]
-        assert _runs(our_rig.page_nodes(block.address, nbytes)) == [node, nearest]
+        nodes = our_rig.page_nodes(block.address, block.held_bytes)
+        assert _runs(nodes) == [node, nearest]
         assert any(f"node {nearest}" in note for note in block.notes)
         assert block.bytes_per_node().keys() == {node, nearest}
+        _assert_accounts_follow(our_rig, nodes)
 
 
-def test_spill_order_of_the_caller_comes_before_distance(our_rig: Rig) -> None:
+@pytest.mark.parametrize("pages", ["base", "thp"])
+def test_spill_order_of_the_caller_comes_before_distance(our_rig: Rig, pages: Pages) -> None:
     node = _last(our_rig)
     farthest = _nearest(our_rig, node)[-1]
     with our_rig.filled(node, leave_bytes=LEFT):
         nbytes = (our_rig.free_bytes(node) + 32 * MIB) // PAGE * PAGE
         for policy in (Preferred((node, farthest)), Bind((node, farthest))):
-            block = our_rig.memory.allocate(nbytes, policy)
-            assert _runs(our_rig.page_nodes(block.address, nbytes)) == [node, farthest]
+            block = our_rig.memory.allocate(nbytes, policy, pages=pages)
+            nodes = our_rig.page_nodes(block.address, block.held_bytes)
+            assert _runs(nodes) == [node, farthest]
             assert not block.notes, "both nodes were asked for"
+            _assert_accounts_follow(our_rig, nodes)
             del block
             our_rig.memory.trim()
 

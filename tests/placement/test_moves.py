@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cxl_offload.memory import Bind, Weighted
+from cxl_offload.memory.session import Pages
 from tests.placement.child import MIB
 from tests.placement.kernel_calls import PAGE
-from tests.placement.rig import Rig
+from tests.placement.rig import HUGE, Rig
 from tests.placement.test_policies import expected_nodes
 
 
@@ -42,3 +43,20 @@ def test_moved_stripe_is_exact(rig: Rig) -> None:
     del block
     again = rig.memory.allocate(MIB, Bind((first,)))
     assert set(rig.page_nodes(again.address, MIB)) == {first}, "the old rule's pool gave it out"
+
+
+@pytest.mark.parametrize("pages", ["base", "thp"])
+def test_moving_a_block_leaves_its_neighbours_alone(rig: Rig, pages: Pages) -> None:
+    """Cut from one region, blocks would take their neighbours along if they shared huge pages."""
+    home, target = Bind((rig.nodes[0],)), Bind((rig.nodes[-1],))
+    rig.memory.allocate(8 * HUGE, home, pages=pages)  # dropped at once, and cut up by what follows
+    sizes = (MIB, 3 * MIB, PAGE, MIB + PAGE, HUGE)
+    blocks = [rig.memory.allocate(nbytes, home, pages=pages) for nbytes in sizes]
+    for count in range(1, len(blocks) + 1):
+        rig.memory.move(blocks[count - 1], target)
+        found = [set(rig.page_nodes(block.address, block.held_bytes)) for block in blocks]
+        expected = [target] * count + [home] * (len(blocks) - count)
+        assert found == [set(policy.nodes) for policy in expected]
+        if home != target:
+            moved = sum(block.held_bytes for block in blocks[:count])
+            assert rig.memory.stats().nodes[target.nodes[0]].current_bytes == moved
