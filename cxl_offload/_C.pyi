@@ -20,6 +20,7 @@ class FaultEffect:
     refuse: FaultEffect
     partial: FaultEffect
     stray: FaultEffect
+    hidden: FaultEffect
 
 @final
 class Headroom:

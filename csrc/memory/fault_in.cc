@@ -17,6 +17,9 @@ constexpr size_t kChunkBytes = size_t{64} << 20;
 // Below this a second thread costs more than it brings.
 constexpr size_t kBytesPerThread = size_t{32} << 20;
 
+// How often pages are asked for that should be there and do not show.
+constexpr int kLooks = 3;
+
 // Of pages that are not there.
 constexpr NodeId kNoNode = -1;
 
@@ -46,7 +49,13 @@ bool move_strays(Kernel& kernel, std::span<std::byte> range, const Run& chunk, s
   const auto pages = range.subspan(chunk.offset, chunk.bytes);
   std::vector<int> nodes(chunk.bytes / page_bytes);
   kernel.query(pages, page_bytes, nodes);
-  if (std::ranges::all_of(nodes, [&](int node) { return node == chunk.node; })) return false;
+  const auto is_home = [&](int node) { return node == chunk.node; };
+  if (std::ranges::any_of(nodes, [](int node) { return node < 0; })) {
+    // Page by page the kernel may be moving them, or mark them for balancing: this waits for it.
+    kernel.populate(pages, chunk.node);
+    kernel.query(pages, page_bytes, nodes);
+  }
+  if (std::ranges::all_of(nodes, is_home)) return false;
   const std::vector<NodeId> targets(nodes.size(), chunk.node);
   kernel.move(pages, page_bytes, targets, nodes);
   return true;
@@ -92,7 +101,7 @@ std::vector<Run> fault_in(Kernel& kernel, std::span<std::byte> range, const std:
     if (move_strays(kernel, range, chunks[i], page_bytes)) moved = true;
   });
   // Asked once more as a whole: what moves may take along what had been found in its place.
-  return moved ? query_runs(kernel, range, page_bytes) : runs;
+  return moved ? look_for_runs(kernel, range, page_bytes) : runs;
 }
 
 std::vector<Run> move_to_runs(Kernel& kernel, std::span<std::byte> range,
@@ -101,7 +110,18 @@ std::vector<Run> move_to_runs(Kernel& kernel, std::span<std::byte> range,
   for (const Run& chunk : cut_into_chunks(runs, page_bytes)) {
     moved = move_strays(kernel, range, chunk, page_bytes) || moved;
   }
-  return moved ? query_runs(kernel, range, page_bytes) : runs;
+  return moved ? look_for_runs(kernel, range, page_bytes) : runs;
+}
+
+std::vector<Run> look_for_runs(const Kernel& kernel, std::span<const std::byte> range,
+                               size_t page_bytes) {
+  auto runs = query_runs(kernel, range, page_bytes);
+  const auto is_absent = [](const Run& run) { return run.node < 0; };
+  for (int look = 1; look < kLooks && std::ranges::any_of(runs, is_absent); ++look) {
+    std::this_thread::yield();
+    runs = query_runs(kernel, range, page_bytes);
+  }
+  return runs;
 }
 
 std::vector<Run> query_runs(const Kernel& kernel, std::span<const std::byte> range,

@@ -28,6 +28,11 @@ std::vector<Run> move_to_runs(Kernel& kernel, std::span<std::byte> range,
 std::vector<Run> query_runs(const Kernel& kernel, std::span<const std::byte> range,
                             size_t page_bytes);
 
+// The same, asked again a few times where pages are absent: for a moment, a page that the kernel
+// moves does not show.
+std::vector<Run> look_for_runs(const Kernel& kernel, std::span<const std::byte> range,
+                               size_t page_bytes);
+
 // Bytes of any range on every node, asked from the pages; pages not faulted in count under node
 // -1. The range may begin and end inside a page.
 NodeBytes query_bytes(const Kernel& kernel, std::span<const std::byte> range, size_t page_bytes);

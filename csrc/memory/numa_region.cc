@@ -169,7 +169,7 @@ std::vector<std::string> NumaRegion::move(size_t offset, size_t bytes, const Rul
   }
   Kernel& kernel = *placer_.kernel;
   const auto pages = range().subspan(offset, bytes);
-  const auto before = query_runs(kernel, pages, page_bytes_);
+  const auto before = look_for_runs(kernel, pages, page_bytes_);
   Layout layout =
       lay_out(rule, bytes, kernel, *placer_.budget, placer_.reserve, sum(present(before)));
   NodeBytes extra;
@@ -214,11 +214,11 @@ std::vector<Run> NumaRegion::put_back(std::span<std::byte> pages,
                                       const std::vector<Run>& before) const {
   const auto origin = present(before);
   try {
-    return present(move_to_runs(*placer_.kernel, pages, origin, page_bytes_));
+    move_to_runs(*placer_.kernel, pages, origin, page_bytes_);
   } catch (...) {  // the error of the move itself is the one to report
   }
   try {
-    return present(query_runs(*placer_.kernel, pages, page_bytes_));
+    return present(look_for_runs(*placer_.kernel, pages, page_bytes_));
   } catch (...) {
   }
   return origin;
@@ -243,15 +243,15 @@ NumaRegion::Strays NumaRegion::strays() const {
   Strays strays;
   for (const Run& run : runs) {
     const auto pages = range().subspan(run.offset, run.bytes);
-    for (const auto& [node, amount] : query_bytes(*placer_.kernel, pages, page_bytes_)) {
-      if (node != run.node) strays[{run.node, node}] += amount;
+    for (const Run& found : look_for_runs(*placer_.kernel, pages, page_bytes_)) {
+      if (found.node != run.node) strays[{run.node, found.node}] += found.bytes;
     }
   }
   return strays;
 }
 
 void NumaRegion::accept_strays() {
-  const auto actual = present(query_runs(*placer_.kernel, range(), page_bytes_));
+  const auto actual = present(look_for_runs(*placer_.kernel, range(), page_bytes_));
   follows_rule_ = false;
   account(0, range().size(), {}, actual);
 }

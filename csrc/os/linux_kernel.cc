@@ -3,10 +3,12 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <sstream>
 #include <vector>
@@ -103,11 +105,21 @@ void touch(std::span<std::byte> range, size_t page_bytes) {
   }
 }
 
+// Linux 6.1 to 6.4 report pages that NUMA balancing has marked as absent, until they are used.
+bool hides_marked_pages() {
+  utsname system{};
+  int major = 0, minor = 0;
+  if (uname(&system) != 0) return false;
+  if (std::sscanf(system.release, "%d.%d", &major, &minor) != 2) return false;
+  return major == 6 && minor >= 1 && minor <= 4 && nodes_with_memory().size() > 1;
+}
+
 class LinuxKernel final : public Kernel {
  public:
   explicit LinuxKernel(std::string dax_root)
       : base_page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
-        dax_root_(std::move(dax_root)) {}
+        dax_root_(std::move(dax_root)),
+        hides_marked_pages_(hides_marked_pages()) {}
 
   std::string name() const override { return "linux"; }
   NodeSet allowed_nodes() const override;
@@ -137,6 +149,7 @@ class LinuxKernel final : public Kernel {
 
   const size_t base_page_bytes_;
   const std::string dax_root_;
+  const bool hides_marked_pages_;
 };
 
 NodeSet LinuxKernel::allowed_nodes() const {
@@ -293,6 +306,12 @@ void LinuxKernel::set_policy(std::span<std::byte> range, const Policy& policy) {
   }
   if (status != 0) {
     throw_refused("mbind of " + size_text(range) + " to nodes " + policy.nodes.to_string(), errno);
+  }
+  // With a policy no new marks are made; faulting the pages in again takes off those there are.
+  // They are there already, so nothing is lost where that is refused.
+  const bool names_nodes = !policy.nodes.empty();
+  if (hides_marked_pages_ && names_nodes) {
+    madvise(range.data(), range.size(), kMadvPopulateWrite);
   }
 }
 

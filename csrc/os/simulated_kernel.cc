@@ -268,10 +268,12 @@ void SimulatedKernel::take_in_touched(const Pages& pages) const {
 
 void SimulatedKernel::query(std::span<const std::byte> range, size_t page_bytes,
                             std::span<int> nodes) const {
-  if (const auto fault = faults_.begin_call(Operation::kQuery)) throw_fault(*fault, range.size());
+  const auto fault = faults_.begin_call(Operation::kQuery);
+  const bool hidden = fault && fault->effect == FaultEffect::kHidden;
+  if (fault && !hidden) throw_fault(*fault, range.size());
   const std::lock_guard lock(mutex_);
   const Pages pages = find(range);
-  if (pages.at == mappings_.end()) {
+  if (hidden || pages.at == mappings_.end()) {
     std::ranges::fill(nodes, kPageAbsent);
     return;
   }

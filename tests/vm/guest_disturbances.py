@@ -8,7 +8,6 @@ import importlib.util
 import mmap
 import os
 import re
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +35,6 @@ from tests.vm.harness.machine import load
 SPEC = load(os.environ["CXL_OFFLOAD_TEST_MACHINE"])
 THP = Path("/sys/kernel/mm/transparent_hugepage")
 KERNEL_WEIGHTS = Path("/sys/kernel/mm/mempolicy/weighted_interleave")
-BALANCING = Path("/sys/kernel/debug/sched/numa_balancing")
-BALANCING_ON = Path("/proc/sys/kernel/numa_balancing")
 SMALL_STRIPE = 64 << 10
 LAST = SPEC.node_ids[-1]
 
@@ -113,47 +110,6 @@ def test_khugepaged_leaves_small_granules_alone(memory: Memory) -> None:
             assert mappings_over(block.address, block.nbytes) == 1
             assert _smaps_bytes(block.address, "AnonHugePages") == 0
     unprotected.madvise(mmap.MADV_DONTNEED)
-
-
-@contextlib.contextmanager
-def _busy_numa_balancing() -> Iterator[None]:
-    wanted = {BALANCING / "scan_delay_ms": "0", BALANCING / "scan_period_min_ms": "50"}
-    wanted |= {BALANCING / "scan_period_max_ms": "100", BALANCING_ON: "1"}
-    subprocess.run(["mount", "-t", "debugfs", "debugfs", "/sys/kernel/debug"], check=False)
-    before = {path: path.read_text() for path in wanted}
-    for path, value in wanted.items():
-        path.write_text(value)
-    try:
-        yield
-    finally:
-        for path, text in before.items():
-            path.write_text(text)
-
-
-def test_numa_balancing_leaves_placed_pages_alone(memory: Memory) -> None:
-    """It ran: pages without a policy follow the thread that uses them."""
-    nbytes = 4 * MIB
-    block = memory.allocate(nbytes, Bind((1,)))
-    unplaced, address = anonymous(nbytes)
-    set_thread_policy(MPOL_PREFERRED, [1])
-    populate(address, nbytes)
-    set_thread_policy(MPOL_DEFAULT)
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, SPEC.cpu_numbers(0))
-    try:
-        with _busy_numa_balancing():
-            deadline = time.monotonic() + 60
-            while set(page_nodes(address, nbytes)) == {1}:
-                assert time.monotonic() < deadline, "NUMA balancing never came by"
-                for _ in range(20):
-                    ctypes.memset(address, 1, nbytes)
-                    ctypes.memset(block.address, 1, nbytes)
-            for _ in range(40):
-                ctypes.memset(block.address, 1, nbytes)
-    finally:
-        os.sched_setaffinity(0, allowed)
-    assert set(page_nodes(block.address, nbytes)) == {1}
-    unplaced.madvise(mmap.MADV_DONTNEED)
 
 
 def test_transparent_huge_pages_are_huge_and_striped(memory: Memory) -> None:
