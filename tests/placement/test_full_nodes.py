@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from itertools import groupby
@@ -118,6 +119,19 @@ def test_spill_order_of_the_caller_comes_before_distance(our_rig: Rig, pages: Pa
             _assert_accounts_follow(our_rig, nodes)
             del block
             our_rig.memory.trim()
+
+
+def test_when_every_node_is_full_the_call_is_refused_before_a_page_is_taken(our_rig: Rig) -> None:
+    """The kernel would have to kill somebody, whatever the policy."""
+    with contextlib.ExitStack() as others:
+        for node in our_rig.nodes:
+            others.enter_context(our_rig.filled(node, leave_bytes=LEFT))
+        nbytes = sum(our_rig.free_bytes(node) for node in our_rig.nodes) // PAGE * PAGE
+        for policy in (Preferred(our_rig.nodes), Bind(our_rig.nodes), Interleave(our_rig.nodes)):
+            with pytest.raises(MemoryError):
+                our_rig.memory.allocate(nbytes, policy, strict=False)
+        mapped = our_rig.memory.stats().mapped_bytes
+        assert (mapped.current, mapped.total) == (0, 0), "it began before it was refused"
 
 
 def test_move_to_a_full_node_leaves_pages_and_contents(our_rig: Rig) -> None:
