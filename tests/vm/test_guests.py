@@ -7,6 +7,7 @@ With CXL_OFFLOAD_REQUIRE_VM=1, as CI has it, what is missing is a failure and no
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,9 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("machine", names())
-def test_guest_passes(machine: str, tmp_path: Path) -> None:
+def test_guest_passes(
+    machine: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     assets = find()
     if not isinstance(assets, Assets):
         if REQUIRED:
@@ -36,4 +39,7 @@ def test_guest_passes(machine: str, tmp_path: Path) -> None:
     spec = load(machine)
     results = Path(os.environ.get("CXL_OFFLOAD_VM_RESULTS", tmp_path)) / machine
     outcome = run_pytest(spec, assets, spec.tests, results=results, timeout_s=TIMEOUT_S)
+    record_property("tests in the guest", len(outcome.cases))
+    for name, seconds in zip(("boot_s", "total_s", "cpu_s"), outcome.times, strict=True):
+        record_property(name, round(seconds, 1))
     assert outcome.failures() == ""

@@ -26,7 +26,7 @@ def outcome(folder: Path, *, status: str | None, cases: str) -> guest.Outcome:
     (folder / "junit.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
     if status is not None:
         (folder / "status").write_text(status)
-    return guest._read_outcome(folder, 1.0, 2.0)
+    return guest._read_outcome(folder, 1.0, 2.0, 3.0)
 
 
 def test_run_in_which_everything_passed_is_good(tmp_path: Path) -> None:
@@ -144,3 +144,48 @@ def test_missing_packages_skip_or_fail(tmp_path: Path, wanted: str, reason: str)
     assert done.returncode == (1 if required else 0)
     assert str(len(names())) + (" failed" if required else " skipped") in done.stdout
     assert reason in done.stdout
+
+
+def fetch_with(apt_get: str | None, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Into an empty cache, on a machine with this apt-get, or without one."""
+    programs = folder / "bin"
+    programs.mkdir()
+    if apt_get is not None:
+        (programs / "apt-get").write_text(f"#!/bin/sh\n{apt_get}\n")
+        (programs / "apt-get").chmod(0o755)
+    return subprocess.run(
+        [sys.executable, "-m", "tests.vm.harness", "fetch"],
+        cwd=guest.REPOSITORY,
+        env=os.environ | {"CXL_OFFLOAD_VM_CACHE": str(folder / "cache"), "PATH": str(programs)},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("apt_get", "reason"),
+    [
+        (None, "this machine has no apt"),
+        ("exit 0", "apt is not set up for Debian bookworm"),
+        ("echo 'W: slow' >&2; echo 'E: no such host' >&2; exit 100", "E: no such host"),
+    ],
+    ids=["no-apt", "other-release", "no-network"],
+)
+def test_what_cannot_be_fetched_is_said_in_one_line(
+    tmp_path: Path, apt_get: str | None, reason: str
+) -> None:
+    for _ in range(2):
+        done = fetch_with(apt_get, tmp_path)
+        assert done.returncode == 125
+        (line,) = done.stderr.splitlines()[1:]  # after what it set out to do
+        assert line.startswith("vm: ")
+        assert reason in line
+        (tmp_path / "bin" / "apt-get").unlink(missing_ok=True)
+        (tmp_path / "bin").rmdir()
+    assert "no QEMU and no kernels" in str(find_in(tmp_path / "cache"))
+
+
+def find_in(folder: Path) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXL_OFFLOAD_VM_CACHE", str(folder))
+        return find()

@@ -5,5 +5,5 @@
 
 test-vm: $(STAMP)
 	$(BIN)/python -m tests.vm.harness fetch
-	CXL_OFFLOAD_VM=1 CXL_OFFLOAD_VM_RESULTS=$(CURDIR)/$(OUT)/vm $(BIN)/python -m pytest tests/vm -v \
+	CXL_OFFLOAD_VM=1 CXL_OFFLOAD_VM_RESULTS=$(CURDIR)/$(OUT)/vm $(BIN)/python -m pytest tests/vm/test_guests.py -v \
 	    --durations=0 --junitxml=$(OUT)/vm/junit.xml $(if $(MACHINE),-k "$(MACHINE)")

@@ -40,7 +40,7 @@ def main() -> int:
         logging.error("%s", error)
         return 125
     sys.stdout.write(Path(outcome.console).read_text(errors="replace"))
-    logging.info("up after %.1f s, done after %.1f s", outcome.boot_s, outcome.total_s)
+    logging.info("up after %.1f s, done after %.1f s, %.1f s of CPU", *outcome.times)
     return 125 if outcome.status is None else outcome.status
 
 

@@ -106,25 +106,35 @@ def fetch() -> Assets:
     Raises
     ------
     HarnessError
-        With the command that failed and what it said.
+        In one line, with the command that failed and what it said. What was done stays unused,
+        and the next call begins anew.
     """
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
-        found = find()
-        if isinstance(found, Assets):
-            return found
-        _logger.info("downloading QEMU and two kernels into %s", folder)
-        apt = Apt(folder / "apt")
-        apt.update()
-        versions = {"qemu": _unpack_qemu(apt, folder)}
-        _unpack_busybox(apt, folder)
-        for kernel, pattern in KERNELS.items():
-            versions[kernel] = _unpack_kernel(apt, folder, kernel, pattern)
-        stamp = folder / "complete.json"
-        stamp.write_text(json.dumps({"layout": _LAYOUT, "versions": versions}, indent=1))
-        shutil.rmtree(folder / "apt")
-        return Assets(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / "lock"):
+            found = find()
+            if isinstance(found, Assets):
+                return found
+            _logger.info("downloading QEMU and two kernels into %s", folder)
+            _fill(folder)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise HarnessError(f"prepare the virtual machines in {folder}: {error}") from error
+    return Assets(folder)
+
+
+def _fill(folder: Path) -> None:
+    apt = Apt(folder / "apt")
+    apt.update()
+    versions = {"qemu": _unpack_qemu(apt, folder)}
+    _unpack_busybox(apt, folder)
+    for kernel, pattern in KERNELS.items():
+        versions[kernel] = _unpack_kernel(apt, folder, kernel, pattern)
+    shutil.rmtree(folder / "apt")
+    # Last, and at once: who finds it finds everything.
+    unfinished = folder / "complete.json.new"
+    unfinished.write_text(json.dumps({"layout": _LAYOUT, "versions": versions}, indent=1))
+    unfinished.replace(folder / "complete.json")
 
 
 @contextlib.contextmanager
