@@ -23,6 +23,7 @@ class FaultEffect:
     refuse: FaultEffect
     partial: FaultEffect
     stray: FaultEffect
+    hidden: FaultEffect
 
 @final
 class Headroom:
