@@ -35,6 +35,7 @@ JOINED = {
     "memory": 1,
     "os": 1,
     "probe": 1,
+    "replay": 1,
     "transfer": 1,
 }
 # These stay apart: each is compiled for an instruction set of its own.
