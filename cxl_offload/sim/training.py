@@ -44,6 +44,9 @@ class TrainingWork:
         Node where gradients arrive in low precision, and through which the drive is used.
     overlap
         Whether copies run beside computation.
+    early_return
+        Whether parameters of a finished layer return while the next one is updated, as the paper
+        has it. DeepSpeed sends them when all are updated.
     """
 
     shape: ModelShape
@@ -58,6 +61,7 @@ class TrainingWork:
     checkpointing: bool = True
     stage: int = 0
     overlap: bool = True
+    early_return: bool = True
 
     def __post_init__(self) -> None:
         if min(self.micro_batch, self.accumulation, self.tokens) < 1:
@@ -102,11 +106,12 @@ def training_trace(work: TrainingWork) -> Trace:
     for layer in range(last + 1):
         if layer < last:
             run.load_states(layer + 1)
-        if layer > 0:
+        if layer > 0 and work.early_return:
             run.return_layer(layer - 1)
         run.update(layer)
         run.schedule.barrier()
-    run.return_layer(last)
+    for layer in (last,) if work.early_return else range(last + 1):
+        run.return_layer(layer)
     return run.schedule.trace
 
 
