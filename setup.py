@@ -27,8 +27,23 @@ def relative_sources(*patterns: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
-# Kernels stay apart: each is compiled for an instruction set of its own.
-JOINED = {"bindings": 2, "core": 1, "gpu": 1, "memory": 1, "os": 1, "probe": 1, "transfer": 1}
+JOINED = {
+    "bindings": 2,
+    "core": 1,
+    "gpu": 1,
+    "kernels": 1,
+    "memory": 1,
+    "os": 1,
+    "probe": 1,
+    "replay": 1,
+    "transfer": 1,
+}
+# These stay apart: each is compiled for an instruction set of its own.
+APART = ("_scalar", "_avx2", "_avx512")
+
+
+def stays_apart(source: str) -> bool:
+    return Path(source).stem.endswith(APART)
 
 
 def joined_sources() -> list[str]:
@@ -41,7 +56,7 @@ def joined_sources() -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     joined = []
     for part, units in JOINED.items():
-        sources = relative_sources(f"{part}/*.cc")
+        sources = [path for path in relative_sources(f"{part}/*.cc") if not stays_apart(path)]
         for at in range(units):
             names = [Path(source).relative_to("csrc") for source in sources[at::units]]
             text = "".join(f'#include "{name}"\n' for name in names)
@@ -51,7 +66,8 @@ def joined_sources() -> list[str]:
             if not path.exists() or path.read_text() != text:
                 path.write_text(text)
             joined.append(str(path.relative_to(ROOT)))
-    rest = [path for path in relative_sources("*/*.cc") if Path(path).parent.name not in JOINED]
+    every = relative_sources("*/*.cc")
+    rest = [p for p in every if stays_apart(p) or Path(p).parent.name not in JOINED]
     return joined + rest
 
 

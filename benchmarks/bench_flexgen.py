@@ -2,7 +2,11 @@
 
 Both run the same model, prompts and policies on the CPUs of this machine, which stand in for a GPU
 on both sides, with as many threads. Runs alternate, so that what else the machine does hits both;
-tokens are compared before anything is timed. Every figure is measured.
+tokens are compared before anything is timed. Attention in place rounds less often than FlexGen's,
+so there a few may differ and how many are equal is told. Every figure is measured.
+
+The case of 32 prompts of 512 tokens fills their KV cache with seeded numbers instead of computing
+it (skipped_prompt.py): only its decoding is timed.
 
     python benchmarks/bench_flexgen.py [--rounds N] [--json FILE]
 """
@@ -10,11 +14,12 @@ tokens are compared before anything is timed. Every figure is measured.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,7 @@ import torch
 from measurements import Ratio, describe_machine, paired_ratio, write_json
 from rich.console import Console
 from rich.table import Table
+from skipped_prompt import skipped_prompt
 
 from cxl_offload import Memory
 from cxl_offload.integrations.flexgen import FlexGenRun, OptShape, Session, make_opt
@@ -34,6 +40,12 @@ STOCK = Path(__file__).with_name("stock_flexgen.py")
 SHAPE = OptShape(layers=12, hidden=768, heads=12)
 """Width and depth of OPT-125M, with byte-level tokens."""
 
+LONG = "attention on the CPU, 32 x 512 tokens"
+"""Decoding alone."""
+
+LEAST_EQUAL = 0.95
+"""Of tokens where attention rounds differently; random weights make near ties likely."""
+
 CASES: dict[str, dict[str, Any]] = {
     "all on the host": {},
     "half of weights and KV on the accelerator": {"percent": (50, 50, 50, 50, 0, 100)},
@@ -43,6 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
         "num_gpu_batches": 2,
         "overlap": False,  # stock FlexGen gives wrong tokens with overlap here
     },
+    LONG: {"cpu_cache_compute": True, "rows": 32, "prompt_len": 512},
 }
 
 
@@ -85,22 +98,28 @@ def policy_fields(request: FlexGenRun) -> list[Any]:
 
 
 def requests(model: Path, rows: int, prompt_len: int, gen_len: int) -> dict[str, FlexGenRun]:
-    """The request of every case, all on the same prompts."""
-    random = np.random.default_rng(0)
-    tokens = random.integers(16, SHAPE.vocab, size=(rows, prompt_len)).tolist()
-    plain = FlexGenRun(
-        model=str(model),
-        token_ids=tuple(tuple(row) for row in tokens),
-        gen_len=gen_len,
-        gpu_batch_size=rows,
-        record=False,
-        accelerator="host",
-    )
+    """The request of every case, on the same prompts if it names none of its own."""
     made = {}
-    for name, options in CASES.items():
-        batches = options.get("num_gpu_batches", 1)
-        made[name] = replace(plain, gpu_batch_size=rows // batches, **options)
+    for name, case in CASES.items():
+        options = dict(case)
+        count, length = options.pop("rows", rows), options.pop("prompt_len", prompt_len)
+        random = np.random.default_rng(0)
+        tokens = random.integers(16, SHAPE.vocab, size=(count, length)).tolist()
+        made[name] = FlexGenRun(
+            model=str(model),
+            token_ids=tuple(tuple(row) for row in tokens),
+            gen_len=gen_len,
+            gpu_batch_size=count // options.get("num_gpu_batches", 1),
+            record=False,
+            accelerator="host",
+            **options,
+        )
     return made
+
+
+def shortcut(case: str) -> contextlib.AbstractContextManager[None]:
+    """What a case leaves out."""
+    return skipped_prompt() if case == LONG else contextlib.nullcontext()
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -108,15 +127,27 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     model = make_opt(folder / "opt", SHAPE, seed=1)
     config = config_of_checkpoint(model)
     convert_checkpoint(model, config, folder / f"{model.name}-np")
-    cases = requests(model, options.rows, options.prompt_len, options.gen_len)
+    cases = {
+        name: request
+        for name, request in requests(
+            model, options.rows, options.prompt_len, options.gen_len
+        ).items()
+        if name in options.cases
+    }
     jobs = {
         "weights": str(folder),
         "config": {key: value for key, value in asdict(config).items() if key != "dtype"},
         "offload_dir": str(folder / "offload"),
         "threads": torch.get_num_threads(),
-        "inputs": next(iter(cases.values())).token_ids,
-        "gen_len": options.gen_len,
-        "cases": {name: policy_fields(request) for name, request in cases.items()},
+        "cases": {
+            name: {
+                "inputs": request.token_ids,
+                "gen_len": request.gen_len,
+                "policy": policy_fields(request),
+                "skip_prompt": name == LONG,
+            }
+            for name, request in cases.items()
+        },
     }
     stock = StockProcess(jobs, folder)
     memory = Memory.linux()
@@ -134,10 +165,11 @@ def one_case(
 ) -> dict[str, Any]:
     """Medians and ratios of one case; the first run of both sides warms up and is compared."""
     times: dict[str, list[tuple[float, float]]] = {"stock": [], "cxl_offload": []}
-    with Session(request, memory=memory) as session:
+    with Session(request, memory=memory) as session, shortcut(name):
         expected, ours = stock.run(name), session.generate()
-        if not np.array_equal(expected["tokens"], ours.tokens):
-            raise RuntimeError(f"{name}: tokens differ from those of stock FlexGen")
+        equal = equal_share(np.array(expected["tokens"]), ours.tokens, ours.prompt_len)
+        if equal < (LEAST_EQUAL if request.attends_in_place else 1):
+            raise RuntimeError(f"{name}: only {equal:.0%} of the tokens are those of stock FlexGen")
         for _ in range(rounds):
             costs = stock.run(name)["seconds"]
             times["stock"].append((costs[0], sum(costs[1:])))
@@ -147,8 +179,15 @@ def one_case(
         "prefill": request.rows * ours.prompt_len,
         "decode": request.rows * (ours.gen_len - 1),
     }
-    result: dict[str, Any] = {"case": name, "kind": "measured", "rounds": rounds}
+    result: dict[str, Any] = {
+        "case": name,
+        "kind": "measured",
+        "rounds": rounds,
+        "equal_tokens": equal,
+    }
     for at, phase in enumerate(tokens):
+        if phase == "prefill" and name == LONG:
+            continue
         both = {side: [tokens[phase] / one[at] for one in runs] for side, runs in times.items()}
         ratio = paired_ratio(both["cxl_offload"], both["stock"])
         result[phase] = {
@@ -159,21 +198,32 @@ def one_case(
     return result
 
 
+def equal_share(expected: Any, ours: Any, prompt_len: int) -> float:
+    """Share of new tokens that are equal, up to and with the first that differs in each row: what
+    follows one that differs answers another text."""
+    same = expected[:, prompt_len:] == ours[:, prompt_len:]
+    before = np.cumprod(same, axis=1).sum(axis=1)
+    compared = np.minimum(before + 1, same.shape[1]).sum()
+    return float(before.sum() / compared)
+
+
 def show(console: Console, results: list[dict[str, Any]]) -> None:
     """The table."""
     made = Table("case", "phase", title="FlexGen tokens/s (measured, host in place of a GPU)")
-    for heading in ("stock", "this package", "ratio", "95 % interval"):
+    for heading in ("stock", "this package", "ratio", "95 % interval", "tokens equal"):
         made.add_column(heading, justify="right")
     for result in results:
-        for phase in ("prefill", "decode"):
+        phases = [phase for phase in ("prefill", "decode") if phase in result]
+        for phase in phases:
             one, ratio = result[phase], Ratio(**result[phase]["ratio"])
             made.add_row(
-                result["case"] if phase == "prefill" else "",
+                result["case"] if phase == phases[0] else "",
                 phase,
                 f"{one['stock_tokens_per_s']:.1f}",
                 f"{one['cxl_offload_tokens_per_s']:.1f}",
                 f"{ratio.median:.2f}",
                 f"{ratio.low:.2f} to {ratio.high:.2f}",
+                f"{result['equal_tokens']:.1%}" if phase == "decode" else "",
             )
     console.print(made)
 
@@ -185,6 +235,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--prompt-len", type=int, default=128)
     parser.add_argument("--gen-len", type=int, default=16)
+    parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="cxl-offload-bench-") as scratch:

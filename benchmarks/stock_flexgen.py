@@ -2,14 +2,16 @@
 
 A process of its own, because it changes torch for FlexGen's sake: ``python stock_flexgen.py
 JOBS.json``. JOBS has ``weights`` (the parent of a ``NAME-np`` folder), ``config`` (fields of
-FlexGen's OptConfig), ``offload_dir``, ``threads``, ``inputs``, ``gen_len`` and ``cases``: a name
-and the positional fields of FlexGen's Policy, without the two compression configurations. Every
-line on stdin names a case to run; every line on stdout is a JSON object with its ``tokens`` and the
-``seconds`` of every token, the prompt's first.
+FlexGen's OptConfig), ``offload_dir``, ``threads`` and ``cases``: a name and its ``inputs``,
+``gen_len``, ``policy`` (the positional fields of FlexGen's Policy, without the two compression
+configurations) and, optionally, ``skip_prompt``. Every line on stdin names a case to run; every
+line on stdout is a JSON object with its ``tokens`` and the ``seconds`` of every token, the prompt's
+first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -47,12 +49,22 @@ class Stock:
         """Tokens and seconds of one case."""
         from flexgen.timer import timers
 
+        case = self._jobs["cases"][name]
         if name not in self._models:
-            self._models[name] = self._load(self._jobs["cases"][name])
+            self._models[name] = self._load(case["policy"])
         timers("generate").reset()
-        inputs = np.array(self._jobs["inputs"])
-        tokens = self._models[name].generate(inputs, max_new_tokens=self._jobs["gen_len"])
+        inputs = np.array(case["inputs"])
+        with self._shortcut(case):
+            tokens = self._models[name].generate(inputs, max_new_tokens=case["gen_len"])
         return {"tokens": tokens.tolist(), "seconds": timers("generate").costs}
+
+    @staticmethod
+    def _shortcut(case: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+        if not case.get("skip_prompt"):
+            return contextlib.nullcontext()
+        from skipped_prompt import skipped_prompt
+
+        return skipped_prompt()
 
     def _load(self, fields: list[Any]) -> Any:
         from flexgen.compression import CompressionConfig

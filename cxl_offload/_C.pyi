@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 class PageKind:
     base: PageKind
     transparent_huge: PageKind
@@ -20,6 +23,7 @@ class FaultEffect:
     refuse: FaultEffect
     partial: FaultEffect
     stray: FaultEffect
+    hidden: FaultEffect
 
 @final
 class Headroom:
@@ -485,3 +489,17 @@ def update_traffic(
     ahead_bytes: int = 0,
     isa: str = "",
 ) -> float: ...
+def run_steps(
+    *,
+    setup_s: NDArray[np.float64],
+    alone_s: NDArray[np.float64],
+    demand_begins: NDArray[np.int64],
+    resources: NDArray[np.int32],
+    shares: NDArray[np.float64],
+    queue_begins: NDArray[np.int64],
+    step_begins: NDArray[np.int64],
+    losses: Sequence[float],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]: ...
+def share_resources(
+    jobs: Sequence[Sequence[tuple[int, float]]], losses: Sequence[float]
+) -> list[float]: ...

@@ -1,4 +1,4 @@
-"""An OPT answers prompts with its weights, KV cache, activations and workspace in memory tiers.
+"""An OPT answers prompts with its weights, KV cache and activations in memory tiers.
 
 What ``make demo`` runs. It looks at the machine, measures its memory for a few seconds, generates
 with real FlexGen without tiers and with them, and checks that the tokens are the same; then once
@@ -86,19 +86,19 @@ def runs_here(console: Console, memory: Memory) -> Iterator[Run]:
     """This machine: untiered, and by measured bandwidth."""
     yield "this machine, untiered", memory, {}
     policy = measured_policy(console, memory)
-    roles = ("weights", "kv", "act", "workspace")
+    roles = ("weights", "kv", "act")
     yield f"this machine, {policy}", memory, dict.fromkeys(roles, policy)
 
 
 def runs_published(machine: Machine) -> Iterator[Run]:
     """A published server: all in local DRAM, all in CXL, and each kind where it does least harm."""
-    roles = ("weights", "kv", "act", "workspace")
+    roles = ("weights", "kv", "act")
     yield "system A, all in DRAM", Memory.simulated(machine), dict.fromkeys(roles, "bind:ldram")
     yield "system A, all in CXL", Memory.simulated(machine), dict.fromkeys(roles, "bind:cxl")
     # The link to the GPU is slower than any tier, so weights lose nothing in CXL; attention on the
     # CPU is bound by memory, so its KV cache is spread by bandwidth.
     spread = published_policy(machine)
-    places = {"weights": "bind:cxl", "kv": spread, "act": "bind:ldram", "workspace": "bind:rdram"}
+    places = {"weights": "bind:cxl", "kv": spread, "act": "bind:ldram"}
     yield "system A, by kind", Memory.simulated(machine), places
 
 

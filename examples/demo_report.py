@@ -135,7 +135,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
         start = [a + b for a, b in zip(start, widths, strict=True)]
     left.invert_yaxis()
     left.set_xlabel("MiB at the peak, asked from the pages")
-    left.set_title("Where weights, KV cache, activations and workspace went", loc="left")
+    left.set_title("Where weights, KV cache and activations went", loc="left")
     left.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncol=4, frameon=False)
     _draw_rates(right, results)
     for axis in (left, right):

@@ -33,7 +33,7 @@ BESIDE = {
     ("errors", "units"),
 }
 
-CORE_USERS = ("memory", "transfer", "ops", "profile.measure")
+CORE_USERS = ("memory", "transfer", "ops", "profile.measure", "sim.replay", "sim.sharing")
 TORCH_USERS = ("tensor", "ops", "executor", "integrations")
 FRAMEWORKS = {"flexgen": "flexgen", "deepspeed": "deepspeed", "vllm": "vllm"}
 

@@ -13,6 +13,7 @@ void bind_gpu(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
+void bind_replay(pybind11::module_& module);
 void bind_transfer(pybind11::module_& module);
 void bind_simulated(pybind11::module_& module);
 

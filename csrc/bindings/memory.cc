@@ -117,7 +117,7 @@ std::map<Key, Use> rows(const std::map<Key, NodeUse>& uses) {
   return result;
 }
 
-std::span<const std::byte> range_at(uintptr_t address, size_t bytes) {
+std::span<const std::byte> region_at(uintptr_t address, size_t bytes) {
   return {reinterpret_cast<const std::byte*>(address), bytes};
 }
 
@@ -218,7 +218,7 @@ void bind_memory(py::module_& module) {
       .def(
           "bytes_per_node",
           [](const Session& session, uintptr_t address, size_t bytes) {
-            return session.bytes_per_node(range_at(address, bytes));
+            return session.bytes_per_node(region_at(address, bytes));
           },
           py::arg("address"), py::arg("nbytes"), py::call_guard<py::gil_scoped_release>())
       .def("node_use", [](const Session& session) { return rows(session.node_use()); })

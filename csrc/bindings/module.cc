@@ -49,5 +49,6 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used()) {
   bindings::bind_attention(module);
   bindings::bind_memory(module);
   bindings::bind_probe(module);
+  bindings::bind_replay(module);
   bindings::bind_simulated(module);
 }

@@ -59,7 +59,8 @@ void bind_simulated(py::module_& module) {
   py::enum_<FaultEffect>(module, "FaultEffect")
       .value("refuse", FaultEffect::kRefuse)
       .value("partial", FaultEffect::kPartial)
-      .value("stray", FaultEffect::kStray);
+      .value("stray", FaultEffect::kStray)
+      .value("hidden", FaultEffect::kHidden);
 
   py::class_<SimulatedKernel, Kernel, std::shared_ptr<SimulatedKernel>>(module, "SimulatedKernel")
       .def(py::init(&make_kernel), py::arg("nodes"), py::arg("distances"), py::kw_only(),

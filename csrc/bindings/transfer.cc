@@ -72,8 +72,8 @@ RuleRows rows_of(const std::vector<CopyRule>& rules) {
 }
 
 // `targets`, `sources` and `sizes` are addresses of arrays of 64-bit numbers.
-void copy_blocks(HostCopier& copier, uintptr_t targets, uintptr_t sources, uintptr_t sizes,
-                 size_t count) {
+void copy_host_blocks(HostCopier& copier, uintptr_t targets, uintptr_t sources, uintptr_t sizes,
+                      size_t count) {
   copier.copy_blocks({reinterpret_cast<const uint64_t*>(targets), count},
                      {reinterpret_cast<const uint64_t*>(sources), count},
                      {reinterpret_cast<const size_t*>(sizes), count});
@@ -127,8 +127,8 @@ void bind_host_copy(py::module_& module) {
           },
           py::arg("target"), py::arg("source"), py::arg("nbytes"),
           py::call_guard<py::gil_scoped_release>())
-      .def("copy_blocks", &copy_blocks, py::arg("targets"), py::arg("sources"), py::arg("sizes"),
-           py::arg("count"), py::call_guard<py::gil_scoped_release>())
+      .def("copy_blocks", &copy_host_blocks, py::arg("targets"), py::arg("sources"),
+           py::arg("sizes"), py::arg("count"), py::call_guard<py::gil_scoped_release>())
       .def("copy_strided", &copy_strided, py::arg("target"), py::arg("source"), py::arg("shape"),
            py::arg("target_strides"), py::arg("source_strides"), py::arg("element_bytes"),
            py::call_guard<py::gil_scoped_release>())

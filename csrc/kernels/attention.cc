@@ -20,7 +20,9 @@ constexpr int64_t kFewestRows = 256;
 // Heads that lie next to each other in a row of the cache are read together, up to so many bytes:
 // alone they would be a line or two at a time, far apart.
 constexpr size_t kTileBytes = 4096;
-constexpr size_t kTileQueries = 64;
+constexpr size_t kTileQueries = 32;
+constexpr size_t kFewestAhead = 4;
+constexpr size_t kAheadBytes = 8192;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 AttentionPass find_pass(Dtype dtype, Isa isa) {
@@ -267,6 +269,8 @@ class Run {
     AttentionRows rows;
     rows.k_step = static_cast<size_t>(a_.k.strides[1]) * dtype_bytes(a_.k.dtype);
     rows.v_step = static_cast<size_t>(a_.v.strides[1]) * dtype_bytes(a_.v.dtype);
+    const size_t row = static_cast<size_t>(unit.heads) * dim_ * dtype_bytes(a_.k.dtype);
+    rows.ahead = std::clamp(kAheadBytes / row, kFewestAhead, kAttentionAhead);
     RowBlocks blocks({a_, unit.batch, unit.begin, unit.end, unit.head}, rows);
     while (blocks.next()) pass_(rows, state);
   }

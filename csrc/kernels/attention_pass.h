@@ -9,11 +9,11 @@
 namespace cxl_offload {
 
 // Positions whose scores are kept between K and V: the rows of both stream for a while, and the
-// scores stay in the first cache.
-inline constexpr size_t kAttentionBlock = 64;
-// Rows that are asked for before they are needed. The prefetchers of the hardware stop at the end
-// of a page, and rows of one head may be pages apart.
-inline constexpr size_t kAttentionAhead = 8;
+// scores stay in a near cache.
+inline constexpr size_t kAttentionBlock = 256;
+// At most so many rows are asked for before they are needed. The prefetchers of the hardware stop
+// at the end of a page, and rows of one head may be pages apart.
+inline constexpr size_t kAttentionAhead = 32;
 
 // Dimensions of q and of the sums are padded with zeros to a multiple of this many.
 inline constexpr size_t kAttentionPad = 16;
@@ -24,6 +24,7 @@ struct AttentionRows {
   const std::byte* v[kAttentionBlock + kAttentionAhead];
   size_t k_step = 0;
   size_t v_step = 0;
+  size_t ahead = 0;  // how many rows to ask for early
   size_t count = 0;  // at most a block; kAttentionAhead more are valid addresses
 };
 

@@ -17,6 +17,9 @@ constexpr size_t kChunkBytes = size_t{64} << 20;
 // Below this a second thread costs more than it brings.
 constexpr size_t kBytesPerThread = size_t{32} << 20;
 
+// How often pages are asked for that should be there and do not show.
+constexpr int kLooks = 3;
+
 // Of pages that are not there.
 constexpr NodeId kNoNode = -1;
 
@@ -41,27 +44,21 @@ void append_page(std::vector<Run>& runs, size_t offset, size_t bytes, NodeId nod
   }
 }
 
-std::vector<Run> runs_of(const std::vector<int>& nodes, size_t offset, size_t page_bytes) {
-  std::vector<Run> runs;
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    append_page(runs, offset + i * page_bytes, page_bytes, std::max(nodes[i], kNoNode));
-  }
-  return runs;
-}
-
-// The runs of one chunk as they are, after pages on wrong nodes were asked to move.
-std::vector<Run> settle(Kernel& kernel, std::span<std::byte> range, const Run& chunk,
-                        size_t page_bytes) {
+// Whether pages of one chunk were found on other nodes, and asked to move to theirs.
+bool move_strays(Kernel& kernel, std::span<std::byte> range, const Run& chunk, size_t page_bytes) {
   const auto pages = range.subspan(chunk.offset, chunk.bytes);
   std::vector<int> nodes(chunk.bytes / page_bytes);
   kernel.query(pages, page_bytes, nodes);
-  const auto is_stray = [&](int node) { return node != chunk.node; };
-  if (std::ranges::any_of(nodes, is_stray)) {
-    const std::vector<NodeId> targets(nodes.size(), chunk.node);
-    kernel.move(pages, page_bytes, targets, nodes);
+  const auto is_home = [&](int node) { return node == chunk.node; };
+  if (std::ranges::any_of(nodes, [](int node) { return node < 0; })) {
+    // Page by page the kernel may be moving them, or mark them for balancing: this waits for it.
+    kernel.populate(pages, chunk.node);
     kernel.query(pages, page_bytes, nodes);
   }
-  return runs_of(nodes, chunk.offset, page_bytes);
+  if (std::ranges::all_of(nodes, is_home)) return false;
+  const std::vector<NodeId> targets(nodes.size(), chunk.node);
+  kernel.move(pages, page_bytes, targets, nodes);
+  return true;
 }
 
 // Runs `work(i)` for i in [0, count) on up to `threads` threads; rethrows the first exception.
@@ -92,42 +89,55 @@ void share_out(size_t count, size_t threads, const Work& work) {
   if (failure) std::rethrow_exception(failure);
 }
 
-std::vector<Run> join(const std::vector<std::vector<Run>>& parts) {
-  std::vector<Run> joined;
-  for (const auto& part : parts) {
-    for (const Run& run : part) append_page(joined, run.offset, run.bytes, run.node);
-  }
-  return joined;
-}
-
 }  // namespace
 
 std::vector<Run> fault_in(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
                           size_t page_bytes, size_t max_threads) {
   const auto chunks = cut_into_chunks(runs, page_bytes);
-  std::vector<std::vector<Run>> settled(chunks.size());
   const size_t threads = std::clamp<size_t>(range.size() / kBytesPerThread, 1, max_threads);
+  std::atomic<bool> moved{false};
   share_out(chunks.size(), threads, [&](size_t i) {
     kernel.populate(range.subspan(chunks[i].offset, chunks[i].bytes), chunks[i].node);
-    settled[i] = settle(kernel, range, chunks[i], page_bytes);
+    if (move_strays(kernel, range, chunks[i], page_bytes)) moved = true;
   });
-  return join(settled);
+  // Asked once more as a whole: what moves may take along what had been found in its place.
+  return moved ? look_for_runs(kernel, range, page_bytes) : runs;
 }
 
 std::vector<Run> move_to_runs(Kernel& kernel, std::span<std::byte> range,
                               const std::vector<Run>& runs, size_t page_bytes) {
-  std::vector<std::vector<Run>> settled;
+  bool moved = false;
   for (const Run& chunk : cut_into_chunks(runs, page_bytes)) {
-    settled.push_back(settle(kernel, range, chunk, page_bytes));
+    moved = move_strays(kernel, range, chunk, page_bytes) || moved;
   }
-  return join(settled);
+  return moved ? look_for_runs(kernel, range, page_bytes) : runs;
+}
+
+std::vector<Run> look_for_runs(const Kernel& kernel, std::span<const std::byte> range,
+                               size_t page_bytes) {
+  auto runs = query_runs(kernel, range, page_bytes);
+  const auto is_absent = [](const Run& run) { return run.node < 0; };
+  for (int look = 1; look < kLooks && std::ranges::any_of(runs, is_absent); ++look) {
+    std::this_thread::yield();
+    runs = query_runs(kernel, range, page_bytes);
+  }
+  return runs;
 }
 
 std::vector<Run> query_runs(const Kernel& kernel, std::span<const std::byte> range,
                             size_t page_bytes) {
-  std::vector<int> nodes(range.size() / page_bytes);
-  kernel.query(range, page_bytes, nodes);
-  return runs_of(nodes, 0, page_bytes);
+  std::vector<Run> runs;
+  const size_t chunk = std::max(kChunkBytes, page_bytes);
+  std::vector<int> nodes;
+  for (size_t offset = 0; offset < range.size(); offset += chunk) {
+    const size_t bytes = std::min(chunk, range.size() - offset);
+    nodes.resize(bytes / page_bytes);
+    kernel.query(range.subspan(offset, bytes), page_bytes, nodes);
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      append_page(runs, offset + i * page_bytes, page_bytes, std::max(nodes[i], kNoNode));
+    }
+  }
+  return runs;
 }
 
 NodeBytes query_bytes(const Kernel& kernel, std::span<const std::byte> range, size_t page_bytes) {

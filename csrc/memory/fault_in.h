@@ -20,13 +20,18 @@ namespace cxl_offload {
 std::vector<Run> fault_in(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
                           size_t page_bytes, size_t max_threads);
 
-// Moves every page of the range to the node of its run; returns the runs as they are in the end.
+// Moves every page of the runs to their nodes; returns the runs as they are in the end.
 std::vector<Run> move_to_runs(Kernel& kernel, std::span<std::byte> range,
                               const std::vector<Run>& runs, size_t page_bytes);
 
 // Which node every part of the range is on, asked from the pages; absent ones under -1.
 std::vector<Run> query_runs(const Kernel& kernel, std::span<const std::byte> range,
                             size_t page_bytes);
+
+// The same, asked again a few times where pages are absent: for a moment, a page that the kernel
+// moves does not show.
+std::vector<Run> look_for_runs(const Kernel& kernel, std::span<const std::byte> range,
+                               size_t page_bytes);
 
 // Bytes of any range on every node, asked from the pages; pages not faulted in count under node
 // -1. The range may begin and end inside a page.

@@ -38,7 +38,8 @@ class Rooms {
     const Headroom headroom = kernel_.node_headroom(node, kind_);
     // Huge-page pools are set aside already; only ordinary memory needs a reserve.
     const bool is_pool = kernel_.page_bytes(kind_) >= kHugePageBytes;
-    const uint64_t kept = is_pool ? 0 : reserve_.of(headroom.total_bytes);
+    // Below its watermarks a node sends pages to another one before it is full.
+    const uint64_t kept = is_pool ? 0 : reserve_.of(headroom.total_bytes) + headroom.withheld_bytes;
     Room room{headroom.free_bytes - std::min(kept, headroom.free_bytes), ""};
     room.text = headroom.limit + " has " + format_bytes(headroom.free_bytes) + " free";
     if (kept > 0) room.text += " (" + format_bytes(kept) + " of it kept in reserve)";
@@ -106,7 +107,7 @@ Layout lay_out_in_order(const Rule& rule, size_t bytes, const Kernel& kernel, Ro
   std::string rooms_text;
   for (NodeId node : nodes) rooms_text += (rooms_text.empty() ? "" : ", ") + rooms.of(node).text;
   Layout layout;
-  if (fill_in_order(nodes, bytes, kernel.page_bytes(rule.pages), rooms, layout.runs) > 0) {
+  if (fill_in_order(nodes, bytes, unit_bytes(kernel, rule.pages), rooms, layout.runs) > 0) {
     throw_full(rule, bytes, rooms_text, "ask for less, or add a spill node");
   }
   for (const Run& run : layout.runs) {
@@ -122,7 +123,7 @@ Layout lay_out_in_order(const Rule& rule, size_t bytes, const Kernel& kernel, Ro
 // Puts the granules of a stripe that their node cannot take on the nearest node with room.
 Layout spill_stripe(const Rule& rule, const std::vector<Run>& wanted, const Kernel& kernel,
                     Rooms& rooms) {
-  const size_t page = kernel.page_bytes(rule.pages);
+  const size_t page = unit_bytes(kernel, rule.pages);
   Layout layout;
   std::map<NodeId, uint64_t> spilled;
   size_t total = 0;

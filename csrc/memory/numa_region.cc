@@ -11,20 +11,14 @@
 namespace cxl_offload {
 namespace {
 
-// Transparent huge pages can only be found in ranges that start on their boundary.
-size_t alignment_of(const Rule& rule, size_t bytes, size_t page_bytes) {
-  const bool huge = rule.pages == PageKind::kTransparentHuge && bytes >= kHugePageBytes;
-  return huge ? kHugePageBytes : page_bytes;
-}
-
 NodeBytes sum(const std::vector<Run>& runs) {
   NodeBytes total;
   for (const Run& run : runs) total[run.node] += run.bytes;
   return total;
 }
 
-size_t whole_pages(const Placer& placer, const Rule& rule, size_t bytes) {
-  return round_up(bytes, placer.kernel->page_bytes(rule.pages));
+size_t whole_units(const Placer& placer, const Rule& rule, size_t bytes) {
+  return round_up(bytes, unit_bytes(*placer.kernel, rule.pages));
 }
 
 Layout lay_out_pages(const Placer& placer, const Rule& rule, size_t bytes) {
@@ -128,15 +122,16 @@ void Charge::exchange(const NodeBytes& out, const NodeBytes& in) {
 }
 
 NumaRegion::NumaRegion(const Placer& placer, const Rule& rule, size_t bytes)
-    : NumaRegion(placer, rule, lay_out_pages(placer, rule, whole_pages(placer, rule, bytes)),
-                 whole_pages(placer, rule, bytes)) {}
+    : NumaRegion(placer, rule, lay_out_pages(placer, rule, whole_units(placer, rule, bytes)),
+                 whole_units(placer, rule, bytes)) {}
 
 NumaRegion::NumaRegion(const Placer& placer, const Rule& rule, Layout layout, size_t bytes)
     : placer_(placer),
       rule_(rule),
       page_bytes_(placer.kernel->page_bytes(rule.pages)),
+      unit_bytes_(unit_bytes(*placer.kernel, rule.pages)),
       notes_(std::move(layout.notes)),
-      mapping_(placer.kernel, bytes, alignment_of(rule, bytes, page_bytes_), rule.pages) {
+      mapping_(placer.kernel, bytes, unit_bytes_, rule.pages) {
   if (rule.kind == RuleKind::kStripe) stripe_.emplace(rule.shares, rule.granule_bytes);
   Kernel& kernel = *placer_.kernel;
   charge_.emplace(placer_.budget, sum(layout.runs));
@@ -159,7 +154,7 @@ bool NumaRegion::keeps_rule(size_t offset, size_t bytes) const {
 }
 
 size_t NumaRegion::next_cut(size_t offset) const {
-  return round_up(offset, stripe_ ? stripe_->cycle_bytes() : page_bytes_);
+  return round_up(offset, stripe_ ? stripe_->cycle_bytes() : unit_bytes_);
 }
 
 void NumaRegion::release(size_t offset, size_t bytes) {
@@ -174,7 +169,7 @@ std::vector<std::string> NumaRegion::move(size_t offset, size_t bytes, const Rul
   }
   Kernel& kernel = *placer_.kernel;
   const auto pages = range().subspan(offset, bytes);
-  const auto before = query_runs(kernel, pages, page_bytes_);
+  const auto before = look_for_runs(kernel, pages, page_bytes_);
   Layout layout =
       lay_out(rule, bytes, kernel, *placer_.budget, placer_.reserve, sum(present(before)));
   NodeBytes extra;
@@ -219,11 +214,11 @@ std::vector<Run> NumaRegion::put_back(std::span<std::byte> pages,
                                       const std::vector<Run>& before) const {
   const auto origin = present(before);
   try {
-    return present(move_to_runs(*placer_.kernel, pages, origin, page_bytes_));
+    move_to_runs(*placer_.kernel, pages, origin, page_bytes_);
   } catch (...) {  // the error of the move itself is the one to report
   }
   try {
-    return present(query_runs(*placer_.kernel, pages, page_bytes_));
+    return present(look_for_runs(*placer_.kernel, pages, page_bytes_));
   } catch (...) {
   }
   return origin;
@@ -248,15 +243,15 @@ NumaRegion::Strays NumaRegion::strays() const {
   Strays strays;
   for (const Run& run : runs) {
     const auto pages = range().subspan(run.offset, run.bytes);
-    for (const auto& [node, amount] : query_bytes(*placer_.kernel, pages, page_bytes_)) {
-      if (node != run.node) strays[{run.node, node}] += amount;
+    for (const Run& found : look_for_runs(*placer_.kernel, pages, page_bytes_)) {
+      if (found.node != run.node) strays[{run.node, found.node}] += found.bytes;
     }
   }
   return strays;
 }
 
 void NumaRegion::accept_strays() {
-  const auto actual = present(query_runs(*placer_.kernel, range(), page_bytes_));
+  const auto actual = present(look_for_runs(*placer_.kernel, range(), page_bytes_));
   follows_rule_ = false;
   account(0, range().size(), {}, actual);
 }
@@ -266,7 +261,7 @@ NumaSource::NumaSource(Placer placer, Rule rule)
   check_rule(rule_, *placer_.kernel);
 }
 
-size_t NumaSource::page_bytes() const { return placer_.kernel->page_bytes(rule_.pages); }
+size_t NumaSource::page_bytes() const { return unit_bytes(*placer_.kernel, rule_.pages); }
 
 std::unique_ptr<Region> NumaSource::obtain(size_t bytes) { return obtain_numa(bytes); }
 

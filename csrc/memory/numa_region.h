@@ -85,7 +85,8 @@ class NumaRegion final : public Region {
   Placer placer_;
   Rule rule_;
   std::optional<Stripe> stripe_;
-  size_t page_bytes_;
+  size_t page_bytes_;  // in which pages are counted and asked
+  size_t unit_bytes_;  // in which blocks are cut
   std::vector<std::string> notes_;
   bool follows_rule_ = true;
   std::optional<Charge> charge_;

@@ -44,6 +44,7 @@ class Region {
 class RegionSource {
  public:
   virtual ~RegionSource() = default;
+  // What blocks are cut in: pages, or the larger ones that they may turn out to be parts of.
   virtual size_t page_bytes() const = 0;
   // A region of at least `bytes`, rounded up to whole pages. Throws OutOfMemory, SystemError or
   // PlacementError; on throw nothing is left.

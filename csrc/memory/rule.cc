@@ -33,6 +33,10 @@ std::string Rule::describe() const {
   return "";
 }
 
+size_t unit_bytes(const Kernel& kernel, PageKind kind) {
+  return kind == PageKind::kTransparentHuge ? kHugePageBytes : kernel.page_bytes(kind);
+}
+
 void check_rule(const Rule& rule, const Kernel& kernel) {
   if (rule.kind == RuleKind::kFirstTouch || rule.kind == RuleKind::kDevice) return;
   if (rule.shares.empty()) throw InvalidArgument("placement names no node; give at least one");
@@ -46,8 +50,7 @@ void check_rule(const Rule& rule, const Kernel& kernel) {
   }
   if (rule.kind != RuleKind::kStripe) return;
   const Stripe stripe(rule.shares, rule.granule_bytes);
-  const size_t unit =
-      rule.pages == PageKind::kTransparentHuge ? kHugePageBytes : kernel.page_bytes(rule.pages);
+  const size_t unit = unit_bytes(kernel, rule.pages);
   if (rule.granule_bytes % unit != 0) {
     throw InvalidArgument(rule.describe() + ": the granule is no multiple of the " +
                           format_bytes(unit) + " page; use a larger granule or smaller pages");

@@ -34,6 +34,10 @@ struct Rule {
   std::string describe() const;
 };
 
+// What blocks and runs of that kind are cut in: a transparent huge page moves as one even where it
+// is counted in base pages, so that none may belong to two.
+size_t unit_bytes(const Kernel& kernel, PageKind kind);
+
 // Throws InvalidArgument for a rule that cannot mean anything on this kernel: unknown nodes, no
 // nodes, a granule that is no multiple of the page.
 void check_rule(const Rule& rule, const Kernel& kernel);

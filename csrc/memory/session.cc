@@ -197,6 +197,9 @@ std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
   std::vector<std::string> notes;
   check_rule(rule, *placer_.kernel);
   simplify(rule, bytes, notes);
+  // What is smaller than a huge page would only share one, and then could not move by itself.
+  const bool is_part = bytes < unit_bytes(*placer_.kernel, rule.pages);
+  if (is_part && rule.pages == PageKind::kTransparentHuge) rule.pages = PageKind::kBase;
   const auto pool = pool_for(rule, driver);
   auto memory = with_all_memory([&] { return pool->allocate(bytes); });
   auto block = std::make_shared<PlacedBlock>(shared_from_this(), std::move(memory), std::move(rule),

@@ -23,7 +23,8 @@ uint64_t mix(uint64_t value) {
 void check(const Fault& fault) {
   const std::string what = std::string("fault of ") + operation_name(fault.operation);
   if (fault.call == 0) throw InvalidArgument(what + ": calls are counted from 1");
-  if (fault.effect != FaultEffect::kStray && fault.code <= 0) {
+  const bool fails = fault.effect == FaultEffect::kRefuse || fault.effect == FaultEffect::kPartial;
+  if (fails && fault.code <= 0) {
     throw InvalidArgument(what + ": " + std::to_string(fault.code) + " is no errno");
   }
   const bool places =
@@ -33,6 +34,9 @@ void check(const Fault& fault) {
   }
   if (fault.effect == FaultEffect::kStray && fault.operation != Operation::kPopulate) {
     throw InvalidArgument(what + ": only populate can put pages on a wrong node");
+  }
+  if (fault.effect == FaultEffect::kHidden && fault.operation != Operation::kQuery) {
+    throw InvalidArgument(what + ": only a query can miss pages");
   }
 }
 

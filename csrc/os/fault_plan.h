@@ -30,13 +30,14 @@ enum class FaultEffect {
   kRefuse,   // nothing is done, the call fails
   kPartial,  // populate, move: the first half of the pages is done, then the call fails
   kStray,    // populate: succeeds, with every page on a wrong node
+  kHidden,   // query: answers that no page is there, as for pages that are on the move
 };
 
 struct Fault {
   Operation operation = Operation::kPopulate;
   FaultEffect effect = FaultEffect::kRefuse;
   uint64_t call = 1;  // which call: 1 is the next one after the fault was added
-  int code = ENOMEM;  // errno of the failure; not used by kStray
+  int code = ENOMEM;  // errno of the failure; not used by kStray and kHidden
   NodeId stray = -1;  // kStray: where pages go; -1 is the nearest other node with room
 };
 

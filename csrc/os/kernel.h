@@ -44,6 +44,7 @@ struct Headroom {
   uint64_t total_bytes = 0;
   uint64_t free_bytes = 0;
   std::string limit;  // what sets it: "node 2", "cgroup memory.max", "memory of the machine"
+  uint64_t withheld_bytes = 0;  // of the free ones: given out only when every other node is full
 };
 
 // Page states of `query` and `move` below zero, as the kernel reports them (-errno).

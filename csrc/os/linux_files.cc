@@ -1,5 +1,6 @@
 #include "os/linux_files.h"
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <limits>
@@ -107,6 +108,33 @@ uint64_t read_movable_bytes(NodeId node, size_t page_bytes) {
     }
   }
   return 0;
+}
+
+uint64_t withheld_bytes(const std::string& zoneinfo, NodeId node, size_t page_bytes) {
+  std::istringstream lines(zoneinfo);
+  const std::string own_zone = "Node " + std::to_string(node) + ",";
+  bool is_own = false;
+  uint64_t free_pages = 0;
+  uint64_t low_pages = 0;
+  uint64_t withheld_pages = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("Node ")) is_own = line.starts_with(own_zone);
+    if (!is_own) continue;
+    std::istringstream words(line);
+    std::string name;
+    words >> name;
+    if (name == "pages") {
+      words >> name >> free_pages;
+    } else if (name == "low") {
+      words >> low_pages;
+    } else if (name == "protection:") {
+      // "(0, 1922, 2393)": the last is what callers that may use every zone must leave.
+      const size_t last = line.find_last_of(", (");
+      const uint64_t kept = parse_number(line.substr(last + 1)).value_or(0);
+      withheld_pages += std::min(free_pages, low_pages + kept);
+    }
+  }
+  return withheld_pages * page_bytes;
 }
 
 Headroom read_process_headroom() {

@@ -26,6 +26,11 @@ std::optional<uint64_t> find_kib(const std::string& text, const std::string& key
 // Bytes of the node that the kernel manages in ZONE_MOVABLE.
 uint64_t read_movable_bytes(NodeId node, size_t page_bytes);
 
+// Free bytes of the node that an allocation passes over while another node has room: its zones'
+// low watermarks, and what lower zones keep for callers that cannot use the higher ones. The text
+// is that of /proc/zoneinfo.
+uint64_t withheld_bytes(const std::string& zoneinfo, NodeId node, size_t page_bytes);
+
 // The tightest of the machine's available memory and of the cgroups around this process, page
 // cache that can be dropped counted as free.
 Headroom read_process_headroom();

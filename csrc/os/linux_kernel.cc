@@ -3,10 +3,12 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <sstream>
 #include <vector>
@@ -103,11 +105,21 @@ void touch(std::span<std::byte> range, size_t page_bytes) {
   }
 }
 
+// Linux 6.1 to 6.4 report pages that NUMA balancing has marked as absent, until they are used.
+bool hides_marked_pages() {
+  utsname system{};
+  int major = 0, minor = 0;
+  if (uname(&system) != 0) return false;
+  if (std::sscanf(system.release, "%d.%d", &major, &minor) != 2) return false;
+  return major == 6 && minor >= 1 && minor <= 4 && nodes_with_memory().size() > 1;
+}
+
 class LinuxKernel final : public Kernel {
  public:
   explicit LinuxKernel(std::string dax_root)
       : base_page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
-        dax_root_(std::move(dax_root)) {}
+        dax_root_(std::move(dax_root)),
+        hides_marked_pages_(hides_marked_pages()) {}
 
   std::string name() const override { return "linux"; }
   NodeSet allowed_nodes() const override;
@@ -137,6 +149,7 @@ class LinuxKernel final : public Kernel {
 
   const size_t base_page_bytes_;
   const std::string dax_root_;
+  const bool hides_marked_pages_;
 };
 
 NodeSet LinuxKernel::allowed_nodes() const {
@@ -179,7 +192,8 @@ Headroom LinuxKernel::node_headroom(NodeId node, PageKind kind) const {
     return {read_number(pool + "/nr_hugepages").value_or(0) * page,
             read_number(pool + "/free_hugepages").value_or(0) * page,
             "the " + format_bytes(page) + " huge-page pool of node " + std::to_string(node) +
-                " (write a larger count to " + pool + "/nr_hugepages)"};
+                " (write a larger count to " + pool + "/nr_hugepages)",
+            0};
   }
   // A kernel without NUMA has no node folders, and on a machine whose memory grows with use the
   // only node's numbers lag behind: the machine's own are then the node's.
@@ -190,7 +204,8 @@ Headroom LinuxKernel::node_headroom(NodeId node, PageKind kind) const {
   const uint64_t cache =
       find_kib(*text, "Active(file):").value_or(0) + find_kib(*text, "Inactive(file):").value_or(0);
   return {find_kib(*text, "MemTotal:").value_or(0), find_kib(*text, "MemFree:").value_or(0) + cache,
-          "node " + std::to_string(node)};
+          "node " + std::to_string(node),
+          withheld_bytes(read_text("/proc/zoneinfo").value_or(""), node, base_page_bytes_)};
 }
 
 std::vector<NodeId> LinuxKernel::fallback_order(NodeId node) const {
@@ -291,6 +306,12 @@ void LinuxKernel::set_policy(std::span<std::byte> range, const Policy& policy) {
   }
   if (status != 0) {
     throw_refused("mbind of " + size_text(range) + " to nodes " + policy.nodes.to_string(), errno);
+  }
+  // With a policy no new marks are made; faulting the pages in again takes off those there are.
+  // They are there already, so nothing is lost where that is refused.
+  const bool names_nodes = !policy.nodes.empty();
+  if (hides_marked_pages_ && names_nodes) {
+    madvise(range.data(), range.size(), kMadvPopulateWrite);
   }
 }
 

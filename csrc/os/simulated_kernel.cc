@@ -92,7 +92,8 @@ std::byte* SimulatedKernel::map(size_t bytes, size_t alignment, PageKind kind) {
   munmap(begin + skip + bytes, slack - skip);
   begin += skip;
   madvise(begin, bytes, MADV_NOHUGEPAGE);  // so that a touch is seen page by page
-  mappings_.emplace(begin, Mapping{bytes, page, reserved, PageMap(bytes / page)});
+  const bool transparent = kind == PageKind::kTransparentHuge;
+  mappings_.emplace(begin, Mapping{bytes, page, reserved, transparent, PageMap(bytes / page)});
   return begin;
 }
 
@@ -109,6 +110,7 @@ SimulatedKernel::Pages SimulatedKernel::find(std::span<const std::byte> range) c
 
 void SimulatedKernel::forget(const Pages& pages) {
   Mapping& mapping = pages.at->second;
+  break_huge(pages);
   mapping.pages.for_each_run(pages.first, pages.count, [&](size_t first, size_t count, int state) {
     if (state >= 0) {
       ledger_.give_back(state, mapping.page_bytes, count);
@@ -124,7 +126,7 @@ void SimulatedKernel::split(Mappings::iterator at, size_t first, size_t count) {
   Mapping& whole = at->second;
   const size_t page = whole.page_bytes;
   const auto part = [&](size_t from, size_t pages) {
-    Mapping piece{pages * page, page, whole.reserved, PageMap(pages)};
+    Mapping piece{pages * page, page, whole.reserved, whole.transparent, PageMap(pages)};
     whole.pages.for_each_run(from, pages, [&](size_t run, size_t length, int state) {
       piece.pages.fill(run - from, length, state);
     });
@@ -157,9 +159,46 @@ void SimulatedKernel::set_policy(std::span<std::byte> range, const Policy& polic
   for (NodeId node : policy.nodes.nodes()) ledger_.check_node(node);
 }
 
+// Huge pages on `node` wherever one touches the absent pages: also of what lies around them.
+void SimulatedKernel::place_huge(const Pages& pages, NodeId node) {
+  Mapping& mapping = pages.at->second;
+  const size_t length = kHugePageBytes / mapping.page_bytes;
+  const size_t lead = reinterpret_cast<uintptr_t>(pages.at->first) / mapping.page_bytes % length;
+  const size_t begin = (pages.first + lead) / length * length;
+  for (size_t at = begin; at < pages.first + pages.count + lead; at += length) {
+    if (at < lead || at - lead + length > mapping.pages.size()) continue;
+    const size_t first = at - lead;
+    if (mapping.pages.get(first) >= 0 || mapping.pages.run_length(first, length) < length) continue;
+    const uint64_t taken = ledger_.take(node, mapping.page_bytes, length);
+    if (taken < length) return ledger_.give_back(node, mapping.page_bytes, taken);
+    mapping.pages.fill(first, length, node);
+    huge_.insert(pages.at->first + first * mapping.page_bytes);
+  }
+}
+
+// Of every huge page that the range touches, base pages are left.
+void SimulatedKernel::break_huge(const Pages& pages) {
+  const size_t page = pages.at->second.page_bytes;
+  const std::byte* begin = pages.at->first + pages.first * page;
+  auto at = huge_.upper_bound(begin - kHugePageBytes);
+  while (at != huge_.end() && *at < begin + pages.count * page) at = huge_.erase(at);
+}
+
+// What moves with a page: itself, or the huge page that it is a part of.
+SimulatedKernel::Pages SimulatedKernel::whole_page(Mappings::iterator at, size_t page) const {
+  const std::byte* address = at->first + page * at->second.page_bytes;
+  const auto after = huge_.upper_bound(address);
+  if (after == huge_.begin()) return {at, page, 1};
+  const std::byte* huge = *std::prev(after);
+  if (address >= huge + kHugePageBytes) return {at, page, 1};
+  const auto offset = static_cast<size_t>(huge - at->first);
+  return {at, offset / at->second.page_bytes, kHugePageBytes / at->second.page_bytes};
+}
+
 // Puts every absent page on the first node of the order that has room; throws when none has.
 void SimulatedKernel::place(const Pages& pages, const std::vector<NodeId>& order) {
   Mapping& mapping = pages.at->second;
+  if (mapping.transparent) place_huge(pages, order.front());
   mapping.pages.for_each_run(pages.first, pages.count, [&](size_t first, size_t count, int state) {
     if (state >= 0) return;
     for (NodeId node : order) {
@@ -229,10 +268,12 @@ void SimulatedKernel::take_in_touched(const Pages& pages) const {
 
 void SimulatedKernel::query(std::span<const std::byte> range, size_t page_bytes,
                             std::span<int> nodes) const {
-  if (const auto fault = faults_.begin_call(Operation::kQuery)) throw_fault(*fault, range.size());
+  const auto fault = faults_.begin_call(Operation::kQuery);
+  const bool hidden = fault && fault->effect == FaultEffect::kHidden;
+  if (fault && !hidden) throw_fault(*fault, range.size());
   const std::lock_guard lock(mutex_);
   const Pages pages = find(range);
-  if (pages.at == mappings_.end()) {
+  if (hidden || pages.at == mappings_.end()) {
     std::ranges::fill(nodes, kPageAbsent);
     return;
   }
@@ -247,15 +288,23 @@ void SimulatedKernel::query(std::span<const std::byte> range, size_t page_bytes,
   }
 }
 
-bool SimulatedKernel::move_page(Mapping& mapping, size_t page, NodeId target) {
+bool SimulatedKernel::move_page(Mappings::iterator at, size_t page, NodeId target) {
+  Mapping& mapping = at->second;
   const int from = mapping.pages.get(page);
   if (from < 0 || from == target) return from == target;
+  const Pages whole = whole_page(at, page);
   // Given back first: a process at its limit may still move.
-  ledger_.give_back(from, mapping.page_bytes, 1);
-  const bool moved = ledger_.take(target, mapping.page_bytes, 1) == 1;
-  if (!moved) ledger_.take(from, mapping.page_bytes, 1);
-  if (moved) mapping.pages.fill(page, 1, target);
-  return moved;
+  ledger_.give_back(from, mapping.page_bytes, whole.count);
+  const uint64_t taken = ledger_.take(target, mapping.page_bytes, whole.count);
+  if (taken == whole.count) {
+    mapping.pages.fill(whole.first, whole.count, target);
+    return true;
+  }
+  ledger_.give_back(target, mapping.page_bytes, taken);
+  ledger_.take(from, mapping.page_bytes, whole.count);
+  if (whole.count == 1) return false;
+  break_huge(whole);
+  return move_page(at, page, target);
 }
 
 void SimulatedKernel::move(std::span<std::byte> range, size_t page_bytes,
@@ -271,7 +320,7 @@ void SimulatedKernel::move(std::span<std::byte> range, size_t page_bytes,
   for (size_t i = 0; i < count; ++i) {
     ledger_.check_node(targets[i]);
     if (is_pinned(range.data() + i * page_bytes)) continue;
-    move_page(mapping, pages.first + i * page_bytes / mapping.page_bytes, targets[i]);
+    move_page(pages.at, pages.first + i * page_bytes / mapping.page_bytes, targets[i]);
   }
   if (half) throw_fault(*fault, range.size());
   for (size_t i = 0; i < states.size(); ++i) {
@@ -297,7 +346,7 @@ void SimulatedKernel::pin(std::span<const std::byte> range) {
     if (from < 0) {
       place({pages.at, page, 1}, order);  // pinning faults in
     } else if (std::ranges::none_of(order,
-                                    [&](NodeId to) { return move_page(mapping, page, to); })) {
+                                    [&](NodeId to) { return move_page(pages.at, page, to); })) {
       throw OutOfMemory("pin " + format_bytes(range.size()) + ": no room outside ZONE_MOVABLE");
     }
   }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -67,7 +68,8 @@ class SimulatedKernel final : public Kernel {
   struct Mapping {
     size_t bytes;
     size_t page_bytes;
-    bool reserved;  // its absent pages are set aside in the huge-page pools
+    bool reserved;     // its absent pages are set aside in the huge-page pools
+    bool transparent;  // populating it finds huge pages, which then move as one
     PageMap pages;
   };
   using Mappings = std::map<const std::byte*, Mapping>;
@@ -81,9 +83,12 @@ class SimulatedKernel final : public Kernel {
   // All with the lock held.
   Pages find(std::span<const std::byte> range) const;
   void place(const Pages& pages, const std::vector<NodeId>& order);
+  void place_huge(const Pages& pages, NodeId node);
+  void break_huge(const Pages& pages);
+  Pages whole_page(Mappings::iterator at, size_t page) const;
   void forget(const Pages& pages);
   void take_in_touched(const Pages& pages) const;
-  bool move_page(Mapping& mapping, size_t page, NodeId target);
+  bool move_page(Mappings::iterator at, size_t page, NodeId target);
   bool is_pinned(const std::byte* address) const;
   std::vector<NodeId> order_from(NodeId node) const;
   void split(Mappings::iterator at, size_t first, size_t count);
@@ -96,6 +101,7 @@ class SimulatedKernel final : public Kernel {
   mutable std::mutex mutex_;
   mutable NodeLedger ledger_;
   mutable Mappings mappings_;
+  std::set<const std::byte*> huge_;          // transparent huge pages that are there, by address
   std::map<const std::byte*, size_t> pins_;  // ranges
 };
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cxl_offload.topology.hazards import Hazard, find_hazards
+from cxl_offload.topology.hazards import SEVERITIES, Hazard, find_hazards
 
 __all__ = ["register"]
 
@@ -40,7 +41,8 @@ def doctor(
 ) -> None:
     """Say what on this machine will hurt, what it costs, and the command that mends it."""
     if sysfs is None:
-        hazards = find_hazards("/", placing_refused=_try_placing(), tried=True)
+        found = (*find_hazards("/", placing_refused=_try_placing(), tried=True), *_leftovers())
+        hazards = tuple(sorted(found, key=lambda hazard: SEVERITIES.index(hazard.severity)))
     else:
         hazards = find_hazards(sysfs)
     if as_json:
@@ -65,6 +67,21 @@ def _try_placing() -> str | None:
     except (MemoryError, ValueError):
         return None  # full, or a node without memory: not refused
     return None
+
+
+def _leftovers() -> Iterator[Hazard]:
+    """Shared memory of processes that are gone."""
+    from cxl_offload.memory import find_leftovers
+
+    for leftover in find_leftovers():
+        yield Hazard(
+            "shared-leftover",
+            "warning",
+            str(leftover),
+            "its pages stay taken until it is removed or the machine restarts",
+            leftover.remedy,
+            f"no process holds its lock; owner: user {leftover.owner}",
+        )
 
 
 def _print(console: Console, hazards: tuple[Hazard, ...]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,16 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from cxl_offload.cli._report_table import NONE, show, table
+from cxl_offload.cli._plan_report import print_plan
+from cxl_offload.cli._report_table import show, table
 from cxl_offload.errors import ConfigError
-from cxl_offload.units import format_bytes, format_seconds, parse_bytes
+from cxl_offload.units import parse_bytes
 
 if TYPE_CHECKING:
     from cxl_offload.plan.flexgen_planner import Interleave
     from cxl_offload.plan.plan_file import Plan
+    from cxl_offload.plan.replay_check import Replay
     from cxl_offload.topology import Machine
 
-__all__ = ["print_plan", "register"]
+__all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,6 +35,8 @@ def register(app: typer.Typer) -> None:
     group.command("show")(show_plan)
     app.add_typer(group, name="plan")
 
+
+_DRAWN_STEPS = 12
 
 _WISHES: dict[str, Interleave] = {"auto": "auto", "always": "always", "never": "never"}
 
@@ -47,6 +50,9 @@ _Profile = Annotated[
     str | None, typer.Option(help="Measurements of `cxl-offload profile`; they replace the file's.")
 ]
 _Output = Annotated[Path | None, typer.Option(help="Write the plan there, e.g. plan.yaml.")]
+_Timeline = Annotated[
+    Path | None, typer.Option(help="Draw the replay of the plan there (PNG, SVG or PDF).")
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 _Tiers = Annotated[
     str | None, typer.Option(help="Tiers that may be used, e.g. ldram,cxl; default: all.")
@@ -86,6 +92,7 @@ def inference(
     path: Annotated[
         str | None, typer.Option(help="FlexGen's weight folder, passed on to the command.")
     ] = None,
+    timeline: _Timeline = None,
     output: _Output = None,
     as_json: _Json = False,
 ) -> None:
@@ -116,6 +123,7 @@ def inference(
                     host_usable=host_usable,
                     gpu_usable=GPU_UTILIZATION if gpu_usable is None else gpu_usable,
                     cxl_margin=cxl_margin,
+                    replay=_replay(timeline),
                 )
             )
         else:
@@ -135,6 +143,7 @@ def inference(
                     host_usable=host_usable,
                     gpu_usable=GPU_USABLE if gpu_usable is None else gpu_usable,
                     cxl_margin=cxl_margin,
+                    replay=_replay(timeline),
                 )
             )
     _deliver(plan, output, as_json)
@@ -160,6 +169,7 @@ def training(
     cxl_margin: Annotated[
         float, typer.Option(help="Leave CXL alone when it brings less than this fraction.")
     ] = 0.03,
+    timeline: _Timeline = None,
     output: _Output = None,
     as_json: _Json = False,
 ) -> None:
@@ -180,6 +190,7 @@ def training(
         host_usable=host_usable,
         gpu_usable=gpu_usable,
         cxl_margin=cxl_margin,
+        replay=_replay(timeline),
     )
     with _names_the_line(machine):
         plan = plan_training(request)
@@ -262,6 +273,31 @@ def _read_machine(machine: str | None, profile: str | None) -> Machine:
     return load_profile(profile, machine=found if machine is None else None).applied_to(found)
 
 
+def _replay(timeline: Path | None) -> Replay:
+    """The simulator; the first trace that it replays is drawn."""
+    from cxl_offload.plan.replay_check import simulated_seconds
+    from cxl_offload.sim import Engines, Trace, replay
+    from cxl_offload.sim.plot import plot_timeline
+
+    if timeline is None:
+        return simulated_seconds
+    missing = True
+
+    def drawn(trace: Trace, machine: Machine, engines: Engines) -> Mapping[str, float]:
+        nonlocal missing
+        found = replay(trace, machine, engines=engines)
+        if missing:
+            decode = [event.step for event in trace if event.phase == "decode"]
+            if decode:  # a prefill is so much longer that nothing of a token would be seen
+                plot_timeline(found, timeline, first_step=min(decode), steps=_DRAWN_STEPS)
+            else:
+                plot_timeline(found, timeline, steps=None)
+            missing = False
+        return found.phase_seconds
+
+    return drawn
+
+
 @contextmanager
 def _names_the_line(machine: str | None) -> Iterator[None]:
     """Says where in the machine's file a number is missing."""
@@ -324,64 +360,3 @@ def _deliver(plan: Plan, output: Path | None, as_json: bool) -> None:
     print_plan(Console(markup=False, emoji=False, highlight=False), plan)
     if output is not None:
         print(f"\nwritten: {output}")
-
-
-def print_plan(console: Console, plan: Plan) -> None:
-    """The tables of a plan."""
-    batch = plan.batch
-    status = "runs there" if plan.runs else f"advice only: {plan.advice}"
-    console.print(f"{plan.model} on {plan.machine} with {plan.executor} ({status})")
-    console.print(
-        f"batch {batch.size} x {batch.count}, {batch.prompt} + {batch.tokens} tokens; "
-        f"{plan.tokens_per_s:.4g} tokens/s (predicted)"
-    )
-    _print_homes(console, plan)
-    _print_phases(console, plan)
-    _print_prices(console, plan)
-    cxl = "used" if plan.cxl.used else "left alone"
-    gain = "" if plan.cxl.gain is None else f" ({plan.cxl.gain:+.1%} predicted)"
-    console.print(f"\nCXL memory: {cxl}{gain}; {plan.cxl.reason}.")
-    if plan.error is not None:
-        console.print(
-            f"Predicted error: median {plan.error.median:.1%}, worst {plan.error.worst:.1%} of "
-            f"{plan.error.cases} cases; {plan.error.source}."
-        )
-    for note in plan.notes:
-        console.print(f"Note: {note}.")
-    for name, text in plan.settings.items():
-        console.print(f"\n{name}\n{text}")
-    if plan.command:
-        print(f"\n{shlex.join(plan.command)}")
-
-
-def _print_homes(console: Console, plan: Plan) -> None:
-    made = table("Placement", "kind", "where", "bytes", "share", "policy", right=("bytes", "share"))
-    for home in plan.homes:
-        share = f"{home.percent:.1f} %"
-        made.add_row(home.kind, home.where, format_bytes(home.bytes), share, home.policy or NONE)
-    for node, nbytes in plan.node_bytes.items():
-        made.add_row("all", f"node {node}", format_bytes(nbytes), NONE, NONE)
-    made.add_row("all", "GPU, with work buffers", format_bytes(plan.gpu_bytes), NONE, NONE)
-    if plan.drive_bytes:
-        made.add_row("all", "drive", format_bytes(plan.drive_bytes), NONE, NONE)
-    for node, threads in plan.threads.items():
-        made.add_row("threads", f"node {node}", str(threads), NONE, NONE)
-    show(console, made)
-
-
-def _print_phases(console: Console, plan: Plan) -> None:
-    made = table("Time (predicted)", "phase", "time", "bottleneck", "terms", right=("time",))
-    for phase in plan.phases:
-        terms = "\n".join(
-            f"{name}: {format_seconds(seconds)}" for name, seconds in phase.terms.items() if seconds
-        )
-        made.add_row(phase.name, format_seconds(phase.seconds), phase.bottleneck, terms or NONE)
-    show(console, made)
-
-
-def _print_prices(console: Console, plan: Plan) -> None:
-    title = "What one more of it would bring (predicted, slope at this plan)"
-    made = table(title, "resource", "unit", "tokens/s", right=("tokens/s",))
-    for price in plan.prices:
-        made.add_row(price.what, f"1 {price.unit}", f"{price.gain_tokens_per_s:+.3g}")
-    show(console, made)

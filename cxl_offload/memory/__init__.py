@@ -14,6 +14,7 @@ from cxl_offload.memory.policy import (
     parse_policy,
 )
 from cxl_offload.memory.session import Memory, Pages, active, use
+from cxl_offload.memory.shared import Leftover, find_leftovers
 from cxl_offload.memory.stats import Count, NodeUse, Stats
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Dax",
     "FirstTouch",
     "Interleave",
+    "Leftover",
     "Memory",
     "NodeUse",
     "Pages",
@@ -34,6 +36,7 @@ __all__ = [
     "Weighted",
     "active",
     "as_policy",
+    "find_leftovers",
     "parse_policy",
     "use",
 ]

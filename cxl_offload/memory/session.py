@@ -25,6 +25,7 @@ from cxl_offload.memory.policy import (
     Weighted,
     as_policy,
 )
+from cxl_offload.memory.shared import warn_of_leftovers
 from cxl_offload.memory.stats import Count, NodeUse, Stats, tier_use
 from cxl_offload.topology import DaxDevice, Machine, Node, discover
 from cxl_offload.units import MIB
@@ -142,7 +143,11 @@ class Memory:
         capacities: Capacities | None = None,
         driver: _C.GpuDriver | None = None,
     ) -> Memory:
-        """The memory of this machine."""
+        """The memory of this machine.
+
+        Warns of shared memory that processes which were killed left behind.
+        """
+        warn_of_leftovers()
         return cls(_C.linux_kernel(), machine or discover(), capacities=capacities, driver=driver)
 
     @classmethod

@@ -204,7 +204,8 @@ def flags_of(
     made += ["--num-gpu-batches", str(choice.batches), "--percent"]
     made += [_number(share) for share in spelled.percent]
     if choice.cpu_attention:
-        made.append("--cpu-cache-compute")
+        # The plan's times and bytes are those of FlexGen's own way.
+        made += ["--cpu-cache-compute", "--cpu-attention", "workspace"]
     for role, policy in spelled.place.items():
         made += ["--place", f"{role}={policy}"]
     if machine is not None:

@@ -1,95 +1,31 @@
 """What a planned FlexGen run would move, as a trace that a simulated machine can replay.
 
-The equations and a replay are separate ways from bytes to seconds; where they differ the plan says
-so. The trace has one prefill and one decoded token at the mean length, a step a layer, all GPU
-batches of a layer together; queues and engines are those that a real run records.
+The trace has one prefill and one decoded token at the mean length, a step a layer, all GPU batches
+of a layer together; queues and engines are those that a real run records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from cxl_offload.plan.flexgen_choice import Choice, Loads
 from cxl_offload.plan.flexgen_hardware import Hardware
 from cxl_offload.plan.flexgen_job import FlexGenJob
-from cxl_offload.plan.flexgen_phases import Phases, prefill_flops
+from cxl_offload.plan.flexgen_phases import prefill_flops
 from cxl_offload.plan.flexgen_terms import CPU_ATTENTION_FLOPS_PER_CORE
-from cxl_offload.sim import Engines, replay
+from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
+from cxl_offload.sim import Engines
 from cxl_offload.sim.trace import Event, Trace
 from cxl_offload.topology import Machine
 
-__all__ = [
-    "REPLAY_TOLERANCE",
-    "Replay",
-    "ReplayCheck",
-    "compare",
-    "planned_trace",
-    "simulated_seconds",
-]
-
-REPLAY_TOLERANCE = 0.10
-"""Difference from which a plan names what its equations and a replay disagree on."""
+__all__ = ["cpu_attention_engines", "planned_trace"]
 
 
-class Replay(Protocol):
-    """Charges time for a trace on a machine: seconds of every phase."""
-
-    def __call__(self, trace: Trace, machine: Machine) -> Mapping[str, float]:
-        """Phase to seconds."""
-
-
-def simulated_seconds(trace: Trace, machine: Machine) -> Mapping[str, float]:
-    """Seconds of every phase by :func:`cxl_offload.sim.replay`.
-
-    CPU attention gets FlexGen's arithmetic rate, which no machine file has.
-
-    Raises
-    ------
-    ConfigError
-        The machine lacks a number that the replay needs; it guesses none.
-    """
+def cpu_attention_engines(machine: Machine) -> Engines:
+    """CPU attention's arithmetic at FlexGen's rate, which no machine file has."""
     cores = len(machine.node(machine.initiator).cpus)
-    engines = Engines(cpu_flops_per_s=max(1, cores) * CPU_ATTENTION_FLOPS_PER_CORE)
-    return replay(trace, machine, engines=engines).phase_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayCheck:
-    """One phase by both; ``difference`` is replayed / equations - 1."""
-
-    phase: str
-    equations_s: float
-    replayed_s: float
-
-    @property
-    def difference(self) -> float:
-        """How much longer (or shorter, below 0) the replay takes."""
-        return self.replayed_s / self.equations_s - 1
-
-    @property
-    def agrees(self) -> bool:
-        """Whether both are within the tolerance."""
-        return abs(self.difference) <= REPLAY_TOLERANCE
-
-    def sentence(self) -> str:
-        """For the notes of a plan."""
-        return (
-            f"a replay of the {self.phase} takes {self.replayed_s:.4g} s (simulated), the "
-            f"equations say {self.equations_s:.4g} s: {self.difference:+.0%}; trust neither to "
-            "less than that"
-        )
-
-
-def compare(phases: Phases, replayed: Mapping[str, float]) -> tuple[ReplayCheck, ...]:
-    """Both ways of every phase that was replayed."""
-    by_equations = {"prefill": phases.prefill_s, "decode": phases.decode_token_s}
-    return tuple(
-        ReplayCheck(phase, seconds, replayed[phase])
-        for phase, seconds in by_equations.items()
-        if phase in replayed
-    )
+    return Engines(cpu_flops_per_s=max(1, cores) * CPU_ATTENTION_FLOPS_PER_CORE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +88,8 @@ def _scaled(per_node: Mapping[int, float], tokens: float) -> dict[int, int]:
 
 
 def _prefill(trace: Trace, step: int, job: FlexGenJob, choice: Choice, layer: _Layer) -> None:
-    flops = prefill_flops(job, choice.sequences) / job.layers
+    # As operations at the peak, of which large products reach this share.
+    flops = prefill_flops(job, choice.sequences) / job.layers / PREFILL_EFFICIENCY
     resident = job.weight_bytes // job.layers
     trace.append(Event("prefill", step, "compute", "gpu", "act", {}, {}, resident, flops))
     stored = _scaled(layer.kv_token, job.prompt)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cxl_offload.errors import ConfigError
 from cxl_offload.plan.flexgen_choice import Loads
 from cxl_offload.plan.flexgen_flags import Spelled, bytes_per_node, flags_of, spell
 from cxl_offload.plan.flexgen_hardware import (
@@ -19,7 +18,7 @@ from cxl_offload.plan.flexgen_job import FlexGenJob, flexgen_job, runs_in_flexge
 from cxl_offload.plan.flexgen_planner import Found, Interleave, plan_flexgen
 from cxl_offload.plan.flexgen_prices import prices
 from cxl_offload.plan.flexgen_search import GPU_BATCHES
-from cxl_offload.plan.flexgen_trace import Replay, compare, planned_trace, simulated_seconds
+from cxl_offload.plan.flexgen_trace import cpu_attention_engines, planned_trace
 from cxl_offload.plan.known_errors import FLEXGEN_ERROR
 from cxl_offload.plan.model_config import ModelConfig
 from cxl_offload.plan.plan_file import (
@@ -30,6 +29,7 @@ from cxl_offload.plan.plan_file import (
     Plan,
     PriceEstimate,
 )
+from cxl_offload.plan.replay_check import Replay, disagreements, simulated_seconds
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes
 
@@ -288,13 +288,10 @@ def _replayed(
     """What a replay of the plan's bytes disagrees on."""
     if request.replay is None:
         return []
+    replay, machine = request.replay, request.machine
     trace = planned_trace(job, hardware, found.choice, found.loads)
-    try:
-        seconds = request.replay(trace, request.machine)
-    except ConfigError as error:
-        return [f"not replayed: {error}"]
-    checks = compare(found.phases, seconds)
-    return [check.sentence() for check in checks if not check.agrees]
+    equations = {"prefill": found.phases.prefill_s, "decode": found.phases.decode_token_s}
+    return disagreements(equations, lambda: replay(trace, machine, cpu_attention_engines(machine)))
 
 
 def _notes(request: InferenceRequest, hardware: Hardware, found: Found) -> list[str]:

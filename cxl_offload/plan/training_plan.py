@@ -27,6 +27,7 @@ from cxl_offload.plan.plan_file import (
     Plan,
     PriceEstimate,
 )
+from cxl_offload.plan.replay_check import Replay, disagreements, simulated_seconds
 from cxl_offload.plan.training_job import (
     GRADIENT_BUCKET_ELEMENTS,
     Stage,
@@ -42,6 +43,7 @@ from cxl_offload.plan.training_placement import (
     kind_bytes,
     place,
 )
+from cxl_offload.plan.training_trace import equation_phases, planned_work, replayed_phases
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes
 
@@ -70,6 +72,9 @@ class TrainingRequest:
         What the CPU optimizer draws from local memory; None: ``ADAM_SHARE`` of its rate.
     script
         The training script of the printed command.
+    replay
+        Charges time for the step's bytes apart from the equations, the simulator by default; where
+        it differs by more than 10 % the plan's notes say so. None: no replay.
     """
 
     model: ModelConfig
@@ -84,6 +89,7 @@ class TrainingRequest:
     host_usable: float = HOST_USABLE
     gpu_usable: float = GPU_USABLE
     cxl_margin: float = CXL_MARGIN
+    replay: Replay | None = simulated_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +286,20 @@ def _plan(
             f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
             "memory",
             "no absolute step time is published for these machines, so no error is known",
+            *_replayed(request, job, found),
         ),
+    )
+
+
+def _replayed(request: TrainingRequest, job: TrainingJob, found: _Found) -> list[str]:
+    """What a replay of the step's bytes disagrees on."""
+    if request.replay is None:
+        return []
+    replay, step, hardware = request.replay, found.step, found.hardware
+    work = planned_work(job, step, hardware, found.weights)
+    return disagreements(
+        equation_phases(found.estimate),
+        lambda: replayed_phases(replay, work, step, hardware, request.machine),
     )
 
 

@@ -19,6 +19,7 @@ from cxl_offload.plan.inference_plan import CXL, CXL_MARGIN
 from cxl_offload.plan.known_errors import VLLM_ERROR
 from cxl_offload.plan.model_config import ModelConfig
 from cxl_offload.plan.plan_file import Batch, CxlUse, Home, PhaseEstimate, Plan, PriceEstimate
+from cxl_offload.plan.replay_check import Replay, disagreements, simulated_seconds
 from cxl_offload.plan.vllm_offload import (
     WeightOffload,
     compute_seconds_per_step,
@@ -27,6 +28,8 @@ from cxl_offload.plan.vllm_offload import (
     running_sequences,
     tokens_per_s,
 )
+from cxl_offload.plan.vllm_trace import planned_step
+from cxl_offload.sim import Engines
 from cxl_offload.topology import Machine
 from cxl_offload.units import GIB, format_bytes
 
@@ -51,6 +54,9 @@ class VllmRequest:
         Host memory for KV blocks evicted from the GPU (prefix reuse); its speed is not modelled.
     most_sequences
         vLLM's ``--max-num-seqs``.
+    replay
+        Charges time for a step's bytes apart from the equations, the simulator by default; where it
+        differs by more than 10 % the plan's notes say so. None: no replay.
     """
 
     model: ModelConfig
@@ -66,6 +72,7 @@ class VllmRequest:
     host_usable: float = HOST_USABLE
     gpu_usable: float = GPU_UTILIZATION
     cxl_margin: float = CXL_MARGIN
+    replay: Replay | None = simulated_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,8 +322,21 @@ def _plan(request: VllmRequest, found: _Found, cxl: CxlUse, notes: Sequence[str]
             "at once in the mean",
             f"{format_bytes(request.gpu_reserved_bytes)} of GPU memory taken for workspaces: "
             "assumed, vLLM measures it",
+            *_replayed(request, found, sum(terms.values())),
         ),
     )
+
+
+def _replayed(request: VllmRequest, found: _Found, step_s: float) -> list[str]:
+    """What a replay of one step's bytes disagrees on."""
+    if request.replay is None:
+        return []
+    replay = request.replay
+    tiers = zip(found.hardware.tiers, found.layers, strict=True)
+    nodes = [tier.node for tier, count in tiers for _ in range(count)]
+    each = layer_bytes(request.model)
+    trace = planned_step(found.case, request.model.layers, each, nodes)
+    return disagreements({"decode": step_s}, lambda: replay(trace, request.machine, Engines()))
 
 
 def _prices(request: VllmRequest, found: _Found) -> tuple[PriceEstimate, ...]:

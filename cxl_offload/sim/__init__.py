@@ -5,9 +5,35 @@ Nothing here is measured, and nothing here knows the planner's equations.
 
 from __future__ import annotations
 
+from cxl_offload.sim.cache import Cache, WorkingSet, llc_reach_bytes
+from cxl_offload.sim.fabric import Fabric, SwitchLink
+from cxl_offload.sim.inference import InferenceWork, inference_trace
+from cxl_offload.sim.loaded import loaded_latency_ns
 from cxl_offload.sim.replay import replay
 from cxl_offload.sim.resources import Engines
 from cxl_offload.sim.timeline import Timeline
 from cxl_offload.sim.trace import ENGINES, Engine, Event, Trace
+from cxl_offload.sim.training import TrainingWork, training_trace
+from cxl_offload.sim.workload import Home, ModelShape
 
-__all__ = ["ENGINES", "Engine", "Engines", "Event", "Timeline", "Trace", "replay"]
+__all__ = [
+    "ENGINES",
+    "Cache",
+    "Engine",
+    "Engines",
+    "Event",
+    "Fabric",
+    "Home",
+    "InferenceWork",
+    "ModelShape",
+    "SwitchLink",
+    "Timeline",
+    "Trace",
+    "TrainingWork",
+    "WorkingSet",
+    "inference_trace",
+    "llc_reach_bytes",
+    "loaded_latency_ns",
+    "replay",
+    "training_trace",
+]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cxl_offload.sim.resources import Demand
+from cxl_offload.sim.columns import Columns, Integers
+from cxl_offload.sim.resources import Demands
 from cxl_offload.sim.trace import Trace
-from cxl_offload.topology import Machine
 
 __all__ = ["Timeline"]
 
@@ -45,6 +45,8 @@ class Timeline:
         ``h2d``, ``d2h`` -> bytes over the GPU's link.
     tokens_per_s
         Phase -> tokens a second, for the phases whose tokens the trace counts.
+    node_bandwidth_bytes_per_s
+        Node -> the most that is known to reach it, for the nodes of which anything is known.
     """
 
     machine: str
@@ -59,51 +61,56 @@ class Timeline:
     node_bytes: Mapping[int, int]
     link_bytes: Mapping[str, int]
     tokens_per_s: Mapping[str, float]
+    node_bandwidth_bytes_per_s: Mapping[int, float]
 
     @classmethod
     def of(
         cls,
         trace: Trace,
-        machine: Machine,
+        *,
+        machine: str,
+        columns: Columns,
+        demands: Sequence[Demands],
         names: Sequence[str],
-        demands: Sequence[Demand],
-        numbers: NDArray[np.int64],
+        node_rates: Mapping[int, float | None],
         starts: Floats,
         ends: Floats,
-        order: Sequence[int],
         step_seconds: Floats,
     ) -> Timeline:
-        """Sums over the events of a replay; ``numbers`` says which demand each event has."""
-        phases = _phase_seconds(trace, ends, order, step_seconds)
-        queues: dict[str, float] = {}
+        """Sums over the events of a replay; ``step_seconds`` are in the order of the steps."""
+        phases = _phase_seconds(columns, ends, step_seconds)
+        lengths = ends - starts
+        queues = np.bincount(columns.queue_of, lengths, len(columns.queues)).tolist()
         engines: dict[str, float] = {}
         links = {"h2d": 0, "d2h": 0}
-        uses: dict[str, dict[int, int]] = {}
-        for event, number, length in zip(
-            trace, numbers.tolist(), (ends - starts).tolist(), strict=True
-        ):
-            queues[event.queue] = queues.get(event.queue, 0.0) + length
-            engines[event.engine] = engines.get(event.engine, 0.0) + length
-            count = uses.setdefault(event.phase, {})
-            count[number] = count.get(number, 0) + 1
-            if event.engine in links:
-                links[event.engine] += event.host_bytes or event.accelerator_bytes
+        nodes: dict[int, int] = {}
+        for group in columns.groups:
+            engine = group.kind.engine
+            engines[engine] = engines.get(engine, 0.0) + float(lengths[group.events].sum())
+            for node, count in group.node_bytes().items():
+                nodes[node] = nodes.get(node, 0) + count
+            if engine in links:
+                moved = np.where(group.host_bytes > 0, group.host_bytes, group.amounts[:, -2])
+                links[engine] += int(moved.astype(np.int64).sum())
         return cls(
-            machine=machine.name,
+            machine=machine,
             trace=trace,
             starts_s=starts,
             ends_s=ends,
             seconds=float(step_seconds.sum()),
             phase_seconds=phases,
-            queue_seconds=queues,
+            queue_seconds=dict(zip(columns.queues, queues, strict=True)),
             engine_seconds=engines,
-            resource_seconds={p: _occupied(count, demands, names) for p, count in uses.items()},
-            node_bytes=trace.bytes_per_node(),
+            resource_seconds=_occupied(columns, demands, names),
+            node_bytes=dict(sorted(nodes.items())),
             link_bytes=links,
             tokens_per_s={
                 phase: count / phases[phase]
                 for phase, count in trace.tokens.items()
                 if phases.get(phase, 0.0) > 0
+            },
+            node_bandwidth_bytes_per_s={
+                node: rate for node, rate in node_rates.items() if rate is not None
             },
         )
 
@@ -119,6 +126,12 @@ class Timeline:
             return {}
         return {name: busy / seconds for name, busy in self.resource_seconds[phase].items()}
 
+    def phase_shares(self) -> dict[str, float]:
+        """Phase -> its part of the whole time, 0 to 1."""
+        if self.seconds <= 0:
+            return dict.fromkeys(self.phase_seconds, 0.0)
+        return {phase: part / self.seconds for phase, part in self.phase_seconds.items()}
+
     def to_json(self) -> dict[str, Any]:
         """Everything but the single events, as plain data."""
         return {
@@ -127,9 +140,11 @@ class Timeline:
             "seconds": self.seconds,
             "events": len(self.trace),
             "phase_seconds": dict(self.phase_seconds),
+            "phase_shares": self.phase_shares(),
             "queue_seconds": dict(self.queue_seconds),
             "engine_seconds": dict(self.engine_seconds),
             "resource_seconds": {p: dict(busy) for p, busy in self.resource_seconds.items()},
+            "utilisation": {phase: self.utilisation(phase) for phase in self.resource_seconds},
             "bottleneck": {phase: self.bottleneck(phase) for phase in self.resource_seconds},
             "node_bytes": {str(node): count for node, count in self.node_bytes.items()},
             "link_bytes": dict(self.link_bytes),
@@ -137,25 +152,29 @@ class Timeline:
         }
 
 
-def _phase_seconds(
-    trace: Trace, ends: Floats, order: Sequence[int], step_seconds: Floats
-) -> dict[str, float]:
-    last: dict[int, tuple[float, str]] = {}
-    for event, end in zip(trace, ends.tolist(), strict=True):
-        known = last.get(event.step)
-        if known is None or end >= known[0]:
-            last[event.step] = (end, event.phase)
-    phases = dict.fromkeys((event.phase for event in trace), 0.0)
-    for step, seconds in zip(order, step_seconds.tolist(), strict=True):
-        phases[last[step][1]] += seconds
-    return phases
+def _phase_seconds(columns: Columns, ends: Floats, step_seconds: Floats) -> dict[str, float]:
+    """Every step's seconds go to the phase of the event that ends last, of several to the last."""
+    steps, at = np.unique(columns.step_of, return_inverse=True)
+    last = np.lexsort((np.arange(len(ends)), ends, at))
+    ending = last[np.searchsorted(at[last], np.arange(len(steps)), side="right") - 1]
+    totals = np.bincount(columns.phase_of[ending], step_seconds, len(columns.phases))
+    return dict(zip(columns.phases, totals.tolist(), strict=True))
 
 
 def _occupied(
-    count: Mapping[int, int], demands: Sequence[Demand], names: Sequence[str]
-) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for number, times in count.items():
-        for resource, seconds in demands[number].items():
-            total[names[resource]] = total.get(names[resource], 0.0) + times * seconds
-    return dict(sorted(total.items()))
+    columns: Columns, demands: Sequence[Demands], names: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    phases = len(columns.phases)
+    totals = np.zeros((phases, len(names)))
+    for group, demand in zip(columns.groups, demands, strict=True):
+        phase: Integers = columns.phase_of[group.events]
+        for column, resource in enumerate(demand.resources):
+            totals[:, resource] += np.bincount(phase, demand.seconds[:, column], phases)
+    return {
+        phase: {
+            name: total
+            for name, total in sorted(zip(names, row.tolist(), strict=True))
+            if total > 0
+        }
+        for phase, row in zip(columns.phases, totals, strict=True)
+    }

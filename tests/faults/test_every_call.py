@@ -65,11 +65,13 @@ class Way:
 
     def __str__(self) -> str:
         effect = str(self.effect).rsplit(".")[-1]
-        name = "" if self.effect == _C.FaultEffect.stray else f"-{errno.errorcode[self.code]}"
+        name = "" if self.effect in SUCCEEDING else f"-{errno.errorcode[self.code]}"
         return f"{effect}{name}{'-forever' if self.times > 1 else ''}"
 
 
 REFUSE, PARTIAL, STRAY = _C.FaultEffect.refuse, _C.FaultEffect.partial, _C.FaultEffect.stray
+HIDDEN = _C.FaultEffect.hidden
+SUCCEEDING = (STRAY, HIDDEN)
 FOREVER = 60
 WAYS = (
     Way("map", REFUSE, errno.ENOMEM),
@@ -84,6 +86,7 @@ WAYS = (
     Way("populate", PARTIAL, errno.ENOMEM, FOREVER),
     Way("populate", PARTIAL, errno.EIO),
     Way("populate", STRAY, errno.ENOMEM),
+    Way("query", HIDDEN, errno.ENOMEM),
     Way("query", REFUSE, errno.EPERM),
     Way("query", REFUSE, errno.EPERM, FOREVER),
     Way("query", REFUSE, errno.ENOMEM),
@@ -230,7 +233,7 @@ def act_under(
 
 
 def check_error(way: Way, error: Exception | None) -> None:
-    if way.effect == STRAY:
+    if way.effect in SUCCEEDING:
         assert error is None
     elif way.code != errno.ENOMEM:
         assert isinstance(error, OSError)

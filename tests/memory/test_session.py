@@ -228,6 +228,28 @@ def test_pages_or_more_own_whole_pages(memory: Memory) -> None:
         assert block.address % (PAGE if block.nbytes >= PAGE else 64) == 0
 
 
+def test_transparent_huge_pages_belong_to_one_block(memory: Memory) -> None:
+    """They move as one, so none is shared; what is smaller has base pages."""
+    huge = 2 * MIB
+    memory.allocate(
+        16 * MIB, Bind((0,)), pages="thp"
+    )  # dropped at once, and cut up by what follows
+    blocks = [
+        memory.allocate(size, Bind((0,)), pages="thp") for size in (huge + 1, PAGE + 1, huge, 64)
+    ]
+    assert [block.held_bytes for block in blocks] == [2 * huge, 2 * PAGE, huge, 64]
+    taken: set[int] = set()
+    for block in blocks:
+        first = block.address // huge
+        of_block = set(range(first, (block.address + block.held_bytes - 1) // huge + 1))
+        if block.nbytes >= huge:
+            assert block.address % huge == 0
+            assert not of_block & taken
+            taken |= of_block
+        else:
+            assert not of_block & taken
+
+
 @pytest.mark.parametrize("finished_before", [True, False])
 def test_pinned_memory_is_reused_only_after_its_events(finished_before: bool) -> None:
     driver = _C.FakeDriver()

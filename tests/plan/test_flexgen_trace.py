@@ -13,7 +13,7 @@ from cxl_offload.plan.flexgen_job import flexgen_job
 from cxl_offload.plan.flexgen_trace import planned_trace
 from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
 from cxl_offload.plan.model_file import load_model
-from cxl_offload.sim.trace import Trace
+from cxl_offload.sim import Engines, Trace
 from cxl_offload.topology import Machine, load_machine
 
 
@@ -63,7 +63,7 @@ class Doubled:
     def __init__(self, seconds: Mapping[str, float]) -> None:
         self.seconds, self.seen = seconds, 0
 
-    def __call__(self, trace: Trace, machine: Machine) -> Mapping[str, float]:
+    def __call__(self, trace: Trace, machine: Machine, engines: Engines) -> Mapping[str, float]:
         self.seen += len(trace)
         return self.seconds
 

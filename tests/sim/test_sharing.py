@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,3 +59,59 @@ def test_nobody_below_full_speed_has_less_than_others_on_its_bottleneck(
             if sum(used[resource]) >= 1 - 1e-6 and speed * part >= max(used[resource]) - 1e-6
         ]
         assert speed == pytest.approx(1) or bottlenecks
+
+
+def every_fair_sharing(demands: list[dict[int, float]]) -> list[list[float]]:
+    """Oracle: try every choice of a bottleneck (or none) for each event.
+
+    A choice makes the shares that resources grant a system of linear equations; a solution counts
+    if it overloads nothing and gives nobody less than others at its bottleneck.
+    """
+    shares = [{r: s / max(d.values()) for r, s in d.items()} for d in demands]
+    resources = sorted({resource for share in shares for resource in share})
+    found = []
+    for choice in itertools.product(*[[None, *share] for share in shares]):
+        used = sorted({resource for resource in choice if resource is not None})
+        matrix, right = np.zeros((len(used), len(used))), np.ones(len(used))
+        for row, resource in enumerate(used):
+            for share, bottleneck in zip(shares, choice, strict=True):
+                part = share.get(resource, 0.0)
+                if bottleneck is None:
+                    right[row] -= part
+                else:
+                    matrix[row, used.index(bottleneck)] += part / share[bottleneck]
+        if used and abs(np.linalg.det(matrix)) < 1e-9:
+            continue
+        levels = dict(zip(used, np.linalg.solve(matrix, right) if used else [], strict=True))
+        each = [
+            1.0 if bottleneck is None else levels[bottleneck] / share[bottleneck]
+            for share, bottleneck in zip(shares, choice, strict=True)
+        ]
+        parts = {
+            resource: [s.get(resource, 0.0) * v for s, v in zip(shares, each, strict=True)]
+            for resource in resources
+        }
+        if (
+            all(0 < speed <= 1 + 1e-9 for speed in each)
+            and all(sum(of_resource) <= 1 + 1e-9 for of_resource in parts.values())
+            and all(levels[r] >= max(parts[r]) - 1e-9 for r in used)
+        ):
+            found.append(each)
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.dictionaries(st.integers(0, 2), st.floats(0.05, 5), min_size=1, max_size=3),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_speeds_are_a_fair_sharing_found_by_trying_every_bottleneck(
+    demands: list[dict[int, float]],
+) -> None:
+    found = speeds(demands)
+    possible = every_fair_sharing(demands)
+    assert possible
+    assert any(found == pytest.approx(each, abs=1e-6) for each in possible)

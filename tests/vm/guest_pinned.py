@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 
+import numpy as np
 import pytest
 
 from cxl_offload import _C
@@ -103,6 +104,7 @@ def test_pinned_live_memory_moves_with_its_contents() -> None:
     memory, pins, driver = session()
     block = written(memory, 0)
     address = block.address
+    view = np.from_dlpack(block).view(np.uint8)[7::4096]
     if MOVABLE:
         with pytest.raises(PlacementError, match="back where it was"):
             memory.move(block, Bind((CXL,)))
@@ -113,6 +115,9 @@ def test_pinned_live_memory_moves_with_its_contents() -> None:
         memory.move(block, Weighted({0: 1, CXL: 1}))
         assert block.bytes_per_node() == {0: SIZE // 2, CXL: SIZE // 2}
     assert (block.address, contents(block)) == (address, PATTERN)
+    view[-1] = 0xA5
+    assert (view[:-1] == 7).all()
+    assert contents(block)[7 - 4096] == 0xA5
     assert block.pinned
     assert pins.count == 1
     assert driver.registered_bytes == SIZE

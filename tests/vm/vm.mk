@@ -1,7 +1,9 @@
-# Real kernels with several nodes and with CXL memory, under software emulation: no root needed,
-# about ten minutes on two cores. The first run fetches kernels and qemu (Debian packages).
+# Real Linux kernels with several nodes, or with real CXL memory, under QEMU's software emulation:
+# no root needed, see docs/vm.md. The first run downloads about 120 MB into CXL_OFFLOAD_VM_CACHE
+# or the user's cache folder. MACHINE=name runs one of tests/vm/machines only.
 .PHONY: test-vm
 
 test-vm: $(STAMP)
 	$(BIN)/python -m tests.vm.harness fetch
-	CXL_OFFLOAD_VM=1 CXL_OFFLOAD_VM_RESULTS=$(CURDIR)/$(OUT)/vm $(BIN)/python -m pytest tests/vm -v
+	CXL_OFFLOAD_VM=1 CXL_OFFLOAD_VM_RESULTS=$(CURDIR)/$(OUT)/vm $(BIN)/python -m pytest tests/vm/test_guests.py -v \
+	    --durations=0 -o junit_family=xunit1 --junitxml=$(OUT)/vm/junit.xml $(if $(MACHINE),-k "$(MACHINE)")

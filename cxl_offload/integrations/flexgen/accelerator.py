@@ -12,6 +12,7 @@ import torch
 from flexgen.pytorch_backend import DeviceType, TorchDevice, TorchTensor
 from torch.nn import functional
 
+from cxl_offload.integrations.flexgen.attention import CacheInPlace, attend_in_place
 from cxl_offload.integrations.flexgen.recorder import Recorder
 
 __all__ = ["Accelerator", "HostAccelerator"]
@@ -71,6 +72,31 @@ class Accelerator(TorchDevice):  # type: ignore[misc]
         self._record(flops, 4 * hidden**2 + 2 * here * attended * hidden + 8 * rows * hidden)
         return result
 
+    def _mixed_device_attention(
+        self,
+        q: torch.Tensor,
+        k_cache: Any,
+        v_cache: Any,
+        k_new: torch.Tensor,
+        v_new: torch.Tensor,
+        mask: torch.Tensor,
+        *sizes: int,
+    ) -> torch.Tensor:
+        """Attention over a cache in several places; ``sizes`` end with heads and their width."""
+        if isinstance(k_cache, CacheInPlace):
+            return attend_in_place(
+                q,
+                (k_cache, v_cache),
+                (k_new, v_new),
+                mask,
+                heads=sizes[-2],
+                on_accelerator=self._attention_value,
+            )
+        value: torch.Tensor = super()._mixed_device_attention(
+            q, k_cache, v_cache, k_new, v_new, mask, *sizes
+        )
+        return value
+
     def mlp(
         self,
         inputs: TorchTensor,
@@ -124,16 +150,22 @@ class Accelerator(TorchDevice):  # type: ignore[misc]
         reads, writes = host_cache_views(k_cache, v_cache, attended)
         if not reads:
             return 0
-        on_host = rows
+        on_host, in_place = rows, isinstance(k_cache, CacheInPlace)
         if isinstance(k_cache, tuple):
             on_host -= int(k_cache[0].shape[1] * rows // k_cache[1].shape[1])
+        elif in_place:
+            columns = sum(view.shape[1] for view in k_cache.host_views(attended))
+            on_host = rows * columns // sum(piece.shape[1] for piece in k_cache.pieces)
         row_elements = on_host * hidden
         with self._recorder.on("compute"):
-            # Query in single, key and value of the new token in half precision; then the result.
-            self._recorder.buffered("d2h", (4 + 2 * HALF_BYTES) * row_elements, into=True)
+            # Query, key and value of the new token; then the result. All in half precision, but
+            # for query and result of FlexGen's own way, which are in single.
+            query = HALF_BYTES if in_place else 4
+            kind = "kv" if in_place else "workspace"
+            self._recorder.buffered("d2h", (query + 2 * HALF_BYTES) * row_elements, into=True)
             flops = 4.0 * row_elements * attended
-            self._recorder.computed("cpu", flops=flops, read=reads, write=writes)
-            self._recorder.buffered("h2d", 4 * row_elements, into=False)
+            self._recorder.computed("cpu", flops=flops, read=reads, write=writes, kind=kind)
+            self._recorder.buffered("h2d", query * row_elements, into=False)
         return on_host
 
 
@@ -144,6 +176,8 @@ def host_cache_views(
 
     A compressed cache is decompressed whole into the workspace, whatever of it is attended to.
     """
+    if isinstance(k_cache, CacheInPlace):
+        return (*k_cache.host_views(attended), *v_cache.host_views(attended)), ()
     if isinstance(k_cache, tuple):  # (accelerator's part, workspace with the rest)
         first = k_cache[0].shape[1]
         views = tuple(each[1].data[:attended, first:] for each in (k_cache, v_cache))
@@ -196,10 +230,8 @@ class HostAccelerator(Accelerator):
         mask: torch.Tensor,
         *sizes: int,
     ) -> torch.Tensor:
-        here = mask.as_subclass(_Resident)
-        value: torch.Tensor = super()._mixed_device_attention(
-            q, k_cache, v_cache, k_new, v_new, here, *sizes
-        )
+        here = mask if isinstance(k_cache, CacheInPlace) else mask.as_subclass(_Resident)
+        value = super()._mixed_device_attention(q, k_cache, v_cache, k_new, v_new, here, *sizes)
         return value.half().as_subclass(torch.Tensor)
 
     def synchronize(self) -> None:

@@ -49,14 +49,24 @@ class HostDevice(TorchDevice):  # type: ignore[misc]
         Which part of a split role this device stands for.
     role
         What tensors are for unless a method says otherwise.
+    has_workspace
+        CPU attention reads single-precision copies of the cache; False: the cache itself.
     """
 
-    def __init__(self, store: TierStore, *, part: int = 0, role: Role = "act") -> None:
+    def __init__(
+        self,
+        store: TierStore,
+        *,
+        part: int = 0,
+        role: Role = "act",
+        has_workspace: bool = True,
+    ) -> None:
         super().__init__("cpu")
         self.compressed_device = CompressedHost(self)
         self.store = store
         self._part = part
         self._role: Role = role
+        self._has_workspace = has_workspace
         self.cache: SplitCache | None = None
         """Makes the KV cache when its policy is a split over several tiers."""
 
@@ -100,6 +110,8 @@ class HostDevice(TorchDevice):  # type: ignore[misc]
         FlexGen makes one when attention and MLP are separate layers, but with overlap and several
         batches it loads the next batch's cache before this one is computed, into the same memory.
         """
+        if not self._has_workspace:
+            return
         with self.as_role("workspace"):
             super().init_attention_compute_workspace(config, task, policy)
             if policy.compress_cache or not policy.sep_layer:

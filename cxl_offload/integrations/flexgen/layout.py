@@ -186,7 +186,13 @@ def _parts(role: Role, text: str | None, machine: Machine) -> tuple[Part, ...]:
 
 
 def _idle(role: str, run: FlexGenRun) -> str:
-    why = "no --cpu-cache-compute" if role == "workspace" else "they are on the accelerator"
+    why = "they are on the accelerator"
+    if role == "workspace":
+        why = (
+            "attention reads the cache in place"
+            if run.cpu_cache_compute
+            else "no --cpu-cache-compute"
+        )
     return f"--place {role}={run.place[role]}: nothing to place, {why}"
 
 

@@ -64,6 +64,14 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         choices=("cuda", "host"),
         help="host: ordinary memory and the CPU stand in for the GPU (default without CUDA)",
     )
+    ours.add_argument(
+        "--cpu-attention",
+        choices=("in-place", "workspace"),
+        default="in-place",
+        help="with --cpu-cache-compute: read the KV cache where it lies (default), or as FlexGen "
+        "does, over single-precision copies; a compressed cache, or one with a share on disk, "
+        "always goes through the copies",
+    )
     more = parser.add_argument_group("prompts and results")
     more.add_argument("--prompts", metavar="FILE", help="a text file with one prompt a line")
     more.add_argument(
@@ -157,6 +165,7 @@ def request_from(args: argparse.Namespace) -> FlexGenRun:
         sep_layer=args.sep_layer,
         pin_weight=args.pin_weight,
         cpu_cache_compute=args.cpu_cache_compute,
+        cpu_attention=args.cpu_attention,
         attn_sparsity=args.attn_sparsity,
         compress_weight=args.compress_weight,
         compress_cache=args.compress_cache,

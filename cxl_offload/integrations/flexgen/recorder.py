@@ -132,6 +132,7 @@ class Recorder:
         accelerator_bytes: int = 0,
         read: tuple[torch.Tensor, ...] = (),
         write: tuple[torch.Tensor, ...] = (),
+        kind: str = "act",
     ) -> None:
         """One computation; ``read`` and ``write`` are the host memory the CPU used for it."""
         if not self.enabled:
@@ -139,7 +140,7 @@ class Recorder:
         with self.on("compute"):
             self._append(
                 engine,
-                "workspace" if engine == "cpu" else "act",
+                kind,
                 read=self._sum(read),
                 write=self._sum(write),
                 accelerator_bytes=accelerator_bytes,

@@ -51,6 +51,10 @@ class FlexGenRun:
     overlap, sep_layer, pin_weight, cpu_cache_compute, attn_sparsity, compress_weight, \
 compress_cache
         FlexGen's own switches.
+    cpu_attention
+        With ``cpu_cache_compute``: ``"in-place"`` reads the cache where it lies; ``"workspace"`` is
+        FlexGen's own way, over single-precision copies. A compressed cache, or one with a share on
+        disk, is always attended in the workspace.
     place
         Policy of every role on the host, in the grammar of ``memory.policy.parse_policy`` or
         ``split:TIER=PERCENT,...``. A role that is missing is placed by first touch.
@@ -84,6 +88,7 @@ compress_cache
     sep_layer: bool = True
     pin_weight: bool = True
     cpu_cache_compute: bool = False
+    cpu_attention: Literal["in-place", "workspace"] = "in-place"
     attn_sparsity: float = 1.0
     compress_weight: bool = False
     compress_cache: bool = False
@@ -100,6 +105,21 @@ compress_cache
     def rows(self) -> int:
         """Sequences generated together."""
         return self.gpu_batch_size * self.num_gpu_batches
+
+    @property
+    def attends_in_place(self) -> bool:
+        """The CPU computes attention over the cache where it lies."""
+        return (
+            self.cpu_cache_compute
+            and self.cpu_attention == "in-place"
+            and not self.compress_cache
+            and self.percent[2] + self.percent[3] == 100
+        )
+
+    @property
+    def has_workspace(self) -> bool:
+        """The CPU computes attention over single-precision copies of the cache."""
+        return self.cpu_cache_compute and not self.attends_in_place
 
     def check(self) -> None:
         """Refuse, in one line, what FlexGen would get wrong or die of.
@@ -130,6 +150,8 @@ def _check_numbers(run: FlexGenRun) -> None:
             f"--cut-gen-len {run.cut_gen_len}: must be {_LEAST_CUT} to --gen-len "
             f"{run.gen_len}; FlexGen projects the rest from the mean of the later tokens"
         )
+    if run.cpu_attention not in ("in-place", "workspace"):
+        raise ConfigError(f"--cpu-attention {run.cpu_attention}: must be in-place or workspace")
     if run.accelerator not in ("cuda", "host"):
         raise ConfigError(f"--accelerator {run.accelerator}: must be cuda or host")
     if not run.temperature > 0:

@@ -61,8 +61,10 @@ class TorchWithoutCuda:
 
 
 @contextlib.contextmanager
-def flexgen_globals(*, copy: Any, init_weight_list: Any, without_cuda: bool) -> Iterator[None]:
-    """One run's copies and weight homes in FlexGen's modules.
+def flexgen_globals(
+    *, copy: Any, init_weight_list: Any, self_attention: Any, without_cuda: bool
+) -> Iterator[None]:
+    """One run's copies, weight homes and attention layers in FlexGen's modules.
 
     FlexGen also keeps the last devices and its timers in globals; they are put back too, so that a
     run leaves nothing alive.
@@ -82,7 +84,12 @@ def flexgen_globals(*, copy: Any, init_weight_list: Any, without_cuda: bool) -> 
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(
-                replaced(flexgen.flex_opt, general_copy=copy, init_weight_list=init_weight_list)
+                replaced(
+                    flexgen.flex_opt,
+                    general_copy=copy,
+                    init_weight_list=init_weight_list,
+                    SelfAttention=self_attention,
+                )
             )
             stack.enter_context(replaced(flexgen.flex_opt, **seen))
             stack.enter_context(replaced(flexgen.compression, general_copy=copy))

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from flexgen.flex_opt import SelfAttention
 from flexgen.timer import timers
 from flexgen.utils import ExecutionEnv, project_decode_latency
 
+from cxl_offload.integrations.flexgen.attention import SelfAttentionInPlace
 from cxl_offload.integrations.flexgen.checkpoint import Progress, weights_folder
 from cxl_offload.integrations.flexgen.layout import Layout, lay_out, with_tiers
 from cxl_offload.integrations.flexgen.lm import TieredOptLM, WeightPlacer, weight_groups
@@ -164,6 +166,7 @@ class Session:
             flexgen_globals(
                 copy=copies,
                 init_weight_list=placer,
+                self_attention=SelfAttentionInPlace if request.attends_in_place else SelfAttention,
                 without_cuda=request.accelerator == "host",
             )
         )

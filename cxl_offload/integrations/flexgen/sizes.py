@@ -60,7 +60,7 @@ class Sizes:
     def workspace(self, part: Part) -> Iterable[Need]:
         """Single-precision K and V of one batch that CPU attention reads."""
         run = self.run
-        if not run.cpu_cache_compute:
+        if not run.has_workspace:
             return
         head_dim = self.head_dim
         copies = 2 if not run.sep_layer or (run.overlap and run.num_gpu_batches > 1) else 1

@@ -98,7 +98,7 @@ def build_devices(
     kv_parts = _part_devices(store, "kv")
     weight_parts = _part_devices(store, "weights")
     # The last CPU device made is the one FlexGen compresses on while it loads weights.
-    host = HostDevice(store)
+    host = HostDevice(store, has_workspace=run.has_workspace)
     on_disk, *on_host, on_accelerator = layout.sequences
     cache = SplitCache(
         [accelerator, *(kv_parts or [host]), disk], [on_accelerator, *on_host, on_disk]

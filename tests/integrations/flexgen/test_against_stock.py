@@ -69,9 +69,14 @@ def stock(
         "config": {key: value for key, value in asdict(config).items() if key != "dtype"},
         "offload_dir": str(folder / "offload"),
         "threads": 1,
-        "inputs": prompts,
-        "gen_len": 8,
-        "cases": {n: _policy_fields(replace(plain, **options)) for n, options in CASES.items()},
+        "cases": {
+            name: {
+                "inputs": prompts,
+                "gen_len": 8,
+                "policy": _policy_fields(replace(plain, **options)),
+            }
+            for name, options in CASES.items()
+        },
     }
     (folder / "jobs.json").write_text(json.dumps(jobs))
     command = [sys.executable, "-W", "ignore", STOCK, folder / "jobs.json"]

@@ -31,7 +31,8 @@ FOUR = {
 
 def _globals() -> dict[str, Any]:
     modules = (flexgen.flex_opt, flexgen.pytorch_backend, flexgen.compression)
-    names = ("torch", "general_copy", "init_weight_list", "global_cpu_device", "global_disk_device")
+    names = ("torch", "general_copy", "init_weight_list", "SelfAttention")
+    names += ("global_cpu_device", "global_disk_device")
     return {
         f"{module.__name__}.{name}": getattr(module, name)
         for module in modules

@@ -42,7 +42,8 @@ def test_roles_are_on_the_nodes_of_their_policies(request_tiny: FlexGenRun, memo
         "workspace": "bind:ldram",
     }
 
-    report = run(replace(request_tiny, cpu_cache_compute=True, place=place), memory=memory)
+    request = replace(request_tiny, cpu_cache_compute=True, cpu_attention="workspace", place=place)
+    report = run(request, memory=memory)
 
     assert _granted(report, "weights") == {0: WEIGHTS}
     assert _granted(report, "kv") == {2: KV}
@@ -50,6 +51,30 @@ def test_roles_are_on_the_nodes_of_their_policies(request_tiny: FlexGenRun, memo
     assert set(_granted(report, "act")) == {1}
     assert report.simulated_placement
     assert {row.role for row in report.placement} == {"weights", "kv", "act", "workspace"}
+
+
+@pytest.mark.parametrize(
+    ("options", "has_workspace"),
+    [
+        ({}, False),
+        ({"cpu_attention": "workspace"}, True),
+        ({"compress_cache": True}, True),
+        ({"percent": (0, 100, 50, 50, 0, 100)}, False),
+        ({"percent": (0, 100, 0, 50, 0, 100)}, True),
+    ],
+    ids=["in place", "asked for", "compressed", "partly on the accelerator", "partly on disk"],
+)
+def test_attention_in_place_needs_no_workspace(
+    options: dict[str, Any], has_workspace: bool, request_tiny: FlexGenRun, memory: Memory
+) -> None:
+    place = {"workspace": "bind:rdram"}
+
+    report = run(
+        replace(request_tiny, cpu_cache_compute=True, place=place, **options), memory=memory
+    )
+
+    assert bool(_granted(report, "workspace")) == has_workspace
+    assert any("in place" in note for note in report.notes) != has_workspace
 
 
 def test_policy_with_nothing_to_place_is_said(request_tiny: FlexGenRun, memory: Memory) -> None:
@@ -94,6 +119,7 @@ def test_weighted_weights_have_exact_shares_of_every_tensor(
     "options",
     [
         {"cpu_cache_compute": True, "gpu_batch_size": 2, "num_gpu_batches": 4},
+        {"cpu_cache_compute": True, "cpu_attention": "workspace", "num_gpu_batches": 1},
         {"cpu_cache_compute": True, "gpu_batch_size": 4, "num_gpu_batches": 2, "sep_layer": False},
         {"cpu_cache_compute": True, "compress_cache": True, "compress_weight": True},
         {"percent": (50, 50, 50, 50, 100, 0)},
@@ -143,6 +169,7 @@ def test_workspaces_are_two_whenever_one_is_filled_ahead(
     request = replace(
         request_tiny,
         cpu_cache_compute=True,
+        cpu_attention="workspace",
         sep_layer=sep_layer,
         overlap=overlap,
         gpu_batch_size=8 // batches,

@@ -78,7 +78,8 @@ def test_cache_is_read_as_long_as_it_is_and_written_once(
 def test_cpu_attention_reads_the_tier_and_then_the_workspace(
     request_tiny: FlexGenRun, memory: Memory
 ) -> None:
-    report = run(replace(request_tiny, cpu_cache_compute=True, place=PLACE), memory=memory)
+    request = replace(request_tiny, cpu_cache_compute=True, cpu_attention="workspace", place=PLACE)
+    report = run(request, memory=memory)
 
     element_rows = 2 * LAYERS * ROWS * WIDTH
     cached = sum(PROMPT + token - 1 for token in range(1, NEW))
@@ -89,6 +90,21 @@ def test_cpu_attention_reads_the_tier_and_then_the_workspace(
     assert len(attention) == LAYERS * (NEW - 1)
     attended = sum(PROMPT + token for token in range(1, NEW))
     assert _read(attention) == {0: 4 * element_rows * attended}
+    assert sum(e.flops for e in attention) == 4 * LAYERS * ROWS * WIDTH * attended
+
+
+def test_attention_in_place_reads_every_attended_row_once(
+    request_tiny: FlexGenRun, memory: Memory
+) -> None:
+    report = run(replace(request_tiny, cpu_cache_compute=True, place=PLACE), memory=memory)
+
+    attended = sum(PROMPT + token for token in range(1, NEW))
+    element_rows = 2 * LAYERS * ROWS * WIDTH
+    assert not _pick(report, queue="load_cache")
+    attention = _pick(report, queue="compute", engine="cpu")
+    assert {event.tensor_kind for event in attention} == {"kv"}
+    assert _read(attention) == {2: 2 * element_rows * attended}
+    assert _written(attention) == {}
     assert sum(e.flops for e in attention) == 4 * LAYERS * ROWS * WIDTH * attended
 
 

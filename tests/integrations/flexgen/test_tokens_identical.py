@@ -97,6 +97,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str | int, set[int] | None]]] = {
         {0: None},
     ),
 }
+CASES |= {
+    f"{name}, workspace": ({**options, "cpu_attention": "workspace"}, places)
+    for name, (options, places) in CASES.items()
+    if options.get("cpu_cache_compute")
+}
 DAMAGES = [(name, place) for name, (_, places) in CASES.items() for place in places]
 
 
@@ -142,7 +147,7 @@ def test_one_workspace_as_flexgen_makes_it_gives_wrong_tokens(
             TorchDevice.init_attention_compute_workspace(self, *args)
 
     monkeypatch.setattr(HostDevice, "init_attention_compute_workspace", one)
-    options = CASES["CPU attention, four batches, overlap"][0]
+    options = CASES["CPU attention, four batches, overlap, workspace"][0]
 
     report = run(replace(request_tiny, **options), memory=memory)
 

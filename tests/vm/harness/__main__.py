@@ -22,7 +22,7 @@ def main() -> int:
     run = commands.add_parser("run", help="boot a machine and run tests in it")
     run.add_argument("machine", choices=names())
     run.add_argument("--timeout-s", type=float, default=600.0)
-    run.add_argument("selection", nargs=argparse.REMAINDER, help="arguments of pytest")
+    run.add_argument("selection", nargs=argparse.REMAINDER, help="arguments of pytest instead")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="vm: %(message)s")
     try:
@@ -32,7 +32,7 @@ def main() -> int:
         outcome = run_pytest(
             load(arguments.machine),
             assets,
-            arguments.selection,
+            arguments.selection or load(arguments.machine).tests,
             results=RESULTS / arguments.machine,
             timeout_s=arguments.timeout_s,
         )
@@ -40,7 +40,7 @@ def main() -> int:
         logging.error("%s", error)
         return 125
     sys.stdout.write(Path(outcome.console).read_text(errors="replace"))
-    logging.info("up after %.1f s, done after %.1f s", outcome.boot_s, outcome.total_s)
+    logging.info("up after %.1f s, done after %.1f s, %.1f s of CPU", *outcome.times)
     return 125 if outcome.status is None else outcome.status
 
 

@@ -95,6 +95,7 @@ class Apt:
             "Dir::Cache::pkgcache": "",
             "Dir::Cache::srcpkgcache": "",
             "APT::Sandbox::User": "",
+            "Acquire::Retries": "3",
             "Debug::NoLocking": "true",
         }
         flags = [flag for name, value in options.items() for flag in ("-o", f"{name}={value}")]
@@ -106,5 +107,7 @@ def _checked(command: Iterable[str], *, folder: Path | None = None) -> str:
     environment = os.environ | {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
-        raise HarnessError(f"{' '.join(words)}: {done.stderr.strip()}")
+        plain = [word for word in words if word != "-o" and "::" not in word]
+        said = "; ".join(line for line in done.stderr.splitlines() if line.startswith("E:"))
+        raise HarnessError(f"{' '.join(plain)}: {said or done.stderr.strip()[-500:]}")
     return done.stdout

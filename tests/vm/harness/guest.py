@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import shlex
 import shutil
 import subprocess
@@ -57,7 +58,8 @@ class Outcome:
     """What a guest brought back.
 
     ``status`` is pytest's exit status, None when the guest died, hung or was cut off before it
-    could say. ``cases`` is then empty, and the end of ``console`` shows how far it came.
+    could say. ``cases`` is then empty, and the end of ``console`` shows how far it came. Seconds of
+    wall clock until the tests began and until the guest ended, and of CPU that QEMU took.
     """
 
     status: int | None
@@ -66,6 +68,11 @@ class Outcome:
     junit: Path
     boot_s: float
     total_s: float
+    cpu_s: float
+
+    @property
+    def times(self) -> tuple[float, float, float]:
+        return self.boot_s, self.total_s, self.cpu_s
 
     def failures(self) -> str:
         """All that keeps this run from counting as good, in words; empty when it does."""
@@ -106,9 +113,10 @@ def run_pytest(
         shutil.rmtree(results, ignore_errors=True)
         results.mkdir(parents=True)
         (results / "job.sh").write_text(_job(spec, selection))
+        before_s = _cpu_s()
         boot_s, total_s = _boot(spec, assets, results, timeout_s)
         if boot_s is not None:
-            return _read_outcome(results, boot_s, total_s)
+            return _read_outcome(results, boot_s, total_s, _cpu_s() - before_s)
         _logger.warning("%s did not come up (attempt %d)", spec.name, attempt)
     raise HarnessError(
         f"{spec.name} did not come up in {_BOOT_ATTEMPTS} attempts; see {results}/console.txt"
@@ -118,7 +126,7 @@ def run_pytest(
 def _job(spec: MachineSpec, selection: Sequence[str]) -> str:
     python = sys.executable
     pytest = [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--junitxml=/mnt/junit.xml"]
-    pytest += ["-o", "faulthandler_timeout=100", *selection]
+    pytest += ["-p", "pytest_timeout", "-o", "faulthandler_timeout=100", *selection]
     bring_up = [python, "-m", "tests.vm.harness.cxl_region"] if spec.cxl else ["true"]
     return _JOB.format(
         machine=shlex.quote(spec.name),
@@ -161,7 +169,13 @@ def _boot(
     return up_s, time.monotonic() - begin
 
 
-def _read_outcome(results: Path, boot_s: float, total_s: float) -> Outcome:
+def _cpu_s() -> float:
+    """Of all processes that this one has started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _read_outcome(results: Path, boot_s: float, total_s: float, cpu_s: float) -> Outcome:
     status = results / "status"
     junit = results / "junit.xml"
     text = status.read_text().strip() if status.exists() else ""
@@ -172,6 +186,7 @@ def _read_outcome(results: Path, boot_s: float, total_s: float) -> Outcome:
         junit=junit,
         boot_s=boot_s,
         total_s=total_s,
+        cpu_s=cpu_s,
     )
 
 

@@ -50,7 +50,8 @@ class MachineSpec:
     """A machine as its file says.
 
     ``latency_ns[i][j]`` and ``bandwidth_mb_per_s[i][j]`` are of the CPUs of node i on the memory
-    of node j; ``distances[i][j]`` is the kernel's, and empty where the file gives none.
+    of node j; ``distances[i][j]`` is the kernel's, and empty where the file gives none. ``tests``
+    are arguments of pytest: what runs in this machine, in this order.
     """
 
     name: str
@@ -61,6 +62,7 @@ class MachineSpec:
     latency_ns: Mapping[int, Sequence[int]]
     bandwidth_mb_per_s: Mapping[int, Sequence[int]]
     cxl: CxlDevice | None
+    tests: tuple[str, ...]
 
     @property
     def node_ids(self) -> tuple[int, ...]:
@@ -82,6 +84,17 @@ class MachineSpec:
         """CPUs are numbered in the order of the nodes."""
         first = sum(node.cpus for node in self.nodes if node.id < node_id)
         return tuple(range(first, first + self.node(node_id).cpus))
+
+    def distance_table(self) -> dict[int, dict[int, int]]:
+        """Distances by node; where the file gives none, the kernel's own: 10, and 20 elsewhere."""
+        rows = self.distances or tuple(
+            tuple(10 if first == second else 20 for second in self.node_ids)
+            for first in self.node_ids
+        )
+        return {
+            first: dict(zip(self.node_ids, row, strict=True))
+            for first, row in zip(self.node_ids, rows, strict=True)
+        }
 
     def tiers(self) -> dict[str, tuple[int, ...]]:
         """Tier to nodes, the nodes of a tier in ascending order."""
@@ -126,6 +139,7 @@ def _parse(name: str, document: dict[str, Any]) -> MachineSpec:
         latency_ns=hmat["latency_ns"],
         bandwidth_mb_per_s=hmat["bandwidth_mb_per_s"],
         cxl=CxlDevice(**cxl) if cxl else None,
+        tests=tuple(document["tests"]),
     )
 
 

@@ -1,7 +1,7 @@
 """What the virtual machines are made of: QEMU, kernels and busybox, kept in a cache folder.
 
-Nothing is installed: Debian packages are downloaded, unpacked below
-``$XDG_CACHE_HOME/cxl_offload/vm`` and used from there.
+Nothing is installed: Debian packages are downloaded, unpacked below ``CXL_OFFLOAD_VM_CACHE`` (if
+not set, ``$XDG_CACHE_HOME/cxl_offload/vm``) and used from there.
 """
 
 from __future__ import annotations
@@ -81,6 +81,10 @@ class Assets:
 
 
 def cache_folder() -> Path:
+    """``CXL_OFFLOAD_VM_CACHE``, or a folder of the user's cache."""
+    chosen = os.environ.get("CXL_OFFLOAD_VM_CACHE")
+    if chosen:
+        return Path(chosen).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "cxl_offload" / "vm"
 
@@ -102,25 +106,35 @@ def fetch() -> Assets:
     Raises
     ------
     HarnessError
-        With the command that failed and what it said.
+        In one line, with the command that failed and what it said. What was done stays unused,
+        and the next call begins anew.
     """
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
-        found = find()
-        if isinstance(found, Assets):
-            return found
-        _logger.info("downloading QEMU and two kernels into %s", folder)
-        apt = Apt(folder / "apt")
-        apt.update()
-        versions = {"qemu": _unpack_qemu(apt, folder)}
-        _unpack_busybox(apt, folder)
-        for kernel, pattern in KERNELS.items():
-            versions[kernel] = _unpack_kernel(apt, folder, kernel, pattern)
-        stamp = folder / "complete.json"
-        stamp.write_text(json.dumps({"layout": _LAYOUT, "versions": versions}, indent=1))
-        shutil.rmtree(folder / "apt")
-        return Assets(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / "lock"):
+            found = find()
+            if isinstance(found, Assets):
+                return found
+            _logger.info("downloading QEMU and two kernels into %s", folder)
+            _fill(folder)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise HarnessError(f"prepare the virtual machines in {folder}: {error}") from error
+    return Assets(folder)
+
+
+def _fill(folder: Path) -> None:
+    apt = Apt(folder / "apt")
+    apt.update()
+    versions = {"qemu": _unpack_qemu(apt, folder)}
+    _unpack_busybox(apt, folder)
+    for kernel, pattern in KERNELS.items():
+        versions[kernel] = _unpack_kernel(apt, folder, kernel, pattern)
+    shutil.rmtree(folder / "apt")
+    # Last, and at once: who finds it finds everything.
+    unfinished = folder / "complete.json.new"
+    unfinished.write_text(json.dumps({"layout": _LAYOUT, "versions": versions}, indent=1))
+    unfinished.replace(folder / "complete.json")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,77 @@
+"""A plan as tables, for people."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from cxl_offload.cli._report_table import NONE, show, table
+from cxl_offload.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from cxl_offload.plan.plan_file import Plan
+
+__all__ = ["print_plan"]
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """The tables of a plan."""
+    batch = plan.batch
+    status = "runs there" if plan.runs else f"advice only: {plan.advice}"
+    console.print(f"{plan.model} on {plan.machine} with {plan.executor} ({status})")
+    console.print(
+        f"batch {batch.size} x {batch.count}, {batch.prompt} + {batch.tokens} tokens; "
+        f"{plan.tokens_per_s:.4g} tokens/s (predicted)"
+    )
+    _print_homes(console, plan)
+    _print_phases(console, plan)
+    _print_prices(console, plan)
+    cxl = "used" if plan.cxl.used else "left alone"
+    gain = "" if plan.cxl.gain is None else f" ({plan.cxl.gain:+.1%} predicted)"
+    console.print(f"\nCXL memory: {cxl}{gain}; {plan.cxl.reason}.")
+    if plan.error is not None:
+        console.print(
+            f"Predicted error: median {plan.error.median:.1%}, worst {plan.error.worst:.1%} of "
+            f"{plan.error.cases} cases; {plan.error.source}."
+        )
+    for note in plan.notes:
+        console.print(f"Note: {note}.")
+    for name, text in plan.settings.items():
+        console.print(f"\n{name}\n{text}")
+    if plan.command:
+        print(f"\n{shlex.join(plan.command)}")
+
+
+def _print_homes(console: Console, plan: Plan) -> None:
+    made = table("Placement", "kind", "where", "bytes", "share", "policy", right=("bytes", "share"))
+    for home in plan.homes:
+        share = f"{home.percent:.1f} %"
+        made.add_row(home.kind, home.where, format_bytes(home.bytes), share, home.policy or NONE)
+    for node, nbytes in plan.node_bytes.items():
+        made.add_row("all", f"node {node}", format_bytes(nbytes), NONE, NONE)
+    made.add_row("all", "GPU, with work buffers", format_bytes(plan.gpu_bytes), NONE, NONE)
+    if plan.drive_bytes:
+        made.add_row("all", "drive", format_bytes(plan.drive_bytes), NONE, NONE)
+    for node, threads in plan.threads.items():
+        made.add_row("threads", f"node {node}", str(threads), NONE, NONE)
+    show(console, made)
+
+
+def _print_phases(console: Console, plan: Plan) -> None:
+    made = table("Time (predicted)", "phase", "time", "bottleneck", "terms", right=("time",))
+    for phase in plan.phases:
+        terms = "\n".join(
+            f"{name}: {format_seconds(seconds)}" for name, seconds in phase.terms.items() if seconds
+        )
+        made.add_row(phase.name, format_seconds(phase.seconds), phase.bottleneck, terms or NONE)
+    show(console, made)
+
+
+def _print_prices(console: Console, plan: Plan) -> None:
+    title = "What one more of it would bring (predicted, slope at this plan)"
+    made = table(title, "resource", "unit", "tokens/s", right=("tokens/s",))
+    for price in plan.prices:
+        made.add_row(price.what, f"1 {price.unit}", f"{price.gain_tokens_per_s:+.3g}")
+    show(console, made)

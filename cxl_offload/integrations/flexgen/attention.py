@@ -1,0 +1,137 @@
+"""CPU attention over the KV cache where it lies, instead of over FlexGen's fp32 copies of it.
+
+FlexGen copies all of K and V into a single-precision workspace for every layer and token, 10 bytes
+of traffic an fp16 element. Here the host's pieces of the cache are read once, in their own type, by
+:mod:`cxl_offload.ops.attention`. FlexGen hands a cache that lies in several places to
+``TorchDevice._mixed_device_attention`` untouched, so that is where it is taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flexgen.flex_opt import SelfAttention
+from flexgen.pytorch_backend import DeviceType, TorchTensor
+
+from cxl_offload.ops.attention import decode_attention, from_flexgen
+
+__all__ = ["CacheInPlace", "SelfAttentionInPlace", "attend_in_place"]
+
+AttentionValue = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInPlace:
+    """K or V of one layer and batch: its pieces, by whole sequences in their order.
+
+    Attributes
+    ----------
+    pieces
+        ``(positions, sequences * heads, head_dim)``, float16, on the accelerator or the host.
+    """
+
+    pieces: tuple[TorchTensor, ...]
+
+    def host_views(self, attended: int) -> tuple[torch.Tensor, ...]:
+        """The first so many positions of the pieces on the host."""
+        return tuple(piece.data[:attended] for piece in self.pieces if _on_host(piece))
+
+
+class SelfAttentionInPlace(SelfAttention):  # type: ignore[misc]
+    """FlexGen's layer, which gives its cache to the computation instead of a copy."""
+
+    def load_cache(self, cache_home: Any, cache_read_buf: Any, i: int) -> None:
+        """Nothing is moved; the prompt (``i`` 0) has no cache yet."""
+        if i == 0:
+            return
+        k_home, v_home = cache_home.val
+        cache_read_buf.store(((_in_place(k_home), False), (_in_place(v_home), False)))
+
+
+def attend_in_place(
+    q: torch.Tensor,
+    caches: tuple[CacheInPlace, CacheInPlace],
+    new: tuple[torch.Tensor, torch.Tensor],
+    mask: torch.Tensor,
+    *,
+    heads: int,
+    on_accelerator: AttentionValue,
+) -> torch.Tensor:
+    """Attention of one new token a sequence, every piece of the cache by whoever is near it.
+
+    Parameters
+    ----------
+    q
+        ``(sequences * heads, 1, head_dim)``, float16, scaled, on the accelerator.
+    caches
+        K and V. The row of the new token is written into them.
+    new
+        Its key and value, ``(1, sequences * heads, head_dim)``.
+    mask
+        ``(sequences, positions)``, bool, on the host; False is padding.
+    on_accelerator
+        FlexGen's ``_attention_value``.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(sequences, heads, 1, head_dim)``, float16, where ``q`` is.
+    """
+    values, start = [], 0
+    for k, v in zip(caches[0].pieces, caches[1].pieces, strict=True):
+        columns = slice(start, start + k.shape[1])
+        start = columns.stop
+        rows = slice(columns.start // heads, columns.stop // heads)
+        attended = mask.shape[1]
+        for piece, row in ((k, new[0]), (v, new[1])):
+            piece.data[attended - 1].copy_(row[0, columns])
+        keys, entries = k.data[:attended], v.data[:attended]
+        if _on_host(k):
+            values.append(_on_cpu(q[columns], keys, entries, mask[rows], heads).to(q.device))
+        else:
+            values.append(
+                on_accelerator(
+                    q[columns],
+                    keys.permute(1, 2, 0),
+                    entries.permute(1, 0, 2),
+                    mask[rows].to(q.device),
+                    rows.stop - rows.start,
+                    attended,
+                    1,
+                    heads,
+                    q.shape[2],
+                ).half()
+            )
+    return values[0] if len(values) == 1 else torch.cat(values)
+
+
+def _on_cpu(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, heads: int
+) -> torch.Tensor:
+    sequences = q.shape[0] // heads
+    value = decode_attention(
+        q.cpu().view(sequences, heads, -1),
+        from_flexgen(k, sequences),
+        from_flexgen(v, sequences),
+        mask=mask,
+        scale=1.0,  # the query is scaled already
+    )
+    return value.unsqueeze(2)
+
+
+def _in_place(home: TorchTensor) -> CacheInPlace:
+    return CacheInPlace(tuple(_pieces(home)))
+
+
+def _pieces(home: TorchTensor) -> Iterator[TorchTensor]:
+    if home.device.device_type != DeviceType.MIXED:
+        yield home
+        return
+    yield from (piece for piece in home.data[0] if piece is not None)
+
+
+def _on_host(piece: TorchTensor) -> bool:
+    return bool(piece.device.device_type == DeviceType.CPU)

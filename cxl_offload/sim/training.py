@@ -1,0 +1,224 @@
+"""A trace of one training step with the optimizer on the host (ZeRO-Offload).
+
+Forward and backward run on the GPU layer by layer, with activation checkpointing. In backward each
+layer's gradients leave while the layer before it computes. Then the CPU runs Adam over fp32
+parameters, gradients, momentum and variance, layer by layer, and the low-precision parameters of a
+finished layer return while the next one is updated. Source: Ren et al., ZeRO-Offload (USENIX ATC
+2021), sections 4 and 5; Wang et al., Performance Characterization of CXL Memory, IV-A.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.sim.schedule import Schedule
+from cxl_offload.sim.trace import Trace
+from cxl_offload.sim.workload import Home, ModelShape, Placed
+
+__all__ = ["TrainingWork", "training_trace"]
+
+_FULL_BYTES = 4
+"""Of a master parameter, accumulated gradient, momentum or variance (fp32)."""
+
+_ON_GPU = Home(gpu=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingWork:
+    """A model, a batch, and where parameters, gradients and optimizer states live.
+
+    Attributes
+    ----------
+    micro_batch, accumulation
+        Sequences of one pass, and passes of a step.
+    tokens
+        Of a sequence.
+    parameters
+        Low-precision parameters: in GPU memory (ZeRO stage 2), or loaded for every layer (stage 3).
+    gradients, master, momentum, variance
+        fp32 states. What is in GPU memory is updated there.
+    checkpointing
+        Backward computes forward again.
+    stage
+        Node where gradients arrive in low precision, and through which the drive is used.
+    overlap
+        Whether copies run beside computation.
+    early_return
+        Whether parameters of a finished layer return while the next one is updated, as the paper
+        has it. DeepSpeed sends them when all are updated.
+    """
+
+    shape: ModelShape
+    micro_batch: int
+    accumulation: int = 1
+    tokens: int
+    parameters: Home = field(default=_ON_GPU)
+    gradients: Home
+    master: Home
+    momentum: Home
+    variance: Home
+    checkpointing: bool = True
+    stage: int = 0
+    overlap: bool = True
+    early_return: bool = True
+
+    def __post_init__(self) -> None:
+        if min(self.micro_batch, self.accumulation, self.tokens) < 1:
+            raise ConfigError(
+                f"training with micro-batch {self.micro_batch}, {self.accumulation} passes and "
+                f"{self.tokens} tokens: each is at least 1"
+            )
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of one step; over the seconds of its timeline they are its tokens/s."""
+        return self.micro_batch * self.accumulation * self.tokens
+
+
+def training_trace(work: TrainingWork) -> Trace:
+    """Events of one step; phases ``forward``, ``backward`` and ``optimizer``."""
+    run = _Step(work)
+    last = work.shape.layers  # the output embedding counts as a layer
+    for number in range(work.accumulation):
+        run.schedule.phase = "forward"
+        if number == 0:
+            run.load_parameters(0)
+            run.schedule.barrier()
+        for layer in range(last + 1):
+            if layer < last:  # backward begins with the layer that forward ends with
+                run.load_parameters(layer + 1)
+            run.compute(layer, passes=1)
+            run.schedule.barrier()
+        run.schedule.phase = "backward"
+        for layer in range(last, -1, -1):
+            if layer > 0:
+                run.load_parameters(layer - 1)
+            if layer < last:
+                run.store_gradients(layer + 1, is_first=number == 0)
+            run.compute(layer, passes=3 if work.checkpointing else 2)
+            run.schedule.barrier()
+        run.store_gradients(0, is_first=number == 0)
+        run.schedule.barrier()
+    run.schedule.phase = "optimizer"
+    run.load_states(0)
+    run.schedule.barrier()
+    for layer in range(last + 1):
+        if layer < last:
+            run.load_states(layer + 1)
+        if layer > 0 and work.early_return:
+            run.return_layer(layer - 1)
+        run.update(layer)
+        run.schedule.barrier()
+    for layer in (last,) if work.early_return else range(last + 1):
+        run.return_layer(layer)
+    return run.schedule.trace
+
+
+class _Step:
+    def __init__(self, work: TrainingWork) -> None:
+        self.schedule = Schedule(stage=work.stage, overlap=work.overlap)
+        self._work = work
+        self._shape = work.shape
+
+    def load_parameters(self, layer: int) -> None:
+        """To the GPU, what is not there."""
+        placed = self._work.parameters.place(self._low_bytes(layer))
+        self.schedule.load("load_weight", "weights", placed)
+
+    def compute(self, layer: int, *, passes: int) -> None:
+        """Forward is one pass over a layer; backward two, and one more to compute forward again."""
+        shape, work = self._shape, self._work
+        tokens = work.micro_batch * work.tokens
+        if layer == shape.layers:
+            flops = 2.0 * shape.head_params * tokens
+        else:
+            half = (work.tokens + 1) / 2
+            flops = shape.matrix_flops(tokens) + shape.attention_flops(tokens, half)
+        moved = self._low_bytes(layer) + 2 * tokens * shape.token_bytes
+        self.schedule.add(
+            "compute", "gpu", "act", flops=passes * flops, accelerator_bytes=passes * moved
+        )
+
+    def store_gradients(self, layer: int, *, is_first: bool) -> None:
+        """To the stage in low precision, and from there into the fp32 gradients on the CPU."""
+        add = self.schedule.add
+        placed = self._work.gradients.place(self._params(layer) * _FULL_BYTES)
+        host = placed.on_host(self._work.stage)
+        low = sum(host.values()) * self._shape.element_bytes // _FULL_BYTES
+        staged = {self._work.stage: low}
+        add("gradients", "d2h", "gradients", write=staged, accelerator_bytes=low)
+        if not is_first:
+            self.schedule.from_drive("gradients", "gradients", placed.drive)
+        reads = dict(staged)
+        if not is_first:  # added to what earlier passes left
+            for node, count in host.items():
+                reads[node] = reads.get(node, 0) + count
+        if low:
+            add("gradients", "cpu", "gradients", read=reads, write=host)
+        self.schedule.to_drive("gradients", "gradients", placed.drive)
+
+    def load_states(self, layer: int) -> None:
+        """From the drive, what is there."""
+        for kind, placed in self._states(layer).items():
+            self.schedule.from_drive("load_state", kind, placed.drive)
+
+    def update(self, layer: int) -> None:
+        """Adam: reads four fp32 values a parameter, writes three and one in low precision."""
+        work, add = self._work, self.schedule.add
+        states = self._states(layer)
+        reads: dict[int, int] = {}
+        writes: dict[int, int] = {}
+        for kind, placed in states.items():
+            for node, count in placed.on_host(work.stage).items():
+                reads[node] = reads.get(node, 0) + count
+                if kind != "gradients":
+                    writes[node] = writes.get(node, 0) + count
+        in_gpu = sum(p.gpu * (1 if kind == "gradients" else 2) for kind, p in states.items())
+        add("compute", "gpu", "optimizer", accelerator_bytes=in_gpu)
+        for node, count in self._updated(layer).items():
+            writes[node] = writes.get(node, 0) + count
+        if reads:
+            add("compute", "cpu", "optimizer", read=reads, write=writes)
+
+    def return_layer(self, layer: int) -> None:
+        """Parameters whose home is the GPU go there; states whose home is the drive go there."""
+        low = self._work.parameters.place(self._low_bytes(layer))
+        back = self._from_host(layer, low.gpu)
+        self.schedule.add(
+            "return", "h2d", "weights", read={self._work.stage: back}, accelerator_bytes=back
+        )
+        self.schedule.to_drive("store_state", "weights", low.drive)
+        for kind, placed in self._states(layer).items():
+            if kind != "gradients":
+                self.schedule.to_drive("store_state", kind, placed.drive)
+
+    def _updated(self, layer: int) -> dict[int, int]:
+        """Where the CPU writes low-precision parameters: at home, or in the stage to return."""
+        low = self._work.parameters.place(self._low_bytes(layer))
+        writes = low.on_host(self._work.stage)
+        back = self._from_host(layer, low.gpu)
+        if back:
+            writes[self._work.stage] = writes.get(self._work.stage, 0) + back
+        return writes
+
+    def _from_host(self, layer: int, in_gpu: int) -> int:
+        """Of the parameters in GPU memory, those whose master copy is not."""
+        master = self._work.master.place(self._params(layer) * _FULL_BYTES)
+        there = master.gpu * self._shape.element_bytes // _FULL_BYTES
+        return max(0, in_gpu - there)
+
+    def _states(self, layer: int) -> dict[str, Placed]:
+        work, nbytes = self._work, self._params(layer) * _FULL_BYTES
+        return {
+            "master": work.master.place(nbytes),
+            "gradients": work.gradients.place(nbytes),
+            "momentum": work.momentum.place(nbytes),
+            "variance": work.variance.place(nbytes),
+        }
+
+    def _params(self, layer: int) -> int:
+        return self._shape.head_params if layer == self._shape.layers else self._shape.layer_params
+
+    def _low_bytes(self, layer: int) -> int:
+        return self._params(layer) * self._shape.element_bytes

@@ -1,0 +1,147 @@
+// Decode attention: every instruction set, at the very edges of the memory it may read, by many
+// threads; for the sanitizers.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "core/error.h"
+#include "core/half.h"
+#include "kernels/attention.h"
+
+namespace cxl_offload {
+namespace {
+
+struct Shape {
+  int64_t batch, heads, kv_heads, seq, dim;
+};
+
+TensorView view_of(const void* data, Dtype dtype, std::vector<int64_t> shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t i = shape.size() - 1; i-- > 0;) strides[i] = strides[i + 1] * shape[i + 1];
+  return make_view(reinterpret_cast<uintptr_t>(data), dtype, shape, strides);
+}
+
+// Caches of exactly their size, so that a read beyond them is seen.
+struct Case {
+  explicit Case(const Shape& shape) : shape(shape) {
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    q.resize(static_cast<size_t>(shape.batch * shape.heads * shape.dim));
+    out.resize(q.size());
+    sums.resize(static_cast<size_t>(shape.batch * shape.heads));
+    k.resize(static_cast<size_t>(shape.batch * shape.kv_heads * shape.seq * shape.dim));
+    v.resize(k.size());
+    for (float& value : q) value = normal(random);
+    for (F16& value : k) value = to_f16(normal(random));
+    for (F16& value : v) value = to_f16(normal(random));
+  }
+
+  Attention attention() {
+    const auto& [batch, heads, kv_heads, seq, dim] = shape;
+    Attention a;
+    a.q = view_of(q.data(), Dtype::kFloat32, {batch, heads, dim});
+    a.out = view_of(out.data(), Dtype::kFloat32, {batch, heads, dim});
+    a.k = view_of(k.data(), Dtype::kFloat16, {batch, kv_heads, seq, dim});
+    a.v = view_of(v.data(), Dtype::kFloat16, {batch, kv_heads, seq, dim});
+    a.scale = 0.25;
+    a.log_sum_exp = sums.data();
+    return a;
+  }
+
+  // The greatest difference from the formula in double.
+  double error(int64_t length) const {
+    const auto& [batch, heads, kv_heads, seq, dim] = shape;
+    double most = 0;
+    for (int64_t query = 0; query < batch * heads; ++query) {
+      const int64_t head = query / heads * kv_heads + query % heads / (heads / kv_heads);
+      std::vector<double> sum(static_cast<size_t>(dim));
+      double total = 0;
+      for (int64_t row = 0; row < length; ++row) {
+        const auto at = static_cast<size_t>((head * seq + row) * dim);
+        double score = 0;
+        for (size_t i = 0; i < sum.size(); ++i) {
+          score += 0.25 * q[static_cast<size_t>(query * dim) + i] * to_float(k[at + i]);
+        }
+        const double weight = std::exp(score);
+        total += weight;
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += weight * to_float(v[at + i]);
+      }
+      for (size_t i = 0; i < sum.size(); ++i) {
+        const double off = out[static_cast<size_t>(query * dim) + i] - sum[i] / total;
+        most = std::max(most, std::abs(off));
+      }
+      most = std::max(most, std::abs(sums[static_cast<size_t>(query)] - std::log(total)));
+    }
+    return most;
+  }
+
+  Shape shape;
+  std::vector<float> q, out, sums;
+  std::vector<F16> k, v;
+};
+
+TEST(every_instruction_set_and_team_follows_the_formula) {
+  for (size_t threads : {size_t{1}, size_t{4}}) {
+    WorkerTeam team({{-1, threads, {}}});
+    for (Isa isa : supported_isas()) {
+      for (int64_t dim : {1, 15, 16, 17, 64, 129, 200}) {
+        for (int64_t seq : {1, 5, 300, 1030}) {
+          Case c({2, 4, 2, seq, dim});
+          run_attention(c.attention(), team, isa);
+          CHECK(c.error(seq) < 2e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST(blocks_of_a_table_are_read_no_further_than_the_length) {
+  WorkerTeam team({{-1, 2, {}}});
+  Case c({1, 2, 1, 12, 40});
+  const std::vector<int32_t> table = {0, 1, 99};  // blocks of 4, in order; the last is not used
+  for (Isa isa : supported_isas()) {
+    Attention a = c.attention();
+    a.k.shape = a.v.shape = {3, 1, 4, 40};
+    a.k.strides = a.v.strides = {160, 160, 40, 1};
+    a.table = {table.data(), 3, 3};
+    a.lengths = {7};
+    run_attention(a, team, isa);
+    CHECK(c.error(7) < 2e-5);
+    a.lengths = {9};
+    CHECK_THROWS(InvalidArgument, run_attention(a, team, isa));
+  }
+}
+
+TEST(nothing_attended_gives_zeros_and_minus_infinity) {
+  WorkerTeam team({{-1, 2, {}}});
+  Case c({2, 2, 2, 5, 8});
+  const std::vector<uint8_t> none(10, 0);
+  Attention a = c.attention();
+  a.mask = none.data();
+  a.mask_columns = 5;
+  std::ranges::fill(c.out, 3.0f);
+  run_attention(a, team, best_isa());
+  for (float value : c.out) CHECK_EQ(value, 0.0f);
+  for (float value : c.sums) CHECK_EQ(value, -std::numeric_limits<float>::infinity());
+}
+
+TEST(wrong_shapes_are_refused_before_anything_is_written) {
+  WorkerTeam team({{-1, 1, {}}});
+  Case c({2, 4, 2, 5, 8});
+  std::ranges::fill(c.out, 3.0f);
+  Attention a = c.attention();
+  a.lengths = {5, 6};
+  CHECK_THROWS(InvalidArgument, run_attention(a, team, best_isa()));
+  a.lengths = {5};
+  CHECK_THROWS(InvalidArgument, run_attention(a, team, best_isa()));
+  a = c.attention();
+  a.v.dtype = Dtype::kBfloat16;
+  CHECK_THROWS(InvalidArgument, run_attention(a, team, best_isa()));
+  for (float value : c.out) CHECK_EQ(value, 3.0f);
+}
+
+}  // namespace
+}  // namespace cxl_offload

@@ -1,0 +1,36 @@
+"""The operator that torch compiles."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cxl_offload.ops.attention import decode_attention, from_flexgen
+from cxl_offload.ops.attention_op import decode_attention as operator
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(0)
+    caches = [torch.randn(90, 6, 16, generator=source).bfloat16() for _ in "kv"]
+    q = torch.randn(2, 6, 16, generator=source).bfloat16()
+    return q, from_flexgen(caches[0], 2)[:, :3], from_flexgen(caches[1], 2)[:, :3]
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_operator_passes_checks_of_torch(ragged: bool) -> None:
+    lengths = torch.tensor([5, 90]) if ragged else None
+    torch.library.opcheck(operator, (*inputs(), lengths))
+
+
+def test_compiled_model_keeps_one_graph_and_the_same_bits() -> None:
+    q, k, v = inputs()
+
+    def layer(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        return torch.ops.cxl_offload.decode_attention(q * 2, k, v, lengths, window=40) + 1
+
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for lengths in ([5, 90], [90, 0]):
+        expected = decode_attention(q * 2, k, v, lengths=lengths, window=40) + 1
+        assert torch.equal(compiled(q, k, v, torch.tensor(lengths)), expected)

@@ -1,0 +1,162 @@
+"""Training and vLLM plans are replayed: the trace has the planned bytes, differences are said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cxl_offload.cli.main import app
+from cxl_offload.errors import ConfigError
+from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.training_plan import TrainingRequest, plan_training
+from cxl_offload.plan.training_trace import model_shape
+from cxl_offload.plan.vllm_plan import VllmRequest, layer_bytes, plan_vllm
+from cxl_offload.sim import Engines, Trace
+from cxl_offload.topology import Machine, load_machine
+
+TRAINING = TrainingRequest(
+    model=load_model("opt-1.3b"),
+    machine=load_machine("epyc9354-cxl-a"),
+    batch=12,
+    tokens=256,
+)
+SERVING = VllmRequest(
+    model=load_model("llama-3-70b"),
+    machine=load_machine("spr3-h100"),
+    prompt=300,
+    generated=100,
+    model_name="llama-3-70b",
+)
+
+
+class Watched:
+    """Keeps the traces and answers with given seconds."""
+
+    def __init__(self, *answers: Mapping[str, float]) -> None:
+        self.answers, self.traces = list(answers), []  # type: list[Mapping[str, float]], list[Trace]
+
+    def __call__(self, trace: Trace, machine: Machine, engines: Engines) -> Mapping[str, float]:
+        self.traces.append(trace)
+        return self.answers[min(len(self.traces), len(self.answers)) - 1]
+
+
+def said(notes: tuple[str, ...]) -> list[str]:
+    return [
+        note.partition("replay of the ")[2].split()[0] for note in notes if "(simulated)" in note
+    ]
+
+
+def bytes_of(trace: Trace, phase: str, engine: str) -> tuple[Counter[int], Counter[int]]:
+    read: Counter[int] = Counter()
+    written: Counter[int] = Counter()
+    for event in trace:
+        if (event.phase, event.engine) == (phase, engine):
+            read.update(event.read_bytes)
+            written.update(event.write_bytes)
+    return read, written
+
+
+@pytest.mark.parametrize(
+    "name", ["opt-1.3b", "llama-3-8b", "mixtral-8x7b", "mistral-7b", "gpt2-xl"]
+)
+def test_simulators_shape_has_the_models_parameters(name: str) -> None:
+    """Two formulas for one number; the simulator leaves out biases and norms."""
+    model = load_model(name)
+    shape = model_shape(model)
+    matrices = sum(t.elements for t in model.tensors() if t.kind in ("attention", "mlp"))
+    assert shape.layers * shape.layer_params == pytest.approx(matrices, rel=1e-3)
+    assert shape.kv_token_bytes * shape.layers == model.kv_bytes_per_token()
+
+
+def test_training_trace_moves_every_state_once() -> None:
+    replay = Watched({"forward": 1.0, "backward": 1.0, "optimizer": 1.0})
+    plan_training(replace(TRAINING, replay=replay, batch=1))
+    (trace,) = replay.traces
+    shape = model_shape(TRAINING.model)
+    low = 2 * (shape.layers * shape.layer_params + shape.head_params)
+    read, written = bytes_of(trace, "optimizer", "cpu")
+    assert read.total() == 4 * 2 * low  # four fp32 values a parameter
+    assert written.total() == 3 * 2 * low + low  # three of them, and the low-precision copy
+    assert bytes_of(trace, "backward", "d2h")[1].total() == low
+    assert bytes_of(trace, "optimizer", "h2d")[0].total() == low
+
+
+def test_training_passes_after_the_first_count_as_the_second() -> None:
+    """The plan has more than two passes: two are replayed, then one; the rest is arithmetic."""
+    plan = plan_training(replace(TRAINING, replay=None))
+    forward = plan.phases[0].terms["forward (GPU)"]
+    backward = plan.phases[0].terms["backward (GPU)"]
+    backward += plan.phases[0].terms["transfers that no work hides"]
+    optimizer = plan.phases[0].seconds - forward - backward
+    passes = plan.batch.count
+    assert passes > 2
+    # One pass: as the equations but for forward, whose first pass takes three times a later one.
+    each = forward / (passes + 2)
+    one = {"forward": 3 * each, "backward": backward / passes, "optimizer": optimizer}
+    two = {"forward": 4 * each, "backward": 2 * backward / passes, "optimizer": optimizer}
+    assert said(plan_training(replace(TRAINING, replay=Watched(two, one))).notes) == []
+    wrong = {**two, "optimizer": 1.2 * optimizer}
+    assert said(plan_training(replace(TRAINING, replay=Watched(wrong, one))).notes) == ["optimizer"]
+
+
+def test_vllm_trace_moves_the_offloaded_layers() -> None:
+    replay = Watched({"decode": 1.0})
+    plan = plan_vllm(replace(SERVING, replay=replay))
+    (trace,) = replay.traces
+    read, _ = bytes_of(trace, "decode", "h2d")
+    offloaded = {node: size for node, size in plan.node_bytes.items() if size}
+    assert read == offloaded
+    assert read.total() % layer_bytes(SERVING.model) == 0
+    on_gpu = sum(event.accelerator_bytes for event in trace if event.engine == "gpu")
+    kv = sum(
+        SERVING.model.kv_bytes_per_token() * (300 + 50) * sequences
+        for sequences in [
+            float(note.split(", ")[1].split()[0]) for note in plan.notes if "GPU, " in note
+        ]
+    )
+    assert on_gpu == pytest.approx(2 * SERVING.model.parameters + kv, rel=1e-2)
+
+
+def test_vllm_plan_says_where_a_replay_differs() -> None:
+    step_s = plan_vllm(SERVING).phases[0].seconds
+    assert said(plan_vllm(replace(SERVING, replay=Watched({"decode": 1.09 * step_s}))).notes) == []
+    notes = plan_vllm(replace(SERVING, replay=Watched({"decode": 0.85 * step_s}))).notes
+    assert said(notes) == ["decode"]
+
+
+def test_the_simulator_itself_replays_both() -> None:
+    assert not any("not replayed" in note for note in plan_training(TRAINING).notes)
+    notes = plan_vllm(SERVING).notes
+    assert not any("not replayed" in note for note in notes)
+    assert said(notes) == []
+
+
+def test_what_the_replay_lacks_is_said() -> None:
+    def lacking(trace: Trace, machine: Machine, engines: Engines) -> Mapping[str, float]:
+        raise ConfigError("no write bandwidth of node 7")
+
+    for notes in (
+        plan_training(replace(TRAINING, replay=lacking)).notes,
+        plan_vllm(replace(SERVING, replay=lacking)).notes,
+    ):
+        assert "not replayed: no write bandwidth of node 7" in notes
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["training", "--model", "opt-1.3b", "--machine", "epyc9354-cxl-a", "--batch", "2"],
+        ["inference", "--model", "opt-13b", "--machine", "epyc9354-cxl-a", "--max-batches", "2"],
+        ["inference", "--model", "llama-3-70b", "--machine", "spr3-h100"],
+    ],
+)
+def test_timeline_is_drawn(arguments: list[str], tmp_path: Path) -> None:
+    picture = tmp_path / "timeline.png"
+    done = CliRunner().invoke(app, ["plan", *arguments, "--timeline", str(picture)])
+    assert done.exit_code == 0, done.output
+    assert picture.read_bytes().startswith(b"\x89PNG")

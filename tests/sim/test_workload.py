@@ -1,0 +1,295 @@
+"""Traces made from shapes: bytes by formulas of their own, times worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.sim import Trace, replay
+from cxl_offload.sim.inference import InferenceWork, inference_trace
+from cxl_offload.sim.training import TrainingWork, training_trace
+from cxl_offload.sim.workload import Home, ModelShape
+
+from .machines import GB, machine
+
+SHAPE = ModelShape(
+    layers=4, width=256, heads=8, kv_heads=8, head_width=32, inner=1024, vocab=1000
+)  # fmt: skip
+LAYER_PARAMS = 4 * 256**2 + 2 * 256 * 1024
+HEAD_PARAMS = 1000 * 256
+WEIGHT_BYTES = 2 * (4 * LAYER_PARAMS + HEAD_PARAMS)
+HOST = Home(nodes={0: 0.5, 2: 0.5})
+DRAM = Home(nodes={0: 1.0})
+KV_TOKEN = 2 * 256 * 2  # of one layer
+
+
+def moved(
+    trace: Trace, *, engine: str, kind: str | None = None
+) -> tuple[Counter[int], Counter[int]]:
+    """Bytes read from and written to every node."""
+    reads: Counter[int] = Counter()
+    writes: Counter[int] = Counter()
+    for one in trace:
+        if one.engine == engine and kind in (None, one.tensor_kind):
+            reads.update(one.read_bytes)
+            writes.update(one.write_bytes)
+    return reads, writes
+
+
+def test_parameters_of_known_models() -> None:
+    """OPT-175B and LLaMA-2-70B: 96 x 1.812e9 and 80 x 0.8556e9 elements in their layers."""
+    opt = ModelShape(
+        layers=96, width=12288, heads=96, kv_heads=96, head_width=128, inner=49152, vocab=50272
+    )
+    assert 96 * opt.layer_params + opt.head_params == pytest.approx(174.6e9, rel=2e-3)
+    assert opt.kv_token_bytes * 96 == 4 * 96 * 12288
+    llama = ModelShape(
+        layers=80, width=8192, heads=64, kv_heads=8, head_width=128, inner=28672, vocab=32000,
+        gated=True,
+    )  # fmt: skip
+    # Another matrix of the output's size embeds the input, which takes no arithmetic.
+    assert 80 * llama.layer_params + 2 * llama.head_params == pytest.approx(68.98e9, rel=1e-3)
+    assert llama.kv_token_bytes * 80 == 320 * 1024
+    mixtral = ModelShape(
+        layers=32, width=4096, heads=32, kv_heads=8, head_width=128, inner=14336, vocab=32000,
+        gated=True, experts=8, active_experts=2,
+    )  # fmt: skip
+    assert 32 * mixtral.layer_params + 2 * mixtral.head_params == pytest.approx(46.7e9, rel=1e-3)
+    active = 32 * mixtral.matrix_flops(1) / 2 + 2 * mixtral.head_params
+    assert active == pytest.approx(12.88e9, rel=2e-3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 10), min_size=4, max_size=4).filter(any), st.integers(0, 10**12))
+def test_places_of_a_tensor_add_up_to_it_and_keep_to_their_shares(
+    weights: list[int], nbytes: int
+) -> None:
+    gpu, dram, cxl, drive = (weight / sum(weights) for weight in weights)
+    placed = Home(gpu=gpu, nodes={0: dram, 2: cxl}, drive=drive).place(nbytes)
+    parts = [placed.gpu, placed.nodes[0], placed.nodes[2], placed.drive]
+    assert sum(parts) == nbytes
+    for part, share in zip(parts, (gpu, dram, cxl, drive), strict=True):
+        assert abs(part - nbytes * share) <= 1 + nbytes * 1e-9
+        assert part == 0 or share > 0
+    assert sum(placed.on_host(1).values()) == nbytes - placed.gpu
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"gpu": 0.5}, {"gpu": 1.5, "drive": -0.5}, {"nodes": {0: 0.5, 1: 0.6}}]
+)
+def test_home_that_does_not_add_up_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="add up to 1"):
+        Home(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"layers": 0}, {"kv_heads": 3}, {"active_experts": 2}])
+def test_shape_that_makes_no_model_is_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="model of"):
+        dataclasses.replace(SHAPE, **fields)
+
+
+def inference(**changes: Any) -> InferenceWork:
+    fields: dict[str, Any] = {
+        "shape": SHAPE, "batch": 3, "batches": 2, "prompt": 10, "generated": 5,
+        "weights": HOST, "kv": HOST, "activations": DRAM,
+    }  # fmt: skip
+    return InferenceWork(**{**fields, **changes})
+
+
+def test_inference_moves_every_weight_once_a_token_and_the_whole_cache_once_a_layer() -> None:
+    trace = inference_trace(inference())
+    reads, writes = moved(trace, engine="h2d", kind="weights")
+    assert sum(reads.values()) == 5 * WEIGHT_BYTES
+    assert reads[0] == pytest.approx(reads[2], abs=5 * 4 * 10)
+    assert not writes
+    loaded, _ = moved(trace, engine="h2d", kind="kv")
+    attended = sum(10 + step for step in range(4))
+    assert sum(loaded.values()) == 6 * 4 * KV_TOKEN * attended
+    _, stored = moved(trace, engine="d2h", kind="kv")
+    assert sum(stored.values()) == 6 * 4 * KV_TOKEN * (10 + 4)
+    _, hidden = moved(trace, engine="d2h", kind="act")
+    assert hidden == {0: 6 * 4 * 512 * (10 + 4)}
+    assert trace.tokens == {"prefill": 60, "decode": 24}
+
+
+def test_inference_computes_what_its_matrices_and_attention_need() -> None:
+    trace = inference_trace(inference(kv=Home(gpu=1.0)))
+    found = sum(one.flops for one in trace)
+    tokens = 6 * (10 + 4)
+    matrices = 2 * 4 * LAYER_PARAMS * tokens + 2 * HEAD_PARAMS * 6 * 5
+    pairs = 6 * (10 * 11 / 2 + sum(11 + step for step in range(4)))
+    assert found == pytest.approx(matrices + 4 * 4 * pairs * 256)
+
+
+def test_attention_on_the_cpu_reads_the_cache_where_it_is_and_loads_nothing_of_it() -> None:
+    work = inference(cpu_attention=True, kv=Home(gpu=0.2, nodes={0: 0.4, 2: 0.4}))
+    trace = inference_trace(work)
+    assert not moved(trace, engine="h2d", kind="kv")[0]
+    reads, _ = moved(trace, engine="cpu", kind="workspace")
+    attended = sum(10 + step for step in range(4))
+    assert reads[2] == pytest.approx(0.4 * 6 * 4 * KV_TOKEN * attended, rel=1e-3)
+    on_gpu = inference_trace(dataclasses.replace(work, cpu_attention=False))
+    assert sum(one.flops for one in trace) == pytest.approx(sum(one.flops for one in on_gpu))
+
+
+def test_drive_is_read_and_written_through_the_stage() -> None:
+    work = inference(weights=Home(drive=1.0), kv=Home(drive=1.0), activations=DRAM, stage=1)
+    trace = inference_trace(work)
+    stored, loaded = moved(trace, engine="nvme")
+    attended = sum(10 + step for step in range(4))
+    assert loaded == {1: 5 * WEIGHT_BYTES + 6 * 4 * KV_TOKEN * attended}
+    assert stored == {1: 6 * 4 * KV_TOKEN * 14}
+    reads, _ = moved(trace, engine="h2d", kind="weights")
+    assert reads == {1: 5 * WEIGHT_BYTES}
+
+
+def streaming(overlap: bool) -> float:
+    """One layer and an output of 10 GB of weights each over a link of 10 GB/s; no flops to see."""
+    shape = ModelShape(
+        layers=1, width=1000, heads=1, kv_heads=1, head_width=1, inner=2498000, vocab=5_000_000
+    )
+    assert shape.layer_params * 2 == pytest.approx(10 * GB, rel=1e-3)
+    assert shape.head_params * 2 == 10 * GB
+    work = InferenceWork(shape=shape, batch=1, prompt=1, generated=3, weights=DRAM, overlap=overlap)
+    fast = machine()
+    gpu = dataclasses.replace(
+        fast.gpus[0], peak_flops_per_s=1e15, memory_bandwidth_bytes_per_s=20.0 * GB
+    )
+    return replay(inference_trace(work), machine(gpus=(gpu,))).seconds
+
+
+def test_weights_that_stream_hide_the_computation_only_with_overlap() -> None:
+    """Three tokens of two matrices: 6 s of copies; computing reads each at 20 GB/s in 0.5 s."""
+    assert streaming(overlap=False) == pytest.approx(6 * 1.0 + 6 * 0.5, rel=5e-3)
+    assert streaming(overlap=True) == pytest.approx(6 * 1.0 + 0.5, rel=5e-3)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 3), st.sampled_from([HOST, DRAM, Home(drive=0.5, gpu=0.5)]),
+    st.booleans(),
+)  # fmt: skip
+def test_overlap_moves_the_same_bytes_and_is_never_slower(
+    batch: int, batches: int, home: Home, cpu_attention: bool
+) -> None:
+    work = inference(
+        batch=batch, batches=batches, kv=home, weights=home, cpu_attention=cpu_attention
+    )
+    apart = dataclasses.replace(work, overlap=False)
+    both = [replay(inference_trace(each), machine()) for each in (work, apart)]
+    assert both[0].node_bytes == both[1].node_bytes
+    assert both[0].link_bytes == both[1].link_bytes
+    assert both[0].seconds <= both[1].seconds * (1 + 1e-9)
+    # With nothing overlapped the whole is the sum of its events.
+    assert both[1].seconds == pytest.approx(float((both[1].ends_s - both[1].starts_s).sum()))
+
+
+def training(**changes: Any) -> TrainingWork:
+    fields: dict[str, Any] = {
+        "shape": SHAPE, "micro_batch": 2, "accumulation": 1, "tokens": 16,
+        "gradients": DRAM, "master": DRAM, "momentum": DRAM, "variance": DRAM,
+    }  # fmt: skip
+    return TrainingWork(**{**fields, **changes})
+
+
+PARAMS = 4 * LAYER_PARAMS + HEAD_PARAMS
+
+
+def test_training_step_moves_gradients_out_states_through_the_cpu_and_parameters_back() -> None:
+    trace = training_trace(training(momentum=Home(nodes={2: 1.0})))
+    _, out = moved(trace, engine="d2h", kind="gradients")
+    assert out == {0: 2 * PARAMS}
+    back, _ = moved(trace, engine="h2d", kind="weights")
+    assert back == {0: 2 * PARAMS}
+    reads, writes = moved(trace, engine="cpu", kind="optimizer")
+    assert reads == {0: 12 * PARAMS, 2: 4 * PARAMS}
+    assert writes == {0: (8 + 2) * PARAMS, 2: 4 * PARAMS}
+    assert {one.phase for one in trace} == {"forward", "backward", "optimizer"}
+    tokens = 32
+    pairs = 2 * 16 * 17 / 2
+    forward = 2 * PARAMS * tokens + 4 * 4 * pairs * 256
+    assert sum(one.flops for one in trace) == pytest.approx(4 * forward)
+
+
+def test_accumulated_gradients_are_added_on_the_cpu() -> None:
+    one, three = (training_trace(training(accumulation=passes)) for passes in (1, 3))
+    first, _ = moved(one, engine="cpu", kind="gradients")
+    assert first == {0: 2 * PARAMS}
+    reads, writes = moved(three, engine="cpu", kind="gradients")
+    assert reads == {0: 3 * 2 * PARAMS + 2 * 4 * PARAMS}
+    assert writes == {0: 3 * 4 * PARAMS}
+    assert training(accumulation=3).step_tokens == 96
+
+
+def test_parameters_on_the_host_are_loaded_for_forward_and_backward() -> None:
+    trace = training_trace(training(parameters=Home(nodes={2: 1.0})))
+    loaded, _ = moved(trace, engine="h2d", kind="weights")
+    # The output's are still there when backward begins.
+    assert loaded == {2: 2 * (2 * PARAMS) - 2 * HEAD_PARAMS}
+    _, writes = moved(trace, engine="cpu", kind="optimizer")
+    assert writes == {0: 12 * PARAMS, 2: 2 * PARAMS}
+
+
+def test_states_on_the_drive_are_loaded_and_stored_again() -> None:
+    drive = Home(drive=1.0)
+    trace = training_trace(training(master=drive, momentum=drive, variance=drive, stage=1))
+    stored, loaded = moved(trace, engine="nvme")
+    assert loaded == {1: 12 * PARAMS}
+    assert stored == {1: 12 * PARAMS}
+
+
+def test_states_in_gpu_memory_are_updated_there() -> None:
+    gpu = Home(gpu=1.0)
+    trace = training_trace(training(gradients=gpu, master=gpu, momentum=gpu, variance=gpu))
+    assert {one.engine for one in trace} == {"gpu"}
+    update = sum(one.accelerator_bytes for one in trace if one.phase == "optimizer")
+    assert update == (4 + 3 * 8) * PARAMS
+
+
+BIG = ModelShape(
+    layers=8, width=4096, heads=32, kv_heads=32, head_width=128, inner=16384, vocab=32000
+)
+
+
+def test_gradients_leave_behind_backward_and_states_on_cxl_lengthen_the_optimizer() -> None:
+    cxl = Home(nodes={2: 1.0})
+    work = training(shape=BIG, micro_batch=8, tokens=1024)
+    near = replay(training_trace(work), machine())
+    far_states = dataclasses.replace(work, master=cxl, momentum=cxl, variance=cxl)
+    far = replay(training_trace(far_states), machine())
+    apart = replay(training_trace(dataclasses.replace(work, overlap=False)), machine())
+    assert near.phase_seconds["forward"] == pytest.approx(far.phase_seconds["forward"])
+    params = 8 * BIG.layer_params + BIG.head_params
+    # Computing takes longer than the link; only the last layer's gradients come after it.
+    alone = 4 * 2 * params * 8 * 1024 * 0.75 / 1e12
+    assert near.phase_seconds["backward"] == pytest.approx(alone, rel=0.06)
+    gradients = 2 * params / (10 * GB)
+    assert apart.phase_seconds["backward"] - near.phase_seconds["backward"] > 0.8 * gradients
+    # Bytes a parameter: 16 read at 100 GB/s and 14 written at 50, or 24 both ways at 20 GB/s.
+    on_dram, on_cxl = 16 * params / (100 * GB) + 14 * params / (50 * GB), 24 * params / (20 * GB)
+    assert near.phase_seconds["optimizer"] == pytest.approx(on_dram, rel=0.05)
+    assert far.phase_seconds["optimizer"] == pytest.approx(on_cxl, rel=0.05)
+
+
+@pytest.mark.parametrize("fields", [{"micro_batch": 0}, {"accumulation": 0}, {"tokens": 0}])
+def test_training_of_nothing_is_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        training(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"batch": 0}, {"batches": 0}, {"prompt": 0}, {"generated": 0}])
+def test_inference_of_nothing_is_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        inference(**fields)
+
+
+def test_inference_of_one_token_has_no_decoding() -> None:
+    trace = inference_trace(inference(generated=1))
+    assert {one.phase for one in trace} == {"prefill"}
+    assert trace.tokens.get("decode", 0) == 0
