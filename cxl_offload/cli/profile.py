@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 def profile(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer points: at most 8 s a path instead of 110 s.")
+        bool, typer.Option("--quick", help="Fewer points: at most 8 s instead of 110 s a path.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the profile as JSON.")
@@ -63,7 +63,7 @@ def profile(
         typer.Option(metavar="SIZE", help="E.g. 64MiB; default: 4 to 8 last-level caches."),
     ] = None,
 ) -> None:
-    """Measure latency and bandwidth of every node, from the CPUs of every node.
+    """Measure latency and bandwidth of every node, and copies between it and every GPU.
 
     A path is the CPUs of one node on the memory of one node. Let nothing else run meanwhile.
     """
@@ -148,6 +148,7 @@ def print_profile(console: Console, found: Profile) -> None:
     _print_loaded(console, found, how)
     _print_mixes(console, found, how)
     _print_sweeps(console, found, how)
+    _print_copies(console, found, how)
     notes = [f"{_path_name(path)}: {note}" for path in found.paths for note in path.notes] + list(
         found.notes
     )
@@ -262,3 +263,22 @@ def _print_sweeps(console: Console, found: Profile, how: str) -> None:
                 format_bandwidth(point.bandwidth_bytes_per_s.median) + mark,
             )
     show(console, made)
+
+
+def _print_copies(console: Console, found: Profile, how: str) -> None:
+    made = table(
+        f"Copies between GPUs and nodes, pinned ({how})",
+        *("GPU", "node", "to the GPU", "to the host", "64 bytes to", "64 bytes from"),
+        right=("to the GPU", "to the host", "64 bytes to", "64 bytes from"),
+    )
+    for copy in found.copies:
+        made.add_row(
+            copy.gpu,
+            str(copy.node),
+            format_bandwidth(copy.h2d_bandwidth_bytes_per_s.median),
+            format_bandwidth(copy.d2h_bandwidth_bytes_per_s.median),
+            f"{copy.h2d_latency_ns.median / 1e3:.2f} µs",
+            f"{copy.d2h_latency_ns.median / 1e3:.2f} µs",
+        )
+    if found.copies:
+        show(console, made)

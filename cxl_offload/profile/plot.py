@@ -37,8 +37,8 @@ def save_plots(profile: Profile, folder: str | Path) -> tuple[Path, ...]:
     Returns
     -------
     tuple of Path
-        Those written: ``bandwidth.png``, ``loaded_latency.png``, ``mixes.png``, ``pages.png`` and
-        ``interleave.png``.
+        Those written: ``bandwidth.png``, ``loaded_latency.png``, ``mixes.png``, ``pages.png``,
+        ``interleave.png`` and ``copies.png``.
 
     Raises
     ------
@@ -219,6 +219,22 @@ def _draw_sweeps(axes: Axes, profile: Profile) -> None:
     _finish(axes, "GB/s of loads")
 
 
+def _draw_copy_bandwidth(axes: Axes, profile: Profile) -> None:
+    names = [(f"{copy.gpu}, node {copy.node}", copy) for copy in profile.copies]
+    to_gpu = {name: copy.h2d_bandwidth_bytes_per_s for name, copy in names}
+    to_host = {name: copy.d2h_bandwidth_bytes_per_s for name, copy in names}
+    _draw_bars(axes, [("to the GPU", to_gpu), ("to the host", to_host)], GB, "%.3g")
+    _finish(axes, "GB/s of one pinned copy")
+
+
+def _draw_copy_latency(axes: Axes, profile: Profile) -> None:
+    names = [(f"{copy.gpu}, node {copy.node}", copy) for copy in profile.copies]
+    to_gpu = {name: copy.h2d_latency_ns for name, copy in names}
+    to_host = {name: copy.d2h_latency_ns for name, copy in names}
+    _draw_bars(axes, [("to the GPU", to_gpu), ("to the host", to_host)], 1e3, "%.3g")
+    _finish(axes, "µs a copy of 64 bytes")
+
+
 def _weights(sweep: InterleaveSweep, weights: Mapping[int, int]) -> str:
     return ":".join(str(weights.get(node, 0)) for node in sweep.nodes)
 
@@ -258,5 +274,10 @@ _PICTURES = {
     ),
     "interleave": _Picture(
         "Weighted interleave", lambda profile: bool(profile.sweeps), (_draw_sweeps,)
+    ),
+    "copies": _Picture(
+        "Copies between GPUs and nodes",
+        lambda profile: bool(profile.copies),
+        (_draw_copy_bandwidth, _draw_copy_latency),
     ),
 }
