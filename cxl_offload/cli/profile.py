@@ -18,7 +18,7 @@ from cxl_offload.cli._report_table import NONE, show, table
 from cxl_offload.errors import ConfigError
 from cxl_offload.profile.model import Estimate, PathProfile, Profile
 from cxl_offload.profile.schedule import Progress
-from cxl_offload.units import format_bandwidth, format_bytes, parse_bytes
+from cxl_offload.units import MIB, format_bandwidth, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from cxl_offload.memory import Memory
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["print_profile", "progress_bar", "register"]
 
 _PIPED_WIDTH = 140
+_ASSUMED_CACHE_BYTES = 64 * MIB
 
 
 def register(app: typer.Typer) -> None:
@@ -62,6 +63,12 @@ def profile(
         str | None,
         typer.Option(metavar="SIZE", help="E.g. 64MiB; default: 4 to 8 last-level caches."),
     ] = None,
+    copy_rules: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Measure too how host copies are quickest, and write the table."
+        ),
+    ] = None,
 ) -> None:
     """Measure latency and bandwidth of every node, and copies between it and every GPU.
 
@@ -70,8 +77,9 @@ def profile(
     from cxl_offload.memory import Memory
     from cxl_offload.profile import FULL, QUICK, measure_machine, save_profile
 
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"write {output}: there is no folder {output.parent}")
+    for file in (output, copy_rules):
+        if file is not None and not file.parent.is_dir():
+            raise ConfigError(f"write {file}: there is no folder {file.parent}")
     memory = Memory.linux()
     with progress_bar() as progress:
         found = measure_machine(
@@ -94,6 +102,8 @@ def profile(
     print_profile(console, found)
     if output is not None:
         console.print(f"\nwritten: {output}")
+    if copy_rules is not None:
+        console.print(f"\nhost copies: {_measure_copies(memory, copy_rules)}")
     if plot is not None:
         from cxl_offload.profile.plot import save_plots
 
@@ -282,3 +292,24 @@ def _print_copies(console: Console, found: Profile, how: str) -> None:
         )
     if found.copies:
         show(console, made)
+
+
+def _measure_copies(memory: Memory, file: Path) -> str:
+    """Writes the table of host copies on the local node; returns it in words."""
+    from cxl_offload.transfer.host import RULES_VARIABLE, measure_rules, save_rules
+
+    local = memory.machine.node(memory.machine.initiator)
+    free = local.capacity_bytes if local.free_bytes is None else local.free_bytes
+    # Several last-level caches, or copies of cached bytes would be measured.
+    room = min(8 * (local.llc_bytes or _ASSUMED_CACHE_BYTES), free // 8) // MIB * MIB
+    if room < MIB:
+        raise ConfigError(f"--copy-rules: node {local.id} has {format_bytes(free)} free; too few")
+    target, source = (memory.allocate(room, f"bind:{local.id}") for _ in range(2))
+    rules = measure_rules(target.address, source.address, room)
+    save_rules(file, rules)
+    ways = [
+        f"from {format_bytes(rule.from_bytes)} on "
+        f"{'past the caches' if rule.non_temporal else 'memcpy'} by {_threads(rule.threads)}"
+        for rule in rules
+    ]
+    return f"{'; '.join(ways)} (measured); for programs: {RULES_VARIABLE}={file}"

@@ -1,7 +1,8 @@
 """Copies in host memory, each by the way that is quickest for its size on this machine.
 
 Ways are ``memcpy`` or stores that go past the caches, by one thread or several. Which way from
-which size on is a table of :class:`CopyRule`, measured by :func:`measure_rules`.
+which size on is a table of :class:`CopyRule`, measured by :func:`measure_rules` or by
+``cxl-offload profile --copy-rules FILE``.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +26,7 @@ from cxl_offload.topology import Machine
 from cxl_offload.transfer.blocks import Addresses
 
 __all__ = [
+    "RULES_VARIABLE",
     "CopyRule",
     "HostCopier",
     "StridedTensor",
@@ -32,6 +35,9 @@ __all__ = [
     "measure_rules",
     "save_rules",
 ]
+
+RULES_VARIABLE = "CXL_OFFLOAD_COPY_RULES"
+"""Environment variable with the file of rules that copiers take by default."""
 
 Way = tuple[bool, int]
 """(past the caches, threads)"""
@@ -92,7 +98,8 @@ class HostCopier:
         CPUs to copy with, the calling thread counted as one of them; None takes all of this
         process. See :func:`cpus_near`.
     rules
-        From 0 bytes on, ascending; None takes rules for a machine that was not measured.
+        From 0 bytes on, ascending; None takes those of the file that ``CXL_OFFLOAD_COPY_RULES``
+        names (with no more threads than CPUs), else rules for a machine that was not measured.
 
     Raises
     ------
@@ -107,6 +114,8 @@ class HostCopier:
         chosen = list(cpus) if cpus is not None else _C.allowed_cpus()
         if not chosen:
             raise ValueError("copy with no CPUs: name at least one")
+        if rules is None:
+            rules = _measured_rules(len(chosen))
         if rules is None:
             rows = _C.HostCopier.default_rules(len(chosen))
         else:
@@ -208,6 +217,14 @@ class HostCopier:
         )
 
 
+def _measured_rules(threads: int) -> tuple[CopyRule, ...] | None:
+    """Those of the file that ``CXL_OFFLOAD_COPY_RULES`` names, with so many threads at most."""
+    file = os.environ.get(RULES_VARIABLE)
+    if not file:
+        return None
+    return tuple(replace(rule, threads=min(rule.threads, threads)) for rule in load_rules(file))
+
+
 def measure_rules(
     target: int,
     source: int,
@@ -285,25 +302,29 @@ def fewest_rules(
     return tuple(rules)
 
 
-def save_rules(path: Path, rules: Sequence[CopyRule]) -> None:
+def save_rules(path: str | Path, rules: Sequence[CopyRule]) -> None:
     """Writes rules as JSON."""
-    path.write_text(json.dumps({"copy_rules": [asdict(rule) for rule in rules]}, indent=1) + "\n")
+    Path(path).write_text(
+        json.dumps({"copy_rules": [asdict(rule) for rule in rules]}, indent=1) + "\n"
+    )
 
 
-def load_rules(path: Path) -> tuple[CopyRule, ...]:
+def load_rules(path: str | Path) -> tuple[CopyRule, ...]:
     """The way back of :func:`save_rules`.
 
     Raises
     ------
     ConfigError
-        The file is not what :func:`save_rules` writes.
+        The file cannot be read, or is not what :func:`save_rules` writes.
     """
     try:
-        rows = json.loads(path.read_text())["copy_rules"]
+        rows = json.loads(Path(path).read_text())["copy_rules"]
         rules = tuple(CopyRule(**row) for row in rows)
         ordered = all(a.from_bytes < b.from_bytes for a, b in itertools.pairwise(rules))
         if not rules or rules[0].from_bytes != 0 or not ordered:
             raise ValueError("rules must begin at 0 bytes and ascend")
+    except OSError as error:
+        raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"not a table of copy rules: {error}", file=str(path)) from error
     return rules

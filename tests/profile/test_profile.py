@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from cxl_offload.cli.main import main
+from cxl_offload.cli.main import app, main
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Memory
 from cxl_offload.profile import (
@@ -30,6 +31,7 @@ from cxl_offload.profile import (
 )
 from cxl_offload.profile.curves import Estimate
 from cxl_offload.profile.schedule import Schedule
+from cxl_offload.transfer import load_rules
 
 from ..memory.machines import simulated_memory
 
@@ -306,3 +308,13 @@ def test_wrong_argument_is_one_line(
     assert end.value.code == 2
     assert named in error
     assert error.count("\n") == 1
+
+
+def test_the_command_writes_the_table_of_host_copies(tmp_path: Path) -> None:
+    file = tmp_path / "rules.json"
+    arguments = ["profile", "--quick", "--seconds", "0.05", "--working-set", "8MiB"]
+    done = CliRunner().invoke(app, [*arguments, "--copy-rules", str(file)])
+    assert done.exit_code == 0, done.output
+    assert load_rules(file)[0].from_bytes == 0
+    astray = CliRunner().invoke(app, [*arguments, "--copy-rules", str(tmp_path / "no" / "r.json")])
+    assert isinstance(astray.exception, ConfigError)

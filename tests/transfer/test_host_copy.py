@@ -227,6 +227,20 @@ def test_measured_rules_are_usable_and_survive_a_file(tmp_path: Path) -> None:
     assert HostCopier(cpus=PAIR, rules=rules).rules == rules
 
 
+def test_copiers_take_the_rules_of_the_named_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = (CopyRule(0, False, 1), CopyRule(8192, True, 1), CopyRule(1 << 20, True, 2))
+    save_rules(tmp_path / "rules.json", rules)
+    monkeypatch.setenv("CXL_OFFLOAD_COPY_RULES", str(tmp_path / "rules.json"))
+    assert HostCopier(cpus=PAIR).rules == rules
+    # With fewer CPUs than measured, fewer threads.
+    assert [rule.threads for rule in HostCopier(cpus=PAIR[:1]).rules] == [1, 1, 1]
+    monkeypatch.setenv("CXL_OFFLOAD_COPY_RULES", str(tmp_path / "absent.json"))
+    with pytest.raises(ConfigError, match=r"absent\.json"):
+        HostCopier(cpus=PAIR)
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"copy_rules": []}', '{"copy_rules": [{"from": 0}]}'])
 def test_damaged_rules_name_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "rules.json").write_text(text)
