@@ -185,6 +185,25 @@ def test_throughput_ratio_of_a_batch_that_does_not_fit_names_need_and_offer() ->
         predict("flexgen_throughput_ratio", {**inputs, "a": small})
 
 
+@pytest.mark.parametrize(("short", "answered"), [(1.015, True), (1.03, False)])
+def test_a_batch_that_ran_may_miss_by_the_rounding_of_printed_sizes(
+    short: float, answered: bool
+) -> None:
+    inputs = one_case_a_model()["flexgen_throughput_ratio"]["inputs"]
+    shape = {key: inputs[key] for key in ("llm", "weight_bytes", "kv_bytes", "activation_bytes")}
+    sized = {key: inputs[key] for key in ("prompt_len", "gen_len")}
+    which = {key: inputs["a"][key] for key in ("batch", "kv_gpu_fraction")}
+    need = predict(
+        "footprint", {**shape, **sized, **which, "metric": "host_gib", "system": "none"}
+    ).value
+    offered = {**inputs["a"], "tiers_gib": {"ldram": need / short}}  # type: ignore[operator]
+    if answered:
+        assert predict("flexgen_throughput_ratio", {**inputs, "a": offered}).value > 0  # type: ignore[operator]
+    else:
+        with pytest.raises(ValueError, match="a of inputs: batch"):
+            predict("flexgen_throughput_ratio", {**inputs, "a": offered})
+
+
 @pytest.mark.parametrize("threads", [48, 96])
 def test_two_hardware_threads_a_core_use_the_same_cores_however_counted(threads: int) -> None:
     inputs = {

@@ -111,6 +111,11 @@ def _flexgen_search(inputs: Inputs) -> Answer:
     return Answer(place.batch, (chosen, *notes))
 
 
+_ROUNDING = 0.02
+"""By so much a batch that is known to have run may seem not to fit: sizes are printed in whole GB,
+and a model's shape leaves out biases and norms."""
+
+
 def _interleaved(
     case: Inputs,
     llm: footprint.LlmShape,
@@ -122,6 +127,8 @@ def _interleaved(
     batch, on_gpu = case.integer("batch", low=1), case.fraction("kv_gpu_fraction")
     capacities = [*offered.host.values(), *([] if offered.drive is None else [offered.drive])]
     need = footprint.host_bytes(llm, sizes, lengths, batch=batch, kv_gpu_fraction=on_gpu)
+    if sum(capacities) < need <= sum(capacities) * (1 + _ROUNDING):
+        need = sum(capacities)
     try:
         placed = spread_evenly(need, capacities)
     except ValueError as error:
