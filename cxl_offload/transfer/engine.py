@@ -238,6 +238,11 @@ class CopyEngine:
         ends = (target, source)
         return self._submit("to_host", ends, target, source, nbytes, after, pinned, wait)
 
+    def is_pinned(self, host: ContiguousTensor) -> bool:
+        """Whether copies of this memory need no staging."""
+        owner = self._memory.find(host.data_ptr()) if host.nbytes else None
+        return owner.pinned if owner is not None else _is_pinned(host, None)
+
     def drain(self) -> None:
         """Waits for all transfers; their failures are their handles' to tell."""
         self._open().drain()

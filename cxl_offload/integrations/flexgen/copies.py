@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from flexgen.pytorch_backend import DeviceType, TorchTensor, general_copy, map_to_torch_tensor
 
 from cxl_offload.integrations.flexgen.recorder import Recorder
+from cxl_offload.transfer import CopyEngine
 
-__all__ = ["Copier", "CudaCopies", "HostCopies", "relay_copy"]
+__all__ = ["Copier", "CudaCopies", "EngineCopies", "HostCopies", "Way", "relay_copy"]
+
+Way = Literal["cpu", "h2d", "d2h", "gpu"]
+"""Inside host memory, to the accelerator, from it, inside it."""
 
 _take_apart = general_copy  # FlexGen's own, kept before anything is put in its place
 
@@ -27,7 +31,7 @@ RELAY_BYTES = 64 << 20
 class Link(Protocol):
     """How bytes get between host memory and accelerator."""
 
-    def move(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+    def move(self, dst: torch.Tensor, src: torch.Tensor, way: Way) -> None:
         """Start ``dst[:] = src``; done at the next :meth:`synchronize` at the latest."""
 
     def move_from_disk_thread(self, dst: torch.Tensor, src: torch.Tensor) -> None:
@@ -36,17 +40,24 @@ class Link(Protocol):
     def synchronize(self) -> None:
         """Wait for everything that was started."""
 
+    def close(self) -> None:
+        """Wait, and give back what the link holds."""
+
 
 class HostCopies:
     """Both ends are ordinary memory: a copy is a copy."""
 
-    def move(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+    def move(self, dst: torch.Tensor, src: torch.Tensor, way: Way) -> None:
         dst.copy_(src)
 
-    move_from_disk_thread = move
+    def move_from_disk_thread(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        dst.copy_(src)
 
     def synchronize(self) -> None:
         """Nothing is ever under way."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class CudaCopies:
@@ -63,7 +74,7 @@ class CudaCopies:
         self._record_stream = record_stream
         self._threads = threading.local()
 
-    def move(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+    def move(self, dst: torch.Tensor, src: torch.Tensor, way: Way) -> None:
         ends = [end for end in (dst, src) if not end.is_cuda]
         if any(not end.is_pinned() for end in ends):
             dst.copy_(src)
@@ -85,6 +96,68 @@ class CudaCopies:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+    def close(self) -> None:
+        """The threads' relays go with the threads."""
+
+    @staticmethod
+    def stream_in_order() -> int | None:
+        """The default stream, if that is the current one: what follows on it needs the copy.
+
+        FlexGen's other streams only load ahead and store behind; it synchronizes before anything
+        uses that.
+        """
+        current = torch.cuda.current_stream()
+        return current.cuda_stream if current == torch.cuda.default_stream() else None
+
+
+class EngineCopies:
+    """Copies between host and accelerator by the copy engine, everything else by another link.
+
+    Every direction and node has a queue of its own. So what FlexGen loads ahead (the next layer's
+    weights, the next batch's cache) crosses from all tiers together, in the order in which FlexGen
+    asks for it, and takes as long as the planner's ``max(bytes / link, bytes_i / rate_i)``.
+
+    Parameters
+    ----------
+    engine
+        Closed by :meth:`close`.
+    others
+        Copies that stay on one side, come from disk, or are of memory in pieces or not pinned.
+    stream_in_order
+        The stream on which the copy has a place between earlier and later work; None where the
+        next :meth:`synchronize` is early enough.
+    """
+
+    def __init__(
+        self, engine: CopyEngine, others: Link, stream_in_order: Callable[[], int | None]
+    ) -> None:
+        self._engine = engine
+        self._others = others
+        self._stream_in_order = stream_in_order
+
+    def move(self, dst: torch.Tensor, src: torch.Tensor, way: Way) -> None:
+        host = src if way == "h2d" else dst
+        plain = dst.is_contiguous() and src.is_contiguous() and dst.dtype == src.dtype
+        if way not in ("h2d", "d2h") or not plain or not self._engine.is_pinned(host):
+            self._others.move(dst, src, way)
+            return
+        stream = self._stream_in_order()
+        submit = self._engine.to_device if way == "h2d" else self._engine.to_host
+        handle = submit(dst, src, after=() if stream is None else (stream,))
+        if handle is not None and stream is not None:
+            handle.stream_wait(stream)
+
+    def move_from_disk_thread(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self._others.move_from_disk_thread(dst, src)
+
+    def synchronize(self) -> None:
+        self._engine.drain()  # what waits for its turn is not yet on a stream of the GPU
+        self._others.synchronize()
+
+    def close(self) -> None:
+        self._engine.close()
+        self._others.close()
 
 
 def relay_copy(dst: torch.Tensor, src: torch.Tensor, relay: torch.Tensor) -> None:
@@ -131,8 +204,7 @@ class Copier:
         to, source = _view(dst, dst_indices), _view(src, src_indices)
         if to.numel() == 0:
             return
-        self._record(dst, to, src, source)
-        self._link.move(to, source)
+        self._link.move(to, source, self._record(dst, to, src, source))
 
     def from_disk_thread(
         self, dst: TorchTensor, dst_indices: Any, src: TorchTensor, src_indices: Any
@@ -145,6 +217,10 @@ class Copier:
     def synchronize(self) -> None:
         """Wait for all copies between host and accelerator."""
         self._link.synchronize()
+
+    def close(self) -> None:
+        """Wait for them, and give back what the link holds."""
+        self._link.close()
 
     def _queue_for_disk(
         self, dst: TorchTensor, dst_indices: Any, src: TorchTensor, src_indices: Any
@@ -174,18 +250,21 @@ class Copier:
 
     def _record(
         self, dst: TorchTensor, to: torch.Tensor, src: TorchTensor, source: torch.Tensor
-    ) -> None:
+    ) -> Way:
         from_host = src.device.device_type == DeviceType.CPU
         to_host = dst.device.device_type == DeviceType.CPU
         nbytes = to.numel() * to.element_size()
         if from_host and to_host:
             self._recorder.copied("cpu", source=source, target=to)
-        elif from_host:
+            return "cpu"
+        if from_host:
             self._recorder.copied("h2d", source=source, accelerator_bytes=nbytes)
-        elif to_host:
+            return "h2d"
+        if to_host:
             self._recorder.copied("d2h", target=to, accelerator_bytes=nbytes)
-        else:
-            self._recorder.copied("gpu", accelerator_bytes=2 * nbytes)
+            return "d2h"
+        self._recorder.copied("gpu", accelerator_bytes=2 * nbytes)
+        return "gpu"
 
 
 def _plain(indices: Any) -> Any:

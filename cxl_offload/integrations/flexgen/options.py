@@ -72,6 +72,13 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         "does, over single-precision copies; a compressed cache, or one with a share on disk, "
         "always goes through the copies",
     )
+    ours.add_argument(
+        "--copies",
+        choices=("stream", "engine"),
+        default="stream",
+        help="between host and GPU: on FlexGen's streams (default), or by the copy engine, where a "
+        "slow tier's bytes cross together with a fast one's",
+    )
     more = parser.add_argument_group("prompts and results")
     more.add_argument("--prompts", metavar="FILE", help="a text file with one prompt a line")
     more.add_argument(
@@ -166,6 +173,7 @@ def request_from(args: argparse.Namespace) -> FlexGenRun:
         pin_weight=args.pin_weight,
         cpu_cache_compute=args.cpu_cache_compute,
         cpu_attention=args.cpu_attention,
+        copies=args.copies,
         attn_sparsity=args.attn_sparsity,
         compress_weight=args.compress_weight,
         compress_cache=args.compress_cache,

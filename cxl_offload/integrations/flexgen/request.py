@@ -62,6 +62,9 @@ compress_cache
         Tiers with capacities; they replace tiers of the machine that share a name or a node.
     accelerator
         ``"cuda"``, or ``"host"``: ordinary memory and the CPU stand in for the accelerator.
+    copies
+        Between host and GPU: ``"stream"``, FlexGen's streams, or ``"engine"``, the copy engine,
+        where a slow tier's bytes cross together with a fast one's.
     stop
         Token after which a row is padded; ``None`` never stops.
     do_sample, temperature
@@ -95,6 +98,7 @@ compress_cache
     place: Mapping[str, str] = field(default_factory=dict)
     tiers: tuple[TierLimit, ...] = ()
     accelerator: Literal["cuda", "host"] = "host"
+    copies: Literal["stream", "engine"] = "stream"
     stop: int | None = None
     do_sample: bool = False
     temperature: float = 1.0
@@ -154,6 +158,12 @@ def _check_numbers(run: FlexGenRun) -> None:
         raise ConfigError(f"--cpu-attention {run.cpu_attention}: must be in-place or workspace")
     if run.accelerator not in ("cuda", "host"):
         raise ConfigError(f"--accelerator {run.accelerator}: must be cuda or host")
+    if run.copies not in ("stream", "engine"):
+        raise ConfigError(f"--copies {run.copies}: must be stream or engine")
+    if run.copies == "engine" and run.accelerator == "host":
+        raise ConfigError(
+            "--copies engine: without a GPU there is no link to copy over; leave it out"
+        )
     if not run.temperature > 0:
         raise ConfigError(f"--temperature {run.temperature}: must be above 0")
     given = len(run.prompts) or len(run.token_ids)

@@ -160,7 +160,8 @@ class Session:
         source = MemorySource(self.memory)
         self.store = TierStore(source, layout.parts, pin=request.accelerator == "cuda")
         self._recorder = Recorder(source.bytes_per_node, local_node=self.memory.kernel.local_node)
-        copies = make_copier(request, source, self._recorder)
+        copies = make_copier(request, self.memory, source, self._recorder)
+        self._open.callback(copies.close)
         placer = WeightPlacer(layout.weights.percents)
         self._open.enter_context(
             flexgen_globals(

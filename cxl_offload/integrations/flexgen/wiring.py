@@ -14,7 +14,12 @@ from flexgen.flex_opt import Policy
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.accelerator import Accelerator, HostAccelerator
-from cxl_offload.integrations.flexgen.copies import Copier, CudaCopies, HostCopies
+from cxl_offload.integrations.flexgen.copies import (
+    Copier,
+    CudaCopies,
+    EngineCopies,
+    HostCopies,
+)
 from cxl_offload.integrations.flexgen.devices import HostDevice, SplitCache, TierDisk
 from cxl_offload.integrations.flexgen.layout import Layout
 from cxl_offload.integrations.flexgen.places import Role
@@ -24,6 +29,7 @@ from cxl_offload.integrations.flexgen.sizes import COMPRESS_KV, COMPRESS_WEIGHTS
 from cxl_offload.integrations.flexgen.store import TierStore
 from cxl_offload.integrations.flexgen.tiers import MemorySource
 from cxl_offload.memory import Memory
+from cxl_offload.transfer import CopyEngine
 from cxl_offload.units import format_bytes
 
 __all__ = [
@@ -71,10 +77,23 @@ def flexgen_policy(run: FlexGenRun) -> Policy:
     )
 
 
-def make_copier(run: FlexGenRun, source: MemorySource, recorder: Recorder) -> Copier:
-    """Copies for the run's accelerator."""
-    link = HostCopies() if run.accelerator == "host" else CudaCopies(source.record_stream)
-    return Copier(link, recorder)
+def make_copier(
+    run: FlexGenRun, memory: Memory, source: MemorySource, recorder: Recorder
+) -> Copier:
+    """Copies for the run's accelerator; to be closed.
+
+    Raises
+    ------
+    MemoryError, OSError
+        The copy engine does not get what it needs of the driver.
+    """
+    if run.accelerator == "host":
+        return Copier(HostCopies(), recorder)
+    copies = CudaCopies(source.record_stream)
+    if run.copies == "stream":
+        return Copier(copies, recorder)
+    engine = CopyEngine(memory, staging_bytes=0)
+    return Copier(EngineCopies(engine, copies, CudaCopies.stream_in_order), recorder)
 
 
 def build_devices(

@@ -105,7 +105,7 @@ def test_copy_of_pinned_memory_is_asynchronous_and_fences_its_reuse(
     gpu, host = _Tensor("gpu", cuda=True), _Tensor("host", cuda=False, pinned=True)
     dst, src = (gpu, host) if to_gpu else (host, gpu)
 
-    copies.move(dst, src)  # type: ignore[arg-type]
+    copies.move(dst, src, "h2d" if to_gpu else "d2h")  # type: ignore[arg-type]
 
     assert dst.copies == [(src.name, True)]
     assert streams == [("host", 77)]
@@ -115,7 +115,7 @@ def test_copy_of_pageable_memory_waits(streams: list[tuple[str, int]]) -> None:
     copies = CudaCopies(lambda tensor, stream: streams.append((tensor.name, stream)))  # type: ignore[attr-defined]
     gpu, host = _Tensor("gpu", cuda=True), _Tensor("host", cuda=False)
 
-    copies.move(gpu, host)  # type: ignore[arg-type]
+    copies.move(gpu, host, "h2d")  # type: ignore[arg-type]
 
     assert gpu.copies == [("host", False)]
     assert streams == []
