@@ -27,7 +27,7 @@ from cxl_offload.integrations.flexgen.shares import (
 )
 from cxl_offload.integrations.flexgen.sizes import Sizes
 from cxl_offload.integrations.flexgen.store import Part
-from cxl_offload.memory.policy import Dax, FirstTouch, parse_policy
+from cxl_offload.memory.policy import Dax, FirstTouch, Policy, Preferred, parse_policy
 from cxl_offload.topology import Machine, Tier
 
 __all__ = ["Layout", "lay_out", "with_tiers"]
@@ -129,7 +129,8 @@ def lay_out(
         *realised_kv(run.gpu_batch_size, kv_shares),
     )
     sequences = tuple(kv_sequences(run.gpu_batch_size, kv_shares))
-    parts = {role: _parts(role, run.place.get(role), machine) for role in ROLES}
+    unplaced = _nearest(machine) if run.accelerator == "cuda" else FirstTouch()
+    parts = {role: _parts(role, run.place.get(role), machine, unplaced) for role in ROLES}
     _refuse_idle_policies(run, weight_shares, kv_shares)
     sizes = Sizes(run, config, prompt_len)
     weights = _weight_needs(groups, weight_shares, sizes, parts["weights"])
@@ -156,9 +157,17 @@ def lay_out(
     )
 
 
-def _parts(role: Role, text: str | None, machine: Machine) -> tuple[Part, ...]:
+def _nearest(machine: Machine) -> Policy:
+    """What first touch comes to where memory is pinned, which touches it at once."""
+    distances = machine.distances.get(machine.initiator, {})
+    nodes = [node.id for node in machine.usable_nodes()]
+    first = min(nodes, key=lambda node: (node != machine.initiator, distances.get(node, 255)))
+    return Preferred((first,))
+
+
+def _parts(role: Role, text: str | None, machine: Machine, unplaced: Policy) -> tuple[Part, ...]:
     if text is None:
-        return (Part(HOST, FirstTouch()),)
+        return (Part(HOST, unplaced),)
     try:
         split = parse_split(text)
         if split is None:

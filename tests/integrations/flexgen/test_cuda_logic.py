@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +15,16 @@ from hypothesis import strategies as st
 from cxl_offload.integrations.flexgen import FlexGenRun
 from cxl_offload.integrations.flexgen.copies import RELAY_BYTES, CudaCopies, relay_copy
 from cxl_offload.integrations.flexgen.devices import HostDevice
+from cxl_offload.integrations.flexgen.layout import lay_out
+from cxl_offload.integrations.flexgen.lm import weight_groups
+from cxl_offload.integrations.flexgen.model import resolve_model
 from cxl_offload.integrations.flexgen.places import ROLES
 from cxl_offload.integrations.flexgen.store import Part, TierStore
 from cxl_offload.integrations.flexgen.tiers import MemorySource
+from cxl_offload.integrations.flexgen.wiring import flexgen_policy
 from cxl_offload.memory import Bind, FirstTouch, Memory, Policy
+
+from .conftest import machine
 
 
 class _Asked:
@@ -74,6 +81,19 @@ def test_what_the_gpu_copies_from_and_to_is_pinned_with_cuda_only(cuda: bool) ->
         (cache, cuda),
         *[(workspace, False)] * 4,
     ]
+
+
+@pytest.mark.parametrize(("accelerator", "policy"), [("cuda", "preferred:0"), ("host", "first")])
+def test_what_no_rule_places_can_be_pinned(
+    request_tiny: FlexGenRun, accelerator: Any, policy: str
+) -> None:
+    """First touch cannot: pinning is the touch."""
+    request = replace(request_tiny, accelerator=accelerator, place={"kv": "bind:cxl"})
+    config = resolve_model(request.model, None).config
+    groups = weight_groups(config, flexgen_policy(request))
+    layout = lay_out(request, config, groups, 12, machine())
+    assert str(layout.parts["weights"][0].policy).startswith(policy)
+    assert str(layout.parts["kv"][0].policy) == "bind:2"
 
 
 class _Tensor:

@@ -91,10 +91,7 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[FlexGenRepo
     "options",
     [
         {"place": SPREAD},
-        {
-            "place": {"weights": "split:ldram=40,rdram=30,cxl=30"},
-            "percent": (0, 100, 0, 100, 0, 100),
-        },
+        {"place": {**SPREAD, "weights": "split:ldram=40,rdram=30,cxl=30"}},
         {"place": {**SPREAD, "kv": "bind:cxl"}, "gpu_batch_size": 2, "num_gpu_batches": 4},
         {"place": SPREAD, "overlap": False},
         {"place": SPREAD, "percent": (25, 75, 0, 100, 0, 100), "cpu_cache_compute": True},
