@@ -9,7 +9,7 @@ namespace cxl_offload {
 namespace {
 
 constexpr Dtype kDtypes[] = {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16, Dtype::kFloat8E4m3,
-                          Dtype::kFloat8E5m2};
+                             Dtype::kFloat8E5m2};
 
 }  // namespace
 
