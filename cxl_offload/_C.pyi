@@ -489,6 +489,8 @@ def run_attention(
     mask: tuple[int, int] = (0, 0),
     window: int = 0,
     log_sum_exp: int = 0,
+    k_scales: Sequence[float] = ...,
+    v_scales: Sequence[float] = ...,
     isa: str = "",
 ) -> None: ...
 def update_traffic(

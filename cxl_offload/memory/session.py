@@ -159,6 +159,7 @@ class Memory:
         capacities: Capacities | None = None,
         process_limit_bytes: int | None = None,
         driver: _C.GpuDriver | None = None,
+        max_threads: int | None = None,
     ) -> Memory:
         """The memory of a machine that is not here.
 
@@ -174,6 +175,9 @@ class Memory:
             The node whose CPUs the process runs on; None takes the machine's own.
         process_limit_bytes
             As a cgroup's memory.max.
+        max_threads
+            The most threads that fault one allocation in; None takes the process's CPUs. One makes
+            the order of calls to the kernel, and so of injected faults, the same in every run.
         """
         nodes = [node for node in machine.nodes if node.has_memory]
         rows = []
@@ -190,7 +194,7 @@ class Memory:
             movable_nodes=[node.id for node in nodes if _is_movable(node)],
             dax=[_dax_row(device) for device in machine.dax if device.size_bytes],
         )
-        return cls(kernel, machine, capacities=capacities, driver=driver)
+        return cls(kernel, machine, capacities=capacities, driver=driver, max_threads=max_threads)
 
     @property
     def is_simulated(self) -> bool:
