@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <string>
 
 #include "core/error.h"
 
@@ -46,6 +48,21 @@ class Walk {
   size_t at_ = 0;
 };
 
+void memcpy_each(std::span<const uint64_t> targets, std::span<const uint64_t> sources,
+                 std::span<const size_t> sizes) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    std::memcpy(reinterpret_cast<std::byte*>(targets[i]),
+                reinterpret_cast<const std::byte*>(sources[i]), sizes[i]);
+  }
+}
+
+template <typename Copy>
+double seconds_of(const Copy& copy) {
+  const auto begin = Clock::now();
+  copy();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
 }  // namespace
 
 std::vector<std::vector<double>> time_copies(HostCopier& copier, std::span<std::byte> target,
@@ -68,6 +85,28 @@ std::vector<std::vector<double>> time_copies(HostCopier& copier, std::span<std::
       const size_t i = round % 2 == 0 ? k : contenders.size() - 1 - k;
       samples[i].push_back(walk.run(copier, contenders[i], copies[i]));
     }
+  }
+  return samples;
+}
+
+BlockSamples time_blocks(HostCopier& copier, std::span<const uint64_t> targets,
+                         std::span<const uint64_t> sources, std::span<const size_t> sizes,
+                         int rounds) {
+  if (targets.size() != sizes.size() || sources.size() != sizes.size()) {
+    throw InvalidArgument("time blocks: " + std::to_string(sources.size()) + " sources of " +
+                          std::to_string(sizes.size()) + " sizes to " +
+                          std::to_string(targets.size()) + " targets");
+  }
+  BlockSamples samples;
+  const auto own = [&] { copier.copy_blocks(targets, sources, sizes); };
+  const auto memcpys = [&] { memcpy_each(targets, sources, sizes); };
+  for (int round = -1; round < rounds; ++round) {  // the first wakes threads and is not counted
+    const bool own_first = round % 2 == 0;
+    const double first = own_first ? seconds_of(own) : seconds_of(memcpys);
+    const double second = own_first ? seconds_of(memcpys) : seconds_of(own);
+    if (round < 0) continue;
+    samples.own.push_back(own_first ? first : second);
+    samples.memcpys.push_back(own_first ? second : first);
   }
   return samples;
 }
