@@ -169,10 +169,10 @@ def copy_bandwidth(load: Load) -> list[dict[str, Any]]:
     rows = []
     for block, count in cases:
         lists = [
-            (end.address + random.permutation(room // block)[:count] * block).astype(np.uint64)
+            (end.address + random.permutation(room // block) * block).astype(np.uint64)
             for end in ends
         ]
-        own, plain = copier.time_blocks(lists[0], lists[1], block, rounds=31)
+        own, plain = copier.time_blocks(*lists, block, job=count, rounds=31)
         ratio = paired_ratio(plain, own)
         rows.append(
             {

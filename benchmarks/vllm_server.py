@@ -65,6 +65,13 @@ def plugin_folder(folder: Path) -> Path:
     return folder
 
 
+def model_cpus() -> list[int]:
+    """All but the last: with fewer, vLLM chooses by whether KV is offloaded, which is no equal
+    measure, and a model on all CPUs is stalled whenever the HTTP server or a copy runs."""
+    allowed = sorted(os.sched_getaffinity(0))
+    return allowed[:-1] or allowed
+
+
 class Server:
     """``vllm serve`` in a process group of its own, until the ``with`` block ends.
 
@@ -94,6 +101,7 @@ class Server:
             HF_HUB_OFFLINE="1",
             VLLM_NO_USAGE_STATS="1",
             VLLM_CPU_KVCACHE_SPACE="1",
+            VLLM_CPU_OMP_THREADS_BIND=",".join(str(cpu) for cpu in model_cpus()),
         )
         with log.open("wb") as output:
             self._process = subprocess.Popen(

@@ -215,7 +215,7 @@ class HostCopier:
         sample_s: float,
     ) -> list[list[float]]: ...
     def time_blocks(
-        self, targets: int, sources: int, sizes: int, count: int, *, rounds: int
+        self, targets: int, sources: int, sizes: int, count: int, *, job: int, rounds: int
     ) -> tuple[list[float], list[float]]: ...
 
 class Direction:

@@ -56,13 +56,6 @@ void memcpy_each(std::span<const uint64_t> targets, std::span<const uint64_t> so
   }
 }
 
-template <typename Copy>
-double seconds_of(const Copy& copy) {
-  const auto begin = Clock::now();
-  copy();
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
 }  // namespace
 
 std::vector<std::vector<double>> time_copies(HostCopier& copier, std::span<std::byte> target,
@@ -91,22 +84,35 @@ std::vector<std::vector<double>> time_copies(HostCopier& copier, std::span<std::
 
 BlockSamples time_blocks(HostCopier& copier, std::span<const uint64_t> targets,
                          std::span<const uint64_t> sources, std::span<const size_t> sizes,
-                         int rounds) {
-  if (targets.size() != sizes.size() || sources.size() != sizes.size()) {
-    throw InvalidArgument("time blocks: " + std::to_string(sources.size()) + " sources of " +
-                          std::to_string(sizes.size()) + " sizes to " +
-                          std::to_string(targets.size()) + " targets");
+                         size_t job, int rounds) {
+  if (targets.size() != sizes.size() || sources.size() != sizes.size() || job == 0 ||
+      job > sizes.size()) {
+    throw InvalidArgument("time jobs of " + std::to_string(job) +
+                          " blocks: " + std::to_string(sources.size()) + " sources, " +
+                          std::to_string(sizes.size()) + " sizes, " +
+                          std::to_string(targets.size()) + " targets; at least a job, all alike");
   }
   BlockSamples samples;
-  const auto own = [&] { copier.copy_blocks(targets, sources, sizes); };
-  const auto memcpys = [&] { memcpy_each(targets, sources, sizes); };
-  for (int round = -1; round < rounds; ++round) {  // the first wakes threads and is not counted
-    const bool own_first = round % 2 == 0;
-    const double first = own_first ? seconds_of(own) : seconds_of(memcpys);
-    const double second = own_first ? seconds_of(memcpys) : seconds_of(own);
-    if (round < 0) continue;
-    samples.own.push_back(own_first ? first : second);
-    samples.memcpys.push_back(own_first ? second : first);
+  size_t at = 0;
+  const auto sample = [&](bool own) {
+    if (at + job > sizes.size()) at = 0;
+    const auto to = targets.subspan(at, job);
+    const auto from = sources.subspan(at, job);
+    const auto bytes = sizes.subspan(at, job);
+    at += job;
+    const auto begin = Clock::now();
+    if (own) {
+      copier.copy_blocks(to, from, bytes);
+    } else {
+      memcpy_each(to, from, bytes);
+    }
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  sample(true);  // wakes the threads
+  for (int round = 0; round < rounds; ++round) {
+    for (const bool own : {round % 2 == 0, round % 2 != 0}) {
+      (own ? samples.own : samples.memcpys).push_back(sample(own));
+    }
   }
   return samples;
 }

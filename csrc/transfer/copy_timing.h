@@ -31,11 +31,13 @@ struct BlockSamples {
   std::vector<double> memcpys;  // a memcpy of each block, one after the other
 };
 
-// Seconds to copy all the blocks of the lists, `rounds` samples of each, taking turns; the lists
-// are as of HostCopier::copy_blocks. Throws InvalidArgument where they differ in length.
+// Seconds to copy `job` blocks at once, `rounds` samples of each, taking turns and going through
+// the lists, which are as of HostCopier::copy_blocks: where their blocks are larger than the
+// caches, every sample finds its bytes in memory. Throws InvalidArgument for lists that differ in
+// length, or are shorter than a job.
 BlockSamples time_blocks(HostCopier& copier, std::span<const uint64_t> targets,
                          std::span<const uint64_t> sources, std::span<const size_t> sizes,
-                         int rounds);
+                         size_t job, int rounds);
 
 }  // namespace cxl_offload
 

@@ -168,16 +168,17 @@ class HostCopier:
         sources: Addresses,
         sizes: int | Sequence[int] | NDArray[np.int64],
         *,
+        job: int,
         rounds: int,
     ) -> tuple[list[float], list[float]]:
         """Seconds of :meth:`copy_blocks`, and of a ``memcpy`` of each block by this thread.
 
-        Timed inside C++, ``rounds`` samples of each, taking turns; the blocks are copied.
+        Timed inside C++, ``rounds`` samples of each, taking turns. A sample copies the next ``job``
+        blocks of the lists, from their beginning again after their end.
         """
         to, origin, nbytes = _lists(targets, sources, sizes)
-        return self._core.time_blocks(
-            to.ctypes.data, origin.ctypes.data, nbytes.ctypes.data, to.size, rounds=rounds
-        )
+        lists = (to.ctypes.data, origin.ctypes.data, nbytes.ctypes.data, to.size)
+        return self._core.time_blocks(*lists, job=job, rounds=rounds)
 
     def copy_strided(self, target: StridedTensor, source: StridedTensor) -> None:
         """``target[...] = source`` for tensors of one shape and element size, any strides.

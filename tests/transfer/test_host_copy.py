@@ -271,11 +271,16 @@ def test_timed_blocks_are_copied_and_both_ways_have_every_round() -> None:
         places + np.uint64(target.ctypes.data),
         order + np.uint64(source.ctypes.data),
         4096,
+        job=6,
         rounds=5,
     )
     assert len(own) == len(memcpys) == 5
     assert min(own + memcpys) > 0
     expected = source.reshape(16, 4096)[(order // 4096).astype(int)]
-    assert (target.reshape(16, 4096) == expected).all()
+    # 11 jobs of 6: blocks 0-5, 6-11, and again, as 12-17 would be beyond the end
+    assert (target.reshape(16, 4096)[:12] == expected[:12]).all()
+    assert not target.reshape(16, 4096)[12:].any()
     with pytest.raises(ValueError, match="copy 3 sources"):
-        HostCopier(cpus=PAIR).time_blocks(places, order[:3], 4096, rounds=1)
+        HostCopier(cpus=PAIR).time_blocks(places, order[:3], 4096, job=1, rounds=1)
+    with pytest.raises(ValueError, match="jobs of 17 blocks"):
+        HostCopier(cpus=PAIR).time_blocks(places, places, 4096, job=17, rounds=1)
