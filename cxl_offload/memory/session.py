@@ -194,9 +194,7 @@ class Memory:
             movable_nodes=[node.id for node in nodes if _is_movable(node)],
             dax=[_dax_row(device) for device in machine.dax if device.size_bytes],
         )
-        return cls(
-            kernel, machine, capacities=capacities, driver=driver, max_threads=max_threads
-        )
+        return cls(kernel, machine, capacities=capacities, driver=driver, max_threads=max_threads)
 
     @property
     def is_simulated(self) -> bool:
