@@ -8,6 +8,7 @@
 #include "core/half.h"
 #include "kernels/attention_check.h"
 #include "kernels/attention_pass.h"
+#include "kernels/attention_rows.h"
 
 namespace cxl_offload {
 namespace {
@@ -37,109 +38,27 @@ AttentionPass find_pass(Dtype dtype, Isa isa) {
   return attention_pass_scalar(dtype);
 }
 
+// Of the types that are written, too.
 float read(const std::byte* data, Dtype dtype, size_t index) {
-  switch (dtype) {
-    case Dtype::kBfloat16:
-      return to_float(reinterpret_cast<const Bf16*>(data)[index]);
-    case Dtype::kFloat16:
-      return to_float(reinterpret_cast<const F16*>(data)[index]);
-    case Dtype::kFloat32:
-      break;
-  }
+  if (dtype == Dtype::kBfloat16) return to_float(reinterpret_cast<const Bf16*>(data)[index]);
+  if (dtype == Dtype::kFloat16) return to_float(reinterpret_cast<const F16*>(data)[index]);
   return reinterpret_cast<const float*>(data)[index];
 }
 
 void write(std::byte* data, Dtype dtype, size_t index, float value) {
-  switch (dtype) {
-    case Dtype::kBfloat16:
-      reinterpret_cast<Bf16*>(data)[index] = to_bf16(value);
-      return;
-    case Dtype::kFloat16:
-      reinterpret_cast<F16*>(data)[index] = to_f16(value);
-      return;
-    case Dtype::kFloat32:
-      break;
+  if (dtype == Dtype::kBfloat16) {
+    reinterpret_cast<Bf16*>(data)[index] = to_bf16(value);
+  } else if (dtype == Dtype::kFloat16) {
+    reinterpret_cast<F16*>(data)[index] = to_f16(value);
+  } else {
+    reinterpret_cast<float*>(data)[index] = value;
   }
-  reinterpret_cast<float*>(data)[index] = value;
 }
 
-// Rows of one head of K or V, by position within what the outermost index names.
-struct Rows {
-  Rows(const TensorView& view, int64_t head) {
-    const auto element = static_cast<int64_t>(dtype_bytes(view.dtype));
-    base = view.data + head * view.strides[1] * element;
-    outer_step = view.strides[0] * element;
-    step = view.strides[2] * element;
-  }
-  const std::byte* at(int64_t outer, int64_t row) const {
-    return base + outer * outer_step + row * step;
-  }
-
-  const std::byte* base;
-  int64_t outer_step;
-  int64_t step;
-};
-
-// Addresses of the rows of one sequence that are attended, one after another.
-class RowSource {
- public:
-  RowSource(const Attention& a, int64_t batch, int64_t begin, int64_t end, int64_t head)
-      : k_(a.k, head), v_(a.v, head), batch_(batch), at_(begin), end_(end) {
-    if (a.mask != nullptr) mask_ = a.mask + batch * a.mask_columns;
-    if (a.table.data != nullptr) blocks_ = a.table.data + batch * a.table.stride;
-    block_ = a.k.shape[2];
-  }
-
-  bool next(const std::byte*& k, const std::byte*& v) {
-    while (mask_ != nullptr && at_ < end_ && mask_[at_] == 0) ++at_;
-    if (at_ >= end_) return false;
-    const int64_t outer = blocks_ == nullptr ? batch_ : blocks_[at_ / block_];
-    const int64_t row = blocks_ == nullptr ? at_ : at_ % block_;
-    k = k_.at(outer, row);
-    v = v_.at(outer, row);
-    ++at_;
-    return true;
-  }
-
- private:
-  Rows k_;
-  Rows v_;
-  const uint8_t* mask_ = nullptr;
-  const int32_t* blocks_ = nullptr;
-  int64_t block_ = 1;
-  int64_t batch_;
-  int64_t at_;
-  int64_t end_;
-};
-
-// The rows of a source, a block at a time, and beyond it those to be asked for early.
-class RowBlocks {
- public:
-  RowBlocks(RowSource source, AttentionRows& rows) : source_(source), rows_(rows) {}
-
-  bool next() {
-    constexpr size_t kAll = kAttentionBlock + kAttentionAhead;
-    const size_t kept = held_ - rows_.count;
-    for (size_t i = 0; i < kept; ++i) {
-      rows_.k[i] = rows_.k[rows_.count + i];
-      rows_.v[i] = rows_.v[rows_.count + i];
-    }
-    held_ = kept;
-    while (held_ < kAll && source_.next(rows_.k[held_], rows_.v[held_])) ++held_;
-    rows_.count = std::min(held_, kAttentionBlock);
-    if (held_ == 0) return false;
-    for (size_t i = held_; i < kAll; ++i) {
-      rows_.k[i] = rows_.k[held_ - 1];
-      rows_.v[i] = rows_.v[held_ - 1];
-    }
-    return true;
-  }
-
- private:
-  RowSource source_;
-  AttentionRows& rows_;
-  size_t held_ = 0;
-};
+double factor(const std::vector<float>& of_heads, size_t head) {
+  if (of_heads.empty()) return 1;
+  return of_heads[of_heads.size() == 1 ? 0 : head];
+}
 
 // Some heads over some positions of one sequence.
 struct Unit {
@@ -246,12 +165,15 @@ class Run {
     const size_t count = static_cast<size_t>(a_.q.shape[0] * heads_);
     q_.resize(count * padded_);
     for (size_t query = 0; query < count; ++query) {
+      const double scale = a_.scale * factor(a_.k_scales, kv_head(query));
       for (size_t i = 0; i < dim_; ++i) {
         const double value = read(a_.q.data, a_.q.dtype, query * dim_ + i);
-        q_[query * padded_ + i] = static_cast<float>(value * a_.scale);
+        q_[query * padded_ + i] = static_cast<float>(value * scale);
       }
     }
   }
+
+  size_t kv_head(size_t query) const { return query % static_cast<size_t>(heads_) / group_; }
 
   void attend(const Unit& unit, float* scores) {
     AttentionState state;
@@ -287,8 +209,9 @@ class Run {
       const float* from = sums_.data() + part * padded_;
       for (size_t i = 0; i < dim_; ++i) sums[i] += weight * from[i];
     }
+    const double scale = factor(a_.v_scales, kv_head(query)) / total;
     for (size_t i = 0; i < dim_; ++i) {
-      const double value = total == 0 ? 0 : sums[i] / total;
+      const double value = total == 0 ? 0 : sums[i] * scale;
       write(a_.out.data, a_.out.dtype, query * dim_ + i, static_cast<float>(value));
     }
     if (a_.log_sum_exp == nullptr) return;

@@ -26,6 +26,9 @@ struct Attention {
   // is contiguous; the others have any strides. Both of one type; heads is a multiple of kv_heads.
   TensorView k;
   TensorView v;
+  // What their numbers are multiplied by: one factor, or one for each of kv_heads; none: 1.
+  std::vector<float> k_scales;
+  std::vector<float> v_scales;
   std::vector<int64_t> lengths;  // of the sequences; none: all of them seq
   BlockTable table;
   const uint8_t* mask = nullptr;  // (batch, mask_columns), 0: not attended; null: all are

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/float8.h"
 #include "core/half.h"
 
 // GCC 12 takes the placeholder operands of its own intrinsics for uninitialised (GCC bug 105593).
@@ -45,6 +46,12 @@ struct Vector {
   CXL_OFFLOAD_VECTOR static Vector load(const F16* at) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at))};
   }
+  CXL_OFFLOAD_VECTOR static Vector load(const E4m3* at) {
+    return wide(at, _mm_loadu_si128((const __m128i*)at));
+  }
+  CXL_OFFLOAD_VECTOR static Vector load(const E5m2* at) {
+    return wide(at, _mm_loadu_si128((const __m128i*)at));
+  }
   // Zeros beyond `count` elements, whose memory is not read.
   CXL_OFFLOAD_VECTOR static Vector load_some(const float* at, size_t count) {
     return {_mm512_maskz_loadu_ps(first(count), at)};
@@ -54,6 +61,10 @@ struct Vector {
   }
   CXL_OFFLOAD_VECTOR static Vector load_some(const F16* at, size_t count) {
     return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(count), at))};
+  }
+  template <class T>
+  CXL_OFFLOAD_VECTOR static Vector load_some(const T* at, size_t count) {
+    return wide(at, _mm_maskz_loadu_epi8(first(count), at));
   }
   CXL_OFFLOAD_VECTOR void store(float* at) const { _mm512_storeu_ps(at, value); }
   CXL_OFFLOAD_VECTOR float total() const { return _mm512_reduce_add_ps(value); }
@@ -72,6 +83,18 @@ struct Vector {
 
   CXL_OFFLOAD_VECTOR static __mmask16 first(size_t count) {
     return static_cast<__mmask16>((1u << count) - 1);
+  }
+  // As to_float() does it. Widened with its sign, a number has it in bit 15 when shifted.
+  CXL_OFFLOAD_VECTOR static Vector wide(const E4m3*, __m128i bits) {
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bits), 7);
+    const __m256i small = _mm256_and_si256(shifted, _mm256_set1_epi16(-0x4080));
+    const __m256i carried = _mm256_add_epi16(small, _mm256_set1_epi16(0x80));
+    const __m256i nan = _mm256_and_si256(carried, _mm256_set1_epi16(0x4000));
+    const __m512 value = _mm512_cvtph_ps(_mm256_or_si256(small, nan));
+    return {_mm512_mul_ps(value, _mm512_set1_ps(256.0f))};
+  }
+  CXL_OFFLOAD_VECTOR static Vector wide(const E5m2*, __m128i bits) {
+    return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bits), 8))};
   }
   CXL_OFFLOAD_VECTOR static Vector wide_bf16(__m256i bits) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};

@@ -53,9 +53,29 @@ void check_queries(const Attention& a) {
                           " heads of q are no multiple of " + std::to_string(kv_heads) +
                           " of k and v");
   }
+  for (const TensorView* view : {&a.q, &a.out}) {
+    if (is_written(view->dtype)) continue;
+    throw InvalidArgument("attention: q and out of " + dtype_name(view->dtype) +
+                          "; only k and v may be of 8 bits");
+  }
   if (a.q.shape[2] != a.k.shape[3]) {
     throw InvalidArgument("attention: q has heads of " + std::to_string(a.q.shape[2]) +
                           " numbers, k and v of " + std::to_string(a.k.shape[3]));
+  }
+}
+
+void check_scales(const Attention& a) {
+  const size_t heads = static_cast<size_t>(a.k.shape[1]);
+  for (const std::vector<float>* scales : {&a.k_scales, &a.v_scales}) {
+    if (scales->size() > 1 && scales->size() != heads) {
+      throw InvalidArgument("attention: " + std::to_string(scales->size()) + " scales of k or v, " +
+                            "which have " + std::to_string(heads) + " heads; give one or as many");
+    }
+    for (float scale : *scales) {
+      if (!std::isfinite(scale)) {
+        throw InvalidArgument("attention: a scale of k or v is not finite");
+      }
+    }
   }
 }
 
@@ -104,6 +124,7 @@ void check_table(const Attention& a) {
 void check_attention(const Attention& a) {
   check_caches(a);
   check_queries(a);
+  check_scales(a);
   check_lengths(a);
   check_table(a);
   if (a.mask != nullptr && a.mask_columns < capacity(a)) {

@@ -147,6 +147,10 @@ AttentionPass find_pass(Dtype dtype) {
       return attend<Bf16>;
     case Dtype::kFloat16:
       return attend<F16>;
+    case Dtype::kFloat8E4m3:
+      return attend<E4m3>;
+    case Dtype::kFloat8E5m2:
+      return attend<E5m2>;
     case Dtype::kFloat32:
       break;
   }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/float8.h"
 #include "core/half.h"
 #include "kernels/attention_pass.h"
 

@@ -159,6 +159,7 @@ class Memory:
         capacities: Capacities | None = None,
         process_limit_bytes: int | None = None,
         driver: _C.GpuDriver | None = None,
+        max_threads: int | None = None,
     ) -> Memory:
         """The memory of a machine that is not here.
 
@@ -174,6 +175,9 @@ class Memory:
             The node whose CPUs the process runs on; None takes the machine's own.
         process_limit_bytes
             As a cgroup's memory.max.
+        max_threads
+            The most threads that fault one allocation in; None takes the process's CPUs. One makes
+            the order of calls to the kernel, and so of injected faults, the same in every run.
         """
         nodes = [node for node in machine.nodes if node.has_memory]
         rows = []
@@ -190,7 +194,7 @@ class Memory:
             movable_nodes=[node.id for node in nodes if _is_movable(node)],
             dax=[_dax_row(device) for device in machine.dax if device.size_bytes],
         )
-        return cls(kernel, machine, capacities=capacities, driver=driver)
+        return cls(kernel, machine, capacities=capacities, driver=driver, max_threads=max_threads)
 
     @property
     def is_simulated(self) -> bool:
@@ -244,6 +248,57 @@ class Memory:
         policy = as_policy(placement, self.machine)
         rule = _rule(policy, pages, strict)
         return self._session.allocate(nbytes, rule, self.gpu_driver() if pin else None)
+
+    def place(
+        self,
+        address: int,
+        nbytes: int,
+        placement: PlacementLike,
+        *,
+        part_bytes: int,
+        stride_bytes: int,
+        count: int,
+        pages: Pages = "base",
+        strict: bool = True,
+    ) -> tuple[str, ...]:
+        """Faults pages in that others mapped (shared memory), and checks where they are.
+
+        They are not counted in :meth:`stats`, and belong to whoever mapped them.
+
+        Parameters
+        ----------
+        address, nbytes
+            A mapping, or a part of one.
+        part_bytes, stride_bytes, count
+            The parts of it to place, laid out as if they were one range.
+        pages, strict
+            As of :meth:`allocate`; ``"thp"`` only keeps granules whole, to ask for huge pages is
+            up to who mapped.
+
+        Returns
+        -------
+        tuple of str
+            Where the places differ from the placement, and why.
+
+        Raises
+        ------
+        MemoryError, OSError, ValueError
+            As :meth:`allocate`; ValueError also in a simulated session, which knows its own
+            memory only.
+        """
+        if self.is_simulated:
+            raise ValueError("place memory of others: a simulated machine has none")
+        rule = _rule(as_policy(placement, self.machine), pages, strict)
+        return tuple(
+            self._session.place(
+                address,
+                nbytes,
+                rule,
+                part_bytes=part_bytes,
+                stride_bytes=stride_bytes,
+                count=count,
+            )
+        )
 
     def placement(self, address: int, nbytes: int) -> Placement:
         """Where the pages of any range of host memory are, by asking them."""

@@ -1,8 +1,8 @@
 """Decode attention where the KV cache lies: one query a sequence, keys and values read once.
 
-Caches stay in host memory as float16, bfloat16 or float32 of any strides. No copy of their size is
-made: rows become float32 in registers. Results over parts of a cache (one in DRAM, one on a CXL
-node, one on a GPU) are joined by :func:`combine`.
+Caches stay in host memory as float32, bfloat16, float16 or float8 of any strides. No copy of their
+size is made: rows become float32 in registers. Results over parts of a cache (one in DRAM, one on a
+CXL node, one on a GPU) are joined by :func:`combine`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import torch
 
 from cxl_offload import _C
 from cxl_offload.ops.threads import Threads, team_for
-from cxl_offload.ops.view import tensor_view
+from cxl_offload.ops.view import FLOATS, READ_FLOATS, tensor_view
 
 __all__ = ["Partial", "combine", "decode_attention", "decode_attention_partial", "from_flexgen"]
 
 Lengths = torch.Tensor | Sequence[int] | None
+Scale = torch.Tensor | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ def decode_attention(
     block_table: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     window: int | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
     threads: Threads = None,
     isa: str = "",
 ) -> torch.Tensor:
@@ -79,10 +82,11 @@ def decode_attention(
     q
         ``(batch, heads, dim)``, float32, bfloat16 or float16.
     k, v
-        ``(batch, kv_heads, seq, dim)`` of one float type and of any strides but that of the last
-        dimension, which is contiguous; ``heads`` is a multiple of ``kv_heads`` (grouped queries).
-        FlexGen's caches go through :func:`from_flexgen`. With ``block_table``: ``(blocks,
-        block_size, kv_heads, dim)``, vLLM's layout.
+        ``(batch, kv_heads, seq, dim)`` of one float type, float8_e4m3fn and float8_e5m2 among them,
+        and of any strides but that of the last dimension, which is contiguous; ``heads`` is a
+        multiple of ``kv_heads`` (grouped queries). FlexGen's caches go through
+        :func:`from_flexgen`. With ``block_table``: ``(blocks, block_size, kv_heads, dim)``, vLLM's
+        layout.
     lengths
         Positions of each sequence, 0 to ``seq``; None: all. Needed with ``block_table``.
     scale
@@ -94,6 +98,9 @@ def decode_attention(
         ``(batch, seq)``, bool, contiguous: False is not attended, and its bytes are not read.
     window
         Attend only to the last so many positions of each sequence.
+    k_scale, v_scale
+        What the numbers of the caches are multiplied by: a number, or a tensor of one or of
+        ``kv_heads``; None: 1.
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
     isa
@@ -112,7 +119,22 @@ def decode_attention(
         Before anything is computed: shapes, types, strides, lengths or blocks that do not fit.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    _run(q, k, v, out, None, lengths, scale, block_table, mask, window, threads, isa)
+    _run(
+        q,
+        k,
+        v,
+        out,
+        None,
+        lengths,
+        scale,
+        block_table,
+        mask,
+        window,
+        k_scale,
+        v_scale,
+        threads,
+        isa,
+    )
     return out
 
 
@@ -126,13 +148,30 @@ def decode_attention_partial(
     block_table: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     window: int | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
     threads: Threads = None,
     isa: str = "",
 ) -> Partial:
     """As :func:`decode_attention`, over a part of the positions; :func:`combine` joins parts."""
     out = torch.empty_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
     sums = torch.empty(q.shape[:2], dtype=torch.float32)
-    _run(q, k, v, out, sums, lengths, scale, block_table, mask, window, threads, isa)
+    _run(
+        q,
+        k,
+        v,
+        out,
+        sums,
+        lengths,
+        scale,
+        block_table,
+        mask,
+        window,
+        k_scale,
+        v_scale,
+        threads,
+        isa,
+    )
     return Partial(out, sums)
 
 
@@ -175,6 +214,8 @@ def _run(
     block_table: torch.Tensor | None,
     mask: torch.Tensor | None,
     window: int | None,
+    k_scale: Scale,
+    v_scale: Scale,
     threads: Threads,
     isa: str,
 ) -> None:
@@ -187,8 +228,8 @@ def _run(
         k, v = k.transpose(1, 2), v.transpose(1, 2)
     _C.run_attention(
         queries,
-        tensor_view(k, "k", strided=True),
-        tensor_view(v, "v", strided=True),
+        tensor_view(k, "k", dtypes=READ_FLOATS, strided=True),
+        tensor_view(v, "v", dtypes=READ_FLOATS, strided=True),
         tensor_view(out, "out"),
         team_for(threads),
         scale=1 / math.sqrt(max(q.shape[2], 1)) if scale is None else scale,
@@ -196,6 +237,8 @@ def _run(
         table=_table(block_table, q.shape[0]),
         mask=_mask(mask, q.shape[0]),
         window=window or 0,
+        k_scales=_scales(k_scale, "k_scale"),
+        v_scales=_scales(v_scale, "v_scale"),
         log_sum_exp=0 if sums is None else sums.data_ptr(),
         isa=isa,
     )
@@ -208,6 +251,20 @@ def _as_list(lengths: Lengths) -> list[int]:
     if not all(isinstance(length, int) for length in given):
         raise ValueError("lengths must be whole numbers, one a sequence")
     return given
+
+
+def _scales(scale: Scale, name: str) -> list[float]:
+    if scale is None:
+        return []
+    if not isinstance(scale, torch.Tensor):
+        return [float(scale)]
+    if scale.dim() > 1 or scale.dtype not in FLOATS:
+        raise ValueError(
+            f"{name} of shape {tuple(scale.shape)} and {scale.dtype} is not a number, nor one a "
+            "head of k and v"
+        )
+    found: list[float] = scale.reshape(-1).tolist()
+    return found
 
 
 def _host_table(tensor: torch.Tensor, name: str, dtype: torch.dtype, batch: int) -> None:

@@ -98,6 +98,22 @@ TEST(every_instruction_set_and_team_follows_the_formula) {
   }
 }
 
+// Caches of exactly their size, whose last load must not read beyond them.
+TEST(eight_bit_caches_are_read_to_their_edge_and_no_further) {
+  WorkerTeam team({{-1, 2, {}}});
+  for (Isa isa : supported_isas()) {
+    for (int64_t dim : {1, 15, 16, 33, 129}) {
+      Case c({1, 2, 1, 5, dim});
+      const std::vector<uint8_t> ones(static_cast<size_t>(5 * dim), 0x38);  // 1 in E4M3
+      Attention a = c.attention();
+      a.k = a.v = view_of(ones.data(), Dtype::kFloat8E4m3, {1, 1, 5, dim});
+      a.v_scales = {3};
+      run_attention(a, team, isa);
+      for (float value : c.out) CHECK(std::abs(value - 3) < 1e-5);
+    }
+  }
+}
+
 TEST(blocks_of_a_table_are_read_no_further_than_the_length) {
   WorkerTeam team({{-1, 2, {}}});
   Case c({1, 2, 1, 12, 40});

@@ -47,11 +47,13 @@ def simulated(
     huge_1gib: int = 0,
     driver: _C.GpuDriver | None = None,
     capacities: dict[int, int] | None = None,
+    max_threads: int | None = None,
 ) -> Memory:
     return Memory.simulated(
         machine(node_bytes, huge_2mib=huge_2mib, huge_1gib=huge_1gib),
         driver=driver,
         capacities=capacities,
+        max_threads=max_threads,
     )
 
 

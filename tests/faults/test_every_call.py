@@ -121,7 +121,8 @@ class Scenario:
 
     def stage(self) -> Stage:
         driver = _C.FakeDriver()
-        memory = simulated(192 * MIB, huge_2mib=40, huge_1gib=2, driver=driver)
+        # One thread, so that the n-th call of a run is the n-th call of every run.
+        memory = simulated(192 * MIB, huge_2mib=40, huge_1gib=2, driver=driver, max_threads=1)
         stage = Stage(memory, driver)
         self.prepare(stage)
         return stage
