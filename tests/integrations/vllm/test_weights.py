@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +25,7 @@ from cxl_offload.integrations.vllm.weight_offloader import (
 )
 from cxl_offload.tensor import placement_of
 
-ROOT = Path(__file__).resolve().parents[3]
-STOCK = uva.UVAOffloader
+from .weights_start import plugin_environment, result, run_once
 
 
 class GpuParameter(torch.nn.Parameter):
@@ -237,20 +232,8 @@ def test_options_that_would_do_nothing_are_refused(name: str, value: Any, messag
 
 
 @pytest.fixture(scope="module")
-def plugin_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The package as if installed: vLLM finds plugins by the metadata of a distribution."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    made = tmp_path_factory.mktemp("plugin") / "cxl_offload-0.dist-info"
-    made.mkdir()
-    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: cxl_offload\nVersion: 0\n")
-    lines = ["[vllm.general_plugins]"]
-    lines += [f"{k} = {v}" for k, v in project["entry-points"]["vllm.general_plugins"].items()]
-    (made / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    return os.pathsep.join([str(ROOT), str(made.parent)])
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return plugin_environment(tmp_path_factory.mktemp("plugin"))
 
 
 @pytest.fixture(scope="module")
@@ -258,44 +241,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("model")
 
 
-def serve_once(
-    plugin_path: str, model: Path, options: dict[str, Any]
-) -> subprocess.CompletedProcess[str]:
-    environment = dict(
-        os.environ,
-        PYTHONPATH=plugin_path,
-        VLLM_CPU_KVCACHE_SPACE="1",
-        HF_HUB_OFFLINE="1",
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-    )
-    script = Path(__file__).with_name("weights_run.py")
-    return subprocess.run(
-        [sys.executable, str(script), str(model), json.dumps(options)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
-def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert lines, done.stdout[-3000:] + done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(lines[0].removeprefix("RESULT "))
-    return found
-
-
-def test_tokens_are_the_same_with_weights_in_placed_memory(plugin_path: str, model: Path) -> None:
-    plain = result(serve_once(plugin_path, model, {}))
+def test_tokens_are_the_same_with_weights_in_placed_memory(
+    environment: dict[str, str], model: Path
+) -> None:
+    plain = result(run_once(environment, model, {}))
     options = {
         "cpu_offload_gb": 0.01,
         "additional_config": {
             "cxl_offload": {"weight_nodes": [0], "weight_kinds": {"embedding": "interleave:0"}}
         },
     }
-    placed = result(serve_once(plugin_path, model, options))
+    placed = result(run_once(environment, model, options))
     assert placed["tokens"] == plain["tokens"]
     assert placed["damaged"] != plain["tokens"], "the tokens do not come from the placed weights"
     report = placed["report"]
@@ -308,12 +264,14 @@ def test_tokens_are_the_same_with_weights_in_placed_memory(plugin_path: str, mod
     assert report["repacked_bytes"] == linears
 
 
-def test_wrong_node_is_refused_before_the_model_is_loaded(plugin_path: str, model: Path) -> None:
+def test_wrong_node_is_refused_before_the_model_is_loaded(
+    environment: dict[str, str], model: Path
+) -> None:
     options = {
         "cpu_offload_gb": 0.01,
         "additional_config": {"cxl_offload": {"weight_nodes": [63]}},
     }
-    done = serve_once(plugin_path, model, options)
+    done = run_once(environment, model, options)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert "weight_nodes: node 63 has no memory for this process; nodes with memory are" in last

@@ -36,6 +36,28 @@ def make_model(folder: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(folder)
 
 
+def arguments(folder: Path, options: dict[str, Any]) -> Any:
+    """``{"flags": [...]}`` is read by vLLM's own parser, anything else is arguments of LLM."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    settings: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "block_size": 32,
+    }
+    flags = options.get("flags")
+    if flags is None:
+        small = {"max_model_len": 256, "dtype": "bfloat16", "max_num_seqs": 2, "seed": 0}
+        return EngineArgs(model=str(folder), **settings, **small, **options)
+    parser = make_arg_parser(FlexibleArgumentParser())
+    made = EngineArgs.from_cli_args(parser.parse_args(["--model", str(folder), *flags]))
+    for name, value in settings.items():
+        setattr(made, name, value)
+    return made
+
+
 def main() -> None:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     if not (folder / "config.json").exists():
@@ -43,17 +65,7 @@ def main() -> None:
     from vllm import LLM, SamplingParams
     from vllm.model_executor.offloader.base import get_offloader
 
-    llm = LLM(
-        str(folder),
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        max_model_len=256,
-        dtype="bfloat16",
-        max_num_seqs=2,
-        block_size=32,
-        seed=0,
-        **options,
-    )
+    llm = LLM.from_engine_args(arguments(folder, options))
     sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True, detokenize=False)
     prompt: Any = {"prompt_token_ids": [(7 * at) % 500 + 3 for at in range(40)]}
 
