@@ -73,7 +73,7 @@ def int4_from_flexgen(codes: torch.Tensor, scales: torch.Tensor, batch: int) -> 
             f"codes {tuple(codes.shape)} and scales {tuple(scales.shape)} are not (seq, {batch} * "
             f"heads, bytes) and (seq, {batch} * heads, groups, 2)"
         )
-    apart, apart_scales = (part.unflatten(1, (batch, -1)) for part in (codes, scales))
+    apart, apart_scales = (_unflatten(part, (batch, -1)) for part in (codes, scales))
     return Int4Cache(apart.permute(1, 2, 0, 3), apart_scales.permute(1, 2, 0, 3, 4), "rate, low")
 
 
@@ -103,7 +103,13 @@ def int4_from_packed(
             f"blocks {tuple(blocks.shape)} of {blocks.dtype} are not contiguous uint8 of {packed} "
             "bytes each"
         )
-    codes = blocks[:, : numbers // 2].unflatten(1, (block_size, kv_heads, dim // 2))
+    codes = _unflatten(blocks[:, : numbers // 2], (block_size, kv_heads, dim // 2))
     scales = blocks[:, numbers // 2 :].view(torch.float16)
-    shaped = scales.unflatten(1, (block_size, kv_heads, dim // group, 2))
+    shaped = _unflatten(scales, (block_size, kv_heads, dim // group, 2))
     return Int4Cache(codes, shaped, "low, step")
+
+
+def _unflatten(tensor: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
+    """A view with the second dimension cut into ``sizes``."""
+    view: torch.Tensor = tensor.unflatten(1, sizes)  # type: ignore[no-untyped-call]
+    return view
