@@ -116,8 +116,11 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   return {_mm256_andnot_ps(tiny, _mm256_mul_ps(sum, power))};
 }
 
-CXL_OFFLOAD_VECTOR Vector invert_even(Vector a, size_t) {
-  return {_mm256_blend_ps(_mm256_div_ps(_mm256_set1_ps(1), a.value), a.value, 0xaa)};
+// Of each pair of scales the step, then the low; see AttentionState.
+CXL_OFFLOAD_VECTOR Vector load_scales(const F16* halves, size_t at, bool inverse) {
+  const __m256 scales = Vector::load(halves + at).value;
+  if (!inverse) return {_mm256_permute_ps(scales, 0xb1)};
+  return {_mm256_blend_ps(_mm256_div_ps(_mm256_set1_ps(1), scales), scales, 0xaa)};
 }
 
 // Two bytes of 4-bit codes a lane.

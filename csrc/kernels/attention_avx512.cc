@@ -128,8 +128,11 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   return {_mm512_mask_mov_ps(_mm512_scalef_ps(sum, n), tiny, _mm512_setzero_ps())};
 }
 
-CXL_OFFLOAD_VECTOR Vector invert_even(Vector a, size_t) {
-  return {_mm512_mask_div_ps(a.value, 0x5555, _mm512_set1_ps(1), a.value)};
+// Of each pair of scales the step, then the low; see AttentionState.
+CXL_OFFLOAD_VECTOR Vector load_scales(const F16* halves, size_t at, bool inverse) {
+  const __m512 scales = Vector::load(halves + at).value;
+  if (!inverse) return {_mm512_permute_ps(scales, 0xb1)};
+  return {_mm512_mask_div_ps(scales, 0x5555, _mm512_set1_ps(1), scales)};
 }
 
 // Two bytes of 4-bit codes a lane.

@@ -14,8 +14,7 @@ inline void copy_scales(const std::byte* from, size_t bytes, std::byte* to) {
   }
 }
 
-// The scales of `count` rows as float: [row][head][group][2]; of the two, the step is inverted
-// where a cache keeps its inverse.
+// The scales of `count` rows as float: [row][head][group]{step, low}.
 inline void read_scales(const std::byte* const* from, size_t head_step, size_t count,
                         const AttentionState& state) {
   const size_t each = state.groups * 2 * sizeof(F16);  // bytes of a head
@@ -32,8 +31,7 @@ inline void read_scales(const std::byte* const* from, size_t head_step, size_t c
   }
   const size_t all = count * state.kv_heads * state.groups * 2;
   for (size_t at = 0; at < all; at += Vector::kLanes) {
-    const Vector scales = Vector::load(state.halves + at);
-    (state.inverse ? invert_even(scales, at) : scales).store(state.scales + at);
+    load_scales(state.halves, at, state.inverse).store(state.scales + at);
   }
 }
 
@@ -56,10 +54,10 @@ struct CodeRows {
   const float* scales;  // of the first row, of this head
   size_t scales_step;   // floats from one row to the next
 
-  inline __attribute__((always_inline)) UnitNumbers numbers(size_t row, size_t group, size_t at,
-                                                            const AttentionState& state) const {
+  inline __attribute__((always_inline)) UnitNumbers numbers(size_t row, size_t group,
+                                                            size_t at) const {
     const float* pair = scales + row * scales_step + 2 * group;
-    const Table table(pair[state.inverse ? 0 : 1], pair[state.inverse ? 1 : 0]);
+    const Table table(pair[0], pair[1]);
     return UnitNumbers::read(load_words(rows[row] + head_offset + at / 2), table);
   }
 };
@@ -70,22 +68,29 @@ inline void score_codes(const CodeRows& rows, const AttentionState& state, size_
                         float* scores) {
   const float* q = state.q + query * state.padded;
   Vector sum[Q][N];
-  for (size_t j = 0; j < Q; ++j) std::fill(sum[j], sum[j] + N, Vector::all(0));
-  for (size_t at = 0; at < state.padded; at += kUnitCodes) {
-    const size_t group = at / state.group_codes;
 #pragma GCC unroll 4
-    for (size_t i = 0; i < N; ++i) {
-      const UnitNumbers numbers = rows.numbers(i, group, at, state);
+  for (size_t j = 0; j < Q; ++j) {
 #pragma GCC unroll 4
-      for (size_t j = 0; j < Q; ++j) {
+    for (size_t i = 0; i < N; ++i) sum[j][i] = Vector::all(0);
+  }
+  for (size_t group = 0; group < state.groups; ++group) {
+    const size_t end = (group + 1) * state.group_codes;
+    for (size_t at = group * state.group_codes; at < end; at += kUnitCodes) {
 #pragma GCC unroll 4
-        for (size_t c = 0; c < kWordCodes; ++c) {
-          const Vector part = Vector::load(q + j * state.padded + at + c * Vector::kLanes);
-          sum[j][i] = fma(numbers.of[c], part, sum[j][i]);
+      for (size_t i = 0; i < N; ++i) {
+        const UnitNumbers numbers = rows.numbers(i, group, at);
+#pragma GCC unroll 4
+        for (size_t j = 0; j < Q; ++j) {
+#pragma GCC unroll 4
+          for (size_t c = 0; c < kWordCodes; ++c) {
+            const Vector part = Vector::load(q + j * state.padded + at + c * Vector::kLanes);
+            sum[j][i] = fma(numbers.of[c], part, sum[j][i]);
+          }
         }
       }
     }
   }
+#pragma GCC unroll 4
   for (size_t j = 0; j < Q; ++j) {
     float* to = scores + (query + j) * kAttentionBlock;
     if constexpr (N == 4) {
@@ -99,32 +104,34 @@ inline void score_codes(const CodeRows& rows, const AttentionState& state, size_
 // Adds N rows, times their weights, to the sums of Q queries.
 template <size_t N, size_t Q>
 inline void add_codes(const CodeRows& rows, const AttentionState& state, size_t query,
-                      float* scores) {
-  float* sums = state.sums + query * state.padded;
+                      const float* scores) {
   const float* weights = scores + query * kAttentionBlock;
-  for (size_t at = 0; at < state.padded; at += kUnitCodes) {
-    const size_t group = at / state.group_codes;
-    Vector sum[Q][kWordCodes];
-    for (size_t j = 0; j < Q; ++j) {
-      for (size_t c = 0; c < kWordCodes; ++c) {
-        sum[j][c] = Vector::load(sums + j * state.padded + at + c * Vector::kLanes);
+  for (size_t group = 0; group < state.groups; ++group) {
+    const size_t end = (group + 1) * state.group_codes;
+    for (size_t at = group * state.group_codes; at < end; at += kUnitCodes) {
+      float* sums = state.sums + query * state.padded + at;
+      Vector sum[Q][kWordCodes];
+#pragma GCC unroll 16
+      for (size_t c = 0; c < Q * kWordCodes; ++c) {
+        sum[c / kWordCodes][c % kWordCodes] =
+            Vector::load(sums + c / kWordCodes * state.padded + c % kWordCodes * Vector::kLanes);
       }
-    }
 #pragma GCC unroll 4
-    for (size_t i = 0; i < N; ++i) {
-      const UnitNumbers numbers = rows.numbers(i, group, at, state);
+      for (size_t i = 0; i < N; ++i) {
+        const UnitNumbers numbers = rows.numbers(i, group, at);
 #pragma GCC unroll 4
-      for (size_t j = 0; j < Q; ++j) {
-        const Vector weight = Vector::all(weights[j * kAttentionBlock + i]);
+        for (size_t j = 0; j < Q; ++j) {
+          const Vector weight = Vector::all(weights[j * kAttentionBlock + i]);
 #pragma GCC unroll 4
-        for (size_t c = 0; c < kWordCodes; ++c) {
-          sum[j][c] = fma(numbers.of[c], weight, sum[j][c]);
+          for (size_t c = 0; c < kWordCodes; ++c) {
+            sum[j][c] = fma(numbers.of[c], weight, sum[j][c]);
+          }
         }
       }
-    }
-    for (size_t j = 0; j < Q; ++j) {
-      for (size_t c = 0; c < kWordCodes; ++c) {
-        sum[j][c].store(sums + j * state.padded + at + c * Vector::kLanes);
+#pragma GCC unroll 16
+      for (size_t c = 0; c < Q * kWordCodes; ++c) {
+        sum[c / kWordCodes][c % kWordCodes].store(sums + c / kWordCodes * state.padded +
+                                                  c % kWordCodes * Vector::kLanes);
       }
     }
   }

@@ -60,9 +60,11 @@ struct AttentionState {
   // Of codes. A row of a head has `groups` of them, each of `group_codes`: `padded` together.
   size_t groups = 0;
   size_t group_codes = 0;
-  bool inverse = false;     // scales are (1 / step, low) rather than (low, step)
-  F16* halves = nullptr;    // [kAttentionScaleRows][kv_heads][groups][2], and up to a vector more
-  float* scales = nullptr;  // the same
+  bool inverse = false;  // (1 / step, low) is kept rather than (low, step)
+  // What a thread writes to: the scales of some rows, [kAttentionScaleRows][kv_heads][groups][2]
+  // and up to a vector more, as they are kept and then as (step, low).
+  F16* halves = nullptr;
+  float* scales = nullptr;
 };
 
 using AttentionPass = void (*)(const AttentionRows& rows, const AttentionState& state);

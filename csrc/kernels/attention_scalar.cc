@@ -38,7 +38,13 @@ inline Vector fma(Vector a, Vector b, Vector c) { return {a.value * b.value + c.
 // The second when either is a NaN.
 inline Vector larger(Vector a, Vector b) { return {a.value > b.value ? a.value : b.value}; }
 inline Vector exponential(Vector a) { return {std::exp(a.value)}; }
-inline Vector invert_even(Vector a, size_t at) { return {at % 2 == 0 ? 1 / a.value : a.value}; }
+
+// Of a pair of scales the step, then the low; see AttentionState.
+inline Vector load_scales(const F16* halves, size_t at, bool inverse) {
+  if (!inverse) return Vector::load(halves + (at ^ 1));
+  const float value = to_float(halves[at]);
+  return {at % 2 == 0 ? 1 / value : value};
+}
 
 // Two bytes of 4-bit codes.
 inline uint16_t load_words(const std::byte* at) {
