@@ -313,6 +313,16 @@ class Session:
         device_capacities: Mapping[str, int] = ...,
     ) -> None: ...
     def allocate(self, nbytes: int, rule: Rule, driver: GpuDriver | None = None) -> Allocation: ...
+    def place(
+        self,
+        address: int,
+        nbytes: int,
+        rule: Rule,
+        *,
+        part_bytes: int,
+        stride_bytes: int,
+        count: int,
+    ) -> list[str]: ...
     def find(self, address: int) -> Allocation | None: ...
     def bytes_per_node(self, address: int, nbytes: int) -> dict[int, int]: ...
     def node_use(self) -> dict[int, tuple[int, int, int, int | None]]: ...
@@ -479,6 +489,9 @@ def run_attention(
     mask: tuple[int, int] = (0, 0),
     window: int = 0,
     log_sum_exp: int = 0,
+    groups: tuple[TensorView, TensorView, bool] | None = None,
+    k_scales: Sequence[float] = ...,
+    v_scales: Sequence[float] = ...,
     isa: str = "",
 ) -> None: ...
 def update_traffic(

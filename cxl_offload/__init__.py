@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         Weighted,
         use,
     )
+    from cxl_offload.ops.activations import offload_activations
+    from cxl_offload.ops.offload import offload_optimizer
     from cxl_offload.tensor import (
         empty,
         empty_like,
@@ -48,6 +50,8 @@ _HOMES = {
         "Weighted",
         "use",
     ),
+    "cxl_offload.ops.activations": ("offload_activations",),
+    "cxl_offload.ops.offload": ("offload_optimizer",),
     "cxl_offload.tensor": (
         "empty",
         "empty_like",
@@ -79,6 +83,8 @@ __all__ = [
     "full",
     "load_machine",
     "move",
+    "offload_activations",
+    "offload_optimizer",
     "placement_of",
     "record_stream",
     "stats",

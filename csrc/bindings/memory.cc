@@ -210,6 +210,16 @@ void bind_memory(py::module_& module) {
       .def("allocate", &Session::allocate, py::arg("nbytes"), py::arg("rule"),
            py::arg("driver") = nullptr, py::call_guard<py::gil_scoped_release>())
       .def(
+          "place",
+          [](const Session& session, uintptr_t address, size_t nbytes, const Rule& rule,
+             size_t part_bytes, size_t stride_bytes, size_t count) {
+            auto* begin = reinterpret_cast<std::byte*>(address);
+            return session.place({{begin, nbytes}, part_bytes, stride_bytes, count}, rule);
+          },
+          py::arg("address"), py::arg("nbytes"), py::arg("rule"), py::kw_only(),
+          py::arg("part_bytes"), py::arg("stride_bytes"), py::arg("count"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
           "find",
           [](const Session& session, uintptr_t address) {
             return session.find(reinterpret_cast<const std::byte*>(address));

@@ -6,7 +6,29 @@
 
 namespace cxl_offload {
 
-size_t dtype_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+namespace {
+
+constexpr Dtype kDtypes[] = {Dtype::kFloat32,    Dtype::kBfloat16,   Dtype::kFloat16,
+                             Dtype::kFloat8E4m3, Dtype::kFloat8E5m2, Dtype::kUint8};
+
+}  // namespace
+
+size_t dtype_bytes(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return 4;
+    case Dtype::kBfloat16:
+    case Dtype::kFloat16:
+      return 2;
+    case Dtype::kFloat8E4m3:
+    case Dtype::kFloat8E5m2:
+    case Dtype::kUint8:
+      break;
+  }
+  return 1;
+}
+
+bool is_written(Dtype dtype) { return dtype_bytes(dtype) > 1; }
 
 std::string dtype_name(Dtype dtype) {
   switch (dtype) {
@@ -16,15 +38,23 @@ std::string dtype_name(Dtype dtype) {
       return "bfloat16";
     case Dtype::kFloat16:
       return "float16";
+    case Dtype::kFloat8E4m3:
+      return "float8_e4m3fn";
+    case Dtype::kFloat8E5m2:
+      return "float8_e5m2";
+    case Dtype::kUint8:
+      return "uint8";
   }
   return "unknown";
 }
 
 Dtype parse_dtype(const std::string& name) {
-  for (Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16}) {
+  std::string known;
+  for (Dtype dtype : kDtypes) {
     if (dtype_name(dtype) == name) return dtype;
+    known += (known.empty() ? "" : ", ") + dtype_name(dtype);
   }
-  throw InvalidArgument("dtype '" + name + "' has no kernel; known are float32, bfloat16, float16");
+  throw InvalidArgument("dtype '" + name + "' has no kernel; known are " + known);
 }
 
 size_t TensorView::numel() const {

@@ -8,6 +8,7 @@
 #include "core/half.h"
 #include "kernels/attention_check.h"
 #include "kernels/attention_pass.h"
+#include "kernels/attention_rows.h"
 
 namespace cxl_offload {
 namespace {
@@ -37,109 +38,27 @@ AttentionPass find_pass(Dtype dtype, Isa isa) {
   return attention_pass_scalar(dtype);
 }
 
+// Of the types that are written, too.
 float read(const std::byte* data, Dtype dtype, size_t index) {
-  switch (dtype) {
-    case Dtype::kBfloat16:
-      return to_float(reinterpret_cast<const Bf16*>(data)[index]);
-    case Dtype::kFloat16:
-      return to_float(reinterpret_cast<const F16*>(data)[index]);
-    case Dtype::kFloat32:
-      break;
-  }
+  if (dtype == Dtype::kBfloat16) return to_float(reinterpret_cast<const Bf16*>(data)[index]);
+  if (dtype == Dtype::kFloat16) return to_float(reinterpret_cast<const F16*>(data)[index]);
   return reinterpret_cast<const float*>(data)[index];
 }
 
 void write(std::byte* data, Dtype dtype, size_t index, float value) {
-  switch (dtype) {
-    case Dtype::kBfloat16:
-      reinterpret_cast<Bf16*>(data)[index] = to_bf16(value);
-      return;
-    case Dtype::kFloat16:
-      reinterpret_cast<F16*>(data)[index] = to_f16(value);
-      return;
-    case Dtype::kFloat32:
-      break;
+  if (dtype == Dtype::kBfloat16) {
+    reinterpret_cast<Bf16*>(data)[index] = to_bf16(value);
+  } else if (dtype == Dtype::kFloat16) {
+    reinterpret_cast<F16*>(data)[index] = to_f16(value);
+  } else {
+    reinterpret_cast<float*>(data)[index] = value;
   }
-  reinterpret_cast<float*>(data)[index] = value;
 }
 
-// Rows of one head of K or V, by position within what the outermost index names.
-struct Rows {
-  Rows(const TensorView& view, int64_t head) {
-    const auto element = static_cast<int64_t>(dtype_bytes(view.dtype));
-    base = view.data + head * view.strides[1] * element;
-    outer_step = view.strides[0] * element;
-    step = view.strides[2] * element;
-  }
-  const std::byte* at(int64_t outer, int64_t row) const {
-    return base + outer * outer_step + row * step;
-  }
-
-  const std::byte* base;
-  int64_t outer_step;
-  int64_t step;
-};
-
-// Addresses of the rows of one sequence that are attended, one after another.
-class RowSource {
- public:
-  RowSource(const Attention& a, int64_t batch, int64_t begin, int64_t end, int64_t head)
-      : k_(a.k, head), v_(a.v, head), batch_(batch), at_(begin), end_(end) {
-    if (a.mask != nullptr) mask_ = a.mask + batch * a.mask_columns;
-    if (a.table.data != nullptr) blocks_ = a.table.data + batch * a.table.stride;
-    block_ = a.k.shape[2];
-  }
-
-  bool next(const std::byte*& k, const std::byte*& v) {
-    while (mask_ != nullptr && at_ < end_ && mask_[at_] == 0) ++at_;
-    if (at_ >= end_) return false;
-    const int64_t outer = blocks_ == nullptr ? batch_ : blocks_[at_ / block_];
-    const int64_t row = blocks_ == nullptr ? at_ : at_ % block_;
-    k = k_.at(outer, row);
-    v = v_.at(outer, row);
-    ++at_;
-    return true;
-  }
-
- private:
-  Rows k_;
-  Rows v_;
-  const uint8_t* mask_ = nullptr;
-  const int32_t* blocks_ = nullptr;
-  int64_t block_ = 1;
-  int64_t batch_;
-  int64_t at_;
-  int64_t end_;
-};
-
-// The rows of a source, a block at a time, and beyond it those to be asked for early.
-class RowBlocks {
- public:
-  RowBlocks(RowSource source, AttentionRows& rows) : source_(source), rows_(rows) {}
-
-  bool next() {
-    constexpr size_t kAll = kAttentionBlock + kAttentionAhead;
-    const size_t kept = held_ - rows_.count;
-    for (size_t i = 0; i < kept; ++i) {
-      rows_.k[i] = rows_.k[rows_.count + i];
-      rows_.v[i] = rows_.v[rows_.count + i];
-    }
-    held_ = kept;
-    while (held_ < kAll && source_.next(rows_.k[held_], rows_.v[held_])) ++held_;
-    rows_.count = std::min(held_, kAttentionBlock);
-    if (held_ == 0) return false;
-    for (size_t i = held_; i < kAll; ++i) {
-      rows_.k[i] = rows_.k[held_ - 1];
-      rows_.v[i] = rows_.v[held_ - 1];
-    }
-    return true;
-  }
-
- private:
-  RowSource source_;
-  AttentionRows& rows_;
-  size_t held_ = 0;
-};
+double factor(const std::vector<float>& of_heads, size_t head) {
+  if (of_heads.empty()) return 1;
+  return of_heads[of_heads.size() == 1 ? 0 : head];
+}
 
 // Some heads over some positions of one sequence.
 struct Unit {
@@ -151,11 +70,25 @@ struct Unit {
   size_t place = 0;  // of its first query in the partial results
 };
 
+size_t row_bytes(const TensorView& view) {
+  return static_cast<size_t>(view.shape[3]) * dtype_bytes(view.dtype);
+}
+
+size_t padded_dim(const Attention& a) {
+  if (a.k.dtype == Dtype::kUint8) return static_cast<size_t>(a.k.shape[3]) * 2;
+  return (static_cast<size_t>(a.q.shape[2]) + kAttentionPad - 1) / kAttentionPad * kAttentionPad;
+}
+
+size_t isa_lanes(Isa isa) {
+  if (isa == Isa::kScalar) return 1;
+  return isa == Isa::kAvx2 ? 8 : 16;
+}
+
 int64_t tile_heads(const Attention& a) {
   const int64_t heads = a.k.shape[1];
   const bool side_by_side = a.k.strides[1] < a.k.strides[2] && a.v.strides[1] < a.v.strides[2];
   if (!side_by_side || a.k.strides[1] < 0 || a.v.strides[1] < 0) return 1;
-  const size_t row = static_cast<size_t>(a.k.shape[3]) * dtype_bytes(a.k.dtype);
+  const size_t row = row_bytes(a.k);
   const size_t group = static_cast<size_t>(a.q.shape[1] / heads);
   const size_t most = std::min(kTileBytes / std::max(row, size_t{1}), kTileQueries / group);
   return std::clamp(static_cast<int64_t>(most), int64_t{1}, heads);
@@ -170,7 +103,8 @@ class Run {
         kv_heads_(attention.k.shape[1]),
         group_(static_cast<size_t>(heads_ / kv_heads_)),
         dim_(static_cast<size_t>(attention.q.shape[2])),
-        padded_((dim_ + kAttentionPad - 1) / kAttentionPad * kAttentionPad) {
+        padded_(padded_dim(attention)),
+        lanes_(attention.k.dtype == Dtype::kUint8 ? isa_lanes(isa) : 0) {
     cut();
     read_queries();
     sums_.resize(queries_ * padded_);
@@ -179,21 +113,22 @@ class Run {
   }
 
   void work(WorkerTeam& team) {
-    const size_t slot = static_cast<size_t>(tile_) * group_ * kAttentionBlock;
+    const size_t slots = units_.size() < 2 ? 1 : team.threads();
+    scores_.resize(slots * scores_each());
+    scales_.resize(slots * scales_each());
+    halves_.resize(slots * scales_each());
     if (units_.size() < 2) {
-      scores_.resize(slot);
-      for (const Unit& unit : units_) attend(unit, scores_.data());
+      for (const Unit& unit : units_) attend(unit, 0);
       return;
     }
-    scores_.resize(slot * team.threads());
-    std::atomic<size_t> slots = 0;
+    std::atomic<size_t> taken = 0;
     std::atomic<size_t> next = 0;
     team.run([&](size_t) {
-      float* scores = scores_.data() + slot * slots.fetch_add(1);
+      const size_t slot = taken.fetch_add(1);
       while (true) {
         const size_t index = next.fetch_add(1, std::memory_order_relaxed);
         if (index >= units_.size()) return;
-        attend(units_[index], scores);
+        attend(units_[index], slot);
       }
     });
   }
@@ -246,14 +181,28 @@ class Run {
     const size_t count = static_cast<size_t>(a_.q.shape[0] * heads_);
     q_.resize(count * padded_);
     for (size_t query = 0; query < count; ++query) {
+      const double scale = a_.scale * factor(a_.k_scales, kv_head(query));
       for (size_t i = 0; i < dim_; ++i) {
         const double value = read(a_.q.data, a_.q.dtype, query * dim_ + i);
-        q_[query * padded_ + i] = static_cast<float>(value * a_.scale);
+        q_[query * padded_ + place(i)] = static_cast<float>(value * scale);
       }
     }
   }
 
-  void attend(const Unit& unit, float* scores) {
+  size_t kv_head(size_t query) const { return query % static_cast<size_t>(heads_) / group_; }
+
+  // Where number i of a head is in queries and sums.
+  size_t place(size_t i) const { return lanes_ == 0 ? i : code_place(i, lanes_); }
+
+  // What a thread writes to while it works.
+  size_t scores_each() const { return static_cast<size_t>(tile_) * group_ * kAttentionBlock; }
+  size_t scales_each() const {
+    if (lanes_ == 0) return 0;
+    const auto groups = static_cast<size_t>(tile_ * a_.k_groups.shape[3]);
+    return kAttentionScaleRows * groups * 2 + kAttentionPad;
+  }
+
+  void attend(const Unit& unit, size_t slot) {
     AttentionState state;
     state.kv_heads = static_cast<size_t>(unit.heads);
     state.group = group_;
@@ -265,11 +214,20 @@ class Run {
     state.sums = sums_.data() + unit.place * padded_;
     state.most = most_.data() + unit.place;
     state.total = total_.data() + unit.place;
-    state.scores = scores;
+    state.scores = scores_.data() + slot * scores_each();
     AttentionRows rows;
     rows.k_step = static_cast<size_t>(a_.k.strides[1]) * dtype_bytes(a_.k.dtype);
     rows.v_step = static_cast<size_t>(a_.v.strides[1]) * dtype_bytes(a_.v.dtype);
-    const size_t row = static_cast<size_t>(unit.heads) * dim_ * dtype_bytes(a_.k.dtype);
+    if (lanes_ != 0) {
+      rows.k_groups_step = static_cast<size_t>(a_.k_groups.strides[1]) * sizeof(F16);
+      rows.v_groups_step = static_cast<size_t>(a_.v_groups.strides[1]) * sizeof(F16);
+      state.groups = static_cast<size_t>(a_.k_groups.shape[3]);
+      state.group_codes = padded_ / state.groups;
+      state.inverse = a_.group_scales == GroupScales::kInverseLow;
+      state.halves = halves_.data() + slot * scales_each();
+      state.scales = scales_.data() + slot * scales_each();
+    }
+    const size_t row = static_cast<size_t>(unit.heads) * row_bytes(a_.k);
     rows.ahead = std::clamp(kAheadBytes / row, kFewestAhead, kAttentionAhead);
     RowBlocks blocks({a_, unit.batch, unit.begin, unit.end, unit.head}, rows);
     while (blocks.next()) pass_(rows, state);
@@ -285,10 +243,11 @@ class Run {
       const double weight = std::exp(static_cast<double>(most_[part]) - most);
       total += weight * total_[part];
       const float* from = sums_.data() + part * padded_;
-      for (size_t i = 0; i < dim_; ++i) sums[i] += weight * from[i];
+      for (size_t i = 0; i < dim_; ++i) sums[i] += weight * from[place(i)];
     }
+    const double scale = factor(a_.v_scales, kv_head(query)) / total;
     for (size_t i = 0; i < dim_; ++i) {
-      const double value = total == 0 ? 0 : sums[i] / total;
+      const double value = total == 0 ? 0 : sums[i] * scale;
       write(a_.out.data, a_.out.dtype, query * dim_ + i, static_cast<float>(value));
     }
     if (a_.log_sum_exp == nullptr) return;
@@ -302,6 +261,7 @@ class Run {
   const size_t group_;
   const size_t dim_;
   const size_t padded_;
+  const size_t lanes_;  // of the instruction set, when caches are of codes
   int64_t tile_ = 1;
   size_t queries_ = 0;  // of all units together
   std::vector<Unit> units_;
@@ -310,6 +270,8 @@ class Run {
   std::vector<float> most_;
   std::vector<float> total_;
   std::vector<float> scores_;
+  std::vector<float> scales_;
+  std::vector<F16> halves_;
 };
 
 }  // namespace

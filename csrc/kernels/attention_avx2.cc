@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/float8.h"
 #include "core/half.h"
 
 // GCC 12 takes the placeholder operands of its own intrinsics for uninitialised (GCC bug 105593).
@@ -44,6 +45,19 @@ struct Vector {
   }
   CXL_OFFLOAD_VECTOR static Vector load(const F16* at) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at))};
+  }
+  CXL_OFFLOAD_VECTOR static Vector load(const E4m3* at) {
+    // As to_float() does it. Widened with its sign, a number has it in bit 15 when shifted.
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)at));
+    const __m128i small = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(-0x4080));
+    const __m128i carried = _mm_add_epi16(small, _mm_set1_epi16(0x80));
+    const __m128i nan = _mm_and_si128(carried, _mm_set1_epi16(0x4000));
+    const __m256 value = _mm256_cvtph_ps(_mm_or_si128(small, nan));
+    return {_mm256_mul_ps(value, _mm256_set1_ps(256.0f))};
+  }
+  CXL_OFFLOAD_VECTOR static Vector load(const E5m2* at) {
+    const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)at));
+    return {_mm256_cvtph_ps(_mm_slli_epi16(wide, 8))};
   }
   // Zeros beyond `count` elements, whose memory is not read.
   template <class T>
@@ -102,9 +116,38 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   return {_mm256_andnot_ps(tiny, _mm256_mul_ps(sum, power))};
 }
 
+// Of each pair of scales the step, then the low; see AttentionState.
+CXL_OFFLOAD_VECTOR Vector load_scales(const F16* halves, size_t at, bool inverse) {
+  const __m256 scales = Vector::load(halves + at).value;
+  if (!inverse) return {_mm256_permute_ps(scales, 0xb1)};
+  return {_mm256_blend_ps(_mm256_div_ps(_mm256_set1_ps(1), scales), scales, 0xaa)};
+}
+
+// Two bytes of 4-bit codes a lane.
+CXL_OFFLOAD_VECTOR __m256i load_words(const std::byte* at) {
+  return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)at));
+}
+
+// What the codes of a group are worth.
+struct Table {
+  CXL_OFFLOAD_VECTOR Table(float step, float low)
+      : step(_mm256_set1_ps(step)), low(_mm256_set1_ps(low)) {}
+  template <int kShift>
+  CXL_OFFLOAD_VECTOR Vector number(__m256i words) const {
+    const __m256i code = _mm256_and_si256(_mm256_srli_epi32(words, kShift), _mm256_set1_epi32(15));
+    return {_mm256_fmadd_ps(_mm256_cvtepi32_ps(code), step, low)};
+  }
+
+  __m256 step;
+  __m256 low;
+};
+
 #undef CXL_OFFLOAD_VECTOR
 
+// One after the other.
 #include "kernels/attention_loop.inc.h"
+//
+#include "kernels/attention_codes.inc.h"
 
 }  // namespace
 

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/float8.h"
 #include "core/half.h"
 
 // GCC 12 takes the placeholder operands of its own intrinsics for uninitialised (GCC bug 105593).
@@ -45,6 +46,12 @@ struct Vector {
   CXL_OFFLOAD_VECTOR static Vector load(const F16* at) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at))};
   }
+  CXL_OFFLOAD_VECTOR static Vector load(const E4m3* at) {
+    return wide(at, _mm_loadu_si128((const __m128i*)at));
+  }
+  CXL_OFFLOAD_VECTOR static Vector load(const E5m2* at) {
+    return wide(at, _mm_loadu_si128((const __m128i*)at));
+  }
   // Zeros beyond `count` elements, whose memory is not read.
   CXL_OFFLOAD_VECTOR static Vector load_some(const float* at, size_t count) {
     return {_mm512_maskz_loadu_ps(first(count), at)};
@@ -54,6 +61,10 @@ struct Vector {
   }
   CXL_OFFLOAD_VECTOR static Vector load_some(const F16* at, size_t count) {
     return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(count), at))};
+  }
+  template <class T>
+  CXL_OFFLOAD_VECTOR static Vector load_some(const T* at, size_t count) {
+    return wide(at, _mm_maskz_loadu_epi8(first(count), at));
   }
   CXL_OFFLOAD_VECTOR void store(float* at) const { _mm512_storeu_ps(at, value); }
   CXL_OFFLOAD_VECTOR float total() const { return _mm512_reduce_add_ps(value); }
@@ -72,6 +83,18 @@ struct Vector {
 
   CXL_OFFLOAD_VECTOR static __mmask16 first(size_t count) {
     return static_cast<__mmask16>((1u << count) - 1);
+  }
+  // As to_float() does it. Widened with its sign, a number has it in bit 15 when shifted.
+  CXL_OFFLOAD_VECTOR static Vector wide(const E4m3*, __m128i bits) {
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bits), 7);
+    const __m256i small = _mm256_and_si256(shifted, _mm256_set1_epi16(-0x4080));
+    const __m256i carried = _mm256_add_epi16(small, _mm256_set1_epi16(0x80));
+    const __m256i nan = _mm256_and_si256(carried, _mm256_set1_epi16(0x4000));
+    const __m512 value = _mm512_cvtph_ps(_mm256_or_si256(small, nan));
+    return {_mm512_mul_ps(value, _mm512_set1_ps(256.0f))};
+  }
+  CXL_OFFLOAD_VECTOR static Vector wide(const E5m2*, __m128i bits) {
+    return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bits), 8))};
   }
   CXL_OFFLOAD_VECTOR static Vector wide_bf16(__m256i bits) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
@@ -105,9 +128,38 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   return {_mm512_mask_mov_ps(_mm512_scalef_ps(sum, n), tiny, _mm512_setzero_ps())};
 }
 
+// Of each pair of scales the step, then the low; see AttentionState.
+CXL_OFFLOAD_VECTOR Vector load_scales(const F16* halves, size_t at, bool inverse) {
+  const __m512 scales = Vector::load(halves + at).value;
+  if (!inverse) return {_mm512_permute_ps(scales, 0xb1)};
+  return {_mm512_mask_div_ps(scales, 0x5555, _mm512_set1_ps(1), scales)};
+}
+
+// Two bytes of 4-bit codes a lane.
+CXL_OFFLOAD_VECTOR __m512i load_words(const std::byte* at) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at));
+}
+
+// What the 16 codes of a group are worth. A look-up takes the lowest four bits of its index.
+struct Table {
+  CXL_OFFLOAD_VECTOR Table(float step, float low) {
+    const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    numbers = _mm512_fmadd_ps(codes, _mm512_set1_ps(step), _mm512_set1_ps(low));
+  }
+  template <int kShift>
+  CXL_OFFLOAD_VECTOR Vector number(__m512i words) const {
+    return {_mm512_permutexvar_ps(_mm512_srli_epi32(words, kShift), numbers)};
+  }
+
+  __m512 numbers;
+};
+
 #undef CXL_OFFLOAD_VECTOR
 
+// One after the other.
 #include "kernels/attention_loop.inc.h"
+//
+#include "kernels/attention_codes.inc.h"
 
 }  // namespace
 

@@ -59,6 +59,10 @@ void check_settings(const Lion& rule) {
 }
 
 void check_view(const TensorView& view, const std::string& name, size_t numel) {
+  if (!is_written(view.dtype)) {
+    throw InvalidArgument("update: " + name + " is " + dtype_name(view.dtype) +
+                          "; use float32, bfloat16 or float16");
+  }
   if (!view.is_contiguous()) {
     throw InvalidArgument("update: " + name + " is not contiguous; pass " + name +
                           ".contiguous(), or the tensor that it is a view of");

@@ -201,6 +201,10 @@ UpdatePass pass_with_grad(const PassKey& key) {
       return pass_with_state<Rule, P, Bf16>(key);
     case Dtype::kFloat16:
       return pass_with_state<Rule, P, F16>(key);
+    case Dtype::kFloat8E4m3:
+    case Dtype::kFloat8E5m2:
+    case Dtype::kUint8:
+      break;
   }
   return nullptr;
 }
@@ -214,6 +218,10 @@ UpdatePass pass_with_param(const PassKey& key) {
       return pass_with_grad<Rule, Bf16>(key);
     case Dtype::kFloat16:
       return pass_with_grad<Rule, F16>(key);
+    case Dtype::kFloat8E4m3:
+    case Dtype::kFloat8E5m2:
+    case Dtype::kUint8:
+      break;
   }
   return nullptr;
 }

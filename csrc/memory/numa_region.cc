@@ -58,7 +58,17 @@ NodeBytes missing(const std::vector<Run>& wanted, const std::vector<Run>& actual
   return lacking;
 }
 
-// Accepts pages on other nodes where the rule lets them spill, with a note; throws else.
+// Where the pages of a range go that come back later (swap, copy on write): preferred, because a
+// range bound to a full node gets its readers killed after a fork.
+Policy later_policy(const Rule& rule, const std::vector<Run>& runs) {
+  if (rule.kind == RuleKind::kFirstTouch) return {PolicyMode::kLocal, {}};
+  NodeSet nodes;
+  for (const Run& run : runs) nodes.insert(run.node);
+  return {PolicyMode::kPreferredMany, nodes};
+}
+
+}  // namespace
+
 void check_places(const Rule& rule, const std::vector<Run>& wanted, const std::vector<Run>& actual,
                   std::vector<std::string>& notes) {
   const NodeBytes lacking = missing(wanted, actual);
@@ -79,17 +89,6 @@ void check_places(const Rule& rule, const std::vector<Run>& wanted, const std::v
   }
   notes.push_back(format_bytes(total) + " landed on other nodes: " + text);
 }
-
-// Where the pages of a range go that come back later (swap, copy on write): preferred, because a
-// range bound to a full node gets its readers killed after a fork.
-Policy later_policy(const Rule& rule, const std::vector<Run>& runs) {
-  if (rule.kind == RuleKind::kFirstTouch) return {PolicyMode::kLocal, {}};
-  NodeSet nodes;
-  for (const Run& run : runs) nodes.insert(run.node);
-  return {PolicyMode::kPreferredMany, nodes};
-}
-
-}  // namespace
 
 Charge::Charge(std::shared_ptr<NodeBudget> budget, const NodeBytes& bytes)
     : budget_(std::move(budget)) {

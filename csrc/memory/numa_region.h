@@ -29,6 +29,11 @@ struct Placer {
   size_t max_threads = 1;
 };
 
+// Accepts pages on other nodes where the rule lets them spill, with a note; throws OutOfMemory
+// else.
+void check_places(const Rule& rule, const std::vector<Run>& wanted, const std::vector<Run>& actual,
+                  std::vector<std::string>& notes);
+
 // Refunds what is charged to the budget when it dies.
 class Charge {
  public:

@@ -209,6 +209,14 @@ std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
   return block;
 }
 
+std::vector<std::string> Session::place(const Parts& parts, Rule rule) const {
+  std::vector<std::string> notes;
+  check_rule(rule, *placer_.kernel);
+  simplify(rule, parts.count * parts.part_bytes, notes);
+  for (std::string& note : place_outside(placer_, rule, parts)) notes.push_back(std::move(note));
+  return notes;
+}
+
 std::shared_ptr<PlacedBlock> Session::find(const std::byte* address) const {
   if (getpid() != owner_) return nullptr;
   // Dropped outside the lock: the last owner's drop takes it too.

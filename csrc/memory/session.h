@@ -15,6 +15,7 @@
 #include "memory/allocation.h"
 #include "memory/dax_region.h"
 #include "memory/numa_region.h"
+#include "memory/outside_pages.h"
 #include "memory/pinned.h"
 #include "memory/pool.h"
 #include "memory/rule.h"
@@ -69,6 +70,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // spill does so rather than empty other pools: trim() first where that matters.
   std::shared_ptr<PlacedBlock> allocate(size_t bytes, Rule rule,
                                         const std::shared_ptr<GpuDriver>& driver);
+  // Puts pages of others where a rule says; see place_outside.
+  std::vector<std::string> place(const Parts& parts, Rule rule) const;
   // The live block that holds the address, or null.
   std::shared_ptr<PlacedBlock> find(const std::byte* address) const;
   // Bytes on every node, asked from the pages; works for any mapped range. Memory of a device is on

@@ -15,6 +15,7 @@ from cxl_offload.memory.policy import (
 )
 from cxl_offload.memory.session import Memory, Pages, active, use
 from cxl_offload.memory.shared import Leftover, find_leftovers
+from cxl_offload.memory.shared_region import SharedRegion, remove_leftovers
 from cxl_offload.memory.stats import Count, NodeUse, Stats
 
 __all__ = [
@@ -32,11 +33,13 @@ __all__ = [
     "PlacementLike",
     "Policy",
     "Preferred",
+    "SharedRegion",
     "Stats",
     "Weighted",
     "active",
     "as_policy",
     "find_leftovers",
     "parse_policy",
+    "remove_leftovers",
     "use",
 ]

@@ -249,6 +249,57 @@ class Memory:
         rule = _rule(policy, pages, strict)
         return self._session.allocate(nbytes, rule, self.gpu_driver() if pin else None)
 
+    def place(
+        self,
+        address: int,
+        nbytes: int,
+        placement: PlacementLike,
+        *,
+        part_bytes: int,
+        stride_bytes: int,
+        count: int,
+        pages: Pages = "base",
+        strict: bool = True,
+    ) -> tuple[str, ...]:
+        """Faults pages in that others mapped (shared memory), and checks where they are.
+
+        They are not counted in :meth:`stats`, and belong to whoever mapped them.
+
+        Parameters
+        ----------
+        address, nbytes
+            A mapping, or a part of one.
+        part_bytes, stride_bytes, count
+            The parts of it to place, laid out as if they were one range.
+        pages, strict
+            As of :meth:`allocate`; ``"thp"`` only keeps granules whole, to ask for huge pages is
+            up to who mapped.
+
+        Returns
+        -------
+        tuple of str
+            Where the places differ from the placement, and why.
+
+        Raises
+        ------
+        MemoryError, OSError, ValueError
+            As :meth:`allocate`; ValueError also in a simulated session, which knows its own
+            memory only.
+        """
+        if self.is_simulated:
+            raise ValueError("place memory of others: a simulated machine has none")
+        rule = _rule(as_policy(placement, self.machine), pages, strict)
+        return tuple(
+            self._session.place(
+                address,
+                nbytes,
+                rule,
+                part_bytes=part_bytes,
+                stride_bytes=stride_bytes,
+                count=count,
+            )
+        )
+
     def placement(self, address: int, nbytes: int) -> Placement:
         """Where the pages of any range of host memory are, by asking them."""
         owner = self._session.find(address)
@@ -270,6 +321,10 @@ class Memory:
         of a Device-DAX device is on no node.
         """
         return self._session.bytes_per_node(address, nbytes)
+
+    def free_bytes(self, node: int, pages: Pages = "base") -> int:
+        """Bytes of such pages that a node can still give."""
+        return self.kernel.node_headroom(node, _PAGES[pages]).free_bytes
 
     def find(self, address: int) -> _C.Allocation | None:
         """The live allocation of this session that holds ``address``."""

@@ -1,8 +1,8 @@
 """Decode attention where the KV cache lies: one query a sequence, keys and values read once.
 
-Caches stay in host memory as float16, bfloat16 or float32 of any strides. No copy of their size is
-made: rows become float32 in registers. Results over parts of a cache (one in DRAM, one on a CXL
-node, one on a GPU) are joined by :func:`combine`.
+Caches stay in host memory as float32, bfloat16, float16, float8 or 4-bit codes of any strides. No
+copy of their size is made: rows become float32 in registers. Results over parts of a cache (one in
+DRAM, one on a CXL node, one on a GPU) are joined by :func:`combine`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,20 @@ from dataclasses import dataclass
 import torch
 
 from cxl_offload import _C
+from cxl_offload.ops.attention_arguments import (
+    Cache,
+    Lengths,
+    Scale,
+    cache_views,
+    length_list,
+    mask_address,
+    scale_list,
+    table_address,
+)
 from cxl_offload.ops.threads import Threads, team_for
 from cxl_offload.ops.view import tensor_view
 
 __all__ = ["Partial", "combine", "decode_attention", "decode_attention_partial", "from_flexgen"]
-
-Lengths = torch.Tensor | Sequence[int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +69,16 @@ def from_flexgen(cache: torch.Tensor, batch: int) -> torch.Tensor:
 
 def decode_attention(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    k: Cache,
+    v: Cache,
     *,
     lengths: Lengths = None,
     scale: float | None = None,
     block_table: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     window: int | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
     threads: Threads = None,
     isa: str = "",
 ) -> torch.Tensor:
@@ -79,10 +89,11 @@ def decode_attention(
     q
         ``(batch, heads, dim)``, float32, bfloat16 or float16.
     k, v
-        ``(batch, kv_heads, seq, dim)`` of one float type and of any strides but that of the last
-        dimension, which is contiguous; ``heads`` is a multiple of ``kv_heads`` (grouped queries).
-        FlexGen's caches go through :func:`from_flexgen`. With ``block_table``: ``(blocks,
-        block_size, kv_heads, dim)``, vLLM's layout.
+        ``(batch, kv_heads, seq, dim)`` of one float type, float8_e4m3fn and float8_e5m2 among them,
+        and of any strides but that of the last dimension, which is contiguous; ``heads`` is a
+        multiple of ``kv_heads`` (grouped queries). FlexGen's caches go through
+        :func:`from_flexgen`. With ``block_table``: ``(blocks, block_size, kv_heads, dim)``, vLLM's
+        layout. Caches of 4-bit codes: see :class:`~cxl_offload.ops.int4_cache.Int4Cache`.
     lengths
         Positions of each sequence, 0 to ``seq``; None: all. Needed with ``block_table``.
     scale
@@ -94,6 +105,9 @@ def decode_attention(
         ``(batch, seq)``, bool, contiguous: False is not attended, and its bytes are not read.
     window
         Attend only to the last so many positions of each sequence.
+    k_scale, v_scale
+        What the numbers of the caches are multiplied by: a number, or a tensor of one or of
+        ``kv_heads``; None: 1.
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
     isa
@@ -112,27 +126,59 @@ def decode_attention(
         Before anything is computed: shapes, types, strides, lengths or blocks that do not fit.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    _run(q, k, v, out, None, lengths, scale, block_table, mask, window, threads, isa)
+    _run(
+        q,
+        k,
+        v,
+        out,
+        None,
+        lengths,
+        scale,
+        block_table,
+        mask,
+        window,
+        k_scale,
+        v_scale,
+        threads,
+        isa,
+    )
     return out
 
 
 def decode_attention_partial(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    k: Cache,
+    v: Cache,
     *,
     lengths: Lengths = None,
     scale: float | None = None,
     block_table: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     window: int | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
     threads: Threads = None,
     isa: str = "",
 ) -> Partial:
     """As :func:`decode_attention`, over a part of the positions; :func:`combine` joins parts."""
     out = torch.empty_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
     sums = torch.empty(q.shape[:2], dtype=torch.float32)
-    _run(q, k, v, out, sums, lengths, scale, block_table, mask, window, threads, isa)
+    _run(
+        q,
+        k,
+        v,
+        out,
+        sums,
+        lengths,
+        scale,
+        block_table,
+        mask,
+        window,
+        k_scale,
+        v_scale,
+        threads,
+        isa,
+    )
     return Partial(out, sums)
 
 
@@ -166,8 +212,8 @@ def combine(partials: Sequence[Partial]) -> Partial:
 
 def _run(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    k: Cache,
+    v: Cache,
     out: torch.Tensor,
     sums: torch.Tensor | None,
     lengths: Lengths,
@@ -175,6 +221,8 @@ def _run(
     block_table: torch.Tensor | None,
     mask: torch.Tensor | None,
     window: int | None,
+    k_scale: Scale,
+    v_scale: Scale,
     threads: Threads,
     isa: str,
 ) -> None:
@@ -183,52 +231,21 @@ def _run(
         raise ValueError(f"q of shape {tuple(q.shape)} is not (batch, heads, dim)")
     if window is not None and window < 1:
         raise ValueError(f"window {window}: give at least 1, or None for all positions")
-    if block_table is not None and k.dim() == 4 and v.dim() == 4:
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    keys, values, groups = cache_views(k, v, block_table is not None)
     _C.run_attention(
         queries,
-        tensor_view(k, "k", strided=True),
-        tensor_view(v, "v", strided=True),
+        keys,
+        values,
         tensor_view(out, "out"),
         team_for(threads),
         scale=1 / math.sqrt(max(q.shape[2], 1)) if scale is None else scale,
-        lengths=_as_list(lengths),
-        table=_table(block_table, q.shape[0]),
-        mask=_mask(mask, q.shape[0]),
+        lengths=length_list(lengths),
+        table=table_address(block_table, q.shape[0]),
+        mask=mask_address(mask, q.shape[0]),
         window=window or 0,
+        groups=groups,
+        k_scales=scale_list(k_scale, "k_scale"),
+        v_scales=scale_list(v_scale, "v_scale"),
         log_sum_exp=0 if sums is None else sums.data_ptr(),
         isa=isa,
     )
-
-
-def _as_list(lengths: Lengths) -> list[int]:
-    if lengths is None:
-        return []
-    given = lengths.tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
-    if not all(isinstance(length, int) for length in given):
-        raise ValueError("lengths must be whole numbers, one a sequence")
-    return given
-
-
-def _host_table(tensor: torch.Tensor, name: str, dtype: torch.dtype, batch: int) -> None:
-    """Index tables and masks: not numbers that kernels compute with, so tensor_view has no name."""
-    if tensor.device.type != "cpu" or tensor.dtype is not dtype or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be a contiguous CPU tensor of {dtype}")
-    if tensor.dim() != 2 or tensor.shape[0] != batch:
-        raise ValueError(f"{name} of shape {tuple(tensor.shape)} is not ({batch}, positions)")
-
-
-def _table(block_table: torch.Tensor | None, batch: int) -> tuple[int, int, int]:
-    if block_table is None:
-        return 0, 0, 0
-    _host_table(block_table, "block_table", torch.int32, batch)
-    if block_table.numel() == 0:
-        raise ValueError("block_table is empty; give every sequence at least one column")
-    return block_table.data_ptr(), block_table.shape[1], block_table.shape[1]
-
-
-def _mask(mask: torch.Tensor | None, batch: int) -> tuple[int, int]:
-    if mask is None:
-        return 0, 0
-    _host_table(mask, "mask", torch.bool, batch)
-    return mask.data_ptr(), mask.shape[1]

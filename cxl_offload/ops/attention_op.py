@@ -23,6 +23,8 @@ def decode_attention(
     block_table: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     window: int | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As :func:`cxl_offload.ops.attention.decode_attention`, on all allowed CPUs."""
     return attention.decode_attention(
@@ -34,6 +36,8 @@ def decode_attention(
         block_table=block_table,
         mask=mask,
         window=window,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
 
 
@@ -47,5 +51,7 @@ def _shape_of(
     block_table: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     window: int | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)

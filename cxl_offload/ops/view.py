@@ -8,10 +8,19 @@ import torch
 
 from cxl_offload import _C
 
-__all__ = ["FLOATS", "local_tensor", "tensor_view", "touch"]
+__all__ = ["FLOATS", "READ_FLOATS", "local_tensor", "tensor_view", "touch"]
 
 FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """The types that kernels read and write, and their names there."""
+
+READ_FLOATS = {
+    **FLOATS,
+    torch.float8_e4m3fn: "float8_e4m3fn",
+    torch.float8_e5m2: "float8_e5m2",
+}
+"""Those and the types that some kernels read only."""
+
+_NAMES = {**READ_FLOATS, torch.uint8: "uint8"}
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,7 +80,7 @@ def tensor_view(
             "contiguous; it is never copied behind your back: pass a contiguous tensor"
         )
     return _C.TensorView(
-        tensor.data_ptr(), FLOATS[tensor.dtype], tuple(tensor.shape), tensor.stride()
+        tensor.data_ptr(), _NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride()
     )
 
 

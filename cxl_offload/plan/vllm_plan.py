@@ -1,6 +1,6 @@
 """Plans of inference with vLLM: how many layers' weights leave the GPU, and where they and KV go.
 
-vLLM offloads whole parameters, layer after layer, until ``--cpu-offload-gb`` is reached, and
+vLLM offloads whole parameters, layer after layer, while ``--cpu-offload-gb`` has room, and
 copies them in every step; the GPU memory they leave is KV cache. Every number of layers is tried;
 layers are alike, so the nodes with the fastest copies to the GPU take theirs first, which no
 other order beats.
@@ -8,7 +8,6 @@ other order beats.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +19,7 @@ from cxl_offload.plan.known_errors import VLLM_ERROR
 from cxl_offload.plan.model_config import ModelConfig
 from cxl_offload.plan.plan_file import Batch, CxlUse, Home, PhaseEstimate, Plan, PriceEstimate
 from cxl_offload.plan.replay_check import Replay, disagreements, simulated_seconds
+from cxl_offload.plan.vllm_flags import offload_flags
 from cxl_offload.plan.vllm_offload import (
     WeightOffload,
     compute_seconds_per_step,
@@ -31,7 +31,7 @@ from cxl_offload.plan.vllm_offload import (
 from cxl_offload.plan.vllm_trace import planned_step
 from cxl_offload.sim import Engines
 from cxl_offload.topology import Machine
-from cxl_offload.units import GIB, format_bytes
+from cxl_offload.units import format_bytes
 
 __all__ = ["VllmRequest", "copies_bytes_per_s", "layer_bytes", "plan_vllm"]
 
@@ -253,20 +253,14 @@ def _homes(model: ModelConfig, found: _Found, each: int) -> tuple[Home, ...]:
     return tuple(homes)
 
 
-def _command(request: VllmRequest, found: _Found, nodes: Sequence[int]) -> tuple[str, ...]:
-    made: list[str] = []
-    if nodes:
-        made += ["numactl", f"--membind={','.join(map(str, nodes))}"]
-    made += ["vllm", "serve", request.model_name, "--dtype", "auto"]
+def _command(request: VllmRequest, found: _Found, each: int) -> tuple[str, ...]:
+    made = ["vllm", "serve", request.model_name, "--dtype", "auto"]
     made += ["--max-model-len", str(request.prompt + request.generated)]
     made += ["--max-num-seqs", str(request.most_sequences)]
     made += ["--gpu-memory-utilization", f"{request.gpu_usable:g}"]
-    if found.offload_bytes:
-        # rounded down: vLLM stops at the first parameter that reaches it, the last one planned
-        size = math.floor(found.offload_bytes / GIB * 1e6) / 1e6
-        made += ["--cpu-offload-gb", f"{size:.6f}"]
-    if request.kv_host_bytes:
-        made += ["--kv-offloading-size", f"{request.kv_host_bytes / GIB:g}"]
+    names = [tier.name for tier in found.hardware.tiers]
+    weights = {name: count * each for name, count in zip(names, found.layers, strict=True)}
+    made += offload_flags(weights, dict(zip(names, found.kv, strict=True)))
     return tuple(made)
 
 
@@ -278,13 +272,6 @@ def _plan(request: VllmRequest, found: _Found, cxl: CxlUse, notes: Sequence[str]
         tier.node: layers * each + kv
         for tier, layers, kv in zip(hardware.tiers, found.layers, found.kv, strict=True)
     }
-    nodes = [node for node, nbytes in node_bytes.items() if nbytes]
-    advice = ""
-    if len(nodes) > 1:
-        advice = (
-            "vLLM by itself takes host memory where the kernel gives it; layers on several nodes "
-            "need an offloader that places them"
-        )
     terms = {
         "weight copies": copy_seconds_per_step(case, offload),
         "GPU work": compute_seconds_per_step(case, offload),
@@ -293,11 +280,10 @@ def _plan(request: VllmRequest, found: _Found, cxl: CxlUse, notes: Sequence[str]
     return Plan(
         kind="inference",
         executor="vllm",
-        runs=not advice,
-        advice=advice,
+        runs=True,
         model=model.name,
         machine=hardware.machine,
-        command=_command(request, found, nodes),
+        command=_command(request, found, each),
         batch=Batch(
             size=max(1, int(running)), count=1, prompt=request.prompt, tokens=request.generated
         ),

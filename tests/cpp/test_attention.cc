@@ -98,6 +98,42 @@ TEST(every_instruction_set_and_team_follows_the_formula) {
   }
 }
 
+// Caches of exactly their size, whose last load must not read beyond them.
+TEST(eight_bit_caches_are_read_to_their_edge_and_no_further) {
+  WorkerTeam team({{-1, 2, {}}});
+  for (Isa isa : supported_isas()) {
+    for (int64_t dim : {1, 15, 16, 33, 129}) {
+      Case c({1, 2, 1, 5, dim});
+      const std::vector<uint8_t> ones(static_cast<size_t>(5 * dim), 0x38);  // 1 in E4M3
+      Attention a = c.attention();
+      a.k = a.v = view_of(ones.data(), Dtype::kFloat8E4m3, {1, 1, 5, dim});
+      a.v_scales = {3};
+      run_attention(a, team, isa);
+      for (float value : c.out) CHECK(std::abs(value - 3) < 1e-5);
+    }
+  }
+}
+
+TEST(codes_and_their_scales_are_read_to_their_edge_and_no_further) {
+  WorkerTeam team({{-1, 2, {}}});
+  for (Isa isa : supported_isas()) {
+    for (const auto& [dim, groups] : {std::pair{64, 1}, {80, 2}, {192, 3}, {130, 1}}) {
+      for (int64_t seq : {1, 5, 35}) {
+        const int64_t row = dim == 130 ? 96 : groups * 32;
+        Case c({1, 6, 1, seq, dim});
+        const std::vector<uint8_t> codes(static_cast<size_t>(seq * row), 0x33);
+        std::vector<F16> scales(static_cast<size_t>(seq * groups * 2));
+        for (size_t i = 0; i < scales.size(); ++i) scales[i] = to_f16(i % 2 == 0 ? -1.0f : 0.5f);
+        Attention a = c.attention();
+        a.k = a.v = view_of(codes.data(), Dtype::kUint8, {1, 1, seq, row});
+        a.k_groups = a.v_groups = view_of(scales.data(), Dtype::kFloat16, {1, 1, seq, groups, 2});
+        run_attention(a, team, isa);
+        for (float value : c.out) CHECK(std::abs(value - 0.5f) < 1e-5);
+      }
+    }
+  }
+}
+
 TEST(blocks_of_a_table_are_read_no_further_than_the_length) {
   WorkerTeam team({{-1, 2, {}}});
   Case c({1, 2, 1, 12, 40});

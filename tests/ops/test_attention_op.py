@@ -34,3 +34,12 @@ def test_compiled_model_keeps_one_graph_and_the_same_bits() -> None:
     for lengths in ([5, 90], [90, 0]):
         expected = decode_attention(q * 2, k, v, lengths=lengths, window=40) + 1
         assert torch.equal(compiled(q, k, v, torch.tensor(lengths)), expected)
+
+
+def test_operator_takes_8_bit_caches_with_their_scales() -> None:
+    q, k, v = inputs()
+    caches = [cache.to(torch.float8_e4m3fn) for cache in (k, v)]
+    scales = {"k_scale": torch.tensor(0.5), "v_scale": torch.tensor([1.0, 2.0, 3.0])}
+    # Its test of mutation multiplies the inputs, which torch cannot do with these types.
+    torch.library.opcheck(operator, (q, *caches), scales, test_utils="test_faketensor")
+    assert torch.equal(operator(q, *caches, **scales), decode_attention(q, *caches, **scales))

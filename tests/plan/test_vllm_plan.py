@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import shlex
 from typing import Any
 
@@ -11,9 +13,10 @@ from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
+from cxl_offload.memory import Weighted, parse_policy
 from cxl_offload.plan.flexgen_hardware import flexgen_hardware
 from cxl_offload.plan.model_file import load_model
-from cxl_offload.plan.plan_file import parse_plan, plan_text
+from cxl_offload.plan.plan_file import Plan, parse_plan, plan_text
 from cxl_offload.plan.vllm_offload import WeightOffload, kv_room_bytes, tokens_per_s
 from cxl_offload.plan.vllm_plan import VllmRequest, copies_bytes_per_s, layer_bytes, plan_vllm
 from cxl_offload.topology import load_machine
@@ -83,32 +86,45 @@ def test_layers_make_up_the_model() -> None:
         )
 
 
-def test_one_node_runs_and_its_flags_say_the_bytes() -> None:
+def flag(plan: Plan, name: str) -> str:
+    return plan.command[plan.command.index(name) + 1]
+
+
+def test_flags_say_the_bytes_and_the_node() -> None:
     plan = plan_vllm(request())
 
     assert plan.runs
-    assert plan.command[:2] == ("numactl", "--membind=0")
-    at = plan.command.index("--cpu-offload-gb")
-    asked = float(plan.command[at + 1]) * GIB
+    assert plan.command[:3] == ("vllm", "serve", "llama-3-70b")
     planned = plan.of("weights")["ldram"]
-    assert planned - 2000 <= asked <= planned  # vLLM stops at the parameter that reaches it
+    assert planned < float(flag(plan, "--cpu-offload-gb")) * GIB < planned * 1.002
+    config = json.loads(flag(plan, "--additional-config"))
+    assert config == {"cxl_offload": {"weight_placement": "bind:ldram"}}
     assert parse_plan(plan_text(plan), file="x") == plan
 
 
-def test_cxl_only_for_capacity_is_advice() -> None:
+def test_layers_on_several_nodes_run_too() -> None:
     plan = plan_vllm(request(limits={"ldram": 40 * GIB, "rdram": 20 * GIB}))
 
     assert plan.cxl.used
-    assert not plan.runs
-    assert "several nodes" in plan.advice
+    assert plan.runs
     assert plan.node_bytes[0] <= 40 * GIB
+    config = json.loads(flag(plan, "--additional-config"))
+    policy = parse_policy(config["cxl_offload"]["weight_placement"], load_machine("spr3-h100"))
+    assert isinstance(policy, Weighted)
+    layers = {
+        node: nbytes // layer_bytes(load_model("llama-3-70b"))
+        for node, nbytes in plan.node_bytes.items()
+        if nbytes
+    }
+    unit = math.gcd(*layers.values())
+    assert dict(policy.weights) == {node: count // unit for node, count in layers.items()}
 
 
 def test_evicted_kv_is_placed_and_counted() -> None:
     plan = plan_vllm(request(kv_host_bytes=100 * GIB, limits={"ldram": 150 * GIB}))
 
     assert sum(plan.of("kv evicted").values()) == 100 * GIB
-    assert "--kv-offloading-size" in plan.command
+    assert flag(plan, "--kv-offloading-size") == "100"
     assert sum(plan.node_bytes.values()) == 100 * GIB + plan.of("weights")["ldram"]
 
 
@@ -143,6 +159,6 @@ def test_command_line_takes_vllm_for_models_that_flexgen_does_not_run() -> None:
 
     assert made.exit_code == 0, made.output
     command = shlex.split(made.output.strip().splitlines()[-1])
-    assert command[2:5] == ["vllm", "serve", "llama-3-70b"]
+    assert command[:3] == ["vllm", "serve", "llama-3-70b"]
     wrong = CliRunner().invoke(app, [*arguments, "--executor", "torch"])
     assert "must be auto, flexgen or vllm" in wrong.output

@@ -1,0 +1,64 @@
+#include "memory/outside_pages.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "memory/fault_in.h"
+#include "memory/layout.h"
+
+namespace cxl_offload {
+namespace {
+
+void check_parts(const Parts& parts, size_t page) {
+  const std::string what = "place " + std::to_string(parts.count) + " parts of " +
+                           std::to_string(parts.part_bytes) + " B, " +
+                           std::to_string(parts.stride_bytes) + " B apart";
+  const auto address = reinterpret_cast<uintptr_t>(parts.range.data());
+  if (parts.count == 0 || parts.part_bytes == 0) throw InvalidArgument(what + ": nothing to place");
+  if (address % page != 0 || parts.part_bytes % page != 0 || parts.stride_bytes % page != 0) {
+    throw InvalidArgument(what + ": they are no whole pages of " + format_bytes(page));
+  }
+  const size_t last = (parts.count - 1) * parts.stride_bytes;
+  if (parts.stride_bytes < parts.part_bytes || last + parts.part_bytes > parts.range.size()) {
+    throw InvalidArgument(what + ": they overlap, or leave their range of " +
+                          format_bytes(parts.range.size()));
+  }
+}
+
+// Where pages that come back later (from swap) go: preferred, so that a full node kills nobody.
+Policy policy_of(const Rule& rule) {
+  if (rule.kind == RuleKind::kFirstTouch) return {PolicyMode::kLocal, {}};
+  return {PolicyMode::kPreferredMany, rule.nodes()};
+}
+
+}  // namespace
+
+std::vector<std::string> place_outside(const Placer& placer, const Rule& rule, const Parts& parts) {
+  Kernel& kernel = *placer.kernel;
+  if (rule.kind == RuleKind::kDevice) {
+    throw InvalidArgument("place shared memory on " + rule.describe() +
+                          ": its pages belong to nodes; name a node");
+  }
+  check_rule(rule, kernel);
+  const size_t page = kernel.page_bytes(PageKind::kBase);
+  check_parts(parts, page);
+  if (rule.kind == RuleKind::kFirstTouch) return {};
+  const size_t total = parts.count * parts.part_bytes;
+  Layout layout = lay_out(rule, total, kernel, *placer.budget, placer.reserve);
+  const RunMap wanted(layout.runs);
+  std::vector<Run> actual;
+  for (size_t i = 0; i < parts.count; ++i) {
+    const auto part = parts.range.subspan(i * parts.stride_bytes, parts.part_bytes);
+    const auto runs = wanted.slice(i * parts.part_bytes, parts.part_bytes);
+    for (Run run : fault_in(kernel, part, runs, page, placer.max_threads)) {
+      run.offset += i * parts.part_bytes;
+      actual.push_back(run);
+    }
+  }
+  check_places(rule, layout.runs, actual, layout.notes);
+  // One by one they would cut the mapping into more pieces than a process may have.
+  if (parts.count == 1) kernel.set_policy(parts.range.first(parts.part_bytes), policy_of(rule));
+  return layout.notes;
+}
+
+}  // namespace cxl_offload

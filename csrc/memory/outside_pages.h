@@ -1,0 +1,33 @@
+// Pages that somebody else mapped, such as those of a file in shared memory, put where a rule says.
+#ifndef CXL_OFFLOAD_MEMORY_OUTSIDE_PAGES_H_
+#define CXL_OFFLOAD_MEMORY_OUTSIDE_PAGES_H_
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "memory/numa_region.h"
+#include "memory/rule.h"
+
+namespace cxl_offload {
+
+// `count` parts of `part_bytes` each, `stride_bytes` from one to the next, inside `range`. Together
+// they are laid out as one: a stripe goes on from part to part.
+struct Parts {
+  std::span<std::byte> range;
+  size_t part_bytes;
+  size_t stride_bytes;
+  size_t count;
+};
+
+// Faults the parts in by the rule, and checks the pages. They are not charged to the budget: whose
+// mapping it is returns them. Returns what the user should know of the places. Throws
+// InvalidArgument for parts that are no whole pages of the range, for a device and for a bad rule;
+// OutOfMemory, naming the node, where a node has no room; SystemError. Pages that were faulted in
+// before a throw stay.
+std::vector<std::string> place_outside(const Placer& placer, const Rule& rule, const Parts& parts);
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_MEMORY_OUTSIDE_PAGES_H_

@@ -1,0 +1,163 @@
+"""``cxl-offload run``: an unmodified program with its tensors placed, or the command of a plan."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import cxl_offload
+from cxl_offload.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cxl_offload.plan.plan_file import Plan
+
+__all__ = ["launch_environment", "plan_command", "register"]
+
+_PLAN = "CXL_OFFLOAD_PLAN"
+_MARKS = "CXL_OFFLOAD_RUN"
+_PACKAGE = Path(cxl_offload.__file__).resolve().parent
+_AUTOSTART = _PACKAGE / "integrations" / "autostart"
+_FILES = (".yaml", ".yml")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+    # Everything behind the first word is the program's, its options too.
+    app.command("run", context_settings={"allow_interspersed_args": False})(run)
+
+
+def run(
+    words: Annotated[
+        list[str], typer.Argument(metavar="PLAN | -- COMMAND...", help="What to run.")
+    ],
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            help="A plan of `cxl-offload plan training`, KIND=POLICY;KIND=POLICY, or one policy; "
+            "by default CXL_OFFLOAD_PLAN, else the defaults."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command and do not run it.")
+    ] = False,
+) -> None:
+    """Run a training script with its offloaded tensors placed, or what a plan says.
+
+    `cxl-offload run --plan plan.yaml -- deepspeed train.py ...` starts the script as it is (also
+    with python or torchrun); `cxl-offload run plan.yaml` runs the command of a plan for FlexGen or
+    vLLM.
+    """
+    if plan is None and len(words) == 1 and words[0].endswith(_FILES):
+        command, text = plan_command(_read(words[0]), words[0]), str(Path(words[0]).resolve())
+        _finish(_run(command, {**os.environ, _PLAN: text}, dry_run=dry_run))
+        return
+    text = os.environ.get(_PLAN, "") if plan is None else plan
+    with tempfile.TemporaryDirectory(prefix="cxl-offload-run-") as marks:
+        environment = launch_environment(_checked(text), os.environ, marks)
+        code = _run(words, environment, dry_run=dry_run)
+        if code == 0 and not dry_run and not os.listdir(marks):
+            typer.echo(
+                "cxl-offload: warning: nothing was placed: no process on this machine imported "
+                "DeepSpeed (with -S, -E or -I Python does not load the autostart)",
+                err=True,
+            )
+    _finish(code)
+
+
+def launch_environment(text: str, base: Mapping[str, str], marks: str = "") -> dict[str, str]:
+    """The environment of a program whose processes place their tensors by themselves.
+
+    Parameters
+    ----------
+    text
+        What ``CXL_OFFLOAD_PLAN`` shall say.
+    base
+        The environment to start from.
+    marks
+        A folder where every process that places leaves a file.
+    """
+    path = [str(_AUTOSTART), *filter(None, [base.get("PYTHONPATH")])]
+    if _PACKAGE.parent.name not in ("site-packages", "dist-packages"):
+        path.append(str(_PACKAGE.parent))  # a source tree; an installed package is found anyway
+    made = {**base, "PYTHONPATH": os.pathsep.join(path), _PLAN: text}
+    return {**made, _MARKS: marks} if marks else made
+
+
+def plan_command(plan: Plan, path: str) -> list[str]:
+    """The command that a plan for FlexGen or vLLM names, ready to be run.
+
+    Raises
+    ------
+    ConfigError
+        The plan is advice only, is for training, or its program is not installed.
+    """
+    if plan.executor == "deepspeed":
+        raise ConfigError(
+            f"{path} is a plan for training, which needs the script: "
+            f"cxl-offload run --plan {shlex.quote(path)} -- deepspeed train.py ..."
+        )
+    if not plan.runs:
+        raise ConfigError(f"{path} is advice only: {plan.advice}")
+    command = list(plan.command)
+    if command[:1] == ["cxl-offload"]:
+        return [sys.executable, "-m", "cxl_offload.cli.main", *command[1:]]
+    programs = [word for word in command if word in ("numactl", "vllm")]
+    for program in programs:
+        if shutil.which(program) is None:
+            raise ConfigError(
+                f"{program} is not installed here; where it is, run: {shlex.join(command)}"
+            )
+    return command
+
+
+def _read(path: str) -> Plan:
+    from cxl_offload.plan.plan_file import load_plan
+
+    return load_plan(path)
+
+
+def _checked(text: str) -> str:
+    """The setting for the child: a file by its whole path, and it must be a plan for training."""
+    if not (text.endswith(_FILES) or os.path.exists(text)):
+        return text
+    if (executor := _read(text).executor) != "deepspeed":
+        raise ConfigError(
+            f"{text} is a plan for {executor} and cannot place a training script; "
+            f"run it by itself: cxl-offload run {shlex.quote(text)}"
+        )
+    return str(Path(text).resolve())
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], *, dry_run: bool) -> int:
+    """The program's exit status; it gets the signals that would end this one."""
+    if dry_run:
+        typer.echo(f"{_PLAN}={shlex.quote(environment[_PLAN])} {shlex.join(command)}")
+        return 0
+    if shutil.which(command[0], path=environment.get("PATH")) is None:
+        raise ConfigError(f"{command[0]}: no such program on the PATH")
+    child = subprocess.Popen(command, env=dict(environment))
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda n, _: child.send_signal(n)) for number in ends]
+    # A terminal sends its interrupts to the child as well, which then says how it ends.
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code = child.wait()
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+        for number, handler in zip(ends, before, strict=True):
+            signal.signal(number, handler)
+    return 128 - code if code < 0 else code
+
+
+def _finish(code: int) -> None:
+    raise typer.Exit(code)

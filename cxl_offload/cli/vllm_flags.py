@@ -1,0 +1,39 @@
+"""``cxl-offload vllm-flags``: the flags of ``vllm serve`` for a plan."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+    app.command("vllm-flags")(vllm_flags)
+
+
+def vllm_flags(
+    plan: Annotated[Path, typer.Argument(help="A plan.yaml of `cxl-offload plan inference`.")],
+    long: Annotated[
+        bool, typer.Option("--long", help="All of the KV cache's in --kv-transfer-config.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of them.")] = False,
+) -> None:
+    """Print the flags that put weights and KV cache where a plan says, ready for a shell."""
+    from cxl_offload.plan.plan_file import load_plan
+    from cxl_offload.plan.vllm_flags import flags_of_plan
+
+    flags = flags_of_plan(load_plan(plan), shape="long" if long else "short")
+    if as_json:
+        print(json.dumps(flags))
+        return
+    if not flags:
+        print("nothing leaves the GPU in this plan: no flags are needed", file=sys.stderr)
+        return
+    print(shlex.join(flags))

@@ -1,0 +1,108 @@
+"""Starts the placement in scripts that cannot be changed, once they import their framework.
+
+Python imports a module of this name when it starts. Nothing else is imported here, and no
+framework is: a finder waits for the import of one, lets it happen, and then calls the adapter. A
+``sitecustomize`` of others further down the path is run as if this one were not there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+ADAPTERS = {"deepspeed": "cxl_offload.integrations.deepspeed"}
+"""Framework to the adapter whose ``start_from_environment()`` is called."""
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_LAUNCHERS = ("deepspeed", "deepspeed.pt", "ds", "ds_ssh", "ds_report", "ds_io", "ds_bench")
+"""Programs of DeepSpeed that only start others: no engine, and no CUDA context for them."""
+
+
+def starts_others(command: Sequence[str]) -> bool:
+    """Whether the command line of this process is that of a launcher."""
+    for at, word in enumerate(command[1:], 1):
+        if word == "-m":
+            return command[at + 1 : at + 2] != [] and command[at + 1].startswith("deepspeed.")
+        if not word.startswith("-"):
+            return os.path.basename(word) in _LAUNCHERS
+    return False
+
+
+def start(framework: str) -> None:
+    """Calls the adapter of a framework that was just imported, and leaves a mark that it was."""
+    name = ADAPTERS[framework]
+    try:
+        adapter = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("cxl_offload"):
+            raise
+        raise ImportError(
+            f"cxl-offload run: {sys.executable} has no {error.name}, so {framework} would run "
+            "without placement; install cxl_offload there"
+        ) from error
+    started = adapter.start_from_environment()
+    folder = os.environ.get("CXL_OFFLOAD_RUN")
+    if started and folder and os.path.isdir(folder):
+        with open(os.path.join(folder, str(os.getpid())), "w", encoding="utf-8") as mark:
+            mark.write(framework)
+
+
+class _Then(importlib.abc.Loader):
+    """Loads a framework as its own loader does, and starts the adapter when that is done."""
+
+    def __init__(self, finder: _Finder, loader: importlib.abc.Loader) -> None:
+        self._finder = finder
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._finder.waiting.discard(module.__name__)
+        start(module.__name__)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self) -> None:
+        self.waiting = set(ADAPTERS)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self.waiting:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find is None else find(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Then(self, spec.loader)
+                return spec  # type: ignore[no-any-return]
+        return None
+
+
+def run_other() -> None:
+    """Runs the next ``sitecustomize`` on the path, under its own name."""
+    path = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    if "CXL_OFFLOAD_PLAN" in os.environ and not starts_others(sys.orig_argv):
+        sys.meta_path.insert(0, _Finder())
+    run_other()

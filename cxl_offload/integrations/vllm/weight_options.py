@@ -1,0 +1,189 @@
+"""Options of weights: the ``weight_*`` keys of ``--additional-config '{"cxl_offload": {...}}'``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.vllm.weight_kinds import KINDS, OUTSIDE_LAYERS, kind_of, matches
+from cxl_offload.memory import Pages, as_policy
+from cxl_offload.topology import Machine
+
+__all__ = ["ON_DEVICE", "SECTION", "WeightOptions", "read_weight_options"]
+
+SECTION = "cxl_offload"
+"""The key of ``--additional-config`` that this package reads."""
+
+ON_DEVICE = "device"
+"""In ``weight_kinds``: stays where vLLM puts it."""
+
+_KEYS = (
+    "weight_nodes",
+    "weight_policy",
+    "weight_placement",
+    "weight_kinds",
+    "weight_pages",
+    "weight_strict",
+)
+_POLICIES = ("bind", "preferred", "interleave")
+_PAGES = ("base", "thp", "2MiB", "1GiB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightOptions:
+    """Where weights go.
+
+    Attributes
+    ----------
+    placement
+        Of all kinds that ``kinds`` does not name, as text (``"bind:2"``).
+    kinds
+        Kind, or pattern of a parameter's name, to placement or :data:`ON_DEVICE`; the first that
+        fits decides.
+    pages
+        ``"base"``, ``"thp"``, ``"2MiB"`` or ``"1GiB"``.
+    strict
+        Refuse rather than spill when a node is full or pinning moves pages.
+    """
+
+    placement: str
+    kinds: Mapping[str, str]
+    pages: Pages = "base"
+    strict: bool = True
+
+    def placement_of(self, name: str) -> str | None:
+        """Where a parameter goes; None: it stays on the device.
+
+        Embeddings and the head stay there unless ``kinds`` names them, as vLLM's offload leaves
+        them there too.
+        """
+        for rule, placement in self.kinds.items():
+            if matches(rule, name):
+                return None if placement == ON_DEVICE else placement
+        return None if kind_of(name) in OUTSIDE_LAYERS else self.placement
+
+    def is_named(self, name: str) -> bool:
+        """Whether ``kinds`` says where a parameter goes, and not to stay."""
+        rules = [rule for rule in self.kinds if matches(rule, name)]
+        return bool(rules) and self.kinds[rules[0]] != ON_DEVICE
+
+    def names_outside_layers(self) -> bool:
+        """Whether parameters outside the stack of layers may be meant."""
+        return any(
+            placement != ON_DEVICE and (rule in OUTSIDE_LAYERS or rule not in KINDS)
+            for rule, placement in self.kinds.items()
+        )
+
+
+def read_weight_options(
+    additional_config: Mapping[str, Any] | None, machine: Machine
+) -> WeightOptions | None:
+    """The options of weights in what ``--additional-config`` was given.
+
+    Returns
+    -------
+    WeightOptions or None
+        None: the section is missing, or says nothing of weights.
+
+    Raises
+    ------
+    ConfigError
+        One line: an unknown key, a value of the wrong kind, a node that the machine lacks.
+    """
+    section = (additional_config or {}).get(SECTION)
+    if section is None:
+        return None
+    if not isinstance(section, Mapping):
+        raise _refused(f"must be an object, not {section!r}")
+    for key in section:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(str(key), _KEYS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(_KEYS)}"
+            raise _refused(f"unknown key {key!r}{hint}")
+    if not section:
+        return None
+    pages = section.get("weight_pages", "base")
+    if pages not in _PAGES:
+        raise _refused(f"weight_pages {pages!r}: must be one of {', '.join(_PAGES)}")
+    strict = section.get("weight_strict", True)
+    if not isinstance(strict, bool):
+        raise _refused(f"weight_strict {strict!r}: must be true or false")
+    placement = _default_placement(section, machine)
+    kinds = _kinds(section.get("weight_kinds", {}), machine)
+    return WeightOptions(
+        placement=placement, kinds=kinds, pages=cast("Pages", pages), strict=strict
+    )
+
+
+def _default_placement(section: Mapping[str, Any], machine: Machine) -> str:
+    given = section.get("weight_placement")
+    if given is not None:
+        if "weight_nodes" in section or "weight_policy" in section:
+            raise _refused("weight_placement says all; leave weight_nodes and weight_policy out")
+        return _placement("weight_placement", given, machine)
+    policy = section.get("weight_policy", "bind")
+    if policy not in _POLICIES:
+        raise _refused(
+            f"weight_policy {policy!r}: must be one of {', '.join(_POLICIES)}; for weights of "
+            "nodes write weight_placement, such as 'weighted:0=3,2=1'"
+        )
+    nodes = section.get("weight_nodes")
+    if nodes is None:
+        if "weight_policy" in section:
+            raise _refused("weight_policy needs weight_nodes")
+        return f"preferred:{_nearest(machine)}"
+    if (
+        not isinstance(nodes, list)
+        or not nodes
+        or any(isinstance(node, bool) or not isinstance(node, int) for node in nodes)
+    ):
+        raise _refused(f"weight_nodes {nodes!r}: must be a list of node ids, such as [0, 2]")
+    text = f"{policy}:{','.join(str(node) for node in nodes)}"
+    return _placement("weight_nodes", text, machine)
+
+
+def _nearest(machine: Machine) -> int:
+    """The node of the process, or the first with memory."""
+    nodes = [node.id for node in machine.nodes if node.has_memory and node.allowed]
+    return machine.initiator if machine.initiator in nodes else nodes[0]
+
+
+def _kinds(given: Any, machine: Machine) -> dict[str, str]:
+    if not isinstance(given, Mapping):
+        raise _refused(f"weight_kinds {given!r}: must be an object of kind to placement")
+    found = {}
+    for rule, placement in given.items():
+        if rule not in KINDS and not any(mark in rule for mark in ".*?["):
+            raise _refused(
+                f"weight_kinds {rule!r}: must be one of {', '.join(KINDS)}, or a pattern of "
+                "parameters' names such as '*.down_proj.*'"
+            )
+        where = f"weight_kinds {rule!r}"
+        found[rule] = ON_DEVICE if placement == ON_DEVICE else _placement(where, placement, machine)
+    return found
+
+
+def _placement(where: str, given: Any, machine: Machine) -> str:
+    """The text of a placement, checked against the nodes of the machine."""
+    if not isinstance(given, str):
+        raise _refused(f"{where} {given!r}: must be a placement as text, such as 'bind:2'")
+    try:
+        policy = as_policy(given, machine)
+    except ValueError as error:
+        raise _refused(f"{where}: {error}") from None
+    known = {node.id for node in machine.nodes if node.has_memory and node.allowed}
+    named = getattr(policy, "nodes", None) or tuple(getattr(policy, "weights", ()))
+    for node in named:
+        if node not in known:
+            raise _refused(
+                f"{where}: node {node} has no memory for this process; nodes with memory are "
+                f"{', '.join(str(each) for each in sorted(known))}"
+            )
+    return str(policy)
+
+
+def _refused(message: str) -> ConfigError:
+    return ConfigError(f'--additional-config "{SECTION}": {message}')

@@ -1,0 +1,247 @@
+"""``cxl-offload run``: real child processes, and a stand-in where a framework is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cxl_offload.cli.run import launch_environment, plan_command
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.flexgen.seeded import OptShape, make_opt
+from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
+from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.plan_file import Plan, save_plan
+from cxl_offload.topology import load_machine
+
+ROOT = Path(__file__).parents[2]
+AUTOSTART = ROOT / "cxl_offload" / "integrations" / "autostart" / "sitecustomize.py"
+
+# Stands in for the adapter in a script, which then imports the stand-in of DeepSpeed.
+SCRIPT = """
+import sys, types
+assert "torch" not in sys.modules and "cxl_offload" not in sys.modules, "imported too early"
+adapter = types.ModuleType("cxl_offload.integrations.deepspeed")
+def start():
+    import os
+    print("plan", os.environ["CXL_OFFLOAD_PLAN"], "engine", sys.modules["deepspeed"].ENGINE)
+    return True
+adapter.start_from_environment = start
+sys.modules[adapter.__name__] = adapter
+import importlib.util
+assert importlib.util.find_spec("deepspeed") is not None  # a look is not an import
+print("before")
+import deepspeed.ops
+import deepspeed
+print("after", deepspeed.ops.NAME, type(deepspeed.__loader__).__name__)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A script, and a package that looks like DeepSpeed."""
+    package = tmp_path / "frameworks" / "deepspeed"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("ENGINE = 'loaded'\n")
+    (package / "ops.py").write_text("NAME = 'ops'\n")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def run(
+    *words: str, folder: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    path = [] if folder is None else [str(folder / "frameworks")]
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]), **environment}
+    command = [sys.executable, "-m", "cxl_offload.cli.main", "run", *words]
+    return subprocess.run(
+        command, env=given, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_script_starts_the_adapter_once_when_the_framework_is_there(folder: Path) -> None:
+    done = run("--plan", "exp_avg=bind:0", "--", sys.executable, "train.py", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "before",
+        "plan exp_avg=bind:0 engine loaded",
+        "after ops SourceFileLoader",
+    ]
+    assert "nothing was placed" not in done.stderr
+
+
+def test_plan_is_that_of_the_environment_or_the_defaults(folder: Path) -> None:
+    command = ("--", sys.executable, "train.py")
+    assert "plan  engine" in run(*command, folder=folder).stdout
+    given = run(*command, folder=folder, CXL_OFFLOAD_PLAN="bind:0")
+    assert "plan bind:0 engine" in given.stdout
+
+
+def test_options_of_the_program_are_its_own(folder: Path) -> None:
+    (folder / "echo.py").write_text("import sys, json; print(json.dumps(sys.argv[1:]))")
+    words = ["--plan", "x", "--dry-run", "--help", "-v", "--", "y"]
+    done = run("--", sys.executable, "echo.py", *words, folder=folder)
+    assert json.loads(done.stdout) == words
+    without = run(sys.executable, "echo.py", *words, folder=folder)
+    assert json.loads(without.stdout) == words
+
+
+def test_program_that_imports_no_framework_is_warned_of(folder: Path) -> None:
+    done = run("--", sys.executable, "-c", "print('fine')", folder=folder)
+    assert (done.returncode, done.stdout) == (0, "fine\n")
+    assert "nothing was placed" in done.stderr
+
+
+def test_sitecustomize_of_others_still_runs_and_is_the_one_in_sight(folder: Path) -> None:
+    other = folder / "frameworks" / "sitecustomize.py"
+    other.write_text("import os; SEEN = 'other'; os.environ['OTHER'] = 'ran'\n")
+    (folder / "look.py").write_text(
+        "import os, sitecustomize; print(os.environ['OTHER'], sitecustomize.SEEN)"
+    )
+    assert run("--", sys.executable, "look.py", folder=folder).stdout == "ran other\n"
+    done = run("--", sys.executable, "train.py", folder=folder)
+    assert "engine loaded" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "ds_report"])
+def test_launcher_itself_is_left_alone_and_its_children_are_not(folder: Path, name: str) -> None:
+    """It makes no engine; the adapter would open CUDA in it."""
+    launcher = folder / name
+    launcher.write_text(
+        f"#!{sys.executable}\n"
+        "import sys, subprocess\n"
+        f"sys.path.insert(0, {str(folder / 'frameworks')!r})\n"
+        "import deepspeed\n"
+        "assert 'cxl_offload' not in sys.modules\n"
+        "sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))\n"
+    )
+    launcher.chmod(0o755)
+    done = run("--", str(launcher), "train.py", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("engine loaded") == 1
+
+
+def test_python_without_this_package_says_so_instead_of_running_unplaced(folder: Path) -> None:
+    (folder / "bare.py").write_text("import deepspeed\nprint('ran')\n")
+    env = {**os.environ, "PYTHONPATH": f"{AUTOSTART.parent}:{folder / 'frameworks'}"}
+    env["CXL_OFFLOAD_PLAN"] = ""
+    blocked = folder / "frameworks" / "cxl_offload.py"
+    blocked.write_text("raise ModuleNotFoundError('no', name='cxl_offload')\n")
+    done = subprocess.run(
+        [sys.executable, "bare.py"],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "ran" not in done.stdout
+    assert "would run without placement; install cxl_offload there" in done.stderr
+
+
+def test_exit_status_and_signals_are_passed_on(folder: Path) -> None:
+    assert run("--", sys.executable, "-c", "raise SystemExit(7)").returncode == 7
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert run("--", sys.executable, "-c", killed).returncode == 128 + signal.SIGKILL
+    sleeper = "import time; print('up', flush=True); time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cxl_offload.cli.main", "run", "--", sys.executable, "-c", sleeper],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    start = time.monotonic()
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert time.monotonic() - start < 30
+    process.stdout.close()
+
+
+def test_program_that_is_not_there_is_one_line() -> None:
+    done = run("--", "no-such-program-here")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "cxl-offload: error: no-such-program-here: no such program on the PATH\n"
+    )
+
+
+def test_dry_run_prints_the_command() -> None:
+    done = run("--plan", "bind:0", "--dry-run", "--", "deepspeed", "train.py", "--zero", "2")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "CXL_OFFLOAD_PLAN=bind:0 deepspeed train.py --zero 2\n",
+    )
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return plan_inference(
+        InferenceRequest(
+            model=load_model("opt-6.7b"),
+            machine=load_machine("epyc9354-cxl-a"),
+            prompt=8,
+            generated=2,
+            model_name="opt-6.7b",
+        )
+    )
+
+
+def test_plan_for_flexgen_runs(plan: Plan, tmp_path: Path) -> None:
+    make_opt(tmp_path / "my-opt", OptShape(layers=2, hidden=64, heads=4))
+    flags = ("--model", str(tmp_path / "my-opt"), "--gen-len", "2", "--prompt-len", "32")
+    flags += ("--percent", "0", "100", "0", "100", "0", "100", "--gpu-batch-size", "1")
+    flags += ("--offload-dir", str(tmp_path / "offload"), "--accelerator", "host")
+    flags += ("--json", str(tmp_path / "report.json"), "--no-log")
+    save_plan(replace(plan, command=("cxl-offload", "flexgen", *flags)), tmp_path / "plan.yaml")
+    done = run(str(tmp_path / "plan.yaml"), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["gen_len"] == 2
+
+
+def test_plan_that_cannot_run_here_names_what_is_missing(plan: Plan, tmp_path: Path) -> None:
+    vllm = replace(plan, executor="vllm", command=("vllm", "serve", "opt-6.7b"))
+    if importlib.util.find_spec("vllm") is None:
+        with pytest.raises(ConfigError, match=r"vllm is not installed here.*vllm serve"):
+            plan_command(vllm, "plan.yaml")
+    with pytest.raises(ConfigError, match=r"needs the script.*--plan"):
+        plan_command(replace(plan, executor="deepspeed"), "plan.yaml")
+    with pytest.raises(ConfigError, match="advice only: no way"):
+        plan_command(replace(plan, runs=False, advice="no way"), "plan.yaml")
+    save_plan(plan, tmp_path / "plan.yaml")
+    done = run("--plan", str(tmp_path / "plan.yaml"), "--", sys.executable, "-c", "print(1)")
+    assert done.returncode == 2
+    assert "is a plan for flexgen and cannot place a training script" in done.stderr
+
+
+def test_vllm_command_of_a_plan_is_executed(plan: Plan, tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "vllm").write_text('#!/bin/sh\necho "vllm $* plan $CXL_OFFLOAD_PLAN"\n')
+    (programs / "vllm").chmod(0o755)
+    save_plan(
+        replace(plan, executor="vllm", command=("vllm", "serve", "opt-6.7b", "--dtype", "auto")),
+        tmp_path / "plan.yaml",
+    )
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    done = run("plan.yaml", folder=tmp_path, PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"vllm serve opt-6.7b --dtype auto plan {tmp_path / 'plan.yaml'}\n"
+
+
+def test_environment_finds_the_package_of_a_source_tree_and_keeps_the_path() -> None:
+    made = launch_environment("bind:0", {"PYTHONPATH": "/mine", "HOME": "/h"}, "/marks")
+    assert made["PYTHONPATH"].split(os.pathsep) == [str(AUTOSTART.parent), "/mine", str(ROOT)]
+    assert (made["HOME"], made["CXL_OFFLOAD_RUN"]) == ("/h", "/marks")

@@ -1,0 +1,66 @@
+"""The tokens of the real vLLM are those without offloading, and come from our pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integrations.vllm.conftest import RunEngine, kv_offload
+
+MIB = 1 << 20
+
+POOLS: dict[str, dict[str, Any]] = {
+    "near": {"cpu_bytes_to_use": "32MiB"},
+    "chunks of 4 blocks, interleaved": {
+        "cpu_bytes_to_use": float(32 * MIB),
+        "blocks_per_chunk": 4,
+        "policy": "interleave",
+        "nodes": [0],
+        "eviction_policy": "arc",
+        "copy_threads": 1,
+    },
+}
+
+
+def tokens(answers: list[dict[str, Any]]) -> list[list[int]]:
+    return [each["tokens"] for each in answers]
+
+
+def cached(answers: list[dict[str, Any]]) -> list[int]:
+    return [each["cached"] for each in answers]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", POOLS)
+def test_tokens_are_the_same_when_the_kv_cache_comes_back_from_the_pool(
+    name: str, run_engine: RunEngine, plain_tokens: list[list[int]]
+) -> None:
+    extra = POOLS[name]
+    seen = run_engine("reuse", kv_offload(**extra))
+    block = 32 * extra.get("blocks_per_chunk", 1)
+    whole = 299 // block * block
+    assert tokens(seen["first"]) == plain_tokens
+    assert cached(seen["first"]) == [0] * 4
+    assert seen["forgotten"] == [True] * 3
+    assert tokens(seen["again"]) == plain_tokens
+    assert cached(seen["again"]) == [whole] * 4
+    assert tokens(seen["alone"]) == [plain_tokens[3], plain_tokens[1]]
+    assert cached(seen["alone"]) == [whole] * 2
+    # The control: the same prompts over a pool whose chunks changed places.
+    assert cached(seen["damaged"]) == [whole] * 4
+    assert all(
+        damaged != right
+        for damaged, right in zip(tokens(seen["damaged"]), plain_tokens, strict=True)
+    )
+    assert seen["pool"]["worker"] == "HostCopyWorker"
+    assert seen["pool"]["granted"] == {"0": seen["pool"]["nbytes"]}
+    assert not seen["pool"]["named"], "the name of the region goes once all have mapped it"
+    chunks = 4 * whole // block
+    assert seen["counters"] == {
+        "stored hot": chunks,
+        "loaded hot": 2 * chunks + chunks // 2,
+        "evicted hot": 0,
+        "refused hot": 0,
+    }
+    assert "Traceback" not in seen["log"]

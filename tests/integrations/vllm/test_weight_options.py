@@ -1,0 +1,121 @@
+"""``weight_*`` options: what they mean, and the one line that refuses them. Needs no vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cxl_offload import load_machine
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.vllm.weight_kinds import kind_of
+from cxl_offload.integrations.vllm.weight_options import WeightOptions, read_weight_options
+from cxl_offload.topology import Machine
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return load_machine("epyc9354-cxl-a")
+
+
+def read(machine: Machine, **section: Any) -> WeightOptions:
+    found = read_weight_options({"cxl_offload": section}, machine)
+    assert found is not None
+    return found
+
+
+def test_options_of_weights_are_none_without_the_section(machine: Machine) -> None:
+    assert read_weight_options(None, machine) is None
+    assert read_weight_options({"gdn_prefill_backend": "auto"}, machine) is None
+    assert read_weight_options({"cxl_offload": {}}, machine) is None
+
+
+def test_nodes_and_policy_become_one_placement(machine: Machine) -> None:
+    assert read(machine, weight_nodes=[2]).placement == "bind:2"
+    found = read(machine, weight_nodes=[0, 2], weight_policy="interleave", weight_pages="2MiB")
+    assert (found.placement, found.pages, found.strict) == ("interleave:0,2", "2MiB", True)
+    assert read(machine, weight_placement="weighted:ldram=3,cxl=1").placement == "weighted:0=3,2=1"
+
+
+def test_weights_without_a_placement_stay_near(machine: Machine) -> None:
+    assert read(machine, weight_pages="thp").placement == f"preferred:{machine.initiator}"
+
+
+def test_kind_decides_where_a_parameter_goes(machine: Machine) -> None:
+    found = read(
+        machine,
+        weight_nodes=[0],
+        weight_kinds={"*.down_proj.*": "bind:1", "mlp": "cxl", "attention": "device"},
+    )
+    assert found.placement_of("mlp.down_proj.weight") == "bind:1"
+    assert found.placement_of("mlp.gate_up_proj.weight") == "bind:2"
+    assert found.placement_of("self_attn.qkv_proj.weight") is None
+    assert found.placement_of("input_layernorm.weight") == "bind:0"
+
+
+def test_embeddings_and_head_leave_the_device_only_when_named(machine: Machine) -> None:
+    silent = read(machine, weight_nodes=[2])
+    assert silent.placement_of("model.embed_tokens.weight") is None
+    assert not silent.names_outside_layers()
+    named = read(machine, weight_nodes=[2], weight_kinds={"embedding": "bind:0"})
+    assert named.placement_of("model.embed_tokens.weight") == "bind:0"
+    assert named.placement_of("lm_head.weight") is None
+    assert named.names_outside_layers()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("self_attn.qkv_proj.weight", "attention"),
+        ("self_attn.q_norm.weight", "norm"),
+        ("self_attn_layer_norm.bias", "norm"),
+        ("mlp.gate_up_proj.weight", "mlp"),
+        ("mlp.experts.w13_weight", "experts"),
+        ("mlp.gate.weight", "mlp"),
+        ("fc1.weight", "mlp"),
+        ("model.decoder.layers.3.fc2.bias", "mlp"),
+        ("attn.c_attn.weight", "attention"),
+        ("model.embed_tokens.weight", "embedding"),
+        ("transformer.wte.weight", "embedding"),
+        ("lm_head.weight", "head"),
+        ("rotary.scale", "other"),
+    ],
+)
+def test_kind_of_a_parameter_is_told_by_its_name(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"weight_node": [2]}, "did you mean weight_nodes?"),
+        ({"weight_nodes": [7]}, "node 7 has no memory for this process; nodes with memory are"),
+        ({"weight_nodes": 2}, "must be a list of node ids"),
+        ({"weight_nodes": [True]}, "must be a list of node ids"),
+        ({"weight_nodes": []}, "must be a list of node ids"),
+        ({"weight_policy": "bind"}, "weight_policy needs weight_nodes"),
+        ({"weight_nodes": [0], "weight_policy": "weighted"}, "write weight_placement"),
+        ({"weight_nodes": [0], "weight_placement": "cxl"}, "leave weight_nodes"),
+        ({"weight_placement": "pmem"}, "neither a node id nor a tier"),
+        ({"weight_nodes": [0], "weight_pages": "4MiB"}, "must be one of base, thp, 2MiB, 1GiB"),
+        ({"weight_nodes": [0], "weight_strict": "yes"}, "must be true or false"),
+        ({"weight_kinds": {"attn": "bind:0"}}, "must be one of norm, experts"),
+        ({"weight_kinds": {"mlp": "bind:9"}}, "node 9 has no memory"),
+        ({"weight_kinds": {"mlp": 2}}, "must be a placement as text"),
+        ({"weight_kinds": ["mlp"]}, "must be an object of kind to placement"),
+    ],
+)
+def test_wrong_option_is_refused_in_one_line(
+    machine: Machine, section: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_weight_options({"cxl_offload": section}, machine)
+    text = str(caught.value)
+    assert message in text
+    assert "\n" not in text
+    assert text.startswith('--additional-config "cxl_offload": ')
+
+
+def test_section_that_is_no_object_is_refused(machine: Machine) -> None:
+    with pytest.raises(ConfigError, match="must be an object, not 'bind:2'"):
+        read_weight_options({"cxl_offload": "bind:2"}, machine)
