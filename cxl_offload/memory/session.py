@@ -322,6 +322,10 @@ class Memory:
         """
         return self._session.bytes_per_node(address, nbytes)
 
+    def free_bytes(self, node: int, pages: Pages = "base") -> int:
+        """Bytes of such pages that a node can still give."""
+        return self.kernel.node_headroom(node, _PAGES[pages]).free_bytes
+
     def find(self, address: int) -> _C.Allocation | None:
         """The live allocation of this session that holds ``address``."""
         return self._session.find(address)

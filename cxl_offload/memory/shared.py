@@ -19,7 +19,13 @@ from pathlib import Path
 
 from cxl_offload.units import format_bytes
 
-__all__ = ["SHARED_ROOT", "Leftover", "find_leftovers", "warn_of_leftovers"]
+__all__ = [
+    "SHARED_ROOT",
+    "Leftover",
+    "find_leftovers",
+    "shared_free_bytes",
+    "warn_of_leftovers",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -81,6 +87,12 @@ def _unheld(root: Path) -> Iterator[Leftover]:
             os.close(file)
         if state.st_nlink:
             yield Leftover(path, 512 * state.st_blocks, state.st_uid)
+
+
+def shared_free_bytes(root: str | os.PathLike[str] = SHARED_ROOT) -> int:
+    """Bytes that new files in shared memory may take."""
+    state = os.statvfs(root)
+    return state.f_bavail * state.f_frsize
 
 
 def warn_of_leftovers(root: str | os.PathLike[str] = SHARED_ROOT) -> tuple[Leftover, ...]:

@@ -23,7 +23,7 @@ import numpy as np
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import PlacementLike
 from cxl_offload.memory.session import Memory, Pages, active
-from cxl_offload.memory.shared import SHARED_ROOT
+from cxl_offload.memory.shared import SHARED_ROOT, shared_free_bytes
 from cxl_offload.units import format_bytes
 
 __all__ = ["SharedRegion", "remove_leftovers"]
@@ -176,8 +176,7 @@ class SharedRegion:
             )
         if found == wanted:
             return False
-        state = os.fstatvfs(self.file)
-        free = state.f_bavail * state.f_frsize
+        free = shared_free_bytes(self.path.parent)
         if wanted > free:
             raise MemoryError(
                 f"share {format_bytes(self.nbytes)}: {self.path.parent} has {format_bytes(free)} "

@@ -8,11 +8,27 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.memory import Pages, Policy, as_policy, parse_policy
+from cxl_offload.memory import (
+    Bind,
+    Dax,
+    FirstTouch,
+    Memory,
+    Pages,
+    Policy,
+    Preferred,
+    Weighted,
+    as_policy,
+    parse_policy,
+)
+from cxl_offload.memory.shared import SHARED_ROOT
+from cxl_offload.plan.stripe import stripe_bytes
 from cxl_offload.topology import Machine
-from cxl_offload.units import parse_bytes
+from cxl_offload.units import format_bytes, parse_bytes
 
-__all__ = ["KvOptions", "KvTier", "read_bytes", "read_placement"]
+__all__ = ["EVICTION_POLICIES", "KvOptions", "KvTier", "read_bytes", "read_placement"]
+
+EVICTION_POLICIES = ("lru", "arc")
+"""vLLM's own."""
 
 _KINDS = ("bind", "preferred", "interleave", "weighted")
 _PLACE_KEYS = ("policy", "nodes", "weights", "granule", "pages")
@@ -91,9 +107,72 @@ class KvOptions:
             nbytes=read_bytes("cpu_bytes_to_use", nbytes),
             policy=read_placement(config, machine),
             pages=_read_pages(config.get("pages", "base")),
-            eviction=str(config.get("eviction_policy", "lru")),
+            eviction=_read_eviction(config),
         )
         return cls(hot=hot, copy_threads=_read_count("copy_threads", config.get("copy_threads")))
+
+    def check(self, memory: Memory, *, shared_free_bytes: int) -> None:
+        """Whether the machine has the nodes and, at this moment, the room.
+
+        Parameters
+        ----------
+        shared_free_bytes
+            Of :func:`~cxl_offload.memory.shared.shared_free_bytes`: the hot tier is shared memory.
+
+        Raises
+        ------
+        ConfigError
+            With one line that names the option and what there is.
+        """
+        if self.hot.nbytes > shared_free_bytes:
+            raise _wrong(
+                "cpu_bytes_to_use",
+                f"is {format_bytes(self.hot.nbytes)} and {SHARED_ROOT} has "
+                f"{format_bytes(shared_free_bytes)} left; ask for less, or mount it larger (in a "
+                "container: --shm-size)",
+            )
+        _check_tier(self.hot, memory)
+
+
+def _check_tier(tier: KvTier, memory: Memory) -> None:
+    policy = tier.policy
+    if policy is None or isinstance(policy, FirstTouch | Dax):
+        return
+    usable = memory.kernel.allowed_nodes
+    for node in policy.nodes:
+        if node not in usable:
+            raise _wrong(
+                "policy",
+                f"is {policy}: node {node} has no memory that this process may use; usable nodes "
+                f"are {', '.join(map(str, usable))}",
+            )
+    free = {node: memory.free_bytes(node) for node in policy.nodes}
+    if isinstance(policy, Preferred):
+        return
+    if isinstance(policy, Bind):
+        needs = {"/".join(map(str, policy.nodes)): (tier.nbytes, sum(free.values()))}
+    else:
+        weights = policy.weights if isinstance(policy, Weighted) else dict.fromkeys(policy.nodes, 1)
+        shares = stripe_bytes(tier.nbytes, weights, policy.granule_bytes)
+        needs = {str(node): (shares.get(node, 0), free[node]) for node in policy.nodes}
+    for name, (wanted, there) in needs.items():
+        if wanted > there:
+            raise _wrong(
+                "policy",
+                f"is {policy}: {format_bytes(wanted)} would go to node {name}, which has "
+                f"{format_bytes(there)} free; ask for less, or for more nodes",
+            )
+
+
+def _read_eviction(config: Mapping[str, Any]) -> str:
+    name = config.get("eviction_policy", "lru")
+    if name not in EVICTION_POLICIES and "cache_policy_module_path" not in config:
+        raise _wrong(
+            "eviction_policy",
+            f"is {name!r}; known are {', '.join(EVICTION_POLICIES)}, and others by "
+            "cache_policy_module_path",
+        )
+    return str(name)
 
 
 def _wrong(name: str, problem: str) -> ConfigError:

@@ -22,10 +22,13 @@ def process_cpus() -> frozenset[int]:
 
 
 def install_kv() -> None:
-    """Registers the spec; any number of times."""
+    """Registers the spec, and has its options checked early; any number of times."""
     global _cpus
     _cpus = _cpus or frozenset(os.sched_getaffinity(0))
     from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
+    from cxl_offload.integrations.vllm.kv_check import install_check
+
     if SPEC_NAME not in OffloadingSpecFactory._registry:
         OffloadingSpecFactory.register_spec(SPEC_NAME, SPEC_MODULE, SPEC_CLASS)
+    install_check()

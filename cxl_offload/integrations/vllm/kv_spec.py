@@ -9,13 +9,16 @@ from __future__ import annotations
 import mmap
 import re
 from dataclasses import replace
+from typing import Any
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
+from cxl_offload.integrations.vllm.kv_metrics import CountedChunks, metric_definitions
 from cxl_offload.integrations.vllm.kv_options import KvOptions
 from cxl_offload.integrations.vllm.kv_place import copy_cpus, device_node
 from cxl_offload.integrations.vllm.kv_region import PlacedRegion
@@ -27,6 +30,10 @@ __all__ = ["CxlOffloadingSpec"]
 
 # Below vLLM's own logger, so that it is shown as vLLM's lines are.
 _logger = init_logger(f"vllm.{__name__}")
+
+
+class CountedManager(CountedChunks, CPUOffloadingManager):  # type: ignore[misc]
+    """vLLM's manager of a pool of one tier, with counters."""
 
 
 class CxlOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
@@ -43,6 +50,7 @@ class CxlOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
         extra = {**config.extra_config, "cpu_bytes_to_use": hot.nbytes}
         super().__init__(replace(config, extra_config=extra))
         self._worker: OffloadingWorker | None = None
+        self._manager: OffloadingManager | None = None
         if self.kv_bytes_per_chunk and self.num_chunks == 0:
             raise ValueError(
                 f"kv_connector_extra_config: cpu_bytes_to_use of {format_bytes(hot.nbytes)} holds "
@@ -52,6 +60,24 @@ class CxlOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
 
     def _uses_shared_region(self) -> bool:
         return True
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        """Those of vLLM's own manager, which is used here, and the counters of the tiers."""
+        return {**super().build_metric_definitions(extra_config), **metric_definitions()}
+
+    def get_manager(self) -> OffloadingManager:
+        """vLLM's own, which keeps the books of the pool, with counters."""
+        if self._manager is None:
+            self._manager = CountedManager(
+                num_chunks=self.num_chunks,
+                cache_policy=self.eviction_policy,
+                cache_policy_module_path=self.cache_policy_module_path,
+                enable_events=self.kv_events_config.enable_kv_cache_events,
+                store_threshold=int(self.extra_config.get("store_threshold", 0)),
+                max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000)),
+            )
+        return self._manager
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """Copies for one rank, over the region that all ranks share."""

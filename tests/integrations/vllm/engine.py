@@ -99,7 +99,32 @@ def reuse(engine: Engine) -> Answer:
         "damaged": damaged,
         "forgotten": forgotten,
         "pool": found,
+        "counters": counters(engine),
     }
+
+
+def counters(engine: Engine) -> dict[str, float]:
+    """Our counters as vLLM's Prometheus registry has them, by event and tier."""
+    found = {}
+    for metric in engine.llm.get_metrics():
+        _, ours, rest = metric.name.partition("cxl_offload_kv_")
+        if ours:
+            found[f"{rest.removesuffix('_chunks')} {metric.labels['tier']}"] = metric.value
+    return found
+
+
+def refusals(model: str, options: list[Answer]) -> Answer:
+    """What vLLM says to each of these engine options, before it makes an engine."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    said = []
+    for each in options:
+        try:
+            EngineArgs(model=model, **each).create_engine_config()
+            said.append("")
+        except Exception as error:
+            said.append(str(error))
+    return {"said": said}
 
 
 SCENARIOS: dict[str, Callable[[Engine], Answer]] = {"plain": plain, "reuse": reuse}
@@ -109,9 +134,12 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     request = json.load(sys.stdin)
     os.environ.update(request.get("environment", {}))
-    engine = Engine(request["model"], request["options"])
-    answer = SCENARIOS[request["scenario"]](engine)
-    engine.llm.llm_engine.engine_core.shutdown()
+    if request["scenario"] == "refusals":
+        answer = refusals(request["model"], request["options"]["each"])
+    else:
+        engine = Engine(request["model"], request["options"])
+        answer = SCENARIOS[request["scenario"]](engine)
+        engine.llm.llm_engine.engine_core.shutdown()
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
     sys.stdout.flush()
 

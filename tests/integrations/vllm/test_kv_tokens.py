@@ -56,4 +56,11 @@ def test_tokens_are_the_same_when_the_kv_cache_comes_back_from_the_pool(
     assert seen["pool"]["worker"] == "HostCopyWorker"
     assert seen["pool"]["granted"] == {"0": seen["pool"]["nbytes"]}
     assert not seen["pool"]["named"], "the name of the region goes once all have mapped it"
+    chunks = 4 * whole // block
+    assert seen["counters"] == {
+        "stored hot": chunks,
+        "loaded hot": 2 * chunks + chunks // 2,
+        "evicted hot": 0,
+        "refused hot": 0,
+    }
     assert "Traceback" not in seen["log"]

@@ -1,0 +1,132 @@
+"""Options of the KV pool: what they mean, and the one line for each that is wrong. No vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cxl_offload import Memory, load_machine
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.vllm.kv_options import KvOptions
+from cxl_offload.memory import Bind, Interleave, Policy, Preferred, Weighted
+
+GIB = 1 << 30
+MACHINE = load_machine("epyc9354-cxl-a")
+CXL = next(tier for tier in MACHINE.tiers if tier.name == "cxl").nodes
+DRAM = next(tier for tier in MACHINE.tiers if tier.name == "ldram").nodes
+
+
+def read(**config: Any) -> KvOptions:
+    return KvOptions.read({"spec_name": "cxl", "cpu_bytes_to_use": GIB} | config, MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("config", "policy"),
+    [
+        ({}, None),
+        ({"policy": "near"}, None),
+        ({"policy": "bind:0"}, Bind((0,))),
+        ({"policy": "cxl"}, Bind(CXL)),
+        ({"policy": {"0": 4, "2": 1}}, Weighted({0: 4, 2: 1})),
+        ({"nodes": [2]}, Bind((2,))),
+        ({"nodes": [0, 2]}, Interleave((0, 2))),
+        ({"nodes": ["ldram", "cxl"]}, Interleave((*DRAM, *CXL))),
+        ({"policy": "preferred", "nodes": [2, 0]}, Preferred((2, 0))),
+        (
+            {"policy": "weighted", "nodes": [0, 2], "weights": [3, 1], "granule": "64KiB"},
+            Weighted({0: 3, 2: 1}, granule_bytes=64 << 10),
+        ),
+    ],
+)
+def test_options_mean_a_policy(config: dict[str, Any], policy: Policy | None) -> None:
+    assert read(**config).hot.policy == policy
+
+
+@pytest.mark.parametrize(
+    ("given", "nbytes"), [(5 * GIB, 5 * GIB), (0.5 * GIB, GIB // 2), ("1.5GiB", 3 * GIB // 2)]
+)
+def test_bytes_may_be_numbers_of_any_kind_or_text(given: Any, nbytes: int) -> None:
+    assert read(cpu_bytes_to_use=given).hot.nbytes == nbytes
+
+
+def test_what_vllm_reads_itself_is_left_to_it() -> None:
+    options = read(blocks_per_chunk=4, offload_prompt_only=False, eviction_policy="arc")
+    assert options.hot.eviction == "arc"
+    assert read(eviction_policy="Mine", cache_policy_module_path="m").hot.eviction == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"polcy": "bind:0"}, "polcy is no option; did you mean policy?"),
+        ({"zzz": 1}, "zzz is no option; known are policy, nodes,"),
+        ({"cpu_bytes_to_use": None}, "cpu_bytes_to_use is missing; give the bytes of the pool"),
+        ({"cpu_bytes_to_use": 0}, "cpu_bytes_to_use is 0; give bytes"),
+        ({"cpu_bytes_to_use": "8 GB of it"}, "cpu_bytes_to_use is '8 GB of it'; give bytes"),
+        ({"cpu_bytes_to_use": float("nan")}, "cpu_bytes_to_use is nan; give bytes"),
+        ({"cpu_bytes_to_use": True}, "cpu_bytes_to_use is True; give bytes"),
+        ({"pages": "2MiB"}, "pages is '2MiB'; shared memory has 'base' and 'thp'"),
+        ({"policy": "fastest"}, "'fastest' is neither a node id nor a tier; tiers: "),
+        ({"policy": 7}, "a placement is a policy, a mapping"),
+        ({"policy": {"0": 0.5}}, "weight 0.5 of node 0 is not an integer"),
+        ({"policy": "weighted"}, "'weighted' needs nodes, such as nodes: [0, 2]"),
+        ({"policy": "weighted", "nodes": [0, 2]}, "weighted over 2 nodes needs as many weights"),
+        ({"policy": "bind:0", "nodes": [0]}, "'bind:0' with nodes; leave nodes out"),
+        ({"nodes": 0}, "nodes is 0; give a list, such as [0, 2]"),
+        ({"nodes": []}, "nodes is []; give a list"),
+        ({"nodes": [0], "weights": [1]}, "weights belong to 'weighted', not to 'bind'"),
+        ({"weights": [1, 2]}, "weights and granule need nodes"),
+        ({"eviction_policy": "random"}, "eviction_policy is 'random'; known are lru, arc"),
+        ({"copy_threads": 0}, "copy_threads is 0; give a whole number from 1"),
+        ({"copy_threads": 1.5}, "copy_threads is 1.5; give a whole number"),
+    ],
+)
+def test_wrong_options_are_named_in_one_line(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(**config)
+    line = str(caught.value)
+    assert line.startswith("kv_connector_extra_config: ")
+    assert message in line
+    assert "\n" not in line
+
+
+def test_missing_bytes_are_asked_for() -> None:
+    with pytest.raises(ConfigError, match="cpu_bytes_to_use is missing"):
+        KvOptions.read({"spec_name": "cxl"}, MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"policy": "bind:9"}, "node 9 has no memory that this process may use; usable nodes are "),
+        ({"policy": "bind:1", "cpu_bytes_to_use": 48 * GIB}, "48 GiB would go to node 1, which"),
+        ({"nodes": [0, 1], "cpu_bytes_to_use": 90 * GIB}, "45 GiB would go to node 1, which has"),
+        (
+            {"policy": {"0": 1, "1": 3}, "cpu_bytes_to_use": 60 * GIB},
+            "45 GiB would go to node 1, which has 40 GiB free; ask for less, or for more nodes",
+        ),
+    ],
+)
+def test_nodes_without_memory_or_room_are_named_in_one_line(
+    config: dict[str, Any], message: str
+) -> None:
+    memory = Memory.simulated(MACHINE)
+    memory.kernel.set_used_by_others(1, memory.free_bytes(1) - 40 * GIB)  # type: ignore[attr-defined]
+    options = read(**config)
+    with pytest.raises(ConfigError) as caught:
+        options.check(memory, shared_free_bytes=1 << 40)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_room_that_is_there_is_not_refused() -> None:
+    memory = Memory.simulated(MACHINE)
+    for config in ({"policy": "cxl"}, {}, {"nodes": [0, 1]}, {"policy": "preferred:0,1"}):
+        read(**config).check(memory, shared_free_bytes=1 << 40)
+
+
+def test_shared_memory_that_is_too_small_is_named_with_the_remedy() -> None:
+    memory = Memory.simulated(MACHINE)
+    with pytest.raises(ConfigError, match="is 2 GiB and /dev/shm has 1 GiB left; ask for less"):
+        read(cpu_bytes_to_use=2 * GIB).check(memory, shared_free_bytes=GIB)
