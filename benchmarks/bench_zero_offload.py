@@ -1,6 +1,6 @@
 """ZeRO-Offload with and without this package: the CPU optimizer, ``engine.step()``, a whole step.
 
-    python benchmarks/bench_zero_offload.py [--rounds 15] [--stage 2] [--json out.json] [--plot out.png]
+    python benchmarks/bench_zero_offload.py [--rounds 15] [--stage 2] [--json FILE] [--plot FILE]
 
 Trains the same small OPT (bf16, micro-batch 4 x 256, on the CPU in the GPU's place) in engines that
 live side by side in one process and take turns, in a rotating order: DeepSpeed as it is with
