@@ -45,13 +45,20 @@ def train(engine: Any, steps: int, job: dict[str, Any], seed: int) -> list[str]:
     return losses
 
 
-def digest(engine: Any) -> str:
-    """Of every fp32 parameter and moment, through DeepSpeed's own interface."""
-    found = hashlib.sha256()
+def values(engine: Any) -> list[torch.Tensor]:
+    """Every fp32 parameter and moment, through DeepSpeed's own interface."""
+    found = []
     for param in engine.module.parameters():
-        found.update(safe_get_full_fp32_param(param).numpy().tobytes())
-        for name in ("exp_avg", "exp_avg_sq"):
-            found.update(safe_get_full_optimizer_state(param, name).numpy().tobytes())
+        found.append(safe_get_full_fp32_param(param))
+        found += [safe_get_full_optimizer_state(param, name) for name in ("exp_avg", "exp_avg_sq")]
+    return [value.clone() for value in found]
+
+
+def digest(engine: Any) -> str:
+    """Of the bits of :func:`values`."""
+    found = hashlib.sha256()
+    for value in values(engine):
+        found.update(value.numpy().tobytes())
     return found.hexdigest()
 
 
@@ -128,7 +135,7 @@ def run(job: dict[str, Any], memory: Memory) -> dict[str, Any]:
         result["at_start"] = pages(engine.optimizer)
         result["table"] = attached.table()
     if job.get("load"):
-        engine.load_checkpoint(job["load"])
+        engine.load_checkpoint(job["load"], tag="tested")
     result["losses"] = train(engine, job.get("steps", 4), job, job.get("seed", 1))
     result["digest"] = digest(engine)
     if job.get("set"):
@@ -139,6 +146,10 @@ def run(job: dict[str, Any], memory: Memory) -> dict[str, Any]:
         torch.distributed.barrier()
         result["checkpoint_bytes"] = checkpoint_bytes(Path(job["save"]))
         result["after_save"] = train(engine, 2, job, 3)
+        engine.load_checkpoint(job["save"], tag="tested")
+        result["reloaded"] = train(engine, 2, job, 3)
+    if job.get("dump") and RANK == 0:
+        torch.save(values(engine), job["dump"])
     if attached is not None:
         result["pages"] = pages(engine.optimizer)
         result["rows"] = [
