@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
+from cxl_offload.integrations.vllm.block_swap import tune_worker
 from cxl_offload.integrations.vllm.kv_metrics import CountedChunks, metric_definitions
 from cxl_offload.integrations.vllm.kv_options import KvOptions
 from cxl_offload.integrations.vllm.kv_place import copy_cpus, device_node
@@ -93,12 +94,15 @@ class CxlOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
                 return HostCopyWorker(kv_caches, self.blocks_per_chunk, region, cpus)
             from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 
-            return CPUOffloadingWorker(
+            worker = CPUOffloadingWorker(
                 kv_caches=kv_caches,
                 blocks_per_chunk=self.blocks_per_chunk,
                 num_cpu_chunks=self.num_chunks,
                 mmap_region=region,
             )
+            if current_platform.is_cuda():
+                tune_worker(worker, active(), node=device_node(active()))
+            return worker
         except BaseException:
             region.cleanup()
             raise
