@@ -94,8 +94,14 @@ def run_engine(model: str) -> RunEngine:
 
 
 @pytest.fixture(scope="session")
-def plain_tokens(run_engine: RunEngine) -> list[list[int]]:
-    """What the model answers without offloading."""
+def plain_six(run_engine: RunEngine) -> list[list[int]]:
+    """What the model answers to six prompts without offloading."""
     answers = run_engine("plain")["answers"]
     assert len({tuple(each["tokens"]) for each in answers}) == len(answers)
     return [each["tokens"] for each in answers]
+
+
+@pytest.fixture(scope="session")
+def plain_tokens(plain_six: list[list[int]]) -> list[list[int]]:
+    """Of the first four prompts."""
+    return plain_six[:4]

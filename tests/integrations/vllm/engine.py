@@ -13,6 +13,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+import cxl_offload.memory
 from tests.integrations.vllm.tiny_model import prompt
 
 Answer = dict[str, Any]
@@ -78,7 +81,7 @@ def damage() -> None:
 
 def plain(engine: Engine) -> Answer:
     """The answers that every other run must give."""
-    return {"answers": engine.ask(0, 1, 2, 3)}
+    return {"answers": engine.ask(*range(6))}
 
 
 def reuse(engine: Engine) -> Answer:
@@ -101,6 +104,48 @@ def reuse(engine: Engine) -> Answer:
         "pool": found,
         "counters": counters(engine),
     }
+
+
+def tiers(engine: Engine) -> Answer:
+    """Working sets larger than the hot tier: what it drops comes back from the cold one."""
+    seeds = range(6)
+    first = [engine.ask(seed)[0] for seed in seeds]
+    engine.forget()
+    second = [engine.ask(seed)[0] for seed in seeds]
+    engine.forget()
+    together = engine.ask(*seeds)
+    engine.forget()
+    found = counters(engine)
+    cold = cold_tier(engine)
+    rows = np_rows(cold)
+    rows[:] = np.roll(rows, 1, 0)
+    damaged = [engine.ask(seed)[0] for seed in seeds]
+    engine.llm.reset_prefix_cache(reset_connector=True)
+    after = [engine.ask(seed)[0] for seed in seeds]
+    memory = cxl_offload.memory.active()
+    place = memory.placement(cold.memory.address, cold.memory.nbytes)
+    return {
+        "first": first,
+        "second": second,
+        "together": together,
+        "damaged": damaged,
+        "after": after,
+        "counters": found,
+        "slots": cold.slots,
+        "granted": {str(node): count for node, count in place.granted.items()},
+        "pool": pool(),
+    }
+
+
+def cold_tier(engine: Engine) -> Any:
+    """The cold tier of an engine inside this process."""
+    core = engine.llm.llm_engine.engine_core.engine_core
+    return core.scheduler.connector.connector_scheduler.manager.secondary_tiers[0]
+
+
+def np_rows(tier: Any) -> Any:
+    """The memory of a tier, one row a slot."""
+    return np.from_dlpack(tier.memory).reshape(tier.slots, -1)
 
 
 def counters(engine: Engine) -> dict[str, float]:
@@ -127,7 +172,7 @@ def refusals(model: str, options: list[Answer]) -> Answer:
     return {"said": said}
 
 
-SCENARIOS: dict[str, Callable[[Engine], Answer]] = {"plain": plain, "reuse": reuse}
+SCENARIOS: dict[str, Callable[[Engine], Answer]] = {"plain": plain, "reuse": reuse, "tiers": tiers}
 
 
 def main() -> None:
