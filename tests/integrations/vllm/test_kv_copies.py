@@ -53,13 +53,15 @@ def test_blocks_are_copied_by_another_thread_and_reported_once(queue: CopyQueue)
 def test_urgent_copies_go_first_and_waiting_is_for_the_named_ones(queue: CopyQueue) -> None:
     block = np.zeros(BLOCK, dtype=np.uint8)
     target = np.zeros_like(block)
-    gate = threading.Event()
+    gate, started = threading.Event(), threading.Event()
 
     def blocked() -> CopyLists:
+        started.set()
         assert gate.wait(20)
         return lists(target, block)
 
     queue.submit(0, blocked, nbytes=100)
+    assert started.wait(20)
     for job in (1, 2):
         queue.submit(job, lambda: lists(target, block), nbytes=10)
     for job in (3, 4):
