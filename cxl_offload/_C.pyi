@@ -489,6 +489,7 @@ def run_attention(
     mask: tuple[int, int] = (0, 0),
     window: int = 0,
     log_sum_exp: int = 0,
+    groups: tuple[TensorView, TensorView, bool] | None = None,
     k_scales: Sequence[float] = ...,
     v_scales: Sequence[float] = ...,
     isa: str = "",

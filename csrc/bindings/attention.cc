@@ -3,6 +3,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+#include <tuple>
+
 #include "bindings/bind.h"
 
 namespace cxl_offload::bindings {
@@ -15,6 +18,7 @@ void bind_attention(py::module_& module) {
       [](TensorView q, TensorView k, TensorView v, TensorView out, WorkerTeam& team, double scale,
          std::vector<int64_t> lengths, std::tuple<uintptr_t, int64_t, int64_t> table,
          std::pair<uintptr_t, int64_t> mask, int64_t window, uintptr_t log_sum_exp,
+         std::optional<std::tuple<TensorView, TensorView, bool>> groups,
          std::vector<float> k_scales, std::vector<float> v_scales, const std::string& isa) {
         const py::gil_scoped_release released;
         Attention given;
@@ -29,6 +33,11 @@ void bind_attention(py::module_& module) {
         given.mask_columns = mask.second;
         given.window = window;
         given.scale = scale;
+        if (groups) {
+          std::tie(given.k_groups, given.v_groups, std::ignore) = *groups;
+          given.group_scales =
+              std::get<2>(*groups) ? GroupScales::kInverseLow : GroupScales::kLowStep;
+        }
         given.k_scales = std::move(k_scales);
         given.v_scales = std::move(v_scales);
         given.log_sum_exp = reinterpret_cast<float*>(log_sum_exp);
@@ -37,8 +46,9 @@ void bind_attention(py::module_& module) {
       py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"), py::arg("team"), py::kw_only(),
       py::arg("scale"), py::arg("lengths"), py::arg("table") = std::tuple(uintptr_t{0}, 0, 0),
       py::arg("mask") = std::pair(uintptr_t{0}, 0), py::arg("window") = 0,
-      py::arg("log_sum_exp") = 0, py::arg("k_scales") = std::vector<float>(),
-      py::arg("v_scales") = std::vector<float>(), py::arg("isa") = "",
+      py::arg("log_sum_exp") = 0, py::arg("groups") = py::none(),
+      py::arg("k_scales") = std::vector<float>(), py::arg("v_scales") = std::vector<float>(),
+      py::arg("isa") = "",
       "Table: (address, columns, stride) of int32; mask: (address, columns) of bytes; 0: none. See "
       "kernels/attention.h.");
 }

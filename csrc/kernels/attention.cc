@@ -70,11 +70,25 @@ struct Unit {
   size_t place = 0;  // of its first query in the partial results
 };
 
+size_t row_bytes(const TensorView& view) {
+  return static_cast<size_t>(view.shape[3]) * dtype_bytes(view.dtype);
+}
+
+size_t padded_dim(const Attention& a) {
+  if (a.k.dtype == Dtype::kUint8) return static_cast<size_t>(a.k.shape[3]) * 2;
+  return (static_cast<size_t>(a.q.shape[2]) + kAttentionPad - 1) / kAttentionPad * kAttentionPad;
+}
+
+size_t isa_lanes(Isa isa) {
+  if (isa == Isa::kScalar) return 1;
+  return isa == Isa::kAvx2 ? 8 : 16;
+}
+
 int64_t tile_heads(const Attention& a) {
   const int64_t heads = a.k.shape[1];
   const bool side_by_side = a.k.strides[1] < a.k.strides[2] && a.v.strides[1] < a.v.strides[2];
   if (!side_by_side || a.k.strides[1] < 0 || a.v.strides[1] < 0) return 1;
-  const size_t row = static_cast<size_t>(a.k.shape[3]) * dtype_bytes(a.k.dtype);
+  const size_t row = row_bytes(a.k);
   const size_t group = static_cast<size_t>(a.q.shape[1] / heads);
   const size_t most = std::min(kTileBytes / std::max(row, size_t{1}), kTileQueries / group);
   return std::clamp(static_cast<int64_t>(most), int64_t{1}, heads);
@@ -89,7 +103,8 @@ class Run {
         kv_heads_(attention.k.shape[1]),
         group_(static_cast<size_t>(heads_ / kv_heads_)),
         dim_(static_cast<size_t>(attention.q.shape[2])),
-        padded_((dim_ + kAttentionPad - 1) / kAttentionPad * kAttentionPad) {
+        padded_(padded_dim(attention)),
+        lanes_(attention.k.dtype == Dtype::kUint8 ? isa_lanes(isa) : 0) {
     cut();
     read_queries();
     sums_.resize(queries_ * padded_);
@@ -98,21 +113,22 @@ class Run {
   }
 
   void work(WorkerTeam& team) {
-    const size_t slot = static_cast<size_t>(tile_) * group_ * kAttentionBlock;
+    const size_t slots = units_.size() < 2 ? 1 : team.threads();
+    scores_.resize(slots * scores_each());
+    scales_.resize(slots * scales_each());
+    halves_.resize(slots * scales_each());
     if (units_.size() < 2) {
-      scores_.resize(slot);
-      for (const Unit& unit : units_) attend(unit, scores_.data());
+      for (const Unit& unit : units_) attend(unit, 0);
       return;
     }
-    scores_.resize(slot * team.threads());
-    std::atomic<size_t> slots = 0;
+    std::atomic<size_t> taken = 0;
     std::atomic<size_t> next = 0;
     team.run([&](size_t) {
-      float* scores = scores_.data() + slot * slots.fetch_add(1);
+      const size_t slot = taken.fetch_add(1);
       while (true) {
         const size_t index = next.fetch_add(1, std::memory_order_relaxed);
         if (index >= units_.size()) return;
-        attend(units_[index], scores);
+        attend(units_[index], slot);
       }
     });
   }
@@ -168,14 +184,25 @@ class Run {
       const double scale = a_.scale * factor(a_.k_scales, kv_head(query));
       for (size_t i = 0; i < dim_; ++i) {
         const double value = read(a_.q.data, a_.q.dtype, query * dim_ + i);
-        q_[query * padded_ + i] = static_cast<float>(value * scale);
+        q_[query * padded_ + place(i)] = static_cast<float>(value * scale);
       }
     }
   }
 
   size_t kv_head(size_t query) const { return query % static_cast<size_t>(heads_) / group_; }
 
-  void attend(const Unit& unit, float* scores) {
+  // Where number i of a head is in queries and sums.
+  size_t place(size_t i) const { return lanes_ == 0 ? i : code_place(i, lanes_); }
+
+  // What a thread writes to while it works.
+  size_t scores_each() const { return static_cast<size_t>(tile_) * group_ * kAttentionBlock; }
+  size_t scales_each() const {
+    if (lanes_ == 0) return 0;
+    const auto groups = static_cast<size_t>(tile_ * a_.k_groups.shape[3]);
+    return kAttentionScaleRows * groups * 2 + kAttentionPad;
+  }
+
+  void attend(const Unit& unit, size_t slot) {
     AttentionState state;
     state.kv_heads = static_cast<size_t>(unit.heads);
     state.group = group_;
@@ -187,11 +214,20 @@ class Run {
     state.sums = sums_.data() + unit.place * padded_;
     state.most = most_.data() + unit.place;
     state.total = total_.data() + unit.place;
-    state.scores = scores;
+    state.scores = scores_.data() + slot * scores_each();
     AttentionRows rows;
     rows.k_step = static_cast<size_t>(a_.k.strides[1]) * dtype_bytes(a_.k.dtype);
     rows.v_step = static_cast<size_t>(a_.v.strides[1]) * dtype_bytes(a_.v.dtype);
-    const size_t row = static_cast<size_t>(unit.heads) * dim_ * dtype_bytes(a_.k.dtype);
+    if (lanes_ != 0) {
+      rows.k_groups_step = static_cast<size_t>(a_.k_groups.strides[1]) * sizeof(F16);
+      rows.v_groups_step = static_cast<size_t>(a_.v_groups.strides[1]) * sizeof(F16);
+      state.groups = static_cast<size_t>(a_.k_groups.shape[3]);
+      state.group_codes = padded_ / state.groups;
+      state.inverse = a_.group_scales == GroupScales::kInverseLow;
+      state.halves = halves_.data() + slot * scales_each();
+      state.scales = scales_.data() + slot * scales_each();
+    }
+    const size_t row = static_cast<size_t>(unit.heads) * row_bytes(a_.k);
     rows.ahead = std::clamp(kAheadBytes / row, kFewestAhead, kAttentionAhead);
     RowBlocks blocks({a_, unit.batch, unit.begin, unit.end, unit.head}, rows);
     while (blocks.next()) pass_(rows, state);
@@ -207,7 +243,7 @@ class Run {
       const double weight = std::exp(static_cast<double>(most_[part]) - most);
       total += weight * total_[part];
       const float* from = sums_.data() + part * padded_;
-      for (size_t i = 0; i < dim_; ++i) sums[i] += weight * from[i];
+      for (size_t i = 0; i < dim_; ++i) sums[i] += weight * from[place(i)];
     }
     const double scale = factor(a_.v_scales, kv_head(query)) / total;
     for (size_t i = 0; i < dim_; ++i) {
@@ -225,6 +261,7 @@ class Run {
   const size_t group_;
   const size_t dim_;
   const size_t padded_;
+  const size_t lanes_;  // of the instruction set, when caches are of codes
   int64_t tile_ = 1;
   size_t queries_ = 0;  // of all units together
   std::vector<Unit> units_;
@@ -233,6 +270,8 @@ class Run {
   std::vector<float> most_;
   std::vector<float> total_;
   std::vector<float> scores_;
+  std::vector<float> scales_;
+  std::vector<F16> halves_;
 };
 
 }  // namespace

@@ -20,12 +20,25 @@ struct BlockTable {
   int64_t stride = 0;  // elements between the rows of two sequences
 };
 
+// A code is worth code * step + low.
+enum class GroupScales {
+  kLowStep,     // (low, step), as in transfer/packing.h
+  kInverseLow,  // (1 / step, low), as in FlexGen
+};
+
 struct Attention {
   TensorView q;  // (batch, heads, dim), contiguous
   // (batch, kv_heads, seq, dim), or (blocks, kv_heads, block, dim) with a table. The last dimension
   // is contiguous; the others have any strides. Both of one type; heads is a multiple of kv_heads.
   TensorView k;
   TensorView v;
+  // Caches of 4-bit codes: k and v are of uint8, two codes a byte, the first in the upper half;
+  // their last dimension is whole groups of 64, 128, ... codes, of which those beyond dim are not
+  // used. Here is what the codes are worth, float16 of (batch, kv_heads, seq, groups, 2), or by
+  // blocks as k and v, the last two dimensions contiguous.
+  TensorView k_groups;
+  TensorView v_groups;
+  GroupScales group_scales = GroupScales::kLowStep;
   // What their numbers are multiplied by: one factor, or one for each of kv_heads; none: 1.
   std::vector<float> k_scales;
   std::vector<float> v_scales;

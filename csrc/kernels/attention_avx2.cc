@@ -116,9 +116,38 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   return {_mm256_andnot_ps(tiny, _mm256_mul_ps(sum, power))};
 }
 
+// Of each pair of scales the step, then the low; see AttentionState.
+CXL_OFFLOAD_VECTOR Vector load_scales(const F16* halves, size_t at, bool inverse) {
+  const __m256 scales = Vector::load(halves + at).value;
+  if (!inverse) return {_mm256_permute_ps(scales, 0xb1)};
+  return {_mm256_blend_ps(_mm256_div_ps(_mm256_set1_ps(1), scales), scales, 0xaa)};
+}
+
+// Two bytes of 4-bit codes a lane.
+CXL_OFFLOAD_VECTOR __m256i load_words(const std::byte* at) {
+  return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)at));
+}
+
+// What the codes of a group are worth.
+struct Table {
+  CXL_OFFLOAD_VECTOR Table(float step, float low)
+      : step(_mm256_set1_ps(step)), low(_mm256_set1_ps(low)) {}
+  template <int kShift>
+  CXL_OFFLOAD_VECTOR Vector number(__m256i words) const {
+    const __m256i code = _mm256_and_si256(_mm256_srli_epi32(words, kShift), _mm256_set1_epi32(15));
+    return {_mm256_fmadd_ps(_mm256_cvtepi32_ps(code), step, low)};
+  }
+
+  __m256 step;
+  __m256 low;
+};
+
 #undef CXL_OFFLOAD_VECTOR
 
+// One after the other.
 #include "kernels/attention_loop.inc.h"
+//
+#include "kernels/attention_codes.inc.h"
 
 }  // namespace
 

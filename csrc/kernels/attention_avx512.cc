@@ -128,9 +128,38 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   return {_mm512_mask_mov_ps(_mm512_scalef_ps(sum, n), tiny, _mm512_setzero_ps())};
 }
 
+// Of each pair of scales the step, then the low; see AttentionState.
+CXL_OFFLOAD_VECTOR Vector load_scales(const F16* halves, size_t at, bool inverse) {
+  const __m512 scales = Vector::load(halves + at).value;
+  if (!inverse) return {_mm512_permute_ps(scales, 0xb1)};
+  return {_mm512_mask_div_ps(scales, 0x5555, _mm512_set1_ps(1), scales)};
+}
+
+// Two bytes of 4-bit codes a lane.
+CXL_OFFLOAD_VECTOR __m512i load_words(const std::byte* at) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at));
+}
+
+// What the 16 codes of a group are worth. A look-up takes the lowest four bits of its index.
+struct Table {
+  CXL_OFFLOAD_VECTOR Table(float step, float low) {
+    const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    numbers = _mm512_fmadd_ps(codes, _mm512_set1_ps(step), _mm512_set1_ps(low));
+  }
+  template <int kShift>
+  CXL_OFFLOAD_VECTOR Vector number(__m512i words) const {
+    return {_mm512_permutexvar_ps(_mm512_srli_epi32(words, kShift), numbers)};
+  }
+
+  __m512 numbers;
+};
+
 #undef CXL_OFFLOAD_VECTOR
 
+// One after the other.
 #include "kernels/attention_loop.inc.h"
+//
+#include "kernels/attention_codes.inc.h"
 
 }  // namespace
 

@@ -37,6 +37,37 @@ void check_caches(const Attention& a) {
   }
 }
 
+// Of caches of codes: where their scales are, and how many codes a row has.
+void check_groups(const Attention& a) {
+  if (a.k.dtype != Dtype::kUint8) return;
+  const std::vector<int64_t> outer(a.k.shape.begin(), a.k.shape.begin() + 3);
+  for (const TensorView* view : {&a.k_groups, &a.v_groups}) {
+    const bool fits = view->dtype == Dtype::kFloat16 && view->shape.size() == 5 &&
+                      view->shape[4] == 2 && view->strides[4] == 1 &&
+                      (view->strides[3] == 2 || view->shape[3] == 1) &&
+                      view->shape == a.k_groups.shape &&
+                      std::vector(view->shape.begin(), view->shape.begin() + 3) == outer;
+    if (fits) continue;
+    throw InvalidArgument("attention: scales " + text(view->shape) + " of " +
+                          dtype_name(view->dtype) + " for codes " + text(a.k.shape) +
+                          "; give float16 of the same first three dimensions, then groups and 2, "
+                          "both contiguous");
+  }
+  const int64_t groups = a.k_groups.shape[3];
+  const int64_t codes = a.k.shape[3] * 2;
+  const int64_t each = groups == 0 ? 0 : codes / groups;
+  if (each < 64 || each % 64 != 0 || each * groups != codes) {
+    throw InvalidArgument("attention: " + std::to_string(groups) + " groups in a row of " +
+                          std::to_string(codes) + " codes; a group has a multiple of 64");
+  }
+  const int64_t dim = a.q.shape.size() == 3 ? a.q.shape[2] : 0;
+  if (dim > codes || dim <= codes - each) {
+    throw InvalidArgument("attention: q has heads of " + std::to_string(dim) +
+                          " numbers, k and v " + "rows of " + std::to_string(codes) +
+                          " codes in groups of " + std::to_string(each));
+  }
+}
+
 void check_queries(const Attention& a) {
   if (a.q.shape.size() != 3 || !a.q.is_contiguous()) {
     throw InvalidArgument("attention: q " + text(a.q.shape) +
@@ -58,7 +89,7 @@ void check_queries(const Attention& a) {
     throw InvalidArgument("attention: q and out of " + dtype_name(view->dtype) +
                           "; only k and v may be of 8 bits");
   }
-  if (a.q.shape[2] != a.k.shape[3]) {
+  if (a.k.dtype != Dtype::kUint8 && a.q.shape[2] != a.k.shape[3]) {
     throw InvalidArgument("attention: q has heads of " + std::to_string(a.q.shape[2]) +
                           " numbers, k and v of " + std::to_string(a.k.shape[3]));
   }
@@ -124,6 +155,7 @@ void check_table(const Attention& a) {
 void check_attention(const Attention& a) {
   check_caches(a);
   check_queries(a);
+  check_groups(a);
   check_scales(a);
   check_lengths(a);
   check_table(a);

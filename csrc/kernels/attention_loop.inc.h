@@ -140,19 +140,3 @@ void attend(const AttentionRows& rows, const AttentionState& state) {
   for (; at + kRows <= rows.count; at += kRows) add_rows<T, kRows>(rows, state, at);
   for (; at < rows.count; ++at) add_rows<T, 1>(rows, state, at);
 }
-
-AttentionPass find_pass(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBfloat16:
-      return attend<Bf16>;
-    case Dtype::kFloat16:
-      return attend<F16>;
-    case Dtype::kFloat8E4m3:
-      return attend<E4m3>;
-    case Dtype::kFloat8E5m2:
-      return attend<E5m2>;
-    case Dtype::kFloat32:
-      break;
-  }
-  return attend<float>;
-}

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "core/half.h"
 #include "core/tensor_view.h"
 
 namespace cxl_offload {
@@ -18,12 +19,29 @@ inline constexpr size_t kAttentionAhead = 32;
 // Dimensions of q and of the sums are padded with zeros to a multiple of this many.
 inline constexpr size_t kAttentionPad = 16;
 
+// Rows of codes whose scales become float together.
+inline constexpr size_t kAttentionScaleRows = 16;
+
+// Codes lie in a row two a byte, the first in the upper half. Instruction sets of so many lanes
+// take them by so many words of two bytes: this is where code `index` of a row is in queries and
+// sums.
+constexpr size_t code_place(size_t index, size_t lanes) {
+  const size_t unit = index / (4 * lanes) * (4 * lanes);
+  const size_t in_unit = index % (4 * lanes);
+  return unit + in_unit % 4 * lanes + in_unit / 4;
+}
+
 // Rows of one sequence: head h of row i begins at k[i] + h * k_step bytes.
 struct AttentionRows {
   const std::byte* k[kAttentionBlock + kAttentionAhead];
   const std::byte* v[kAttentionBlock + kAttentionAhead];
   size_t k_step = 0;
   size_t v_step = 0;
+  // Of codes: the scales of their groups, in the same way.
+  const std::byte* k_groups[kAttentionBlock + kAttentionAhead];
+  const std::byte* v_groups[kAttentionBlock + kAttentionAhead];
+  size_t k_groups_step = 0;
+  size_t v_groups_step = 0;
   size_t ahead = 0;  // how many rows to ask for early
   size_t count = 0;  // at most a block; kAttentionAhead more are valid addresses
 };
@@ -39,6 +57,14 @@ struct AttentionState {
   float* most = nullptr;     // [kv_heads * group]: the greatest score
   float* total = nullptr;    // [kv_heads * group]: of the weights, exp(score - most)
   float* scores = nullptr;   // [kv_heads * group][kAttentionBlock]
+  // Of codes. A row of a head has `groups` of them, each of `group_codes`: `padded` together.
+  size_t groups = 0;
+  size_t group_codes = 0;
+  bool inverse = false;  // (1 / step, low) is kept rather than (low, step)
+  // What a thread writes to: the scales of some rows, [kAttentionScaleRows][kv_heads][groups][2]
+  // and up to a vector more, as they are kept and then as (step, low).
+  F16* halves = nullptr;
+  float* scales = nullptr;
 };
 
 using AttentionPass = void (*)(const AttentionRows& rows, const AttentionState& state);

@@ -11,6 +11,7 @@ namespace cxl_offload {
 
 // Rows of one head of K or V, by position within what the outermost index names.
 struct HeadRows {
+  HeadRows() = default;
   HeadRows(const TensorView& view, int64_t head) {
     const auto element = static_cast<int64_t>(dtype_bytes(view.dtype));
     base = view.data + head * view.strides[1] * element;
@@ -21,9 +22,9 @@ struct HeadRows {
     return base + outer * outer_step + row * step;
   }
 
-  const std::byte* base;
-  int64_t outer_step;
-  int64_t step;
+  const std::byte* base = nullptr;
+  int64_t outer_step = 0;
+  int64_t step = 0;
 };
 
 // Addresses of the rows of one sequence that are attended, one after another.
@@ -34,15 +35,24 @@ class RowSource {
     if (a.mask != nullptr) mask_ = a.mask + batch * a.mask_columns;
     if (a.table.data != nullptr) blocks_ = a.table.data + batch * a.table.stride;
     block_ = a.k.shape[2];
+    has_groups_ = a.k.dtype == Dtype::kUint8;
+    if (!has_groups_) return;
+    k_groups_ = {a.k_groups, head};
+    v_groups_ = {a.v_groups, head};
   }
 
-  bool next(const std::byte*& k, const std::byte*& v) {
+  // Puts the addresses of the next row at `to`; false: there is none.
+  bool next(AttentionRows& rows, size_t to) {
     while (mask_ != nullptr && at_ < end_ && mask_[at_] == 0) ++at_;
     if (at_ >= end_) return false;
     const int64_t outer = blocks_ == nullptr ? batch_ : blocks_[at_ / block_];
     const int64_t row = blocks_ == nullptr ? at_ : at_ % block_;
-    k = k_.at(outer, row);
-    v = v_.at(outer, row);
+    rows.k[to] = k_.at(outer, row);
+    rows.v[to] = v_.at(outer, row);
+    if (has_groups_) {
+      rows.k_groups[to] = k_groups_.at(outer, row);
+      rows.v_groups[to] = v_groups_.at(outer, row);
+    }
     ++at_;
     return true;
   }
@@ -50,6 +60,9 @@ class RowSource {
  private:
   HeadRows k_;
   HeadRows v_;
+  HeadRows k_groups_;
+  HeadRows v_groups_;
+  bool has_groups_ = false;
   const uint8_t* mask_ = nullptr;
   const int32_t* blocks_ = nullptr;
   int64_t block_ = 1;
@@ -66,22 +79,23 @@ class RowBlocks {
   bool next() {
     constexpr size_t kAll = kAttentionBlock + kAttentionAhead;
     const size_t kept = held_ - rows_.count;
-    for (size_t i = 0; i < kept; ++i) {
-      rows_.k[i] = rows_.k[rows_.count + i];
-      rows_.v[i] = rows_.v[rows_.count + i];
-    }
+    for (size_t i = 0; i < kept; ++i) put(rows_.count + i, i);
     held_ = kept;
-    while (held_ < kAll && source_.next(rows_.k[held_], rows_.v[held_])) ++held_;
+    while (held_ < kAll && source_.next(rows_, held_)) ++held_;
     rows_.count = std::min(held_, kAttentionBlock);
     if (held_ == 0) return false;
-    for (size_t i = held_; i < kAll; ++i) {
-      rows_.k[i] = rows_.k[held_ - 1];
-      rows_.v[i] = rows_.v[held_ - 1];
-    }
+    for (size_t i = held_; i < kAll; ++i) put(held_ - 1, i);
     return true;
   }
 
  private:
+  void put(size_t from, size_t to) {
+    rows_.k[to] = rows_.k[from];
+    rows_.v[to] = rows_.v[from];
+    rows_.k_groups[to] = rows_.k_groups[from];
+    rows_.v_groups[to] = rows_.v_groups[from];
+  }
+
   RowSource source_;
   AttentionRows& rows_;
   size_t held_ = 0;

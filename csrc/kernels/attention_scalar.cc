@@ -1,6 +1,7 @@
 // Decode attention in plain C++.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/float8.h"
@@ -38,7 +39,36 @@ inline Vector fma(Vector a, Vector b, Vector c) { return {a.value * b.value + c.
 inline Vector larger(Vector a, Vector b) { return {a.value > b.value ? a.value : b.value}; }
 inline Vector exponential(Vector a) { return {std::exp(a.value)}; }
 
+// Of a pair of scales the step, then the low; see AttentionState.
+inline Vector load_scales(const F16* halves, size_t at, bool inverse) {
+  if (!inverse) return Vector::load(halves + (at ^ 1));
+  const float value = to_float(halves[at]);
+  return {at % 2 == 0 ? 1 / value : value};
+}
+
+// Two bytes of 4-bit codes.
+inline uint16_t load_words(const std::byte* at) {
+  uint16_t word;
+  std::memcpy(&word, at, sizeof(word));
+  return word;
+}
+
+// What the codes of a group are worth.
+struct Table {
+  Table(float step, float low) : step(step), low(low) {}
+  template <int kShift>
+  Vector number(uint16_t word) const {
+    return {static_cast<float>(word >> kShift & 15) * step + low};
+  }
+
+  float step;
+  float low;
+};
+
+// One after the other.
 #include "kernels/attention_loop.inc.h"
+//
+#include "kernels/attention_codes.inc.h"
 
 }  // namespace
 

@@ -203,6 +203,7 @@ UpdatePass pass_with_grad(const PassKey& key) {
       return pass_with_state<Rule, P, F16>(key);
     case Dtype::kFloat8E4m3:
     case Dtype::kFloat8E5m2:
+    case Dtype::kUint8:
       break;
   }
   return nullptr;
@@ -219,6 +220,7 @@ UpdatePass pass_with_param(const PassKey& key) {
       return pass_with_grad<Rule, F16>(key);
     case Dtype::kFloat8E4m3:
     case Dtype::kFloat8E5m2:
+    case Dtype::kUint8:
       break;
   }
   return nullptr;

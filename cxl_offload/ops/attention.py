@@ -1,8 +1,8 @@
 """Decode attention where the KV cache lies: one query a sequence, keys and values read once.
 
-Caches stay in host memory as float32, bfloat16, float16 or float8 of any strides. No copy of their
-size is made: rows become float32 in registers. Results over parts of a cache (one in DRAM, one on a
-CXL node, one on a GPU) are joined by :func:`combine`.
+Caches stay in host memory as float32, bfloat16, float16, float8 or 4-bit codes of any strides. No
+copy of their size is made: rows become float32 in registers. Results over parts of a cache (one in
+DRAM, one on a CXL node, one on a GPU) are joined by :func:`combine`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,20 @@ from dataclasses import dataclass
 import torch
 
 from cxl_offload import _C
+from cxl_offload.ops.attention_arguments import (
+    Cache,
+    Lengths,
+    Scale,
+    cache_views,
+    length_list,
+    mask_address,
+    scale_list,
+    table_address,
+)
 from cxl_offload.ops.threads import Threads, team_for
-from cxl_offload.ops.view import FLOATS, READ_FLOATS, tensor_view
+from cxl_offload.ops.view import tensor_view
 
 __all__ = ["Partial", "combine", "decode_attention", "decode_attention_partial", "from_flexgen"]
-
-Lengths = torch.Tensor | Sequence[int] | None
-Scale = torch.Tensor | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +69,8 @@ def from_flexgen(cache: torch.Tensor, batch: int) -> torch.Tensor:
 
 def decode_attention(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    k: Cache,
+    v: Cache,
     *,
     lengths: Lengths = None,
     scale: float | None = None,
@@ -86,7 +93,7 @@ def decode_attention(
         and of any strides but that of the last dimension, which is contiguous; ``heads`` is a
         multiple of ``kv_heads`` (grouped queries). FlexGen's caches go through
         :func:`from_flexgen`. With ``block_table``: ``(blocks, block_size, kv_heads, dim)``, vLLM's
-        layout.
+        layout. Caches of 4-bit codes: see :class:`~cxl_offload.ops.int4_cache.Int4Cache`.
     lengths
         Positions of each sequence, 0 to ``seq``; None: all. Needed with ``block_table``.
     scale
@@ -140,8 +147,8 @@ def decode_attention(
 
 def decode_attention_partial(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    k: Cache,
+    v: Cache,
     *,
     lengths: Lengths = None,
     scale: float | None = None,
@@ -205,8 +212,8 @@ def combine(partials: Sequence[Partial]) -> Partial:
 
 def _run(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    k: Cache,
+    v: Cache,
     out: torch.Tensor,
     sums: torch.Tensor | None,
     lengths: Lengths,
@@ -224,68 +231,21 @@ def _run(
         raise ValueError(f"q of shape {tuple(q.shape)} is not (batch, heads, dim)")
     if window is not None and window < 1:
         raise ValueError(f"window {window}: give at least 1, or None for all positions")
-    if block_table is not None and k.dim() == 4 and v.dim() == 4:
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    keys, values, groups = cache_views(k, v, block_table is not None)
     _C.run_attention(
         queries,
-        tensor_view(k, "k", dtypes=READ_FLOATS, strided=True),
-        tensor_view(v, "v", dtypes=READ_FLOATS, strided=True),
+        keys,
+        values,
         tensor_view(out, "out"),
         team_for(threads),
         scale=1 / math.sqrt(max(q.shape[2], 1)) if scale is None else scale,
-        lengths=_as_list(lengths),
-        table=_table(block_table, q.shape[0]),
-        mask=_mask(mask, q.shape[0]),
+        lengths=length_list(lengths),
+        table=table_address(block_table, q.shape[0]),
+        mask=mask_address(mask, q.shape[0]),
         window=window or 0,
-        k_scales=_scales(k_scale, "k_scale"),
-        v_scales=_scales(v_scale, "v_scale"),
+        groups=groups,
+        k_scales=scale_list(k_scale, "k_scale"),
+        v_scales=scale_list(v_scale, "v_scale"),
         log_sum_exp=0 if sums is None else sums.data_ptr(),
         isa=isa,
     )
-
-
-def _as_list(lengths: Lengths) -> list[int]:
-    if lengths is None:
-        return []
-    given = lengths.tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
-    if not all(isinstance(length, int) for length in given):
-        raise ValueError("lengths must be whole numbers, one a sequence")
-    return given
-
-
-def _scales(scale: Scale, name: str) -> list[float]:
-    if scale is None:
-        return []
-    if not isinstance(scale, torch.Tensor):
-        return [float(scale)]
-    if scale.dim() > 1 or scale.dtype not in FLOATS:
-        raise ValueError(
-            f"{name} of shape {tuple(scale.shape)} and {scale.dtype} is not a number, nor one a "
-            "head of k and v"
-        )
-    found: list[float] = scale.reshape(-1).tolist()
-    return found
-
-
-def _host_table(tensor: torch.Tensor, name: str, dtype: torch.dtype, batch: int) -> None:
-    """Index tables and masks: not numbers that kernels compute with, so tensor_view has no name."""
-    if tensor.device.type != "cpu" or tensor.dtype is not dtype or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be a contiguous CPU tensor of {dtype}")
-    if tensor.dim() != 2 or tensor.shape[0] != batch:
-        raise ValueError(f"{name} of shape {tuple(tensor.shape)} is not ({batch}, positions)")
-
-
-def _table(block_table: torch.Tensor | None, batch: int) -> tuple[int, int, int]:
-    if block_table is None:
-        return 0, 0, 0
-    _host_table(block_table, "block_table", torch.int32, batch)
-    if block_table.numel() == 0:
-        raise ValueError("block_table is empty; give every sequence at least one column")
-    return block_table.data_ptr(), block_table.shape[1], block_table.shape[1]
-
-
-def _mask(mask: torch.Tensor | None, batch: int) -> tuple[int, int]:
-    if mask is None:
-        return 0, 0
-    _host_table(mask, "mask", torch.bool, batch)
-    return mask.data_ptr(), mask.shape[1]

@@ -20,6 +20,8 @@ READ_FLOATS = {
 }
 """Those and the types that some kernels read only."""
 
+_NAMES = {**READ_FLOATS, torch.uint8: "uint8"}
+
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a distributed tensor; any other tensor itself."""
@@ -78,7 +80,7 @@ def tensor_view(
             "contiguous; it is never copied behind your back: pass a contiguous tensor"
         )
     return _C.TensorView(
-        tensor.data_ptr(), READ_FLOATS[tensor.dtype], tuple(tensor.shape), tensor.stride()
+        tensor.data_ptr(), _NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride()
     )
 
 

@@ -114,6 +114,26 @@ TEST(eight_bit_caches_are_read_to_their_edge_and_no_further) {
   }
 }
 
+TEST(codes_and_their_scales_are_read_to_their_edge_and_no_further) {
+  WorkerTeam team({{-1, 2, {}}});
+  for (Isa isa : supported_isas()) {
+    for (const auto& [dim, groups] : {std::pair{64, 1}, {80, 2}, {192, 3}, {130, 1}}) {
+      for (int64_t seq : {1, 5, 35}) {
+        const int64_t row = dim == 130 ? 96 : groups * 32;
+        Case c({1, 6, 1, seq, dim});
+        const std::vector<uint8_t> codes(static_cast<size_t>(seq * row), 0x33);
+        std::vector<F16> scales(static_cast<size_t>(seq * groups * 2));
+        for (size_t i = 0; i < scales.size(); ++i) scales[i] = to_f16(i % 2 == 0 ? -1.0f : 0.5f);
+        Attention a = c.attention();
+        a.k = a.v = view_of(codes.data(), Dtype::kUint8, {1, 1, seq, row});
+        a.k_groups = a.v_groups = view_of(scales.data(), Dtype::kFloat16, {1, 1, seq, groups, 2});
+        run_attention(a, team, isa);
+        for (float value : c.out) CHECK(std::abs(value - 0.5f) < 1e-5);
+      }
+    }
+  }
+}
+
 TEST(blocks_of_a_table_are_read_no_further_than_the_length) {
   WorkerTeam team({{-1, 2, {}}});
   Case c({1, 2, 1, 12, 40});

@@ -1,0 +1,161 @@
+"""Kinds of host tensors of ZeRO-Offload, and the policy of each; without torch or DeepSpeed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, cast
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.memory import (
+    Interleave,
+    PlacementLike,
+    Policy,
+    Preferred,
+    Weighted,
+    as_policy,
+)
+from cxl_offload.plan.plan_file import Plan, load_plan
+from cxl_offload.topology import Machine
+
+__all__ = [
+    "COPIED",
+    "KINDS",
+    "STREAMED",
+    "KindPolicies",
+    "PlanOrPolicy",
+    "cxl_note",
+    "kind_policies",
+    "parse_request",
+]
+
+STREAMED = ("fp32_master", "fp32_grad", "exp_avg", "exp_avg_sq", "other_states")
+"""What the CPU's optimizer reads and writes from end to end."""
+
+COPIED = ("staging", "temp_grad", "grad_accumulation", "params", "other")
+"""What is copied to and from the GPU: low-precision parameters and gradients. ``other`` is what
+DeepSpeed pins elsewhere, e.g. ``engine.offload_states()``."""
+
+KINDS = (*STREAMED, *COPIED)
+
+_LIKE = {"temp_grad": "staging", "grad_accumulation": "staging", "other_states": "exp_avg"}
+"""Kinds that a plan does not know, and whose place they share there."""
+
+PlanOrPolicy: TypeAlias = Plan | PlacementLike | Mapping[str, PlacementLike] | Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class KindPolicies:
+    """The policy of every kind, and in words where it is from."""
+
+    by_kind: Mapping[str, Policy]
+    source: str
+
+
+def kind_policies(
+    request: PlanOrPolicy, machine: Machine, *, gpu_node: int | None = None
+) -> KindPolicies:
+    """The policy of every kind.
+
+    Parameters
+    ----------
+    request
+        None for the defaults; a plan or the path of one; one policy for all kinds; or a mapping of
+        kinds to policies, where kinds that are not named keep their default.
+    gpu_node
+        The node of the GPU that this process trains on; None: that of its CPUs.
+
+    Raises
+    ------
+    ConfigError
+        The plan is for another executor, or cannot be read.
+    ValueError, TypeError
+        An unknown kind, or what is no policy on this machine.
+
+    Notes
+    -----
+    Defaults: what the CPU streams is on the node of its CPUs and is not interleaved with CXL, which
+    was 2 to 18 % slower (Wang et al., Performance Characterization of CXL Memory, IV-A); what the
+    GPU copies is on the GPU's node. Where they are full the nearest node takes the rest, and the
+    table says so.
+    """
+    streamed = Preferred((machine.initiator,))
+    copied = streamed if gpu_node is None else Preferred((gpu_node,))
+    policies: dict[str, Policy] = dict.fromkeys(STREAMED, streamed)
+    policies |= dict.fromkeys(COPIED, copied)
+    if request is None:
+        return KindPolicies(policies, "defaults")
+    if isinstance(request, Path):
+        request = load_plan(request)
+    if isinstance(request, Plan):
+        chosen: Mapping[str, PlacementLike] = _of_plan(request)
+        source = f"plan of {request.model} on {request.machine}"
+    elif isinstance(request, Mapping) and all(isinstance(key, str) for key in request):
+        chosen = cast("Mapping[str, PlacementLike]", request)
+        source = "policies of the caller"
+    else:
+        one = cast("PlacementLike", request)
+        chosen, source = dict.fromkeys(KINDS, one), "one policy of the caller"
+    unknown = [kind for kind in chosen if kind not in KINDS]
+    if unknown:
+        raise ValueError(f"no kind {', '.join(unknown)} in ZeRO-Offload; kinds: {', '.join(KINDS)}")
+    policies |= {kind: as_policy(each, machine) for kind, each in chosen.items()}
+    return KindPolicies(policies, source)
+
+
+def cxl_note(kind: str, policy: Policy, machine: Machine) -> str | None:
+    """What is published about a kind that the CPU streams and a policy spreads over CXL memory."""
+    nodes = policy.nodes if isinstance(policy, Interleave | Weighted) else ()
+    tiers = {tier.name for node in nodes if (tier := machine.tier_of(node)) is not None}
+    if kind not in STREAMED or len(nodes) < 2 or "cxl" not in tiers:
+        return None
+    return (
+        "spread over CXL: published optimizers were 2 to 18 % slower so; it pays only where the "
+        "measured profile says so (cxl-offload plan training)"
+    )
+
+
+def _of_plan(plan: Plan) -> dict[str, PlacementLike]:
+    if plan.executor != "deepspeed":
+        raise ConfigError(
+            f"a plan for {plan.executor} cannot place DeepSpeed's tensors; "
+            "make one with cxl-offload plan training"
+        )
+    chosen: dict[str, PlacementLike] = {
+        home.kind: home.policy for home in plan.homes if home.policy and home.kind in KINDS
+    }
+    for kind, like in _LIKE.items():
+        if like in chosen:
+            chosen.setdefault(kind, chosen[like])
+    return chosen
+
+
+def parse_request(text: str) -> PlanOrPolicy:
+    """What ``CXL_OFFLOAD_PLAN`` says: a plan's file, or ``KIND=POLICY;KIND=POLICY``, or a policy.
+
+    Raises
+    ------
+    ConfigError
+        Neither; the text looks like a file and is none.
+    """
+    text = text.strip()
+    if not text:
+        return None
+    if os.path.exists(text) or text.endswith((".yaml", ".yml")):
+        return Path(text)
+    parts = [part.strip() for part in text.split(";") if part.strip()]
+    if parts and parts[0].partition("=")[0].strip() in KINDS:
+        chosen: dict[str, PlacementLike] = {}
+        for part in parts:
+            kind, sign, policy = (each.strip() for each in part.partition("="))
+            if not sign or not policy or kind in chosen:
+                raise ConfigError(f"{part!r}: expected KIND=POLICY, each kind once, ';' between")
+            chosen[kind] = policy
+        return chosen
+    if len(parts) > 1 or os.sep in text:
+        raise ConfigError(
+            f"{text!r} is neither a file nor KIND=POLICY;KIND=POLICY; kinds: {', '.join(KINDS)}"
+        )
+    return text

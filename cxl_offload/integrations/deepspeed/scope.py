@@ -1,0 +1,189 @@
+"""The one line in a training script: ``with placement(...)``, ``attach``, or a variable."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from cxl_offload.integrations.deepspeed.accelerator import Capture, installed
+from cxl_offload.integrations.deepspeed.attached import AttachedEngine
+from cxl_offload.integrations.deepspeed.kinds import (
+    PlanOrPolicy,
+    kind_policies,
+    parse_request,
+)
+from cxl_offload.integrations.deepspeed.store import Store
+from cxl_offload.memory import Memory, Pages, active
+from cxl_offload.topology import Machine
+
+__all__ = ["Placed", "attach", "placement", "start_from_environment"]
+
+_LOG = logging.getLogger("cxl_offload.integrations.deepspeed")
+SETTING = "CXL_OFFLOAD_PLAN"
+
+
+class Placed:
+    """The engines of one ``with placement(...)`` block, there when the block is over."""
+
+    def __init__(self) -> None:
+        self.engines: list[AttachedEngine] = []
+
+    def table(self) -> str:
+        """The tables of all engines."""
+        return "\n\n".join(engine.table() for engine in self.engines)
+
+
+def _gpu_node(machine: Machine) -> int | None:
+    """The node of the GPU that this process trains on, where the machine tells."""
+    if not machine.gpus:
+        return None
+    if get_accelerator().device_name() == "cuda":
+        with contextlib.suppress(RuntimeError, ValueError, AttributeError):
+            card = torch.cuda.get_device_properties(torch.cuda.current_device())
+            domain, bus, device = card.pci_domain_id, card.pci_bus_id, card.pci_device_id  # type: ignore[attr-defined]
+            return machine.gpu(f"{domain:04x}:{bus:02x}:{device:02x}.0").node
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    return machine.gpus[rank % len(machine.gpus)].node
+
+
+def _store(request: PlanOrPolicy, memory: Memory | None, pages: Pages) -> Store:
+    session = memory or active()
+    policies = kind_policies(request, session.machine, gpu_node=_gpu_node(session.machine))
+    return Store(policies, session, pages=pages, pin=get_accelerator().device_name() == "cuda")
+
+
+def _store_later(request: PlanOrPolicy, memory: Memory | None, pages: Pages) -> Callable[[], Store]:
+    """A store that is made when it is first asked for; what is wrong with the request shows now.
+
+    The node of the GPU is known only after DeepSpeed, or the script, has chosen the GPU.
+    """
+    session = memory or active()
+    kind_policies(request, session.machine)
+    return functools.cache(lambda: _store(request, session, pages))
+
+
+def _show_information() -> None:
+    """In a script that knows nothing of this package the table is shown, unless it logs itself."""
+    if not _LOG.hasHandlers():
+        _LOG.addHandler(logging.StreamHandler())
+        _LOG.setLevel(logging.INFO)
+
+
+def _engines() -> list[Any]:
+    """Every live engine. DeepSpeed tells nobody of new ones, the garbage collector knows them."""
+    kind = deepspeed.DeepSpeedEngine
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
+
+
+def _attach(engine: Any, store: Store, capture: Capture) -> AttachedEngine:
+    attached = AttachedEngine(engine, store, capture)
+    if engine.global_rank == 0 and _LOG.isEnabledFor(logging.INFO):
+        _LOG.info("%s", attached.table())
+    missed = attached.missed()
+    if missed:
+        _LOG.warning("rank %d: not placed: %s", engine.global_rank, "; ".join(missed))
+    return attached
+
+
+@contextlib.contextmanager
+def placement(
+    plan_or_policy: PlanOrPolicy = None, *, pages: Pages = "thp", memory: Memory | None = None
+) -> Iterator[Placed]:
+    """Engines that ``deepspeed.initialize`` makes in the block keep their host tensors in tiers.
+
+    Parameters
+    ----------
+    plan_or_policy
+        None for the defaults; a plan of ``cxl-offload plan training`` or the path of its file; one
+        policy; or a mapping of kinds (``kinds.KINDS``) to policies.
+    pages
+        See :func:`cxl_offload.empty`.
+    memory
+        The session to allocate in; None means the active one.
+
+    Yields
+    ------
+    Placed
+        With the engines and their tables once the block is over.
+
+    Raises
+    ------
+    MemoryError, PlacementError
+        A node has no room; raised where DeepSpeed allocates.
+    ValueError, TypeError, ConfigError
+        As :func:`kinds.kind_policies`.
+
+    Notes
+    -----
+    A model that is built under ``deepspeed.zero.Init`` allocates there: build it in the block too.
+    """
+    capture = installed()
+    store = _store_later(plan_or_policy, memory, pages)
+    before = {id(engine) for engine in _engines()}
+    placed = Placed()
+    capture.scopes.append(store)
+    try:
+        yield placed
+    finally:
+        capture.scopes.remove(store)
+    made = [engine for engine in _engines() if id(engine) not in before]
+    placed.engines += [_attach(engine, store(), capture) for engine in made]
+
+
+def attach(
+    engine: Any,
+    plan_or_policy: PlanOrPolicy = None,
+    *,
+    pages: Pages = "thp",
+    memory: Memory | None = None,
+) -> AttachedEngine:
+    """Moves the host tensors of an engine that is there already, and keeps them at their places.
+
+    What other tensors are views of cannot be moved any more (stage 3: low-precision parameters and
+    gradients); :meth:`AttachedEngine.missed` names it. Arguments as for :func:`placement`.
+    """
+    return _attach(engine, _store(plan_or_policy, memory, pages), installed())
+
+
+def start_from_environment() -> bool:
+    """Places the engines of a script that cannot be changed, as ``CXL_OFFLOAD_PLAN`` says.
+
+    To be called before the script makes its engine; imports DeepSpeed. The engine is taken in hand
+    at its first forward pass.
+
+    Returns
+    -------
+    bool
+        False, and nothing is done, where the variable is not set.
+
+    Raises
+    ------
+    ConfigError, ValueError
+        The variable is no plan and no policy on this machine.
+    """
+    text = os.environ.get(SETTING)
+    if text is None:
+        return False
+    capture = installed()
+    store = _store_later(parse_request(text), None, "thp")
+    capture.scopes.append(store)
+    known: set[int] = {id(engine) for engine in _engines()}
+
+    def first_forward(module: Any, inputs: Any) -> None:
+        if isinstance(module, deepspeed.DeepSpeedEngine) and id(module) not in known:
+            known.add(id(module))
+            _show_information()
+            _attach(module, store(), capture)
+
+    register_module_forward_pre_hook(first_forward)
+    return True

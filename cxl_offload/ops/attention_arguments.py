@@ -1,0 +1,97 @@
+"""What callers give to decode attention, as the kernel takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from cxl_offload import _C
+from cxl_offload.ops.int4_cache import Int4Cache
+from cxl_offload.ops.view import FLOATS, READ_FLOATS, tensor_view
+
+__all__ = [
+    "Cache",
+    "Lengths",
+    "Scale",
+    "cache_views",
+    "length_list",
+    "mask_address",
+    "scale_list",
+    "table_address",
+]
+
+Lengths = torch.Tensor | Sequence[int] | None
+Scale = torch.Tensor | float | None
+Cache = torch.Tensor | Int4Cache
+
+Groups = tuple[_C.TensorView, _C.TensorView, bool]
+
+
+def cache_views(
+    k: Cache, v: Cache, by_blocks: bool
+) -> tuple[_C.TensorView, _C.TensorView, Groups | None]:
+    """Views of both, heads before positions, and of the scales of codes."""
+    if isinstance(k, Int4Cache) and isinstance(v, Int4Cache):
+        if k.form != v.form:
+            raise ValueError(f"scales of k are {k.form!r} and of v {v.form!r}; give both one form")
+        if by_blocks:
+            k, v = k.heads_before_positions(), v.heads_before_positions()
+        (keys, k_scales), (values, v_scales) = k.views("k"), v.views("v")
+        return keys, values, (k_scales, v_scales, k.form == "rate, low")
+    if isinstance(k, Int4Cache) or isinstance(v, Int4Cache):
+        raise ValueError("one of k and v is of 4-bit codes and the other is not; give both alike")
+    if by_blocks and k.dim() == 4 and v.dim() == 4:
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    return (
+        tensor_view(k, "k", dtypes=READ_FLOATS, strided=True),
+        tensor_view(v, "v", dtypes=READ_FLOATS, strided=True),
+        None,
+    )
+
+
+def length_list(lengths: Lengths) -> list[int]:
+    if lengths is None:
+        return []
+    given = lengths.tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
+    if not all(isinstance(length, int) for length in given):
+        raise ValueError("lengths must be whole numbers, one a sequence")
+    return given
+
+
+def scale_list(scale: Scale, name: str) -> list[float]:
+    if scale is None:
+        return []
+    if not isinstance(scale, torch.Tensor):
+        return [float(scale)]
+    if scale.dim() > 1 or scale.dtype not in FLOATS:
+        raise ValueError(
+            f"{name} of shape {tuple(scale.shape)} and {scale.dtype} is not a number, nor one a "
+            "head of k and v"
+        )
+    found: list[float] = scale.reshape(-1).tolist()
+    return found
+
+
+def _check_host_table(tensor: torch.Tensor, name: str, dtype: torch.dtype, batch: int) -> None:
+    """Index tables and masks: not numbers that kernels compute with, so tensor_view has no name."""
+    if tensor.device.type != "cpu" or tensor.dtype is not dtype or not tensor.is_contiguous():
+        raise ValueError(f"{name} must be a contiguous CPU tensor of {dtype}")
+    if tensor.dim() != 2 or tensor.shape[0] != batch:
+        raise ValueError(f"{name} of shape {tuple(tensor.shape)} is not ({batch}, positions)")
+
+
+def table_address(block_table: torch.Tensor | None, batch: int) -> tuple[int, int, int]:
+    if block_table is None:
+        return 0, 0, 0
+    _check_host_table(block_table, "block_table", torch.int32, batch)
+    if block_table.numel() == 0:
+        raise ValueError("block_table is empty; give every sequence at least one column")
+    return block_table.data_ptr(), block_table.shape[1], block_table.shape[1]
+
+
+def mask_address(mask: torch.Tensor | None, batch: int) -> tuple[int, int]:
+    if mask is None:
+        return 0, 0
+    _check_host_table(mask, "mask", torch.bool, batch)
+    return mask.data_ptr(), mask.shape[1]

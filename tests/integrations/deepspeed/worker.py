@@ -1,0 +1,192 @@
+"""Trains with the real DeepSpeed and writes down what happened: ``worker JOBS.json RESULTS.json``.
+
+A process of its own, because DeepSpeed keeps an accelerator and a process group for its life.
+Several jobs share the process, since it takes seconds to start one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator, set_accelerator
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+)
+
+from cxl_offload import Memory, load_machine, placement_of, use
+from cxl_offload.integrations.deepspeed import placement
+from cxl_offload.ops.adam import CPUAdam
+
+from .tiny import TinyModel, batches, config
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def train(engine: Any, steps: int, job: dict[str, Any], seed: int) -> list[str]:
+    """The bits of the losses, one a micro-batch."""
+    losses = []
+    count = steps * job.get("accumulation", 1)
+    for inputs, targets in batches(count, seed=seed, rank=RANK):
+        loss = engine(inputs, targets)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item().hex())
+    return losses
+
+
+def values(engine: Any) -> list[torch.Tensor]:
+    """Every fp32 parameter and moment, through DeepSpeed's own interface."""
+    found = []
+    for param in engine.module.parameters():
+        found.append(safe_get_full_fp32_param(param))
+        found += [safe_get_full_optimizer_state(param, name) for name in ("exp_avg", "exp_avg_sq")]
+    return [value.clone() for value in found]
+
+
+def digest(engine: Any) -> str:
+    """Of the bits of :func:`values`."""
+    found = hashlib.sha256()
+    for value in values(engine):
+        found.update(value.numpy().tobytes())
+    return found.hexdigest()
+
+
+def attributes(zero: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """What DeepSpeed holds, read off its attributes once more, apart from the package's list."""
+    stage3 = hasattr(zero, "fp32_partitioned_groups_flat")
+    name = "fp32_partitioned_groups_flat" if stage3 else "single_partition_of_fp32_groups"
+    for master in getattr(zero, name):
+        yield "fp32_master", master
+        yield "fp32_grad", master.grad
+        for key in ("exp_avg", "exp_avg_sq"):
+            yield key, zero.optimizer.state[master][key]
+    if stage3:
+        yield "staging", zero.grad_partitions_flat_buffer
+        if zero.offload_param:
+            yield from (("params", flat) for flat in zero.param_groups_fp16_flat_cpu_memory)
+            for param in zero.module.parameters():
+                yield "params", param.ds_tensor
+    else:
+        yield "temp_grad", zero.temp_grad_buffer_for_cpu_offload
+        staging = zero.param_buffer_of_bit16_for_cpu_offload_groups
+        yield from (("staging", each) for each in staging)
+        accumulated = zero.accumulated_grads_in_cpu.values()
+        yield from (("grad_accumulation", each) for each in accumulated)
+
+
+def pages(zero: Any) -> dict[str, dict[str, Any]]:
+    """By kind: the nodes of its pages, whether this package placed them, how much is stored."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind, value in attributes(zero):
+        place = placement_of(value)
+        row = found.setdefault(kind, {"nodes": [], "placed": True, "stored": True})
+        row["nodes"] = sorted({*row["nodes"], *place.granted})
+        row["placed"] &= place.requested is not None
+        whole = value.untyped_storage().nbytes() == value.nbytes
+        row["stored"] &= whole or kind == "params"
+    return found
+
+
+def start(job: dict[str, Any]) -> tuple[Any, Any]:
+    """The engine, and what the scope around it gave; None in a stock run."""
+    torch.manual_seed(0)
+    model = TinyModel()
+    arguments: dict[str, Any] = {"model": model, "config": config(job)}
+    if job.get("optimizer", "DeepSpeedCPUAdam") == "CPUAdam":
+        arguments["optimizer"] = CPUAdam(model.parameters(), lr=1e-2, weight_decay=0.01)
+    else:
+        arguments["model_parameters"] = model.parameters()
+    if job.get("stock"):
+        return deepspeed.initialize(**arguments)[0], None
+    with placement(job.get("policy")) as placed:
+        engine = deepspeed.initialize(**arguments)[0]
+    return engine, placed.engines[0]
+
+
+def set_parameters(engine: Any) -> bool:
+    """Halves every fp32 parameter; whether DeepSpeed then gives back what was set."""
+    right = True
+    for param in engine.module.parameters():
+        value = safe_get_full_fp32_param(param) / 2
+        safe_set_full_fp32_param(param, value)
+        right &= torch.equal(safe_get_full_fp32_param(param), value)
+    return right
+
+
+def checkpoint_bytes(folder: Path) -> int:
+    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+
+
+def run(job: dict[str, Any], memory: Memory) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    engine, attached = start(job)
+    if attached is not None:
+        result["at_start"] = pages(engine.optimizer)
+        result["table"] = attached.table()
+    if job.get("load"):
+        engine.load_checkpoint(job["load"], tag="tested")
+    result["losses"] = train(engine, job.get("steps", 4), job, job.get("seed", 1))
+    result["digest"] = digest(engine)
+    if job.get("set"):
+        result["set_right"] = set_parameters(engine)
+        result["losses"] += train(engine, 2, job, 2)
+    if job.get("save"):
+        engine.save_checkpoint(job["save"], tag="tested")
+        torch.distributed.barrier()
+        result["checkpoint_bytes"] = checkpoint_bytes(Path(job["save"]))
+        result["after_save"] = train(engine, 2, job, 3)
+        engine.load_checkpoint(job["save"], tag="tested")
+        result["reloaded"] = train(engine, 2, job, 3)
+    if job.get("dump") and RANK == 0:
+        torch.save(values(engine), job["dump"])
+    if attached is not None:
+        result["pages"] = pages(engine.optimizer)
+        result["rows"] = [
+            [row.kind, row.nbytes, row.requested, row.granted, row.pinned, row.notes]
+            for row in attached.rows()
+        ]
+        result["missed"] = attached.missed()
+        result["held"] = memory.stats().asked_bytes.current
+    engine.destroy()
+    result["held_after_destroy"] = memory.stats().asked_bytes.current
+    memory.trim()
+    result["mapped_after_destroy"] = memory.stats().mapped_bytes.current
+    return result
+
+
+def half_precision_everywhere() -> None:
+    """DeepSpeed refuses fp16 on CPUs without AMX for it; torch computes it on all of them."""
+    current = get_accelerator()
+
+    class HalfPrecision(type(current)):  # type: ignore[misc]
+        def is_fp16_supported(self) -> bool:
+            return True
+
+    set_accelerator(HalfPrecision())
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    half_precision_everywhere()
+    deepspeed.init_distributed("gloo")
+    results = []
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        memory = Memory.simulated(load_machine(job.get("machine", "epyc9354-cxl-a")))
+        with use(memory), contextlib.redirect_stdout(sys.stderr):
+            results.append(run(job, memory))
+    Path(f"{sys.argv[2]}.{RANK}").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
