@@ -59,11 +59,12 @@ def kv_offload(**extra: Any) -> dict[str, Any]:
 def start_engine(
     model: str, scenario: str, options: Answer, environment: dict[str, str], timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
+    search = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     request = {"model": model, "scenario": scenario, "options": options}
     return subprocess.run(
         [sys.executable, "-m", "tests.integrations.vllm.engine"],
         input=json.dumps(request),
-        env=os.environ | ENVIRONMENT | environment,
+        env=os.environ | ENVIRONMENT | {"PYTHONPATH": search} | environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
