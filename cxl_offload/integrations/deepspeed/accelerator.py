@@ -46,10 +46,24 @@ def _kind(site: tuple[str, str], dtype: torch.dtype) -> str:
 
 
 class Capture:
-    """Decides for each request which store serves it, if any."""
+    """Decides for each request which store serves it, if any.
+
+    Attributes
+    ----------
+    scopes
+        Makers of the stores of open scopes, the innermost last: made at the first request, when
+        DeepSpeed has chosen this process's GPU.
+    owners
+        ZeRO optimizers and their stores, for what they allocate after the scope.
+    on_destroy
+        What returns the memory of a ZeRO optimizer.
+    passed_bytes
+        Bytes of no known kind that nobody placed, by the module and function that asked.
+    """
 
     def __init__(self) -> None:
-        self.scopes: list[Store] = []
+        self.scopes: list[Callable[[], Store]] = []
+        self._stores: list[Store] = []
         self.owners: WeakKeyDictionary[Any, Store] = WeakKeyDictionary()
         self.on_destroy: WeakKeyDictionary[Any, Callable[[], None]] = WeakKeyDictionary()
         self.passed_bytes: Counter[str] = Counter()
@@ -59,14 +73,15 @@ class Capture:
     ) -> torch.Tensor | None:
         """Memory for the request of the calling function; None: it is not for a store."""
         caller = _Caller.of(frame)
-        store = self._store_of(caller.owner)
         lengths = tuple(int(length) for length in shape)
+        if 0 in lengths:
+            return None
+        store, kind = self._store_of(caller.owner), _kind(caller.site, dtype)
         name = ".".join(caller.site)
-        if store is None or 0 in lengths:
-            if 0 not in lengths:
+        if store is None:
+            if kind == "other":  # the other kinds belong to engines that are not placed
                 self.passed_bytes[name] += torch.Size(lengths).numel() * dtype.itemsize
             return None
-        kind = _kind(caller.site, dtype)
         return store.take(kind, lengths, dtype, pinned=True, site=name)
 
     def _store_of(self, owner: Any) -> Store | None:
@@ -76,13 +91,14 @@ class Capture:
             own = None
         if own is not None:
             return own
-        return self.scopes[-1] if self.scopes else None
+        return self.scopes[-1]() if self.scopes else None
 
-    def stores(self) -> list[Store]:
-        return [*self.scopes, *self.owners.values()]
+    def know(self, store: Store) -> None:
+        """Keeps a store in mind as long as its tensors live, whoever owns them."""
+        self._stores = [*(each for each in self._stores if each.in_use()), store]
 
     def is_pinned(self, value: torch.Tensor) -> bool:
-        return any(store.owns(value) and store.is_pinned(value) for store in self.stores())
+        return any(store.owns(value) and store.is_pinned(value) for store in self._stores)
 
     def unpin(self, frame: FrameType, value: torch.Tensor) -> bool:
         """Drops memory of a store that its owner has no more use for; False: not of a store."""
@@ -90,7 +106,7 @@ class Capture:
         if caller.site[1] == "_unpin_offload_buffers" and caller.owner in self.on_destroy:
             self.on_destroy.pop(caller.owner)()
             return not value.numel()
-        if any(store.owns(value) for store in self.stores()):
+        if any(store.owns(value) for store in self._stores):
             value.data = torch.empty(0, dtype=value.dtype)
             return True
         return False

@@ -12,7 +12,7 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 from cxl_offload.integrations.deepspeed import objects
 from cxl_offload.integrations.deepspeed.accelerator import Capture
-from cxl_offload.integrations.deepspeed.kinds import KINDS
+from cxl_offload.integrations.deepspeed.kinds import KINDS, cxl_note
 from cxl_offload.integrations.deepspeed.objects import HostObject
 from cxl_offload.integrations.deepspeed.report import KindRow, table
 from cxl_offload.integrations.deepspeed.store import Store
@@ -37,6 +37,8 @@ class AttachedEngine:
     def __init__(self, engine: Any, store: Store, capture: Capture) -> None:
         zero = engine.optimizer
         self.store = store
+        self._passed = capture.passed_bytes
+        self._passed_before = Counter(capture.passed_bytes)
         self._zero = ref(zero)
         self._missed = list(objects.unplaced(engine))
         self._frozen = objects.in_other_process(engine)
@@ -153,13 +155,17 @@ class AttachedEngine:
             for node, nbytes in place.granted.items():
                 granted[node] = granted.get(node, 0) + nbytes
         notes = {note: None for place in places for note in place.notes}
+        policy = self.store.policies.by_kind[kind]
+        advice = cxl_note(kind, policy, self.store.memory.machine)
+        if advice is not None and placed:
+            notes[advice] = None
         if not placed:
             notes[_NOT_ASKED] = None
         return KindRow(
             kind=kind,
             tensors=len(spans),
             nbytes=sum(size for _, size in spans),
-            requested=str(self.store.policies.by_kind[kind]) if placed else None,
+            requested=str(policy) if placed else None,
             granted=granted,
             pinned=all(place.pinned for place in places),
             simulated=self.store.memory.is_simulated and placed,
@@ -172,7 +178,9 @@ class AttachedEngine:
         for each in self._objects():
             if each.tensor.device.type == "cpu" and not self.store.owns(each.tensor):
                 left[each.kind] += each.tensor.nbytes
-        return (*self._missed, *(f"{kind}: {format_bytes(size)}" for kind, size in left.items()))
+        passed = self._passed - self._passed_before
+        left.update({f"pinned by {site}": size for site, size in passed.items()})
+        return (*self._missed, *(f"{what}: {format_bytes(size)}" for what, size in left.items()))
 
     def table(self) -> str:
         """Kind, bytes, requested, granted and pinned, as text."""

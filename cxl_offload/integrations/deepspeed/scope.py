@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import deepspeed
@@ -58,7 +59,27 @@ def _gpu_node(machine: Machine) -> int | None:
 def _store(request: PlanOrPolicy, memory: Memory | None, pages: Pages) -> Store:
     session = memory or active()
     policies = kind_policies(request, session.machine, gpu_node=_gpu_node(session.machine))
-    return Store(policies, session, pages=pages, pin=get_accelerator().device_name() == "cuda")
+    pin = get_accelerator().device_name() == "cuda"
+    store = Store(policies, session, pages=pages, pin=pin)
+    installed().know(store)
+    return store
+
+
+def _store_later(request: PlanOrPolicy, memory: Memory | None, pages: Pages) -> Callable[[], Store]:
+    """A store that is made when it is first asked for; what is wrong with the request shows now.
+
+    The node of the GPU is known only after DeepSpeed, or the script, has chosen the GPU.
+    """
+    session = memory or active()
+    kind_policies(request, session.machine)
+    return functools.cache(lambda: _store(request, session, pages))
+
+
+def _show_information() -> None:
+    """In a script that knows nothing of this package the table is shown, unless it logs itself."""
+    if not _LOG.hasHandlers():
+        _LOG.addHandler(logging.StreamHandler())
+        _LOG.setLevel(logging.INFO)
 
 
 def _engines() -> list[Any]:
@@ -110,7 +131,7 @@ def placement(
     A model that is built under ``deepspeed.zero.Init`` allocates there: build it in the block too.
     """
     capture = installed()
-    store = _store(plan_or_policy, memory, pages)
+    store = _store_later(plan_or_policy, memory, pages)
     before = {id(engine) for engine in _engines()}
     placed = Placed()
     capture.scopes.append(store)
@@ -119,7 +140,7 @@ def placement(
     finally:
         capture.scopes.remove(store)
     made = [engine for engine in _engines() if id(engine) not in before]
-    placed.engines += [_attach(engine, store, capture) for engine in made]
+    placed.engines += [_attach(engine, store(), capture) for engine in made]
 
 
 def attach(
@@ -157,14 +178,15 @@ def start_from_environment() -> bool:
     if text is None:
         return False
     capture = installed()
-    store = _store(parse_request(text), None, "thp")
+    store = _store_later(parse_request(text), None, "thp")
     capture.scopes.append(store)
     known: set[int] = {id(engine) for engine in _engines()}
 
     def first_forward(module: Any, inputs: Any) -> None:
         if isinstance(module, deepspeed.DeepSpeedEngine) and id(module) not in known:
             known.add(id(module))
-            _attach(module, store, capture)
+            _show_information()
+            _attach(module, store(), capture)
 
     register_module_forward_pre_hook(first_forward)
     return True

@@ -41,11 +41,18 @@ SPREAD = {
 @pytest.fixture(scope="module")
 def runs(train: Train) -> dict[str, tuple[Any, Any, Any]]:
     """By case: stock, at its defaults, and spread over the tiers."""
-    jobs = []
-    for case in CASES.values():
-        jobs += [case | {"stock": True}, case, case | {"policy": SPREAD}]
-    found = train(jobs)
-    return {name: tuple(found[3 * at : 3 * at + 3]) for at, name in enumerate(CASES)}  # type: ignore[misc]
+    found: dict[str, tuple[Any, Any, Any]] = {}
+    # Stage 3 replaces torch's linear for the life of the process, which changes the bits of others.
+    for in_stage_3 in (False, True):
+        cases = {name: job for name, job in CASES.items() if (job["stage"] == 3) is in_stage_3}
+        jobs = list(cases.values())
+        # Stock first: before this package has put an accelerator in place.
+        stock = [job | {"stock": True} for job in jobs]
+        results = train(stock + jobs + [job | {"policy": SPREAD} for job in jobs])
+        for at, name in enumerate(cases):
+            first, second, third = results[at :: len(jobs)]
+            found[name] = (first, second, third)
+    return found
 
 
 @pytest.mark.parametrize("name", CASES)
