@@ -20,6 +20,7 @@ from cxl_offload.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun
     from cxl_offload.memory import Memory
+    from cxl_offload.profile.operators import OperatorProfile
     from cxl_offload.sim import Timeline
 
 __all__ = ["print_report", "progress_bar", "register"]
@@ -49,6 +50,7 @@ def flexgen(context: typer.Context) -> None:
         ) from None
     args = build_parser(_PROGRAM).parse_args(context.args)
     request = request_from(args)
+    operators = None if args.profile is None else _operators(args.profile, request.accelerator)
     memory = _memory(args.machine, request)
     with progress_bar() as progress:
         report = run(request, memory=memory, progress=progress)
@@ -56,6 +58,8 @@ def flexgen(context: typer.Context) -> None:
     # Answers and paths are no markup.
     console = Console(markup=False, emoji=False, highlight=False)
     print_report(console, report, timeline, answers=args.verbose >= 2)
+    if operators is not None:
+        console.print(_expected(request, report, operators))
     if why_not:
         console.print(f"Note: no simulated tokens/s: {why_not}")
     if args.json is not None:
@@ -66,6 +70,41 @@ def flexgen(context: typer.Context) -> None:
         report.trace.save(args.trace)
     if args.log_file is not None and not args.no_log:
         write_flexgen_log(report, args.log_file)
+
+
+def _operators(file: str, accelerator: str) -> OperatorProfile:
+    from cxl_offload.profile.store import load_profile
+
+    wants_gpu = accelerator == "cuda"
+    for found in load_profile(file).operators:
+        if (found.device != "cpu") == wants_gpu:
+            return found
+    device = "cuda" if wants_gpu else "cpu"
+    raise ConfigError(
+        f"{file}: holds no operators of {device}; "
+        f"measure with: cxl-offload profile --operators {device} --output {file}"
+    )
+
+
+def _expected(request: FlexGenRun, report: FlexGenReport, operators: OperatorProfile) -> str:
+    """The predicted decode speed beside the measured one, or why there is none."""
+    from cxl_offload.integrations.flexgen.expected import decode_shape
+    from cxl_offload.plan.decode_time import decode_time
+
+    try:
+        shape = decode_shape(
+            request, report.config, prompt_len=report.prompt_len, shares=report.shares
+        )
+    except ConfigError as error:
+        return str(error)
+    expected = decode_time(shape, operators)
+    largest = max(expected.terms, key=lambda name: expected.terms[name])
+    return (
+        f"decode: {expected.tokens_per_s:.1f} tokens/s predicted from the profile, "
+        f"{report.decode_tokens_per_s:.1f} measured "
+        f"({expected.tokens_per_s / report.decode_tokens_per_s - 1:+.0%}); most of it predicted "
+        f"for {largest} ({expected.terms[largest] / expected.token_s:.0%})"
+    )
 
 
 def _replayed(report: FlexGenReport, memory: Memory) -> tuple[Timeline | None, str]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,9 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from cxl_offload.cli._operator_report import print_operators
 from cxl_offload.cli._report_table import NONE, show, table
 from cxl_offload.errors import ConfigError
-from cxl_offload.profile.model import Estimate, PathProfile, Profile
+from cxl_offload.profile.model import Estimate, OperatorProfile, PathProfile, Profile
 from cxl_offload.profile.schedule import Progress
 from cxl_offload.units import MIB, format_bandwidth, format_bytes, parse_bytes
 
@@ -69,6 +71,13 @@ def profile(
             metavar="FILE", help="Measure too how host copies are quickest, and write the table."
         ),
     ] = None,
+    operators: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="Time torch's operators on cpu or cuda: decode speed is predicted from them.",
+        ),
+    ] = None,
 ) -> None:
     """Measure latency and bandwidth of every node, and copies between it and every GPU.
 
@@ -80,6 +89,9 @@ def profile(
     for file in (output, copy_rules):
         if file is not None and not file.parent.is_dir():
             raise ConfigError(f"write {file}: there is no folder {file.parent}")
+    for device in operators or ():
+        if device not in ("cpu", "cuda"):
+            raise ConfigError(f"--operators {device}: must be cpu or cuda")
     memory = Memory.linux()
     with progress_bar() as progress:
         found = measure_machine(
@@ -94,6 +106,8 @@ def profile(
             working_set_bytes=None if working_set is None else parse_bytes(working_set),
             progress=progress,
         )
+    if operators:
+        found = replace(found, operators=tuple(map(_operators, dict.fromkeys(operators))))
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     width = _PIPED_WIDTH if piped else None
     console = Console(markup=False, emoji=False, highlight=False, width=width)
@@ -109,6 +123,15 @@ def profile(
 
         for picture in save_plots(found, plot):
             console.print(f"written: {picture}")
+
+
+def _operators(device: str) -> OperatorProfile:
+    try:
+        from cxl_offload.executor.operators import measure_operators
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--operators {device}: {error.name} is not installed") from None
+    with progress_bar() as progress:
+        return measure_operators(device, progress=progress)
 
 
 def _nodes(memory: Memory, text: str | None) -> list[int] | None:
@@ -159,6 +182,8 @@ def print_profile(console: Console, found: Profile) -> None:
     _print_mixes(console, found, how)
     _print_sweeps(console, found, how)
     _print_copies(console, found, how)
+    for each in found.operators:
+        print_operators(console, each, how)
     notes = [f"{_path_name(path)}: {note}" for path in found.paths for note in path.notes] + list(
         found.notes
     )

@@ -23,6 +23,7 @@ from cxl_offload.profile.curves import (
     estimate,
     saturation_threads,
 )
+from cxl_offload.profile.operators import CachePoint, LinearPoint, OperatorProfile
 from cxl_offload.topology import Access, DmaPath, Machine
 from cxl_offload.units import format_bytes
 
@@ -32,6 +33,7 @@ __all__ = [
     "SATURATED",
     "BandwidthCurve",
     "BandwidthPoint",
+    "CachePoint",
     "CopyProfile",
     "Estimate",
     "Fingerprint",
@@ -39,12 +41,14 @@ __all__ = [
     "InterleaveSweep",
     "Kind",
     "Latency",
+    "LinearPoint",
     "LoadedCurve",
     "LoadedPoint",
     "MixPoint",
     "Mode",
     "NodeFacts",
     "NodeRates",
+    "OperatorProfile",
     "Pages",
     "PathProfile",
     "Profile",
@@ -217,6 +221,8 @@ class Profile:
         True for numbers of the real machine, False for those of a simulated one.
     seconds
         How long the measuring took.
+    operators
+        Those of torch, on every device that was asked for.
     """
 
     version: int = PROFILE_VERSION
@@ -228,6 +234,7 @@ class Profile:
     paths: tuple[PathProfile, ...]
     sweeps: tuple[InterleaveSweep, ...] = ()
     copies: tuple[CopyProfile, ...] = ()
+    operators: tuple[OperatorProfile, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     def path(self, initiator: int, node: int) -> PathProfile:

@@ -89,6 +89,12 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     more.add_argument("--stop", type=int, metavar="TOKEN", help="end a row after this token")
     more.add_argument("--warmup", action="store_true", help="generate one token before measuring")
     more.add_argument("--json", metavar="FILE", help="write the report there")
+    more.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="predict the decode speed from this profile of operators (cxl-offload profile "
+        "--operators cpu --output FILE), and print it beside the measured one",
+    )
     more.add_argument("--trace", metavar="FILE", help="write the recorded events there")
     return parser
 

@@ -1,0 +1,35 @@
+"""The table of an operator profile."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from cxl_offload.cli._report_table import show, table
+from cxl_offload.profile.operators import OperatorProfile
+from cxl_offload.units import MIB, format_bandwidth
+
+__all__ = ["print_operators"]
+
+
+def print_operators(console: Console, found: OperatorProfile, how: str) -> None:
+    """Every operator by size; bandwidth is of weights, or of keys and values."""
+    numbers = ("size", "microseconds", "bandwidth")
+    title = f"Operators of torch on {found.device}, half precision, {found.threads} threads ({how})"
+    made = table(title, "operator", *numbers, right=numbers)
+    for point in found.linears:
+        row = "row" if point.rows == 1 else "rows"
+        _add(made, f"linear, {point.rows} {row}", point.weight_bytes, point.seconds.median)
+    for entry in found.caches:
+        _add(made, entry.operator, entry.cache_bytes, entry.seconds.median)
+    show(console, made)
+    console.print(
+        f"a small call {found.small_s.median * 1e6:.2f} µs, a Python call "
+        f"{found.python_call_s.median * 1e6:.2f} µs"
+    )
+
+
+def _add(made: Table, name: str, nbytes: int, seconds: float) -> None:
+    made.add_row(
+        name, f"{nbytes / MIB:.2f} MiB", f"{seconds * 1e6:.1f}", format_bandwidth(nbytes / seconds)
+    )

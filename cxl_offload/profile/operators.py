@@ -1,0 +1,124 @@
+"""Seconds of the operators that decoding is made of, as measured on one device; frozen data."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cxl_offload.profile.curves import Estimate
+
+__all__ = ["CacheOperator", "CachePoint", "LinearPoint", "OperatorProfile"]
+
+CacheOperator = Literal["copied attention", "attention in place", "load"]
+"""What is done with keys and values: attention over transposed copies of them, as FlexGen computes
+it on an accelerator; attention over them where they lie; a copy of them into fresh memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPoint:
+    """``rows`` vectors times one matrix of ``weight_bytes`` that was not used for long."""
+
+    rows: int
+    weight_bytes: int
+    seconds: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class CachePoint:
+    """One operator over ``cache_bytes`` of keys and values together."""
+
+    operator: CacheOperator
+    cache_bytes: int
+    seconds: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorProfile:
+    """Operators in half precision on one device.
+
+    Attributes
+    ----------
+    device
+        ``cpu``, or a GPU's name.
+    threads
+        Of torch on the CPU.
+    linears
+        For every number of rows the same sizes.
+    caches
+        For every operator, by size.
+    small_s, elementwise_s_per_byte
+        A call on a few elements or that only makes a view; what a byte takes in a larger one.
+    python_call_s
+        A call of a Python function that does little.
+    """
+
+    device: str
+    threads: int
+    linears: tuple[LinearPoint, ...]
+    caches: tuple[CachePoint, ...]
+    small_s: Estimate
+    elementwise_s_per_byte: Estimate
+    python_call_s: Estimate
+
+    def __post_init__(self) -> None:
+        if not self.linears:
+            raise ValueError(f"operators of {self.device}: no linear layer was measured")
+
+    def linear_s(self, rows: int, weight_bytes: float) -> float:
+        """Seconds of a linear layer, between the measured sizes and numbers of rows.
+
+        Between sizes seconds a byte are linear in the logarithm of the size, beyond them constant;
+        between numbers of rows seconds are linear, beyond them too.
+        """
+        measured = sorted({point.rows for point in self.linears})
+        at = [self._linear_at(each, weight_bytes) for each in measured]
+        return _line(measured, at, rows)
+
+    def cache_s(self, operator: CacheOperator, cache_bytes: float) -> float:
+        """Seconds of an operator over so many bytes, as :meth:`linear_s` between sizes.
+
+        Raises
+        ------
+        ValueError
+            The operator was not measured.
+        """
+        points = [point for point in self.caches if point.operator == operator]
+        if not points:
+            raise ValueError(f"operators of {self.device}: {operator} was not measured")
+        sizes = [point.cache_bytes for point in points]
+        seconds = [point.seconds.median for point in points]
+        return _by_size(sizes, seconds, cache_bytes)
+
+    def _linear_at(self, rows: int, weight_bytes: float) -> float:
+        points = [point for point in self.linears if point.rows == rows]
+        sizes = [point.weight_bytes for point in points]
+        return _by_size(sizes, [point.seconds.median for point in points], weight_bytes)
+
+
+def _by_size(sizes: Sequence[int], seconds: Sequence[float], nbytes: float) -> float:
+    if nbytes <= sizes[0]:
+        return seconds[0] * nbytes / sizes[0] if len(sizes) == 1 else _small(sizes, seconds, nbytes)
+    rates = [took / size for took, size in zip(seconds, sizes, strict=True)]
+    if nbytes >= sizes[-1]:
+        return rates[-1] * nbytes
+    after = bisect_left(sizes, nbytes)
+    low, high = math.log(sizes[after - 1]), math.log(sizes[after])
+    share = (math.log(nbytes) - low) / (high - low)
+    return nbytes * (rates[after - 1] * (1 - share) + rates[after] * share)
+
+
+def _small(sizes: Sequence[int], seconds: Sequence[float], nbytes: float) -> float:
+    """Below the smallest size: the line through the two smallest, never below 0 bytes' share."""
+    slope = max(0.0, (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]))
+    return max(seconds[0] - slope * (sizes[0] - nbytes), seconds[0] * nbytes / sizes[0])
+
+
+def _line(at: Sequence[int], values: Sequence[float], x: float) -> float:
+    if len(at) == 1:
+        return values[0]
+    after = min(max(bisect_left(at, x), 1), len(at) - 1)
+    share = (x - at[after - 1]) / (at[after] - at[after - 1])
+    return values[after - 1] + (values[after] - values[after - 1]) * share
