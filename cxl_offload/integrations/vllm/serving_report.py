@@ -21,6 +21,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _TIER_EVENT = re.compile(r"vllm:cxl_offload_kv_(\w+)_chunks_total")
 
 _SOURCES = "vllm:prompt_tokens_by_source_total"
+_FIRST = "hot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,12 @@ def _seconds(end: Samples, begin: Samples | None) -> float:
 
 
 def _chunk_bytes(samples: Samples) -> float:
-    """Of all that was ever stored: every chunk goes to the first tier once per store."""
-    name = "vllm:cxl_offload_kv_stored_chunks_total"
-    chunks = samples.total(name, tier="hot")
-    return samples.total("vllm:kv_offload_store_bytes_total") / chunks if chunks else 0.0
+    """Of all that was ever stored.
+
+    The first tier also stores what it takes back from the ones behind it, which no transfer from
+    the KV cache pays for.
+    """
+    stored, loaded = (f"vllm:cxl_offload_kv_{event}_chunks_total" for event in ("stored", "loaded"))
+    behind = samples.total(loaded) - samples.total(loaded, tier=_FIRST)
+    chunks = samples.total(stored, tier=_FIRST) - behind
+    return samples.total("vllm:kv_offload_store_bytes_total") / chunks if chunks > 0 else 0.0
