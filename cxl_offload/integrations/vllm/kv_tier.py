@@ -95,6 +95,7 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         self._hot = int(np.asarray(primary_kv_view).ctypes.data)
         self.books = ColdBooks(
             tier=COLD,
+            chunk_bytes=self.block_size_bytes,
             num_chunks=self.slots,
             cache_policy=tier.eviction,
             enable_events=offloading_spec.kv_events_config.enable_kv_cache_events,
