@@ -61,6 +61,7 @@ class ZeroTrainer:
 
     def __init__(self, args: argparse.Namespace, saving: AbstractContextManager[Any]) -> None:
         import deepspeed
+
         from cxl_offload.integrations.deepspeed import placement
         from cxl_offload.integrations.deepspeed.kinds import parse_request
 
