@@ -270,6 +270,7 @@ def _plan(
             f"ZeRO stage {found.stage}, bf16, activation checkpointing, one GPU",
             f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
             "memory",
+            "the script gives the optimizer: DeepSpeedCPUAdam, or this package's CPUAdam",
             "no absolute step time is published for these machines, so no error is known",
             *_replayed(request, job, found),
         ),
