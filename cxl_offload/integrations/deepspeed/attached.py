@@ -37,7 +37,8 @@ class AttachedEngine:
     def __init__(self, engine: Any, store: Store, capture: Capture) -> None:
         zero = engine.optimizer
         self.store = store
-        self._capture = capture
+        self._passed = capture.passed_bytes
+        self._passed_before = Counter(capture.passed_bytes)
         self._zero = ref(zero)
         self._missed = list(objects.unplaced(engine))
         self._frozen = objects.in_other_process(engine)
@@ -177,9 +178,9 @@ class AttachedEngine:
         for each in self._objects():
             if each.tensor.device.type == "cpu" and not self.store.owns(each.tensor):
                 left[each.kind] += each.tensor.nbytes
-        elsewhere = [f"pinned by {site}" for site in self._capture.passed_bytes]
-        sizes = [*left.items(), *zip(elsewhere, self._capture.passed_bytes.values(), strict=True)]
-        return (*self._missed, *(f"{what}: {format_bytes(size)}" for what, size in sizes))
+        passed = self._passed - self._passed_before
+        left.update({f"pinned by {site}": size for site, size in passed.items()})
+        return (*self._missed, *(f"{what}: {format_bytes(size)}" for what, size in left.items()))
 
     def table(self) -> str:
         """Kind, bytes, requested, granted and pinned, as text."""

@@ -59,7 +59,10 @@ def _gpu_node(machine: Machine) -> int | None:
 def _store(request: PlanOrPolicy, memory: Memory | None, pages: Pages) -> Store:
     session = memory or active()
     policies = kind_policies(request, session.machine, gpu_node=_gpu_node(session.machine))
-    return Store(policies, session, pages=pages, pin=get_accelerator().device_name() == "cuda")
+    pin = get_accelerator().device_name() == "cuda"
+    store = Store(policies, session, pages=pages, pin=pin)
+    installed().know(store)
+    return store
 
 
 def _store_later(request: PlanOrPolicy, memory: Memory | None, pages: Pages) -> Callable[[], Store]:
