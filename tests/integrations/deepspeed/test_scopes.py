@@ -25,6 +25,7 @@ def runs(train: Train) -> dict[str, Any]:
         "torch": {"stage": 2, "optimizer": "AdamW", "policy": POLICY},
         "two": {"stage": 2, "what": "two engines"},
         "refused": {"stage": 2, "what": "refused", "room": 1 << 20},
+        "no offload": {"stage": 2, "what": "no offload"},
         # Last, because stage 3 changes torch's linear.
         "attached in stage 3": {
             "stage": 3,
@@ -89,6 +90,14 @@ def test_node_without_room_is_an_error_that_leaves_nothing_behind(runs: dict[str
     assert run["pages"]["exp_avg"]["nodes"] == [1]
     assert run["pages"]["exp_avg_sq"]["nodes"] == [0]  # not the policy of the block that failed
     assert run["missed"] == []
+
+
+def test_engine_without_offload_says_so_and_holds_nothing(runs: dict[str, Any]) -> None:
+    run = runs["no offload"]
+    for missed, rows in run["told"]:
+        assert "not offloaded" in missed[0]
+        assert rows == 0
+    assert run["held"] == 0
 
 
 def engine(optimizer: Any, params: Any = None, **zero: Any) -> Any:

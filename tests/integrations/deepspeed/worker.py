@@ -26,6 +26,7 @@ from deepspeed.utils import (
 
 from cxl_offload import Memory, load_machine, placement_of, use
 from cxl_offload.integrations.deepspeed import attach, placement
+from cxl_offload.memory import active
 from cxl_offload.ops.adam import CPUAdam
 
 from .tiny import TinyModel, batches, config
@@ -163,6 +164,22 @@ def two_engines(job: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def without_offload(job: dict[str, Any]) -> dict[str, Any]:
+    """An engine that has nothing on the host in a block, and one without an optimizer."""
+    told = []
+    settings = config(job | {"optimizer": "AdamW"})  # DeepSpeed's own would be compiled first
+    for stage in (0, 2):
+        settings["zero_optimization"] = {"stage": stage}
+        torch.manual_seed(0)
+        with placement("cxl") as placed:
+            model = TinyModel()
+            optimizer = torch.optim.AdamW(model.parameters())
+            engine = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
+        told.append([placed.engines[0].missed(), len(placed.engines[0].rows())])
+        engine.destroy()
+    return {"told": told, "held": active().stats().asked_bytes.current}
+
+
 def refused(job: dict[str, Any]) -> dict[str, Any]:
     """A node without room: the error, and an engine that is made after it."""
     result: dict[str, Any] = {}
@@ -238,6 +255,8 @@ def main() -> None:
             match job.get("what"):
                 case "two engines":
                     results.append(two_engines(job))
+                case "no offload":
+                    results.append(without_offload(job))
                 case "refused":
                     results.append(refused(job))
                 case _:
