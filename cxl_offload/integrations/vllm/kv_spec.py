@@ -31,6 +31,7 @@ from vllm.v1.kv_offload.tiering.manager import (
 )
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from cxl_offload.integrations.vllm.block_swap import tune_worker
 from cxl_offload.integrations.vllm.kv_eviction import CostPolicy
 from cxl_offload.integrations.vllm.kv_metrics import HOT, CountedChunks, metric_definitions
 from cxl_offload.integrations.vllm.kv_options import KvOptions
@@ -198,13 +199,16 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
 
             if canonical:
                 self._validate_canonical_refs(kv_caches)
-            return CPUOffloadingWorker(
+            worker = CPUOffloadingWorker(
                 kv_caches=kv_caches,
                 blocks_per_chunk=self.blocks_per_chunk,
                 num_cpu_chunks=self.num_chunks,
                 mmap_region=region,
                 canonical_layout=canonical,
             )
+            if current_platform.is_cuda():
+                tune_worker(worker, active(), node=device_node(active()))
+            return worker
         except BaseException:
             region.cleanup()
             raise
