@@ -60,6 +60,7 @@ fuzz:
 	$(MAKE) -C tests/cpp fuzz
 
 -include tests/vm/vm.mk
+-include tests/integrations/deepspeed/deepspeed.mk
 -include tests/integrations/vllm/vllm.mk
 
 clean:

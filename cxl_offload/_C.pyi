@@ -214,6 +214,9 @@ class HostCopier:
         rounds: int,
         sample_s: float,
     ) -> list[list[float]]: ...
+    def time_blocks(
+        self, targets: int, sources: int, sizes: int, count: int, *, job: int, rounds: int
+    ) -> tuple[list[float], list[float]]: ...
 
 class Direction:
     to_device: Direction

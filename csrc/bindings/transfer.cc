@@ -105,6 +105,17 @@ std::vector<std::vector<double>> time_by_rows(
                      rounds, sample_s);
 }
 
+std::pair<std::vector<double>, std::vector<double>> time_block_lists(HostCopier& copier,
+                                                                     uintptr_t targets,
+                                                                     uintptr_t sources,
+                                                                     uintptr_t sizes, size_t count,
+                                                                     size_t job, int rounds) {
+  BlockSamples samples = time_blocks(copier, {reinterpret_cast<const uint64_t*>(targets), count},
+                                     {reinterpret_cast<const uint64_t*>(sources), count},
+                                     {reinterpret_cast<const size_t*>(sizes), count}, job, rounds);
+  return {std::move(samples.own), std::move(samples.memcpys)};
+}
+
 void bind_host_copy(py::module_& module) {
   py::class_<HostCopier, std::shared_ptr<HostCopier>>(module, "HostCopier")
       .def(
@@ -134,7 +145,10 @@ void bind_host_copy(py::module_& module) {
            py::call_guard<py::gil_scoped_release>())
       .def("time_copies", &time_by_rows, py::arg("target"), py::arg("source"), py::arg("room"),
            py::arg("nbytes"), py::arg("contenders"), py::kw_only(), py::arg("rounds"),
-           py::arg("sample_s"), py::call_guard<py::gil_scoped_release>());
+           py::arg("sample_s"), py::call_guard<py::gil_scoped_release>())
+      .def("time_blocks", &time_block_lists, py::arg("targets"), py::arg("sources"),
+           py::arg("sizes"), py::arg("count"), py::kw_only(), py::arg("job"), py::arg("rounds"),
+           py::call_guard<py::gil_scoped_release>());
 }
 
 // (device, host, bytes, lane, pinned)

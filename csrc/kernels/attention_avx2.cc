@@ -117,8 +117,9 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
 }
 
 // Of each pair of scales the step, then the low; see AttentionState.
-CXL_OFFLOAD_VECTOR Vector load_scales(const F16* halves, size_t at, bool inverse) {
-  const __m256 scales = Vector::load(halves + at).value;
+CXL_OFFLOAD_VECTOR Vector load_scales(const F16* halves, size_t left, bool inverse) {
+  const bool whole = left >= Vector::kLanes;
+  const __m256 scales = (whole ? Vector::load(halves) : Vector::load_some(halves, left)).value;
   if (!inverse) return {_mm256_permute_ps(scales, 0xb1)};
   return {_mm256_blend_ps(_mm256_div_ps(_mm256_set1_ps(1), scales), scales, 0xaa)};
 }

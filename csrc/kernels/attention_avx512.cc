@@ -129,10 +129,16 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
 }
 
 // Of each pair of scales the step, then the low; see AttentionState.
-CXL_OFFLOAD_VECTOR Vector load_scales(const F16* halves, size_t at, bool inverse) {
-  const __m512 scales = Vector::load(halves + at).value;
+CXL_OFFLOAD_VECTOR Vector load_scales(const F16* halves, size_t left, bool inverse) {
+  const bool whole = left >= Vector::kLanes;
+  const __m512 scales = (whole ? Vector::load(halves) : Vector::load_some(halves, left)).value;
   if (!inverse) return {_mm512_permute_ps(scales, 0xb1)};
-  return {_mm512_mask_div_ps(scales, 0x5555, _mm512_set1_ps(1), scales)};
+  // A step of Newton's method is shorter than a division, but makes NaN of zero and infinity.
+  const __m512 rough = _mm512_rcp14_ps(scales);
+  const __m512 off = _mm512_fnmadd_ps(rough, scales, _mm512_set1_ps(1));
+  const __mmask16 odd = _mm512_cmp_ps_mask(off, off, _CMP_UNORD_Q);
+  const __m512 steps = _mm512_mask_mov_ps(_mm512_fmadd_ps(rough, off, rough), odd, rough);
+  return {_mm512_mask_mov_ps(scales, 0x5555, steps)};
 }
 
 // Two bytes of 4-bit codes a lane.

@@ -1,38 +1,67 @@
 // Included inside of an anonymous namespace by each instruction set's source, after
 // attention_loop.inc.h: attention over rows of 4-bit codes, which become numbers in registers.
 
+#define CXL_OFFLOAD_INLINE inline __attribute__((always_inline))
+
 constexpr size_t kWordCodes = 4;
 constexpr size_t kUnitCodes = kWordCodes * Vector::kLanes;  // of a load
 
-inline void copy_scales(const std::byte* from, size_t bytes, std::byte* to) {
-  if (bytes == 8) {  // heads of 128 in groups of 64: a copy of known length is an instruction
-    std::memcpy(to, from, 8);
-  } else if (bytes == 4) {
-    std::memcpy(to, from, 4);
-  } else {
-    std::memcpy(to, from, bytes);
+// How a row of codes is cut. Known when compiling for kGroups of 64, which is what FlexGen makes of
+// heads of 64 and 128: loops over so little cost more than what they do. 0: any.
+template <size_t kGroups>
+struct Cut {
+  static size_t groups(const AttentionState& state) {
+    return kGroups == 0 ? state.groups : kGroups;
+  }
+  static size_t group_codes(const AttentionState& state) {
+    return kGroups == 0 ? state.group_codes : 64;
+  }
+  static size_t codes(const AttentionState& state) {
+    return kGroups == 0 ? state.padded : kGroups * 64;
+  }
+};
+
+// Rows of K, or of V.
+struct CodesOf {
+  const std::byte* const* rows;
+  const std::byte* const* groups;
+  size_t step;
+  size_t groups_step;
+  bool in_line;  // scales of one row after those of another
+};
+
+// `count` numbers of scales, as float and (step, low).
+inline void read_pairs(const F16* from, size_t count, bool inverse, float* to) {
+  for (size_t at = 0; at < count; at += Vector::kLanes) {
+    load_scales(from + at, count - at, inverse).store(to + at);
   }
 }
 
 // The scales of `count` rows as float: [row][head][group]{step, low}.
-inline void read_scales(const std::byte* const* from, size_t head_step, size_t count,
+template <class Cut>
+inline void read_scales(const CodesOf& of, size_t first, size_t count,
                         const AttentionState& state) {
-  const size_t each = state.groups * 2 * sizeof(F16);  // bytes of a head
-  auto* to = reinterpret_cast<std::byte*>(state.halves);
+  const size_t head = Cut::groups(state) * 2;
+  const size_t row = state.kv_heads * head;
+  const std::byte* const* rows = of.groups + first;
+  if (of.in_line && state.kv_heads == 1) {
+    read_pairs(reinterpret_cast<const F16*>(rows[0]), count * row, state.inverse, state.scales);
+    return;
+  }
+  if (of.groups_step == head * sizeof(F16) && row >= Vector::kLanes) {
+    for (size_t i = 0; i < count; ++i) {
+      const auto* halves = reinterpret_cast<const F16*>(rows[i]);
+      read_pairs(halves, row, state.inverse, state.scales + i * row);
+    }
+    return;
+  }
+  F16* to = state.halves;
   for (size_t i = 0; i < count; ++i) {
-    if (head_step == each) {
-      copy_scales(from[i], state.kv_heads * each, to);
-      to += state.kv_heads * each;
-      continue;
-    }
-    for (size_t head = 0; head < state.kv_heads; ++head, to += each) {
-      copy_scales(from[i] + head * head_step, each, to);
+    for (size_t at = 0; at < state.kv_heads; ++at, to += head) {
+      std::memcpy(to, rows[i] + at * of.groups_step, head * sizeof(F16));
     }
   }
-  const size_t all = count * state.kv_heads * state.groups * 2;
-  for (size_t at = 0; at < all; at += Vector::kLanes) {
-    load_scales(state.halves, at, state.inverse).store(state.scales + at);
-  }
+  read_pairs(state.halves, count * row, state.inverse, state.scales);
 }
 
 // Four vectors of numbers of a row. The first is of the first code of each word, and so on: queries
@@ -41,21 +70,24 @@ struct UnitNumbers {
   Vector of[kWordCodes];
 
   template <class Words>
-  static inline __attribute__((always_inline)) UnitNumbers read(const Words& words,
-                                                                const Table& table) {
+  static CXL_OFFLOAD_INLINE UnitNumbers read(const Words& words, const Table& table) {
     return {{table.number<4>(words), table.number<0>(words), table.number<12>(words),
              table.number<8>(words)}};
   }
 };
 
 struct CodeRows {
+  void skip(size_t count) {
+    rows += count;
+    scales += count * scales_step;
+  }
+
   const std::byte* const* rows;
   size_t head_offset;   // bytes
   const float* scales;  // of the first row, of this head
   size_t scales_step;   // floats from one row to the next
 
-  inline __attribute__((always_inline)) UnitNumbers numbers(size_t row, size_t group,
-                                                            size_t at) const {
+  CXL_OFFLOAD_INLINE UnitNumbers numbers(size_t row, size_t group, size_t at) const {
     const float* pair = scales + row * scales_step + 2 * group;
     const Table table(pair[0], pair[1]);
     return UnitNumbers::read(load_words(rows[row] + head_offset + at / 2), table);
@@ -63,19 +95,20 @@ struct CodeRows {
 };
 
 // Scores of N rows for Q queries.
-template <size_t N, size_t Q>
-inline void score_codes(const CodeRows& rows, const AttentionState& state, size_t query,
-                        float* scores) {
-  const float* q = state.q + query * state.padded;
-  Vector sum[Q][N];
-#pragma GCC unroll 4
-  for (size_t j = 0; j < Q; ++j) {
-#pragma GCC unroll 4
-    for (size_t i = 0; i < N; ++i) sum[j][i] = Vector::all(0);
+template <class Cut, size_t N, size_t Q>
+CXL_OFFLOAD_INLINE void score_codes(const CodeRows& rows, const AttentionState& state,
+                                    const float* q, float* scores) {
+  constexpr size_t kChains = Q == 1 ? 2 : 1;  // sums that do not wait for each other
+  Vector sum[Q][kChains][N];
+#pragma GCC unroll 16
+  for (size_t j = 0; j < Q * kChains * N; ++j) {
+    sum[j / N / kChains][j / N % kChains][j % N] = Vector::all(0);
   }
-  for (size_t group = 0; group < state.groups; ++group) {
-    const size_t end = (group + 1) * state.group_codes;
-    for (size_t at = group * state.group_codes; at < end; at += kUnitCodes) {
+  const size_t groups = Cut::groups(state);
+  const size_t codes = Cut::group_codes(state);
+#pragma GCC unroll 2
+  for (size_t group = 0; group < groups; ++group) {
+    for (size_t at = group * codes; at < (group + 1) * codes; at += kUnitCodes) {
 #pragma GCC unroll 4
       for (size_t i = 0; i < N; ++i) {
         const UnitNumbers numbers = rows.numbers(i, group, at);
@@ -84,7 +117,8 @@ inline void score_codes(const CodeRows& rows, const AttentionState& state, size_
 #pragma GCC unroll 4
           for (size_t c = 0; c < kWordCodes; ++c) {
             const Vector part = Vector::load(q + j * state.padded + at + c * Vector::kLanes);
-            sum[j][i] = fma(numbers.of[c], part, sum[j][i]);
+            Vector& mine = sum[j][c % kChains][i];
+            mine = fma(numbers.of[c], part, mine);
           }
         }
       }
@@ -92,32 +126,35 @@ inline void score_codes(const CodeRows& rows, const AttentionState& state, size_
   }
 #pragma GCC unroll 4
   for (size_t j = 0; j < Q; ++j) {
-    float* to = scores + (query + j) * kAttentionBlock;
+    if constexpr (kChains == 2) {
+#pragma GCC unroll 4
+      for (size_t i = 0; i < N; ++i) sum[j][0][i] = add(sum[j][0][i], sum[j][1][i]);
+    }
+    float* to = scores + j * kAttentionBlock;
     if constexpr (N == 4) {
-      Vector::totals(sum[j], to);
+      Vector::totals(sum[j][0], to);
     } else {
-      to[0] = sum[j][0].total();
+      to[0] = sum[j][0][0].total();
     }
   }
 }
 
-// Adds N rows, times their weights, to the sums of Q queries.
-template <size_t N, size_t Q>
-inline void add_codes(const CodeRows& rows, const AttentionState& state, size_t query,
-                      const float* scores) {
-  const float* weights = scores + query * kAttentionBlock;
-  for (size_t group = 0; group < state.groups; ++group) {
-    const size_t end = (group + 1) * state.group_codes;
-    for (size_t at = group * state.group_codes; at < end; at += kUnitCodes) {
-      float* sums = state.sums + query * state.padded + at;
+// Adds rows, times their weights, to the sums of Q queries, which stay in registers meanwhile.
+template <class Cut, size_t Q>
+CXL_OFFLOAD_INLINE void add_codes(const CodeRows& rows, size_t count, const AttentionState& state,
+                                  float* sums, const float* weights) {
+  const size_t groups = Cut::groups(state);
+  const size_t codes = Cut::group_codes(state);
+#pragma GCC unroll 2
+  for (size_t group = 0; group < groups; ++group) {
+    for (size_t at = group * codes; at < (group + 1) * codes; at += kUnitCodes) {
       Vector sum[Q][kWordCodes];
 #pragma GCC unroll 16
       for (size_t c = 0; c < Q * kWordCodes; ++c) {
-        sum[c / kWordCodes][c % kWordCodes] =
-            Vector::load(sums + c / kWordCodes * state.padded + c % kWordCodes * Vector::kLanes);
+        sum[c / kWordCodes][c % kWordCodes] = Vector::load(sums + c / kWordCodes * state.padded +
+                                                           at + c % kWordCodes * Vector::kLanes);
       }
-#pragma GCC unroll 4
-      for (size_t i = 0; i < N; ++i) {
+      for (size_t i = 0; i < count; ++i) {
         const UnitNumbers numbers = rows.numbers(i, group, at);
 #pragma GCC unroll 4
         for (size_t j = 0; j < Q; ++j) {
@@ -130,73 +167,78 @@ inline void add_codes(const CodeRows& rows, const AttentionState& state, size_t 
       }
 #pragma GCC unroll 16
       for (size_t c = 0; c < Q * kWordCodes; ++c) {
-        sum[c / kWordCodes][c % kWordCodes].store(sums + c / kWordCodes * state.padded +
+        sum[c / kWordCodes][c % kWordCodes].store(sums + c / kWordCodes * state.padded + at +
                                                   c % kWordCodes * Vector::kLanes);
       }
     }
   }
 }
 
-struct CodesOf {
-  const std::byte* const* rows;
-  const std::byte* const* groups;
-  size_t step;
-  size_t groups_step;
-};
-
-// One of the two functions above.
-template <size_t N, size_t Q, bool kScore>
-inline void pass_codes(const CodeRows& rows, const AttentionState& state, size_t query,
-                       float* scores) {
+// Rows of one head, for Q of its queries: their scores, or what they add to the sums.
+template <class Cut, bool kScore, size_t Q>
+CXL_OFFLOAD_INLINE void visit_queries(CodeRows rows, size_t count, const AttentionState& state,
+                                      size_t query, float* scores) {
+  scores += query * kAttentionBlock;
   if constexpr (kScore) {
-    score_codes<N, Q>(rows, state, query, scores);
+    const float* q = state.q + query * state.padded;
+    size_t at = 0;
+    for (; at + 4 <= count; at += 4, rows.skip(4)) {
+      score_codes<Cut, 4, Q>(rows, state, q, scores + at);
+    }
+    for (; at < count; ++at, rows.skip(1)) score_codes<Cut, 1, Q>(rows, state, q, scores + at);
   } else {
-    add_codes<N, Q>(rows, state, query, scores);
+    add_codes<Cut, Q>(rows, count, state, state.sums + query * state.padded, scores);
   }
 }
 
-// N rows from `first`, whose scales begin at those of row `scaled`.
-template <size_t N, bool kScore>
-inline void visit_rows(const CodesOf& of, const AttentionState& state, size_t ahead, size_t first,
-                       size_t scaled) {
+// All rows of K, or of V.
+template <class Cut, bool kScore>
+inline void visit(const CodesOf& of, const AttentionRows& all, const AttentionState& state) {
   constexpr size_t kQueries = 4;
-  const size_t each = state.groups * 2;
-  const size_t scales_step = state.kv_heads * each;
-  for (size_t head = 0; head < state.kv_heads; ++head) {
-    for (size_t i = first + ahead; i < first + ahead + N; ++i) {
-      prefetch_row(of.rows[i] + head * of.step, state.padded / 2);
-      prefetch_row(of.groups[i] + head * of.groups_step, each * sizeof(F16));
+  const size_t each = Cut::groups(state) * 2;
+  for (size_t from = 0; from < all.count; from += kAttentionScaleRows) {
+    const size_t count = std::min(all.count - from, kAttentionScaleRows);
+    read_scales<Cut>(of, from, count, state);
+    for (size_t head = 0; head < state.kv_heads; ++head) {
+      for (size_t i = from + all.ahead; i < from + all.ahead + count; ++i) {
+        prefetch_row(of.rows[i] + head * of.step, Cut::codes(state) / 2);
+        __builtin_prefetch(of.groups[i] + head * of.groups_step, 0, 3);
+      }
+      const CodeRows rows{of.rows + from, head * of.step, state.scales + head * each,
+                          state.kv_heads * each};
+      size_t query = head * state.group;
+      const size_t end = query + state.group;
+      float* scores = state.scores + from;
+      for (; query + kQueries <= end; query += kQueries) {
+        visit_queries<Cut, kScore, kQueries>(rows, count, state, query, scores);
+      }
+      for (; query < end; ++query) {
+        visit_queries<Cut, kScore, 1>(rows, count, state, query, scores);
+      }
     }
-    const CodeRows rows{of.rows + first, head * of.step,
-                        state.scales + (first - scaled) * scales_step + head * each, scales_step};
-    size_t query = head * state.group;
-    const size_t end = query + state.group;
-    float* scores = state.scores + first;
-    for (; query + kQueries <= end; query += kQueries) {
-      pass_codes<N, kQueries, kScore>(rows, state, query, scores);
-    }
-    for (; query < end; ++query) pass_codes<N, 1, kScore>(rows, state, query, scores);
   }
 }
 
-template <bool kScore>
-inline void visit(const CodesOf& of, const AttentionRows& rows, const AttentionState& state) {
-  constexpr size_t kRows = 4;
-  for (size_t from = 0; from < rows.count; from += kAttentionScaleRows) {
-    const size_t to = std::min(rows.count, from + kAttentionScaleRows);
-    read_scales(of.groups + from, of.groups_step, to - from, state);
-    size_t at = from;
-    for (; at + kRows <= to; at += kRows)
-      visit_rows<kRows, kScore>(of, state, rows.ahead, at, from);
-    for (; at < to; ++at) visit_rows<1, kScore>(of, state, rows.ahead, at, from);
-  }
+template <class Cut>
+inline void attend_cut(const AttentionRows& rows, const AttentionState& state) {
+  visit<Cut, true>({rows.k, rows.k_groups, rows.k_step, rows.k_groups_step, rows.k_in_line}, rows,
+                   state);
+  weigh(rows, state);
+  visit<Cut, false>({rows.v, rows.v_groups, rows.v_step, rows.v_groups_step, rows.v_in_line}, rows,
+                    state);
 }
 
 void attend_codes(const AttentionRows& rows, const AttentionState& state) {
-  visit<true>({rows.k, rows.k_groups, rows.k_step, rows.k_groups_step}, rows, state);
-  weigh(rows, state);
-  visit<false>({rows.v, rows.v_groups, rows.v_step, rows.v_groups_step}, rows, state);
+  if (state.group_codes == 64 && state.groups == 1) {
+    attend_cut<Cut<1>>(rows, state);
+  } else if (state.group_codes == 64 && state.groups == 2) {
+    attend_cut<Cut<2>>(rows, state);
+  } else {
+    attend_cut<Cut<0>>(rows, state);
+  }
 }
+
+#undef CXL_OFFLOAD_INLINE
 
 AttentionPass find_pass(Dtype dtype) {
   switch (dtype) {

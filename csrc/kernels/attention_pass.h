@@ -14,7 +14,7 @@ namespace cxl_offload {
 inline constexpr size_t kAttentionBlock = 256;
 // At most so many rows are asked for before they are needed. The prefetchers of the hardware stop
 // at the end of a page, and rows of one head may be pages apart.
-inline constexpr size_t kAttentionAhead = 32;
+inline constexpr size_t kAttentionAhead = 64;
 
 // Dimensions of q and of the sums are padded with zeros to a multiple of this many.
 inline constexpr size_t kAttentionPad = 16;
@@ -42,6 +42,8 @@ struct AttentionRows {
   const std::byte* v_groups[kAttentionBlock + kAttentionAhead];
   size_t k_groups_step = 0;
   size_t v_groups_step = 0;
+  bool k_in_line = false;  // those of the first head lie one row after another
+  bool v_in_line = false;
   size_t ahead = 0;  // how many rows to ask for early
   size_t count = 0;  // at most a block; kAttentionAhead more are valid addresses
 };

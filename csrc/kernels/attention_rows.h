@@ -3,6 +3,8 @@
 #define CXL_OFFLOAD_KERNELS_ATTENTION_ROWS_H_
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "kernels/attention.h"
 #include "kernels/attention_pass.h"
@@ -20,6 +22,18 @@ struct HeadRows {
   }
   const std::byte* at(int64_t outer, int64_t row) const {
     return base + outer * outer_step + row * step;
+  }
+
+  // Rows one after another, into [to, end).
+  void fill(int64_t outer, int64_t row, const std::byte** to, const std::byte** end) const {
+    const std::byte* address = at(outer, row);
+    for (; end - to >= 4; to += 4, address += 4 * step) {  // none waits for the one before
+      to[0] = address;
+      to[1] = address + step;
+      to[2] = address + 2 * step;
+      to[3] = address + 3 * step;
+    }
+    for (; to != end; ++to, address += step) *to = address;
   }
 
   const std::byte* base = nullptr;
@@ -41,23 +55,48 @@ class RowSource {
     v_groups_ = {a.v_groups, head};
   }
 
-  // Puts the addresses of the next row at `to`; false: there is none.
-  bool next(AttentionRows& rows, size_t to) {
-    while (mask_ != nullptr && at_ < end_ && mask_[at_] == 0) ++at_;
-    if (at_ >= end_) return false;
-    const int64_t outer = blocks_ == nullptr ? batch_ : blocks_[at_ / block_];
-    const int64_t row = blocks_ == nullptr ? at_ : at_ % block_;
-    rows.k[to] = k_.at(outer, row);
-    rows.v[to] = v_.at(outer, row);
+  // Whether the scales of a row are followed by those of the next: of K, of V.
+  std::pair<bool, bool> in_line(const Attention& a) const {
+    if (!has_groups_ || !plain()) return {false, false};
+    const int64_t row = a.k_groups.shape[3] * 2;
+    return {a.k_groups.strides[2] == row, a.v_groups.strides[2] == row};
+  }
+
+  // Puts the addresses of the next rows from place `held` on, up to place `all`. Returns how many
+  // there are then.
+  size_t fill(AttentionRows& rows, size_t held, size_t all) {
+    if (!plain()) return fill_some(rows, held, all);
+    const auto left = static_cast<size_t>(end_ - at_);
+    const size_t end = std::min(all, held + left);
+    k_.fill(batch_, at_, rows.k + held, rows.k + end);
+    v_.fill(batch_, at_, rows.v + held, rows.v + end);
     if (has_groups_) {
-      rows.k_groups[to] = k_groups_.at(outer, row);
-      rows.v_groups[to] = v_groups_.at(outer, row);
+      k_groups_.fill(batch_, at_, rows.k_groups + held, rows.k_groups + end);
+      v_groups_.fill(batch_, at_, rows.v_groups + held, rows.v_groups + end);
     }
-    ++at_;
-    return true;
+    at_ += static_cast<int64_t>(end - held);
+    return end;
   }
 
  private:
+  size_t fill_some(AttentionRows& rows, size_t held, size_t all) {
+    for (; held < all && at_ < end_; ++at_) {
+      if (mask_ != nullptr && mask_[at_] == 0) continue;
+      const int64_t outer = blocks_ == nullptr ? batch_ : blocks_[at_ / block_];
+      const int64_t row = blocks_ == nullptr ? at_ : at_ % block_;
+      rows.k[held] = k_.at(outer, row);
+      rows.v[held] = v_.at(outer, row);
+      if (has_groups_) {
+        rows.k_groups[held] = k_groups_.at(outer, row);
+        rows.v_groups[held] = v_groups_.at(outer, row);
+      }
+      ++held;
+    }
+    return held;
+  }
+
+  bool plain() const { return mask_ == nullptr && blocks_ == nullptr; }
+
   HeadRows k_;
   HeadRows v_;
   HeadRows k_groups_;
@@ -74,14 +113,16 @@ class RowSource {
 // The rows of a source, a block at a time, and beyond it those to be asked for early.
 class RowBlocks {
  public:
-  RowBlocks(RowSource source, AttentionRows& rows) : source_(source), rows_(rows) {}
+  RowBlocks(const Attention& a, RowSource source, AttentionRows& rows)
+      : source_(source), rows_(rows) {
+    std::tie(rows.k_in_line, rows.v_in_line) = source.in_line(a);
+  }
 
   bool next() {
     constexpr size_t kAll = kAttentionBlock + kAttentionAhead;
     const size_t kept = held_ - rows_.count;
     for (size_t i = 0; i < kept; ++i) put(rows_.count + i, i);
-    held_ = kept;
-    while (held_ < kAll && source_.next(rows_, held_)) ++held_;
+    held_ = source_.fill(rows_, kept, kAll);
     rows_.count = std::min(held_, kAttentionBlock);
     if (held_ == 0) return false;
     for (size_t i = held_; i < kAll; ++i) put(held_ - 1, i);

@@ -40,10 +40,10 @@ inline Vector larger(Vector a, Vector b) { return {a.value > b.value ? a.value :
 inline Vector exponential(Vector a) { return {std::exp(a.value)}; }
 
 // Of a pair of scales the step, then the low; see AttentionState.
-inline Vector load_scales(const F16* halves, size_t at, bool inverse) {
-  if (!inverse) return Vector::load(halves + (at ^ 1));
-  const float value = to_float(halves[at]);
-  return {at % 2 == 0 ? 1 / value : value};
+inline Vector load_scales(const F16* halves, size_t left, bool inverse) {
+  const bool second = left % 2 == 1;
+  if (!inverse) return Vector::load(second ? halves - 1 : halves + 1);
+  return {second ? to_float(*halves) : 1 / to_float(*halves)};
 }
 
 // Two bytes of 4-bit codes.

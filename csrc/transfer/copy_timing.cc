@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <string>
 
 #include "core/error.h"
 
@@ -46,6 +48,14 @@ class Walk {
   size_t at_ = 0;
 };
 
+void memcpy_each(std::span<const uint64_t> targets, std::span<const uint64_t> sources,
+                 std::span<const size_t> sizes) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    std::memcpy(reinterpret_cast<std::byte*>(targets[i]),
+                reinterpret_cast<const std::byte*>(sources[i]), sizes[i]);
+  }
+}
+
 }  // namespace
 
 std::vector<std::vector<double>> time_copies(HostCopier& copier, std::span<std::byte> target,
@@ -67,6 +77,41 @@ std::vector<std::vector<double>> time_copies(HostCopier& copier, std::span<std::
     for (size_t k = 0; k < contenders.size(); ++k) {
       const size_t i = round % 2 == 0 ? k : contenders.size() - 1 - k;
       samples[i].push_back(walk.run(copier, contenders[i], copies[i]));
+    }
+  }
+  return samples;
+}
+
+BlockSamples time_blocks(HostCopier& copier, std::span<const uint64_t> targets,
+                         std::span<const uint64_t> sources, std::span<const size_t> sizes,
+                         size_t job, int rounds) {
+  if (targets.size() != sizes.size() || sources.size() != sizes.size() || job == 0 ||
+      job > sizes.size()) {
+    throw InvalidArgument("time jobs of " + std::to_string(job) +
+                          " blocks: " + std::to_string(sources.size()) + " sources, " +
+                          std::to_string(sizes.size()) + " sizes, " +
+                          std::to_string(targets.size()) + " targets; at least a job, all alike");
+  }
+  BlockSamples samples;
+  size_t at = 0;
+  const auto sample = [&](bool own) {
+    if (at + job > sizes.size()) at = 0;
+    const auto to = targets.subspan(at, job);
+    const auto from = sources.subspan(at, job);
+    const auto bytes = sizes.subspan(at, job);
+    at += job;
+    const auto begin = Clock::now();
+    if (own) {
+      copier.copy_blocks(to, from, bytes);
+    } else {
+      memcpy_each(to, from, bytes);
+    }
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  sample(true);  // wakes the threads
+  for (int round = 0; round < rounds; ++round) {
+    for (const bool own : {round % 2 == 0, round % 2 != 0}) {
+      (own ? samples.own : samples.memcpys).push_back(sample(own));
     }
   }
   return samples;

@@ -3,6 +3,7 @@
 #define CXL_OFFLOAD_TRANSFER_COPY_TIMING_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,19 @@ std::vector<std::vector<double>> time_copies(HostCopier& copier, std::span<std::
                                              std::span<const std::byte> source, size_t bytes,
                                              std::span<const CopyContender> contenders, int rounds,
                                              double sample_s);
+
+struct BlockSamples {
+  std::vector<double> own;      // HostCopier::copy_blocks
+  std::vector<double> memcpys;  // a memcpy of each block, one after the other
+};
+
+// Seconds to copy `job` blocks at once, `rounds` samples of each, taking turns and going through
+// the lists, which are as of HostCopier::copy_blocks: where their blocks are larger than the
+// caches, every sample finds its bytes in memory. Throws InvalidArgument for lists that differ in
+// length, or are shorter than a job.
+BlockSamples time_blocks(HostCopier& copier, std::span<const uint64_t> targets,
+                         std::span<const uint64_t> sources, std::span<const size_t> sizes,
+                         size_t job, int rounds);
 
 }  // namespace cxl_offload
 

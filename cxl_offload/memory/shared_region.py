@@ -139,10 +139,8 @@ class SharedRegion:
                 self.mapping = mmap.mmap(self.file, nbytes + mmap.PAGESIZE)
                 self._advise()
                 is_placed, count = self._tally()
-                if is_placed:
-                    self._map_pages()
-                elif placement is not None:
-                    self.place(placement)
+                if placement is not None:
+                    self._map_pages() if is_placed else self.place(placement)
                 if is_first:
                     _logger.info("made %s of %s", self.path, format_bytes(nbytes))
                 _TALLY.pack_into(self.mapping, nbytes, nbytes, 1, count + 1)

@@ -159,17 +159,26 @@ class HostCopier:
         ValueError
             Lists of different lengths, or a negative size.
         """
-        to = np.ascontiguousarray(targets, dtype=np.uint64)
-        origin = np.ascontiguousarray(sources, dtype=np.uint64)
-        given = np.asarray(sizes, dtype=np.int64)
-        if (given < 0).any():
-            raise ValueError(f"copy blocks of {given.min()} bytes")
-        nbytes = np.full(to.shape, given) if given.ndim == 0 else np.ascontiguousarray(given)
-        if to.shape != origin.shape or to.shape != nbytes.shape:
-            raise ValueError(
-                f"copy {origin.size} sources of {nbytes.size} sizes to {to.size} targets"
-            )
+        to, origin, nbytes = _lists(targets, sources, sizes)
         self._core.copy_blocks(to.ctypes.data, origin.ctypes.data, nbytes.ctypes.data, to.size)
+
+    def time_blocks(
+        self,
+        targets: Addresses,
+        sources: Addresses,
+        sizes: int | Sequence[int] | NDArray[np.int64],
+        *,
+        job: int,
+        rounds: int,
+    ) -> tuple[list[float], list[float]]:
+        """Seconds of :meth:`copy_blocks`, and of a ``memcpy`` of each block by this thread.
+
+        Timed inside C++, ``rounds`` samples of each, taking turns. A sample copies the next ``job``
+        blocks of the lists, from their beginning again after their end.
+        """
+        to, origin, nbytes = _lists(targets, sources, sizes)
+        lists = (to.ctypes.data, origin.ctypes.data, nbytes.ctypes.data, to.size)
+        return self._core.time_blocks(*lists, job=job, rounds=rounds)
 
     def copy_strided(self, target: StridedTensor, source: StridedTensor) -> None:
         """``target[...] = source`` for tensors of one shape and element size, any strides.
@@ -215,6 +224,21 @@ class HostCopier:
         return self._core.time_copies(
             target, source, room_bytes, nbytes, list(ways), rounds=rounds, sample_s=sample_s
         )
+
+
+def _lists(
+    targets: Addresses, sources: Addresses, sizes: int | Sequence[int] | NDArray[np.int64]
+) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
+    """Lists of blocks as C++ reads them, of one length."""
+    to = np.ascontiguousarray(targets, dtype=np.uint64)
+    origin = np.ascontiguousarray(sources, dtype=np.uint64)
+    given = np.asarray(sizes, dtype=np.int64)
+    if (given < 0).any():
+        raise ValueError(f"copy blocks of {given.min()} bytes")
+    nbytes = np.full(to.shape, given) if given.ndim == 0 else np.ascontiguousarray(given)
+    if to.shape != origin.shape or to.shape != nbytes.shape:
+        raise ValueError(f"copy {origin.size} sources of {nbytes.size} sizes to {to.size} targets")
+    return to, origin, nbytes
 
 
 def _measured_rules(threads: int) -> tuple[CopyRule, ...] | None:

@@ -261,3 +261,26 @@ def test_node_without_cpus_is_served_by_the_nearest_that_has_some() -> None:
     )
     assert cpus_near(machine, 1) == [CPUS[0]]
     assert cpus_near(machine, 2) == [CPUS[0]]
+
+
+def test_timed_blocks_are_copied_and_both_ways_have_every_round() -> None:
+    source, target = random_bytes(16 * 4096, 3), np.zeros(16 * 4096, np.uint8)
+    order = np.random.default_rng(4).permutation(16).astype(np.uint64) * np.uint64(4096)
+    places = np.arange(16, dtype=np.uint64) * np.uint64(4096)
+    own, memcpys = HostCopier(cpus=PAIR).time_blocks(
+        places + np.uint64(target.ctypes.data),
+        order + np.uint64(source.ctypes.data),
+        4096,
+        job=6,
+        rounds=5,
+    )
+    assert len(own) == len(memcpys) == 5
+    assert min(own + memcpys) > 0
+    expected = source.reshape(16, 4096)[(order // 4096).astype(int)]
+    # 11 jobs of 6: blocks 0-5, 6-11, and again, as 12-17 would be beyond the end
+    assert (target.reshape(16, 4096)[:12] == expected[:12]).all()
+    assert not target.reshape(16, 4096)[12:].any()
+    with pytest.raises(ValueError, match="copy 3 sources"):
+        HostCopier(cpus=PAIR).time_blocks(places, order[:3], 4096, job=1, rounds=1)
+    with pytest.raises(ValueError, match="jobs of 17 blocks"):
+        HostCopier(cpus=PAIR).time_blocks(places, places, 4096, job=17, rounds=1)

@@ -63,6 +63,7 @@ class Capture:
 
     def __init__(self) -> None:
         self.scopes: list[Callable[[], Store]] = []
+        self._stores: list[Store] = []
         self.owners: WeakKeyDictionary[Any, Store] = WeakKeyDictionary()
         self.on_destroy: WeakKeyDictionary[Any, Callable[[], None]] = WeakKeyDictionary()
         self.passed_bytes: Counter[str] = Counter()
@@ -92,11 +93,12 @@ class Capture:
             return own
         return self.scopes[-1]() if self.scopes else None
 
-    def stores(self) -> list[Store]:
-        return [*(scope() for scope in self.scopes), *self.owners.values()]
+    def know(self, store: Store) -> None:
+        """Keeps a store in mind as long as its tensors live, whoever owns them."""
+        self._stores = [*(each for each in self._stores if each.in_use()), store]
 
     def is_pinned(self, value: torch.Tensor) -> bool:
-        return any(store.owns(value) and store.is_pinned(value) for store in self.stores())
+        return any(store.owns(value) and store.is_pinned(value) for store in self._stores)
 
     def unpin(self, frame: FrameType, value: torch.Tensor) -> bool:
         """Drops memory of a store that its owner has no more use for; False: not of a store."""
@@ -104,7 +106,7 @@ class Capture:
         if caller.site[1] == "_unpin_offload_buffers" and caller.owner in self.on_destroy:
             self.on_destroy.pop(caller.owner)()
             return not value.numel()
-        if any(store.owns(value) for store in self.stores()):
+        if any(store.owns(value) for store in self._stores):
             value.data = torch.empty(0, dtype=value.dtype)
             return True
         return False

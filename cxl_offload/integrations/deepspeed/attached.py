@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import ref
 
@@ -37,14 +37,17 @@ class AttachedEngine:
     def __init__(self, engine: Any, store: Store, capture: Capture) -> None:
         zero = engine.optimizer
         self.store = store
-        self._capture = capture
-        self._zero = ref(zero)
+        self._passed = capture.passed_bytes
+        self._passed_before = Counter(capture.passed_bytes)
+        self._zero: Callable[[], Any] = lambda: None
         self._missed = list(objects.unplaced(engine))
         self._frozen = objects.in_other_process(engine)
         self._hooks: list[Any] = []
+        self._settled = True
         inner = objects.inner_optimizer(zero)
         if inner is None or not any(True for _ in objects.host_objects(zero)):
             return
+        self._zero = ref(zero)
         capture.owners[zero] = store
         capture.on_destroy[zero] = self.release
         if self._frozen:
@@ -53,6 +56,7 @@ class AttachedEngine:
         for master in objects.masters(zero):
             self._seed(inner, master, inner.param_groups[0])
         self.settle()
+        self._settled = False  # the first backward pass makes more
         self._hooks = [
             inner.register_step_pre_hook(self._before_step),
             inner.register_step_post_hook(self._after_step),
@@ -64,13 +68,21 @@ class AttachedEngine:
             for param in group["params"]:
                 if param.grad is not None:
                     self._seed(inner, param, group)
-        self.settle()
+        # Once, not at each step: in stage 3 there is a step for every sub-group.
+        if not self._settled:
+            self.settle()
+            self._settled = True
 
+    @torch.no_grad()
     def _after_step(self, inner: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._settle_states(inner)
+        for group in inner.param_groups:
+            for param in group["params"]:
+                for each in _states_of(inner, param):
+                    self._settle(each)
 
     def _after_load(self, inner: torch.optim.Optimizer) -> None:
         self.settle()
+        self._settled = False  # an optimizer may replace what was loaded after this hook
 
     def _seed(
         self, inner: torch.optim.Optimizer, param: torch.Tensor, group: dict[str, Any]
@@ -95,7 +107,8 @@ class AttachedEngine:
         yield from objects.host_objects(zero)
         inner = objects.inner_optimizer(zero)
         if inner is not None and objects.masters(zero):
-            yield from _states(inner)
+            for param in inner.state:
+                yield from _states_of(inner, param)
 
     @torch.no_grad()
     def settle(self) -> int:
@@ -113,10 +126,6 @@ class AttachedEngine:
         if moved:
             objects.relink(zero)
         return len(moved)
-
-    def _settle_states(self, inner: torch.optim.Optimizer) -> None:
-        for each in _states(inner):
-            self._settle(each)
 
     def _settle(self, each: HostObject) -> bool:
         value = each.tensor
@@ -177,9 +186,9 @@ class AttachedEngine:
         for each in self._objects():
             if each.tensor.device.type == "cpu" and not self.store.owns(each.tensor):
                 left[each.kind] += each.tensor.nbytes
-        elsewhere = [f"pinned by {site}" for site in self._capture.passed_bytes]
-        sizes = [*left.items(), *zip(elsewhere, self._capture.passed_bytes.values(), strict=True)]
-        return (*self._missed, *(f"{what}: {format_bytes(size)}" for what, size in sizes))
+        passed = self._passed - self._passed_before
+        left.update({f"pinned by {site}": size for site, size in passed.items()})
+        return (*self._missed, *(f"{what}: {format_bytes(size)}" for what, size in left.items()))
 
     def table(self) -> str:
         """Kind, bytes, requested, granted and pinned, as text."""
@@ -211,11 +220,10 @@ def _span(value: torch.Tensor) -> tuple[int, int]:
     return value.data_ptr(), value.nbytes
 
 
-def _states(inner: torch.optim.Optimizer) -> Iterator[HostObject]:
-    """States that have one value an element."""
-    for states in inner.state.values():
-        for name, value in states.items():
-            if not isinstance(value, torch.Tensor) or not value.dim() or not value.numel():
-                continue
-            if value.device.type == "cpu":
-                yield HostObject(name if name in _MOMENTS else "other_states", value)
+def _states_of(inner: torch.optim.Optimizer, param: Any) -> Iterator[HostObject]:
+    """States on the host that have one value an element."""
+    for name, value in inner.state.get(param, {}).items():
+        if not isinstance(value, torch.Tensor) or not value.dim() or not value.numel():
+            continue
+        if value.device.type == "cpu":
+            yield HostObject(name if name in _MOMENTS else "other_states", value)

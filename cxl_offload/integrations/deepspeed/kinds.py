@@ -63,7 +63,8 @@ def kind_policies(
     ----------
     request
         None for the defaults; a plan or the path of one; one policy for all kinds; or a mapping of
-        kinds to policies, where kinds that are not named keep their default.
+        kinds to policies, where kinds that are not named keep their default. Text is read by
+        :func:`parse_request`.
     gpu_node
         The node of the GPU that this process trains on; None: that of its CPUs.
 
@@ -85,6 +86,8 @@ def kind_policies(
     copied = streamed if gpu_node is None else Preferred((gpu_node,))
     policies: dict[str, Policy] = dict.fromkeys(STREAMED, streamed)
     policies |= dict.fromkeys(COPIED, copied)
+    if isinstance(request, str):
+        request = parse_request(request)
     if request is None:
         return KindPolicies(policies, "defaults")
     if isinstance(request, Path):

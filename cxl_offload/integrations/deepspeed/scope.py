@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 import deepspeed
 import torch
@@ -59,7 +60,10 @@ def _gpu_node(machine: Machine) -> int | None:
 def _store(request: PlanOrPolicy, memory: Memory | None, pages: Pages) -> Store:
     session = memory or active()
     policies = kind_policies(request, session.machine, gpu_node=_gpu_node(session.machine))
-    return Store(policies, session, pages=pages, pin=get_accelerator().device_name() == "cuda")
+    pin = get_accelerator().device_name() == "cuda"
+    store = Store(policies, session, pages=pages, pin=pin)
+    installed().know(store)
+    return store
 
 
 def _store_later(request: PlanOrPolicy, memory: Memory | None, pages: Pages) -> Callable[[], Store]:
@@ -129,14 +133,14 @@ def placement(
     """
     capture = installed()
     store = _store_later(plan_or_policy, memory, pages)
-    before = {id(engine) for engine in _engines()}
+    before = WeakSet(_engines())
     placed = Placed()
     capture.scopes.append(store)
     try:
         yield placed
     finally:
         capture.scopes.remove(store)
-    made = [engine for engine in _engines() if id(engine) not in before]
+    made = [engine for engine in _engines() if engine not in before]
     placed.engines += [_attach(engine, store(), capture) for engine in made]
 
 
@@ -177,11 +181,11 @@ def start_from_environment() -> bool:
     capture = installed()
     store = _store_later(parse_request(text), None, "thp")
     capture.scopes.append(store)
-    known: set[int] = {id(engine) for engine in _engines()}
+    known = WeakSet(_engines())
 
     def first_forward(module: Any, inputs: Any) -> None:
-        if isinstance(module, deepspeed.DeepSpeedEngine) and id(module) not in known:
-            known.add(id(module))
+        if isinstance(module, deepspeed.DeepSpeedEngine) and module not in known:
+            known.add(module)
             _show_information()
             _attach(module, store(), capture)
 

@@ -90,6 +90,10 @@ class Store:
         owner = self.memory.find(value.untyped_storage().data_ptr())
         return owner is not None and owner.pinned
 
+    def in_use(self) -> bool:
+        """Whether anything of this store is alive."""
+        return any(self.memory.find(address) is not None for address in self._given)
+
     def others(self) -> Iterator[tuple[str, int, int]]:
         """Site, address and bytes of what is alive and of kind ``other``."""
         for address, (kind, site) in list(self._given.items()):

@@ -154,8 +154,8 @@ class Accelerator(TorchDevice):  # type: ignore[misc]
         if isinstance(k_cache, tuple):
             on_host -= int(k_cache[0].shape[1] * rows // k_cache[1].shape[1])
         elif in_place:
-            columns = sum(view.shape[1] for view in k_cache.host_views(attended))
-            on_host = rows * columns // sum(piece.shape[1] for piece in k_cache.pieces)
+            every = sum(piece.shape[1] for piece in k_cache.pieces)
+            on_host = rows * k_cache.host_columns // every
         row_elements = on_host * hidden
         with self._recorder.on("compute"):
             # Query, key and value of the new token; then the result. All in half precision, but

@@ -2,8 +2,9 @@
 
 FlexGen copies all of K and V into a single-precision workspace for every layer and token, 10 bytes
 of traffic an fp16 element. Here the host's pieces of the cache are read once, in their own type, by
-:mod:`cxl_offload.ops.attention`. FlexGen hands a cache that lies in several places to
-``TorchDevice._mixed_device_attention`` untouched, so that is where it is taken over.
+:mod:`cxl_offload.ops.attention`; those of ``--compress-cache`` as the 4-bit codes that they are.
+FlexGen hands a cache that lies in several places to ``TorchDevice._mixed_device_attention``
+untouched, so that is where it is taken over.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ import torch
 from flexgen.flex_opt import SelfAttention
 from flexgen.pytorch_backend import DeviceType, TorchTensor
 
-from cxl_offload.ops.attention import decode_attention, from_flexgen
+from cxl_offload.ops.attention import (
+    combine,
+    decode_attention,
+    decode_attention_partial,
+    from_flexgen,
+)
+from cxl_offload.ops.int4_cache import Int4Cache, int4_from_flexgen
 
 __all__ = ["CacheInPlace", "SelfAttentionInPlace", "attend_in_place"]
 
@@ -30,14 +37,27 @@ class CacheInPlace:
     Attributes
     ----------
     pieces
-        ``(positions, sequences * heads, head_dim)``, float16, on the accelerator or the host.
+        ``(positions, sequences * heads, head_dim)``, float16, on the accelerator or the host; or
+        compressed, on the host.
     """
 
     pieces: tuple[TorchTensor, ...]
 
     def host_views(self, attended: int) -> tuple[torch.Tensor, ...]:
-        """The first so many positions of the pieces on the host."""
-        return tuple(piece.data[:attended] for piece in self.pieces if _on_host(piece))
+        """What is read of the pieces on the host for the first so many positions."""
+        views: list[torch.Tensor] = []
+        for piece in self.pieces:
+            if _is_compressed(piece):  # the last position is new, and not compressed yet
+                views += [part.data[: attended - 1] for part in piece.data[:2]]
+            elif _on_host(piece):
+                views.append(piece.data[:attended])
+        return tuple(views)
+
+    @property
+    def host_columns(self) -> int:
+        """Sequences times heads on the host."""
+        pieces = (piece for piece in self.pieces if _is_compressed(piece) or _on_host(piece))
+        return sum(int(piece.shape[1]) for piece in pieces)
 
 
 class SelfAttentionInPlace(SelfAttention):  # type: ignore[misc]
@@ -67,7 +87,8 @@ def attend_in_place(
     q
         ``(sequences * heads, 1, head_dim)``, float16, scaled, on the accelerator.
     caches
-        K and V. The row of the new token is written into them.
+        K and V. The row of the new token is written into them, but into compressed ones: FlexGen
+        compresses it after it was attended to as it is.
     new
         Its key and value, ``(1, sequences * heads, head_dim)``.
     mask
@@ -86,6 +107,10 @@ def attend_in_place(
         start = columns.stop
         rows = slice(columns.start // heads, columns.stop // heads)
         attended = mask.shape[1]
+        if _is_compressed(k):
+            fresh = (new[0][0, columns], new[1][0, columns])
+            values.append(_on_codes(q[columns], (k, v), fresh, mask[rows], heads).to(q.device))
+            continue
         for piece, row in ((k, new[0]), (v, new[1])):
             piece.data[attended - 1].copy_(row[0, columns])
         keys, entries = k.data[:attended], v.data[:attended]
@@ -122,6 +147,29 @@ def _on_cpu(
     return value.unsqueeze(2)
 
 
+def _on_codes(
+    q: torch.Tensor,
+    caches: tuple[TorchTensor, TorchTensor],
+    new: tuple[torch.Tensor, torch.Tensor],
+    mask: torch.Tensor,
+    heads: int,
+) -> torch.Tensor:
+    """Over the codes of the earlier positions and the new one as it is, as FlexGen does it."""
+    sequences, earlier = q.shape[0] // heads, mask.shape[1] - 1
+    queries = q.cpu().view(sequences, heads, -1)
+    keys, values = (_codes(cache, earlier, sequences) for cache in caches)
+    lengths = [earlier] * sequences  # the mask has one column more
+    old = decode_attention_partial(queries, keys, values, lengths=lengths, mask=mask, scale=1.0)
+    k_new, v_new = (row.cpu().view(sequences, heads, 1, -1) for row in new)
+    last = decode_attention_partial(queries, k_new, v_new, scale=1.0)
+    return combine((old, last)).out.half().unsqueeze(2)
+
+
+def _codes(cache: TorchTensor, positions: int, sequences: int) -> Int4Cache:
+    codes, scales, _ = cache.data
+    return int4_from_flexgen(codes.data[:positions], scales.data[:positions], sequences)
+
+
 def _in_place(home: TorchTensor) -> CacheInPlace:
     return CacheInPlace(tuple(_pieces(home)))
 
@@ -131,6 +179,10 @@ def _pieces(home: TorchTensor) -> Iterator[TorchTensor]:
         yield home
         return
     yield from (piece for piece in home.data[0] if piece is not None)
+
+
+def _is_compressed(piece: TorchTensor) -> bool:
+    return bool(piece.device.device_type == DeviceType.COMPRESSED)
 
 
 def _on_host(piece: TorchTensor) -> bool:

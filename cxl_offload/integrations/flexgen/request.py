@@ -116,7 +116,6 @@ compress_cache
         return (
             self.cpu_cache_compute
             and self.cpu_attention == "in-place"
-            and not self.compress_cache
             and self.percent[2] + self.percent[3] == 100
         )
 

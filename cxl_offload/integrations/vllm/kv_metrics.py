@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -61,10 +61,17 @@ class TierCounts:
 
 
 class CountedChunks:
-    """Beside vLLM's manager of a pool: counts what it does. Comes first among the bases."""
+    """Beside vLLM's manager of a pool: counts what it does. Comes first among the bases.
 
-    def __init__(self, **options: Any) -> None:
-        self.tier_counts = TierCounts(HOT)
+    Attributes
+    ----------
+    on_change
+        Called with the chunks that the pool has gained or lost.
+    """
+
+    def __init__(self, *, tier: str, **options: Any) -> None:
+        self.tier_counts = TierCounts(tier)
+        self.on_change: Callable[[Collection[OffloadKey]], None] = lambda keys: None
         super().__init__(**options)
 
     def prepare_store(
@@ -76,17 +83,19 @@ class CountedChunks:
         if found is None:
             policy = self._policy  # type: ignore[attr-defined]
             self.tier_counts.add("refused", sum(policy.get(key) is None for key in keys))
-        else:
+        elif found.evicted_keys:
             self.tier_counts.add("evicted", len(found.evicted_keys))
+            self.on_change(found.evicted_keys)
         return found
 
     def complete_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
         manager: Any = super()
+        manager.complete_store(keys, req_context, success)
         if success:
             self.tier_counts.add("stored", len(keys))
-        manager.complete_store(keys, req_context, success)
+            self.on_change(keys)
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         manager: Any = super()

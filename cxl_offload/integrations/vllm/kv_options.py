@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, cast
+from typing import Any
 
-from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.vllm.kv_read import (
+    check_names,
+    read_bytes,
+    read_count,
+    read_pages,
+    read_placement,
+    read_rate,
+    wrong,
+)
 from cxl_offload.memory import (
     Bind,
     Dax,
@@ -17,22 +24,27 @@ from cxl_offload.memory import (
     Policy,
     Preferred,
     Weighted,
-    as_policy,
-    parse_policy,
 )
 from cxl_offload.memory.shared import SHARED_ROOT
 from cxl_offload.plan.stripe import stripe_bytes
 from cxl_offload.topology import Machine
-from cxl_offload.units import format_bytes, parse_bytes
+from cxl_offload.units import format_bytes
 
-__all__ = ["EVICTION_POLICIES", "KvOptions", "KvTier", "read_bytes", "read_placement"]
+__all__ = ["EVICTION_POLICIES", "ColdTier", "KvOptions", "KvTier"]
 
-EVICTION_POLICIES = ("lru", "arc")
-"""vLLM's own."""
+EVICTION_POLICIES = ("lru", "arc", "cost")
+"""vLLM's own two, and that of :mod:`~cxl_offload.integrations.vllm.kv_eviction`."""
 
-_KINDS = ("bind", "preferred", "interleave", "weighted")
+PAGES = ("base", "thp", "2MiB", "1GiB")
+SHARED_PAGES = ("base", "thp")
+"""Of memory in ``/dev/shm``."""
+
+PENDING_BYTES = 256 << 20
+"""Of copies to the cold tier that may wait; a fraction of a second of what a CXL card writes."""
+
 _PLACE_KEYS = ("policy", "nodes", "weights", "granule", "pages")
-_OWN_KEYS = (*_PLACE_KEYS, "copy_threads")
+_OWN_KEYS = (*_PLACE_KEYS, "copy_threads", "cold", "prefill_tokens_per_s")
+_COLD_KEYS = (*_PLACE_KEYS, "bytes", "eviction_policy", "pending_bytes", "copy_threads")
 # What vLLM 0.32 reads from the same mapping.
 _VLLM_KEYS = (
     "spec_name",
@@ -47,6 +59,8 @@ _VLLM_KEYS = (
     "offload_prompt_only",
     "self_describing_kv_events",
     "canonical_layout",
+    "secondary_tiers",
+    "backpressure",
 )
 
 
@@ -73,6 +87,45 @@ class KvTier:
 
 
 @dataclass(frozen=True, slots=True)
+class ColdTier:
+    """The second tier, behind the hot one.
+
+    Attributes
+    ----------
+    tier
+        Its memory; its policy is never None.
+    pending_bytes
+        Of copies into it that may wait; what comes on top is refused, and counted.
+    copy_threads
+        As of :class:`KvOptions`, on every platform: the scheduler's process copies.
+    """
+
+    tier: KvTier
+    pending_bytes: int
+    copy_threads: int | None
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], machine: Machine) -> ColdTier:
+        """The options of ``cold``; raises as :meth:`KvOptions.read`."""
+        check_names(config, _COLD_KEYS, "cold.")
+        if config.get("bytes") is None:
+            raise wrong("cold.bytes", "is missing; give the bytes of the cold tier")
+        policy = read_placement(config, machine, "cold.")
+        if policy is None:
+            tiers = ", ".join(tier.name for tier in machine.tiers if tier.nodes)
+            raise wrong("cold.policy", f"is missing; name nodes, or one of the tiers: {tiers}")
+        tier = KvTier(
+            nbytes=read_bytes("cold.bytes", config["bytes"]),
+            policy=policy,
+            pages=read_pages("cold.pages", config.get("pages", "base"), PAGES),
+            eviction=_read_eviction(config, "cold."),
+        )
+        pending = read_bytes("cold.pending_bytes", config.get("pending_bytes", PENDING_BYTES))
+        threads = read_count("cold.copy_threads", config.get("copy_threads"))
+        return cls(tier=tier, pending_bytes=pending, copy_threads=threads)
+
+
+@dataclass(frozen=True, slots=True)
 class KvOptions:
     """What somebody asked for in ``kv_connector_extra_config``.
 
@@ -83,10 +136,16 @@ class KvOptions:
     copy_threads
         Threads at most that copy in each direction; None takes all CPUs of the process that are
         near. Only where vLLM runs on CPU: a GPU copies by itself.
+    cold
+        The tier behind it, if any.
+    prefill_tokens_per_s
+        How fast lost KV blocks are computed again, for the eviction policy ``cost``.
     """
 
     hot: KvTier
     copy_threads: int | None
+    cold: ColdTier | None
+    prefill_tokens_per_s: float | None
 
     @classmethod
     def read(cls, config: Mapping[str, Any], machine: Machine) -> KvOptions:
@@ -97,19 +156,34 @@ class KvOptions:
         ConfigError
             With one line that names the option, its value and what would be right.
         """
-        _check_names(config, (*_OWN_KEYS, *_VLLM_KEYS), "")
+        check_names(config, (*_OWN_KEYS, *_VLLM_KEYS), "")
         nbytes = config.get("cpu_bytes_to_use")
         if nbytes is None:
-            raise _wrong(
+            raise wrong(
                 "cpu_bytes_to_use", "is missing; give the bytes of the pool, for all ranks together"
             )
         hot = KvTier(
             nbytes=read_bytes("cpu_bytes_to_use", nbytes),
             policy=read_placement(config, machine),
-            pages=_read_pages(config.get("pages", "base")),
-            eviction=_read_eviction(config),
+            pages=read_pages("pages", config.get("pages", "base"), SHARED_PAGES),
+            eviction=_read_eviction(config, ""),
         )
-        return cls(hot=hot, copy_threads=_read_count("copy_threads", config.get("copy_threads")))
+        options = cls(
+            hot=hot,
+            copy_threads=read_count("copy_threads", config.get("copy_threads")),
+            cold=_read_cold(config, machine),
+            prefill_tokens_per_s=read_rate(config.get("prefill_tokens_per_s")),
+        )
+        options._check_eviction()
+        return options
+
+    def _check_eviction(self) -> None:
+        tiers = [self.hot] if self.cold is None else [self.hot, self.cold.tier]
+        if any(tier.eviction == "cost" for tier in tiers) and self.prefill_tokens_per_s is None:
+            raise wrong(
+                "prefill_tokens_per_s",
+                "is missing; eviction_policy 'cost' weighs what computing a chunk again takes",
+            )
 
     def check(self, memory: Memory, *, shared_free_bytes: int) -> None:
         """Whether the machine has the nodes and, at this moment, the room.
@@ -125,28 +199,30 @@ class KvOptions:
             With one line that names the option and what there is.
         """
         if self.hot.nbytes > shared_free_bytes:
-            raise _wrong(
+            raise wrong(
                 "cpu_bytes_to_use",
                 f"is {format_bytes(self.hot.nbytes)} and {SHARED_ROOT} has "
                 f"{format_bytes(shared_free_bytes)} left; ask for less, or mount it larger (in a "
                 "container: --shm-size)",
             )
-        _check_tier(self.hot, memory)
+        _check_tier(self.hot, memory, "")
+        if self.cold is not None:
+            _check_tier(self.cold.tier, memory, "cold.")
 
 
-def _check_tier(tier: KvTier, memory: Memory) -> None:
+def _check_tier(tier: KvTier, memory: Memory, where: str) -> None:
     policy = tier.policy
     if policy is None or isinstance(policy, FirstTouch | Dax):
         return
     usable = memory.kernel.allowed_nodes
     for node in policy.nodes:
         if node not in usable:
-            raise _wrong(
-                "policy",
+            raise wrong(
+                f"{where}policy",
                 f"is {policy}: node {node} has no memory that this process may use; usable nodes "
                 f"are {', '.join(map(str, usable))}",
             )
-    free = {node: memory.free_bytes(node) for node in policy.nodes}
+    free = {node: memory.free_bytes(node, tier.pages) for node in policy.nodes}
     if isinstance(policy, Preferred):
         return
     if isinstance(policy, Bind):
@@ -157,103 +233,28 @@ def _check_tier(tier: KvTier, memory: Memory) -> None:
         needs = {str(node): (shares.get(node, 0), free[node]) for node in policy.nodes}
     for name, (wanted, there) in needs.items():
         if wanted > there:
-            raise _wrong(
-                "policy",
+            raise wrong(
+                f"{where}policy",
                 f"is {policy}: {format_bytes(wanted)} would go to node {name}, which has "
                 f"{format_bytes(there)} free; ask for less, or for more nodes",
             )
 
 
-def _read_eviction(config: Mapping[str, Any]) -> str:
+def _read_eviction(config: Mapping[str, Any], where: str) -> str:
     name = config.get("eviction_policy", "lru")
-    if name not in EVICTION_POLICIES and "cache_policy_module_path" not in config:
-        raise _wrong(
-            "eviction_policy",
-            f"is {name!r}; known are {', '.join(EVICTION_POLICIES)}, and others by "
-            "cache_policy_module_path",
-        )
+    if name not in EVICTION_POLICIES and (where or "cache_policy_module_path" not in config):
+        other = "" if where else ", and others by cache_policy_module_path"
+        known = ", ".join(EVICTION_POLICIES)
+        raise wrong(f"{where}eviction_policy", f"is {name!r}; known are {known}{other}")
     return str(name)
 
 
-def _wrong(name: str, problem: str) -> ConfigError:
-    return ConfigError(f"kv_connector_extra_config: {name} {problem}")
-
-
-def _check_names(config: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for name in config:
-        if name in known:
-            continue
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        raise _wrong(f"{where}{name}", f"is no option; {hint}")
-
-
-def read_bytes(name: str, value: Any) -> int:
-    """A positive number of bytes, given as a number or as a text such as ``"8GiB"``."""
-    try:
-        nbytes = parse_bytes(value) if isinstance(value, str) else int(value)
-    except (TypeError, ValueError, OverflowError):
-        nbytes = 0
-    if nbytes < 1 or isinstance(value, bool):
-        raise _wrong(name, f"is {value!r}; give bytes, such as 8589934592 or '8GiB'")
-    return nbytes
-
-
-def _read_count(name: str, value: Any) -> int | None:
-    if value is None:
+def _read_cold(config: Mapping[str, Any], machine: Machine) -> ColdTier | None:
+    cold = config.get("cold")
+    if cold is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _wrong(name, f"is {value!r}; give a whole number from 1")
-    return value
-
-
-def _read_pages(value: Any) -> Pages:
-    if value not in ("base", "thp"):
-        raise _wrong("pages", f"is {value!r}; shared memory has 'base' and 'thp'")
-    return cast("Pages", value)
-
-
-def read_placement(config: Mapping[str, Any], machine: Machine, where: str = "") -> Policy | None:
-    """The policy that ``policy``, ``nodes``, ``weights`` and ``granule`` mean together.
-
-    Either ``policy`` says it all (``"weighted:0=4,2=1"``, ``{0: 4, 2: 1}``, the name of a tier), or
-    it is a kind and ``nodes`` (ids or names of tiers) and ``weights`` are lists. ``nodes`` alone
-    bind to one node and interleave over several. None stands for ``"near"``, also the default.
-    """
-    policy, nodes = config.get("policy"), config.get("nodes")
-    try:
-        if nodes is None and policy in _KINDS:
-            raise ValueError(f"{policy!r} needs nodes, such as nodes: [0, 2]")
-        if nodes is None and ("weights" in config or "granule" in config):
-            raise ValueError("weights and granule need nodes, such as nodes: [0, 2]")
-        if nodes is None:
-            return None if policy in (None, "near") else _whole_policy(policy, machine)
-        return parse_policy(_text_of(policy, nodes, config), machine)
-    except (TypeError, ValueError) as error:
-        raise _wrong(f"{where}policy", f"is wrong: {error}") from error
-
-
-def _whole_policy(policy: Any, machine: Machine) -> Policy:
-    if isinstance(policy, Mapping):  # JSON has text keys only
-        policy = {int(node): weight for node, weight in policy.items()}
-    return as_policy(policy, machine)
-
-
-def _text_of(policy: Any, nodes: Any, config: Mapping[str, Any]) -> str:
-    if isinstance(nodes, str) or not isinstance(nodes, Sequence) or not nodes:
-        raise ValueError(f"nodes is {nodes!r}; give a list, such as [0, 2]")
-    kind = policy if policy is not None else "bind" if len(nodes) == 1 else "interleave"
-    if kind not in _KINDS:
-        raise ValueError(
-            f"{kind!r} with nodes; leave nodes out, or give one of {', '.join(_KINDS)}"
-        )
-    parts = [str(node) for node in nodes]
-    weights = config.get("weights")
-    if kind == "weighted":
-        if not isinstance(weights, Sequence) or len(weights) != len(nodes):
-            raise ValueError(f"weighted over {len(nodes)} nodes needs as many weights, in order")
-        parts = [f"{node}={weight}" for node, weight in zip(parts, weights, strict=True)]
-    elif weights is not None:
-        raise ValueError(f"weights belong to 'weighted', not to {kind!r}")
-    granule = f"@{config['granule']}" if "granule" in config else ""
-    return f"{kind}:{','.join(parts)}{granule}"
+    if not isinstance(cold, Mapping):
+        raise wrong("cold", f"is {cold!r}; give a mapping, such as {{'bytes': '64GiB'}}")
+    if config.get("store_threshold", 0) >= 2:
+        raise wrong("store_threshold", "does not go with cold: vLLM's tiers do not have it")
+    return ColdTier.read(cold, machine)

@@ -1,14 +1,22 @@
-"""What the plugin does for the KV cache: registers the spec under the name ``cxl``."""
+"""What the plugin does for the KV cache: registers our spec, tier and eviction policy."""
 
 from __future__ import annotations
 
 import os
 
-__all__ = ["SPEC_CLASS", "SPEC_MODULE", "SPEC_NAME", "install_kv", "process_cpus"]
+__all__ = [
+    "COST_POLICY",
+    "SPEC_NAME",
+    "TIER_TYPE",
+    "install_kv",
+    "process_cpus",
+    "register_names",
+]
 
 SPEC_NAME = "cxl"
-SPEC_MODULE = "cxl_offload.integrations.vllm.kv_spec"
-SPEC_CLASS = "CxlOffloadingSpec"
+TIER_TYPE = "cxl"
+COST_POLICY = "cost"
+_HERE = "cxl_offload.integrations.vllm"
 
 _cpus: frozenset[int] = frozenset()
 
@@ -21,14 +29,25 @@ def process_cpus() -> frozenset[int]:
     return _cpus or frozenset(os.sched_getaffinity(0))
 
 
-def install_kv() -> None:
-    """Registers the spec, and has its options checked early; any number of times."""
-    global _cpus
-    _cpus = _cpus or frozenset(os.sched_getaffinity(0))
+def register_names() -> None:
+    """The names that options may use; any number of times."""
+    from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
     from vllm.v1.kv_offload.factory import OffloadingSpecFactory
-
-    from cxl_offload.integrations.vllm.kv_check import install_check
+    from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
     if SPEC_NAME not in OffloadingSpecFactory._registry:
-        OffloadingSpecFactory.register_spec(SPEC_NAME, SPEC_MODULE, SPEC_CLASS)
+        OffloadingSpecFactory.register_spec(SPEC_NAME, f"{_HERE}.kv_spec", "CxlOffloadingSpec")
+    if TIER_TYPE not in SecondaryTierFactory._registry:
+        SecondaryTierFactory.register_tier(TIER_TYPE, f"{_HERE}.kv_tier", "ColdTierManager")
+    if COST_POLICY not in CachePolicyFactory._registry:
+        CachePolicyFactory.register_cache_policy(COST_POLICY, f"{_HERE}.kv_eviction", "CostPolicy")
+
+
+def install_kv() -> None:
+    """Registers the names, and has options checked early; any number of times."""
+    global _cpus
+    _cpus = _cpus or frozenset(os.sched_getaffinity(0))
+    from cxl_offload.integrations.vllm.kv_check import install_check
+
+    register_names()
     install_check()

@@ -6,11 +6,7 @@ Blocks are gathered and scattered by threads of their own, one for each directio
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +19,8 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 
+from cxl_offload.integrations.vllm.kv_copies import CopyLists, CopyQueue
 from cxl_offload.integrations.vllm.kv_region import PlacedRegion
-from cxl_offload.transfer import HostCopier
 
 __all__ = ["BlockTable", "HostCopyWorker"]
 
@@ -70,9 +66,7 @@ class BlockTable:
             for refs in caches.group_data_refs
         ]
 
-    def addresses(
-        self, blocks: GPULoadStoreSpec, chunks: NDArray[np.int32]
-    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
+    def addresses(self, blocks: GPULoadStoreSpec, chunks: NDArray[np.int32]) -> CopyLists:
         """Of the cache, of the pool, and the bytes of every page of a transfer."""
         cache: list[NDArray[np.int64]] = []
         pool: list[NDArray[np.int64]] = []
@@ -104,98 +98,6 @@ class BlockTable:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    id: int
-    blocks: GPULoadStoreSpec
-    chunks: NDArray[np.int32]
-
-
-class _Lane:
-    """One direction: a queue, and the thread that works it off in order."""
-
-    def __init__(self, table: BlockTable, cpus: Sequence[int], *, stores: bool) -> None:
-        self._table = table
-        self._stores = stores
-        self._copier = HostCopier(cpus=cpus)
-        self._cpus = cpus
-        self._changed = threading.Condition()
-        self._queue: deque[_Job] = deque()
-        self._unfinished: set[int] = set()
-        self._results: list[TransferResult] = []
-        self._failure: BaseException | None = None
-        self._ends = False
-        name = f"cxl-offload-{'store' if stores else 'load'}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, job: _Job) -> None:
-        with self._changed:
-            self._check()
-            self._unfinished.add(job.id)
-            self._queue.append(job)
-            self._changed.notify_all()
-
-    def finished(self) -> list[TransferResult]:
-        with self._changed:
-            self._check()
-            results, self._results = self._results, []
-            return results
-
-    def wait(self, job_ids: Collection[int]) -> None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._failure is not None or self._unfinished.isdisjoint(job_ids)
-            )
-            self._check()
-
-    def stop(self) -> None:
-        """Finishes what was submitted, since the cache is gone afterwards."""
-        with self._changed:
-            self._ends = True
-            self._changed.notify_all()
-        self._thread.join()
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            what = "store" if self._stores else "load"
-            raise RuntimeError(f"{what} KV blocks: {self._failure}") from self._failure
-
-    def _run(self) -> None:
-        # Inherited from a thread that vLLM may have bound to one CPU.
-        os.sched_setaffinity(0, self._cpus)
-        try:
-            while (job := self._next()) is not None:
-                result = self._copy(job)
-                with self._changed:
-                    self._results.append(result)
-                    self._unfinished.discard(job.id)
-                    self._changed.notify_all()
-        except BaseException as failure:
-            with self._changed:
-                self._failure = failure
-                self._changed.notify_all()
-
-    def _next(self) -> _Job | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._ends)
-            return self._queue.popleft() if self._queue else None
-
-    def _copy(self, job: _Job) -> TransferResult:
-        begin = time.perf_counter()
-        cache, pool, sizes = self._table.addresses(job.blocks, job.chunks)
-        if self._stores:
-            self._copier.copy_blocks(pool, cache, sizes)
-        else:
-            self._copier.copy_blocks(cache, pool, sizes)
-        return TransferResult(
-            job_id=job.id,
-            success=True,
-            transfer_size=int(sizes.sum()),
-            transfer_time=time.perf_counter() - begin,
-        )
-
-
 class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]
     """Copies between a KV cache in host memory and the pool, while the model runs.
 
@@ -217,25 +119,38 @@ class HostCopyWorker(OffloadingWorker):  # type: ignore[misc]
         self.region = region
         self._caches = caches  # alive as long as the threads
         table = BlockTable(caches, blocks_per_chunk, region)
-        self._store = _Lane(table, cpus, stores=True)
-        self._load = _Lane(table, cpus, stores=False)
+        self._table = table
+        self._stores = CopyQueue(cpus, "cxl-offload-store")
+        self._loads = CopyQueue(cpus, "cxl-offload-load")
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        self._store.submit(_Job(job_id, src_spec, dst_spec.block_ids))
+        def lists() -> CopyLists:
+            cache, pool, sizes = self._table.addresses(src_spec, dst_spec.block_ids)
+            return pool, cache, sizes
+
+        self._stores.submit(job_id, lists)
         return True
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        self._load.submit(_Job(job_id, dst_spec, src_spec.block_ids))
+        self._loads.submit(job_id, lambda: self._table.addresses(dst_spec, src_spec.block_ids))
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        return self._store.finished() + self._load.finished()
+        """Raises RuntimeError for a copy that failed: vLLM has no other way to be told."""
+        results = []
+        for queue, what in ((self._stores, "store"), (self._loads, "load")):
+            for each in queue.finished():
+                if each.failure is not None:
+                    raise RuntimeError(f"{what} KV blocks: {each.failure}") from each.failure
+                results.append(TransferResult(each.id, True, each.nbytes, each.seconds))
+        return results
 
     def wait(self, job_ids: set[int]) -> None:
-        self._store.wait(job_ids)
-        self._load.wait(job_ids)
+        self._stores.wait(job_ids)
+        self._loads.wait(job_ids)
 
     def shutdown(self) -> None:
-        self._store.stop()
-        self._load.stop()
+        """Finishes what was submitted: the cache is gone afterwards."""
+        self._stores.stop()
+        self._loads.stop()
         self.region.cleanup()

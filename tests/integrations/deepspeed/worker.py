@@ -25,7 +25,8 @@ from deepspeed.utils import (
 )
 
 from cxl_offload import Memory, load_machine, placement_of, use
-from cxl_offload.integrations.deepspeed import placement
+from cxl_offload.integrations.deepspeed import attach, placement
+from cxl_offload.memory import active
 from cxl_offload.ops.adam import CPUAdam
 
 from .tiny import TinyModel, batches, config
@@ -69,8 +70,8 @@ def attributes(zero: Any) -> Iterator[tuple[str, torch.Tensor]]:
     for master in getattr(zero, name):
         yield "fp32_master", master
         yield "fp32_grad", master.grad
-        for key in ("exp_avg", "exp_avg_sq"):
-            yield key, zero.optimizer.state[master][key]
+        states = zero.optimizer.state.get(master, {})
+        yield from ((key, states[key]) for key in ("exp_avg", "exp_avg_sq") if key in states)
     if stage3:
         yield "staging", zero.grad_partitions_flat_buffer
         if zero.offload_param:
@@ -103,12 +104,17 @@ def start(job: dict[str, Any]) -> tuple[Any, Any]:
     torch.manual_seed(0)
     model = TinyModel()
     arguments: dict[str, Any] = {"model": model, "config": config(job)}
-    if job.get("optimizer", "DeepSpeedCPUAdam") == "CPUAdam":
-        arguments["optimizer"] = CPUAdam(model.parameters(), lr=1e-2, weight_decay=0.01)
-    else:
+    chosen = job.get("optimizer", "DeepSpeedCPUAdam")
+    if chosen == "DeepSpeedCPUAdam":
         arguments["model_parameters"] = model.parameters()
+    else:
+        made: Any = CPUAdam if chosen == "CPUAdam" else getattr(torch.optim, chosen)
+        arguments["optimizer"] = made(model.parameters(), lr=1e-2, weight_decay=0.01)
     if job.get("stock"):
         return deepspeed.initialize(**arguments)[0], None
+    if job.get("attach"):
+        engine = deepspeed.initialize(**arguments)[0]
+        return engine, attach(engine, job.get("policy"))
     with placement(job.get("policy")) as placed:
         engine = deepspeed.initialize(**arguments)[0]
     return engine, placed.engines[0]
@@ -126,6 +132,67 @@ def set_parameters(engine: Any) -> bool:
 
 def checkpoint_bytes(folder: Path) -> int:
     return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+
+
+def two_engines(job: dict[str, Any]) -> dict[str, Any]:
+    """Of different policies, training in turns; and a request of nobody, in a block and after."""
+    first, one = start(job | {"policy": "cxl"})
+    with placement({"other": "rdram"}) as placed:
+        inside = get_accelerator().pin_memory(torch.ones(4096))
+        empty = get_accelerator().pin_empty(64, 64, dtype=torch.float32)
+        like = get_accelerator().pin_empty_like(inside, dtype=torch.int8)
+    outside = get_accelerator().pin_memory(torch.ones(4096))
+    second, other = start(job | {"policy": "rdram"})
+    losses = [train(engine, 1, job, at) for at in (1, 2) for engine in (first, second)]
+    result = {
+        "losses": losses,
+        "first": pages(first.optimizer),
+        "second": pages(second.optimizer),
+        "missed": one.missed(),
+        "no_engine": placed.engines,
+        "inside": [sorted(placement_of(each).granted) for each in (inside, empty, like)],
+        "kept": bool((inside == 1).all()) and like.dtype is torch.int8 and empty.shape == (64, 64),
+        "outside": placement_of(outside).requested,
+    }
+    first.destroy()
+    result["second_after_first_is_destroyed"] = pages(second.optimizer)
+    one.release()  # a second time: nothing is left to release
+    second.destroy()
+    other.remove()
+    get_accelerator().unpin_memory(inside)
+    result["unpinned"] = inside.numel()
+    return result
+
+
+def without_offload(job: dict[str, Any]) -> dict[str, Any]:
+    """An engine that has nothing on the host in a block, and one without an optimizer."""
+    told = []
+    settings = config(job | {"optimizer": "AdamW"})  # DeepSpeed's own would be compiled first
+    for stage in (0, 2):
+        settings["zero_optimization"] = {"stage": stage}
+        torch.manual_seed(0)
+        with placement("cxl") as placed:
+            model = TinyModel()
+            optimizer = torch.optim.AdamW(model.parameters())
+            engine = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
+        told.append([placed.engines[0].missed(), len(placed.engines[0].rows())])
+        engine.destroy()
+    return {"told": told, "held": active().stats().asked_bytes.current}
+
+
+def refused(job: dict[str, Any]) -> dict[str, Any]:
+    """A node without room: the error, and an engine that is made after it."""
+    result: dict[str, Any] = {}
+    try:
+        start(job | {"policy": "bind:2"})
+    except MemoryError as error:
+        result["error"] = str(error)
+    engine, attached = start(job | {"policy": {"exp_avg": "bind:1"}})
+    result["losses"] = train(engine, 2, job, 1)
+    result["pages"] = pages(engine.optimizer)
+    result["missed"] = attached.missed()
+    engine.destroy()
+    return result
 
 
 def run(job: dict[str, Any], memory: Memory) -> dict[str, Any]:
@@ -182,9 +249,18 @@ def main() -> None:
     deepspeed.init_distributed("gloo")
     results = []
     for job in json.loads(Path(sys.argv[1]).read_text()):
-        memory = Memory.simulated(load_machine(job.get("machine", "epyc9354-cxl-a")))
+        machine = load_machine("epyc9354-cxl-a")
+        memory = Memory.simulated(machine, capacities={2: job["room"]} if "room" in job else None)
         with use(memory), contextlib.redirect_stdout(sys.stderr):
-            results.append(run(job, memory))
+            match job.get("what"):
+                case "two engines":
+                    results.append(two_engines(job))
+                case "no offload":
+                    results.append(without_offload(job))
+                case "refused":
+                    results.append(refused(job))
+                case _:
+                    results.append(run(job, memory))
     Path(f"{sys.argv[2]}.{RANK}").write_text(json.dumps(results))
 
 

@@ -33,6 +33,11 @@ CASES: dict[str, dict[str, Any]] = {
     "weights on disk": {"compress_weight": True, "percent": (20, 40, 0, 100, 100, 0)},
     "cache": {"compress_cache": True, "gpu_batch_size": 4, "num_gpu_batches": 2},
     "cache, CPU attention": {"compress_cache": True, "cpu_cache_compute": True},
+    "cache, CPU attention over copies": {
+        "compress_cache": True,
+        "cpu_cache_compute": True,
+        "cpu_attention": "workspace",
+    },
     "both": {"compress_weight": True, "compress_cache": True, "sep_layer": False},
     "neither": {},
 }
@@ -41,7 +46,12 @@ PLACES: dict[str, dict[str, str]] = {
     "weights, split": {"weights": "split:ldram=50,cxl=50"},
     "weights on disk": {"weights": "bind:rdram", "kv": "bind:cxl"},
     "cache": {"kv": "bind:cxl"},
-    "cache, CPU attention": {"kv": "bind:cxl", "workspace": "bind:rdram", "act": "bind:ldram"},
+    "cache, CPU attention": {"kv": "bind:cxl", "act": "bind:ldram"},
+    "cache, CPU attention over copies": {
+        "kv": "bind:cxl",
+        "workspace": "bind:rdram",
+        "act": "bind:ldram",
+    },
     "both": {"kv": "bind:cxl"},
     "neither": TIERED,
 }

@@ -58,11 +58,19 @@ def test_roles_are_on_the_nodes_of_their_policies(request_tiny: FlexGenRun, memo
     [
         ({}, False),
         ({"cpu_attention": "workspace"}, True),
-        ({"compress_cache": True}, True),
+        ({"compress_cache": True}, False),
+        ({"compress_cache": True, "cpu_attention": "workspace"}, True),
         ({"percent": (0, 100, 50, 50, 0, 100)}, False),
         ({"percent": (0, 100, 0, 50, 0, 100)}, True),
     ],
-    ids=["in place", "asked for", "compressed", "partly on the accelerator", "partly on disk"],
+    ids=[
+        "in place",
+        "asked for",
+        "compressed",
+        "compressed, asked for",
+        "partly on the accelerator",
+        "partly on disk",
+    ],
 )
 def test_attention_in_place_needs_no_workspace(
     options: dict[str, Any], has_workspace: bool, request_tiny: FlexGenRun, memory: Memory
@@ -122,6 +130,7 @@ def test_weighted_weights_have_exact_shares_of_every_tensor(
         {"cpu_cache_compute": True, "cpu_attention": "workspace", "num_gpu_batches": 1},
         {"cpu_cache_compute": True, "gpu_batch_size": 4, "num_gpu_batches": 2, "sep_layer": False},
         {"cpu_cache_compute": True, "compress_cache": True, "compress_weight": True},
+        {"cpu_cache_compute": True, "compress_cache": True, "cpu_attention": "workspace"},
         {"percent": (50, 50, 50, 50, 100, 0)},
         {"percent": (0, 100, 0, 100, 100, 0)},
         {

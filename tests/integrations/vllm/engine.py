@@ -9,10 +9,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+import cxl_offload.memory
+from tests.integrations.vllm.inside import copy_worker, damage, pool
 from tests.integrations.vllm.tiny_model import prompt
 
 Answer = dict[str, Any]
@@ -49,36 +54,44 @@ class Engine:
         """Drops the prefix cache of the accelerator; the pool keeps what it has."""
         return bool(self.llm.reset_prefix_cache())
 
+    def abort_after(self, steps: int, *seeds: int) -> None:
+        """Begins requests, and aborts them all after so many steps of the engine."""
+        inner = self.llm.llm_engine
+        names = [
+            inner.add_request(
+                f"aborted-{steps}-{seed}", {"prompt_token_ids": prompt(seed)}, self._sampling
+            )
+            for seed in seeds
+        ]
+        for _ in range(steps):
+            inner.step()
+        inner.abort_request(names)
+        while inner.has_unfinished_requests():
+            inner.step()
 
-def worker() -> Any:
-    """The copy worker of an engine inside this process."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
+    def chunks_in_use(self) -> list[int]:
+        """Chunks of each tier that nothing may evict, once all copies are done."""
+        manager = self.manager()
+        for _ in range(200):
+            books = [manager.primary_tier, manager.secondary_tiers[0].books]
+            held = [
+                each._num_allocated_chunks - len(each._free_list) - each._num_evictable_cache_chunks
+                for each in books
+            ]
+            if not any(held):
+                break
+            self.ask(9)
+        return held
 
-    return get_kv_transfer_group().connector_worker.worker
-
-
-def pool() -> Answer:
-    """Where the pages of the pool are, and how large it is."""
-    region = worker().region.region
-    placement = region.placement()
-    return {
-        "granted": {str(node): count for node, count in placement.granted.items()},
-        "nbytes": region.nbytes,
-        "named": region.path.exists(),
-        "worker": type(worker()).__name__,
-    }
-
-
-def damage() -> None:
-    """Every chunk of the pool gets the bytes of another one."""
-    region = worker().region
-    rows = region._base.view(region.num_chunks, -1)
-    rows.copy_(rows.roll(1, 0))
+    def manager(self) -> Any:
+        """vLLM's manager of the tiers, of an engine inside this process."""
+        core = self.llm.llm_engine.engine_core.engine_core
+        return core.scheduler.connector.connector_scheduler.manager
 
 
 def plain(engine: Engine) -> Answer:
     """The answers that every other run must give."""
-    return {"answers": engine.ask(0, 1, 2, 3)}
+    return {"answers": engine.ask(*range(6))}
 
 
 def reuse(engine: Engine) -> Answer:
@@ -101,6 +114,93 @@ def reuse(engine: Engine) -> Answer:
         "pool": found,
         "counters": counters(engine),
     }
+
+
+def tiers(engine: Engine) -> Answer:
+    """Working sets larger than the hot tier: what it drops comes back from the cold one."""
+    seeds = range(6)
+    first = [engine.ask(seed)[0] for seed in seeds]
+    engine.forget()
+    second = [engine.ask(seed)[0] for seed in seeds]
+    engine.forget()
+    together = engine.ask(*seeds)
+    engine.forget()
+    found = counters(engine)
+    cold = engine.manager().secondary_tiers[0]
+    rows = np_rows(cold)
+    rows[:] = np.roll(rows, 1, 0)
+    damaged = [engine.ask(seed)[0] for seed in seeds]
+    engine.llm.reset_prefix_cache(reset_connector=True)
+    after = [engine.ask(seed)[0] for seed in seeds]
+    memory = cxl_offload.memory.active()
+    place = memory.placement(cold.memory.address, cold.memory.nbytes)
+    return {
+        "first": first,
+        "second": second,
+        "together": together,
+        "damaged": damaged,
+        "after": after,
+        "counters": found,
+        "slots": cold.slots,
+        "granted": {str(node): count for node, count in place.granted.items()},
+        "pool": pool(),
+    }
+
+
+def parallel(engine: Engine) -> Answer:
+    """Two ranks with one pool; then one of them is killed."""
+    first = engine.ask(0, 1, 2, 3)
+    engine.forget()
+    again = engine.ask(0, 1, 2, 3)
+    engine.forget()
+    pools = engine.llm.collective_rpc(pool)
+    engine.llm.collective_rpc(damage)
+    damaged = engine.ask(0, 1, 2, 3)
+    os.kill(pools[1]["pid"], signal.SIGKILL)
+    try:
+        engine.ask(5)
+        said = ""
+    except Exception as error:
+        said = type(error).__name__
+    return {"first": first, "again": again, "damaged": damaged, "pools": pools, "said": said}
+
+
+def trouble(engine: Engine) -> Answer:
+    """Tiers that are full, requests that are aborted, sleep, and at last a copy that fails."""
+    seeds = range(6)
+    answers = {"together": engine.ask(*seeds)}
+    engine.forget()
+    answers["full"] = engine.ask(*reversed(seeds))[::-1]
+    for steps in range(8):
+        engine.forget()
+        engine.abort_after(steps, *seeds)
+    engine.forget()
+    answers["aborted"] = engine.ask(*seeds)
+    engine.llm.sleep(level=1)
+    engine.llm.wake_up()
+    answers["slept"] = engine.ask(*seeds)
+    answers["awake"] = [engine.ask(seed)[0] for seed in seeds]
+    engine.forget()
+    answers["alone"] = [engine.ask(seed)[0] for seed in seeds]
+    in_use = engine.chunks_in_use()
+    found = counters(engine)
+    engine.forget()
+
+    def broken(*lists: Any) -> None:
+        raise OSError("injected")
+
+    copy_worker()._loads._copier.copy_blocks = broken
+    try:
+        engine.ask(5)
+        said = ""
+    except Exception as error:
+        said = str(error)
+    return {"answers": answers, "in_use": in_use, "counters": found, "said": said}
+
+
+def np_rows(tier: Any) -> Any:
+    """The memory of a tier, one row a slot."""
+    return np.from_dlpack(tier.memory).reshape(tier.slots, -1)
 
 
 def counters(engine: Engine) -> dict[str, float]:
@@ -127,7 +227,13 @@ def refusals(model: str, options: list[Answer]) -> Answer:
     return {"said": said}
 
 
-SCENARIOS: dict[str, Callable[[Engine], Answer]] = {"plain": plain, "reuse": reuse}
+SCENARIOS: dict[str, Callable[[Engine], Answer]] = {
+    "plain": plain,
+    "reuse": reuse,
+    "tiers": tiers,
+    "parallel": parallel,
+    "trouble": trouble,
+}
 
 
 def main() -> None:
@@ -139,9 +245,12 @@ def main() -> None:
     else:
         engine = Engine(request["model"], request["options"])
         answer = SCENARIOS[request["scenario"]](engine)
-        engine.llm.llm_engine.engine_core.shutdown()
+        if not answer.get("said"):
+            engine.llm.llm_engine.engine_core.shutdown()
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
     sys.stdout.flush()
+    if answer.get("said"):
+        os._exit(0)  # an engine that failed as it was made to is not asked to end well
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import pytest
 
 from cxl_offload import Memory, load_machine
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.vllm.kv_options import KvOptions
-from cxl_offload.memory import Bind, Interleave, Policy, Preferred, Weighted
+from cxl_offload.integrations.vllm.kv_options import KvOptions, KvTier
+from cxl_offload.memory import Bind, Dax, Interleave, Policy, Preferred, Weighted
 
 GIB = 1 << 30
 MACHINE = load_machine("epyc9354-cxl-a")
@@ -66,7 +66,7 @@ def test_what_vllm_reads_itself_is_left_to_it() -> None:
         ({"cpu_bytes_to_use": "8 GB of it"}, "cpu_bytes_to_use is '8 GB of it'; give bytes"),
         ({"cpu_bytes_to_use": float("nan")}, "cpu_bytes_to_use is nan; give bytes"),
         ({"cpu_bytes_to_use": True}, "cpu_bytes_to_use is True; give bytes"),
-        ({"pages": "2MiB"}, "pages is '2MiB'; shared memory has 'base' and 'thp'"),
+        ({"pages": "2MiB"}, "pages is '2MiB'; known here are base, thp"),
         ({"policy": "fastest"}, "'fastest' is neither a node id nor a tier; tiers: "),
         ({"policy": 7}, "a placement is a policy, a mapping"),
         ({"policy": {"0": 0.5}}, "weight 0.5 of node 0 is not an integer"),
@@ -78,6 +78,22 @@ def test_what_vllm_reads_itself_is_left_to_it() -> None:
         ({"nodes": [0], "weights": [1]}, "weights belong to 'weighted', not to 'bind'"),
         ({"weights": [1, 2]}, "weights and granule need nodes"),
         ({"eviction_policy": "random"}, "eviction_policy is 'random'; known are lru, arc"),
+        ({"eviction_policy": "cost"}, "prefill_tokens_per_s is missing; eviction_policy 'cost'"),
+        ({"prefill_tokens_per_s": -1}, "prefill_tokens_per_s is -1; give tokens a second"),
+        ({"cold": 5}, "cold is 5; give a mapping"),
+        ({"cold": {"policy": "cxl"}}, "cold.bytes is missing"),
+        ({"cold": {"bytes": "1GiB"}}, "cold.policy is missing; name nodes, or one of the tiers: "),
+        ({"cold": {"bytes": "1GiB", "policy": "tape"}}, "cold.policy is wrong: 'tape' is neither"),
+        ({"cold": {"bytes": "1GiB", "polcy": "cxl"}}, "cold.polcy is no option; did you mean"),
+        ({"cold": {"bytes": 1, "policy": "cxl", "pages": "4KiB"}}, "cold.pages is '4KiB'; known"),
+        (
+            {"cold": {"bytes": 1, "policy": "cxl", "eviction_policy": "mine"}},
+            "cold.eviction_policy is 'mine'; known are lru, arc, cost",
+        ),
+        (
+            {"cold": {"bytes": 1, "policy": "cxl"}, "store_threshold": 2},
+            "store_threshold does not go with cold",
+        ),
         ({"copy_threads": 0}, "copy_threads is 0; give a whole number from 1"),
         ({"copy_threads": 1.5}, "copy_threads is 1.5; give a whole number"),
     ],
@@ -91,6 +107,27 @@ def test_wrong_options_are_named_in_one_line(config: dict[str, Any], message: st
     assert "\n" not in line
 
 
+def test_cold_tier_has_options_of_its_own() -> None:
+    cold = read(
+        eviction_policy="cost",
+        prefill_tokens_per_s=4000,
+        cold={
+            "bytes": "64GiB",
+            "policy": "cxl",
+            "pages": "2MiB",
+            "eviction_policy": "arc",
+            "pending_bytes": "1GiB",
+            "copy_threads": 2,
+        },
+    ).cold
+    assert cold is not None
+    assert cold.tier == KvTier(64 * GIB, Bind(CXL), "2MiB", "arc")
+    assert (cold.pending_bytes, cold.copy_threads) == (GIB, 2)
+    device = read(cold={"bytes": GIB, "policy": "dax:dax0.0"}).cold
+    assert device is not None
+    assert device.tier.policy == Dax("dax0.0")
+
+
 def test_missing_bytes_are_asked_for() -> None:
     with pytest.raises(ConfigError, match="cpu_bytes_to_use is missing"):
         KvOptions.read({"spec_name": "cxl"}, MACHINE)
@@ -100,6 +137,8 @@ def test_missing_bytes_are_asked_for() -> None:
     ("config", "message"),
     [
         ({"policy": "bind:9"}, "node 9 has no memory that this process may use; usable nodes are "),
+        ({"cold": {"bytes": GIB, "nodes": [9]}}, "cold.policy is bind:9: node 9 has no memory"),
+        ({"cold": {"bytes": 48 * GIB, "nodes": [1]}}, "48 GiB would go to node 1, which has 40"),
         ({"policy": "bind:1", "cpu_bytes_to_use": 48 * GIB}, "48 GiB would go to node 1, which"),
         ({"nodes": [0, 1], "cpu_bytes_to_use": 90 * GIB}, "45 GiB would go to node 1, which has"),
         (

@@ -64,3 +64,34 @@ def test_tokens_are_the_same_when_the_kv_cache_comes_back_from_the_pool(
         "refused hot": 0,
     }
     assert "Traceback" not in seen["log"]
+
+
+@pytest.mark.timeout(300)
+def test_tokens_are_the_same_when_chunks_come_back_from_the_cold_tier(
+    run_engine: RunEngine, plain_six: list[list[int]]
+) -> None:
+    # Six prompts of 9 chunks each; the hot tier holds 20 chunks of 16 KiB, the cold one all.
+    extra = {
+        "cpu_bytes_to_use": 20 * 16384,
+        "policy": "bind:0",
+        "cold": {"bytes": "4MiB", "policy": "bind:0", "eviction_policy": "arc"},
+    }
+    seen = run_engine("tiers", kv_offload(**extra))
+    assert tokens(seen["first"]) == plain_six
+    assert tokens(seen["second"]) == plain_six
+    assert tokens(seen["together"]) == plain_six
+    assert cached(seen["second"]) == [288] * 6, "all of it came back"
+    counters = seen["counters"]
+    assert counters["stored cold"] == 54
+    assert counters["loaded cold"] >= 2 * 54 - 20
+    assert counters["evicted cold"] == 0
+    assert counters["refused cold"] == 0
+    assert counters["evicted hot"] > 54
+    # Promotions, and what was computed again because all of the hot tier was in use.
+    assert counters["stored hot"] >= 54 + counters["loaded cold"]
+    assert seen["granted"] == {"0": seen["slots"] * 16384}
+    assert seen["pool"] | {"named": False} == seen["pool"]
+    # The controls: a damaged cold tier shows, and a reset drops it.
+    assert any(a != b for a, b in zip(tokens(seen["damaged"]), plain_six, strict=True))
+    assert tokens(seen["after"]) == plain_six
+    assert cached(seen["after"]) == [0] * 6

@@ -1,0 +1,122 @@
+"""Readers of single options of ``kv_connector_extra_config``; each error is one line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, cast
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.memory import Pages, Policy, as_policy, parse_policy
+from cxl_offload.topology import Machine
+from cxl_offload.units import parse_bytes
+
+__all__ = [
+    "check_names",
+    "read_bytes",
+    "read_count",
+    "read_pages",
+    "read_placement",
+    "read_rate",
+    "wrong",
+]
+
+_KINDS = ("bind", "preferred", "interleave", "weighted")
+
+
+def wrong(name: str, problem: str) -> ConfigError:
+    """The error for one option."""
+    return ConfigError(f"kv_connector_extra_config: {name} {problem}")
+
+
+def check_names(config: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Refuses names that mean nothing, with a guess at what was meant."""
+    for name in config:
+        if name in known:
+            continue
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        raise wrong(f"{where}{name}", f"is no option; {hint}")
+
+
+def read_bytes(name: str, value: Any) -> int:
+    """A positive number of bytes, given as a number or as a text such as ``"8GiB"``."""
+    try:
+        nbytes = parse_bytes(value) if isinstance(value, str) else int(value)
+    except (TypeError, ValueError, OverflowError):
+        nbytes = 0
+    if nbytes < 1 or isinstance(value, bool):
+        raise wrong(name, f"is {value!r}; give bytes, such as 8589934592 or '8GiB'")
+    return nbytes
+
+
+def read_count(name: str, value: Any) -> int | None:
+    """A whole number from 1, or None where it is left out."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise wrong(name, f"is {value!r}; give a whole number from 1")
+    return value
+
+
+def read_rate(value: Any) -> float | None:
+    """Tokens a second, or None where they are left out."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise wrong("prefill_tokens_per_s", f"is {value!r}; give tokens a second, above 0")
+    return float(value)
+
+
+def read_pages(name: str, value: Any, known: Sequence[str]) -> Pages:
+    """One of the ``known`` kinds of pages."""
+    if value not in known:
+        raise wrong(name, f"is {value!r}; known here are {', '.join(known)}")
+    return cast("Pages", value)
+
+
+def read_placement(config: Mapping[str, Any], machine: Machine, where: str = "") -> Policy | None:
+    """The policy that ``policy``, ``nodes``, ``weights`` and ``granule`` mean together.
+
+    Either ``policy`` says it all (``"weighted:0=4,2=1"``, ``{0: 4, 2: 1}``, the name of a tier), or
+    it is a kind and ``nodes`` (ids or names of tiers) and ``weights`` are lists. ``nodes`` alone
+    bind to one node and interleave over several. None stands for ``"near"``, also the default.
+    """
+    policy, nodes = config.get("policy"), config.get("nodes")
+    try:
+        if nodes is None and policy in _KINDS:
+            raise ValueError(f"{policy!r} needs nodes, such as nodes: [0, 2]")
+        if nodes is None and ("weights" in config or "granule" in config):
+            raise ValueError("weights and granule need nodes, such as nodes: [0, 2]")
+        if nodes is None:
+            return None if policy in (None, "near") else _whole_policy(policy, machine)
+        return parse_policy(_text_of(policy, nodes, config), machine)
+    except (TypeError, ValueError) as error:
+        raise wrong(f"{where}policy", f"is wrong: {error}") from error
+
+
+def _whole_policy(policy: Any, machine: Machine) -> Policy:
+    if isinstance(policy, Mapping):  # JSON has text keys only
+        policy = {int(node): weight for node, weight in policy.items()}
+    return as_policy(policy, machine)
+
+
+def _text_of(policy: Any, nodes: Any, config: Mapping[str, Any]) -> str:
+    if isinstance(nodes, str) or not isinstance(nodes, Sequence) or not nodes:
+        raise ValueError(f"nodes is {nodes!r}; give a list, such as [0, 2]")
+    kind = policy if policy is not None else "bind" if len(nodes) == 1 else "interleave"
+    if kind not in _KINDS:
+        raise ValueError(
+            f"{kind!r} with nodes; leave nodes out, or give one of {', '.join(_KINDS)}"
+        )
+    parts = [str(node) for node in nodes]
+    weights = config.get("weights")
+    if kind == "weighted":
+        if not isinstance(weights, Sequence) or len(weights) != len(nodes):
+            raise ValueError(f"weighted over {len(nodes)} nodes needs as many weights, in order")
+        parts = [f"{node}={weight}" for node, weight in zip(parts, weights, strict=True)]
+    elif weights is not None:
+        raise ValueError(f"weights belong to 'weighted', not to {kind!r}")
+    granule = f"@{config['granule']}" if "granule" in config else ""
+    return f"{kind}:{','.join(parts)}{granule}"

@@ -1,0 +1,243 @@
+"""The cold tier: chunks in memory of its own, behind the hot one, by vLLM's tiering interface.
+
+vLLM writes every chunk that reaches the hot tier through to this one, so that a chunk the hot tier
+drops is demoted and not lost, and promotes it when it is asked for again. All methods run in the
+scheduler's process and copy nothing: that is up to a thread of its own. Copies into the hot tier,
+which requests wait for, go first; those out of it wait, up to a number of bytes, and are refused
+beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    Medium,
+    OffloadingSpec,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from cxl_offload.integrations.vllm.kv_copies import CopyLists, CopyQueue
+from cxl_offload.integrations.vllm.kv_metrics import CountedChunks, metric_definitions
+from cxl_offload.integrations.vllm.kv_options import ColdTier
+from cxl_offload.integrations.vllm.kv_place import copy_cpus
+from cxl_offload.memory import active
+from cxl_offload.units import format_bytes
+
+__all__ = ["COLD", "ColdBooks", "ColdTierManager"]
+
+# Below vLLM's own logger, so that it is shown as vLLM's lines are.
+_logger = init_logger(f"vllm.{__name__}")
+
+COLD = "cold"
+"""Label of the tier in the counters."""
+
+
+class ColdBooks(CountedChunks, CPUOffloadingManager):  # type: ignore[misc]
+    """Which chunk lies in which slot, and what goes when all are taken: as vLLM does it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A copy under way. ``is_whole``: all chunks that were asked for are in it."""
+
+    keys: list[OffloadKey]
+    context: ReqContext
+    is_load: bool
+    is_whole: bool
+
+
+class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
+    """A tier of vLLM over memory placed by this package; registered as the tier type ``cxl``.
+
+    Options beside those of the base class are those of
+    :class:`~cxl_offload.integrations.vllm.kv_options.ColdTier`.
+    """
+
+    medium: ClassVar[Medium] = Medium.CPU
+
+    def __init__(
+        self,
+        offloading_spec: OffloadingSpec,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        memory = active()
+        self.options = ColdTier.read(options, memory.machine)
+        tier = self.options.tier
+        self.slots = tier.nbytes // self.block_size_bytes
+        if self.slots == 0:
+            raise ValueError(
+                f"kv_connector_extra_config: cold.bytes of {format_bytes(tier.nbytes)} holds no "
+                f"chunk of {format_bytes(self.block_size_bytes)}; give more"
+            )
+        assert tier.policy is not None
+        self.memory: Any = memory.allocate(
+            self.slots * self.block_size_bytes, tier.policy, pages=tier.pages
+        )
+        # The address alone: an array would keep the view from being released.
+        self._hot = int(np.asarray(primary_kv_view).ctypes.data)
+        self.books = ColdBooks(
+            tier=COLD,
+            num_chunks=self.slots,
+            cache_policy=tier.eviction,
+            enable_events=offloading_spec.kv_events_config.enable_kv_cache_events,
+        )
+        self._copies = CopyQueue(copy_cpus(memory, self.options.copy_threads), "cxl-offload-cold")
+        self._jobs: dict[int, _Job] = {}
+        self._done: list[JobResult] = []
+        self._contexts: dict[str, ReqContext] = {}
+        placement = memory.placement(self.memory.address, self.memory.nbytes)
+        _logger.info("cold KV tier of %d chunks: %s", self.slots, placement)
+
+    @property
+    def copy_seconds(self) -> float:
+        """Of one chunk, as measured lately; 0 before the first."""
+        return self._copies.seconds_per_byte * float(self.block_size_bytes)
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        found = self.books.lookup(key, req_context)
+        return LookupResult.RETRY if found is LookupResult.HIT_PENDING else found
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        job = job_metadata
+        keys = list(job.keys)
+        room = (self.options.pending_bytes - self._copies.waiting_bytes) // self.block_size_bytes
+        # What finds no room in the queue or the tier is the end of a prefix, never its beginning.
+        wanted = keys[: max(0, min(room, self.slots))]
+        rest = keys[len(wanted) :]
+        self.books.tier_counts.add("refused", sum(not self._holds(key) for key in rest))
+        context = self._context(job.req_context)
+        stored = self.books.prepare_store(wanted, context) if wanted else None
+        if stored is None or not stored.keys_to_store:
+            self._done.append(JobResult(job.job_id, success=True))
+            return
+        hot = dict(zip(keys, job.chunk_ids.tolist(), strict=True))
+        sources = np.array([hot[key] for key in stored.keys_to_store], dtype=np.int64)
+        self._jobs[job.job_id] = _Job(stored.keys_to_store, context, is_load=False, is_whole=True)
+        targets = self._slots(stored.store_spec.block_ids)
+        self._submit(job.job_id, targets, self._chunks(sources), urgent=False)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        job = job_metadata
+        context = self._context(job.req_context)
+        # Since the lookup a store of the same step may have evicted some.
+        there = [self.books.lookup(key, context) is LookupResult.HIT for key in job.keys]
+        keys = [key for key, is_there in zip(job.keys, there, strict=True) if is_there]
+        if not keys:
+            self._done.append(JobResult(job.job_id, success=False))
+            return
+        slots = self.books.prepare_load(keys, context)
+        self._jobs[job.job_id] = _Job(keys, context, is_load=True, is_whole=all(there))
+        targets = self._chunks(job.chunk_ids[np.array(there)])
+        self._submit(job.job_id, targets, self._slots(slots.block_ids), urgent=True)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        done, self._done = self._done, []
+        for each in self._copies.finished():
+            job = self._jobs.pop(each.id)
+            if job.is_load:
+                self.books.complete_load(job.keys, job.context)
+            else:
+                self.books.complete_store(job.keys, job.context, each.failure is None)
+            if each.failure is not None:
+                _logger.error("cold KV tier: a copy failed: %s", each.failure)
+            done.append(
+                JobResult(
+                    each.id,
+                    success=each.failure is None and job.is_whole,
+                    successful_keys=job.keys if job.is_load and each.failure is None else None,
+                    transfer_time=each.seconds,
+                    transfer_bytes=each.nbytes,
+                )
+            )
+        return done
+
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        self.books.touch(keys, self._context(req_context))
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        self.books.on_new_request(self._context(req_context))
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self.books.on_request_finished(self._context(req_context))
+        self._contexts.pop(req_context.req_id, None)
+
+    def take_events(self) -> Iterable[Any]:
+        yield from self.books.take_events()
+
+    def drain_jobs(self) -> None:
+        """Waits for every copy; results are there for :meth:`get_finished_jobs`."""
+        self._copies.wait()
+
+    def forget(self) -> None:
+        """Drops every chunk: the model's weights may be others from now on."""
+        self.books.reset_cache()
+
+    def shutdown(self) -> None:
+        self._copies.stop()
+        self.memory = None
+
+    def get_stats(self) -> Any:
+        """Our counters alone: vLLM's gauges of a pool are the hot tier's."""
+        stats = OffloadingConnectorStats()
+        self.books.tier_counts.report(stats)
+        return stats
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        return metric_definitions()
+
+    def _context(self, req_context: ReqContext) -> ReqContext:
+        """A request's state for our books: vLLM's books of the hot tier use the same slot."""
+        own = self._contexts.get(req_context.req_id)
+        if own is None:
+            own = ReqContext(req_context.req_id)
+            # Shared, so that prefixes keep their order.
+            own._offload_key_positions = req_context._offload_key_positions
+            self._contexts[req_context.req_id] = own
+        return own
+
+    def _holds(self, key: OffloadKey) -> bool:
+        return self.books.lookup(key, None) is not LookupResult.MISS
+
+    def _submit(
+        self,
+        job_id: int,
+        targets: NDArray[np.uint64],
+        sources: NDArray[np.uint64],
+        *,
+        urgent: bool,
+    ) -> None:
+        sizes = np.full(targets.size, self.block_size_bytes, dtype=np.int64)
+        lists: CopyLists = (targets, sources, sizes)
+        # What requests wait for is no reason to refuse others.
+        waits = 0 if urgent else int(sizes.sum())
+        self._copies.submit(job_id, lambda: lists, nbytes=waits, urgent=urgent)
+
+    def _slots(self, ids: NDArray[Any]) -> NDArray[np.uint64]:
+        return self._rows(self.memory.address, ids)
+
+    def _chunks(self, ids: NDArray[Any]) -> NDArray[np.uint64]:
+        return self._rows(self._hot, ids)
+
+    def _rows(self, address: int, ids: NDArray[Any]) -> NDArray[np.uint64]:
+        rows: NDArray[np.int64] = address + ids.astype(np.int64) * self.block_size_bytes
+        return rows.view(np.uint64)
