@@ -19,6 +19,7 @@ from cxl_offload.memory import (
     Weighted,
     active,
     remove_leftovers,
+    shared_region,
 )
 from cxl_offload.memory.shared import SHARED_ROOT
 from cxl_offload.topology import load_machine
@@ -156,6 +157,19 @@ def test_what_cannot_be_placed_is_refused_and_leaves_no_file(
     with pytest.raises((ValueError, MemoryError), match=message):
         SharedRegion(name, nbytes, placement)
     assert not path_of(name).exists()
+
+
+@pytest.mark.parametrize(("setting", "warns"), [("never", True), ("advise", False)])
+def test_huge_pages_that_the_kernel_does_not_give_are_said(
+    name: str, setting: str, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "shmem_enabled"
+    file.write_text("always within_size advise never deny force\n".replace(setting, f"[{setting}]"))
+    monkeypatch.setattr(shared_region, "_SHMEM_HUGE", file)
+    region = SharedRegion(name, 4 * MIB, Bind((NODE,)), pages="thp")
+    assert region.placement().granted == {NODE: 4 * MIB}
+    assert any("base pages, not huge ones" in note for note in region.notes) == warns
+    region.close()
 
 
 def test_simulated_session_places_no_memory_of_others(name: str) -> None:
