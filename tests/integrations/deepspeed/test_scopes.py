@@ -34,7 +34,20 @@ def runs(train: Train) -> dict[str, Any]:
             "policy": POLICY,
         },
     }
+    born = {"stage": 3, "offload_param": True, "zero_init": True}
+    jobs |= {"stock zero.Init": born | {"stock": True}, "zero.Init": born | {"policy": POLICY}}
     return dict(zip(jobs, train(list(jobs.values())), strict=True))
+
+
+def test_model_made_under_zero_init_is_placed_in_the_same_block(runs: dict[str, Any]) -> None:
+    run = runs["zero.Init"]
+    assert run["losses"] == runs["stock zero.Init"]["losses"]
+    assert run["digest"] == runs["stock zero.Init"]["digest"]
+    assert run["missed"] == []
+    for kind, found in run["pages"].items():
+        assert found["placed"], kind
+        assert found["nodes"] == PLACES[kind][1], kind
+    assert run["held_after_destroy"] == 0
 
 
 def test_engine_that_was_there_is_moved_and_trains_the_same(runs: dict[str, Any]) -> None:
