@@ -5,7 +5,9 @@
 Over one KV cache in transparent huge pages: the bound (the bytes of K and V read once by pinned
 threads, csrc/probe), this package in the contiguous and in FlexGen's layout, torch's SDPA, and what
 FlexGen does on the CPU (K and V copied into float32 workspaces, then products and a softmax; its
-code is not needed). Every contender is first compared with float64 on a few heads; then they take
+code is not needed). Beside them, the same cache in 8-bit floats and in 4-bit codes: their share of
+the bound is that of fewer bytes, and what they are to be compared with is this package on the
+uncompressed cache. Every contender is first compared with float64 on a few heads; then they take
 turns in a rotating order. Reported are medians in GB/s of KV, the share of the bound, the speed-up
 over the peers, and 95 % bootstrap intervals of the paired ratios. All figures are measured.
 
@@ -30,6 +32,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import cxl_offload
+from benchmarks.compressed_caches import Cache, cache_bytes, fewer_bits, worth
 from benchmarks.measurements import describe_machine, paired_ratio, write_json
 from cxl_offload import _C
 from cxl_offload.ops.attention import decode_attention, from_flexgen
@@ -44,17 +47,24 @@ Attend = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True)
 class Inputs:
-    """One query a head, and the same cache in both layouts."""
+    """One query a head, and the same cache in both layouts; then in fewer bits."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     k_flexgen: torch.Tensor
     v_flexgen: torch.Tensor
+    small: dict[str, tuple[Cache, Cache]]
 
     @property
     def nbytes(self) -> int:
         return 2 * self.k.numel() * self.k.element_size()
+
+    def nbytes_of(self, name: str) -> int:
+        """Bytes of K and V that a contender reads."""
+        if name not in self.small:
+            return self.nbytes
+        return sum(cache_bytes(cache) for cache in self.small[name])
 
 
 def make_inputs(args: argparse.Namespace, dtype: torch.dtype) -> Inputs:
@@ -69,7 +79,9 @@ def make_inputs(args: argparse.Namespace, dtype: torch.dtype) -> Inputs:
         from_flexgen(turned, args.batch).copy_(cache)
         caches.append((cache, turned))
     q = torch.randn(args.batch, args.heads, args.dim, generator=source).to(dtype)
-    return Inputs(q, caches[0][0], caches[1][0], caches[0][1], caches[1][1])
+    k, v = caches[0][0], caches[1][0]
+    small = fewer_bits(k, v)
+    return Inputs(q, k, v, caches[0][1], caches[1][1], small)
 
 
 def flexgen_path(inputs: Inputs) -> Attend:
@@ -96,7 +108,7 @@ def flexgen_path(inputs: Inputs) -> Attend:
 def contenders(inputs: Inputs, args: argparse.Namespace) -> dict[str, Attend]:
     batch = inputs.q.shape[0]
     views = [from_flexgen(cache, batch) for cache in (inputs.k_flexgen, inputs.v_flexgen)]
-    return {
+    made: dict[str, Attend] = {
         OURS: lambda: decode_attention(inputs.q, inputs.k, inputs.v, threads=args.threads),
         OURS_FLEXGEN: lambda: decode_attention(inputs.q, *views, threads=args.threads),
         "torch SDPA": lambda: scaled_dot_product_attention(
@@ -104,12 +116,18 @@ def contenders(inputs: Inputs, args: argparse.Namespace) -> dict[str, Attend]:
         ).squeeze(2),
         "FlexGen's path": flexgen_path(inputs),
     }
+    for name, (k, v) in inputs.small.items():
+        made[name] = lambda k=k, v=v: decode_attention(  # type: ignore[misc]
+            inputs.q, k, v, threads=args.threads
+        )
+    return made
 
 
 def check(name: str, attend: Attend, inputs: Inputs) -> None:
     """The last heads of the last sequence against float64."""
     found = attend()[-1, -CHECKED_HEADS:].double()
-    q, k, v = (tensor[-1, -CHECKED_HEADS:].double() for tensor in (inputs.q, inputs.k, inputs.v))
+    q = inputs.q[-1, -CHECKED_HEADS:].double()
+    k, v = (worth(cache, CHECKED_HEADS) for cache in inputs.small.get(name, (inputs.k, inputs.v)))
     weights = (torch.einsum("hd,hsd->hs", q, k) * q.shape[1] ** -0.5).softmax(dim=1)
     expected = torch.einsum("hs,hsd->hd", weights, v)
     off = float((found - expected).abs().max())
@@ -158,23 +176,27 @@ def measure(inputs: Inputs, args: argparse.Namespace) -> dict[str, list[float]]:
     return samples
 
 
-def report(nbytes: int, samples: dict[str, list[float]]) -> dict[str, Any]:
+def report(inputs: Inputs, samples: dict[str, list[float]]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
-    print(f"{'':24}{'GB/s':>7}  {'of the bound':24}{'this over it':>24}")
+    print(f"{'':30}{'GB/s':>7}  {'of the bound':24}{'this over it*':>24}")
     for name, values in samples.items():
+        nbytes = inputs.nbytes_of(name)
         rate = nbytes / float(np.median(values)) / 1e9
-        share = paired_ratio(samples["read bound"], values)
-        mine = samples[OURS_FLEXGEN if name.startswith("FlexGen") else OURS]
-        ahead = paired_ratio(values, mine)
+        bound = [seconds * nbytes / inputs.nbytes for seconds in samples["read bound"]]
+        share = paired_ratio(bound, values)
+        mine = samples[OURS_FLEXGEN if "FlexGen" in name else OURS]
+        ahead = paired_ratio(mine, values) if name in inputs.small else paired_ratio(values, mine)
         share_text = f"{share.median:.2f} [{share.low:.2f}, {share.high:.2f}]"
         ahead_text = f"{ahead.median:.2f} [{ahead.low:.2f}, {ahead.high:.2f}]"
-        print(f"{name:24}{rate:7.1f}  {share_text:24}{ahead_text:>24}")
+        print(f"{name:30}{rate:7.1f}  {share_text:24}{ahead_text:>24}")
         rows[name] = {
+            "nbytes": nbytes,
             "bytes_per_s": rate * 1e9,
             "of_bound": asdict(share),
-            "ours_over_it": asdict(ahead),
+            ("over_ours" if name in inputs.small else "ours_over_it"): asdict(ahead),
             "samples_s": values,
         }
+    print("* in fewer bits: it over this package on the uncompressed cache")
     return rows
 
 
@@ -212,7 +234,7 @@ def main() -> int:
     for name in args.dtypes:
         inputs = make_inputs(args, DTYPES[name])
         print(f"\n{name}: {inputs.nbytes / 2**20:.0f} MiB of KV")
-        cases[name] = report(inputs.nbytes, measure(inputs, args))
+        cases[name] = report(inputs, measure(inputs, args))
     loads = machine["load_average"], os.getloadavg()
     print(f"\nload average {loads[0][0]:.1f} before, {loads[1][0]:.1f} after")
     if args.json:

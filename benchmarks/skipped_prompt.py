@@ -30,8 +30,13 @@ def _mha(device: TorchDevice, inputs: TorchTensor, *rest: Any) -> Any:
     rows, positions, hidden = inputs.shape
     heads = rest[11]
     k, v = _cache(positions, rows * heads, hidden // heads)
-    made = (TorchTensor.create_from_torch(each, device) for each in (inputs.data, k, v))
-    return tuple(made)
+    hidden_states, *made = (
+        TorchTensor.create_from_torch(each, device) for each in (inputs.data, k, v)
+    )
+    *_, compress, how = rest
+    if compress:
+        made = [device.compressed_device.compress(each, how) for each in (k, v)]
+    return hidden_states, *made
 
 
 @contextlib.contextmanager

@@ -54,16 +54,20 @@ def run(
     """Run a training script with its offloaded tensors placed, or what a plan says.
 
     `cxl-offload run --plan plan.yaml -- deepspeed train.py ...` starts the script as it is (also
-    with python or torchrun); `cxl-offload run plan.yaml` runs the command of a plan for FlexGen or
-    vLLM.
+    with python or torchrun); `cxl-offload run plan.yaml` runs the command of a plan.
     """
-    if plan is None and len(words) == 1 and words[0].endswith(_FILES):
-        command, text = plan_command(_read(words[0]), words[0]), str(Path(words[0]).resolve())
-        _finish(_run(command, {**os.environ, _PLAN: text}, dry_run=dry_run))
-        return
     text = os.environ.get(_PLAN, "") if plan is None else plan
-    with tempfile.TemporaryDirectory(prefix="cxl-offload-run-") as marks:
-        environment = launch_environment(_checked(text), os.environ, marks)
+    with tempfile.TemporaryDirectory(prefix="cxl-offload-run-") as folder:
+        marks = Path(folder, "placed")
+        marks.mkdir()
+        if plan is None and len(words) == 1 and words[0].endswith(_FILES):
+            text, found = words[0], _read(words[0])
+            words = plan_command(found, text, Path(folder))
+            if found.executor != "deepspeed":
+                path = str(Path(text).resolve())
+                _finish(_run(words, {**os.environ, _PLAN: path}, dry_run=dry_run))
+                return
+        environment = launch_environment(_checked(text), os.environ, str(marks))
         code = _run(words, environment, dry_run=dry_run)
         if code == 0 and not dry_run and not os.listdir(marks):
             typer.echo(
@@ -93,22 +97,26 @@ def launch_environment(text: str, base: Mapping[str, str], marks: str = "") -> d
     return {**made, _MARKS: marks} if marks else made
 
 
-def plan_command(plan: Plan, path: str) -> list[str]:
-    """The command that a plan for FlexGen or vLLM names, ready to be run.
+def plan_command(plan: Plan, path: str, folder: Path) -> list[str]:
+    """The command that a plan names, ready to be run.
+
+    Parameters
+    ----------
+    path
+        The plan's own, for messages.
+    folder
+        Where its settings are written to, for the command to read.
 
     Raises
     ------
     ConfigError
-        The plan is advice only, is for training, or its program is not installed.
+        The plan is advice only, or its program is not installed.
     """
-    if plan.executor == "deepspeed":
-        raise ConfigError(
-            f"{path} is a plan for training, which needs the script: "
-            f"cxl-offload run --plan {shlex.quote(path)} -- deepspeed train.py ..."
-        )
     if not plan.runs:
         raise ConfigError(f"{path} is advice only: {plan.advice}")
-    command = list(plan.command)
+    for name, setting in plan.settings.items():
+        (folder / name).write_text(setting + "\n", encoding="utf-8")
+    command = [str(folder / word) if word in plan.settings else word for word in plan.command]
     if command[:1] == ["cxl-offload"]:
         return [sys.executable, "-m", "cxl_offload.cli.main", *command[1:]]
     programs = [word for word in command if word in ("numactl", "vllm")]

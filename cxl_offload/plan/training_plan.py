@@ -55,6 +55,10 @@ states, 50 M parameters and AVX-512 on a machine of two cores; the bound was the
 
 STAGES: tuple[Stage, ...] = (2, 3)
 
+CONFIG = "ds_config.json"
+"""DeepSpeed's configuration among a plan's settings, and as its command names it;
+``cxl-offload run`` writes it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRequest:
@@ -241,35 +245,16 @@ def _plan(
                 homes.append(
                     Home(kind=kind.name, where=where, bytes=nbytes, percent=share, policy=policy)
                 )
-    nodes = [tier.node for tier in hardware.tiers if node_bytes[tier.node]]
-    several = len(nodes) > 1
-    advice = ""
-    if several:
-        advice = (
-            "DeepSpeed by itself places all host tensors alike; a tier for each kind needs an "
-            "accelerator that allocates by these policies"
-        )
     initiator = request.machine.initiator
     threads = len(request.machine.node(initiator).cpus)
-    command = (
-        "numactl",
-        f"--cpunodebind={initiator}",
-        f"--membind={','.join(map(str, nodes))}",
-        "deepspeed",
-        "--num_gpus=1",
-        request.script,
-        "--deepspeed",
-        "--deepspeed_config",
-        "ds_config.json",
-    )
+    command = ("deepspeed", "--num_gpus=1", request.script, "--deepspeed")
     return Plan(
         kind="training",
         executor="deepspeed",
-        runs=not several,
-        advice=advice,
+        runs=True,
         model=job.model.name,
         machine=hardware.machine,
-        command=command,
+        command=(*command, "--deepspeed_config", CONFIG),
         batch=Batch(size=found.micro, count=found.step.accumulation, prompt=0, tokens=job.tokens),
         homes=tuple(homes),
         node_bytes=node_bytes,
@@ -278,13 +263,14 @@ def _plan(
         phases=_phases(estimate),
         cxl=cxl,
         prices=_prices(request, job, found),
-        settings={"ds_config.json": _config(found)},
+        settings={CONFIG: _config(found)},
         threads={initiator: threads} if threads else {},
         notes=(
             *notes,
             f"ZeRO stage {found.stage}, bf16, activation checkpointing, one GPU",
             f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
             "memory",
+            "the script gives the optimizer: DeepSpeedCPUAdam, or this package's CPUAdam",
             "no absolute step time is published for these machines, so no error is known",
             *_replayed(request, job, found),
         ),

@@ -20,6 +20,7 @@ from cxl_offload.integrations.flexgen.seeded import OptShape, make_opt
 from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
 from cxl_offload.plan.model_file import load_model
 from cxl_offload.plan.plan_file import Plan, save_plan
+from cxl_offload.plan.training_plan import TrainingRequest, plan_training
 from cxl_offload.topology import load_machine
 
 ROOT = Path(__file__).parents[2]
@@ -215,11 +216,9 @@ def test_plan_that_cannot_run_here_names_what_is_missing(plan: Plan, tmp_path: P
     vllm = replace(plan, executor="vllm", command=("vllm", "serve", "opt-6.7b"))
     if importlib.util.find_spec("vllm") is None:
         with pytest.raises(ConfigError, match=r"vllm is not installed here.*vllm serve"):
-            plan_command(vllm, "plan.yaml")
-    with pytest.raises(ConfigError, match=r"needs the script.*--plan"):
-        plan_command(replace(plan, executor="deepspeed"), "plan.yaml")
+            plan_command(vllm, "plan.yaml", tmp_path)
     with pytest.raises(ConfigError, match="advice only: no way"):
-        plan_command(replace(plan, runs=False, advice="no way"), "plan.yaml")
+        plan_command(replace(plan, runs=False, advice="no way"), "plan.yaml", tmp_path)
     save_plan(plan, tmp_path / "plan.yaml")
     done = run("--plan", str(tmp_path / "plan.yaml"), "--", sys.executable, "-c", "print(1)")
     assert done.returncode == 2
@@ -239,6 +238,38 @@ def test_vllm_command_of_a_plan_is_executed(plan: Plan, tmp_path: Path) -> None:
     done = run("plan.yaml", folder=tmp_path, PATH=path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"vllm serve opt-6.7b --dtype auto plan {tmp_path / 'plan.yaml'}\n"
+
+
+def test_training_plan_is_executed_with_its_configuration_and_its_places(folder: Path) -> None:
+    training = plan_training(
+        TrainingRequest(
+            model=load_model("opt-13b"),
+            machine=load_machine("epyc9354-cxl-a"),
+            batch=16,
+            tokens=1024,
+            tiers=("ldram", "cxl"),
+            gpu_usable=0.9,
+        )
+    )
+    assert training.cxl.used
+    save_plan(training, folder / "plan.yaml")
+    launcher = folder / "deepspeed"
+    launcher.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys, subprocess\n"
+        "print(' '.join(sys.argv[1:-1]))\n"
+        "print(open(sys.argv[-1]).read())\n"
+        f"os.environ['PYTHONPATH'] += os.pathsep + {str(folder / 'frameworks')!r}\n"
+        "sys.exit(subprocess.call([sys.executable, 'train.py']))\n"
+    )
+    launcher.chmod(0o755)
+    done = run("plan.yaml", folder=folder, PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[0] == "--num_gpus=1 train.py --deepspeed --deepspeed_config"
+    assert training.settings["ds_config.json"] in done.stdout
+    assert f"plan {folder / 'plan.yaml'} engine loaded" in said
+    assert "nothing was placed" not in done.stderr
 
 
 def test_environment_finds_the_package_of_a_source_tree_and_keeps_the_path() -> None:

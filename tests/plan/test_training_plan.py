@@ -138,20 +138,20 @@ def test_what_fits_local_memory_stays_there_and_runs() -> None:
     assert plan.runs
     assert not plan.cxl.used
     assert plan.node_bytes[0] == sum(plan.node_bytes.values())
-    assert plan.command[:3] == ("numactl", "--cpunodebind=0", "--membind=0")
+    assert plan.command[:3] == ("deepspeed", "--num_gpus=1", "train.py")
+    assert set(plan.settings) < set(plan.command)
     config = json.loads(plan.settings["ds_config.json"])
     micro, steps = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
     assert (micro, steps) == (plan.batch.size, plan.batch.count)
     assert micro * steps == 16
 
 
-def test_several_tiers_are_advice_and_keep_staging_near() -> None:
+def test_several_tiers_run_and_keep_near_what_the_optimizer_streams() -> None:
     plan = plan_training(request("opt-13b", tiers=("ldram", "cxl"), gpu_usable=0.9))
 
     assert plan.cxl.used
     assert plan.cxl.gain is None
-    assert not plan.runs
-    assert "places all host tensors alike" in plan.advice
+    assert plan.runs
     # the optimizer streams what it can from local memory
     assert plan.of("exp_avg").get("ldram", 0) > plan.of("exp_avg").get("cxl", 0)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from flexgen import pytorch_backend as backend
 from flexgen.pytorch_backend import DeviceType, TorchDevice, TorchTensor
 from torch.nn import functional
 
@@ -133,8 +134,8 @@ class Accelerator(TorchDevice):  # type: ignore[misc]
             wi, wo = wi.device.decompress(wi), wo.device.decompress(wo)
         width = inputs.shape[-1]
         normed = functional.layer_norm(inputs.data, (width,), weight=w_ln.data, bias=b_ln.data)
-        inner = functional.gelu(functional.linear(normed, wi.data, bias=bi.data))
-        out = functional.linear(inner, wo.data, bias=bo.data)
+        inner = functional.gelu(backend.F.linear(normed, wi.data, bias=bi.data))
+        out = backend.F.linear(inner, wo.data, bias=bo.data)
         out.add_(inputs.data)
         if donate[0]:
             inputs.delete()

@@ -69,8 +69,15 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         choices=("in-place", "workspace"),
         default="in-place",
         help="with --cpu-cache-compute: read the KV cache where it lies (default), or as FlexGen "
-        "does, over single-precision copies; a compressed cache, or one with a share on disk, "
-        "always goes through the copies",
+        "does, over single-precision copies; a cache with a share on disk always goes through the "
+        "copies",
+    )
+    ours.add_argument(
+        "--cpu-linear",
+        choices=("single", "half"),
+        default="single",
+        help="with --accelerator host: multiply in single precision, several times faster "
+        "(default), or in half as FlexGen does; as exact, but not the same in the last bit",
     )
     ours.add_argument(
         "--copies",
@@ -179,6 +186,7 @@ def request_from(args: argparse.Namespace) -> FlexGenRun:
         pin_weight=args.pin_weight,
         cpu_cache_compute=args.cpu_cache_compute,
         cpu_attention=args.cpu_attention,
+        cpu_linear=args.cpu_linear,
         copies=args.copies,
         attn_sparsity=args.attn_sparsity,
         compress_weight=args.compress_weight,

@@ -1,6 +1,6 @@
 """FlexGen's module globals, replaced for the length of one run and put back.
 
-FlexGen reads ``general_copy``, ``init_weight_list`` and ``torch`` from its own modules' globals.
+FlexGen reads ``general_copy``, ``init_weight_list``, ``torch`` and ``F`` from its modules' globals.
 Replacing those is how its code calls ours while the package, and torch itself, stay untouched.
 """
 
@@ -62,9 +62,9 @@ class TorchWithoutCuda:
 
 @contextlib.contextmanager
 def flexgen_globals(
-    *, copy: Any, init_weight_list: Any, self_attention: Any, without_cuda: bool
+    *, copy: Any, init_weight_list: Any, self_attention: Any, functional: Any, without_cuda: bool
 ) -> Iterator[None]:
-    """One run's copies, weight homes and attention layers in FlexGen's modules.
+    """One run's copies, weight homes, attention layers and functions in FlexGen's modules.
 
     FlexGen also keeps the last devices and its timers in globals; they are put back too, so that a
     run leaves nothing alive.
@@ -92,6 +92,7 @@ def flexgen_globals(
                 )
             )
             stack.enter_context(replaced(flexgen.flex_opt, **seen))
+            stack.enter_context(replaced(backend, F=functional))
             stack.enter_context(replaced(flexgen.compression, general_copy=copy))
             stack.enter_context(
                 replaced(

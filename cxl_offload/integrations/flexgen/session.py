@@ -20,6 +20,7 @@ from flexgen.utils import ExecutionEnv, project_decode_latency
 from cxl_offload.integrations.flexgen.attention import SelfAttentionInPlace
 from cxl_offload.integrations.flexgen.checkpoint import Progress, weights_folder
 from cxl_offload.integrations.flexgen.layout import Layout, lay_out, with_tiers
+from cxl_offload.integrations.flexgen.linear import functional_of
 from cxl_offload.integrations.flexgen.lm import TieredOptLM, WeightPlacer, weight_groups
 from cxl_offload.integrations.flexgen.model import ModelSource, resolve_model
 from cxl_offload.integrations.flexgen.predict import check_fit, check_stripes
@@ -168,6 +169,7 @@ class Session:
                 copy=copies,
                 init_weight_list=placer,
                 self_attention=SelfAttentionInPlace if request.attends_in_place else SelfAttention,
+                functional=functional_of(request),
                 without_cuda=request.accelerator == "host",
             )
         )

@@ -194,11 +194,15 @@ def _seconds(end: Samples, begin: Samples | None) -> float:
 
 
 def _chunk_bytes(samples: Samples) -> float:
-    """Of all that was ever stored.
+    """As the tiers say; of all that was ever stored where they do not.
 
     The first tier also stores what it takes back from the ones behind it, which no transfer from
     the KV cache pays for.
     """
+    gauge = "vllm:cxl_offload_kv_chunk_bytes"
+    engines = len(samples.label_values(gauge, "engine"))
+    if engines:
+        return samples.total(gauge, tier=_FIRST) / engines
     stored, loaded = (f"vllm:cxl_offload_kv_{event}_chunks_total" for event in ("stored", "loaded"))
     behind = samples.total(loaded) - samples.total(loaded, tier=_FIRST)
     chunks = samples.total(stored, tier=_FIRST) - behind

@@ -105,7 +105,8 @@ def test_tokens_equal_those_of_unchanged_flexgen(
     memory: Memory,
     stock: dict[str, np.ndarray[Any, Any]],
 ) -> None:
-    report = run(replace(request_tiny, place=PLACES[name], **CASES[name]), memory=memory)
+    request = replace(request_tiny, cpu_linear="half", place=PLACES[name], **CASES[name])
+    report = run(request, memory=memory)
 
     np.testing.assert_array_equal(report.tokens, stock[name])
 
@@ -124,7 +125,7 @@ def test_compressed_cache_of_a_tier_matters(
     memory: Memory,
     stock: dict[str, np.ndarray[Any, Any]],
 ) -> None:
-    request = replace(request_tiny, place=PLACES[name], **CASES[name])
+    request = replace(request_tiny, cpu_linear="half", place=PLACES[name], **CASES[name])
 
     report = generate_damaged(request, memory, 2)
 
