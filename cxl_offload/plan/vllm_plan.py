@@ -19,7 +19,7 @@ from cxl_offload.plan.known_errors import VLLM_ERROR
 from cxl_offload.plan.model_config import ModelConfig
 from cxl_offload.plan.plan_file import Batch, CxlUse, Home, PhaseEstimate, Plan, PriceEstimate
 from cxl_offload.plan.replay_check import Replay, disagreements, simulated_seconds
-from cxl_offload.plan.vllm_flags import KV, WEIGHTS, HostShares, offload_flags
+from cxl_offload.plan.vllm_flags import offload_flags
 from cxl_offload.plan.vllm_offload import (
     WeightOffload,
     compute_seconds_per_step,
@@ -242,7 +242,7 @@ def _homes(model: ModelConfig, found: _Found, each: int) -> tuple[Home, ...]:
     evicted = sum(found.kv)
     for tier, layers, kv in zip(found.hardware.tiers, found.layers, found.kv, strict=True):
         where = tier.tier if tier.name == tier.tier else f"{tier.tier} node {tier.name}"
-        parts = ((WEIGHTS, layers * each, total), (KV, kv, evicted))
+        parts = (("weights", layers * each, total), ("kv evicted", kv, evicted))
         for kind, nbytes, whole in parts:
             if nbytes:
                 percent = 100 * nbytes / whole
@@ -258,11 +258,9 @@ def _command(request: VllmRequest, found: _Found, each: int) -> tuple[str, ...]:
     made += ["--max-model-len", str(request.prompt + request.generated)]
     made += ["--max-num-seqs", str(request.most_sequences)]
     made += ["--gpu-memory-utilization", f"{request.gpu_usable:g}"]
-    parts = []
-    for tier, layers, kv in zip(found.hardware.tiers, found.layers, found.kv, strict=True):
-        parts.append((WEIGHTS, tier.tier, tier.name, layers * each))
-        parts.append((KV, tier.tier, tier.name, kv))
-    made += offload_flags(HostShares.of(parts))
+    names = [tier.name for tier in found.hardware.tiers]
+    weights = {name: count * each for name, count in zip(names, found.layers, strict=True)}
+    made += offload_flags(weights, dict(zip(names, found.kv, strict=True)))
     return tuple(made)
 
 

@@ -17,7 +17,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from cxl_offload.integrations.vllm.weight_options import read_weight_options
 from cxl_offload.plan.model_file import load_model
-from cxl_offload.plan.vllm_flags import HostShares, Shape, flags_of_plan, offload_flags
+from cxl_offload.plan.vllm_flags import Shape, flags_of_plan, offload_flags
 from cxl_offload.plan.vllm_plan import VllmRequest, plan_vllm
 from cxl_offload.topology import load_machine
 
@@ -41,8 +41,7 @@ def parsed(model: Path, flags: Sequence[str]) -> EngineArgs:
 
 @pytest.mark.parametrize("shape", ["short", "long"])
 def test_flags_mean_the_same_to_vllm_in_both_shapes(model: Path, shape: Shape) -> None:
-    shares = HostShares(weights={"2": GIB}, kv={"0": GIB}, cold={"0": 2 * GIB})
-    flags = offload_flags(shares, shape=shape)
+    flags = offload_flags({"2": GIB}, {"0": 3 * GIB, "2": GIB}, shape=shape)
     arguments = parsed(model, [*flags, "--skip-tokenizer-init"])
     assert GIB < arguments.cpu_offload_gb * GIB < 1.01 * GIB
     options = read_weight_options(arguments.additional_config, load_machine("epyc9354-cxl-a"))
@@ -52,9 +51,8 @@ def test_flags_mean_the_same_to_vllm_in_both_shapes(model: Path, shape: Shape) -
     config: Any = arguments.create_engine_config().kv_transfer_config
     assert (config.kv_connector, config.kv_role) == ("OffloadingConnector", "kv_both")
     extra = config.kv_connector_extra_config
-    assert extra["cpu_bytes_to_use"] == GIB
-    assert extra["policy"] == "bind:0"
-    assert extra["cold"] == {"bytes": 2 * GIB, "policy": "bind:0"}
+    assert extra["cpu_bytes_to_use"] == 4 * GIB
+    assert extra["policy"] == "weighted:0=3,2=1"
     assert extra["spec_name"] in ("cxl", "CxlOffloadingSpec")
 
 
