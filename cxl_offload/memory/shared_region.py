@@ -236,6 +236,8 @@ class SharedRegion:
             ``count`` parts, laid out as if they were one range; all by default the whole region.
         """
         part = self.nbytes - offset if part_bytes is None else part_bytes
+        if stride_bytes == part:  # one range, which several threads may fault in
+            part, stride_bytes, count = part * count, None, 1
         notes = self._memory.place(
             self.address + offset,
             self.nbytes - offset,

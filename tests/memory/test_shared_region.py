@@ -77,6 +77,17 @@ def test_slots_of_one_rank_are_placed_and_the_rest_is_not(name: str) -> None:
     region.close()
 
 
+def test_slots_without_gaps_are_placed_as_one_range(name: str) -> None:
+    region = SharedRegion(name, 16 * mmap.PAGESIZE)
+    page = mmap.PAGESIZE
+    region.place(Bind((NODE,)), offset=page, part_bytes=3 * page, stride_bytes=3 * page, count=4)
+    first = active().bytes_per_node(region.address, page)
+    placed = active().bytes_per_node(region.address + page, 12 * page)
+    rest = active().bytes_per_node(region.address + 13 * page, 3 * page)
+    assert (first, placed, rest) == ({-1: page}, {NODE: 12 * page}, {-1: 3 * page})
+    region.close()
+
+
 def test_processes_see_the_same_bytes_and_the_name_goes_with_the_last_to_map(name: str) -> None:
     region = SharedRegion(name, 2 * MIB, Bind((NODE,)), mappers=2)
     assert path_of(name).exists()

@@ -196,6 +196,29 @@ def without_offload(job: dict[str, Any]) -> dict[str, Any]:
     return {"told": told, "held": active().stats().asked_bytes.current}
 
 
+def inference(job: dict[str, Any]) -> dict[str, Any]:
+    """Stage 3 without an optimizer, its parameters on the host; placed, and attached later."""
+    settings = config(job | {"optimizer": "none"})
+    del settings["zero_optimization"]["offload_optimizer"]
+    made: dict[str, Any] = {"outputs": [], "rows": [], "missed": []}
+    inputs, targets = next(batches(1, seed=1, rank=RANK))
+    for how in ("stock", "placed", "attached"):
+        torch.manual_seed(0)
+        scope = placement("cxl") if how == "placed" else contextlib.nullcontext()
+        with scope as placed:
+            engine = deepspeed.initialize(model=TinyModel(), config=settings)[0]
+        attached = placed.engines[0] if placed is not None else None
+        if how == "attached":
+            attached = attach(engine, "cxl")
+        with torch.no_grad():
+            made["outputs"].append(engine(inputs, targets).item().hex())
+        if attached is not None:
+            made["rows"].append([[row.kind, row.requested, row.granted] for row in attached.rows()])
+            made["missed"].append(attached.missed())
+        engine.destroy()
+    return made
+
+
 def refused(job: dict[str, Any]) -> dict[str, Any]:
     """A node without room: the error, and an engine that is made after it."""
     result: dict[str, Any] = {}
@@ -280,6 +303,8 @@ def main() -> None:
                     results.append(two_engines(job))
                 case "no offload":
                     results.append(without_offload(job))
+                case "inference":
+                    results.append(inference(job))
                 case "refused":
                     results.append(refused(job))
                 case _:
