@@ -15,11 +15,11 @@ import statistics
 import time
 from dataclasses import replace
 
-from cxl_offload.plan.flexgen_hardware import flexgen_hardware
-from cxl_offload.plan.flexgen_job import flexgen_job
-from cxl_offload.plan.flexgen_planner import plan_flexgen
-from cxl_offload.plan.flexgen_prices import relaxed_tokens_per_s
-from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.flexgen.job import flexgen_job
+from cxl_offload.plan.flexgen.planner import plan_flexgen
+from cxl_offload.plan.flexgen.prices import relaxed_tokens_per_s
+from cxl_offload.plan.hardware import flexgen_hardware
+from cxl_offload.plan.model.file import load_model
 from cxl_offload.topology import Access, Machine, Node, NodeKind, Tier, load_machine
 
 LIMIT_S = 1.0

@@ -29,7 +29,7 @@ from cxl_offload import Memory
 from cxl_offload.executor.operators import measure_operators
 from cxl_offload.integrations.flexgen import FlexGenRun, OptShape, Session, make_opt
 from cxl_offload.integrations.flexgen.expected import decode_shape
-from cxl_offload.plan.decode_time import DecodeShape, decode_time
+from cxl_offload.plan.flexgen.decode_time import DecodeShape, decode_time
 
 SHAPE = OptShape(layers=12, hidden=768, heads=12)
 """Width and depth of OPT-125M, with byte-level tokens."""

@@ -120,3 +120,10 @@ def test_package_and_cli_need_no_torch_when_imported(path: Path) -> None:
             assert not inside(name.removeprefix("cxl_offload."), TORCH_USERS), (
                 f"{path} imports {name} at import time, which needs torch"
             )
+
+
+def test_laws_know_no_executor() -> None:
+    for path in sorted((PACKAGE / "plan" / "laws").glob("*.py")):
+        for name in imports(path):
+            room = name.removeprefix("cxl_offload.plan.").partition(".")[0]
+            assert room not in ("flexgen", "vllm", "training"), f"{path} imports {name}"

@@ -89,7 +89,7 @@ def _operators(file: str, accelerator: str) -> OperatorProfile:
 def _expected(request: FlexGenRun, report: FlexGenReport, operators: OperatorProfile) -> str:
     """The predicted decode speed beside the measured one, or why there is none."""
     from cxl_offload.integrations.flexgen.expected import decode_shape
-    from cxl_offload.plan.decode_time import decode_time
+    from cxl_offload.plan.flexgen.decode_time import decode_time
 
     try:
         shape = decode_shape(

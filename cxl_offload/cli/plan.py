@@ -18,7 +18,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.units import parse_bytes
 
 if TYPE_CHECKING:
-    from cxl_offload.plan.flexgen_planner import Interleave
+    from cxl_offload.plan.flexgen.planner import Interleave
     from cxl_offload.plan.plan_file import Plan
     from cxl_offload.plan.replay_check import Replay
     from cxl_offload.topology import Machine
@@ -97,11 +97,11 @@ def inference(
     as_json: _Json = False,
 ) -> None:
     """Batch and placement with the most tokens/s, and the command that realises it."""
-    from cxl_offload.plan.flexgen_hardware import GPU_USABLE
-    from cxl_offload.plan.flexgen_job import runs_in_flexgen
-    from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
-    from cxl_offload.plan.model_file import load_model
-    from cxl_offload.plan.vllm_plan import GPU_UTILIZATION, VllmRequest, plan_vllm
+    from cxl_offload.plan.flexgen.job import runs_in_flexgen
+    from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
+    from cxl_offload.plan.hardware import GPU_USABLE
+    from cxl_offload.plan.model.file import load_model
+    from cxl_offload.plan.vllm.plan import GPU_UTILIZATION, VllmRequest, plan_vllm
 
     where, config = _read_machine(machine, profile), load_model(model)
     if executor == "auto":
@@ -174,8 +174,8 @@ def training(
     as_json: _Json = False,
 ) -> None:
     """Micro-batch, accumulation and placement with the shortest step for DeepSpeed."""
-    from cxl_offload.plan.model_file import load_model
-    from cxl_offload.plan.training_plan import TrainingRequest, plan_training
+    from cxl_offload.plan.model.file import load_model
+    from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 
     request = TrainingRequest(
         model=load_model(model),

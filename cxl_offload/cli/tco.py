@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cxl_offload.plan import tco
+from cxl_offload.plan.laws import tco
 
 __all__ = ["register"]
 

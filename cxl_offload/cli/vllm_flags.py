@@ -27,7 +27,7 @@ def vllm_flags(
 ) -> None:
     """Print the flags that put weights and KV cache where a plan says, ready for a shell."""
     from cxl_offload.plan.plan_file import load_plan
-    from cxl_offload.plan.vllm_flags import flags_of_plan
+    from cxl_offload.plan.vllm.flags import flags_of_plan
 
     flags = flags_of_plan(load_plan(plan), shape="long" if long else "short")
     if as_json:

@@ -1,7 +1,7 @@
 """Times the operators of torch that decoding is made of; no framework and no model runs.
 
 A profile of them (:mod:`cxl_offload.profile.operators`) is what decode times are predicted from
-(:mod:`cxl_offload.plan.decode_time`).
+(:mod:`cxl_offload.plan.flexgen.decode_time`).
 """
 
 from __future__ import annotations

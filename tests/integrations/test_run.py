@@ -17,10 +17,10 @@ import pytest
 from cxl_offload.cli.run import launch_environment, plan_command
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.seeded import OptShape, make_opt
-from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
-from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
+from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan, save_plan
-from cxl_offload.plan.training_plan import TrainingRequest, plan_training
+from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.topology import load_machine
 
 ROOT = Path(__file__).parents[2]

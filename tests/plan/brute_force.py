@@ -9,14 +9,14 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
-from cxl_offload.plan.flexgen_choice import Choice, Loads, loads_of, page_slack, segments
-from cxl_offload.plan.flexgen_hardware import Hardware, HostRoom
-from cxl_offload.plan.flexgen_job import FlexGenJob, WeightGroup
-from cxl_offload.plan.flexgen_phases import phases_of
-from cxl_offload.plan.flexgen_planner import modes
-from cxl_offload.plan.flexgen_program import Mode, kv_stripe_slack, stripe_slack
-from cxl_offload.plan.flexgen_terms import HostTier
+from cxl_offload.plan.flexgen.choice import Choice, Loads, loads_of, page_slack, segments
+from cxl_offload.plan.flexgen.job import FlexGenJob, WeightGroup
+from cxl_offload.plan.flexgen.phases import phases_of
+from cxl_offload.plan.flexgen.planner import modes
+from cxl_offload.plan.flexgen.program import Mode, kv_stripe_slack, stripe_slack
+from cxl_offload.plan.flexgen.terms import HostTier
 from cxl_offload.plan.gpu import GpuRates
+from cxl_offload.plan.hardware import Hardware, HostRoom
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.plan.decode_time import DecodeShape, KvHome, decode_time
+from cxl_offload.plan.flexgen.decode_time import DecodeShape, KvHome, decode_time
 from cxl_offload.profile.curves import Estimate
 from cxl_offload.profile.operators import (
     CacheOperator,

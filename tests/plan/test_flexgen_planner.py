@@ -8,19 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cxl_offload.plan.flexgen_bound import least_seconds
-from cxl_offload.plan.flexgen_choice import Choice, granule_bytes, loads_of
-from cxl_offload.plan.flexgen_flags import spell
-from cxl_offload.plan.flexgen_hardware import flexgen_hardware
-from cxl_offload.plan.flexgen_job import flexgen_job
-from cxl_offload.plan.flexgen_model import throughput
-from cxl_offload.plan.flexgen_phases import phases_of
-from cxl_offload.plan.flexgen_planner import TIDY_LOSS, modes, plan_flexgen
-from cxl_offload.plan.flexgen_prices import knobs, prices, relaxed_tokens_per_s
-from cxl_offload.plan.flexgen_program import PlacementProgram
-from cxl_offload.plan.flexgen_terms import Placement
-from cxl_offload.plan.footprint import ElementBytes, Lengths, LlmShape
-from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.flexgen.bound import least_seconds
+from cxl_offload.plan.flexgen.choice import Choice, granule_bytes, loads_of
+from cxl_offload.plan.flexgen.flags import spell
+from cxl_offload.plan.flexgen.job import flexgen_job
+from cxl_offload.plan.flexgen.model import throughput
+from cxl_offload.plan.flexgen.phases import phases_of
+from cxl_offload.plan.flexgen.planner import TIDY_LOSS, modes, plan_flexgen
+from cxl_offload.plan.flexgen.prices import knobs, prices, relaxed_tokens_per_s
+from cxl_offload.plan.flexgen.program import PlacementProgram
+from cxl_offload.plan.flexgen.terms import Placement
+from cxl_offload.plan.hardware import flexgen_hardware
+from cxl_offload.plan.laws.footprint import ElementBytes, Lengths, LlmShape
+from cxl_offload.plan.model.file import load_model
 from cxl_offload.topology import load_machine
 
 from .brute_force import best_by_hand, choices, fits, random_instance

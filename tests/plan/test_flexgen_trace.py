@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from cxl_offload.plan.flexgen_choice import Choice, loads_of
-from cxl_offload.plan.flexgen_hardware import flexgen_hardware
-from cxl_offload.plan.flexgen_job import flexgen_job
-from cxl_offload.plan.flexgen_trace import planned_trace
-from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
-from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.flexgen.choice import Choice, loads_of
+from cxl_offload.plan.flexgen.job import flexgen_job
+from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
+from cxl_offload.plan.flexgen.trace import planned_trace
+from cxl_offload.plan.hardware import flexgen_hardware
+from cxl_offload.plan.model.file import load_model
 from cxl_offload.sim import Engines, Trace
 from cxl_offload.topology import Machine, load_machine
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
+from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
 from cxl_offload.plan.known_errors import FLEXGEN_ERROR, VLLM_ERROR
-from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import load_plan
 from cxl_offload.plan.validate.casefile import load_cases
 from cxl_offload.plan.validate.report import validate

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.model_file import load_model, model_names, parse_model
+from cxl_offload.plan.model.file import load_model, model_names, parse_model
 
 # Counts on the models' pages (safetensors metadata) and of their papers.
 PARAMETERS = {

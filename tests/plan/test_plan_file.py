@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.inference_plan import InferenceRequest, plan_inference
-from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
+from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan, load_plan, parse_plan, plan_text, save_plan
 from cxl_offload.topology import load_machine
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.model_file import load_model
-from cxl_offload.plan.training_plan import TrainingRequest, plan_training
-from cxl_offload.plan.training_trace import model_shape
-from cxl_offload.plan.vllm_plan import VllmRequest, layer_bytes, plan_vllm
+from cxl_offload.plan.model.file import load_model
+from cxl_offload.plan.training.plan import TrainingRequest, plan_training
+from cxl_offload.plan.training.trace import model_shape
+from cxl_offload.plan.vllm.plan import VllmRequest, layer_bytes, plan_vllm
 from cxl_offload.sim import Engines, Trace
 from cxl_offload.topology import Machine, load_machine
 

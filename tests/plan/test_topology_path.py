@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.plan.topology_path import (
+from cxl_offload.plan.laws.topology_path import (
     Switch,
     endpoint_names,
     parse_tree,

@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Memory
-from cxl_offload.plan.flexgen_hardware import Hardware, HostRoom
-from cxl_offload.plan.flexgen_terms import HostTier
+from cxl_offload.plan.flexgen.terms import HostTier
 from cxl_offload.plan.gpu import GpuRates
-from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.hardware import Hardware, HostRoom
+from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan, parse_plan, plan_text
-from cxl_offload.plan.training_job import TrainingJob, gpu_bytes, host_kinds
-from cxl_offload.plan.training_placement import TrainingStep, estimate, place
-from cxl_offload.plan.training_plan import TrainingRequest, plan_training
+from cxl_offload.plan.training.job import TrainingJob, gpu_bytes, host_kinds
+from cxl_offload.plan.training.placement import TrainingStep, estimate, place
+from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.topology import load_machine
 
 GIB = 1 << 30

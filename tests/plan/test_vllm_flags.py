@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Bind, Weighted, parse_policy
-from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Home, Plan, save_plan
-from cxl_offload.plan.vllm_flags import flags_of_plan, offload_flags, placement_text
-from cxl_offload.plan.vllm_plan import VllmRequest, layer_bytes, plan_vllm
+from cxl_offload.plan.vllm.flags import flags_of_plan, offload_flags, placement_text
+from cxl_offload.plan.vllm.plan import VllmRequest, layer_bytes, plan_vllm
 from cxl_offload.topology import load_machine
 
 GIB = 1 << 30

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.plan import vllm_offload
 from cxl_offload.plan.gpu import GpuRates
+from cxl_offload.plan.vllm import offload as vllm_offload
 
 GIB = 2**30
 CASE = vllm_offload.WeightOffload(

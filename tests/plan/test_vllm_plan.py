@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Weighted, parse_policy
-from cxl_offload.plan.flexgen_hardware import flexgen_hardware
-from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.hardware import flexgen_hardware
+from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan, parse_plan, plan_text
-from cxl_offload.plan.vllm_offload import WeightOffload, kv_room_bytes, tokens_per_s
-from cxl_offload.plan.vllm_plan import VllmRequest, copies_bytes_per_s, layer_bytes, plan_vllm
+from cxl_offload.plan.vllm.offload import WeightOffload, kv_room_bytes, tokens_per_s
+from cxl_offload.plan.vllm.plan import VllmRequest, copies_bytes_per_s, layer_bytes, plan_vllm
 from cxl_offload.topology import load_machine
 
 GIB = 1 << 30

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.plan import zero_offload
+from cxl_offload.plan.training import zero_offload
 
 times = st.floats(0, 10)
 

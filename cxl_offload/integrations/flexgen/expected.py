@@ -7,7 +7,7 @@ from flexgen.opt_config import OptConfig
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.integrations.flexgen.shares import HOST, ShareRow
-from cxl_offload.plan.decode_time import DecodeShape, KvHome
+from cxl_offload.plan.flexgen.decode_time import DecodeShape, KvHome
 
 __all__ = ["decode_shape"]
 
@@ -15,7 +15,7 @@ __all__ = ["decode_shape"]
 def decode_shape(
     request: FlexGenRun, config: OptConfig, *, prompt_len: int, shares: tuple[ShareRow, ...] = ()
 ) -> DecodeShape:
-    """What a request decodes, in the terms of :func:`cxl_offload.plan.decode_time.decode_time`.
+    """What a request decodes, in the terms of ``plan.flexgen.decode_time``.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cxl_offload.plan import interleave, loaded_latency, mixed_tier
+from cxl_offload.plan.laws import interleave, loaded_latency, mixed_tier
 from cxl_offload.plan.preset import mixed_tiers
 from cxl_offload.plan.validate.answers import Answer, PublicModel, machine_name
 from cxl_offload.plan.validate.inputs import Inputs

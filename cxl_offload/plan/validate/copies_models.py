@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cxl_offload.plan import copies
+from cxl_offload.plan.laws import copies
 from cxl_offload.plan.validate.answers import Answer, PublicModel, machine_numbers
 from cxl_offload.plan.validate.inputs import Inputs
 from cxl_offload.units import GB, GIB

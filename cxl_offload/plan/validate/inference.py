@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cxl_offload.plan import flexgen_model, flexgen_search, flexgen_terms, footprint, vllm_offload
 from cxl_offload.plan.exact import exact
+from cxl_offload.plan.flexgen import model as flexgen_model
+from cxl_offload.plan.flexgen import search as flexgen_search
+from cxl_offload.plan.flexgen import terms as flexgen_terms
 from cxl_offload.plan.gpu import GpuRates
-from cxl_offload.plan.pages import spread_evenly
+from cxl_offload.plan.laws import footprint
+from cxl_offload.plan.laws.pages import spread_evenly
 from cxl_offload.plan.preset import MachineNumbers
 from cxl_offload.plan.validate.answers import (
     LLM_KEYS,
@@ -17,6 +20,7 @@ from cxl_offload.plan.validate.answers import (
     machine_numbers,
 )
 from cxl_offload.plan.validate.inputs import Inputs
+from cxl_offload.plan.vllm import offload as vllm_offload
 from cxl_offload.units import GB, GIB
 
 __all__ = ["MODELS"]

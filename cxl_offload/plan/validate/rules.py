@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cxl_offload.plan import caption, interleave, oli, pages, tco, threads, topology_path
+from cxl_offload.plan.laws import caption, interleave, oli, pages, tco, threads, topology_path
 from cxl_offload.plan.validate.answers import Answer, PublicModel
 from cxl_offload.plan.validate.inputs import Inputs
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cxl_offload.plan import copies, zero_offload
 from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
+from cxl_offload.plan.laws import copies
 from cxl_offload.plan.preset import MachineNumbers
+from cxl_offload.plan.training import zero_offload
 from cxl_offload.plan.validate.answers import Answer, PublicModel, machine_numbers
 from cxl_offload.plan.validate.inputs import Inputs
 from cxl_offload.units import GB, GIB

@@ -16,9 +16,9 @@ from cxl_offload.integrations.deepspeed.kinds import (
     parse_request,
 )
 from cxl_offload.memory import Bind, Preferred, Weighted
-from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import save_plan
-from cxl_offload.plan.training_plan import TrainingRequest, plan_training
+from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 
 MACHINE = load_machine("epyc9354-cxl-a")
 

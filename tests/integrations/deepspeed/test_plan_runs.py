@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cxl_offload.plan.model_file import load_model
+from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import save_plan
-from cxl_offload.plan.training_plan import TrainingRequest, plan_training
+from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.topology import load_machine
 
 from .conftest import ROOT, environment

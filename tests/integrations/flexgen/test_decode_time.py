@@ -17,8 +17,8 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen import FlexGenRun, Session
 from cxl_offload.integrations.flexgen.expected import decode_shape
 from cxl_offload.memory import Memory
-from cxl_offload.plan import decode_time as equations
-from cxl_offload.plan.decode_time import KvHome
+from cxl_offload.plan.flexgen import decode_time as equations
+from cxl_offload.plan.flexgen.decode_time import KvHome
 from cxl_offload.profile.codec import encode
 
 from ...plan.test_decode_time import operators

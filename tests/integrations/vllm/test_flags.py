@@ -16,9 +16,9 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from cxl_offload.integrations.vllm.weight_options import read_weight_options
-from cxl_offload.plan.model_file import load_model
-from cxl_offload.plan.vllm_flags import Shape, flags_of_plan, offload_flags
-from cxl_offload.plan.vllm_plan import VllmRequest, plan_vllm
+from cxl_offload.plan.model.file import load_model
+from cxl_offload.plan.vllm.flags import Shape, flags_of_plan, offload_flags
+from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
 from cxl_offload.topology import load_machine
 
 from .weights_run import make_model

@@ -1,0 +1,241 @@
+"""A lower bound of the seconds of every batch at once, so that few of them need a program.
+
+Every term is made as small as it can be by itself: KV goes to the fastest tier for the term at
+hand, weights too, a tier's room is offered to both, and only the sum of all host tiers is charged
+with everything. What is whole stays whole: cuts of weights at the GPU's and the drive's end, and
+sequences. So the bound is never above the optimum, and close to it; a test checks the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cxl_offload.plan.flexgen.choice import Stripe
+from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
+from cxl_offload.plan.flexgen.phases import decode_gpu_seconds, prefill_flops
+from cxl_offload.plan.flexgen.program import Mode
+from cxl_offload.plan.flexgen.terms import (
+    CPU_ATTENTION_FLOPS_PER_CORE,
+    HIDDEN_STORE_BYTES_PER_S,
+    KV_DRIVE_STORE_BYTES_PER_S,
+    KV_STORE_BYTES_PER_S,
+    WORKSPACE_BYTES_PER_ELEMENT,
+)
+from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
+from cxl_offload.plan.hardware import Hardware
+
+__all__ = ["least_seconds", "most_sequences"]
+
+Array = NDArray[np.float64]
+_FLOOR = 1e-9
+"""A quotient this close below a whole number is that number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Room for bytes and what a byte there costs."""
+
+    room: Array | float
+    seconds_per_byte: float
+
+
+def _least_cost(nbytes: Array, buckets: list[_Bucket]) -> Array:
+    """Cheapest way to put bytes into buckets; what fits nowhere costs nothing (a lower bound)."""
+    left, cost = nbytes, np.zeros_like(nbytes)
+    for bucket in sorted(buckets, key=lambda each: each.seconds_per_byte):
+        here = np.minimum(left, bucket.room)
+        cost = cost + here * bucket.seconds_per_byte
+        left = left - here
+    return cost
+
+
+def _whole(quotient: Array) -> Array:
+    return np.floor(np.maximum(quotient, -1.0) + _FLOOR)
+
+
+def most_sequences(job: FlexGenJob, hardware: Hardware) -> int:
+    """No block has more sequences than all memory has room for beside the weights."""
+    room = sum(tier.usable_bytes for tier in hardware.tiers)
+    room += hardware.gpu_usable_bytes + hardware.drive_usable_bytes - job.weight_bytes
+    return max(0, int(room // job.kv_sequence_bytes))
+
+
+def least_seconds(
+    job: FlexGenJob,
+    hardware: Hardware,
+    mode: Mode,
+    levels: tuple[WeightLevel, ...],
+    batches: Array,
+) -> Array:
+    """Seconds of a block that no choice of this mode undercuts; infinite where none fits.
+
+    Parameters
+    ----------
+    batches
+        float64 ``(B,)``: numbers of GPU batches.
+
+    Returns
+    -------
+    numpy.ndarray
+        float64 ``(B,)``.
+    """
+    below = np.array([level.bytes_below for level in levels], dtype=np.float64)
+    first, last = np.triu_indices(len(levels))
+    if not hardware.drive_usable_bytes:
+        first, last = first[first == 0], last[first == 0]
+    on_drive, off_gpu = below[first][:, None], below[last][:, None]
+    best = np.full(len(batches), np.inf)
+    for act in (0.0, 1.0):
+        seconds = _bound(job, hardware, mode, (on_drive, off_gpu), batches[None, :], act)
+        best = np.minimum(best, seconds.min(axis=0))
+    return best
+
+
+def _stripe_cost(stripe: Stripe, rates: list[float]) -> float:
+    total = sum(stripe)
+    return max(w / total / rate for w, rate in zip(stripe, rates, strict=True) if w)
+
+
+def _host_buckets(
+    hardware: Hardware, stripe: Stripe | None, costs: list[float], striped: float
+) -> list[_Bucket]:
+    if stripe is None:
+        rooms = [tier.usable_bytes for tier in hardware.tiers]
+        return [_Bucket(room, cost) for room, cost in zip(rooms, costs, strict=True)]
+    return [_Bucket(_stripe_room(hardware, stripe), striped)]
+
+
+def _stripe_room(hardware: Hardware, stripe: Stripe) -> float:
+    total = sum(stripe)
+    rooms = zip(hardware.tiers, stripe, strict=True)
+    return min(tier.usable_bytes * total / weight for tier, weight in rooms if weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Sequences of a GPU batch: at most on the GPU, then at least on host and drive together."""
+
+    gpu: Array
+    off_gpu: Array
+    drive_least: Array
+    drive_most: Array
+    feasible: NDArray[np.bool_]
+
+
+def _split(
+    job: FlexGenJob,
+    hardware: Hardware,
+    mode: Mode,
+    weights: tuple[Array, Array],
+    n: Array,
+    act: float,
+) -> _Split:
+    on_drive, off_gpu = weights
+    size, hidden = mode.gpu_batch, job.hidden_bytes(mode.gpu_batch)
+    sequence = n * job.kv_sequence_bytes
+    loaded = np.where(off_gpu > 0, job.gpu_loaded_bytes(), 0)
+    held = 2 + (n - 2) * act
+    room = hardware.gpu_usable_bytes - (job.weight_bytes - off_gpu) - loaded
+    room = room - held * hidden - job.gpu_work_bytes(size)
+    most = _whole(room / sequence)
+    feasible = (most >= (size if mode.kv_on_gpu else 0)) & (on_drive <= hardware.drive_usable_bytes)
+    gpu = np.minimum(most, size if mode.kv_on_gpu else size - 1)
+    scratch = (1 - act) * (n + 1) * hidden
+    if not mode.kv_on_gpu:
+        tensors = np.where(n > 1, 4, 2)
+        scratch = scratch + (n + 1) * job.mask_bytes(size)
+        scratch = scratch + tensors * job.workspace_tensor_bytes(size)
+    total = sum(tier.usable_bytes for tier in hardware.tiers)
+    host_room = total - (off_gpu - on_drive) - scratch
+    feasible &= host_room >= 0
+    host_most = _whole(host_room / sequence)
+    if mode.kv_stripe is not None:
+        host_most = np.minimum(
+            host_most, _stripe_room(hardware, mode.kv_stripe) / sequence + _FLOOR
+        )
+    if mode.weight_stripe is not None:
+        feasible &= off_gpu - on_drive <= _stripe_room(hardware, mode.weight_stripe)
+    off = size - gpu
+    drive_most = _whole((hardware.drive_usable_bytes - on_drive) / sequence)
+    drive_least = np.ceil(np.maximum(0.0, off - host_most) - _FLOOR)
+    feasible &= drive_least <= drive_most
+    return _Split(gpu, off, drive_least, np.maximum(drive_most, 0), feasible)
+
+
+def _bound(
+    job: FlexGenJob,
+    hardware: Hardware,
+    mode: Mode,
+    weights: tuple[Array, Array],
+    n: Array,
+    act: float,
+) -> Array:
+    on_drive, off_gpu = weights
+    split = _split(job, hardware, mode, weights, n, act)
+    rates = hardware.rates().tiers
+    link = hardware.link_bytes_per_s
+    dma = [min(link, tier.dma_bytes_per_s) for tier in rates]
+    striped = 0.0 if mode.weight_stripe is None else _stripe_cost(mode.weight_stripe, dma)
+    buckets = _host_buckets(hardware, mode.weight_stripe, [1 / rate for rate in dma], striped)
+    load = _least_cost(off_gpu - on_drive, buckets) + on_drive / dma[0]
+    drive_s = on_drive * 0.0
+    if hardware.drive_usable_bytes:
+        drive_s = on_drive / hardware.drive_read_bytes_per_s
+    prefill = np.maximum(load + drive_s, _stores(job, hardware, mode, split, n))
+    flops = prefill_flops(job, mode.gpu_batch) * n
+    work = flops / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)
+    prefill = np.maximum(prefill, work)
+    prefill = np.maximum(prefill, job.weight_bytes / hardware.gpu.memory_bytes_per_s)
+    hidden = n * mode.gpu_batch * job.layers * job.width * 2.0 * (1 - act)
+    slowest = np.maximum(
+        hidden / HIDDEN_STORE_BYTES_PER_S, _attention(job, hardware, mode, split, n)
+    )
+    if hardware.drive_usable_bytes:
+        kv = n * split.drive_least * job.mean_kv_tokens * job.kv_bytes_per_token
+        slowest = np.maximum(slowest, drive_s + kv / hardware.drive_read_bytes_per_s)
+    total = prefill + (job.generated - 1) * (load + hidden / link + slowest)
+    return np.where(split.feasible, total, np.inf)
+
+
+def _stores(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n: Array) -> Array:
+    each = 1 / hardware.local_latency_ns / KV_STORE_BYTES_PER_S
+    latencies = [tier.rates.latency_ns for tier in hardware.tiers]
+    stripe = mode.kv_stripe
+    mean = 0.0
+    if stripe is not None:
+        mean = sum(w * ns for w, ns in zip(stripe, latencies, strict=True)) / sum(stripe)
+    costs = [each * ns for ns in latencies]
+    scale = job.positions / job.prompt  # rooms are of full caches, stores of prompts
+    buckets = _host_buckets(hardware, stripe, [cost / scale for cost in costs], each * mean / scale)
+    if hardware.drive_usable_bytes:
+        written = min(hardware.drive_write_bytes_per_s, KV_DRIVE_STORE_BYTES_PER_S)
+        cost = (each * latencies[0] + 1 / written) / scale
+        buckets.append(_Bucket(split.drive_most * n * job.kv_sequence_bytes, cost))
+    return _least_cost(split.off_gpu * n * float(job.kv_sequence_bytes), buckets)
+
+
+def _attention(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n: Array) -> Array:
+    """GPU work and CPU attention: arithmetic or memory, whichever is longer."""
+    kv = job.mean_kv_tokens * job.kv_bytes_per_token
+    rates = [tier.rates.read_bytes_per_s for tier in hardware.tiers]
+    gpu_rate = hardware.gpu.memory_bytes_per_s
+    work = n * decode_gpu_seconds(job, hardware, mode.gpu_batch)
+    flops = 4 * job.mean_kv_tokens * job.width * job.layers
+    each = flops / (hardware.cores * CPU_ATTENTION_FLOPS_PER_CORE)
+    # KV moved off the GPU costs at least `each`, so it is dearer there only if the GPU is slower
+    if kv / gpu_rate <= each:
+        work = work + n * split.gpu * kv / gpu_rate
+    elements = job.mean_kv_tokens * job.kv_elements_per_token * WORKSPACE_BYTES_PER_ELEMENT
+    least = n * split.off_gpu * elements / max(rates)
+    scale = job.positions / job.mean_kv_tokens
+    striped = 0.0 if mode.kv_stripe is None else _stripe_cost(mode.kv_stripe, rates) / scale
+    buckets = _host_buckets(hardware, mode.kv_stripe, [1 / rate / scale for rate in rates], striped)
+    if hardware.drive_usable_bytes:
+        room = split.drive_most * n * job.kv_sequence_bytes
+        buckets.append(_Bucket(room, 1 / rates[0] / scale))
+    memory = _least_cost(split.off_gpu * n * float(job.kv_sequence_bytes), buckets)
+    slower: Array = np.maximum(n * split.off_gpu * each, memory + least)
+    return work + slower

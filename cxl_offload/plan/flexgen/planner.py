@@ -1,0 +1,207 @@
+"""Batch and placement of FlexGen with the most tokens a second.
+
+Outside: GPU batch sizes of FlexGen's list, every number of them, and the modes (host KV and weights
+by whole tensors or striped). For each a bound, and in the order of the bounds a mixed-integer
+program, until the best found is above all bounds left. The answer is the optimum over all choices
+that ``flexgen.choice`` can express.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cxl_offload.plan.flexgen.bound import least_seconds, most_sequences
+from cxl_offload.plan.flexgen.choice import (
+    Choice,
+    Loads,
+    Stripe,
+    kv_granule,
+    loads_of,
+    weight_granule,
+)
+from cxl_offload.plan.flexgen.job import FlexGenJob
+from cxl_offload.plan.flexgen.phases import Phases, phases_of
+from cxl_offload.plan.flexgen.program import Mode, PlacementProgram
+from cxl_offload.plan.flexgen.search import GPU_BATCHES
+from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.laws.interleave import best_weights
+
+__all__ = ["MOST_SEQUENCES", "Found", "Interleave", "modes", "plan_flexgen"]
+
+MOST_SEQUENCES = 8192
+"""Largest block that is searched; FlexGen prepares all of its rows before the first token."""
+
+_STRIPE_TOTAL = 16
+"""Sum of interleave weights: steps of 6 % are finer than bandwidths are known."""
+
+_TIE = 1e-9
+
+Interleave = Literal["auto", "always", "never"]
+
+TIDY_LOSS = 1e-6
+"""Share of the throughput that is given up for fewer bytes on slow homes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best choice, what it holds and what the equations say of it.
+
+    ``programs`` counts the mixed-integer programs that were solved.
+    """
+
+    choice: Choice
+    loads: Loads
+    phases: Phases
+    mode: Mode
+    programs: int
+
+
+def _stripes(hardware: Hardware, rates: Sequence[float]) -> Iterator[Stripe]:
+    """Stripes over the first two, three, ... tiers, weighted by their rates.
+
+    Only as far as rates are known: a stripe over an unknown rate has no best weights.
+    """
+    for count in range(2, len(hardware.tiers) + 1):
+        known = [rate for rate in rates[:count] if 0 < rate < float("inf")]
+        if len(known) < count:
+            return
+        weights = best_weights(known, total=_STRIPE_TOTAL)
+        if min(weights) > 0:
+            yield (*weights, *(0,) * (len(hardware.tiers) - count))
+
+
+def modes(
+    job: FlexGenJob,
+    hardware: Hardware,
+    *,
+    gpu_batches: Sequence[int] = GPU_BATCHES,
+    interleave: Mapping[str, Interleave] | None = None,
+) -> list[Mode]:
+    """What the programs are told: stripes are offered where they can bring something.
+
+    Striped KV adds the bandwidth of the tiers for attention; striped weights help only where a
+    tier alone is slower towards the GPU than the link. ``interleave`` (``weights``, ``kv``) takes
+    them away, or leaves nothing else of what is on the host.
+    """
+    wanted = {"weights": "auto", "kv": "auto", **(interleave or {})}
+    dma = [tier.rates.dma_bytes_per_s for tier in hardware.tiers]
+    reads = [tier.rates.read_bytes_per_s for tier in hardware.tiers]
+    weights: list[Stripe | None] = [None]
+    if min(dma) < hardware.link_bytes_per_s or wanted["weights"] == "always":
+        capped = [min(rate, hardware.link_bytes_per_s) for rate in dma]
+        weights += [each for each in _stripes(hardware, capped) if weight_granule(job, each)]
+    kv: list[Stripe | None] = [None]
+    kv += [each for each in _stripes(hardware, reads) if kv_granule(job, each)]
+    weights = _kept(weights, wanted["weights"])
+    kv = _kept(kv, wanted["kv"])
+    return [
+        Mode(size, weight_stripe, kv_stripe, on_gpu)
+        for size in gpu_batches
+        for weight_stripe in weights
+        for kv_stripe, on_gpu in [(None, True), *((each, False) for each in kv)]
+    ]
+
+
+def _kept(stripes: list[Stripe | None], wanted: str) -> list[Stripe | None]:
+    """What is left of the stripes (None: no stripe) by the user's wish."""
+    if wanted == "auto":
+        return stripes
+    return [each for each in stripes if (each is not None) == (wanted == "always")]
+
+
+def plan_flexgen(
+    job: FlexGenJob,
+    hardware: Hardware,
+    *,
+    gpu_batches: Sequence[int] = GPU_BATCHES,
+    interleave: Mapping[str, Interleave] | None = None,
+    most_batches: int | None = None,
+) -> Found | None:
+    """The choice with the most tokens a second, or None where not one sequence fits.
+
+    Parameters
+    ----------
+    gpu_batches
+        GPU batch sizes to try.
+    interleave
+        ``weights`` and ``kv``: striped over tiers where it is faster (``auto``), ``never``, or
+        ``always`` as far as they are on the host.
+    most_batches
+        Most GPU batches in a block; by default what memory holds, up to ``MOST_SEQUENCES`` rows.
+    """
+    levels = job.levels()
+    most = min(most_sequences(job, hardware), MOST_SEQUENCES)
+    queue: list[tuple[float, int, int, Mode]] = []
+    for at, mode in enumerate(modes(job, hardware, gpu_batches=gpu_batches, interleave=interleave)):
+        top = most // mode.gpu_batch if most_batches is None else most_batches
+        if top < 1:
+            continue
+        batches = np.arange(1, top + 1, dtype=np.float64)
+        seconds = least_seconds(job, hardware, mode, levels, batches)
+        each = seconds / batches / mode.gpu_batch
+        queue += [(float(bound), at, n + 1, mode) for n, bound in enumerate(each) if bound < np.inf]
+    heapq.heapify(queue)
+    best: tuple[float, Choice, Mode] | None = None
+    programs = 0
+    while queue:
+        bound, _, count, mode = heapq.heappop(queue)
+        if best is not None and bound >= best[0] * (1 - _TIE):
+            break
+        rows = count * mode.gpu_batch
+        program = PlacementProgram(
+            job,
+            hardware,
+            mode,
+            batches=count,
+            levels=levels,
+            most_seconds=None if best is None else best[0] * rows,
+            unit_s=bound * rows,
+        )
+        programs += 1
+        found = program.solve()
+        if found is None or not _holds(hardware, loads_of(job, hardware, found[0], levels)):
+            continue
+        if best is None or found[1] / rows < best[0]:
+            best = (found[1] / rows, found[0], mode)
+    if best is None:
+        return None
+    choice = _tidied(job, hardware, best[2], best[1], best[0] * best[1].sequences)
+    loads = loads_of(job, hardware, choice, levels)
+    return Found(choice, loads, phases_of(job, hardware, choice, loads), best[2], programs + 1)
+
+
+def _tidied(
+    job: FlexGenJob, hardware: Hardware, mode: Mode, choice: Choice, seconds: float
+) -> Choice:
+    """Of the choices of this batch that are as fast, the one with least on slow homes."""
+    program = PlacementProgram(
+        job,
+        hardware,
+        mode,
+        batches=choice.batches,
+        levels=job.levels(),
+        most_seconds=seconds * (1 + TIDY_LOSS),
+        unit_s=seconds,
+        tidy=True,
+    )
+    found = program.solve()
+    if found is None or not _holds(hardware, loads_of(job, hardware, found[0], job.levels())):
+        return choice
+    return found[0]
+
+
+def _holds(hardware: Hardware, loads: Loads) -> bool:
+    """Whether every home has room, to the byte: the solver is exact only to its tolerance."""
+    on_drive = loads.weights_drive + loads.kv_drive
+    return (
+        loads.gpu_bytes <= hardware.gpu_usable_bytes
+        and on_drive <= hardware.drive_usable_bytes
+        and all(
+            have <= tier.usable_bytes for have, tier in zip(loads.host, hardware.tiers, strict=True)
+        )
+    )

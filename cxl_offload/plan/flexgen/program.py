@@ -1,0 +1,390 @@
+"""FlexGen's placement for one batch as a (mixed-integer) linear program.
+
+Columns: ``n`` (GPU batches) and ``one``; bytes of weights in every home; sequences of a whole
+block in every home of KV; seconds. Every row is homogeneous in them, so one builder serves both:
+
+- a batch: ``n`` and ``one`` are fixed, whole columns choose cuts of weights and sequences;
+- the batch left open: ``n = 1`` and ``one`` free, everything then is a GPU batch's worth, and the
+  optimum is the least time of a GPU batch over all (real) numbers of them (Charnes and Cooper's
+  substitution). Its duals price capacity with the larger batch it allows included.
+
+Seconds are those of ``flexgen.phases``; a test holds the two together. Columns hold bytes and
+seconds in units of their size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cxl_offload.plan.flexgen.choice import (
+    Choice,
+    Stripe,
+    kv_granule,
+    page_slack,
+    segments,
+    weight_granule,
+)
+from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
+from cxl_offload.plan.flexgen.phases import decode_gpu_seconds, prefill_flops
+from cxl_offload.plan.flexgen.terms import (
+    CPU_ATTENTION_FLOPS_PER_CORE,
+    HIDDEN_STORE_BYTES_PER_S,
+    KV_DRIVE_STORE_BYTES_PER_S,
+    KV_STORE_BYTES_PER_S,
+    WORKSPACE_BYTES_PER_ELEMENT,
+)
+from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
+from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.solve import TOLERANCE, Program, Solution
+
+__all__ = ["Mode", "PlacementProgram", "stripe_slack"]
+
+ROOM_TOLERANCE = 4 * TOLERANCE
+"""Rooms are narrowed by more than the solver may exceed a row by, as a share of all weights."""
+
+Terms = dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What is decided outside the program: the GPU batch, stripes, KV all on the GPU or not."""
+
+    gpu_batch: int
+    weight_stripe: Stripe | None
+    kv_stripe: Stripe | None
+    kv_on_gpu: bool
+
+
+def stripe_slack(job: FlexGenJob, stripe: Stripe | None) -> tuple[float, ...]:
+    """Bytes by which striped weights may exceed their shares, a tier.
+
+    A tensor gives a tier less than two granules more than its share: one by the cut cycle, a part
+    of one by the cut granule. One too small for a cycle is all on the tier of the largest weight.
+    """
+    if stripe is None:
+        return ()
+    granule = weight_granule(job, stripe) or 0
+    slack, heaviest = [0.0] * len(stripe), stripe.index(max(stripe))
+    for group in job.groups:
+        for size in group.sizes:
+            if 2 * size < sum(stripe) * granule:
+                slack[heaviest] += 2 * size * group.count
+            else:
+                slack = [have + 2 * granule * group.count for have in slack]
+    return tuple(each * (weight > 0) for each, weight in zip(slack, stripe, strict=True))
+
+
+def kv_stripe_slack(job: FlexGenJob, stripe: Stripe) -> float:
+    """The same for the K and V tensors of one GPU batch."""
+    if sum(weight > 0 for weight in stripe) == 1:
+        return 0.0
+    return 2.0 * (kv_granule(job, stripe) or 0) * job.kv_tensors
+
+
+class PlacementProgram:
+    """One mode as a program.
+
+    Parameters
+    ----------
+    batches
+        Number of GPU batches; None leaves it open (relaxed, for bounds and prices).
+    most_seconds
+        Refuse anything slower than so many seconds a block.
+    tidy
+        Of what keeps ``most_seconds``, the choice with least on slow homes: GPU, then the tiers in
+        their order, then the drive.
+    like
+        Keep the scratch tier and the home of activations of this choice.
+    unit_s
+        Seconds of the program's unit of time, near the answer: the solver's tolerances are
+        absolute. The unit of bytes is all weights.
+    """
+
+    def __init__(
+        self,
+        job: FlexGenJob,
+        hardware: Hardware,
+        mode: Mode,
+        *,
+        batches: int | None,
+        levels: tuple[WeightLevel, ...],
+        most_seconds: float | None = None,
+        unit_s: float = 1.0,
+        tidy: bool = False,
+        like: Choice | None = None,
+    ) -> None:
+        self.unit_bytes, self.unit_s = float(job.weight_bytes), unit_s
+        self.job, self.hardware, self.mode, self.levels = job, hardware, mode, levels
+        self.batches = batches
+        self.program = Program()
+        self._tidy, self._like = tidy, like
+        self._drive = hardware.drive_usable_bytes > 0
+        self._weight_segments = segments(hardware, mode.weight_stripe)
+        self._kv_segments = segments(hardware, mode.kv_stripe)
+        self._columns()
+        self._shares()
+        self._capacities()
+        self._decode()
+        self._prefill()
+        steps = float(job.generated - 1)
+        add = self.program
+        terms = {self.total: 1.0, self.pre: -1.0, self.load: -steps, self.slowest: -steps}
+        add.row("total", terms, low=0.0, high=0.0)
+        if most_seconds is not None:
+            add.row("at most", {self.total: 1.0}, high=most_seconds / unit_s)
+
+    def _timed(self, name: str, terms: Terms) -> None:
+        """``terms <= 0``, those of other columns than times given in seconds."""
+        times = (self.total, self.pre, self.load, self.slowest, self.read)
+        scaled = {at: value if at in times else value / self.unit_s for at, value in terms.items()}
+        self.program.row(name, scaled, high=0.0)
+
+    def _columns(self) -> None:
+        column, tiers = self.program.column, self.hardware.tiers
+        fixed = 1.0 if self.batches is None else float(self.batches)
+        self.n = column("n", low=fixed, high=fixed)
+        self.one = column("one", low=0.0 if self.batches is None else 1.0, high=1.0)
+        ends = [f"segment {at}" for at in range(len(self._weight_segments))]
+        most = None if self._drive else 0.0
+        high = float("inf") if most is None else most
+        each = self.job.kv_sequence_bytes / self.unit_bytes
+        last = 2.0 * (len(tiers) + 1) * self._tidy
+        self.weights = [column("weights drive", high=high, cost=last)]
+        for end, stripe in zip(ends, self._weight_segments, strict=True):
+            self.weights.append(column(f"weights {end}", cost=self._rank(stripe)))
+        self.weights.append(column("weights gpu"))
+        self.kv = [column("kv drive", high=high, cost=last * each)]
+        for at, stripe in enumerate(self._kv_segments):
+            self.kv.append(column(f"kv segment {at}", cost=self._rank(stripe) * each))
+        self.kv.append(column("kv gpu"))
+        self.act = column("activations gpu", high=1.0, whole=True)
+        self.act_n = column("n * activations gpu")
+        self.scratch = [
+            column(f"scratch {tier.name}", high=1.0, whole=True, cost=1e-3 * at * self._tidy)
+            for at, tier in enumerate(tiers)
+        ]
+        self.act_scratch = [column(f"activations {tier.name}") for tier in tiers]
+        self.some_off_gpu = column("weights off gpu", high=1.0)
+        self.total = column("total", cost=0.0 if self._tidy else 1.0)
+        self.pre, self.load = column("prefill"), column("load")
+        self.slowest, self.read = column("slowest"), column("attention memory")
+
+    def _rank(self, stripe: Stripe) -> float:
+        """How late in the order of homes a segment is, when tidying."""
+        return self._tidy * sum((at + 1) * w for at, w in enumerate(stripe)) / sum(stripe)
+
+    def _shares(self) -> None:
+        """Weights by realisable cuts, KV by whole sequences, one scratch tier."""
+        add, job, size = self.program, self.job, self.mode.gpu_batch
+        total = job.weight_bytes / self.unit_bytes
+        add.row(
+            "all weights", {**dict.fromkeys(self.weights, 1.0), self.one: -total}, low=0, high=0
+        )
+        add.row("all kv", {**dict.fromkeys(self.kv, 1.0), self.n: -float(size)}, low=0, high=0)
+        add.row("one scratch", {**dict.fromkeys(self.scratch, 1.0), self.one: -1.0}, low=0, high=0)
+        off = {self.weights[-1]: 1.0 / total, self.one: -1.0, self.some_off_gpu: 1.0}
+        add.row("some off gpu", off, low=0)
+        on_gpu = float(size) if self.mode.kv_on_gpu else size - 1.0
+        low = 0.0 if self.mode.kv_on_gpu else -float("inf")
+        add.row("kv on gpu", {self.kv[-1]: 1.0, self.n: -on_gpu}, low=low, high=0.0)
+        # act_n = n * act, exact at both ends
+        most = {self.act_n: 1.0, self.n: -1.0}
+        add.row("act_n <= n", most, high=0.0)
+        if self.batches is not None:
+            link = {self.act_n: 1.0, self.act: -float(self.batches)}
+            add.row("act_n = n act", link, low=0.0, high=0.0)
+            self._whole()
+        add.row("act <= act_n", {self.act: 1.0, self.act_n: -1.0}, high=0.0)
+        add.row("act <= one", {self.act: 1.0, self.one: -1.0}, high=0.0)
+        if self._like is not None:
+            held = float(self._like.activations_on_gpu)
+            add.row("act", {self.act: 1.0, self.one: -held}, low=0.0, high=0.0)
+            add.row("act_n", {self.act_n: 1.0, self.n: -held}, low=0.0, high=0.0)
+            kept = {self.scratch[self._like.scratch]: 1.0, self.one: -1.0}
+            add.row("scratch", kept, low=0.0, high=0.0)
+
+    def _whole(self) -> None:
+        add, top = self.program, len(self.levels) - 1
+        below = [level.bytes_below / self.unit_bytes for level in self.levels]
+        self.cuts: list[list[int]] = []
+        for at in range(len(self.weights) - 1):
+            names = [f"cut {at} at {level}" for level in range(top + 1)]
+            self.cuts.append([add.column(name, high=1.0, whole=True) for name in names])
+        for at, cut in enumerate(self.cuts):
+            add.row(f"cut {at}", dict.fromkeys(cut, 1.0), low=1.0, high=1.0)
+            value: Terms = {self.weights[at]: -1.0}
+            value |= dict(zip(cut, below, strict=True))
+            if at:
+                before = self.cuts[at - 1]
+                value |= {column: -nbytes for column, nbytes in zip(before, below, strict=True)}
+                for level in range(top):  # a later cut is not below an earlier one
+                    terms = dict.fromkeys(cut[: level + 1], 1.0)
+                    terms |= dict.fromkeys(before[: level + 1], -1.0)
+                    add.row(f"cut {at} after {at - 1}", terms, high=0.0)
+            add.row(f"weights of cut {at}", value, low=0.0, high=0.0)
+        # some_off_gpu is 1 unless the last cut is at 0
+        add.row("off gpu", {self.some_off_gpu: 1.0, self.cuts[-1][0]: 1.0}, low=1.0)
+        self.sequences = [
+            add.column(f"sequences {at}", high=float(self.mode.gpu_batch), whole=True)
+            for at in range(len(self.kv))
+        ]
+        for all_of_it, each in zip(self.kv, self.sequences, strict=True):
+            terms = {all_of_it: 1.0, each: -float(self.batches or 1)}
+            add.row("whole sequences", terms, low=0.0, high=0.0)
+
+    def _capacities(self) -> None:
+        job, size, add = self.job, self.mode.gpu_batch, self.program
+        sequence = job.kv_sequence_bytes / self.unit_bytes
+        hidden = job.hidden_bytes(size) / self.unit_bytes
+        slack = stripe_slack(job, self.mode.weight_stripe)
+        self.capacity_rows: dict[str, int] = {}
+        for at, tier in enumerate(self.hardware.tiers):
+            terms: Terms = {self.one: -tier.usable_bytes / self.unit_bytes}
+            for column, stripe in zip(self.weights[1:-1], self._weight_segments, strict=True):
+                terms[column] = stripe[at] / sum(stripe)
+            for column, stripe in zip(self.kv[1:-1], self._kv_segments, strict=True):
+                terms[column] = sequence * stripe[at] / sum(stripe)
+            if slack:
+                terms[self.one] += slack[at] / self.unit_bytes
+            extra = 0.0
+            if self.mode.kv_stripe is not None and self.mode.kv_stripe[at]:
+                extra = kv_stripe_slack(job, self.mode.kv_stripe) / self.unit_bytes
+            if extra and not self.mode.kv_on_gpu:
+                terms[self.n] = extra
+            self._scratch_need(at, terms, hidden)
+            whole, each = page_slack(job, 1)
+            terms[self.one] += ROOM_TOLERANCE + whole / self.unit_bytes
+            terms[self.n] = terms.get(self.n, 0.0) + each / self.unit_bytes
+            self.capacity_rows[tier.name] = add.row(f"room of {tier.name}", terms, high=0.0)
+        held = {self.weights[-1]: 1.0, self.kv[-1]: sequence, self.act_n: hidden}
+        held[self.some_off_gpu] = job.gpu_loaded_bytes() / self.unit_bytes
+        held[self.act] = -2 * hidden
+        room = self.hardware.gpu_usable_bytes - job.gpu_work_bytes(size)
+        held[self.one] = 2 * hidden - room / self.unit_bytes + ROOM_TOLERANCE
+        self.capacity_rows["gpu"] = add.row("room of gpu", held, high=0.0)
+        if self._drive:
+            terms = {self.weights[0]: 1.0, self.kv[0]: sequence}
+            terms[self.one] = ROOM_TOLERANCE - self.hardware.drive_usable_bytes / self.unit_bytes
+            self.capacity_rows["nvme"] = add.row("room of nvme", terms, high=0.0)
+
+    def _scratch_need(self, at: int, terms: Terms, hidden: float) -> None:
+        """Hidden states, masks and the workspace, where this tier is the scratch tier.
+
+        Products with the whole ``scratch`` column: exact when it is 0 or 1, below the truth else.
+        """
+        job, size, add = self.job, self.mode.gpu_batch, self.program
+        copies = 1.0 if self.batches is None else self.batches + 1.0
+        terms[self.act_scratch[at]] = copies * hidden
+        needed = {self.act_scratch[at]: 1.0, self.scratch[at]: -1.0, self.act: 1.0}
+        add.row("activations on scratch", needed, low=0.0)
+        if self.mode.kv_on_gpu:
+            return
+        per_batch = 1 if self.batches is None else self.batches
+        workspace = job.workspace_tensors(per_batch) * job.workspace_tensor_bytes(size)
+        terms[self.scratch[at]] = (copies * job.mask_bytes(size) + workspace) / self.unit_bytes
+
+    def _decode(self) -> None:
+        job, hardware, size = self.job, self.hardware, self.mode.gpu_batch
+        rates = hardware.rates().tiers
+        link = hardware.link_bytes_per_s
+        self.weights_link = self._link_terms()
+        hidden = 2.0 * size * job.layers * job.width
+        load: Terms = {self.load: -1.0, **self.weights_link}
+        load |= {self.n: hidden / link, self.act_n: -hidden / link}
+        self._timed("load", load)
+        stores = {self.n: hidden / HIDDEN_STORE_BYTES_PER_S}
+        stores |= {self.act_n: -stores[self.n], self.slowest: -1.0}
+        self._timed("hidden stores", stores)
+        kv = job.mean_kv_tokens * job.kv_bytes_per_token  # bytes of a sequence
+        if self._drive:
+            read = hardware.drive_read_bytes_per_s
+            drive = {
+                self.weights[0]: self.unit_bytes / read,
+                self.kv[0]: kv / read,
+                self.slowest: -1.0,
+            }
+            self._timed("drive reads", drive)
+        work: Terms = {self.slowest: -1.0, self.n: decode_gpu_seconds(job, hardware, size)}
+        work[self.kv[-1]] = kv / hardware.gpu.memory_bytes_per_s
+        off_gpu = self.kv[:-1]
+        flops = 4 * job.mean_kv_tokens * job.width * job.layers
+        each = flops / (hardware.cores * CPU_ATTENTION_FLOPS_PER_CORE)
+        self._timed("attention arithmetic", {**work, **dict.fromkeys(off_gpu, each)})
+        memory = {**work, self.read: 1.0, self.kv[0]: kv / rates[0].read_bytes_per_s}
+        for column, stripe in zip(self.kv[1:-1], self._kv_segments, strict=True):
+            memory[column] = kv * _slowest(stripe, [tier.read_bytes_per_s for tier in rates])
+        self._timed("attention memory", memory)
+        elements = job.mean_kv_tokens * job.kv_elements_per_token * WORKSPACE_BYTES_PER_ELEMENT
+        self._workspace(elements)
+
+    def _workspace(self, elements: float) -> None:
+        """``read >= seconds * sequences off the GPU`` with the rate of the scratch tier."""
+        size, off_gpu = self.mode.gpu_batch, self.kv[:-1]
+        rates = [tier.rates.read_bytes_per_s for tier in self.hardware.tiers]
+        if self._like is not None or self.batches is None:
+            rate = max(rates) if self._like is None else rates[self._like.scratch]
+            self._timed("workspace", {self.read: -1.0, **dict.fromkeys(off_gpu, elements / rate)})
+            return
+        for column, rate in zip(self.scratch, rates, strict=True):
+            seconds = elements / rate
+            most = seconds * size * self.batches  # takes the row back where it is another tier
+            terms = {self.read: -1.0, **dict.fromkeys(off_gpu, seconds)}
+            self._timed("workspace", {**terms, self.one: -most, column: most})
+
+    def _link_terms(self) -> Terms:
+        hardware, link = self.hardware, self.hardware.link_bytes_per_s
+        rates = [tier.rates.dma_bytes_per_s for tier in hardware.tiers]
+        terms = {self.weights[0]: self.unit_bytes / min(link, rates[0])}
+        for column, stripe in zip(self.weights[1:-1], self._weight_segments, strict=True):
+            terms[column] = self.unit_bytes * max(_slowest(stripe, rates), 1 / link)
+        return terms
+
+    def _prefill(self) -> None:
+        job, hardware, size = self.job, self.hardware, self.mode.gpu_batch
+        load = {**self.weights_link, self.pre: -1.0}
+        kv = job.prompt * job.kv_bytes_per_token
+        latencies = [tier.rates.latency_ns for tier in hardware.tiers]
+        each = kv / hardware.local_latency_ns / KV_STORE_BYTES_PER_S
+        store: Terms = {self.pre: -1.0}
+        for column, stripe in zip(self.kv[1:-1], self._kv_segments, strict=True):
+            mean = sum(w * ns for w, ns in zip(stripe, latencies, strict=True)) / sum(stripe)
+            store[column] = each * mean
+        if self._drive:
+            load[self.weights[0]] += self.unit_bytes / hardware.drive_read_bytes_per_s
+            written = min(hardware.drive_write_bytes_per_s, KV_DRIVE_STORE_BYTES_PER_S)
+            store[self.kv[0]] = each * latencies[0] + kv / written
+        self._timed("prefill weights", load)
+        self._timed("prefill KV stores", store)
+        # arithmetic grows with n, reading the weights once does not
+        flops = prefill_flops(job, size) / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)
+        once = job.weight_bytes / hardware.gpu.memory_bytes_per_s
+        for column, seconds in ((self.n, flops), (self.one, once)):
+            self._timed("prefill GPU work", {column: seconds, self.pre: -1.0})
+
+    def solve(self) -> tuple[Choice, float] | None:
+        """The best choice of this batch and its seconds; None where nothing fits."""
+        found = self.program.solve()
+        return None if found is None else (self._choice(found), found.objective * self.unit_s)
+
+    def relaxed(self) -> Solution | None:
+        """The linear relaxation, with duals."""
+        return self.program.solve(whole=False)
+
+    def _choice(self, found: Solution) -> Choice:
+        values = found.values
+        return Choice(
+            gpu_batch=self.mode.gpu_batch,
+            batches=int(self.batches or 1),
+            cuts=tuple(max(range(len(cut)), key=lambda at: values[cut[at]]) for cut in self.cuts),
+            weight_stripe=self.mode.weight_stripe,
+            kv=tuple(round(values[column]) for column in self.sequences),
+            kv_stripe=self.mode.kv_stripe,
+            activations_on_gpu=bool(values[self.act] > 0.5),
+            scratch=max(range(len(self.scratch)), key=lambda at: values[self.scratch[at]]),
+        )
+
+
+def _slowest(stripe: Stripe, rates: list[float]) -> float:
+    """Seconds a byte of a stripe: ``max(f_i / B_i)``."""
+    total = sum(stripe)
+    return max(w / total / rate for w, rate in zip(stripe, rates, strict=True) if w)

@@ -1,0 +1,221 @@
+"""Models from their Hugging Face ``config.json``, or the model files of the package.
+
+A model file (configs/models/NAME.yaml) has ``source`` and ``config``, the latter with the keys of
+a ``config.json``. Nothing is loaded but the configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.plan.model.config import ModelConfig
+from cxl_offload.topology.document import Field, MappedFields, read_document
+
+__all__ = ["load_model", "model_names", "parse_model"]
+
+
+def model_names() -> tuple[str, ...]:
+    """Names of the model files that come with the package."""
+    return tuple(sorted(path.stem for path in _shipped_folder().glob("*.yaml")))
+
+
+def _shipped_folder() -> Path:
+    """configs/models of the installed package, or of the source tree next to it."""
+    with contextlib.suppress(ModuleNotFoundError):
+        folder = Path(str(resources.files("cxl_offload.configs"))) / "models"
+        if folder.is_dir():
+            return folder
+    return Path(__file__).parents[2] / "configs" / "models"
+
+
+def load_model(name_or_path: str | Path) -> ModelConfig:
+    """The model of a checkpoint folder, a ``config.json``, a model file, or a shipped name.
+
+    Raises
+    ------
+    ConfigError
+        No such model, or a configuration that is wrong; with file and line.
+    """
+    wanted = Path(name_or_path).expanduser()
+    short = str(name_or_path).lower().rpartition("/")[2]
+    if wanted.is_dir():
+        name, file = wanted.resolve().name, wanted / "config.json"
+    elif wanted.suffix in (".json", ".yaml", ".yml"):
+        name, file = (
+            wanted.resolve().parent.name if wanted.stem == "config" else wanted.stem,
+            wanted,
+        )
+    elif short in model_names():
+        name, file = short, _shipped_folder() / f"{short}.yaml"
+    else:
+        raise ConfigError(
+            f"model {name_or_path}: no such folder or file, and no model file of that name; known: "
+            f"{', '.join(model_names())}"
+        )
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read: {error.strerror}", file=str(file)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("is not UTF-8 text", file=str(file)) from error
+    return parse_model(text, name=name, file=str(file))
+
+
+def parse_model(text: str, *, name: str, file: str) -> ModelConfig:
+    """The model of the text of a ``config.json`` or of a model file (``source``, ``config``).
+
+    Raises
+    ------
+    ConfigError
+        With file and line, for what is missing, no whole number, or another architecture.
+    """
+    document = read_document(text, file=file)
+    entries = document.entries()
+    if "model_type" not in entries and "config" in entries:
+        parts = document.mapping(["source", "config"])
+        document = parts["config"]
+        entries = document.entries()
+    if "model_type" not in entries:
+        document.fail("key 'model_type' is missing")
+    family = entries["model_type"].text()
+    reader = _READERS.get(family)
+    if reader is None:
+        entries["model_type"].fail(f"{family!r} is unknown; known are {', '.join(_READERS)}")
+    return reader(_Reader(document, entries, name, family))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    document: Field
+    entries: MappedFields
+    name: str
+    family: str
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        if key not in self.entries or self.entries[key].text() in ("null", "~", ""):
+            if default is None:
+                self.document.fail(f"key {key!r} is missing")
+            return default
+        return self.entries[key].integer(minimum=1)
+
+    def flag(self, key: str, default: bool) -> bool:
+        return self.entries[key].boolean() if key in self.entries else default
+
+    def word(self, key: str, default: str) -> str:
+        return self.entries[key].text() if key in self.entries else default
+
+    def divides(self, key: str, part: int, whole: int, what: str) -> int:
+        if whole % part != 0:
+            self.entries[key].fail(f"{whole} of {what} is no multiple of {part}")
+        return whole // part
+
+
+def _read_opt(r: _Reader) -> ModelConfig:
+    hidden, heads = r.whole("hidden_size"), r.whole("num_attention_heads")
+    norm_first = r.flag("do_layer_norm_before", True)
+    return ModelConfig(
+        name=r.name,
+        family="opt",
+        layers=r.whole("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=r.divides("num_attention_heads", heads, hidden, "hidden_size"),
+        ffn=r.whole("ffn_dim", 4 * hidden),
+        vocab=r.whole("vocab_size"),
+        positions=r.whole("max_position_embeddings"),
+        embed_dim=r.whole("word_embed_proj_dim", hidden),
+        tied=r.flag("tie_word_embeddings", True),
+        attention_bias=True,
+        final_norm=norm_first and not r.flag("_remove_final_layer_norm", False),
+        norm_first=norm_first,
+        activation=r.word("activation_function", "relu"),
+    )
+
+
+def _read_gpt2(r: _Reader) -> ModelConfig:
+    hidden, heads = r.whole("n_embd"), r.whole("n_head")
+    return ModelConfig(
+        name=r.name,
+        family="gpt2",
+        layers=r.whole("n_layer"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=r.divides("n_head", heads, hidden, "n_embd"),
+        ffn=r.whole("n_inner", 4 * hidden),
+        vocab=r.whole("vocab_size"),
+        positions=r.whole("n_positions"),
+        embed_dim=hidden,
+        tied=r.flag("tie_word_embeddings", True),
+        attention_bias=True,
+        activation=r.word("activation_function", "gelu_new"),
+    )
+
+
+def _read_bert(r: _Reader) -> ModelConfig:
+    hidden, heads = r.whole("hidden_size"), r.whole("num_attention_heads")
+    return ModelConfig(
+        name=r.name,
+        family="bert",
+        layers=r.whole("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=r.divides("num_attention_heads", heads, hidden, "hidden_size"),
+        ffn=r.whole("intermediate_size"),
+        vocab=r.whole("vocab_size"),
+        positions=r.whole("max_position_embeddings"),
+        embed_dim=hidden,
+        tied=True,
+        attention_bias=True,
+        activation=r.word("hidden_act", "gelu"),
+        token_types=r.whole("type_vocab_size", 2),
+    )
+
+
+def _read_llama(r: _Reader) -> ModelConfig:
+    hidden, heads = r.whole("hidden_size"), r.whole("num_attention_heads")
+    kv_heads = r.whole("num_key_value_heads", heads)
+    if "num_key_value_heads" in r.entries:
+        r.divides("num_key_value_heads", kv_heads, heads, "num_attention_heads")
+    if "head_dim" not in r.entries or r.entries["head_dim"].text() == "null":
+        head_dim = r.divides("num_attention_heads", heads, hidden, "hidden_size")
+    else:
+        head_dim = r.whole("head_dim")
+    mixture = r.family == "mixtral"
+    experts = r.whole("num_local_experts") if mixture else 1
+    per_token = r.whole("num_experts_per_tok") if mixture else 1
+    if per_token > experts:
+        r.entries["num_experts_per_tok"].fail(f"{per_token} of {experts} experts")
+    return ModelConfig(
+        name=r.name,
+        family=r.family,  # type: ignore[arg-type]
+        layers=r.whole("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=r.whole("intermediate_size"),
+        vocab=r.whole("vocab_size"),
+        positions=r.whole("max_position_embeddings"),
+        embed_dim=hidden,
+        tied=r.flag("tie_word_embeddings", False),
+        attention_bias=r.family == "qwen2" or r.flag("attention_bias", False),
+        experts=experts,
+        experts_per_token=per_token,
+        activation=r.word("hidden_act", "silu"),
+    )
+
+
+_READERS: dict[str, Callable[[_Reader], ModelConfig]] = {
+    "opt": _read_opt,
+    "gpt2": _read_gpt2,
+    "bert": _read_bert,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "mixtral"), _read_llama),
+}

@@ -1,0 +1,1 @@
+"""Plans for ZeRO-Offload: a step's time, and the home of every kind of tensor."""

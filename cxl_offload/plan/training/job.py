@@ -1,0 +1,112 @@
+"""What a training step with ZeRO-Offload keeps where: bytes a kind on the host, bytes on the GPU.
+
+Stage 2 keeps low-precision parameters on the GPU and the optimizer on the host; stage 3 with
+``offload_param`` keeps the parameters on the host too. One GPU, activation checkpointing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cxl_offload.plan.model.config import ModelConfig
+from cxl_offload.plan.training.zero_offload import training_flops
+
+__all__ = ["HostKind", "Stage", "TrainingJob", "gpu_bytes", "host_kinds", "micro_batches"]
+
+Stage = Literal[2, 3]
+
+LOW_BYTES = 2
+"""Bytes of a parameter or gradient in bf16 or fp16."""
+
+GRADIENT_BUCKET_ELEMENTS = 200_000_000
+"""Gradients that wait on the GPU for their copy; the plan sets DeepSpeed's ``reduce_bucket_size``
+to it. DeepSpeed keeps two buckets with ``overlap_comm``."""
+
+LAYER_BYTES_PER_ELEMENT = 34
+SCORE_BYTES = 5
+"""Activations of one layer without recomputation: s*b*h*(34 + 5*a*s/h) bytes in half precision
+(Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, eq. 1). With
+checkpointing one layer holds them at a time, the others keep their input."""
+
+LOGIT_BYTES = 8
+"""Logits in half precision, in fp32, and half of their gradient, an element of the vocabulary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """A model, the sequences of one step on one GPU, and tokens a sequence."""
+
+    model: ModelConfig
+    batch: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.tokens < 1:
+            raise ValueError(f"batch {self.batch}, sequence {self.tokens}: at least 1")
+        if self.tokens > self.model.positions:
+            raise ValueError(
+                f"sequence of {self.tokens} tokens is longer than the {self.model.positions} "
+                f"positions of {self.model.name}; shorten it"
+            )
+
+    @property
+    def flops(self) -> tuple[float, float]:
+        """Operations of ``(forward, backward)`` of one sequence."""
+        return training_flops(self.model.active_parameters, self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class HostKind:
+    """A kind of host tensor: its bytes, and the CPU's traffic on them in one optimizer step.
+
+    ``copied`` kinds are what the GPU's copy engine reads and writes.
+    """
+
+    name: str
+    bytes: int
+    traffic: float
+    copied: bool = False
+
+
+def host_kinds(params: int, stage: Stage) -> tuple[HostKind, ...]:
+    """Kinds of host tensors, names as DeepSpeed's objects are called in the documentation.
+
+    AdamW in fp32 reads four values a parameter and writes three: 28 bytes. What is copied to and
+    from the GPU stands apart from what the CPU streams. Source: ``training.zero_offload``;
+    DeepSpeed 0.19, stage_1_and_2.py and stage3.py.
+    """
+    streamed = [
+        HostKind("fp32_master", 4 * params, 8.0 * params),
+        HostKind("fp32_grad", 4 * params, 4.0 * params),
+        HostKind("exp_avg", 4 * params, 8.0 * params),
+        HostKind("exp_avg_sq", 4 * params, 8.0 * params),
+    ]
+    copied = [HostKind("staging", LOW_BYTES * params, 0.0, copied=True)]
+    if stage == 3:
+        copied.append(HostKind("params", LOW_BYTES * params, 0.0, copied=True))
+    return (*streamed, *copied)
+
+
+def gpu_bytes(job: TrainingJob, micro_batch: int, stage: Stage) -> int:
+    """What the GPU must hold at the peak of a micro-batch's backward.
+
+    Parameters (stage 3: two layers of them and the embeddings' largest tensor), two gradient
+    buckets, one checkpoint a layer, one layer's activations, logits.
+    """
+    model = job.model
+    parameters = model.parameters
+    largest = max(tensor.elements // tensor.count for tensor in model.tensors())
+    resident = parameters if stage == 2 else 2 * (parameters // model.layers) + largest
+    rows = micro_batch * job.tokens
+    checkpoints = LOW_BYTES * rows * model.hidden * model.layers
+    layer = LAYER_BYTES_PER_ELEMENT * rows * model.hidden
+    layer += SCORE_BYTES * micro_batch * model.heads * job.tokens**2
+    logits = LOGIT_BYTES * rows * model.vocab
+    buckets = 2 * LOW_BYTES * min(GRADIENT_BUCKET_ELEMENTS, parameters)
+    return LOW_BYTES * resident + buckets + checkpoints + max(layer, logits)
+
+
+def micro_batches(job: TrainingJob) -> list[int]:
+    """Micro-batches that make up the batch in whole steps, ascending."""
+    return [size for size in range(1, job.batch + 1) if job.batch % size == 0]

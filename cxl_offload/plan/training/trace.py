@@ -1,0 +1,101 @@
+"""What a planned training step would move, replayed apart from the equations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
+from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.model.config import ModelConfig
+from cxl_offload.plan.replay_check import Replay
+from cxl_offload.plan.training.job import TrainingJob
+from cxl_offload.plan.training.placement import StepEstimate, TrainingStep, Weights
+from cxl_offload.sim import Engines, Home, ModelShape, TrainingWork, training_trace
+from cxl_offload.topology import Gpu, Machine
+
+__all__ = ["equation_phases", "model_shape", "planned_work", "replayed_phases"]
+
+_LINE_BYTES = 64
+
+
+def model_shape(model: ModelConfig) -> ModelShape:
+    """A model as the simulator takes it."""
+    return ModelShape(
+        layers=model.layers,
+        width=model.hidden,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_width=model.head_dim,
+        inner=model.ffn,
+        vocab=model.vocab,
+        gated=model.family not in ("opt", "gpt2", "bert"),
+        experts=model.experts,
+        active_experts=model.experts_per_token,
+    )
+
+
+def _home(hardware: Hardware, weights: Sequence[int]) -> Home:
+    total = sum(weights)
+    nodes = [tier.node for tier in hardware.tiers]
+    return Home(nodes={n: w / total for n, w in zip(nodes, weights, strict=True) if w})
+
+
+def planned_work(
+    job: TrainingJob, step: TrainingStep, hardware: Hardware, weights: Weights
+) -> TrainingWork:
+    """One pass of the planned step; gradients and parameters cross at the staging buffer's node."""
+    staging = weights["staging"]
+    return TrainingWork(
+        shape=model_shape(job.model),
+        micro_batch=job.batch // step.accumulation,
+        tokens=job.tokens,
+        parameters=_home(hardware, weights["params"]) if step.stage == 3 else Home(gpu=1.0),
+        gradients=_home(hardware, weights["fp32_grad"]),
+        master=_home(hardware, weights["fp32_master"]),
+        momentum=_home(hardware, weights["exp_avg"]),
+        variance=_home(hardware, weights["exp_avg_sq"]),
+        stage=hardware.tiers[staging.index(max(staging))].node,
+        early_return=False,
+    )
+
+
+def replayed_phases(
+    replay: Replay, work: TrainingWork, step: TrainingStep, hardware: Hardware, machine: Machine
+) -> Mapping[str, float]:
+    """Seconds of forward, backward and optimizer.
+
+    Steps of a trace are barriers, so passes after the first all take the same: two are replayed
+    and the second counts for the rest. The GPU gets the share of its peak that training reaches,
+    the CPU as many cache lines in flight as give the planned rate on local memory.
+
+    Raises
+    ------
+    ConfigError
+        The machine lacks a number that the replay needs.
+    """
+    gpus = tuple(_at_training_rate(gpu) for gpu in machine.gpus)
+    lines = step.cpu_bytes_per_s * hardware.local_latency_ns * 1e-9 / _LINE_BYTES
+    there = replace(machine, gpus=gpus)
+    engines = Engines(lines_in_flight=max(1.0, lines))
+    passes = min(2, step.accumulation)
+    several = replay(training_trace(replace(work, accumulation=passes)), there, engines)
+    if step.accumulation <= passes:
+        return several
+    one = replay(training_trace(work), there, engines)
+    more = step.accumulation - passes
+    return {phase: each + more * (each - one[phase]) for phase, each in several.items()}
+
+
+def _at_training_rate(gpu: Gpu) -> Gpu:
+    peak = gpu.peak_flops_per_s
+    return gpu if peak is None else replace(gpu, peak_flops_per_s=peak * TRAINING_EFFICIENCY)
+
+
+def equation_phases(estimate: StepEstimate) -> dict[str, float]:
+    """The equations' seconds under the names of the replay's phases."""
+    return {
+        "forward": estimate.forward_s,
+        "backward": estimate.backward_s + estimate.gradients_exposed_s,
+        "optimizer": estimate.optimizer_s + estimate.parameters_exposed_s,
+    }

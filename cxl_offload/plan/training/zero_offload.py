@@ -1,0 +1,142 @@
+"""A training step of ZeRO-Offload: what the host needs, what is exposed, what CXL changes.
+
+Forward and backward run on the GPU; gradients leave during backward, the optimizer runs on the
+CPU over fp32 parameters, gradients, momentum and variance, and updated parameters return before
+the next forward. Source: Ren et al., ZeRO-Offload (USENIX ATC 2021), section 4; Wang et al.,
+Performance Characterization of CXL Memory, IV-A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cxl_offload.plan.exact import exact
+from cxl_offload.plan.laws.interleave import bandwidth_bound, mean_latency_ns
+
+__all__ = [
+    "HOST_BYTES_PER_PARAM",
+    "OPTIMIZER_BYTES_PER_PARAM",
+    "StepInputs",
+    "StepTimes",
+    "fits",
+    "host_state_bytes",
+    "largest_params",
+    "optimizer_seconds",
+    "step_slowdown",
+    "step_times",
+    "training_flops",
+]
+
+HOST_BYTES_PER_PARAM = 16
+"""fp32 parameter, gradient, momentum and variance."""
+
+OPTIMIZER_BYTES_PER_PARAM = 28
+"""Memory traffic of one AdamW update in fp32: four values read, three written."""
+
+PREFETCH_SPAN_BYTES = 4096
+"""Hardware prefetchers do not cross a 4 KiB page (Wang et al., Hitchhiker's Guide, Observation
+12): the first line of each is a demand miss."""
+
+
+def host_state_bytes(params: float) -> float:
+    """Bytes of optimizer state, parameters and gradients on the host."""
+    return HOST_BYTES_PER_PARAM * params
+
+
+def fits(params: float, host_capacity_gib: float) -> bool:
+    """Whether the host state fits, compared exactly; a tie fits."""
+    return HOST_BYTES_PER_PARAM * exact(params) <= exact(host_capacity_gib) * 2**30
+
+
+def largest_params(host_capacity_bytes: float) -> float:
+    """The (real) number of parameters whose state fills the host."""
+    return host_capacity_bytes / HOST_BYTES_PER_PARAM
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Times of the phases of one step, in seconds.
+
+    ``gradient_transfer_s`` and ``parameter_transfer_s`` are whole transfers, overlapped or not.
+    """
+
+    forward_s: float
+    backward_s: float
+    gradient_transfer_s: float
+    parameter_transfer_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """A step taken apart; ``exposed_transfer_s`` is what no compute hides."""
+
+    step_s: float
+    exposed_transfer_s: float
+    optimizer_share: float
+
+
+def step_times(inputs: StepInputs) -> StepTimes:
+    """One step: forward + backward + exposed transfers + optimizer.
+
+    Gradients cross the link during backward, so only what outlasts it is exposed; parameters
+    return after the optimizer, all of it exposed. Valid without DeepSpeed's delayed parameter
+    update. Source: Wang et al., Performance Characterization of CXL Memory, IV-A.
+    """
+    gradients = max(0.0, inputs.gradient_transfer_s - inputs.backward_s)
+    exposed = gradients + inputs.parameter_transfer_s
+    step = inputs.forward_s + inputs.backward_s + exposed + inputs.optimizer_s
+    return StepTimes(step, exposed, inputs.optimizer_s / step if step > 0 else 0.0)
+
+
+def step_slowdown(
+    *,
+    optimizer_share: float,
+    optimizer_slowdown: float,
+    transfer_share: float = 0.0,
+    transfer_slowdown: float = 0.0,
+) -> float:
+    """Fraction by which a step grows when parts of it slow down: ``sum(share * slowdown)``."""
+    return optimizer_share * optimizer_slowdown + transfer_share * transfer_slowdown
+
+
+def training_flops(params: float, tokens: float) -> tuple[float, float]:
+    """Arithmetic of ``(forward, backward)``: 2 and 6 operations a parameter and token.
+
+    Backward counts the recomputed forward of activation checkpointing, without which models of
+    this size do not train on one GPU. Attention scores are left out (below 5 % at sequence
+    lengths up to the model width). Source: Kaplan et al., Scaling Laws for Neural Language
+    Models, 2.1; Ren et al., ZeRO-Offload, section 6.
+    """
+    return 2.0 * params * tokens, 6.0 * params * tokens
+
+
+def optimizer_seconds(
+    nbytes: float,
+    *,
+    cpu_bytes_per_s: float,
+    cores: int,
+    bandwidth_bytes_per_s: Sequence[float],
+    latency_ns: Sequence[float],
+    local_latency_ns: float,
+    shares: Sequence[float],
+) -> float:
+    """Seconds of an optimizer that streams ``nbytes`` of state spread over tiers.
+
+    Two bounds, the larger counts:
+
+    - the CPU at its own rate on local DRAM (``cpu_bytes_per_s``), plus what slower tiers
+      expose: prefetching hides latency inside a 4 KiB page, and the first line of each page pays
+      the extra latency ``sum(f_i * L_i) - L_local``, on ``cores`` cores at once;
+    - the tiers, ``max(f_i / B_i)`` a byte.
+
+    Valid for one pass over page-interleaved state with several streams a core in 4 KiB pages;
+    with huge pages the prefetchers still stop at 4 KiB. Source: bandwidth law (``interleave``)
+    and Wang et al., Hitchhiker's Guide, Observation 12; measured on one machine, 2-18 % slower
+    with CXL in the interleave set (Wang et al., Performance Characterization, IV-A).
+    """
+    extra_ns = mean_latency_ns(latency_ns, shares) - local_latency_ns
+    exposed_s = nbytes / PREFETCH_SPAN_BYTES * max(0.0, extra_ns) * 1e-9 / cores
+    on_cpu = nbytes / cpu_bytes_per_s + exposed_s
+    return max(on_cpu, nbytes / bandwidth_bound(bandwidth_bytes_per_s, shares))

@@ -1,0 +1,1 @@
+"""Plans for vLLM: weights and KV blocks off the GPU."""
