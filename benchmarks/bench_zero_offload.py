@@ -12,17 +12,16 @@ read and written once without arithmetic, in huge pages.
 Reported are medians and, over rounds, ratios to stock with 95 % bootstrap intervals. The optimizer
 is what runs inside of ``optimizer.step()``; ``engine.step()`` adds clipping, unscaling and the copy
 to bf16, the whole step forward and backward. The bar is on the optimizer, at the interval's lower
-end. A sample is taken again when something else ran on the CPUs meanwhile. ``--clock cpu`` compares
-CPU seconds a thread where a machine is never quiet: an indication, not the bar's.
+end. A sample is taken again when something else ran on the CPUs during its
+optimizer. ``--clock cpu`` compares CPU seconds a thread where a machine is never quiet: an
+indication, not the bar's.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from measurements import describe_machine, paired_ratio, write_json
+from quiet_window import Window
 from zero_report import PARTS, STOCK, Sample, plot, show
 
 import cxl_offload
@@ -43,48 +43,62 @@ AHEAD_BYTES = (0, 512, 1024, 2048, 4096)
 SETTINGS = {"lr": 1e-4, "weight_decay": 0.01}
 
 
-class Clock:
-    """Seconds by the wall, or CPU seconds a thread."""
-
-    def __init__(self, name: str, threads: int) -> None:
-        self._cpu = name == "cpu"
-        self._threads = threads
-
-    def __call__(self) -> float:
-        return time.process_time() / self._threads if self._cpu else time.perf_counter()
-
-
 @dataclass
 class Contender:
-    """An engine, and what its last step took by part."""
+    """An engine, and the window of its optimizer; ``losses`` of all its steps."""
 
     engine: Any
     batches: Iterator[torch.Tensor]
-    clock: Clock
+    window: Window
     losses: list[float] = field(default_factory=list)
-    optimizer_s: float = 0.0
-    began: float = 0.0
 
     def __call__(self) -> Sample:
         tokens = next(self.batches)
-        self.optimizer_s = 0.0
-        begin = self.clock()
+        self.window.reset()
+        begin = self.window.now()
         loss = self.engine(input_ids=tokens, labels=tokens).loss
         self.engine.backward(loss)
-        middle = self.clock()
+        middle = self.window.now()
         self.engine.step()
-        end = self.clock()
+        end = self.window.now()
         self.losses.append(loss.item())
-        return {"optimizer": self.optimizer_s, "engine.step": end - middle, "step": end - begin}
+        return {"optimizer": self.window.seconds, "engine.step": end - middle, "step": end - begin}
 
     def watch(self, owner: torch.optim.Optimizer, *, begins: bool) -> None:
         """Called around every ``optimizer.step()`` of the process, hooks of others included."""
-        if owner is not self.engine.optimizer.optimizer:
-            return
-        if begins:
-            self.began = self.clock()
-        else:
-            self.optimizer_s += self.clock() - self.began
+        if owner is self.engine.optimizer.optimizer:
+            self.window.open() if begins else self.window.close()
+
+
+@dataclass
+class Bound:
+    """The optimizer's bytes without its arithmetic, at the best prefetch distance."""
+
+    numel: int
+    threads: int
+    window: Window
+
+    def __post_init__(self) -> None:
+        count = self.numel // 64 * 64
+        # The streams are addresses: their memory is kept here.
+        self._data = [cxl_offload.zeros(count, dtype=torch.float32, pages="thp") for _ in STREAMS]
+        pilots = {ahead: min(self._run(ahead) for _ in range(5)) for ahead in AHEAD_BYTES}
+        self._best = min(pilots, key=lambda ahead: pilots[ahead])
+
+    def __call__(self) -> Sample:
+        self._run(self._best)  # what others left in the caches and page tables is not timed
+        return {"optimizer": self._run(self._best)}
+
+    def _run(self, ahead: int) -> float:
+        lines = BLOCK * 4 // 64
+        streams = [(t.data_ptr(), lines, w) for t, w in zip(self._data, STREAMS, strict=True)]
+        cpus = _C.allowed_cpus()
+        chosen = [cpus[i % len(cpus)] for i in range(self.threads)]
+        self.window.reset()
+        self.window.open()
+        _C.update_traffic(streams, self.numel // 64 * 2, chosen, ahead_bytes=ahead)
+        self.window.close()
+        return self.window.seconds
 
 
 def zero_config(args: argparse.Namespace, *, own: bool) -> dict[str, Any]:
@@ -139,7 +153,7 @@ def engine_of(args: argparse.Namespace, *, own: bool) -> Any:
     )[0]
 
 
-def contenders(args: argparse.Namespace, clock: Clock) -> dict[str, Contender]:
+def contenders(args: argparse.Namespace) -> dict[str, Contender]:
     """Stock first: it is made before anything of this package is in use."""
     from torch.optim.optimizer import (
         register_optimizer_step_post_hook,
@@ -148,14 +162,14 @@ def contenders(args: argparse.Namespace, clock: Clock) -> dict[str, Contender]:
 
     from cxl_offload.integrations.deepspeed import placement
 
-    made = {STOCK: Contender(engine_of(args, own=False), batches(args), clock)}
+    made = {STOCK: Contender(engine_of(args, own=False), batches(args), window_of(args))}
     with placement(args.placement):
         engine = engine_of(args, own=False)
-    made["placement"] = Contender(engine, batches(args), clock)
+    made["placement"] = Contender(engine, batches(args), window_of(args))
     with placement(args.placement) as placed:
         engine = engine_of(args, own=True)
     print(placed.table())
-    made["placement, CPUAdam"] = Contender(engine, batches(args), clock)
+    made["placement, CPUAdam"] = Contender(engine, batches(args), window_of(args))
 
     def tell(begins: bool) -> Callable[..., None]:
         def hook(owner: torch.optim.Optimizer, *_: Any) -> None:
@@ -183,57 +197,26 @@ def check_losses(found: dict[str, Contender], steps: int) -> None:
     print(f"losses of {steps} steps: bit-identical with placement, within 1 % with CPUAdam")
 
 
-def bound(numel: int, threads: int, clock: Clock) -> Callable[[], Sample]:
-    """The optimizer's bytes without its arithmetic, at the best prefetch distance."""
-    numel = numel // 64 * 64
-    data = [cxl_offload.zeros(numel, dtype=torch.float32, pages="thp") for _ in STREAMS]
-    lines = BLOCK * 4 // 64
-    streams = [(t.data_ptr(), lines, w) for t, w in zip(data, STREAMS, strict=True)]
-    cpus = _C.allowed_cpus()
-    chosen = [cpus[i % len(cpus)] for i in range(threads)]
-
-    def once(ahead: int) -> float:
-        assert data  # the streams are addresses: their memory is kept here
-        begin = clock()
-        _C.update_traffic(streams, numel // BLOCK, chosen, ahead_bytes=ahead)
-        return clock() - begin
-
-    pilots = {ahead: min(once(ahead) for _ in range(5)) for ahead in AHEAD_BYTES}
-    best = min(pilots, key=lambda ahead: pilots[ahead])
-    return lambda: {"optimizer": once(best)}
-
-
-def others_busy_s() -> float:
-    """CPU seconds of the whole machine but this process, stolen ones included."""
-    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK") - time.process_time()
-
-
-def quiet_sample(run: Callable[[], Sample], tries: int) -> tuple[Sample, bool]:
-    """A sample in which others had under 2 % of the CPUs, or the last one and False."""
-    for _ in range(tries):
-        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        busy, begin = others_busy_s(), time.perf_counter()
-        sample = run()
-        took = time.perf_counter() - begin
-        switched = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - switches
-        if others_busy_s() - busy <= 0.01 + 0.02 * took and switched <= 2 + 20 * took:
-            return sample, True
-    return sample, False
-
-
 def measure(
-    runs: dict[str, Callable[[], Sample]], rounds: int, tries: int
+    runs: dict[str, Contender | Bound], rounds: int, tries: int
 ) -> tuple[dict[str, list[Sample]], int]:
+    """Samples of every round, taken again where the optimizer was not alone; how many were not."""
     samples: dict[str, list[Sample]] = {name: [] for name in runs}
     names, loud = list(runs), 0
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            sample, quiet = quiet_sample(runs[name], tries)
+            for _ in range(tries):
+                sample = runs[name]()
+                if runs[name].window.quiet:
+                    break
             samples[name].append(sample)
-            loud += not quiet
+            loud += not runs[name].window.quiet
     return samples, loud
+
+
+def window_of(args: argparse.Namespace) -> Window:
+    return Window(args.clock, args.threads)
 
 
 def parse() -> argparse.Namespace:
@@ -271,11 +254,11 @@ def main() -> int:
         raise SystemExit("DeepSpeed is not installed: there is nothing to compare with") from None
     torch.set_num_threads(args.threads)
     deepspeed.init_distributed("gloo", verbose=False)
-    clock = Clock(args.clock, args.threads)
-    found = contenders(args, clock)
+    found = contenders(args)
     numel = sum(param.numel() for param in make_model(args).parameters())
     check_losses(found, 3)
-    runs: dict[str, Callable[[], Sample]] = {"bound": bound(numel, args.threads, clock), **found}
+    limit = Bound(numel, args.threads, window_of(args))
+    runs: dict[str, Contender | Bound] = {"bound": limit, **found}
     samples, loud = measure(runs, args.rounds, args.tries if args.clock == "wall" else 1)
     table = {
         name: {part: [sample[part] for sample in taken if part in sample] for part in PARTS}

@@ -30,6 +30,8 @@ __all__ = ["SharedRegion", "remove_leftovers"]
 
 _logger = logging.getLogger(__name__)
 
+_SHMEM_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of linux/mman.h, which Python does not name."""
 
@@ -188,6 +190,10 @@ class SharedRegion:
         advice = mmap.MADV_HUGEPAGE if self._pages == "thp" else mmap.MADV_NOHUGEPAGE
         with contextlib.suppress(OSError):  # a kernel built without them has base pages only
             self.mapping.madvise(advice)
+        if self._pages == "thp":
+            text = _SHMEM_HUGE.read_text() if _SHMEM_HUGE.exists() else "[never]"
+            if "[never]" in text or "[deny]" in text:
+                self.notes += (f"base pages, not huge ones: write advise to {_SHMEM_HUGE}",)
 
     def _map_pages(self) -> None:
         """Puts the pages that are there into this process, which moves none of them."""
@@ -230,6 +236,8 @@ class SharedRegion:
             ``count`` parts, laid out as if they were one range; all by default the whole region.
         """
         part = self.nbytes - offset if part_bytes is None else part_bytes
+        if stride_bytes == part:  # one range, which several threads may fault in
+            part, stride_bytes, count = part * count, None, 1
         notes = self._memory.place(
             self.address + offset,
             self.nbytes - offset,

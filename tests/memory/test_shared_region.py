@@ -19,6 +19,7 @@ from cxl_offload.memory import (
     Weighted,
     active,
     remove_leftovers,
+    shared_region,
 )
 from cxl_offload.memory.shared import SHARED_ROOT
 from cxl_offload.topology import load_machine
@@ -73,6 +74,17 @@ def test_slots_of_one_rank_are_placed_and_the_rest_is_not(name: str) -> None:
         for page in range(16)
     ]
     assert [NODE in each for each in held] == [page % 4 == 1 for page in range(16)]
+    region.close()
+
+
+def test_slots_without_gaps_are_placed_as_one_range(name: str) -> None:
+    region = SharedRegion(name, 16 * mmap.PAGESIZE)
+    page = mmap.PAGESIZE
+    region.place(Bind((NODE,)), offset=page, part_bytes=3 * page, stride_bytes=3 * page, count=4)
+    first = active().bytes_per_node(region.address, page)
+    placed = active().bytes_per_node(region.address + page, 12 * page)
+    rest = active().bytes_per_node(region.address + 13 * page, 3 * page)
+    assert (first, placed, rest) == ({-1: page}, {NODE: 12 * page}, {-1: 3 * page})
     region.close()
 
 
@@ -156,6 +168,19 @@ def test_what_cannot_be_placed_is_refused_and_leaves_no_file(
     with pytest.raises((ValueError, MemoryError), match=message):
         SharedRegion(name, nbytes, placement)
     assert not path_of(name).exists()
+
+
+@pytest.mark.parametrize(("setting", "warns"), [("never", True), ("advise", False)])
+def test_huge_pages_that_the_kernel_does_not_give_are_said(
+    name: str, setting: str, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "shmem_enabled"
+    file.write_text("always within_size advise never deny force\n".replace(setting, f"[{setting}]"))
+    monkeypatch.setattr(shared_region, "_SHMEM_HUGE", file)
+    region = SharedRegion(name, 4 * MIB, Bind((NODE,)), pages="thp")
+    assert region.placement().granted == {NODE: 4 * MIB}
+    assert any("base pages, not huge ones" in note for note in region.notes) == warns
+    region.close()
 
 
 def test_simulated_session_places_no_memory_of_others(name: str) -> None:

@@ -45,7 +45,7 @@ class AttachedEngine:
         self._hooks: list[Any] = []
         self._settled = True
         inner = objects.inner_optimizer(zero)
-        if inner is None or not any(True for _ in objects.host_objects(zero)):
+        if zero is None or not any(True for _ in objects.host_objects(zero)):
             return
         self._zero = ref(zero)
         capture.owners[zero] = store
@@ -53,6 +53,8 @@ class AttachedEngine:
         if self._frozen:
             return
         self.settle()
+        if inner is None:
+            return
         for master in objects.masters(zero):
             self._seed(inner, master, inner.param_groups[0])
         self.settle()

@@ -80,7 +80,12 @@ def masters(zero: Any) -> list[torch.Tensor]:
 
 def host_objects(zero: Any) -> Iterator[HostObject]:
     """Everything that is on the host now, states of the optimizer aside."""
-    found = _of_stage3(zero) if is_stage3(zero) else _of_stage_1_2(zero)
+    if is_stage3(zero):
+        found = _of_stage3(zero)
+    elif hasattr(zero, "offload_device"):
+        found = _of_parameters(zero)
+    else:
+        found = _of_stage_1_2(zero)
     for each in found:
         if each.tensor.device.type == "cpu" and each.tensor.numel():
             yield each
@@ -117,13 +122,20 @@ def _of_stage3(zero: Any) -> Iterator[HostObject]:
             yield HostObject("params", params, movable=False)
 
 
+def _of_parameters(zero: Any) -> Iterator[HostObject]:
+    """Stage 3 without an optimizer, for inference: one shard a parameter."""
+    if zero.offload_device == "cpu":
+        for param in _parameters(zero):
+            yield HostObject("params", param.ds_tensor)  # type: ignore[attr-defined]
+
+
 def relink(zero: Any) -> None:
     """Makes DeepSpeed's views of fp32 parameters, gradients and states follow exchanged memory.
 
-    Without it ``safe_get_full_fp32_param`` would return what was there before. Stage 3 finds its
-    partitions through the tensors themselves.
+    Without it ``safe_get_full_fp32_param`` would return what was there before. Only stages 1 and 2
+    have such views; stage 3 finds its partitions through the tensors themselves.
     """
-    if is_stage3(zero):
+    if not hasattr(zero, "_hp_optimizer_states_linked"):
         return
     linked = zero._hp_optimizer_states_linked
     zero._link_all_hp_params()

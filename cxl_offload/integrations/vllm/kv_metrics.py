@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
 from vllm.v1.kv_offload.base import (
     LoadStoreSpec,
     OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
     OffloadingMetricMetadata,
     OffloadKey,
     PrepareStoreOutput,
@@ -30,23 +31,41 @@ _DOCUMENTATION = {
 }
 
 
+_CHUNK_BYTES = "vllm:cxl_offload_kv_chunk_bytes"
+_CAPACITY = "vllm:cxl_offload_kv_capacity_chunks"
+
+
 def _name(event: str) -> str:
     return f"vllm:cxl_offload_kv_{event}_chunks"
 
 
 def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
-    """One counter for each event, with the tier as its label."""
-    return {
-        _name(event): OffloadingCounterMetadata(documentation=text, labelnames=("tier",))
+    """One counter for each event and two gauges, with the tier as their label."""
+    tier = ("tier",)
+    counters = {
+        _name(event): OffloadingCounterMetadata(documentation=text, labelnames=tier)
         for event, text in _DOCUMENTATION.items()
+    }
+    return counters | {
+        _CHUNK_BYTES: OffloadingGaugeMetadata("Bytes of a chunk, all ranks together.", tier),
+        _CAPACITY: OffloadingGaugeMetadata("Chunks that the tier has room for.", tier),
     }
 
 
 class TierCounts:
-    """What happened in one tier; belongs to the scheduler's thread."""
+    """What happened in one tier; belongs to the scheduler's thread.
 
-    def __init__(self, tier: str) -> None:
+    Parameters
+    ----------
+    tier
+        Its label.
+    chunk_bytes, capacity
+        Bytes of a chunk, and how many there is room for.
+    """
+
+    def __init__(self, tier: str, chunk_bytes: int, capacity: int) -> None:
         self.tier = tier
+        self._gauges = {_CHUNK_BYTES: chunk_bytes, _CAPACITY: capacity}
         self.totals = dict.fromkeys(_DOCUMENTATION, 0)
         self._told = dict(self.totals)
 
@@ -58,6 +77,8 @@ class TierCounts:
         for event, total in self.totals.items():
             stats.increase_counter(_name(event), total - self._told[event], (self.tier,))
         self._told = dict(self.totals)
+        for name, value in self._gauges.items():
+            stats.set_gauge(name, value, (self.tier,))
 
 
 class CountedChunks:
@@ -69,10 +90,10 @@ class CountedChunks:
         Called with the chunks that the pool has gained or lost.
     """
 
-    def __init__(self, *, tier: str, **options: Any) -> None:
-        self.tier_counts = TierCounts(tier)
+    def __init__(self, *, tier: str, chunk_bytes: int, num_chunks: int, **options: Any) -> None:
+        self.tier_counts = TierCounts(tier, chunk_bytes, num_chunks)
         self.on_change: Callable[[Collection[OffloadKey]], None] = lambda keys: None
-        super().__init__(**options)
+        super().__init__(num_chunks=num_chunks, **options)  # type: ignore[call-arg]
 
     def prepare_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext

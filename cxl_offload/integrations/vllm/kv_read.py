@@ -8,7 +8,8 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.memory import Pages, Policy, as_policy, parse_policy
+from cxl_offload.memory import Bind, Pages, Policy, as_policy, parse_policy
+from cxl_offload.plan.interleave import best_weights
 from cxl_offload.topology import Machine
 from cxl_offload.units import parse_bytes
 
@@ -21,6 +22,9 @@ __all__ = [
     "read_rate",
     "wrong",
 ]
+
+_WEIGHTS_TOTAL = 12
+"""Granules of a cycle, where weights follow from bandwidths."""
 
 _KINDS = ("bind", "preferred", "interleave", "weighted")
 
@@ -80,8 +84,9 @@ def read_placement(config: Mapping[str, Any], machine: Machine, where: str = "")
     """The policy that ``policy``, ``nodes``, ``weights`` and ``granule`` mean together.
 
     Either ``policy`` says it all (``"weighted:0=4,2=1"``, ``{0: 4, 2: 1}``, the name of a tier), or
-    it is a kind and ``nodes`` (ids or names of tiers) and ``weights`` are lists. ``nodes`` alone
-    bind to one node and interleave over several. None stands for ``"near"``, also the default.
+    it is a kind, and ``nodes`` (ids or names of tiers) and ``weights`` are lists; ``weighted``
+    without weights takes them from the bandwidths that the machine's firmware tells. ``nodes``
+    alone bind to one node and interleave over several. None is ``"near"``, also the default.
     """
     policy, nodes = config.get("policy"), config.get("nodes")
     try:
@@ -91,7 +96,7 @@ def read_placement(config: Mapping[str, Any], machine: Machine, where: str = "")
             raise ValueError("weights and granule need nodes, such as nodes: [0, 2]")
         if nodes is None:
             return None if policy in (None, "near") else _whole_policy(policy, machine)
-        return parse_policy(_text_of(policy, nodes, config), machine)
+        return _listed_policy(policy, nodes, config, machine)
     except (TypeError, ValueError) as error:
         raise wrong(f"{where}policy", f"is wrong: {error}") from error
 
@@ -102,7 +107,7 @@ def _whole_policy(policy: Any, machine: Machine) -> Policy:
     return as_policy(policy, machine)
 
 
-def _text_of(policy: Any, nodes: Any, config: Mapping[str, Any]) -> str:
+def _listed_policy(policy: Any, nodes: Any, config: Mapping[str, Any], machine: Machine) -> Policy:
     if isinstance(nodes, str) or not isinstance(nodes, Sequence) or not nodes:
         raise ValueError(f"nodes is {nodes!r}; give a list, such as [0, 2]")
     kind = policy if policy is not None else "bind" if len(nodes) == 1 else "interleave"
@@ -113,10 +118,42 @@ def _text_of(policy: Any, nodes: Any, config: Mapping[str, Any]) -> str:
     parts = [str(node) for node in nodes]
     weights = config.get("weights")
     if kind == "weighted":
+        if weights is None:
+            weights = _weights_by_bandwidth(parts, machine)
         if not isinstance(weights, Sequence) or len(weights) != len(nodes):
             raise ValueError(f"weighted over {len(nodes)} nodes needs as many weights, in order")
         parts = [f"{node}={weight}" for node, weight in zip(parts, weights, strict=True)]
     elif weights is not None:
         raise ValueError(f"weights belong to 'weighted', not to {kind!r}")
     granule = f"@{config['granule']}" if "granule" in config else ""
-    return f"{kind}:{','.join(parts)}{granule}"
+    return parse_policy(f"{kind}:{','.join(parts)}{granule}", machine)
+
+
+def _weights_by_bandwidth(parts: Sequence[str], machine: Machine) -> tuple[int, ...]:
+    """By what the machine's firmware (HMAT) or file says of reading each node or tier."""
+    rates = []
+    for part in parts:
+        policy = parse_policy(f"bind:{part}", machine)
+        assert isinstance(policy, Bind)
+        known = [
+            max(
+                access.read_bandwidth_bytes_per_s or 0.0
+                for access in machine.accesses
+                if access.target == node
+            )
+            for node in policy.nodes
+            if any(access.target == node for access in machine.accesses)
+        ]
+        if len(known) < len(policy.nodes) or not all(known):
+            raise ValueError(
+                f"the bandwidth of {part} is not known here; give weights, such as weights: [4, 1]"
+            )
+        rates.append(min(known))
+    # Enough for 4:1 and 3:1 alike; a node of less than a thirteenth of the rest is not worth it.
+    weights = best_weights(rates, total=_WEIGHTS_TOTAL)
+    if min(weights) == 0:
+        raise ValueError(
+            f"by bandwidth the weights of {', '.join(parts)} are {weights}; leave those of 0 out"
+        )
+    common = math.gcd(*weights)
+    return tuple(weight // common for weight in weights)

@@ -124,6 +124,7 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
     def _books(self) -> dict[str, Any]:
         return {
             "tier": HOT,
+            "chunk_bytes": self.kv_bytes_per_chunk,
             "num_chunks": self.num_chunks,
             "cache_policy": self.eviction_policy,
             "cache_policy_module_path": self.cache_policy_module_path,

@@ -95,6 +95,7 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         self._hot = int(np.asarray(primary_kv_view).ctypes.data)
         self.books = ColdBooks(
             tier=COLD,
+            chunk_bytes=self.block_size_bytes,
             num_chunks=self.slots,
             cache_policy=tier.eviction,
             enable_events=offloading_spec.kv_events_config.enable_kv_cache_events,
@@ -173,7 +174,10 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         self.books.touch(keys, self._context(req_context))
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        self.books.on_new_request(self._context(req_context))
+        context = self._contexts[req_context.req_id] = ReqContext(req_context.req_id)
+        # Shared, so that prefixes keep their order.
+        context._offload_key_positions = req_context._offload_key_positions
+        self.books.on_new_request(context)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
@@ -207,13 +211,8 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
 
     def _context(self, req_context: ReqContext) -> ReqContext:
         """A request's state for our books: vLLM's books of the hot tier use the same slot."""
-        own = self._contexts.get(req_context.req_id)
-        if own is None:
-            own = ReqContext(req_context.req_id)
-            # Shared, so that prefixes keep their order.
-            own._offload_key_positions = req_context._offload_key_positions
-            self._contexts[req_context.req_id] = own
-        return own
+        found = self._contexts.get(req_context.req_id)
+        return ReqContext(req_context.req_id) if found is None else found
 
     def _holds(self, key: OffloadKey) -> bool:
         return self.books.lookup(key, None) is not LookupResult.MISS

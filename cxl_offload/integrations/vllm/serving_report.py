@@ -193,7 +193,11 @@ def _seconds(end: Samples, begin: Samples | None) -> float:
 
 
 def _chunk_bytes(samples: Samples) -> float:
-    """Of all that was ever stored: every chunk goes to the first tier once per store."""
+    """As the tiers say; of all that was ever stored where they do not."""
+    gauge = "vllm:cxl_offload_kv_chunk_bytes"
+    engines = len(samples.label_values(gauge, "engine"))
+    if engines:
+        return samples.total(gauge, tier="hot") / engines
     name = "vllm:cxl_offload_kv_stored_chunks_total"
     chunks = samples.total(name, tier="hot")
     return samples.total("vllm:kv_offload_store_bytes_total") / chunks if chunks else 0.0

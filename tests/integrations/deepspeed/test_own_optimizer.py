@@ -10,6 +10,7 @@ import torch
 
 from .conftest import Train
 from .test_placement import PLACES, POLICY
+from .tiny import TinyModel
 
 STAGES: list[dict[str, Any]] = [{"stage": 1}, {"stage": 2}, {"stage": 3, "offload_param": True}]
 
@@ -41,6 +42,22 @@ def test_parameters_and_moments_are_those_of_deepspeed_within_rounding(
     for one, other in zip(first, second, strict=True):
         # One step of lr 1e-2: errors of the update are a few parts in 1e7 of it.
         torch.testing.assert_close(one, other, rtol=5e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("at", range(len(STAGES)), ids=["1", "2", "3"])
+def test_parameters_are_those_of_adamw_in_double_precision_within_rounding(
+    runs: list[list[Any]], at: int
+) -> None:
+    torch.manual_seed(0)
+    begun = [param.detach().bfloat16().double() for param in TinyModel().parameters()]
+    values = torch.load(Path(runs[at][2]["dump"]))
+    lr, decay, beta, eps = 1e-2, 0.01, 0.9, 1e-8
+    for before, after, moment in zip(begun, values[0::3], values[1::3], strict=True):
+        # After one step the corrected moments are the gradient and its square.
+        grad = moment.double() / (1 - beta)
+        oracle = before * (1 - lr * decay) - lr * grad / (grad.abs() + eps)
+        torch.testing.assert_close(after.double(), oracle, rtol=2e-7, atol=5e-9)
+        assert (after.double() - before).abs().max() > lr / 2
 
 
 @pytest.mark.parametrize("at", range(len(STAGES)), ids=["1", "2", "3"])

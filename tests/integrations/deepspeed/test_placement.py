@@ -34,6 +34,7 @@ def runs(train: Train) -> list[Any]:
             stage2,
             stage3 | {"pin": False},
             stage2 | {"policy": "cxl"},
+            stage2 | {"gpu_nodes": [1]},
         ]
     )
 
@@ -82,6 +83,12 @@ def test_defaults_prefer_the_local_node(runs: list[Any]) -> None:
     for kind in runs[2]["pages"].values():
         assert kind["placed"]
         assert kind["nodes"] == [0]
+
+
+def test_defaults_put_what_the_gpu_copies_on_its_node(runs: list[Any]) -> None:
+    copied = {"staging", "temp_grad", "grad_accumulation"}
+    for kind, found in runs[5]["pages"].items():
+        assert found["nodes"] == ([1] if kind in copied else [0]), kind
 
 
 def test_one_policy_places_every_kind(runs: list[Any]) -> None:

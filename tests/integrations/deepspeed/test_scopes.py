@@ -34,7 +34,21 @@ def runs(train: Train) -> dict[str, Any]:
             "policy": POLICY,
         },
     }
+    jobs["inference"] = {"stage": 3, "offload_param": True, "what": "inference"}
+    born = {"stage": 3, "offload_param": True, "zero_init": True}
+    jobs |= {"stock zero.Init": born | {"stock": True}, "zero.Init": born | {"policy": POLICY}}
     return dict(zip(jobs, train(list(jobs.values())), strict=True))
+
+
+def test_model_made_under_zero_init_is_placed_in_the_same_block(runs: dict[str, Any]) -> None:
+    run = runs["zero.Init"]
+    assert run["losses"] == runs["stock zero.Init"]["losses"]
+    assert run["digest"] == runs["stock zero.Init"]["digest"]
+    assert run["missed"] == []
+    for kind, found in run["pages"].items():
+        assert found["placed"], kind
+        assert found["nodes"] == PLACES[kind][1], kind
+    assert run["held_after_destroy"] == 0
 
 
 def test_engine_that_was_there_is_moved_and_trains_the_same(runs: dict[str, Any]) -> None:
@@ -90,6 +104,17 @@ def test_node_without_room_is_an_error_that_leaves_nothing_behind(runs: dict[str
     assert run["pages"]["exp_avg"]["nodes"] == [1]
     assert run["pages"]["exp_avg_sq"]["nodes"] == [0]  # not the policy of the block that failed
     assert run["missed"] == []
+
+
+def test_parameters_of_an_engine_without_an_optimizer_are_placed(runs: dict[str, Any]) -> None:
+    run = runs["inference"]
+    assert run["outputs"][0] == run["outputs"][1] == run["outputs"][2]
+    for rows, missed in zip(run["rows"], run["missed"], strict=True):
+        assert [row[0] for row in rows] == ["params"]
+        assert list(rows[0][2]) == ["2"]
+        assert missed == [
+            "optimizer: not offloaded (zero_optimization.offload_optimizer is not set)"
+        ]
 
 
 def test_engine_without_offload_says_so_and_holds_nothing(runs: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from cxl_offload.integrations.deepspeed.kinds import COPIED
+
 from .conftest import Train
 from .test_placement import PLACES, POLICY
 
@@ -13,6 +15,8 @@ CASES: dict[str, dict[str, Any]] = {
     "stage 1": {"stage": 1},
     "stage 2, accumulation, clipping": {"stage": 2, "accumulation": 2, "clip": 0.5},
     "stage 2, no overlap, fp16": {"stage": 2, "overlap": False, "dtype": "fp16"},
+    # Each rank has a GPU of its own, on another node.
+    "stage 2, two GPUs": {"stage": 2, "gpu_nodes": [0, 1], "policy": None},
     "stage 3": {"stage": 3, "set": True},
     "stage 3, parameters offloaded": {"stage": 3, "offload_param": True, "accumulation": 2},
 }
@@ -26,7 +30,7 @@ def runs(train: Train, tmp_path_factory: pytest.TempPathFactory) -> dict[str, li
     for at, case in enumerate(CASES.values()):
         jobs += [
             case | {"stock": True, "save": str(folder / f"stock-{at}")},
-            case | {"policy": POLICY, "save": str(folder / f"tiers-{at}")},
+            {"policy": POLICY} | case | {"save": str(folder / f"tiers-{at}")},
         ]
     found = train(jobs, processes=2)
     return {name: found[2 * at : 2 * at + 2] for at, name in enumerate(CASES)}
@@ -48,10 +52,13 @@ def test_losses_are_bit_identical_to_stock_on_every_rank(
 def test_every_rank_has_its_shard_at_its_places(
     runs: dict[str, list[list[Any]]], name: str
 ) -> None:
-    for rank in runs[name][1]:
+    for number, rank in enumerate(runs[name][1]):
         for kind, found in rank["pages"].items():
             assert found["placed"], kind
-            assert set(found["nodes"]) <= set(PLACES[kind][1]), kind
+            places = PLACES[kind][1]
+            if "gpu_nodes" in CASES[name]:
+                places = [number if kind in COPIED else 0]
+            assert set(found["nodes"]) <= set(places), kind
         rows = {row[0]: row[1] for row in rank["rows"]}
         assert rows["exp_avg"] == rows["fp32_master"]
         assert rank["held_after_destroy"] == 0

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from cxl_offload import Memory, load_machine, placement_of, use
 from cxl_offload.integrations.deepspeed import attach, placement
 from cxl_offload.memory import active
 from cxl_offload.ops.adam import CPUAdam
+from cxl_offload.topology.links import Gpu
 
 from .tiny import TinyModel, batches, config
 
@@ -99,9 +101,23 @@ def pages(zero: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
+def partitioned_at_birth(job: dict[str, Any]) -> tuple[Any, Any]:
+    """A model whose parameters are partitioned as they are made; both in one block."""
+    scope = contextlib.nullcontext() if job.get("stock") else placement(job.get("policy"))
+    with scope as placed:
+        with deepspeed.zero.Init(config_dict_or_path=config(job)):
+            model = TinyModel()
+        engine = deepspeed.initialize(
+            model=model, model_parameters=model.parameters(), config=config(job)
+        )[0]
+    return engine, None if placed is None else placed.engines[0]
+
+
 def start(job: dict[str, Any]) -> tuple[Any, Any]:
     """The engine, and what the scope around it gave; None in a stock run."""
     torch.manual_seed(0)
+    if job.get("zero_init"):
+        return partitioned_at_birth(job)
     model = TinyModel()
     arguments: dict[str, Any] = {"model": model, "config": config(job)}
     chosen = job.get("optimizer", "DeepSpeedCPUAdam")
@@ -180,6 +196,29 @@ def without_offload(job: dict[str, Any]) -> dict[str, Any]:
     return {"told": told, "held": active().stats().asked_bytes.current}
 
 
+def inference(job: dict[str, Any]) -> dict[str, Any]:
+    """Stage 3 without an optimizer, its parameters on the host; placed, and attached later."""
+    settings = config(job | {"optimizer": "none"})
+    del settings["zero_optimization"]["offload_optimizer"]
+    made: dict[str, Any] = {"outputs": [], "rows": [], "missed": []}
+    inputs, targets = next(batches(1, seed=1, rank=RANK))
+    for how in ("stock", "placed", "attached"):
+        torch.manual_seed(0)
+        scope = placement("cxl") if how == "placed" else contextlib.nullcontext()
+        with scope as placed:
+            engine = deepspeed.initialize(model=TinyModel(), config=settings)[0]
+        attached = placed.engines[0] if placed is not None else None
+        if how == "attached":
+            attached = attach(engine, "cxl")
+        with torch.no_grad():
+            made["outputs"].append(engine(inputs, targets).item().hex())
+        if attached is not None:
+            made["rows"].append([[row.kind, row.requested, row.granted] for row in attached.rows()])
+            made["missed"].append(attached.missed())
+        engine.destroy()
+    return made
+
+
 def refused(job: dict[str, Any]) -> dict[str, Any]:
     """A node without room: the error, and an engine that is made after it."""
     result: dict[str, Any] = {}
@@ -250,6 +289,13 @@ def main() -> None:
     results = []
     for job in json.loads(Path(sys.argv[1]).read_text()):
         machine = load_machine("epyc9354-cxl-a")
+        if "gpu_nodes" in job:
+            names = [machine.gpus[0].name, "second"]
+            cards = [
+                Gpu(name=name, node=node)
+                for name, node in zip(names, job["gpu_nodes"], strict=False)
+            ]
+            machine = replace(machine, gpus=tuple(cards))
         memory = Memory.simulated(machine, capacities={2: job["room"]} if "room" in job else None)
         with use(memory), contextlib.redirect_stdout(sys.stderr):
             match job.get("what"):
@@ -257,6 +303,8 @@ def main() -> None:
                     results.append(two_engines(job))
                 case "no offload":
                     results.append(without_offload(job))
+                case "inference":
+                    results.append(inference(job))
                 case "refused":
                     results.append(refused(job))
                 case _:

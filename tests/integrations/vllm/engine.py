@@ -204,7 +204,7 @@ def np_rows(tier: Any) -> Any:
 
 
 def counters(engine: Engine) -> dict[str, float]:
-    """Our counters as vLLM's Prometheus registry has them, by event and tier."""
+    """Our counters and gauges as vLLM's Prometheus registry has them, by name and tier."""
     found = {}
     for metric in engine.llm.get_metrics():
         _, ours, rest = metric.name.partition("cxl_offload_kv_")

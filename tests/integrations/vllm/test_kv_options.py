@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,9 @@ def read(**config: Any) -> KvOptions:
         ({"nodes": [2]}, Bind((2,))),
         ({"nodes": [0, 2]}, Interleave((0, 2))),
         ({"nodes": ["ldram", "cxl"]}, Interleave((*DRAM, *CXL))),
+        # 392 and 38.4 GB/s, so 10.2:1; 392 and 225, so 1.7:1
+        ({"policy": "weighted", "nodes": [0, 2]}, Weighted({0: 11, 2: 1})),
+        ({"policy": "weighted", "nodes": ["ldram", "rdram"]}, Weighted({0: 2, 1: 1})),
         ({"policy": "preferred", "nodes": [2, 0]}, Preferred((2, 0))),
         (
             {"policy": "weighted", "nodes": [0, 2], "weights": [3, 1], "granule": "64KiB"},
@@ -71,7 +75,14 @@ def test_what_vllm_reads_itself_is_left_to_it() -> None:
         ({"policy": 7}, "a placement is a policy, a mapping"),
         ({"policy": {"0": 0.5}}, "weight 0.5 of node 0 is not an integer"),
         ({"policy": "weighted"}, "'weighted' needs nodes, such as nodes: [0, 2]"),
-        ({"policy": "weighted", "nodes": [0, 2]}, "weighted over 2 nodes needs as many weights"),
+        (
+            {"policy": "weighted", "nodes": [0, 2], "weights": [1]},
+            "weighted over 2 nodes needs as many weights",
+        ),
+        (
+            {"policy": "weighted", "nodes": [0, 1, 2]},
+            "by bandwidth the weights of 0, 1, 2 are (8, 4, 0); leave those of 0 out",
+        ),
         ({"policy": "bind:0", "nodes": [0]}, "'bind:0' with nodes; leave nodes out"),
         ({"nodes": 0}, "nodes is 0; give a list, such as [0, 2]"),
         ({"nodes": []}, "nodes is []; give a list"),
@@ -105,6 +116,13 @@ def test_wrong_options_are_named_in_one_line(config: dict[str, Any], message: st
     assert line.startswith("kv_connector_extra_config: ")
     assert message in line
     assert "\n" not in line
+
+
+def test_weights_of_nodes_of_unknown_bandwidth_are_asked_for() -> None:
+    machine = replace(MACHINE, accesses=())
+    config = {"cpu_bytes_to_use": GIB, "policy": "weighted", "nodes": [0, 2]}
+    with pytest.raises(ConfigError, match="the bandwidth of 0 is not known here; give weights"):
+        KvOptions.read(config, machine)
 
 
 def test_cold_tier_has_options_of_its_own() -> None:

@@ -54,6 +54,13 @@ def test_report_since_the_start_has_rates_and_bytes_of_tiers() -> None:
     }
 
 
+def test_bytes_of_a_chunk_are_what_the_tiers_say_where_they_do() -> None:
+    gauge = 'vllm:cxl_offload_kv_chunk_bytes{engine="%d",tier="%s"} 512.0\n'
+    text = TEXT + "".join(gauge % (engine, tier) for engine in (0, 1) for tier in ("hot", "cold"))
+    report = serving_report(parse_metrics(text, read_at_s=1010.0))
+    assert report.tier_bytes["hot"] == {"stored": 2048.0, "loaded": 1024.0}
+
+
 def test_report_between_readings_counts_only_what_came_between() -> None:
     begin = parse_metrics(TEXT, read_at_s=100.0)
     later = TEXT.replace("} 1000.0", "} 1500.0").replace("} 80.0", "} 100.0")
