@@ -309,7 +309,8 @@ def plot(document: dict[str, Any], path: Path) -> None:
         axes, ("throughput over no offload", "first token, median (s)"), strict=True
     ):
         axis.set_title(title)
-        axis.set_xticks([width, 1 + width], list(document["results"]))
+        names = [name.replace(" ", "\n", 1) for name in document["results"]]
+        axis.set_xticks([width, 1 + width], names)
         axis.grid(axis="y", alpha=0.3)
     axes[0].axhline(1, color="black", linewidth=0.8)
     axes[0].legend()

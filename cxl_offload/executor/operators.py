@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from cxl_offload.ops.attention import decode_attention, from_flexgen
+from cxl_offload.ops.linear import SinglePrecisionLinear
 from cxl_offload.profile.curves import estimate
 from cxl_offload.profile.model import Estimate
 from cxl_offload.profile.operators import (
@@ -136,6 +137,7 @@ def measure_operators(
 
 
 def _linears(device: torch.device, clock: _Clock) -> Iterator[LinearPoint]:
+    linear = SinglePrecisionLinear()  # on a GPU it is torch's own
     for width in _WIDTHS:
         weight_bytes = 2 * width * width
         first = torch.rand(width, width, device=device).sub_(0.5).half()
@@ -148,7 +150,7 @@ def _linears(device: torch.device, clock: _Clock) -> Iterator[LinearPoint]:
             def call(
                 inputs: torch.Tensor = inputs, weights: Iterator[torch.Tensor] = weights
             ) -> None:
-                functional.linear(inputs, next(weights), bias=bias)  # noqa: B023  called here only
+                linear(inputs, next(weights), bias)  # noqa: B023  called here only
 
             yield LinearPoint(rows, weight_bytes, clock(call))
 

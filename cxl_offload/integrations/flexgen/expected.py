@@ -28,13 +28,15 @@ def decode_shape(
     ------
     ConfigError
         The request uses what the equations do not cover: a disk, compression, a KV cache in
-        several places, attention over a workspace.
+        several places, attention over a workspace, linear layers in half precision on the CPU.
     """
     gpu, host = request.percent[:2]
     realised = [row for row in shares if row.kind == "weights" and row.home.startswith(HOST)]
     on_host = sum(row.realised_percent for row in realised) if shares else host
     if gpu + host != 100 or request.compress_weight or request.compress_cache:
         raise ConfigError("no prediction: tensors on disk or compressed are not covered")
+    if request.accelerator == "host" and request.cpu_linear != "single":
+        raise ConfigError("no prediction: --cpu-linear half is not covered")
     return DecodeShape(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,

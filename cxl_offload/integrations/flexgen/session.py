@@ -19,8 +19,8 @@ from flexgen.utils import ExecutionEnv, project_decode_latency
 
 from cxl_offload.integrations.flexgen.attention import SelfAttentionInPlace
 from cxl_offload.integrations.flexgen.checkpoint import Progress, weights_folder
+from cxl_offload.integrations.flexgen.functional import functional_of
 from cxl_offload.integrations.flexgen.layout import Layout, lay_out, with_tiers
-from cxl_offload.integrations.flexgen.linear import functional_of
 from cxl_offload.integrations.flexgen.lm import TieredOptLM, WeightPlacer, weight_groups
 from cxl_offload.integrations.flexgen.model import ModelSource, resolve_model
 from cxl_offload.integrations.flexgen.predict import check_fit, check_stripes

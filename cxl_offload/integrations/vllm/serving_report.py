@@ -21,6 +21,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _TIER_EVENT = re.compile(r"vllm:cxl_offload_kv_(\w+)_chunks_total")
 
 _SOURCES = "vllm:prompt_tokens_by_source_total"
+_FIRST = "hot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +194,16 @@ def _seconds(end: Samples, begin: Samples | None) -> float:
 
 
 def _chunk_bytes(samples: Samples) -> float:
-    """As the tiers say; of all that was ever stored where they do not."""
+    """As the tiers say; of all that was ever stored where they do not.
+
+    The first tier also stores what it takes back from the ones behind it, which no transfer from
+    the KV cache pays for.
+    """
     gauge = "vllm:cxl_offload_kv_chunk_bytes"
     engines = len(samples.label_values(gauge, "engine"))
     if engines:
-        return samples.total(gauge, tier="hot") / engines
-    name = "vllm:cxl_offload_kv_stored_chunks_total"
-    chunks = samples.total(name, tier="hot")
-    return samples.total("vllm:kv_offload_store_bytes_total") / chunks if chunks else 0.0
+        return samples.total(gauge, tier=_FIRST) / engines
+    stored, loaded = (f"vllm:cxl_offload_kv_{event}_chunks_total" for event in ("stored", "loaded"))
+    behind = samples.total(loaded) - samples.total(loaded, tier=_FIRST)
+    chunks = samples.total(stored, tier=_FIRST) - behind
+    return samples.total("vllm:kv_offload_store_bytes_total") / chunks if chunks > 0 else 0.0

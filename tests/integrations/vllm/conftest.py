@@ -36,6 +36,15 @@ def vllm() -> None:
     pytest.skip(reason)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_plugin_here() -> None:
+    """vLLM inside pytest's own process stays as it is; engines load the plugin in theirs."""
+    if find_spec("vllm") is not None:
+        import vllm.plugins
+
+        vllm.plugins.plugins_loaded = True
+
+
 @pytest.fixture(scope="session")
 def model(vllm: None, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of the tiny model."""

@@ -113,18 +113,25 @@ def test_messages_between_the_parts_have_these_fields() -> None:
     }
 
 
-def test_plugin_registers_our_names_any_number_of_times() -> None:
+def test_plugin_registers_our_names_any_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.config import VllmConfig
     from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
     from vllm.v1.kv_offload.factory import OffloadingSpecFactory
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
     from cxl_offload.integrations.vllm.kv_eviction import CostPolicy
+    from cxl_offload.integrations.vllm.kv_plugin import install_kv
     from cxl_offload.integrations.vllm.kv_spec import CxlOffloadingSpec
     from cxl_offload.integrations.vllm.kv_tier import ColdTierManager
     from cxl_offload.integrations.vllm.plugin import register
 
-    for _ in range(3):
-        register()
+    # So that the patch is taken off again at the end.
+    method = "_post_init_kv_transfer_config"
+    monkeypatch.setattr(VllmConfig, method, getattr(VllmConfig, method))
+    install_kv()
+    patched = getattr(VllmConfig, method)
+    install_kv()
+    assert getattr(VllmConfig, method) is patched
     by_path = {
         "spec_name": "CxlOffloadingSpec",
         "spec_module_path": "cxl_offload.integrations.vllm.kv_spec",

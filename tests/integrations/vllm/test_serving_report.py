@@ -54,6 +54,14 @@ def test_report_since_the_start_has_rates_and_bytes_of_tiers() -> None:
     }
 
 
+def test_chunks_that_came_back_to_the_first_tier_do_not_change_their_size() -> None:
+    promoted = TEXT.replace('tier="hot"} 4.0', 'tier="hot"} 7.0')
+    promoted += 'vllm:cxl_offload_kv_loaded_chunks_total{engine="0",tier="cold"} 3.0\n'
+    found = serving_report(parse_metrics(promoted)).tier_bytes
+    assert found["hot"]["stored"] == 7 * 1024.0
+    assert found["cold"] == {"stored": 1024.0, "loaded": 3 * 1024.0}
+
+
 def test_bytes_of_a_chunk_are_what_the_tiers_say_where_they_do() -> None:
     gauge = 'vllm:cxl_offload_kv_chunk_bytes{engine="%d",tier="%s"} 512.0\n'
     text = TEXT + "".join(gauge % (engine, tier) for engine in (0, 1) for tier in ("hot", "cold"))

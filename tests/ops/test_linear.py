@@ -1,17 +1,13 @@
-"""Linear layers in single precision: as exact as FlexGen's, in a bounded buffer."""
+"""Linear layers in single precision: as exact as torch's, in a bounded buffer."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import flexgen.pytorch_backend
 import pytest
 import torch
 from torch.nn import functional
 
-from cxl_offload.integrations.flexgen import FlexGenRun, linear, run
-from cxl_offload.integrations.flexgen.linear import SinglePrecisionLinear
-from cxl_offload.memory import Memory
+from cxl_offload.ops import linear
+from cxl_offload.ops.linear import SinglePrecisionLinear
 
 
 def draw(*shape: int, seed: int) -> torch.Tensor:
@@ -28,7 +24,7 @@ def test_linear_is_at_least_as_close_to_double_precision_as_torch(
     inputs, weight = draw(*rows, 96, seed=1), draw(33, 96, seed=2)
     bias = draw(33, seed=3) if has_bias else None
     before = inputs.clone(), weight.clone()
-    found = SinglePrecisionLinear().linear(inputs, weight, bias)
+    found = SinglePrecisionLinear()(inputs, weight, bias)
     assert found.shape == (*rows, 33)
     assert found.dtype == torch.float16
     assert torch.equal(inputs, before[0])
@@ -43,40 +39,23 @@ def test_linear_is_at_least_as_close_to_double_precision_as_torch(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 6e4])
 def test_numbers_beyond_half_precision_come_out_as_torch_has_them(value: float) -> None:
-    inputs, weight = draw(2, 64, seed=1), draw(5, 64, seed=2)
+    inputs, weight = draw(8, 64, seed=1), draw(5, 64, seed=2)
     inputs[1, 3] = value
     weight[2, 3] = 6e4
-    found = SinglePrecisionLinear().linear(inputs, weight)
+    found = SinglePrecisionLinear()(inputs, weight)
     expected = functional.linear(inputs.double(), weight.double()).half()
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-3, equal_nan=True)
 
 
 def test_other_types_are_left_to_torch() -> None:
-    inputs, weight = draw(2, 64, seed=1).double(), draw(5, 64, seed=2).double()
-    stand_in = SinglePrecisionLinear()
-    assert torch.equal(stand_in.linear(inputs, weight), functional.linear(inputs, weight))
-    assert stand_in.layer_norm is functional.layer_norm
+    inputs, weight = draw(8, 64, seed=1).double(), draw(5, 64, seed=2).double()
+    ours = SinglePrecisionLinear()
+    assert torch.equal(ours(inputs, weight), functional.linear(inputs, weight))
 
 
-def test_flexgen_has_its_own_functions_again_after_a_run(
-    request_tiny: FlexGenRun, memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[tuple[int, ...]] = []
-    original = SinglePrecisionLinear.linear
-
-    def counted(
-        self: SinglePrecisionLinear,
-        inputs: torch.Tensor,
-        *rest: torch.Tensor,
-        **named: torch.Tensor,
-    ) -> torch.Tensor:
-        calls.append(tuple(inputs.shape))
-        return original(self, inputs, *rest, **named)
-
-    monkeypatch.setattr(SinglePrecisionLinear, "linear", counted)
-    run(request_tiny, memory=memory)
-    assert len(calls) > 6 * request_tiny.gen_len
-    calls.clear()
-    run(replace(request_tiny, cpu_linear="half"), memory=memory)
-    assert not calls
-    assert flexgen.pytorch_backend.F is functional
+@pytest.mark.parametrize("rows", [0, 1, linear.FEW_ROWS])
+def test_few_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    inputs, weight = draw(rows, 64, seed=1), draw(5, 64, seed=2)
+    expected = functional.linear(inputs, weight)
+    monkeypatch.setattr(torch, "mm", None)
+    assert torch.equal(SinglePrecisionLinear()(inputs, weight), expected)
