@@ -49,6 +49,9 @@ DECODING = (LONG, PACKED)
 LEAST_EQUAL = 0.95
 """Of tokens that are rounded differently; random weights make near ties likely."""
 
+LEAST_EQUAL_PACKED = 0.75
+"""Where a last bit of a new key can change its 4-bit code, too, which is then attended to."""
+
 CASES: dict[str, dict[str, Any]] = {
     "all on the host": {},
     "half of weights and KV on the accelerator": {"percent": (50, 50, 50, 50, 0, 100)},
@@ -180,7 +183,7 @@ def one_case(
     with Session(request, memory=memory) as session, shortcut(name):
         expected, ours = stock.run(name), session.generate()
         equal = equal_share(np.array(expected["tokens"]), ours.tokens, ours.prompt_len)
-        if equal < LEAST_EQUAL:
+        if equal < (LEAST_EQUAL_PACKED if request.compress_cache else LEAST_EQUAL):
             raise RuntimeError(f"{name}: only {equal:.0%} of the tokens are those of stock FlexGen")
         for _ in range(rounds):
             costs = stock.run(name)["seconds"]

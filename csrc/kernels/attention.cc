@@ -22,7 +22,7 @@ constexpr int64_t kFewestRows = 256;
 // alone they would be a line or two at a time, far apart.
 constexpr size_t kTileBytes = 4096;
 constexpr size_t kTileQueries = 32;
-constexpr size_t kFewestAhead = 16;
+constexpr size_t kFewestAhead = 4;
 constexpr size_t kAheadBytes = 8192;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 

@@ -196,8 +196,10 @@ template <class Cut, bool kScore>
 inline void visit(const CodesOf& of, const AttentionRows& all, const AttentionState& state) {
   constexpr size_t kQueries = 4;
   const size_t each = Cut::groups(state) * 2;
-  for (size_t from = 0; from < all.count; from += kAttentionScaleRows) {
-    const size_t count = std::min(all.count - from, kAttentionScaleRows);
+  // Of many heads side by side only as many rows as the nearest cache holds with those ahead.
+  const size_t rows_each = state.kv_heads == 1 ? kAttentionScaleRows : kAttentionScaleRows / 4;
+  for (size_t from = 0; from < all.count; from += rows_each) {
+    const size_t count = std::min(all.count - from, rows_each);
     read_scales<Cut>(of, from, count, state);
     for (size_t head = 0; head < state.kv_heads; ++head) {
       for (size_t i = from + all.ahead; i < from + all.ahead + count; ++i) {
