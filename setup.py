@@ -126,6 +126,8 @@ setup(
             "cxl_offload._C",
             joined_sources(),
             include_dirs=["csrc"],
+            # The joined sources only include the many, so a change in one of those would be missed.
+            depends=relative_sources("*/*.cc", "*/*.h"),
             cxx_std=20,
             extra_compile_args=CXX_FLAGS,
             extra_link_args=[*LINK_FLAGS, "-ldl", "-pthread"],
