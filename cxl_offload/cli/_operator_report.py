@@ -24,8 +24,8 @@ def print_operators(console: Console, found: OperatorProfile, how: str) -> None:
         _add(made, entry.operator, entry.cache_bytes, entry.seconds.median)
     show(console, made)
     console.print(
-        f"a small call {found.small_s.median * 1e6:.2f} µs, a Python call "
-        f"{found.python_call_s.median * 1e6:.2f} µs"
+        f"a small call {found.small_s.median * 1e6:.2f} µs, an instruction of Python "
+        f"{found.python_instruction_s.median * 1e9:.0f} ns"
     )
 
 

@@ -7,9 +7,12 @@ A profile of them (:mod:`cxl_offload.profile.operators`) is what decode times ar
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
+from types import FrameType
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -132,7 +135,7 @@ def measure_operators(
         caches=tuple(caches),
         small_s=small,
         elementwise_s_per_byte=per_byte,
-        python_call_s=python,
+        python_instruction_s=python,
     )
 
 
@@ -227,10 +230,8 @@ def _load(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: torch.Tensor) ->
 class _Framework:
     """What a framework's own code does between two calls of torch, in small."""
 
-    CALLS = 39
-    """Of functions, those of the interpreter included, in :meth:`work`."""
-
     def __init__(self) -> None:
+        self._tensor = torch.zeros(2, 3, dtype=torch.float16)
         self._held: list[tuple[int, str] | None] = [None] * 8
         self._queues: dict[str, list[tuple[int, ...]]] = {"load": [], "store": []}
         self._names: list[str] = []
@@ -263,6 +264,9 @@ class _Framework:
             self._store(at, (at, name))
             turn = self._turn(name, at, keep=True)
             first, _ = self._take(at)
+            rows, width = self._tensor.shape
+            if self._tensor.device.type == "cpu" and self._tensor.data.dtype is torch.float16:
+                first += rows * width
             self.count += len(turn) + first
         return self.count
 
@@ -270,6 +274,24 @@ class _Framework:
         # Few turns: code that is repeated is found in the caches.
         self._move(0, "load")
         self._move(1, "store")
+
+    def instructions(self) -> int:
+        """Of the interpreter, in :meth:`work`."""
+        counted = 0
+
+        def count(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal counted
+            frame.f_trace_opcodes = True
+            counted += event == "opcode"
+            return count
+
+        before = sys.gettrace()
+        sys.settrace(count)
+        try:
+            self.work()
+        finally:
+            sys.settrace(before)
+        return counted
 
 
 _SMALL_CALLS = 16
@@ -294,7 +316,7 @@ def _calls(device: torch.device, clock: _Clock) -> tuple[Estimate, Estimate, Est
     framework = _Framework()
     small = _scaled(clock(lambda: _small_calls(x, cache)), 1 / _SMALL_CALLS)
     large = _scaled(clock(lambda: functional.relu_(many)), 1 / (4 * _LARGE_ELEMENTS))
-    return small, large, _scaled(clock(framework.work), 1 / framework.CALLS)
+    return small, large, _scaled(clock(framework.work), 1 / framework.instructions())
 
 
 def _scaled(value: Estimate, by: float) -> Estimate:

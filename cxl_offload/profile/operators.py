@@ -51,8 +51,8 @@ class OperatorProfile:
         For every operator, by size.
     small_s, elementwise_s_per_byte
         A call on a few elements or that only makes a view; what a byte takes in a larger one.
-    python_call_s
-        A call of a Python function that does little.
+    python_instruction_s
+        An instruction of the Python interpreter, among such as a framework's own code has.
     """
 
     device: str
@@ -61,7 +61,7 @@ class OperatorProfile:
     caches: tuple[CachePoint, ...]
     small_s: Estimate
     elementwise_s_per_byte: Estimate
-    python_call_s: Estimate
+    python_instruction_s: Estimate
 
     def __post_init__(self) -> None:
         if not self.linears:

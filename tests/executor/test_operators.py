@@ -43,9 +43,9 @@ def test_every_operator_is_measured_at_every_size(measured: OperatorProfile) -> 
 def test_more_bytes_take_longer_and_calls_take_microseconds(measured: OperatorProfile) -> None:
     small, large = measured.linears[0], measured.linears[2]
     assert large.seconds.median > small.seconds.median
-    assert 1e-9 < measured.python_call_s.median < 1e-4
+    assert 1e-10 < measured.python_instruction_s.median < 1e-5
     assert 1e-8 < measured.small_s.median < 1e-3
-    assert measured.python_call_s.median < measured.small_s.median
+    assert measured.python_instruction_s.median < measured.small_s.median
 
 
 def test_copied_attention_and_attention_in_place_compute_the_same() -> None:

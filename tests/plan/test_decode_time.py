@@ -52,7 +52,7 @@ def operators(**changes: object) -> OperatorProfile:
         caches=caches,
         small_s=exactly(2e-6),
         elementwise_s_per_byte=exactly(1e-10),
-        python_call_s=exactly(1e-7),
+        python_instruction_s=exactly(1e-8),
     )
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 

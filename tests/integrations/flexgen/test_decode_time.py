@@ -30,9 +30,6 @@ OPTIONS: dict[KvHome, dict[str, Any]] = {
     "host, loaded": {"percent": (100, 0, 0, 100, 100, 0)},
 }
 TOKEN = 3
-OPERATORS = 6 * 2 + 14
-"""Calls that are counted apart: six linear layers with torch's own check before each, attention."""
-
 Request = Callable[..., FlexGenRun]
 
 
@@ -51,35 +48,40 @@ def request_of(tiny: Path, prompts: tuple[tuple[int, ...], ...]) -> Request:
     return make
 
 
-def calls_of_one_token(session: Session) -> int:
-    """Functions called, Python's and built-in ones, while one token is decoded."""
+def instructions_of_one_token(session: Session) -> int:
+    """Of the Python interpreter, while one token is decoded."""
     counted, counting = 0, False
 
     def begins(token: int) -> None:
         nonlocal counting
         counting = token == TOKEN
 
-    def count(_: FrameType, event: str, __: object) -> None:
+    def count(frame: FrameType, event: str, _: object) -> object:
         nonlocal counted
-        counted += counting and event in ("call", "c_call")
+        frame.f_trace_opcodes = True
+        counted += counting and event == "opcode"
+        return count
 
-    sys.setprofile(count)
+    before = sys.gettrace()
+    sys.settrace(count)
     try:
         session.generate(token_begins=begins)
     finally:
-        sys.setprofile(None)
+        sys.settrace(before)
     return counted
 
 
 @pytest.mark.parametrize("kv", OPTIONS)
-def test_a_layer_makes_as_many_calls_as_the_equations_say(kv: KvHome, request_of: Request) -> None:
-    # Linear layers in half precision are one call each; others make calls that they are timed with.
+def test_a_layer_takes_as_many_instructions_as_the_equations_say(
+    kv: KvHome, request_of: Request
+) -> None:
+    # Linear layers in half precision are one call each; others are timed with what they call.
     request = request_of(**OPTIONS[kv], cpu_linear="half")
     with Session(request, memory=Memory.linux()) as session:
         layers = session.model.config.num_hidden_layers
-        counted = calls_of_one_token(session) / layers
-    # The layers before and after the decoder's are a few calls a token more.
-    assert counted == pytest.approx(sum(equations._CALLS[kv]) + OPERATORS, rel=0.25)
+        counted = instructions_of_one_token(session) / layers
+    # The layers before and after the decoder's take some too, and other Pythons count differently.
+    assert counted == pytest.approx(equations._CALLS[kv][1], rel=0.3)
 
 
 @pytest.mark.parametrize("kv", OPTIONS)
