@@ -19,7 +19,10 @@ it on an accelerator; attention over them where they lie; a copy of them into fr
 
 @dataclass(frozen=True, slots=True)
 class LinearPoint:
-    """``rows`` vectors times one matrix of ``weight_bytes`` that was not used for long."""
+    """``rows`` vectors times one matrix of ``weight_bytes`` that was not used for long.
+
+    The mean of a square one and two of four to one, as a decoder has them.
+    """
 
     rows: int
     weight_bytes: int
