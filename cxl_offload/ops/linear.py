@@ -16,8 +16,8 @@ BUFFER_ELEMENTS = 2**19
 
 FEW_ROWS = 7
 """Up to so many, reading the weights takes longest and PyTorch's own product is faster: measured in
-decoding on two cores with AVX-512 and no half-precision arithmetic, 1.5 times as fast for 4 rows, as
-fast for 8, and 0.7 times for 16."""
+decoding on two cores with AVX-512 and no half-precision arithmetic, 1.5 times as fast for 4 rows,
+as fast for 8, and 0.7 times for 16."""
 
 
 class SinglePrecisionLinear:
