@@ -11,10 +11,10 @@
 
 namespace cxl_offload {
 
-// Runs job() on as many OpenMP threads, the caller among them, and returns when all are done. False,
-// and nothing has run, when none are loaded, they are not just as many (to ask for other numbers
-// makes and ends threads at each change), or this is a forked child, where they are gone. Inside of
-// a parallel region of OpenMP the caller alone may run the job. It must not throw.
+// Runs job() on as many OpenMP threads, the caller among them, and returns when all are done.
+// False, and nothing has run, when none are loaded, they are not just as many (to ask for other
+// numbers makes and ends threads at each change), or this is a forked child, where they are gone.
+// Inside of a parallel region of OpenMP the caller alone may run the job. It must not throw.
 bool run_on_openmp(size_t threads, const std::function<void()>& job);
 
 }  // namespace cxl_offload
