@@ -92,7 +92,7 @@ def test_operators_of_another_version_are_refused_with_the_remedy(
     assert document["operators"][0].pop("version") == 2
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match="operators of version 1.*profile --operators"):
+    with pytest.raises(ConfigError, match=r"operators of version 1.*profile --operators"):
         load_profile(file)
 
 
