@@ -6,7 +6,11 @@ round's prediction is the mean of both, so that what the machine does meanwhile 
 CPUs stand in for a GPU. The prompt's KV cache is filled with seeded numbers (skipped_prompt.py):
 only decoding is timed. Every figure but the predictions is measured.
 
-    python benchmarks/bench_prediction.py [--rounds N] [--json FILE] [--plot FILE]
+`--clock cpu` takes both sides in the processor's time of this process instead of the wall's: an
+indication of what a machine of one's own would give, where others use the cores too.
+
+    python benchmarks/bench_prediction.py [--rounds N] [--layers N --hidden N] [--clock cpu]
+        [--json FILE] [--plot FILE]
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +35,11 @@ from cxl_offload import Memory
 from cxl_offload.executor.operators import measure_operators
 from cxl_offload.integrations.flexgen import FlexGenRun, OptShape, Session, make_opt
 from cxl_offload.integrations.flexgen.expected import decode_shape
+from cxl_offload.memory.heap import keep_freed_memory
 from cxl_offload.plan.flexgen.decode_time import DecodeShape, decode_time
 
-SHAPE = OptShape(layers=12, hidden=768, heads=12)
-"""Width and depth of OPT-125M, with byte-level tokens."""
-
+HEAD_DIM = 64
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 BATCHES = (1, 8, 32)
 HOMES: dict[str, dict[str, Any]] = {
     "accelerator": {"percent": (100, 0, 100, 0, 100, 0)},
@@ -43,12 +49,12 @@ HOMES: dict[str, dict[str, Any]] = {
 BAR = 0.15
 
 
-def requests(model: Path, prompt_len: int, gen_len: int) -> dict[str, FlexGenRun]:
+def requests(model: Path, vocab: int, prompt_len: int, gen_len: int) -> dict[str, FlexGenRun]:
     """A request for every batch and home of the KV cache."""
     made = {}
     for batch in BATCHES:
         random = np.random.default_rng(0)
-        tokens = random.integers(16, SHAPE.vocab, size=(batch, prompt_len)).tolist()
+        tokens = random.integers(16, vocab, size=(batch, prompt_len)).tolist()
         for home, options in HOMES.items():
             made[f"batch {batch}, KV on {home}"] = FlexGenRun(
                 model=str(model),
@@ -64,28 +70,39 @@ def requests(model: Path, prompt_len: int, gen_len: int) -> dict[str, FlexGenRun
 
 def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Predicted and measured tokens/s of every configuration, round by round."""
-    model = make_opt(folder / "opt", SHAPE, seed=1)
-    configurations = requests(model, options.prompt_len, options.gen_len)
+    heads = options.hidden // HEAD_DIM
+    size = OptShape(layers=options.layers, hidden=options.hidden, heads=heads)
+    model = make_opt(folder / "opt", size, seed=1)
+    configurations = requests(model, size.vocab, options.prompt_len, options.gen_len)
+    clock = CLOCKS[options.clock]
     memory = Memory.linux()
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     terms: dict[str, dict[str, float]] = {}
     shapes: dict[str, DecodeShape] = {}
     for _ in range(options.rounds):
-        before = measure_operators(seconds=options.seconds)
+        before = measure_operators(seconds=options.seconds, clock=clock)
         for name, request in configurations.items():
             with Session(request, memory=memory) as session, skipped_prompt():
                 session.generate()
-                runs = [session.generate().decode_tokens_per_s for _ in range(options.repeats)]
+                runs = [decode_speed(session, clock) for _ in range(options.repeats)]
                 shape = decode_shape(request, session.model.config, prompt_len=options.prompt_len)
             shapes[name] = shape
             found[name]["measured"].append(statistics.median(runs))
             found[name]["before"].append(decode_time(shape, before).token_s)
             terms[name] = dict(decode_time(shape, before).terms)
-        after = measure_operators(seconds=options.seconds)
+        after = measure_operators(seconds=options.seconds, clock=clock)
         for name, request in configurations.items():
             seconds = (found[name]["before"][-1] + decode_time(shapes[name], after).token_s) / 2
             found[name]["predicted"].append(request.rows / seconds)
     return [result_of(name, found[name], terms[name]) for name in configurations]
+
+
+def decode_speed(session: Session, clock: Callable[[], float]) -> float:
+    """Tokens/s of all sequences from the second token to the last but one."""
+    begun: list[float] = []
+    session.generate(token_begins=lambda _: begun.append(clock()))
+    decoded = len(begun) - 2
+    return session.request.rows * decoded / (begun[-1] - begun[1])
 
 
 def result_of(name: str, found: dict[str, list[float]], terms: dict[str, float]) -> dict[str, Any]:
@@ -158,11 +175,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each profile")
     parser.add_argument("--prompt-len", type=int, default=256)
     parser.add_argument("--gen-len", type=int, default=17)
+    parser.add_argument("--layers", type=int, default=12, help="as OPT-125M's")
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    if options.clock == "cpu" and options.threads > 1:
+        parser.error("--clock cpu counts the waiting of other threads as work: give --threads 1")
     torch.set_num_threads(options.threads)
+    keep_freed_memory()
     with tempfile.TemporaryDirectory(prefix="cxl-offload-bench-") as scratch:
         results = measure(options, Path(scratch))
     show(Console(), results)
@@ -170,6 +193,7 @@ def main() -> None:
         save_plot(options.plot, results)
     if options.json is not None:
         kept = ("rounds", "repeats", "seconds", "prompt_len", "gen_len", "threads")
+        kept += ("layers", "hidden", "clock")
         settings = {name: getattr(options, name) for name in kept}
         document = {**describe_machine(), "settings": settings, "results": results}
         write_json(options.json, document)

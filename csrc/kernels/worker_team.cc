@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "kernels/openmp.h"
 #include "memory/fork_guard.h"
 #include "probe/team.h"
 
@@ -63,6 +64,7 @@ class WorkerTeam::Crew {
 
   void run(const std::function<void(size_t)>& job) {
     const std::lock_guard turn(turn_);
+    if (caller_works_ && run_on_openmp(groups_[0].threads, [&job] { job(0); })) return;
     if (threads_.empty()) start();
     {
       const std::lock_guard lock(mutex_);

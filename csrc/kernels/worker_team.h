@@ -28,9 +28,11 @@ class WorkerTeam {
   const std::vector<WorkerGroup>& groups() const { return groups_; }
   size_t threads() const;
 
-  // Runs job(group) once on every thread and returns when all of them are done. The caller is one
-  // of the threads when the only group is bound to no CPUs, and waits otherwise. Several callers
-  // take turns. A job must not throw. In a forked child, where the threads of the parent are
+  // Runs job(group) on every thread and returns when all of them are done. When the only group is
+  // bound to no CPUs, the caller is one of the threads, and the others are OpenMP's where those of
+  // the process are as many (kernels/openmp.h); otherwise the caller waits. Several callers take
+  // turns. A job takes its work from a queue, as fewer threads than asked for may run it, and must
+  // not throw. In a forked child, where the threads of the parent are
   // not, new ones are started. Throws SystemError when a thread cannot be made or bound; then no
   // job has run.
   void run(const std::function<void(size_t group)>& job);

@@ -23,10 +23,17 @@ def print_operators(console: Console, found: OperatorProfile, how: str) -> None:
     for entry in found.caches:
         _add(made, entry.operator, entry.cache_bytes, entry.seconds.median)
     show(console, made)
-    console.print(
-        f"a small call {found.small_s.median * 1e6:.2f} µs, an instruction of Python "
-        f"{found.python_instruction_s.median * 1e9:.0f} ns"
+    columns = ("µs a call of torch", "ns an instruction of Python")
+    between = table(
+        "Between the products of a decoder layer, in their sequence",
+        *("rows", "width"),
+        *columns,
+        right=("rows", "width", *columns),
     )
+    for layer in found.layers:
+        call, python = layer.call_s.median * 1e6, layer.python_instruction_s.median * 1e9
+        between.add_row(str(layer.rows), str(layer.hidden), f"{call:.2f}", f"{python:.1f}")
+    show(console, between)
 
 
 def _add(made: Table, name: str, nbytes: int, seconds: float) -> None:

@@ -44,6 +44,7 @@ def flexgen(context: typer.Context) -> None:
             request_from,
             write_flexgen_log,
         )
+        from cxl_offload.memory.heap import keep_freed_memory
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"flexgen: {error.name} is not installed; pip install 'cxl_offload[flexgen]'"
@@ -52,6 +53,8 @@ def flexgen(context: typer.Context) -> None:
     request = request_from(args)
     operators = None if args.profile is None else _operators(args.profile, request.accelerator)
     memory = _memory(args.machine, request)
+    if request.accelerator == "host":
+        keep_freed_memory()  # activations come from malloc, layer after layer
     with progress_bar() as progress:
         report = run(request, memory=memory, progress=progress)
     timeline, why_not = _replayed(report, memory)

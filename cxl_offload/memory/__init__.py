@@ -13,7 +13,7 @@ from cxl_offload.memory.policy import (
     as_policy,
     parse_policy,
 )
-from cxl_offload.memory.session import Memory, Pages, active, use
+from cxl_offload.memory.session import Memory, Pages, active, chosen, use
 from cxl_offload.memory.shared import Leftover, find_leftovers
 from cxl_offload.memory.shared_region import SharedRegion, remove_leftovers
 from cxl_offload.memory.stats import Count, NodeUse, Stats
@@ -38,6 +38,7 @@ __all__ = [
     "Weighted",
     "active",
     "as_policy",
+    "chosen",
     "find_leftovers",
     "parse_policy",
     "remove_leftovers",

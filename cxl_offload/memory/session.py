@@ -393,7 +393,14 @@ class Memory:
 
 
 _lock = threading.Lock()
+_default: Memory | None = None
 _stack: list[Memory] = []
+
+
+def chosen() -> Memory | None:
+    """The session of the innermost :func:`use`; None where everything is left to the default."""
+    with _lock:
+        return _stack[-1] if _stack else None
 
 
 def active() -> Memory:
@@ -402,10 +409,13 @@ def active() -> Memory:
     It is one for the whole process, so that threads which copy or prefetch see the same nodes as
     the thread that set it up. A forked child starts with a session of its own.
     """
+    global _default
     with _lock:
-        if not _stack:
-            _stack.append(Memory.linux())
-        return _stack[-1]
+        if _stack:
+            return _stack[-1]
+        if _default is None:
+            _default = Memory.linux()
+        return _default
 
 
 @contextlib.contextmanager
@@ -424,8 +434,9 @@ def use(memory: Memory) -> Iterator[Memory]:
 
 
 def _forget_in_child() -> None:
-    global _lock, _stack
+    global _lock, _default, _stack
     _lock = threading.Lock()
+    _default = None
     _stack = []
 
 

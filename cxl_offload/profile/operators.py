@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from cxl_offload.profile.curves import Estimate
 
-__all__ = ["CacheOperator", "CachePoint", "LinearPoint", "OperatorProfile"]
+__all__ = [
+    "OPERATORS_VERSION",
+    "CacheOperator",
+    "CachePoint",
+    "LayerPoint",
+    "LinearPoint",
+    "OperatorProfile",
+]
+
+OPERATORS_VERSION = 2
+"""1 timed small calls and Python in loops of their own; 2 between the products of a layer."""
 
 CacheOperator = Literal["copied attention", "attention in place", "load"]
 """What is done with keys and values: attention over transposed copies of them, as FlexGen computes
@@ -39,6 +49,27 @@ class CachePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerPoint:
+    """What a layer of a decoder does between its products, timed in their sequence.
+
+    Attributes
+    ----------
+    rows, hidden
+        Vectors that the layer gets, and their width.
+    call_s
+        A call of torch that is neither product nor attention: norms, residuals, views, new rows of
+        the cache; the mean over a layer's.
+    python_instruction_s
+        An instruction of the Python interpreter, among such as a framework's own code has.
+    """
+
+    rows: int
+    hidden: int
+    call_s: Estimate
+    python_instruction_s: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorProfile:
     """Operators in half precision on one device.
 
@@ -52,23 +83,21 @@ class OperatorProfile:
         For every number of rows the same sizes.
     caches
         For every operator, by size.
-    small_s, elementwise_s_per_byte
-        A call on a few elements or that only makes a view; what a byte takes in a larger one.
-    python_instruction_s
-        An instruction of the Python interpreter, among such as a framework's own code has.
+    layers
+        For every width the same numbers of rows, ascending.
     """
 
+    version: int = OPERATORS_VERSION
     device: str
     threads: int
     linears: tuple[LinearPoint, ...]
     caches: tuple[CachePoint, ...]
-    small_s: Estimate
-    elementwise_s_per_byte: Estimate
-    python_instruction_s: Estimate
+    layers: tuple[LayerPoint, ...]
 
     def __post_init__(self) -> None:
-        if not self.linears:
-            raise ValueError(f"operators of {self.device}: no linear layer was measured")
+        if not self.linears or not self.layers:
+            missing = "layer" if self.linears else "linear layer"
+            raise ValueError(f"operators of {self.device}: no {missing} was measured")
 
     def linear_s(self, rows: int, weight_bytes: float) -> float:
         """Seconds of a linear layer, between the measured sizes and numbers of rows.
@@ -94,6 +123,30 @@ class OperatorProfile:
         sizes = [point.cache_bytes for point in points]
         seconds = [point.seconds.median for point in points]
         return _by_size(sizes, seconds, cache_bytes)
+
+    def call_s(self, rows: int, hidden: int) -> float:
+        """Seconds of a call between products: linear in rows and in width, beyond them too."""
+        return self._between(rows, hidden, lambda point: point.call_s.median)
+
+    def python_instruction_s(self, rows: int, hidden: int) -> float:
+        """Seconds of an instruction between products: as :meth:`call_s`, constant beyond them."""
+        every = [(point.rows, point.hidden) for point in self.layers]
+        rows, hidden = (
+            min(max(value, min(measured)), max(measured))
+            for value, measured in zip((rows, hidden), zip(*every, strict=True), strict=True)
+        )
+        return self._between(rows, hidden, lambda point: point.python_instruction_s.median)
+
+    def _between(self, rows: int, hidden: int, of: Callable[[LayerPoint], float]) -> float:
+        widths = sorted({point.hidden for point in self.layers})
+        at = []
+        for width in widths:
+            points = [point for point in self.layers if point.hidden == width]
+            at.append(
+                _line([point.rows for point in points], [of(point) for point in points], rows)
+            )
+        # Narrower layers are made of calls that take as long, however few their elements.
+        return _line(widths, at, max(hidden, widths[0]))
 
     def _linear_at(self, rows: int, weight_bytes: float) -> float:
         points = [point for point in self.linears if point.rows == rows]

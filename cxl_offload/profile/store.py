@@ -10,6 +10,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.profile.codec import DecodeError, Where, decode, encode
 from cxl_offload.profile.fingerprint import check_same_machine
 from cxl_offload.profile.model import PROFILE_VERSION, Profile
+from cxl_offload.profile.operators import OPERATORS_VERSION
 from cxl_offload.topology import Machine
 from cxl_offload.topology.document import Field, read_document
 
@@ -108,6 +109,14 @@ def _check_version(value: Any) -> None:
             f"{PROFILE_VERSION}; measure again with `cxl-offload profile`",
             ("version",),
         )
+    for at, each in enumerate(value.get("operators") or ()):
+        found = each.get("version", 1) if isinstance(each, dict) else OPERATORS_VERSION
+        if found != OPERATORS_VERSION:
+            raise DecodeError(
+                f"operators of version {found!r}: this program reads version {OPERATORS_VERSION}; "
+                "measure again with `cxl-offload profile --operators`",
+                ("operators", at),
+            )
 
 
 def _line_of(text: str, file: str, where: Where) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -10,10 +12,14 @@ import torch
 from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app, main
+from cxl_offload.errors import ConfigError
 from cxl_offload.executor import operators as timed
 from cxl_offload.executor.operators import measure_operators
 from cxl_offload.profile import load_profile
+from cxl_offload.profile.codec import encode
 from cxl_offload.profile.operators import OperatorProfile
+
+from ..profile.test_profile import profile_of
 
 
 @pytest.fixture(scope="module")
@@ -22,41 +28,40 @@ def measured() -> OperatorProfile:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timed, "_ROWS", (1, 4))
         patch.setattr(timed, "_WIDTHS", (256, 1024))
-        patch.setattr(timed, "_COLUMNS", (12, 48))
-        patch.setattr(timed, "_BANK_BYTES", 8 << 20)
+        patch.setattr(timed, "_RING_BYTES", 8 << 20)
         return measure_operators(seconds=0.5)
 
 
 def test_every_operator_is_measured_at_every_size(measured: OperatorProfile) -> None:
-    assert [(point.rows, point.weight_bytes) for point in measured.linears] == [
-        (1, 2 * 256 * 256),
-        (4, 2 * 256 * 256),
-        (1, 2 * 1024 * 1024),
-        (4, 2 * 1024 * 1024),
+    sizes = [2 * 256**2, 8 * 256**2, 2 * 1024**2, 8 * 1024**2]
+    assert [(point.weight_bytes, point.rows) for point in measured.linears] == [
+        (size, rows) for size in sizes for rows in (1, 4)
     ]
     names = [point.operator for point in measured.caches]
     assert names == ["copied attention", "attention in place", "load"] * 2
+    assert [(point.hidden, point.rows) for point in measured.layers] == [
+        (hidden, rows) for hidden in (256, 1024) for rows in (1, 4)
+    ]
     assert measured.device == "cpu"
     assert measured.threads == torch.get_num_threads()
 
 
 def test_more_bytes_take_longer_and_calls_take_microseconds(measured: OperatorProfile) -> None:
-    small, large = measured.linears[0], measured.linears[2]
-    assert large.seconds.median > small.seconds.median
-    assert 1e-10 < measured.python_instruction_s.median < 1e-5
-    assert 1e-8 < measured.small_s.median < 1e-3
-    assert measured.python_instruction_s.median < measured.small_s.median
+    assert measured.linear_s(1, 8 * 1024**2) > measured.linear_s(1, 2 * 256**2)
+    for layer in measured.layers:
+        assert 1e-10 < layer.python_instruction_s.median < layer.call_s.median < 1e-3
 
 
-def test_copied_attention_and_attention_in_place_compute_the_same() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q = torch.rand(24, 1, 64, generator=generator).half()
-    k, v = (torch.rand(32, 24, 64, generator=generator).half() for _ in range(2))
-    mask = torch.ones(2, 32, dtype=torch.bool)
-    mask[1, :5] = False
-    copied = timed._copied_attention(q, k, v, mask).view(2, 12, 64)
-    in_place = timed._attention_in_place(q, k, v, mask).view(2, 12, 64)
-    torch.testing.assert_close(copied, in_place, atol=2e-3, rtol=2e-3)
+def test_the_clock_that_is_given_is_the_one_that_is_read() -> None:
+    ticks = itertools.count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timed, "_ROWS", (1,))
+        patch.setattr(timed, "_WIDTHS", (128,))
+        patch.setattr(timed, "_RING_BYTES", 1 << 20)
+        found = measure_operators(seconds=1e-3, clock=lambda: float(next(ticks)))
+    # Every operator takes one tick, which is what an empty measurement takes too: nothing is left.
+    seconds = [point.seconds.median for point in (*found.linears, *found.caches)]
+    assert max(seconds) == pytest.approx(1e-9)
 
 
 def test_no_time_is_refused() -> None:
@@ -72,11 +77,23 @@ def test_command_writes_operators_that_load_back(tmp_path: Path, measured: Opera
         done = CliRunner().invoke(app, [*arguments, "--operators", "cpu", "--output", str(file)])
     assert done.exit_code == 0, done.output
     assert "linear, 4 rows" in done.output
+    assert "an instruction of Python" in done.output
     assert load_profile(file).operators == (measured,)
     without = json.loads(file.read_text())
     del without["operators"]
     file.write_text(json.dumps(without))
     assert load_profile(file).operators == ()
+
+
+def test_operators_of_another_version_are_refused_with_the_remedy(
+    tmp_path: Path, measured: OperatorProfile
+) -> None:
+    document = encode(dataclasses.replace(profile_of(()), operators=(measured,)))
+    assert document["operators"][0].pop("version") == 2
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=r"operators of version 1.*profile --operators"):
+        load_profile(file)
 
 
 def test_unknown_device_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from cxl_offload.ops.adam import adam_step
 from cxl_offload.ops.threads import groups_for, team_for
 
 from ..memory.machines import simulated_machine
+from ..placement.child import run_in_child
 
 MACHINE = simulated_machine()  # CPUs 0, 1 on node 0; 2, 3 on node 1; none on node 2, nearer to 0
 ALL = frozenset(range(4))
@@ -64,6 +68,45 @@ def test_bound_groups_of_several_nodes_update_everything_once() -> None:
     one = [torch.ones(1) for _ in range(4)]
     adam_step(*one, step=1, lr=0.5)
     assert [t.unique().tolist() for t in tensors] == [t.tolist() for t in one]
+
+
+THREADS_OF_A_STEP = """
+import os, sys
+import torch
+from cxl_offload.ops.adam import adam_step
+
+wanted = int(sys.argv[1])
+torch.set_num_threads(2)
+(torch.randn(600, 600) @ torch.randn(600, 600)).exp().sum()
+before = len(os.listdir("/proc/self/task"))
+tensors = [torch.ones(200_003) for _ in range(4)]
+adam_step(*tensors, step=1, lr=0.5, threads=wanted)
+print(len(os.listdir("/proc/self/task")) - before, len(tensors[0].unique()))
+"""
+
+
+@pytest.mark.parametrize(("wanted", "own"), [(2, 0), (3, 2)])
+def test_threads_of_openmp_are_borrowed_when_they_are_as_many(wanted: int, own: int) -> None:
+    """Their spinning would take the CPUs from threads of our own."""
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS_OF_A_STEP, str(wanted)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(own), "1"]
+
+
+def test_forked_child_of_a_process_with_openmp_threads_has_threads_of_its_own() -> None:
+    tensors = [torch.ones(200_003) for _ in range(4)]
+    adam_step(*tensors, step=1, lr=0.5, threads=torch.get_num_threads())
+
+    def child() -> None:
+        again = [torch.ones(200_003) for _ in range(4)]
+        adam_step(*again, step=1, lr=0.5, threads=max(2, torch.get_num_threads()))
+        assert [t.tolist()[-1] for t in again] == [t.tolist()[-1] for t in tensors]
+
+    run_in_child(child)
 
 
 def test_team_refuses_what_cannot_run() -> None:

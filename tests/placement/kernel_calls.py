@@ -77,6 +77,11 @@ def meminfo_bytes(node: int, name: str) -> int:
     return int(found[1]) << 10
 
 
+def available_bytes(node: int) -> int:
+    """Free, or free at once: the page cache is given back before a page comes from elsewhere."""
+    return sum(meminfo_bytes(node, name) for name in ("MemFree", "Active(file)", "Inactive(file)"))
+
+
 def oom_kills() -> int:
     """Processes that the kernel has killed for want of memory since it booted."""
     found = re.search(r"(?m)^oom_kill (\d+)", Path("/proc/vmstat").read_text())

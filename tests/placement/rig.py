@@ -15,7 +15,14 @@ from cxl_offload import _C
 from cxl_offload.memory import Memory
 from cxl_offload.topology import Machine, Node, NodeKind, Tier, discover
 from tests.placement.child import MIB, stranger_filling
-from tests.placement.kernel_calls import NODES, PAGE, mappings_over, meminfo_bytes, page_nodes
+from tests.placement.kernel_calls import (
+    NODES,
+    PAGE,
+    available_bytes,
+    mappings_over,
+    meminfo_bytes,
+    page_nodes,
+)
 from tests.vm.harness.machine import MachineSpec, load, names
 
 __all__ = ["MACHINE_UNDER_TEST", "Rig", "node_sets", "open_rig", "rig_names", "simulated_machine"]
@@ -80,10 +87,7 @@ class LinuxRig:
         return mappings_over(address, nbytes)
 
     def free_bytes(self, node: int) -> int:
-        # The page cache is given back before an allocation fails.
-        return sum(
-            meminfo_bytes(node, name) for name in ("MemFree", "Active(file)", "Inactive(file)")
-        )
+        return available_bytes(node)
 
     def filled(self, node: int, *, leave_bytes: int) -> AbstractContextManager[object]:
         return stranger_filling(node, leave_bytes=leave_bytes)

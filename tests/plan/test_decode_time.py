@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cxl_offload.plan.flexgen import decode_time as equations
 from cxl_offload.plan.flexgen.decode_time import DecodeShape, KvHome, decode_time
 from cxl_offload.profile.curves import Estimate
 from cxl_offload.profile.operators import (
     CacheOperator,
     CachePoint,
+    LayerPoint,
     LinearPoint,
     OperatorProfile,
 )
@@ -33,6 +35,14 @@ def exactly(value: float) -> Estimate:
     return Estimate(value, value, value, 1)
 
 
+LAYERS = tuple(
+    LayerPoint(rows, hidden, exactly(1e-6 * (1 + rows * hidden / 8192)), exactly(1e-9 * (9 + rows)))
+    for hidden in (512, 2048)
+    for rows in ROWS
+)
+"""A call takes 1 us and as much more for every 8192 elements; Python takes longer with the rows."""
+
+
 def operators(**changes: object) -> OperatorProfile:
     """Of a machine whose linear layers take as long as their bytes, times their rows."""
     linears = tuple(
@@ -50,9 +60,7 @@ def operators(**changes: object) -> OperatorProfile:
         threads=2,
         linears=linears,
         caches=caches,
-        small_s=exactly(2e-6),
-        elementwise_s_per_byte=exactly(1e-10),
-        python_instruction_s=exactly(1e-8),
+        layers=LAYERS,
     )
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
@@ -117,6 +125,30 @@ def test_measured_points_are_met_exactly() -> None:
         assert made.linear_s(rows, size) == pytest.approx(rows * size / WEIGHT_BYTES_PER_S)
 
 
+def test_what_is_between_products_counts_calls_instructions_and_one_layer_more() -> None:
+    for kv in HOMES:
+        of_torch, of_python = equations._CALLS[kv]
+        layer = of_torch * 2e-6 + of_python * 17e-9  # 8 rows of 1024
+        found = decode_time(shape(kv=kv, batches=3), operators()).terms["between products"]
+        assert found == pytest.approx((10 + 1) * 3 * layer)
+
+
+@pytest.mark.parametrize(
+    ("rows", "hidden", "elements"),
+    [(8, 512, 8 * 512), (20, 1280, 20 * 1280), (64, 4096, 64 * 4096), (1, 64, 512)],
+)
+def test_calls_grow_with_their_elements_but_not_below_the_narrowest(
+    rows: int, hidden: int, elements: int
+) -> None:
+    assert operators().call_s(rows, hidden) == pytest.approx(1e-6 * (1 + elements / 8192))
+
+
+def test_python_takes_as_long_beyond_the_measured_rows_as_at_the_last() -> None:
+    made = operators()
+    assert made.python_instruction_s(20, 999) == pytest.approx(29e-9)
+    assert made.python_instruction_s(500, 9999) == made.python_instruction_s(32, 2048)
+
+
 def test_impossible_shapes_and_missing_operators_are_refused() -> None:
     for wrong in ({"rows": 0}, {"host_weights": 1.5}, {"attended": 0.0}):
         with pytest.raises(ValueError, match="must be above 0"):
@@ -126,3 +158,5 @@ def test_impossible_shapes_and_missing_operators_are_refused() -> None:
         decode_time(shape(kv="host, loaded"), operators(caches=without))
     with pytest.raises(ValueError, match="no linear layer"):
         operators(linears=())
+    with pytest.raises(ValueError, match="no layer"):
+        operators(layers=())

@@ -12,7 +12,7 @@ import pytest
 from cxl_offload.memory import Bind, Interleave, Memory, Preferred, Weighted
 from cxl_offload.topology import discover
 from tests.placement.child import MIB, run_in_child, stranger_filling
-from tests.placement.kernel_calls import PAGE, meminfo_bytes, oom_kills, page_nodes
+from tests.placement.kernel_calls import PAGE, available_bytes, oom_kills, page_nodes
 from tests.placement.test_policies import expected_nodes
 from tests.vm.harness.machine import load
 
@@ -84,7 +84,7 @@ def test_node_outside_the_cpuset_is_refused_and_never_spilled_to() -> None:
             block = memory.allocate(MIB, striped)
             assert page_nodes(block.address, MIB) == expected_nodes(striped, MIB)
             with stranger_filling(LAST, leave_bytes=128 * MIB):
-                nbytes = (meminfo_bytes(LAST, "MemFree") + 32 * MIB) // PAGE * PAGE
+                nbytes = (available_bytes(LAST) + 128 * MIB) // PAGE * PAGE
                 spilled = memory.allocate(nbytes, Preferred((LAST,)))
                 assert set(page_nodes(spilled.address, nbytes)) == {0, LAST}
 

@@ -195,6 +195,8 @@ class AttachedEngine:
     def table(self) -> str:
         """Kind, bytes, requested, granted and pinned, as text."""
         title = f"Host memory of ZeRO-Offload, by {self.store.policies.source}"
+        if self.store.share is not None:
+            title += f"\nmay hold: {self.store.share}"
         return table(self.rows(), title, self.missed())
 
     def release(self) -> None:

@@ -13,9 +13,11 @@ from weakref import WeakSet
 
 import deepspeed
 import torch
+import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from cxl_offload.executor import RankShare, share_machine
 from cxl_offload.integrations.deepspeed.accelerator import Capture, installed
 from cxl_offload.integrations.deepspeed.attached import AttachedEngine
 from cxl_offload.integrations.deepspeed.kinds import (
@@ -24,7 +26,7 @@ from cxl_offload.integrations.deepspeed.kinds import (
     parse_request,
 )
 from cxl_offload.integrations.deepspeed.store import Store
-from cxl_offload.memory import Memory, Pages, active
+from cxl_offload.memory import Memory, Pages, active, chosen
 from cxl_offload.topology import Machine
 
 __all__ = ["Placed", "attach", "placement", "start_from_environment"]
@@ -57,11 +59,31 @@ def _gpu_node(machine: Machine) -> int | None:
     return machine.gpus[rank % len(machine.gpus)].node
 
 
+@functools.lru_cache(maxsize=1)
+def _divided(group: dist.ProcessGroup) -> tuple[RankShare, Memory]:
+    """This rank's part of the machine, one session for all engines of the process.
+
+    DeepSpeed asks for memory on all ranks at the same point of making an engine, between other
+    calls that need every rank.
+    """
+    share = share_machine(group=group)
+    return share, share.memory()
+
+
+def _session(memory: Memory | None) -> tuple[RankShare | None, Memory]:
+    """What is given, else the part of this rank, else the machine of a process that is alone."""
+    if memory is not None:
+        return None, memory
+    if dist.is_initialized() and dist.get_world_size() > 1 and dist.group.WORLD is not None:
+        return _divided(dist.group.WORLD)
+    return None, active()
+
+
 def _store(request: PlanOrPolicy, memory: Memory | None, pages: Pages) -> Store:
-    session = memory or active()
+    share, session = _session(memory)
     policies = kind_policies(request, session.machine, gpu_node=_gpu_node(session.machine))
     pin = get_accelerator().device_name() == "cuda"
-    store = Store(policies, session, pages=pages, pin=pin)
+    store = Store(policies, session, pages=pages, pin=pin, share=share)
     installed().know(store)
     return store
 
@@ -71,8 +93,8 @@ def _store_later(request: PlanOrPolicy, memory: Memory | None, pages: Pages) -> 
 
     The node of the GPU is known only after DeepSpeed, or the script, has chosen the GPU.
     """
-    session = memory or active()
-    kind_policies(request, session.machine)
+    session = memory or chosen()
+    kind_policies(request, (session or active()).machine)
     return functools.cache(lambda: _store(request, session, pages))
 
 
@@ -113,7 +135,9 @@ def placement(
     pages
         See :func:`cxl_offload.empty`.
     memory
-        The session to allocate in; None means the active one.
+        The session to allocate in. None means that of :func:`cxl_offload.use`; where the script
+        chose none, this rank's part of the machine (:func:`cxl_offload.executor.share_machine`), or
+        all of it for a process that is alone.
 
     Yields
     ------
@@ -156,7 +180,7 @@ def attach(
     What other tensors are views of cannot be moved any more (stage 3: low-precision parameters and
     gradients); :meth:`AttachedEngine.missed` names it. Arguments as for :func:`placement`.
     """
-    return _attach(engine, _store(plan_or_policy, memory, pages), installed())
+    return _attach(engine, _store(plan_or_policy, memory or chosen(), pages), installed())
 
 
 def start_from_environment() -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from cxl_offload import tensor
+from cxl_offload.executor import RankShare
 from cxl_offload.integrations.deepspeed.kinds import KindPolicies
 from cxl_offload.memory import Dax, Interleave, Memory, Pages, Policy, Weighted
 from cxl_offload.units import MIB
@@ -31,11 +32,22 @@ class Store:
     ----------
     pin
         Register with the GPU driver what DeepSpeed asks to be pinned; False where there is no GPU.
+    share
+        The part of the machine that ``memory`` keeps within, where ranks divided it.
     """
 
-    def __init__(self, policies: KindPolicies, memory: Memory, *, pages: Pages, pin: bool) -> None:
+    def __init__(
+        self,
+        policies: KindPolicies,
+        memory: Memory,
+        *,
+        pages: Pages,
+        pin: bool,
+        share: RankShare | None = None,
+    ) -> None:
         self.policies = policies
         self.memory = memory
+        self.share = share
         self._pages = pages
         self._pin = pin
         # Address to kind and site. An address that was freed is only ever asked for again after

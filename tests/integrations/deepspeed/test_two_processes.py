@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cxl_offload.integrations.deepspeed.kinds import COPIED
+from cxl_offload.topology import discover
 
-from .conftest import Train
+from .conftest import ROOT, Train, environment, free_port
 from .test_placement import PLACES, POLICY
 
 CASES: dict[str, dict[str, Any]] = {
@@ -72,3 +77,65 @@ def test_checkpoint_of_two_ranks_is_not_larger_than_stock(
 ) -> None:
     stock, placed = (each[0]["checkpoint_bytes"] for each in runs[name])
     assert abs(placed / stock - 1) < 0.01
+
+
+SHARES = """
+import json, os, sys
+import deepspeed, torch
+from cxl_offload.integrations.deepspeed import placement
+from cxl_offload.memory import Bind
+from tests.integrations.deepspeed.tiny import TinyModel, config
+
+deepspeed.init_distributed("gloo")
+engines = []
+with placement() as placed:
+    for _ in range(2):
+        model = TinyModel()
+        engines.append(
+            deepspeed.initialize(
+                model=model, model_parameters=model.parameters(), config=config({"stage": 2})
+            )[0]
+        )
+store = placed.engines[0].store
+found = {
+    "one_session": store.memory is placed.engines[1].store.memory,
+    "may_hold": list(store.share.node_bytes.items()),
+    "holds": store.memory.stats().mapped_bytes.current,
+}
+node, most = found["may_hold"][0]
+try:
+    # Less than the node has, for a process that is alone.
+    store.memory.allocate(most + (64 << 20), Bind((node,)))
+except MemoryError as error:
+    found["refused"] = str(error)
+with open(f"{sys.argv[1]}.{os.environ['RANK']}", "w") as file:
+    json.dump(found, file)
+"""
+
+
+def test_ranks_that_chose_no_session_never_exceed_a_node_together(
+    deepspeed_there: None, tmp_path: Path
+) -> None:
+    script = tmp_path / "shares.py"
+    script.write_text(SHARES)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    command += [f"--master-port={free_port()}", str(script), str(tmp_path / "found")]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment(2),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    ranks = [json.loads((tmp_path / f"found.{rank}").read_text()) for rank in range(2)]
+    capacity = {node.id: node.capacity_bytes for node in discover().usable_nodes()}
+    for node, most in capacity.items():
+        together = sum(dict(map(tuple, rank["may_hold"]))[node] for rank in ranks)
+        assert together <= most
+    for rank in ranks:
+        assert rank["one_session"]
+        assert rank["holds"] > 0
+        assert "node" in rank["refused"]

@@ -89,6 +89,7 @@ def test_launchers_of_several_processes_place_in_every_one(
         told = start(placed([*launcher(name), str(tmp_path / name)]), processes=2)
         assert "nothing was placed" not in told
         assert "node 0: 264 KiB" in told  # half of the states
+        assert "may hold: rank 0 (1 of 2 on this machine)" in told
         for rank in range(2):
             assert losses(tmp_path / name, rank) == losses(tmp_path / "stock", rank)
     assert losses(tmp_path / "stock", 0) != losses(tmp_path / "stock", 1)
