@@ -7,12 +7,17 @@
 #include <tuple>
 
 #include "bindings/bind.h"
+#include "core/error.h"
 
 namespace cxl_offload::bindings {
 
 namespace py = pybind11;
 
+constexpr const char* kIntegerCodes = "avx512vnni";
+
 void bind_attention(py::module_& module) {
+  module.def("has_integer_codes", &has_integer_codes,
+             "Whether attention multiplies 4-bit codes as integers here (isa \"avx512vnni\").");
   module.def(
       "run_attention",
       [](TensorView q, TensorView k, TensorView v, TensorView out, WorkerTeam& team, double scale,
@@ -41,7 +46,12 @@ void bind_attention(py::module_& module) {
         given.k_scales = std::move(k_scales);
         given.v_scales = std::move(v_scales);
         given.log_sum_exp = reinterpret_cast<float*>(log_sum_exp);
-        run_attention(given, team, isa.empty() ? best_isa() : parse_isa(isa));
+        given.integers = isa.empty() || isa == kIntegerCodes;
+        if (isa == kIntegerCodes && !has_integer_codes()) {
+          throw InvalidArgument("instruction set '" + isa + "': this processor has no AVX512-VNNI");
+        }
+        const bool best = isa.empty() || isa == kIntegerCodes;
+        run_attention(given, team, best ? best_isa() : parse_isa(isa));
       },
       py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"), py::arg("team"), py::kw_only(),
       py::arg("scale"), py::arg("lengths"), py::arg("table") = std::tuple(uintptr_t{0}, 0, 0),

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "core/half.h"
 #include "kernels/attention_check.h"
+#include "kernels/attention_numbers.h"
 #include "kernels/attention_pass.h"
 #include "kernels/attention_rows.h"
 
@@ -38,28 +38,6 @@ AttentionPass find_pass(Dtype dtype, Isa isa) {
   return attention_pass_scalar(dtype);
 }
 
-// Of the types that are written, too.
-float read(const std::byte* data, Dtype dtype, size_t index) {
-  if (dtype == Dtype::kBfloat16) return to_float(reinterpret_cast<const Bf16*>(data)[index]);
-  if (dtype == Dtype::kFloat16) return to_float(reinterpret_cast<const F16*>(data)[index]);
-  return reinterpret_cast<const float*>(data)[index];
-}
-
-void write(std::byte* data, Dtype dtype, size_t index, float value) {
-  if (dtype == Dtype::kBfloat16) {
-    reinterpret_cast<Bf16*>(data)[index] = to_bf16(value);
-  } else if (dtype == Dtype::kFloat16) {
-    reinterpret_cast<F16*>(data)[index] = to_f16(value);
-  } else {
-    reinterpret_cast<float*>(data)[index] = value;
-  }
-}
-
-double factor(const std::vector<float>& of_heads, size_t head) {
-  if (of_heads.empty()) return 1;
-  return of_heads[of_heads.size() == 1 ? 0 : head];
-}
-
 // Some heads over some positions of one sequence.
 struct Unit {
   int64_t batch = 0;
@@ -77,6 +55,13 @@ size_t row_bytes(const TensorView& view) {
 size_t padded_dim(const Attention& a) {
   if (a.k.dtype == Dtype::kUint8) return static_cast<size_t>(a.k.shape[3]) * 2;
   return (static_cast<size_t>(a.q.shape[2]) + kAttentionPad - 1) / kAttentionPad * kAttentionPad;
+}
+
+// For codes multiplied as integers; null: as numbers.
+AttentionPass find_integers(const Attention& a, Isa isa) {
+  if (a.k.dtype != Dtype::kUint8 || isa != Isa::kAvx512 || !a.integers) return nullptr;
+  const auto groups = static_cast<size_t>(a.k_groups.shape[3]);
+  return fits_integers(groups, padded_dim(a) / groups) ? attention_pass_integers(groups) : nullptr;
 }
 
 size_t isa_lanes(Isa isa) {
@@ -98,7 +83,8 @@ class Run {
  public:
   Run(const Attention& attention, Isa isa)
       : a_(attention),
-        pass_(find_pass(attention.k.dtype, isa)),
+        integers_(find_integers(attention, isa)),
+        pass_(integers_ != nullptr ? integers_ : find_pass(attention.k.dtype, isa)),
         heads_(attention.q.shape[1]),
         kv_heads_(attention.k.shape[1]),
         group_(static_cast<size_t>(heads_ / kv_heads_)),
@@ -117,6 +103,7 @@ class Run {
     scores_.resize(slots * scores_each());
     scales_.resize(slots * scales_each());
     halves_.resize(slots * scales_each());
+    whole_.resize(slots * whole_each());
     if (units_.size() < 2) {
       for (const Unit& unit : units_) attend(unit, 0);
       return;
@@ -181,9 +168,9 @@ class Run {
     const size_t count = static_cast<size_t>(a_.q.shape[0] * heads_);
     q_.resize(count * padded_);
     for (size_t query = 0; query < count; ++query) {
-      const double scale = a_.scale * factor(a_.k_scales, kv_head(query));
+      const double scale = a_.scale * scale_of_head(a_.k_scales, kv_head(query));
       for (size_t i = 0; i < dim_; ++i) {
-        const double value = read(a_.q.data, a_.q.dtype, query * dim_ + i);
+        const double value = read_number(a_.q.data, a_.q.dtype, query * dim_ + i);
         q_[query * padded_ + place(i)] = static_cast<float>(value * scale);
       }
     }
@@ -191,8 +178,12 @@ class Run {
 
   size_t kv_head(size_t query) const { return query % static_cast<size_t>(heads_) / group_; }
 
-  // Where number i of a head is in queries and sums.
+  // Where number i of a head is in queries, and in sums.
   size_t place(size_t i) const { return lanes_ == 0 ? i : code_place(i, lanes_); }
+
+  size_t sum_place(size_t i) const {
+    return integers_ == nullptr ? place(i) : integer_place(i, padded_ / 64);
+  }
 
   // What a thread writes to while it works.
   size_t scores_each() const { return static_cast<size_t>(tile_) * group_ * kAttentionBlock; }
@@ -200,6 +191,10 @@ class Run {
     if (lanes_ == 0) return 0;
     const auto groups = static_cast<size_t>(tile_ * a_.k_groups.shape[3]);
     return kAttentionScaleRows * groups * 2 + kAttentionPad;
+  }
+
+  size_t whole_each() const {
+    return integers_ == nullptr ? 0 : static_cast<size_t>(tile_) * group_;
   }
 
   void attend(const Unit& unit, size_t slot) {
@@ -226,11 +221,12 @@ class Run {
       state.inverse = a_.group_scales == GroupScales::kInverseLow;
       state.halves = halves_.data() + slot * scales_each();
       state.scales = scales_.data() + slot * scales_each();
+      state.whole = whole_.data() + slot * whole_each();
     }
     const size_t row = static_cast<size_t>(unit.heads) * row_bytes(a_.k);
     rows.ahead = std::clamp(kAheadBytes / row, kFewestAhead, kAttentionAhead);
     RowBlocks blocks(a_, {a_, unit.batch, unit.begin, unit.end, unit.head}, rows);
-    while (blocks.next()) pass_(rows, state);
+    for (state.first = true; blocks.next(); state.first = false) pass_(rows, state);
   }
 
   void merge_query(size_t query, const std::vector<size_t>& parts, std::vector<double>& sums) {
@@ -243,18 +239,19 @@ class Run {
       const double weight = std::exp(static_cast<double>(most_[part]) - most);
       total += weight * total_[part];
       const float* from = sums_.data() + part * padded_;
-      for (size_t i = 0; i < dim_; ++i) sums[i] += weight * from[place(i)];
+      for (size_t i = 0; i < dim_; ++i) sums[i] += weight * from[sum_place(i)];
     }
-    const double scale = factor(a_.v_scales, kv_head(query)) / total;
+    const double scale = scale_of_head(a_.v_scales, kv_head(query)) / total;
     for (size_t i = 0; i < dim_; ++i) {
       const double value = total == 0 ? 0 : sums[i] * scale;
-      write(a_.out.data, a_.out.dtype, query * dim_ + i, static_cast<float>(value));
+      write_number(a_.out.data, a_.out.dtype, query * dim_ + i, static_cast<float>(value));
     }
     if (a_.log_sum_exp == nullptr) return;
     a_.log_sum_exp[query] = total == 0 ? kLowest : static_cast<float>(most + std::log(total));
   }
 
   const Attention& a_;
+  const AttentionPass integers_;  // null: numbers are multiplied
   const AttentionPass pass_;
   const int64_t heads_;
   const int64_t kv_heads_;
@@ -272,9 +269,14 @@ class Run {
   std::vector<float> scores_;
   std::vector<float> scales_;
   std::vector<F16> halves_;
+  std::vector<WholeQuery> whole_;
 };
 
 }  // namespace
+
+bool has_integer_codes() {
+  return best_isa() == Isa::kAvx512 && attention_pass_integers(1) != nullptr;
+}
 
 void run_attention(const Attention& attention, WorkerTeam& team, Isa isa) {
   check_attention(attention);

@@ -48,10 +48,15 @@ struct Attention {
   int64_t mask_columns = 0;
   int64_t window = 0;  // only the last so many positions of a sequence; 0: all
   double scale = 1;
+  // With AVX-512: 4-bit codes are multiplied as integers where the processor can (AVX512-VNNI).
+  bool integers = true;
   TensorView out;  // (batch, heads, dim), contiguous
   // (batch, heads): the logarithm of the sum of the exponentials of the scores; null: not wanted.
   float* log_sum_exp = nullptr;
 };
+
+// Whether this processor can multiply codes as integers.
+bool has_integer_codes();
 
 // Throws InvalidArgument before anything is read or written when the shapes do not fit. A query
 // that attends to nothing, or only to scores of minus infinity, gives zeros and minus infinity. The

@@ -7,6 +7,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -128,17 +129,20 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   return {_mm512_mask_mov_ps(_mm512_scalef_ps(sum, n), tiny, _mm512_setzero_ps())};
 }
 
+// A step of Newton's method is shorter than a division, but makes NaN of zero and infinity.
+CXL_OFFLOAD_VECTOR __m512 inverse_of(__m512 numbers) {
+  const __m512 rough = _mm512_rcp14_ps(numbers);
+  const __m512 off = _mm512_fnmadd_ps(rough, numbers, _mm512_set1_ps(1));
+  const __mmask16 odd = _mm512_cmp_ps_mask(off, off, _CMP_UNORD_Q);
+  return _mm512_mask_mov_ps(_mm512_fmadd_ps(rough, off, rough), odd, rough);
+}
+
 // Of each pair of scales the step, then the low; see AttentionState.
 CXL_OFFLOAD_VECTOR Vector load_scales(const F16* halves, size_t left, bool inverse) {
   const bool whole = left >= Vector::kLanes;
   const __m512 scales = (whole ? Vector::load(halves) : Vector::load_some(halves, left)).value;
   if (!inverse) return {_mm512_permute_ps(scales, 0xb1)};
-  // A step of Newton's method is shorter than a division, but makes NaN of zero and infinity.
-  const __m512 rough = _mm512_rcp14_ps(scales);
-  const __m512 off = _mm512_fnmadd_ps(rough, scales, _mm512_set1_ps(1));
-  const __mmask16 odd = _mm512_cmp_ps_mask(off, off, _CMP_UNORD_Q);
-  const __m512 steps = _mm512_mask_mov_ps(_mm512_fmadd_ps(rough, off, rough), odd, rough);
-  return {_mm512_mask_mov_ps(scales, 0x5555, steps)};
+  return {_mm512_mask_mov_ps(scales, 0x5555, inverse_of(scales))};
 }
 
 // Two bytes of 4-bit codes a lane.
@@ -160,8 +164,6 @@ struct Table {
   __m512 numbers;
 };
 
-#undef CXL_OFFLOAD_VECTOR
-
 // One after the other.
 #include "kernels/attention_loop.inc.h"
 //
@@ -170,6 +172,30 @@ struct Table {
 }  // namespace
 
 AttentionPass attention_pass_avx512(Dtype dtype) { return find_pass(dtype); }
+
+}  // namespace cxl_offload
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC target("avx512vnni")
+#endif
+
+namespace cxl_offload {
+namespace {
+
+#include "kernels/attention_integers.inc.h"
+
+#undef CXL_OFFLOAD_VECTOR
+
+}  // namespace
+
+AttentionPass attention_pass_integers(size_t groups) {
+  if (!__builtin_cpu_supports("avx512vnni")) return nullptr;
+  return groups == 1 ? attend_integers<1> : attend_integers<2>;
+}
 
 }  // namespace cxl_offload
 
@@ -184,6 +210,7 @@ AttentionPass attention_pass_avx512(Dtype dtype) { return find_pass(dtype); }
 namespace cxl_offload {
 
 AttentionPass attention_pass_avx512(Dtype) { return nullptr; }
+AttentionPass attention_pass_integers(size_t) { return nullptr; }
 
 }  // namespace cxl_offload
 

@@ -31,6 +31,30 @@ constexpr size_t code_place(size_t index, size_t lanes) {
   return unit + in_unit % 4 * lanes + in_unit / 4;
 }
 
+// Where the sum of code `index` of a row of one or two groups of 64 is when rows are multiplied as
+// integers: bytes by four, the upper code of each and then the lower, every 16 bytes beside the
+// others.
+constexpr size_t integer_place(size_t index, size_t groups) {
+  const size_t byte = index / 2;
+  return (byte % 16 / 4 * 2 + index % 2) * 8 * groups + byte / 16 * 4 + byte % 4;
+}
+
+// Whether rows of so many groups can be.
+constexpr bool fits_integers(size_t groups, size_t group_codes) {
+  return group_codes == 64 && (groups == 1 || groups == 2);
+}
+
+// A query as a sum of three signed digits a number, times `unit`. By what a vector of codes holds:
+// two halves, of the first and of the second group, or both of the only one.
+struct WholeQuery {
+  alignas(64) int8_t digits[2][3][64];  // of the upper codes of bytes, of the lower ones
+  // In lanes of scales: by fours for the first and for the second group.
+  alignas(64) float unit[16];
+  alignas(64) float sum[16];     // of q
+  alignas(64) float middle[16];  // 8 times the sum of the whole numbers: bits of an int32
+  bool fits;                     // false: there are NaN, infinities, or numbers out of range
+};
+
 // Rows of one sequence: head h of row i begins at k[i] + h * k_step bytes.
 struct AttentionRows {
   const std::byte* k[kAttentionBlock + kAttentionAhead];
@@ -67,6 +91,9 @@ struct AttentionState {
   // and up to a vector more, as they are kept and then as (step, low).
   F16* halves = nullptr;
   float* scales = nullptr;
+  // For products of integers: the queries as a thread wrote them at the first rows of a unit.
+  WholeQuery* whole = nullptr;
+  bool first = false;
 };
 
 using AttentionPass = void (*)(const AttentionRows& rows, const AttentionState& state);
@@ -74,6 +101,9 @@ using AttentionPass = void (*)(const AttentionRows& rows, const AttentionState& 
 AttentionPass attention_pass_scalar(Dtype dtype);
 AttentionPass attention_pass_avx2(Dtype dtype);
 AttentionPass attention_pass_avx512(Dtype dtype);
+// For rows of 4-bit codes that fit_integers(); sums are in the order of integer_place(). Null when
+// this processor has no AVX512-VNNI.
+AttentionPass attention_pass_integers(size_t groups);
 
 }  // namespace cxl_offload
 

@@ -117,7 +117,7 @@ TEST(eight_bit_caches_are_read_to_their_edge_and_no_further) {
 TEST(codes_and_their_scales_are_read_to_their_edge_and_no_further) {
   WorkerTeam team({{-1, 2, {}}});
   for (Isa isa : supported_isas()) {
-    for (const auto& [dim, groups] : {std::pair{64, 1}, {80, 2}, {192, 3}, {130, 1}}) {
+    for (const auto& [dim, groups] : {std::pair{64, 1}, {80, 2}, {128, 2}, {192, 3}, {130, 1}}) {
       for (int64_t seq : {1, 5, 35}) {
         const int64_t row = dim == 130 ? 96 : groups * 32;
         Case c({1, 6, 1, seq, dim});
@@ -127,8 +127,12 @@ TEST(codes_and_their_scales_are_read_to_their_edge_and_no_further) {
         Attention a = c.attention();
         a.k = a.v = view_of(codes.data(), Dtype::kUint8, {1, 1, seq, row});
         a.k_groups = a.v_groups = view_of(scales.data(), Dtype::kFloat16, {1, 1, seq, groups, 2});
-        run_attention(a, team, isa);
-        for (float value : c.out) CHECK(std::abs(value - 0.5f) < 1e-5);
+        for (bool integers : {false, true}) {
+          a.integers = integers;
+          std::ranges::fill(c.out, 3.0f);
+          run_attention(a, team, isa);
+          for (float value : c.out) CHECK(std::abs(value - 0.5f) < 1e-5);
+        }
       }
     }
   }

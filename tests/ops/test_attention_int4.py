@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from cxl_offload import _C
 from cxl_offload.ops.attention import decode_attention, decode_attention_partial
 from cxl_offload.ops.int4_cache import Int4Cache, int4_from_flexgen, int4_from_packed
 from cxl_offload.transfer.packing import PackedFormat, pack
-from tests.ops.test_attention import BF16, F16, ISAS, assert_close, draw, oracle
+from tests.ops.test_attention import BF16, F16, assert_close, draw, oracle
+from tests.ops.test_attention import ISAS as NUMBER_ISAS
 
+# With "avx512vnni" codes are multiplied as integers, with the others as numbers.
+ISAS = [*NUMBER_ISAS, *(["avx512vnni"] if _C.has_integer_codes() else [])]
 FORMS = pytest.mark.parametrize("form", ["low, step", "rate, low"])
 
 
@@ -73,17 +77,18 @@ def test_every_byte_is_worth_its_two_codes(isa: str) -> None:
 @pytest.mark.parametrize("scale", [0.0, math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("where", ["k", "v"])
+@pytest.mark.parametrize("dim", [64, 128])
 def test_groups_without_finite_scales_follow_oracle(
-    form: str, isa: str, scale: float, which: int, where: str
+    form: str, isa: str, scale: float, which: int, where: str, dim: int
 ) -> None:
     """A FlexGen group of equal numbers has an infinite rate; one with an infinity a rate of 0."""
-    q = draw(2, 2, 128)
+    q = draw(2, 2, dim)
     caches = {
-        name: random_cache(2, 2, 70, dim=128, form=form, seed=seed)
+        name: random_cache(2, 2, 70, dim=dim, form=form, seed=seed)
         for seed, name in enumerate(("k", "v"))
     }
-    caches[where].scales[1, 1, 5, 1, which] = scale
-    expected = oracle(q, *(worth(cache, 128) for cache in caches.values()))[0]
+    caches[where].scales[1, 1, 5, -1, which] = scale
+    expected = oracle(q, *(worth(cache, dim) for cache in caches.values()))[0]
     assert_close(decode_attention(q, **caches, isa=isa), expected)
 
 
@@ -94,6 +99,63 @@ def test_infinite_queries_follow_oracle(isa: str, value: float) -> None:
     q[1, 1, 3] = value
     k, v = (random_cache(2, 2, 70, dim=64, form="low, step", seed=seed) for seed in (1, 2))
     assert_close(decode_attention(q, k, v, isa=isa), oracle(q, worth(k, 64), worth(v, 64))[0])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("factor", [0.0, 1e-38, 1e-30, 1e6, 1e31])
+def test_queries_of_any_size_follow_oracle(isa: str, factor: float) -> None:
+    q = draw(2, 4, 128) * factor
+    k, v = (random_cache(2, 2, 300, dim=128, form="low, step", seed=seed) for seed in (1, 2))
+    assert_close(decode_attention(q, k, v, isa=isa), oracle(q, worth(k, 128), worth(v, 128))[0])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_scores_of_one_huge_number_among_tiny_ones_are_within_the_stated_error(
+    isa: str, dim: int
+) -> None:
+    """docs/attention.md: each number of q is off by 2^-22.9 of the greatest of its 64."""
+    q = draw(40, 1, dim) * 1e-3
+    q[:, 0, 3] = 1000.0
+    k = random_cache(40, 1, 1, dim=dim, form="rate, low")
+    found = decode_attention_partial(q, k, k, scale=1.0, isa=isa).log_sum_exp[:, 0].double()
+    expected = (worth(k, dim)[:, 0, 0] * q[:, 0].double()).sum(dim=1)
+    steps = 1 / k.scales[:, 0, 0, :, 0].double()
+    greatest = q[:, 0].unflatten(-1, (-1, 64)).abs().amax(dim=-1).double()
+    whole = (2.0**-22.9 * greatest * steps * 64 * 8).sum(dim=1)
+    assert ((found - expected).abs() <= whole + 1e-6 * expected.abs()).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("layout", ["contiguous", "flexgen"])
+def test_one_weight_near_one_and_thousands_near_zero_follow_oracle(
+    isa: str, dim: int, layout: str
+) -> None:
+    q = draw(1, 3, dim).abs()
+    whole = [random_cache(3000, 3, dim=dim, form="rate, low", seed=seed) for seed in (1, 2)]
+    k, v = (int4_from_flexgen(cache.codes, cache.scales, 1) for cache in whole)
+    k.scales[:, :, 1234, :, 1] = 3.0
+    if layout == "contiguous":
+        k, v = (Int4Cache(c.codes.contiguous(), c.scales.contiguous(), c.form) for c in (k, v))
+    found = decode_attention_partial(q, k, v, isa=isa)
+    out, sums = oracle(q, worth(k, dim), worth(v, dim))
+    assert sums.min() > 6  # exp(6) times the others together
+    assert_close(found.out, out)
+    assert_close(found.log_sum_exp, sums)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_values_of_very_different_ranges_are_within_the_stated_error(isa: str, dim: int) -> None:
+    """docs/attention.md: a weight times a step is off by 2^-23.9 of the greatest of 256 rows."""
+    q = draw(1, 2, dim)
+    k, v = (random_cache(1, 2, 900, dim=dim, form="low, step", seed=seed) for seed in (1, 2))
+    power = torch.rand(v.scales.shape[:-1], generator=torch.Generator().manual_seed(3)) * 16 - 14
+    v.scales.copy_((v.scales.float() * torch.exp2(power)[..., None]).half())
+    found = decode_attention(q, k, v, isa=isa).double().numpy()
+    expected = oracle(q, worth(k, dim), worth(v, dim))[0]
+    assert np.abs(found - expected).max() <= 2.0**-20 * worth(v, dim).abs().max()
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8, 24])

@@ -1,0 +1,277 @@
+// Included by attention_integers.inc.h: sums of rows of 4-bit codes, times their weights.
+
+// Lanes in fours, as chosen.
+template <int kOrder>
+CXL_OFFLOAD_VECTOR __m512 fours(__m512 a) {
+  return _mm512_shuffle_f32x4(a, a, kOrder);
+}
+
+// The total of the lanes of each half of a vector, in all lanes of that half; from lanes in the
+// order of ScaleOrder. One group: the total of all.
+template <size_t kGroups>
+CXL_OFFLOAD_VECTOR __m512 total_of_groups(__m512 a) {
+  a = _mm512_add_ps(a, fours<0x4e>(a));
+  a = _mm512_add_ps(a, _mm512_permute_ps(a, 0xb1));
+  a = _mm512_add_ps(a, _mm512_permute_ps(a, 0x4e));
+  if constexpr (kGroups == 2) return fours<0x50>(a);
+  return _mm512_add_ps(a, fours<0xb1>(a));
+}
+
+// Weights times steps of the rows of a chunk, as digits: of each quartet of rows, and then of each
+// group, four bytes of each digit, and four of nothing.
+template <size_t kGroups>
+struct WholeWeights {
+  // Whether they are finite.
+  CXL_OFFLOAD_VECTOR bool make(const CodesOf& of, size_t from, size_t count, size_t head,
+                               bool inverse, const float* weights) {
+    __m512 product[kChunkRows / 16][kGroups];
+    __m512 most = _mm512_setzero_ps();
+    __m512 low = _mm512_setzero_ps();
+    __mmask16 odd = 0;
+    for (size_t at = 0; at < count; at += 16) {
+      __m512i halves[kGroups];
+      load_halves<kGroups>(of.groups + from + at, head * of.groups_step,
+                           of.in_line && at + 16 <= count, halves);
+      const auto scales = scales_of<kGroups>(halves, inverse);
+      const __m512 weight = _mm512_loadu_ps(weights + at);
+      for (size_t i = 0; i < kGroups; ++i) {
+        const __m512 mine = kGroups == 1 ? weight
+                            : i == 0     ? fours<0x50>(weight)
+                                         : fours<0xfa>(weight);
+        const __m512 lows = _mm512_mul_ps(mine, scales.low[i]);
+        product[at / 16][i] = _mm512_mul_ps(mine, scales.step[i]);
+        most = _mm512_max_ps(most, _mm512_abs_ps(product[at / 16][i]));
+        odd |= not_finite(product[at / 16][i]) | not_finite(lows);
+        low = _mm512_add_ps(low, lows);
+      }
+    }
+    if (odd != 0) return false;
+    const float greatest = std::max(_mm512_reduce_max_ps(most), kSmallest);
+    unit = greatest / kMostWeight;
+    lows = total_of_groups<kGroups>(low);
+    const __m512 factor = _mm512_set1_ps(kMostWeight / greatest);
+    for (size_t at = 0; at < count; at += 16) {
+      for (size_t i = 0; i < kGroups; ++i) {
+        write(_mm512_cvtps_epi32(_mm512_mul_ps(product[at / 16][i], factor)),
+              digits + (at * kGroups + 16 * i) * 4);
+      }
+    }
+    return true;
+  }
+
+  // Four numbers after another have their lowest bytes first.
+  CXL_OFFLOAD_VECTOR static void write(__m512i whole, int8_t* to) {
+    const __m512i turned =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m512i half = _mm512_set1_epi32(0x808080);  // makes signed digits of unsigned
+    const __m512i raised = _mm512_xor_si512(_mm512_add_epi32(whole, half), half);
+    _mm512_store_si512(to, _mm512_shuffle_epi8(raised, turned));
+  }
+
+  // One digit of four rows, for each half of a vector.
+  CXL_OFFLOAD_VECTOR __m512i digit(size_t quartet, size_t which) const {
+    const int8_t* at = digits + quartet * 32 + which * 4;
+    int32_t low, high;
+    std::memcpy(&low, at, 4);
+    std::memcpy(&high, at + 16, 4);
+    return _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xff00, high);
+  }
+
+  alignas(64) int8_t digits[kChunkRows * kGroups * 4];
+  float unit;   // what 1 is worth
+  __m512 lows;  // the sum of weights times lows
+};
+
+// Adds the products of all digits to sums.
+template <size_t kGroups>
+CXL_OFFLOAD_VECTOR void add_sum(const __m512i (&products)[kDigits],
+                                const WholeWeights<kGroups>& weights, float* to) {
+  __m512 whole = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[1]), _mm512_set1_ps(256),
+                                 _mm512_cvtepi32_ps(products[0]));
+  whole = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[2]), _mm512_set1_ps(65536), whole);
+  const __m512 unit = _mm512_set1_ps(weights.unit);
+  if constexpr (kGroups == 2) {
+    const __m512 before = _mm512_add_ps(_mm512_loadu_ps(to), weights.lows);
+    _mm512_storeu_ps(to, _mm512_fmadd_ps(whole, unit, before));
+  } else {  // the halves are of different rows
+    const __m512 both = _mm512_castps256_ps512(Vector{whole}.half());
+    const __m512 before = _mm512_add_ps(_mm512_castps256_ps512(_mm256_loadu_ps(to)), weights.lows);
+    _mm256_storeu_ps(to, _mm512_castps512_ps256(_mm512_fmadd_ps(both, unit, before)));
+  }
+}
+
+// Asks for N rows and their scales early. Rows of many heads side by side are pages apart and so
+// share few places of the nearest cache: they go to the next.
+template <size_t kGroups, size_t N>
+CXL_OFFLOAD_VECTOR void ask_for(const CodesOf& of, size_t row, size_t head, bool many) {
+  const size_t codes = head * of.step;
+  const size_t scales = head * of.groups_step;
+  constexpr size_t kPair = 2 * sizeof(F16) * kGroups;
+  if (many) {
+    const bool begins_line = scales % 64 < kPair;
+#pragma GCC unroll 16
+    for (size_t i = 0; i < N; ++i) {
+      __builtin_prefetch(of.rows[row + i] + codes, 0, 2);
+      if (begins_line) __builtin_prefetch(of.groups[row + i] + scales, 0, 2);
+    }
+  } else {
+    constexpr size_t kLine = 64 / kPair;  // rows of scales
+#pragma GCC unroll 16
+    for (size_t i = 0; i < N; ++i) {
+      __builtin_prefetch(of.rows[row + i], 0, 3);
+      if (i % kLine == 0 || !of.in_line) __builtin_prefetch(of.groups[row + i], 0, 3);
+    }
+  }
+}
+
+// Adds what a chunk of rows is worth to the sums of a query. A lane of a digit's products is at
+// most kChunkRows * 255 * 128, for which both int32 and float are exact.
+template <size_t kGroups>
+CXL_OFFLOAD_VECTOR void add_chunk(const CodesOf& of, size_t from, size_t count, size_t ahead,
+                                  size_t head, const WholeWeights<kGroups>& weights, float* sums) {
+  constexpr size_t kRows = kGroups == 2 ? 4 : 8;  // of four vectors
+  const __m512i lowest = _mm512_set1_epi8(15);
+  const size_t offset = head * of.step;
+  __m512i sum[4][2][kDigits];  // of bytes, and of their lower codes
+#pragma GCC unroll 24
+  for (size_t i = 0; i < 8 * kDigits; ++i) {
+    sum[i / 2 / kDigits][i / kDigits % 2][i % kDigits] = _mm512_setzero_si512();
+  }
+  const std::byte* const* rows = of.rows + from;
+  for (size_t at = 0; at < count; at += kRows, rows += kRows) {
+    if (ahead != 0) ask_for<kGroups, kRows>(of, from + at + ahead, head, false);
+    __m512i weight[kDigits];
+#pragma GCC unroll 3
+    for (size_t d = 0; d < kDigits; ++d) weight[d] = weights.digit(at / kRows, d);
+#pragma GCC unroll 2
+    for (size_t half = 0; half < 2; ++half) {  // of every 16 bytes of a row
+      const std::byte* const* again = rows;
+      asm("" : "+r"(again));  // so that rows are loaded again, for which there are no registers
+      __m512i row[4];
+#pragma GCC unroll 4
+      for (size_t i = 0; i < 4; ++i) row[i] = load_codes<kGroups>(again + i, offset);
+      // Bytes of four rows side by side.
+      const auto mix = [half](__m512i a, __m512i b) __attribute__((always_inline)) {
+        return half == 0 ? _mm512_unpacklo_epi8(a, b) : _mm512_unpackhi_epi8(a, b);
+      };
+      const __m512i first = mix(row[0], row[1]);
+      const __m512i second = mix(row[2], row[3]);
+#pragma GCC unroll 2
+      for (size_t i = 0; i < 2; ++i) {
+        const __m512i bytes =
+            i == 0 ? _mm512_unpacklo_epi16(first, second) : _mm512_unpackhi_epi16(first, second);
+        const __m512i lower = _mm512_and_si512(bytes, lowest);
+        auto& mine = sum[2 * half + i];
+#pragma GCC unroll 3
+        for (size_t d = 0; d < kDigits; ++d) {
+          mine[0][d] = multiply(mine[0][d], bytes, weight[d]);
+          mine[1][d] = multiply(mine[1][d], lower, weight[d]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (size_t i = 0; i < 4; ++i) {
+#pragma GCC unroll 3
+    for (size_t d = 0; d < kDigits; ++d) {  // 16 times the sums of the upper codes
+      sum[i][0][d] = _mm512_srai_epi32(_mm512_sub_epi32(sum[i][0][d], sum[i][1][d]), 4);
+    }
+    add_sum<kGroups>(sum[i][0], weights, sums + 16 * i * kGroups);
+    add_sum<kGroups>(sum[i][1], weights, sums + (16 * i + 8) * kGroups);
+  }
+}
+
+// Scales in the order that the loops over numbers have, of up to 16 rows of a head.
+template <size_t kGroups>
+inline CodeRows rows_of_numbers(const CodesOf& of, size_t from, size_t head,
+                                const AttentionState& state) {
+  __m512i halves[kGroups];
+  load_halves<kGroups>(of.groups + from, head * of.groups_step, false, halves);
+  for (size_t i = 0; i < kGroups; ++i) {
+    _mm512_storeu_si512(state.halves + 32 * i, halves[i]);
+  }
+  read_pairs(state.halves, 32 * kGroups, state.inverse, state.scales);
+  return {of.rows + from, head * of.step, state.scales, 2 * kGroups};
+}
+
+// As numbers: sums of rows whose weights or scales are not finite.
+template <size_t kGroups>
+__attribute__((noinline)) void add_numbers(const CodesOf& of, size_t from, size_t count,
+                                           size_t head, const AttentionState& state, size_t query) {
+  float sums[64 * kGroups] = {};
+  for (size_t at = 0; at < count; at += 16) {
+    const CodeRows rows = rows_of_numbers<kGroups>(of, from + at, head, state);
+    const float* weights = state.scores + query * kAttentionBlock + from + at;
+    add_codes<Cut<kGroups>, 1>(rows, std::min(count - at, size_t{16}), state, sums, weights);
+  }
+  float* to = state.sums + query * state.padded;
+  for (size_t code = 0; code < 64 * kGroups; ++code) {
+    to[integer_place(code, kGroups)] += sums[code_place(code, Vector::kLanes)];
+  }
+}
+
+// As numbers: scores of 16 rows.
+template <size_t kGroups>
+__attribute__((noinline)) void score_numbers(const CodesOf& of, size_t from, size_t head,
+                                             const AttentionState& state, size_t query) {
+  CodeRows rows = rows_of_numbers<kGroups>(of, from, head, state);
+  const float* q = state.q + query * state.padded;
+  float* scores = state.scores + query * kAttentionBlock + from;
+  for (size_t at = 0; at < 16; at += 4, rows.skip(4)) {
+    score_codes<Cut<kGroups>, 4, 1>(rows, state, q, scores + at);
+  }
+}
+
+// Rows of a chunk, for all queries of one head.
+template <size_t kGroups>
+CXL_OFFLOAD_VECTOR void score_head(const CodesOf& of, size_t from, size_t count, size_t head,
+                                   const AttentionState& state) {
+  __m512i halves[kGroups];
+  load_halves<kGroups>(of.groups + from, head * of.groups_step, of.in_line && count >= 16, halves);
+  const auto scales = scales_of<kGroups>(halves, state.inverse);
+  for (size_t query = head * state.group; query < (head + 1) * state.group; ++query) {
+    float* scores = state.scores + query * kAttentionBlock + from;
+    const WholeQuery& whole = state.whole[query];
+    const std::byte* const* rows = of.rows + from;
+    if (whole.fits && score_16<kGroups>(rows, head * of.step, scales, whole, scores)) continue;
+    score_numbers<kGroups>(of, from, head, state, query);
+  }
+}
+
+template <size_t kGroups>
+CXL_OFFLOAD_VECTOR void add_head(const CodesOf& of, size_t from, size_t count, size_t ahead,
+                                 size_t head, const AttentionState& state) {
+  const size_t begin = head * state.group;
+  for (size_t query = begin; query < begin + state.group; ++query) {
+    const float* scores = state.scores + query * kAttentionBlock + from;
+    WholeWeights<kGroups> weights;
+    if (weights.make(of, from, count, head, state.inverse, scores)) {
+      add_chunk<kGroups>(of, from, count, query == begin ? ahead : 0, head, weights,
+                         state.sums + query * state.padded);
+    } else {
+      add_numbers<kGroups>(of, from, count, head, state, query);
+    }
+  }
+}
+
+// All rows of K, or of V. Rows beyond the last, to a multiple of 16, are of valid addresses and
+// count for nothing: their scores are not used, and their weights are zero.
+template <size_t kGroups, bool kScore>
+inline void visit_integers(const CodesOf& of, const AttentionRows& all,
+                           const AttentionState& state) {
+  const bool many = state.kv_heads != 1;
+  const size_t rows_each = many || kScore ? 16 : kChunkRows;
+  for (size_t from = 0; from < all.count; from += rows_each) {
+    const size_t count = std::min(all.count - from, rows_each);
+    for (size_t head = 0; head < state.kv_heads; ++head) {
+      if ((many || kScore)) {
+        ask_for<kGroups, 16>(of, from + all.ahead, head, many);
+      }
+      if constexpr (kScore) {
+        score_head<kGroups>(of, from, count, head, state);
+      } else {
+        add_head<kGroups>(of, from, count, many ? 0 : all.ahead, head, state);
+      }
+    }
+  }
+}

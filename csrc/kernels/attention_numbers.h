@@ -1,0 +1,37 @@
+// Numbers of queries and results one at a time, and the scales of their heads.
+#ifndef CXL_OFFLOAD_KERNELS_ATTENTION_NUMBERS_H_
+#define CXL_OFFLOAD_KERNELS_ATTENTION_NUMBERS_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "core/half.h"
+#include "core/tensor_view.h"
+
+namespace cxl_offload {
+
+// Of the types that are written, too.
+inline float read_number(const std::byte* data, Dtype dtype, size_t index) {
+  if (dtype == Dtype::kBfloat16) return to_float(reinterpret_cast<const Bf16*>(data)[index]);
+  if (dtype == Dtype::kFloat16) return to_float(reinterpret_cast<const F16*>(data)[index]);
+  return reinterpret_cast<const float*>(data)[index];
+}
+
+inline void write_number(std::byte* data, Dtype dtype, size_t index, float value) {
+  if (dtype == Dtype::kBfloat16) {
+    reinterpret_cast<Bf16*>(data)[index] = to_bf16(value);
+  } else if (dtype == Dtype::kFloat16) {
+    reinterpret_cast<F16*>(data)[index] = to_f16(value);
+  } else {
+    reinterpret_cast<float*>(data)[index] = value;
+  }
+}
+
+inline double scale_of_head(const std::vector<float>& of_heads, size_t head) {
+  if (of_heads.empty()) return 1;
+  return of_heads[of_heads.size() == 1 ? 0 : head];
+}
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_KERNELS_ATTENTION_NUMBERS_H_
