@@ -1,10 +1,10 @@
 """Decode tokens/s as predicted from a profile of operators, and as FlexGen then runs.
 
-The profile (`cxl-offload profile --operators cpu`) runs no FlexGen and no model. In every round the
-operators are profiled, then all configurations run, then the operators are profiled again; each
-round's prediction is the mean of both, so that what the machine does meanwhile hits both sides. The
-CPUs stand in for a GPU. The prompt's KV cache is filled with seeded numbers (skipped_prompt.py):
-only decoding is timed. Every figure but the predictions is measured.
+The profile (`cxl-offload profile --operators cpu`) runs no FlexGen and no model. Operators are
+profiled before and after every three configurations; the prediction is the mean of both, so that
+what else the machine does meanwhile hits both sides. The CPUs stand in for a GPU. The prompt's KV
+cache is filled with seeded numbers (skipped_prompt.py): only decoding is timed. Every figure but
+the predictions is measured.
 
 `--clock cpu` takes both sides in the processor's time of this process instead of the wall's: an
 indication of what a machine of one's own would give, where others use the cores too.
@@ -16,6 +16,8 @@ indication of what a machine of one's own would give, where others use the cores
 from __future__ import annotations
 
 import argparse
+import itertools
+import resource
 import statistics
 import tempfile
 import time
@@ -47,6 +49,7 @@ HOMES: dict[str, dict[str, Any]] = {
     "host, loaded": {"percent": (100, 0, 0, 100, 100, 0)},
 }
 BAR = 0.15
+ALONE = 5
 
 
 def requests(model: Path, vocab: int, prompt_len: int, gen_len: int) -> dict[str, FlexGenRun]:
@@ -78,31 +81,44 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     memory = Memory.linux()
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     terms: dict[str, dict[str, float]] = {}
-    shapes: dict[str, DecodeShape] = {}
-    for _ in range(options.rounds):
-        before = measure_operators(seconds=options.seconds, clock=clock)
-        for name, request in configurations.items():
-            with Session(request, memory=memory) as session, skipped_prompt():
+    before = measure_operators(seconds=options.seconds, clock=clock)
+    for _, home in itertools.product(range(options.rounds), HOMES):
+        shapes: dict[str, DecodeShape] = {}
+        for name in [name for name in configurations if name.endswith(f"KV on {home}")]:
+            with Session(configurations[name], memory=memory) as session, skipped_prompt():
                 session.generate()
                 runs = [decode_speed(session, clock) for _ in range(options.repeats)]
-                shape = decode_shape(request, session.model.config, prompt_len=options.prompt_len)
-            shapes[name] = shape
+                config = session.model.config
+            shapes[name] = decode_shape(configurations[name], config, prompt_len=options.prompt_len)
             found[name]["measured"].append(statistics.median(runs))
-            found[name]["before"].append(decode_time(shape, before).token_s)
-            terms[name] = dict(decode_time(shape, before).terms)
         after = measure_operators(seconds=options.seconds, clock=clock)
-        for name, request in configurations.items():
-            seconds = (found[name]["before"][-1] + decode_time(shapes[name], after).token_s) / 2
-            found[name]["predicted"].append(request.rows / seconds)
+        for name, shape in shapes.items():
+            times = [decode_time(shape, operators) for operators in (before, after)]
+            seconds = statistics.fmean(each.token_s for each in times)
+            found[name]["predicted"].append(shape.rows / seconds)
+            terms[name] = dict(times[-1].terms)
+        before = after
     return [result_of(name, found[name], terms[name]) for name in configurations]
 
 
 def decode_speed(session: Session, clock: Callable[[], float]) -> float:
-    """Tokens/s of all sequences from the second token to the last but one."""
-    begun: list[float] = []
-    session.generate(token_begins=lambda _: begun.append(clock()))
-    decoded = len(begun) - 2
-    return session.request.rows * decoded / (begun[-1] - begun[1])
+    """Sequences over the median second of a token that was computed without an interruption.
+
+    Without five such tokens, which then show in the errors' spread, of all.
+    """
+    begun: list[tuple[float, int]] = []
+
+    def begins(_: int) -> None:
+        begun.append((clock(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw))
+
+    session.generate(token_begins=begins)
+    tokens = [
+        (after[0] - before[0], after[1] - before[1])
+        for before, after in itertools.pairwise(begun[1:])
+    ]
+    alone = [seconds for seconds, interruptions in tokens if not interruptions]
+    every = [seconds for seconds, _ in tokens]
+    return session.request.rows / statistics.median(alone if len(alone) >= ALONE else every)
 
 
 def result_of(name: str, found: dict[str, list[float]], terms: dict[str, float]) -> dict[str, Any]:
@@ -170,9 +186,9 @@ def save_plot(path: Path, results: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each profile")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each profile")
     parser.add_argument("--prompt-len", type=int, default=256)
     parser.add_argument("--gen-len", type=int, default=17)
     parser.add_argument("--layers", type=int, default=12, help="as OPT-125M's")
