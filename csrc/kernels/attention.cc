@@ -4,24 +4,17 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <memory>
 
 #include "kernels/attention_check.h"
 #include "kernels/attention_numbers.h"
 #include "kernels/attention_pass.h"
 #include "kernels/attention_rows.h"
+#include "kernels/attention_work.h"
 
 namespace cxl_offload {
 namespace {
 
-// Work is cut into about so many units, whatever the team, so that the result does not depend on
-// it; but no shorter than kFewestRows, which is what a merge of partial results costs little
-// beside.
-constexpr int64_t kUnits = 512;
-constexpr int64_t kFewestRows = 256;
-// Heads that lie next to each other in a row of the cache are read together, up to so many bytes:
-// alone they would be a line or two at a time, far apart.
-constexpr size_t kTileBytes = 4096;
-constexpr size_t kTileQueries = 32;
 constexpr size_t kFewestAhead = 4;
 constexpr size_t kAheadBytes = 8192;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
@@ -36,20 +29,6 @@ AttentionPass find_pass(Dtype dtype, Isa isa) {
       break;
   }
   return attention_pass_scalar(dtype);
-}
-
-// Some heads over some positions of one sequence.
-struct Unit {
-  int64_t batch = 0;
-  int64_t head = 0;  // of K and V, the first
-  int64_t heads = 0;
-  int64_t begin = 0;
-  int64_t end = 0;
-  size_t place = 0;  // of its first query in the partial results
-};
-
-size_t row_bytes(const TensorView& view) {
-  return static_cast<size_t>(view.shape[3]) * dtype_bytes(view.dtype);
 }
 
 size_t padded_dim(const Attention& a) {
@@ -69,43 +48,39 @@ size_t isa_lanes(Isa isa) {
   return isa == Isa::kAvx2 ? 8 : 16;
 }
 
-int64_t tile_heads(const Attention& a) {
-  const int64_t heads = a.k.shape[1];
-  const bool side_by_side = a.k.strides[1] < a.k.strides[2] && a.v.strides[1] < a.v.strides[2];
-  if (!side_by_side || a.k.strides[1] < 0 || a.v.strides[1] < 0) return 1;
-  const size_t row = row_bytes(a.k);
-  const size_t group = static_cast<size_t>(a.q.shape[1] / heads);
-  const size_t most = std::min(kTileBytes / std::max(row, size_t{1}), kTileQueries / group);
-  return std::clamp(static_cast<int64_t>(most), int64_t{1}, heads);
-}
-
 class Run {
  public:
   Run(const Attention& attention, Isa isa)
       : a_(attention),
         integers_(find_integers(attention, isa)),
         pass_(integers_ != nullptr ? integers_ : find_pass(attention.k.dtype, isa)),
+        work_(attention),
         heads_(attention.q.shape[1]),
         kv_heads_(attention.k.shape[1]),
         group_(static_cast<size_t>(heads_ / kv_heads_)),
         dim_(static_cast<size_t>(attention.q.shape[2])),
         padded_(padded_dim(attention)),
         lanes_(attention.k.dtype == Dtype::kUint8 ? isa_lanes(isa) : 0) {
-    cut();
+    find_places();
     read_queries();
-    sums_.resize(queries_ * padded_);
-    most_.assign(queries_, kLowest);
-    total_.assign(queries_, 0);
+    sums_ = std::make_unique_for_overwrite<float[]>(work_.queries * padded_);
+    most_.assign(work_.queries, kLowest);
+    total_.assign(work_.queries, 0);
   }
 
   void work(WorkerTeam& team) {
-    const size_t slots = units_.size() < 2 ? 1 : team.threads();
+    const std::vector<Unit>& units = work_.units;
+    const size_t slots = units.size() < 2 ? 1 : team.threads();
     scores_.resize(slots * scores_each());
     scales_.resize(slots * scales_each());
     halves_.resize(slots * scales_each());
     whole_.resize(slots * whole_each());
-    if (units_.size() < 2) {
-      for (const Unit& unit : units_) attend(unit, 0);
+    staged_.resize(slots * staged_each());
+    for (size_t i = 0; i < work_.parts.size(); ++i) {
+      if (work_.parts[i].count == 0) merge(i);
+    }
+    if (units.size() < 2) {
+      for (const Unit& unit : units) attend(unit, 0);
       return;
     }
     std::atomic<size_t> taken = 0;
@@ -114,56 +89,13 @@ class Run {
       const size_t slot = taken.fetch_add(1);
       while (true) {
         const size_t index = next.fetch_add(1, std::memory_order_relaxed);
-        if (index >= units_.size()) return;
-        attend(units_[index], slot);
+        if (index >= units.size()) return;
+        attend(units[index], slot);
       }
     });
   }
 
-  // Partial results of one query become one, in the order of the positions.
-  void merge() {
-    const size_t count = static_cast<size_t>(a_.q.shape[0] * heads_);
-    std::vector<std::vector<size_t>> parts(count);
-    for (const Unit& unit : units_) {
-      const size_t queries = static_cast<size_t>(unit.heads) * group_;
-      const auto first =
-          static_cast<size_t>(unit.batch * heads_) + static_cast<size_t>(unit.head) * group_;
-      for (size_t i = 0; i < queries; ++i) parts[first + i].push_back(unit.place + i);
-    }
-    std::vector<double> sums(dim_);
-    for (size_t query = 0; query < count; ++query) merge_query(query, parts[query], sums);
-  }
-
  private:
-  void cut() {
-    const int64_t batch = a_.q.shape[0];
-    tile_ = tile_heads(a_);
-    const int64_t tiles = (kv_heads_ + tile_ - 1) / tile_;
-    int64_t rows = 0;
-    for (int64_t i = 0; i < batch; ++i) rows += length(i) - begin(i);
-    const int64_t most = std::max(kFewestRows, (rows * tiles + kUnits - 1) / kUnits);
-    for (int64_t i = 0; i < batch; ++i) {
-      const int64_t mine = length(i) - begin(i);
-      const int64_t parts = (mine + most - 1) / most;
-      for (int64_t head = 0; head < kv_heads_; head += tile_) {
-        for (int64_t part = 0; part < parts; ++part) {
-          const int64_t from = begin(i) + mine * part / parts;
-          const int64_t to = begin(i) + mine * (part + 1) / parts;
-          const int64_t heads = std::min(tile_, kv_heads_ - head);
-          units_.push_back({i, head, heads, from, to, queries_});
-          queries_ += static_cast<size_t>(heads) * group_;
-        }
-      }
-    }
-  }
-
-  int64_t length(int64_t batch) const {
-    return a_.lengths.empty() ? a_.k.shape[2] : a_.lengths[static_cast<size_t>(batch)];
-  }
-  int64_t begin(int64_t batch) const {
-    return a_.window == 0 ? 0 : std::max(int64_t{0}, length(batch) - a_.window);
-  }
-
   void read_queries() {
     const size_t count = static_cast<size_t>(a_.q.shape[0] * heads_);
     q_.resize(count * padded_);
@@ -171,30 +103,37 @@ class Run {
       const double scale = a_.scale * scale_of_head(a_.k_scales, kv_head(query));
       for (size_t i = 0; i < dim_; ++i) {
         const double value = read_number(a_.q.data, a_.q.dtype, query * dim_ + i);
-        q_[query * padded_ + place(i)] = static_cast<float>(value * scale);
+        q_[query * padded_ + places_[i]] = static_cast<float>(value * scale);
       }
     }
   }
 
   size_t kv_head(size_t query) const { return query % static_cast<size_t>(heads_) / group_; }
 
-  // Where number i of a head is in queries, and in sums.
-  size_t place(size_t i) const { return lanes_ == 0 ? i : code_place(i, lanes_); }
-
-  size_t sum_place(size_t i) const {
-    return integers_ == nullptr ? place(i) : integer_place(i, padded_ / 64);
+  void find_places() {
+    for (size_t i = 0; i < dim_; ++i) {
+      const size_t place = lanes_ == 0 ? i : code_place(i, lanes_);
+      places_.push_back(place);
+      sum_places_.push_back(integers_ == nullptr ? place : integer_place(i, padded_ / 64));
+    }
   }
 
   // What a thread writes to while it works.
-  size_t scores_each() const { return static_cast<size_t>(tile_) * group_ * kAttentionBlock; }
+  size_t scores_each() const { return static_cast<size_t>(work_.tile) * group_ * kAttentionBlock; }
   size_t scales_each() const {
     if (lanes_ == 0) return 0;
-    const auto groups = static_cast<size_t>(tile_ * a_.k_groups.shape[3]);
+    const auto groups = static_cast<size_t>(work_.tile * a_.k_groups.shape[3]);
     return kAttentionScaleRows * groups * 2 + kAttentionPad;
   }
 
   size_t whole_each() const {
-    return integers_ == nullptr ? 0 : static_cast<size_t>(tile_) * group_;
+    return integers_ == nullptr ? 0 : static_cast<size_t>(work_.tile) * group_;
+  }
+
+  size_t staged_each() const {  // lines: see StagedRows
+    if (integers_ == nullptr || work_.tile == 1) return 0;
+    const size_t row = static_cast<size_t>(work_.tile) * (padded_ / 64) * (32 + 2 * sizeof(F16));
+    return kStagedRows * (row / sizeof(StagedLine) + 3);
   }
 
   void attend(const Unit& unit, size_t slot) {
@@ -206,7 +145,8 @@ class Run {
     const auto first =
         static_cast<size_t>(unit.batch * heads_) + static_cast<size_t>(unit.head) * group_;
     state.q = q_.data() + first * padded_;
-    state.sums = sums_.data() + unit.place * padded_;
+    state.sums = sums_.get() + unit.place * padded_;
+    std::fill_n(state.sums, static_cast<size_t>(unit.heads) * group_ * padded_, 0.0f);
     state.most = most_.data() + unit.place;
     state.total = total_.data() + unit.place;
     state.scores = scores_.data() + slot * scores_each();
@@ -222,24 +162,43 @@ class Run {
       state.halves = halves_.data() + slot * scales_each();
       state.scales = scales_.data() + slot * scales_each();
       state.whole = whole_.data() + slot * whole_each();
+      state.staged = reinterpret_cast<std::byte*>(staged_.data() + slot * staged_each());
     }
     const size_t row = static_cast<size_t>(unit.heads) * row_bytes(a_.k);
     rows.ahead = std::clamp(kAheadBytes / row, kFewestAhead, kAttentionAhead);
     RowBlocks blocks(a_, {a_, unit.batch, unit.begin, unit.end, unit.head}, rows);
     for (state.first = true; blocks.next(); state.first = false) pass_(rows, state);
+    // Whoever is last joins the parts: in their order, so that it does not matter who it is.
+    if (work_.parts[unit.part].left.fetch_sub(1, std::memory_order_acq_rel) == 1) merge(unit.part);
   }
 
-  void merge_query(size_t query, const std::vector<size_t>& parts, std::vector<double>& sums) {
+  // Partial results of the queries of some heads become one.
+  void merge(size_t index) {
+    const Parts& parts = work_.parts[index];
+    const size_t queries = static_cast<size_t>(parts.heads) * group_;
+    const auto first =
+        static_cast<size_t>(parts.batch * heads_) + static_cast<size_t>(parts.head) * group_;
+    std::vector<double> sums(dim_);
+    for (size_t i = 0; i < queries; ++i)
+      merge_query(first + i, parts.place + i, queries, parts, sums);
+  }
+
+  // Of a query whose part `i` is at place + i * step.
+  void merge_query(size_t query, size_t place, size_t step, const Parts& parts,
+                   std::vector<double>& sums) {
+    const size_t end = place + parts.count * step;
     float most = kLowest;
-    for (size_t part : parts) most = most_[part] > most ? most_[part] : most;
+    for (size_t part = place; part < end; part += step) {
+      most = most_[part] > most ? most_[part] : most;
+    }
     std::ranges::fill(sums, 0);
     double total = 0;
-    for (size_t part : parts) {
+    for (size_t part = place; part < end; part += step) {
       if (most_[part] == kLowest && total_[part] == 0) continue;  // attended to nothing
       const double weight = std::exp(static_cast<double>(most_[part]) - most);
       total += weight * total_[part];
-      const float* from = sums_.data() + part * padded_;
-      for (size_t i = 0; i < dim_; ++i) sums[i] += weight * from[sum_place(i)];
+      const float* from = sums_.get() + part * padded_;
+      for (size_t i = 0; i < dim_; ++i) sums[i] += weight * from[sum_places_[i]];
     }
     const double scale = scale_of_head(a_.v_scales, kv_head(query)) / total;
     for (size_t i = 0; i < dim_; ++i) {
@@ -253,23 +212,24 @@ class Run {
   const Attention& a_;
   const AttentionPass integers_;  // null: numbers are multiplied
   const AttentionPass pass_;
+  Work work_;
   const int64_t heads_;
   const int64_t kv_heads_;
   const size_t group_;
   const size_t dim_;
   const size_t padded_;
-  const size_t lanes_;  // of the instruction set, when caches are of codes
-  int64_t tile_ = 1;
-  size_t queries_ = 0;  // of all units together
-  std::vector<Unit> units_;
+  const size_t lanes_;              // of the instruction set, when caches are of codes
+  std::vector<size_t> places_;      // of the numbers of a head in queries
+  std::vector<size_t> sum_places_;  // and in sums
   std::vector<float> q_;
-  std::vector<float> sums_;
+  std::unique_ptr<float[]> sums_;  // of a unit zero when it begins
   std::vector<float> most_;
   std::vector<float> total_;
   std::vector<float> scores_;
   std::vector<float> scales_;
   std::vector<F16> halves_;
   std::vector<WholeQuery> whole_;
+  std::vector<StagedLine> staged_;
 };
 
 }  // namespace
@@ -283,7 +243,6 @@ void run_attention(const Attention& attention, WorkerTeam& team, Isa isa) {
   if (attention.q.numel() == 0) return;
   Run run(attention, isa);
   run.work(team);
-  run.merge();
 }
 
 }  // namespace cxl_offload

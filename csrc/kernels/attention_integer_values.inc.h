@@ -19,12 +19,11 @@ CXL_OFFLOAD_VECTOR __m512 total_of_groups(__m512 a) {
 
 // Weights times steps of the rows of a chunk, as digits: of each quartet of rows, and then of each
 // group, four bytes of each digit, and four of nothing.
-template <size_t kGroups>
+template <size_t kGroups, size_t kMost>
 struct WholeWeights {
-  // Whether they are finite.
-  CXL_OFFLOAD_VECTOR bool make(const CodesOf& of, size_t from, size_t count, size_t head,
+  CXL_OFFLOAD_VECTOR void make(const CodesOf& of, size_t from, size_t count, size_t head,
                                bool inverse, const float* weights) {
-    __m512 product[kChunkRows / 16][kGroups];
+    __m512 product[kMost / 16][kGroups];
     __m512 most = _mm512_setzero_ps();
     __m512 low = _mm512_setzero_ps();
     __mmask16 odd = 0;
@@ -45,7 +44,7 @@ struct WholeWeights {
         low = _mm512_add_ps(low, lows);
       }
     }
-    if (odd != 0) return false;
+    finite = odd == 0;
     const float greatest = std::max(_mm512_reduce_max_ps(most), kSmallest);
     unit = greatest / kMostWeight;
     lows = total_of_groups<kGroups>(low);
@@ -56,7 +55,6 @@ struct WholeWeights {
               digits + (at * kGroups + 16 * i) * 4);
       }
     }
-    return true;
   }
 
   // Four numbers after another have their lowest bytes first.
@@ -77,15 +75,16 @@ struct WholeWeights {
     return _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xff00, high);
   }
 
-  alignas(64) int8_t digits[kChunkRows * kGroups * 4];
+  alignas(64) int8_t digits[kMost * kGroups * 4];
   float unit;   // what 1 is worth
+  bool finite;  // false: the rest means nothing
   __m512 lows;  // the sum of weights times lows
 };
 
 // Adds the products of all digits to sums.
-template <size_t kGroups>
-CXL_OFFLOAD_VECTOR void add_sum(const __m512i (&products)[kDigits],
-                                const WholeWeights<kGroups>& weights, float* to) {
+template <size_t kGroups, class Weights>
+CXL_OFFLOAD_VECTOR void add_sum(const __m512i (&products)[kDigits], const Weights& weights,
+                                float* to) {
   __m512 whole = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[1]), _mm512_set1_ps(256),
                                  _mm512_cvtepi32_ps(products[0]));
   whole = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[2]), _mm512_set1_ps(65536), whole);
@@ -100,35 +99,34 @@ CXL_OFFLOAD_VECTOR void add_sum(const __m512i (&products)[kDigits],
   }
 }
 
-// Asks for N rows and their scales early. Rows of many heads side by side are pages apart and so
-// share few places of the nearest cache: they go to the next.
+// Asks early for N rows of the only head and their scales: where rows follow one another, for those
+// kFarBytes later.
 template <size_t kGroups, size_t N>
-CXL_OFFLOAD_VECTOR void ask_for(const CodesOf& of, size_t row, size_t head, bool many) {
-  const size_t codes = head * of.step;
-  const size_t scales = head * of.groups_step;
-  constexpr size_t kPair = 2 * sizeof(F16) * kGroups;
-  if (many) {
-    const bool begins_line = scales % 64 < kPair;
+CXL_OFFLOAD_VECTOR void ask_for(const CodesOf& of, size_t row, size_t ahead) {
+  if (of.in_line) {
+    constexpr size_t kLine = 64 / scale_bytes(kGroups);  // rows of scales
 #pragma GCC unroll 16
-    for (size_t i = 0; i < N; ++i) {
-      __builtin_prefetch(of.rows[row + i] + codes, 0, 2);
-      if (begins_line) __builtin_prefetch(of.groups[row + i] + scales, 0, 2);
+    for (size_t i = 0; i < N; i += 3 - kGroups) {
+      __builtin_prefetch(of.rows[row + i] + kFarBytes, 0, 3);
+    }
+#pragma GCC unroll 16
+    for (size_t i = 0; i < N; i += kLine) {
+      __builtin_prefetch(of.groups[row + i] + kFarBytes / 8, 0, 3);
     }
   } else {
-    constexpr size_t kLine = 64 / kPair;  // rows of scales
 #pragma GCC unroll 16
     for (size_t i = 0; i < N; ++i) {
-      __builtin_prefetch(of.rows[row + i], 0, 3);
-      if (i % kLine == 0 || !of.in_line) __builtin_prefetch(of.groups[row + i], 0, 3);
+      __builtin_prefetch(of.rows[row + ahead + i], 0, 3);
+      __builtin_prefetch(of.groups[row + ahead + i], 0, 3);
     }
   }
 }
 
 // Adds what a chunk of rows is worth to the sums of a query. A lane of a digit's products is at
-// most kChunkRows * 255 * 128, for which both int32 and float are exact.
-template <size_t kGroups>
+// most kAttentionBlock * 255 * 128, for which both int32 and float are exact.
+template <size_t kGroups, class Weights>
 CXL_OFFLOAD_VECTOR void add_chunk(const CodesOf& of, size_t from, size_t count, size_t ahead,
-                                  size_t head, const WholeWeights<kGroups>& weights, float* sums) {
+                                  size_t head, const Weights& weights, float* sums) {
   constexpr size_t kRows = kGroups == 2 ? 4 : 8;  // of four vectors
   const __m512i lowest = _mm512_set1_epi8(15);
   const size_t offset = head * of.step;
@@ -139,7 +137,7 @@ CXL_OFFLOAD_VECTOR void add_chunk(const CodesOf& of, size_t from, size_t count, 
   }
   const std::byte* const* rows = of.rows + from;
   for (size_t at = 0; at < count; at += kRows, rows += kRows) {
-    if (ahead != 0) ask_for<kGroups, kRows>(of, from + at + ahead, head, false);
+    if (ahead != 0) ask_for<kGroups, kRows>(of, from + at, ahead);
     __m512i weight[kDigits];
 #pragma GCC unroll 3
     for (size_t d = 0; d < kDigits; ++d) weight[d] = weights.digit(at / kRows, d);
@@ -197,12 +195,12 @@ inline CodeRows rows_of_numbers(const CodesOf& of, size_t from, size_t head,
 // As numbers: sums of rows whose weights or scales are not finite.
 template <size_t kGroups>
 __attribute__((noinline)) void add_numbers(const CodesOf& of, size_t from, size_t count,
-                                           size_t head, const AttentionState& state, size_t query) {
+                                           size_t head, const AttentionState& state, size_t query,
+                                           const float* weights) {
   float sums[64 * kGroups] = {};
   for (size_t at = 0; at < count; at += 16) {
     const CodeRows rows = rows_of_numbers<kGroups>(of, from + at, head, state);
-    const float* weights = state.scores + query * kAttentionBlock + from + at;
-    add_codes<Cut<kGroups>, 1>(rows, std::min(count - at, size_t{16}), state, sums, weights);
+    add_codes<Cut<kGroups>, 1>(rows, std::min(count - at, size_t{16}), state, sums, weights + at);
   }
   float* to = state.sums + query * state.padded;
   for (size_t code = 0; code < 64 * kGroups; ++code) {
@@ -213,65 +211,11 @@ __attribute__((noinline)) void add_numbers(const CodesOf& of, size_t from, size_
 // As numbers: scores of 16 rows.
 template <size_t kGroups>
 __attribute__((noinline)) void score_numbers(const CodesOf& of, size_t from, size_t head,
-                                             const AttentionState& state, size_t query) {
+                                             const AttentionState& state, size_t query,
+                                             float* scores) {
   CodeRows rows = rows_of_numbers<kGroups>(of, from, head, state);
   const float* q = state.q + query * state.padded;
-  float* scores = state.scores + query * kAttentionBlock + from;
   for (size_t at = 0; at < 16; at += 4, rows.skip(4)) {
     score_codes<Cut<kGroups>, 4, 1>(rows, state, q, scores + at);
-  }
-}
-
-// Rows of a chunk, for all queries of one head.
-template <size_t kGroups>
-CXL_OFFLOAD_VECTOR void score_head(const CodesOf& of, size_t from, size_t count, size_t head,
-                                   const AttentionState& state) {
-  __m512i halves[kGroups];
-  load_halves<kGroups>(of.groups + from, head * of.groups_step, of.in_line && count >= 16, halves);
-  const auto scales = scales_of<kGroups>(halves, state.inverse);
-  for (size_t query = head * state.group; query < (head + 1) * state.group; ++query) {
-    float* scores = state.scores + query * kAttentionBlock + from;
-    const WholeQuery& whole = state.whole[query];
-    const std::byte* const* rows = of.rows + from;
-    if (whole.fits && score_16<kGroups>(rows, head * of.step, scales, whole, scores)) continue;
-    score_numbers<kGroups>(of, from, head, state, query);
-  }
-}
-
-template <size_t kGroups>
-CXL_OFFLOAD_VECTOR void add_head(const CodesOf& of, size_t from, size_t count, size_t ahead,
-                                 size_t head, const AttentionState& state) {
-  const size_t begin = head * state.group;
-  for (size_t query = begin; query < begin + state.group; ++query) {
-    const float* scores = state.scores + query * kAttentionBlock + from;
-    WholeWeights<kGroups> weights;
-    if (weights.make(of, from, count, head, state.inverse, scores)) {
-      add_chunk<kGroups>(of, from, count, query == begin ? ahead : 0, head, weights,
-                         state.sums + query * state.padded);
-    } else {
-      add_numbers<kGroups>(of, from, count, head, state, query);
-    }
-  }
-}
-
-// All rows of K, or of V. Rows beyond the last, to a multiple of 16, are of valid addresses and
-// count for nothing: their scores are not used, and their weights are zero.
-template <size_t kGroups, bool kScore>
-inline void visit_integers(const CodesOf& of, const AttentionRows& all,
-                           const AttentionState& state) {
-  const bool many = state.kv_heads != 1;
-  const size_t rows_each = many || kScore ? 16 : kChunkRows;
-  for (size_t from = 0; from < all.count; from += rows_each) {
-    const size_t count = std::min(all.count - from, rows_each);
-    for (size_t head = 0; head < state.kv_heads; ++head) {
-      if ((many || kScore)) {
-        ask_for<kGroups, 16>(of, from + all.ahead, head, many);
-      }
-      if constexpr (kScore) {
-        score_head<kGroups>(of, from, count, head, state);
-      } else {
-        add_head<kGroups>(of, from, count, many ? 0 : all.ahead, head, state);
-      }
-    }
   }
 }

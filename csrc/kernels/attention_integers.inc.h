@@ -9,12 +9,12 @@
 // stand for 1, 256 and 65536.
 //
 // What is lost: a number of q is off by at most the greatest of its group / kMostQuery / 2, a
-// weight times a step by the greatest of up to kChunkRows rows / kMostWeight / 2.
+// weight times a step by the greatest of up to kAttentionBlock rows / kMostWeight / 2.
 
 constexpr size_t kDigits = 3;
 constexpr int kMostQuery = 4'160'000;   // 127 * 32768, and some to round
 constexpr int kMostWeight = 8'300'000;  // 127 * 65536, likewise
-constexpr size_t kChunkRows = 256;      // whose weights are made whole together; of one head
+constexpr size_t kFarBytes = 12288;     // of codes in line, from those in use to those asked for
 constexpr float kSmallest = 1e-30f;     // of what is divided by
 constexpr float kGreatest = 1e30f;
 
@@ -54,6 +54,9 @@ struct ScalesOf16 {
   __m512 step[kGroups];
   __m512 low[kGroups];
 };
+
+// Of a row of a head.
+constexpr size_t scale_bytes(size_t groups) { return 2 * sizeof(F16) * groups; }
 
 CXL_OFFLOAD_VECTOR __m128i two_rows(const std::byte* a, const std::byte* b) {
   return _mm_unpacklo_epi64(_mm_loadu_si64(a), _mm_loadu_si64(b));
@@ -156,6 +159,8 @@ CXL_OFFLOAD_VECTOR __m512i load_codes(const std::byte* const* rows, size_t offse
 #include "kernels/attention_integer_keys.inc.h"
 //
 #include "kernels/attention_integer_values.inc.h"
+//
+#include "kernels/attention_integer_rows.inc.h"
 
 template <size_t kGroups>
 void attend_integers(const AttentionRows& rows, const AttentionState& state) {

@@ -44,6 +44,16 @@ constexpr bool fits_integers(size_t groups, size_t group_codes) {
   return group_codes == 64 && (groups == 1 || groups == 2);
 }
 
+// More queries than this are of one head.
+inline constexpr size_t kTileQueries = 32;
+
+// Rows of many heads that are multiplied together.
+inline constexpr size_t kStagedRows = 16;
+
+struct alignas(64) StagedLine {
+  std::byte bytes[64];
+};
+
 // A query as a sum of three signed digits a number, times `unit`. By what a vector of codes holds:
 // two halves, of the first and of the second group, or both of the only one.
 struct WholeQuery {
@@ -66,7 +76,7 @@ struct AttentionRows {
   const std::byte* v_groups[kAttentionBlock + kAttentionAhead];
   size_t k_groups_step = 0;
   size_t v_groups_step = 0;
-  bool k_in_line = false;  // those of the first head lie one row after another
+  bool k_in_line = false;  // and codes: those of the first head lie one row after another
   bool v_in_line = false;
   size_t ahead = 0;  // how many rows to ask for early
   size_t count = 0;  // at most a block; kAttentionAhead more are valid addresses
@@ -93,6 +103,8 @@ struct AttentionState {
   float* scales = nullptr;
   // For products of integers: the queries as a thread wrote them at the first rows of a unit.
   WholeQuery* whole = nullptr;
+  // And kStagedRows rows of many heads.
+  std::byte* staged = nullptr;
   bool first = false;
 };
 

@@ -55,11 +55,13 @@ class RowSource {
     v_groups_ = {a.v_groups, head};
   }
 
-  // Whether the scales of a row are followed by those of the next: of K, of V.
+  // Whether codes and scales of a row are followed by those of the next: of K, of V.
   std::pair<bool, bool> in_line(const Attention& a) const {
     if (!has_groups_ || !plain()) return {false, false};
-    const int64_t row = a.k_groups.shape[3] * 2;
-    return {a.k_groups.strides[2] == row, a.v_groups.strides[2] == row};
+    const int64_t row = a.k.shape[3];
+    const int64_t scales = a.k_groups.shape[3] * 2;
+    return {a.k.strides[2] == row && a.k_groups.strides[2] == scales,
+            a.v.strides[2] == row && a.v_groups.strides[2] == scales};
   }
 
   // Puts the addresses of the next rows from place `held` on, up to place `all`. Returns how many

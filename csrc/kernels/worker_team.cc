@@ -56,7 +56,10 @@ void check_groups(const std::vector<WorkerGroup>& groups) {
 class WorkerTeam::Crew {
  public:
   explicit Crew(const std::vector<WorkerGroup>& groups)
-      : groups_(groups), caller_works_(groups.size() == 1 && groups[0].cpus.empty()) {}
+      : groups_(groups),
+        caller_works_(groups.size() == 1 && groups[0].cpus.empty()),
+        threads_on_every_cpu_(std::ranges::all_of(
+            groups, [](const WorkerGroup& group) { return group.threads == group.cpus.size(); })) {}
 
   ~Crew() { dismiss(); }
 
@@ -64,7 +67,7 @@ class WorkerTeam::Crew {
 
   void run(const std::function<void(size_t)>& job) {
     const std::lock_guard turn(turn_);
-    if (caller_works_ && run_on_openmp(groups_[0].threads, [&job] { job(0); })) return;
+    if (borrow(job)) return;
     if (threads_.empty()) start();
     {
       const std::lock_guard lock(mutex_);
@@ -80,6 +83,23 @@ class WorkerTeam::Crew {
   }
 
  private:
+  // Runs the job on threads of OpenMP; false where there are none that fit.
+  bool borrow(const std::function<void(size_t)>& job) {
+    if (caller_works_) return run_on_openmp(groups_[0].threads, [&job] { job(0); });
+    if (!threads_on_every_cpu_) return false;
+    size_t count = 0;
+    for (const WorkerGroup& group : groups_) count += group.threads;
+    // As many as there are CPUs, so that the scheduler keeps one on each: near one node or another.
+    return run_on_openmp(count, [this, &job] { job(group_at(sched_getcpu())); });
+  }
+
+  size_t group_at(int cpu) const {
+    const auto here = std::ranges::find_if(groups_, [cpu](const WorkerGroup& group) {
+      return std::ranges::find(group.cpus, cpu) != group.cpus.end();
+    });
+    return here == groups_.end() ? 0 : static_cast<size_t>(here - groups_.begin());
+  }
+
   void start() {
     error_ = 0;
     stop_ = false;
@@ -138,6 +158,7 @@ class WorkerTeam::Crew {
   const ForkGuard guard_;
   const std::vector<WorkerGroup> groups_;
   const bool caller_works_;
+  const bool threads_on_every_cpu_;
   std::mutex turn_;  // held by the caller whose job runs
   std::vector<std::thread> threads_;
 

@@ -28,13 +28,13 @@ class WorkerTeam {
   const std::vector<WorkerGroup>& groups() const { return groups_; }
   size_t threads() const;
 
-  // Runs job(group) on every thread and returns when all of them are done. When the only group is
-  // bound to no CPUs, the caller is one of the threads, and the others are OpenMP's where those of
-  // the process are as many (kernels/openmp.h); otherwise the caller waits. Several callers take
-  // turns. A job takes its work from a queue, as fewer threads than asked for may run it, and must
-  // not throw. In a forked child, where the threads of the parent are
-  // not, new ones are started. Throws SystemError when a thread cannot be made or bound; then no
-  // job has run.
+  // Runs job(group) on every thread and returns when all of them are done. The threads are those of
+  // OpenMP where it has as many (kernels/openmp.h) and the team wants one on every CPU of its
+  // groups, or has one group that is bound to no CPUs; the caller is then one of them, as it is in
+  // a group that is not bound. Otherwise the caller waits. Several callers take turns. A job takes
+  // its work from a queue, its group's first, as fewer threads than asked for may run it, and must
+  // not throw. In a forked child, where the threads of the parent are not, new ones are started.
+  // Throws SystemError when a thread cannot be made or bound; then no job has run.
   void run(const std::function<void(size_t group)>& job);
 
  private:

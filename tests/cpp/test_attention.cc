@@ -138,6 +138,32 @@ TEST(codes_and_their_scales_are_read_to_their_edge_and_no_further) {
   }
 }
 
+TEST(codes_of_heads_side_by_side_are_read_to_their_edge_and_no_further) {
+  WorkerTeam team({{-1, 2, {}}});
+  constexpr int64_t kHeads = 5;
+  for (bool integers : {false, true}) {
+    for (int64_t groups : {1, 2}) {
+      for (int64_t seq : {1, 17, 300}) {
+        Case c({1, kHeads, kHeads, seq, groups * 64});
+        const int64_t row = groups * 32;
+        const std::vector<uint8_t> codes(static_cast<size_t>(seq * kHeads * row), 0x33);
+        std::vector<F16> scales(static_cast<size_t>(seq * kHeads * groups * 2));
+        for (size_t i = 0; i < scales.size(); ++i) scales[i] = to_f16(i % 2 == 0 ? -1.0f : 0.5f);
+        Attention a = c.attention();
+        a.integers = integers;
+        a.k = view_of(codes.data(), Dtype::kUint8, {1, kHeads, seq, row});
+        a.k.strides = {row, row, kHeads * row, 1};
+        a.k_groups = view_of(scales.data(), Dtype::kFloat16, {1, kHeads, seq, groups, 2});
+        a.k_groups.strides = {groups * 2, groups * 2, kHeads * groups * 2, 2, 1};
+        a.v = a.k;
+        a.v_groups = a.k_groups;
+        run_attention(a, team, best_isa());
+        for (float value : c.out) CHECK(std::abs(value - 0.5f) < 1e-5);
+      }
+    }
+  }
+}
+
 TEST(blocks_of_a_table_are_read_no_further_than_the_length) {
   WorkerTeam team({{-1, 2, {}}});
   Case c({1, 2, 1, 12, 40});

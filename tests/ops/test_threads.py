@@ -85,6 +85,28 @@ print(len(os.listdir("/proc/self/task")) - before, len(tensors[0].unique()))
 """
 
 
+GROUPS_OF_A_STEP = """
+import os
+import torch
+from cxl_offload import _C
+
+torch.set_num_threads(2)
+(torch.randn(600, 600) @ torch.randn(600, 600)).exp().sum()
+cpus = _C.allowed_cpus()[:2]
+rule = _C.AdamRule(
+    step=1, lr=0.5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=True
+)
+for groups in ([(0, 1, cpus[:1]), (77, 1, cpus[1:])], [(0, 1, cpus), (77, 1, cpus[1:])]):
+    before = len(os.listdir("/proc/self/task"))
+    tensors = [torch.ones(400_003) for _ in range(4)]
+    views = [_C.TensorView(t.data_ptr(), "float32", t.shape, t.stride()) for t in tensors]
+    team = _C.WorkerTeam(groups)
+    update = _C.Update(rule, views[0], views[1], views[2:])
+    _C.run_updates([update], team, kernel=_C.linux_kernel())
+    print(len(os.listdir("/proc/self/task")) - before, len(tensors[0].unique()))
+"""
+
+
 @pytest.mark.parametrize(("wanted", "own"), [(2, 0), (3, 2)])
 def test_threads_of_openmp_are_borrowed_when_they_are_as_many(wanted: int, own: int) -> None:
     """Their spinning would take the CPUs from threads of our own."""
@@ -95,6 +117,16 @@ def test_threads_of_openmp_are_borrowed_when_they_are_as_many(wanted: int, own: 
         check=True,
     )
     assert done.stdout.split() == [str(own), "1"]
+
+
+@pytest.mark.skipif(len(_C.allowed_cpus()) < 2, reason="needs two CPUs")
+def test_threads_of_openmp_are_borrowed_for_groups_that_take_every_cpu() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GROUPS_OF_A_STEP], capture_output=True, text=True, check=True
+    )
+    every_cpu, fewer = done.stdout.splitlines()
+    assert every_cpu == "0 1"
+    assert fewer == "2 1"
 
 
 def test_forked_child_of_a_process_with_openmp_threads_has_threads_of_its_own() -> None:
