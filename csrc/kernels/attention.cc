@@ -100,13 +100,16 @@ class Run {
     const size_t count = static_cast<size_t>(a_.q.shape[0] * heads_);
     q_.resize(count * padded_);
     for (size_t query = 0; query < count; ++query) {
-      const double scale = a_.scale * scale_of_head(a_.k_scales, kv_head(query));
+      const double scale = a_.scale * scale_of_head(a_.k_scales, kv_head(query)) * unit();
       for (size_t i = 0; i < dim_; ++i) {
         const double value = read_number(a_.q.data, a_.q.dtype, query * dim_ + i);
         q_[query * padded_ + places_[i]] = static_cast<float>(value * scale);
       }
     }
   }
+
+  // What a number of K or V is worth as a pass takes it.
+  double unit() const { return a_.k.dtype == Dtype::kFloat8E4m3 ? kE4m3Unit : 1; }
 
   size_t kv_head(size_t query) const { return query % static_cast<size_t>(heads_) / group_; }
 
@@ -200,7 +203,7 @@ class Run {
       const float* from = sums_.get() + part * padded_;
       for (size_t i = 0; i < dim_; ++i) sums[i] += weight * from[sum_places_[i]];
     }
-    const double scale = scale_of_head(a_.v_scales, kv_head(query)) / total;
+    const double scale = scale_of_head(a_.v_scales, kv_head(query)) * unit() / total;
     for (size_t i = 0; i < dim_; ++i) {
       const double value = total == 0 ? 0 : sums[i] * scale;
       write_number(a_.out.data, a_.out.dtype, query * dim_ + i, static_cast<float>(value));

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "core/float8.h"
 #include "core/half.h"
@@ -35,6 +36,8 @@ namespace {
 
 struct Vector {
   static constexpr size_t kLanes = 8;
+  template <class T>
+  using NoNan = T;
   __m256 value;
 
   CXL_OFFLOAD_VECTOR static Vector all(float value) { return {_mm256_set1_ps(value)}; }
@@ -47,13 +50,13 @@ struct Vector {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at))};
   }
   CXL_OFFLOAD_VECTOR static Vector load(const E4m3* at) {
-    // As to_float() does it. Widened with its sign, a number has it in bit 15 when shifted.
+    // As to_float() does it, but for the last factor. Widened with its sign, a number has it in bit
+    // 15 when shifted.
     const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)at));
     const __m128i small = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(-0x4080));
     const __m128i carried = _mm_add_epi16(small, _mm_set1_epi16(0x80));
     const __m128i nan = _mm_and_si128(carried, _mm_set1_epi16(0x4000));
-    const __m256 value = _mm256_cvtph_ps(_mm_or_si128(small, nan));
-    return {_mm256_mul_ps(value, _mm256_set1_ps(256.0f))};
+    return {_mm256_cvtph_ps(_mm_or_si128(small, nan))};
   }
   CXL_OFFLOAD_VECTOR static Vector load(const E5m2* at) {
     const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)at));

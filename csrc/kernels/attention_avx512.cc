@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "core/float8.h"
 #include "core/half.h"
@@ -35,8 +36,30 @@ namespace {
 
 #define CXL_OFFLOAD_VECTOR inline __attribute__((always_inline))
 
+// A code of rows that have no NaN: only the greatest magnitude is one.
+struct E4m3NoNan {
+  uint8_t bits;
+
+  CXL_OFFLOAD_VECTOR static bool any_nan(const E4m3* const* rows, size_t count, size_t dim) {
+    const __m512i sign = _mm512_set1_epi8(-128);
+    __m512i most = sign;  // of the codes as unsigned, all of them with the sign
+    for (size_t i = 0; i < count; ++i) {
+      size_t at = 0;
+      for (; at + 64 <= dim; at += 64) {
+        most = _mm512_max_epu8(most, _mm512_or_si512(_mm512_loadu_si512(rows[i] + at), sign));
+      }
+      if (at == dim) continue;
+      const __m512i last = _mm512_maskz_loadu_epi8((uint64_t{1} << (dim - at)) - 1, rows[i] + at);
+      most = _mm512_max_epu8(most, _mm512_or_si512(last, sign));
+    }
+    return _mm512_cmpeq_epi8_mask(most, _mm512_set1_epi8(-1)) != 0;
+  }
+};
+
 struct Vector {
   static constexpr size_t kLanes = 16;
+  template <class T>
+  using NoNan = std::conditional_t<std::is_same_v<T, E4m3>, E4m3NoNan, T>;
   __m512 value;
 
   CXL_OFFLOAD_VECTOR static Vector all(float value) { return {_mm512_set1_ps(value)}; }
@@ -48,6 +71,9 @@ struct Vector {
     return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at))};
   }
   CXL_OFFLOAD_VECTOR static Vector load(const E4m3* at) {
+    return wide(at, _mm_loadu_si128((const __m128i*)at));
+  }
+  CXL_OFFLOAD_VECTOR static Vector load(const E4m3NoNan* at) {
     return wide(at, _mm_loadu_si128((const __m128i*)at));
   }
   CXL_OFFLOAD_VECTOR static Vector load(const E5m2* at) {
@@ -85,14 +111,20 @@ struct Vector {
   CXL_OFFLOAD_VECTOR static __mmask16 first(size_t count) {
     return static_cast<__mmask16>((1u << count) - 1);
   }
-  // As to_float() does it. Widened with its sign, a number has it in bit 15 when shifted.
+  // As to_float() does it, but for the last factor. Widened with its sign, a number has it in bit
+  // 15 when shifted.
   CXL_OFFLOAD_VECTOR static Vector wide(const E4m3*, __m128i bits) {
-    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bits), 7);
-    const __m256i small = _mm256_and_si256(shifted, _mm256_set1_epi16(-0x4080));
+    const __m256i small = without_nan(bits);
     const __m256i carried = _mm256_add_epi16(small, _mm256_set1_epi16(0x80));
     const __m256i nan = _mm256_and_si256(carried, _mm256_set1_epi16(0x4000));
-    const __m512 value = _mm512_cvtph_ps(_mm256_or_si256(small, nan));
-    return {_mm512_mul_ps(value, _mm512_set1_ps(256.0f))};
+    return {_mm512_cvtph_ps(_mm256_or_si256(small, nan))};
+  }
+  CXL_OFFLOAD_VECTOR static Vector wide(const E4m3NoNan*, __m128i bits) {
+    return {_mm512_cvtph_ps(without_nan(bits))};
+  }
+  CXL_OFFLOAD_VECTOR static __m256i without_nan(__m128i bits) {
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bits), 7);
+    return _mm256_and_si256(shifted, _mm256_set1_epi16(-0x4080));
   }
   CXL_OFFLOAD_VECTOR static Vector wide(const E5m2*, __m128i bits) {
     return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bits), 8))};

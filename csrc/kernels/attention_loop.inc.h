@@ -9,41 +9,69 @@ inline void prefetch_row(const std::byte* row, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
 }
 
-// Scores of N rows from `first` for every query. A row is read to its end before the next, as the
-// prefetchers of the hardware like it; the sums of the rows do not wait for each other.
+// Scores of N rows of a head for its queries: sums that do not wait for each other.
 template <class T, size_t N>
-inline void score_rows(const AttentionRows& rows, const AttentionState& state, size_t first) {
+inline void score_head_rows(const T* const* row, const AttentionState& state, size_t head,
+                            size_t first) {
   const size_t whole = state.dim - state.dim % Vector::kLanes;
-  const size_t bytes = state.dim * sizeof(T);
-  for (size_t head = 0; head < state.kv_heads; ++head) {
-    const T* row[N];
-    for (size_t i = 0; i < N; ++i) {
-      row[i] = head_of<T>(rows.k[first + i], head, rows.k_step);
-      prefetch_row(rows.k[first + i + rows.ahead] + head * rows.k_step, bytes);
+  for (size_t query = head * state.group; query < (head + 1) * state.group; ++query) {
+    const float* q = state.q + query * state.padded;
+    Vector sum[N];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < N; ++i) sum[i] = Vector::all(0);
+    size_t at = 0;
+#pragma GCC unroll 2
+    for (; at < whole; at += Vector::kLanes) {
+      const Vector part = Vector::load(q + at);
+#pragma GCC unroll 4
+      for (size_t i = 0; i < N; ++i) sum[i] = fma(Vector::load(row[i] + at), part, sum[i]);
     }
-    for (size_t query = head * state.group; query < (head + 1) * state.group; ++query) {
-      const float* q = state.q + query * state.padded;
-      Vector sum[N];
+    if (at != state.dim) {
+      const Vector part = Vector::load(q + at);
 #pragma GCC unroll 4
       for (size_t i = 0; i < N; ++i) {
-        Vector mine = Vector::all(0);
-        size_t at = 0;
-        for (; at < whole; at += Vector::kLanes) {
-          mine = fma(Vector::load(row[i] + at), Vector::load(q + at), mine);
-        }
-        if (at != state.dim) {
-          const Vector last = Vector::load_some(row[i] + at, state.dim - at);
-          mine = fma(last, Vector::load(q + at), mine);
-        }
-        sum[i] = mine;
-      }
-      float* scores = state.scores + query * kAttentionBlock + first;
-      if constexpr (N == 4) {
-        Vector::totals(sum, scores);
-      } else {
-        scores[0] = sum[0].total();
+        sum[i] = fma(Vector::load_some(row[i] + at, state.dim - at), part, sum[i]);
       }
     }
+    float* scores = state.scores + query * kAttentionBlock + first;
+    if constexpr (N == 4) {
+      Vector::totals(sum, scores);
+    } else {
+      scores[0] = sum[0].total();
+    }
+  }
+}
+
+// Calls visit(rows) with `count` rows of a head, up to N, and asks for later ones. Where a type is
+// cheaper to read without its NaN, rows that have none are read so.
+template <class T, size_t N, class Visit>
+inline void for_rows(const std::byte* const* rows, size_t count, size_t head, size_t step,
+                     size_t ahead, size_t dim, const Visit& visit) {
+  using NoNan = Vector::NoNan<T>;
+  const T* row[N];
+  for (size_t i = 0; i < count; ++i) {
+    row[i] = head_of<T>(rows[i], head, step);
+    prefetch_row(rows[i + ahead] + head * step, dim * sizeof(T));
+  }
+  if constexpr (!std::is_same_v<NoNan, T>) {
+    if (!NoNan::any_nan(row, count, dim)) {
+      const NoNan* plain[N];
+      for (size_t i = 0; i < count; ++i) plain[i] = reinterpret_cast<const NoNan*>(row[i]);
+      visit(plain);
+      return;
+    }
+  }
+  visit(row);
+}
+
+// Scores of N rows from `first` for every query.
+template <class T, size_t N>
+inline void score_rows(const AttentionRows& rows, const AttentionState& state, size_t first) {
+  for (size_t head = 0; head < state.kv_heads; ++head) {
+    for_rows<T, N>(rows.k + first, N, head, rows.k_step, rows.ahead, state.dim,
+                   [&]<class R>(const R* const* row) __attribute__((always_inline)) {
+                     score_head_rows<R, N>(row, state, head, first);
+                   });
   }
 }
 
@@ -78,65 +106,69 @@ inline void weigh(const AttentionRows& rows, const AttentionState& state) {
   }
 }
 
-// Adds C vectors of each of N rows, times their weights, to sums that stay in registers.
-template <class T, size_t N, size_t C>
-inline void add_part(const T* const* row, const float* weights, float* sums, size_t at) {
+// Adds C vectors of each of some rows, times their weights, to sums that stay in registers.
+template <class T, size_t C>
+inline void add_part(const T* const* row, size_t count, const float* weights, float* sums,
+                     size_t at) {
   Vector sum[C];
 #pragma GCC unroll 8
   for (size_t c = 0; c < C; ++c) sum[c] = Vector::load(sums + at + c * Vector::kLanes);
-#pragma GCC unroll 1
-  for (size_t i = 0; i < N; ++i) {
+  for (size_t i = 0; i < count; ++i) {
     const Vector weight = Vector::all(weights[i]);
+    const T* from = row[i] + at;
 #pragma GCC unroll 8
     for (size_t c = 0; c < C; ++c) {
-      sum[c] = fma(Vector::load(row[i] + at + c * Vector::kLanes), weight, sum[c]);
+      sum[c] = fma(Vector::load(from + c * Vector::kLanes), weight, sum[c]);
     }
   }
 #pragma GCC unroll 8
   for (size_t c = 0; c < C; ++c) sum[c].store(sums + at + c * Vector::kLanes);
 }
 
-template <class T, size_t N>
-inline void add_rows(const AttentionRows& rows, const AttentionState& state, size_t first) {
+// Adds rows of a head to the sums of its queries.
+template <class T>
+inline void add_head_rows(const T* const* row, size_t count, const AttentionState& state,
+                          size_t head, size_t first) {
   constexpr size_t kMany = 8;
   const size_t whole = state.dim - state.dim % Vector::kLanes;
-  const size_t bytes = state.dim * sizeof(T);
-  for (size_t head = 0; head < state.kv_heads; ++head) {
-    const T* row[N];
-    for (size_t i = 0; i < N; ++i) {
-      row[i] = head_of<T>(rows.v[first + i], head, rows.v_step);
-      prefetch_row(rows.v[first + i + rows.ahead] + head * rows.v_step, bytes);
+  for (size_t query = head * state.group; query < (head + 1) * state.group; ++query) {
+    float* sums = state.sums + query * state.padded;
+    const float* weights = state.scores + query * kAttentionBlock + first;
+    size_t at = 0;
+    for (; at + kMany * Vector::kLanes <= whole; at += kMany * Vector::kLanes) {
+      add_part<T, kMany>(row, count, weights, sums, at);
     }
-    for (size_t query = head * state.group; query < (head + 1) * state.group; ++query) {
-      float* sums = state.sums + query * state.padded;
-      const float* weights = state.scores + query * kAttentionBlock + first;
-      size_t at = 0;
-      for (; at + kMany * Vector::kLanes <= whole; at += kMany * Vector::kLanes) {
-        add_part<T, N, kMany>(row, weights, sums, at);
-      }
-      for (; at + 4 * Vector::kLanes <= whole; at += 4 * Vector::kLanes) {
-        add_part<T, N, 4>(row, weights, sums, at);
-      }
-      for (; at < whole; at += Vector::kLanes) add_part<T, N, 1>(row, weights, sums, at);
-      if (at == state.dim) continue;
-      Vector sum = Vector::load(sums + at);
-      for (size_t i = 0; i < N; ++i) {
-        const Vector last = Vector::load_some(row[i] + at, state.dim - at);
-        sum = fma(last, Vector::all(weights[i]), sum);
-      }
-      sum.store(sums + at);
+    for (; at + 4 * Vector::kLanes <= whole; at += 4 * Vector::kLanes) {
+      add_part<T, 4>(row, count, weights, sums, at);
     }
+    for (; at < whole; at += Vector::kLanes) add_part<T, 1>(row, count, weights, sums, at);
+    if (at == state.dim) continue;
+    Vector sum = Vector::load(sums + at);
+    for (size_t i = 0; i < count; ++i) {
+      const Vector last = Vector::load_some(row[i] + at, state.dim - at);
+      sum = fma(last, Vector::all(weights[i]), sum);
+    }
+    sum.store(sums + at);
   }
 }
 
 template <class T>
 void attend(const AttentionRows& rows, const AttentionState& state) {
-  constexpr size_t kRows = 4;  // a load of q, and of the sums, serves so many
+  constexpr size_t kRows = 4;  // a load of q serves so many
   size_t at = 0;
   for (; at + kRows <= rows.count; at += kRows) score_rows<T, kRows>(rows, state, at);
   for (; at < rows.count; ++at) score_rows<T, 1>(rows, state, at);
   weigh(rows, state);
-  at = 0;
-  for (; at + kRows <= rows.count; at += kRows) add_rows<T, kRows>(rows, state, at);
-  for (; at < rows.count; ++at) add_rows<T, 1>(rows, state, at);
+  // A load of the sums serves so many. Of many heads only as many as the nearest cache holds.
+  constexpr size_t kMost = 16;
+  const size_t each = state.kv_heads == 1 ? kMost : kRows;
+  for (size_t from = 0; from < rows.count; from += each) {
+    const size_t count = std::min(rows.count - from, each);
+    for (size_t head = 0; head < state.kv_heads; ++head) {
+      for_rows<T, kMost>(rows.v + from, count, head, rows.v_step, rows.ahead, state.dim,
+                         [&]<class R>(const R* const* row) __attribute__((always_inline)) {
+                           add_head_rows<R>(row, count, state, head, from);
+                         });
+    }
+  }
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "core/float8.h"
 #include "core/half.h"
@@ -13,6 +14,8 @@ namespace {
 
 struct Vector {
   static constexpr size_t kLanes = 1;
+  template <class T>
+  using NoNan = T;
   float value;
 
   static Vector all(float value) { return {value}; }
@@ -20,6 +23,7 @@ struct Vector {
   static Vector load(const T* at) {
     return {to_float(*at)};
   }
+  static Vector load(const E4m3* at) { return {to_float(*at) / kE4m3Unit}; }
   template <class T>
   static Vector load_some(const T* at, size_t) {
     return load(at);

@@ -66,6 +66,20 @@ def test_nan_and_infinity_follow_oracle(
     assert_close(decode_attention(**inputs, isa=isa), oracle(**inputs)[0])
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dim", [5, 64, 80, 129])
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_nan_is_found_wherever_it_lies_in_a_row(isa: str, dim: int, code: int) -> None:
+    """Rows without one are read in a cheaper way: each has it elsewhere, one has none."""
+    v = draw(dim + 1, 1, 1, dim, dtype=E4M3)
+    v.view(torch.uint8)[range(dim), 0, 0, range(dim)] = code
+    k = torch.zeros(dim + 1, 1, 1, dim).to(E4M3)
+    found = decode_attention(torch.ones(dim + 1, 1, dim), k, v, isa=isa)[:, 0]
+    torch.testing.assert_close(found, v[:, 0, 0].float(), rtol=0, atol=0, equal_nan=True)
+    scores = decode_attention_partial(torch.ones(dim + 1, 1, dim), v, k, isa=isa).log_sum_exp
+    assert scores.isnan().flatten().tolist() == [True] * dim + [False]
+
+
 @BOTH
 def test_scales_multiply_the_caches_of_their_heads(dtype: torch.dtype) -> None:
     q, k, v = (
