@@ -235,11 +235,15 @@ def save_plot(path: Path, results: list[dict[str, Any]]) -> None:
         measured = [each["measured_tokens_per_s"] for each in chosen]
         predicted = [each["predicted_tokens_per_s"] for each in chosen]
         axes.plot(measured, predicted, "o", label=f"KV on {home}")
-    ends = np.array([0.7 * min(measured), 1.4 * max(measured)])
+    every = [each["measured_tokens_per_s"] for each in results]
+    ends = np.array([0.7 * min(every), 1.4 * max(every)])
     axes.plot(ends, ends, color="0.5", lw=1)
     axes.fill_between(ends, ends * (1 - BAR), ends * (1 + BAR), color="0.9", label="within 15 %")
     axes.set(xscale="log", yscale="log", xlabel="decode tokens/s, measured")
     axes.set(ylabel="decode tokens/s, predicted", title="FlexGen, CPU as accelerator")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
     axes.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
