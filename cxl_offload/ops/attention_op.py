@@ -6,11 +6,28 @@ Importing this module registers it. Models that call it compile without a break 
 
 from __future__ import annotations
 
+from typing import cast, get_args
+
 import torch
 
 from cxl_offload.ops import attention
+from cxl_offload.ops.int4_cache import Form, Int4Cache
 
 __all__ = ["decode_attention"]
+
+
+def _cache(
+    numbers: torch.Tensor, scales: torch.Tensor | None, form: str, name: str
+) -> torch.Tensor | Int4Cache:
+    if (numbers.dtype is torch.uint8) != (scales is not None):
+        raise ValueError(
+            f"{name} of {numbers.dtype}: 4-bit codes (uint8), and only they, take scales of groups"
+        )
+    if scales is None:
+        return numbers
+    if form not in get_args(Form):
+        raise ValueError(f"form {form!r}; it is one of {', '.join(map(repr, get_args(Form)))}")
+    return Int4Cache(numbers, scales, cast("Form", form))
 
 
 @torch.library.custom_op("cxl_offload::decode_attention", mutates_args=(), device_types="cpu")
@@ -25,12 +42,28 @@ def decode_attention(
     window: int | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    k_groups: torch.Tensor | None = None,
+    v_groups: torch.Tensor | None = None,
+    form: str = "low, step",
 ) -> torch.Tensor:
-    """As :func:`cxl_offload.ops.attention.decode_attention`, on all allowed CPUs."""
+    """As :func:`cxl_offload.ops.attention.decode_attention`, on all allowed CPUs.
+
+    Parameters
+    ----------
+    k_groups, v_groups, form
+        Where ``k`` and ``v`` are 4-bit codes: the ``scales`` and the ``form`` of each
+        :class:`~cxl_offload.ops.int4_cache.Int4Cache`, whose fields an operator of torch takes
+        one by one.
+
+    Raises
+    ------
+    ValueError
+        Codes without scales or scales without codes, or no such form; and as the function.
+    """
     return attention.decode_attention(
         q,
-        k,
-        v,
+        _cache(k, k_groups, form, "k"),
+        _cache(v, v_groups, form, "v"),
         lengths=lengths,
         scale=scale,
         block_table=block_table,
@@ -53,5 +86,8 @@ def _shape_of(
     window: int | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    k_groups: torch.Tensor | None = None,
+    v_groups: torch.Tensor | None = None,
+    form: str = "low, step",
 ) -> torch.Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -10,7 +10,11 @@ import torch
 from cxl_offload import _C
 from cxl_offload.ops.view import tensor_view
 
-__all__ = ["Int4Cache", "int4_from_flexgen", "int4_from_packed"]
+__all__ = ["Form", "Int4Cache", "int4_from_flexgen", "int4_from_packed"]
+
+
+Form = Literal["low, step", "rate, low"]
+"""What the two scales of a group are: see :class:`Int4Cache`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class Int4Cache:
 
     codes: torch.Tensor
     scales: torch.Tensor
-    form: Literal["low, step", "rate, low"]
+    form: Form
 
     def heads_before_positions(self) -> Int4Cache:
         """With the second and the third dimension exchanged."""
