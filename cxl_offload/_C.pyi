@@ -497,6 +497,7 @@ def run_attention(
     k_scales: Sequence[float] = ...,
     v_scales: Sequence[float] = ...,
     isa: str = "",
+    kernel: Kernel | None = None,
 ) -> None: ...
 def update_traffic(
     streams: Sequence[tuple[int, int, bool]],

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <optional>
 #include <tuple>
 
@@ -24,7 +25,8 @@ void bind_attention(py::module_& module) {
          std::vector<int64_t> lengths, std::tuple<uintptr_t, int64_t, int64_t> table,
          std::pair<uintptr_t, int64_t> mask, int64_t window, uintptr_t log_sum_exp,
          std::optional<std::tuple<TensorView, TensorView, bool>> groups,
-         std::vector<float> k_scales, std::vector<float> v_scales, const std::string& isa) {
+         std::vector<float> k_scales, std::vector<float> v_scales, const std::string& isa,
+         std::shared_ptr<Kernel> kernel) {
         const py::gil_scoped_release released;
         Attention given;
         given.q = std::move(q);
@@ -51,14 +53,14 @@ void bind_attention(py::module_& module) {
           throw InvalidArgument("instruction set '" + isa + "': this processor has no AVX512-VNNI");
         }
         const bool best = isa.empty() || isa == kIntegerCodes;
-        run_attention(given, team, best ? best_isa() : parse_isa(isa));
+        run_attention(given, team, best ? best_isa() : parse_isa(isa), kernel.get());
       },
       py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"), py::arg("team"), py::kw_only(),
       py::arg("scale"), py::arg("lengths"), py::arg("table") = std::tuple(uintptr_t{0}, 0, 0),
       py::arg("mask") = std::pair(uintptr_t{0}, 0), py::arg("window") = 0,
       py::arg("log_sum_exp") = 0, py::arg("groups") = py::none(),
       py::arg("k_scales") = std::vector<float>(), py::arg("v_scales") = std::vector<float>(),
-      py::arg("isa") = "",
+      py::arg("isa") = "", py::arg("kernel") = py::none(),
       "Table: (address, columns, stride) of int32; mask: (address, columns) of bytes; 0: none. See "
       "kernels/attention.h.");
 }

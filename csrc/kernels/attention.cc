@@ -9,6 +9,7 @@
 #include "kernels/attention_check.h"
 #include "kernels/attention_numbers.h"
 #include "kernels/attention_pass.h"
+#include "kernels/attention_queues.h"
 #include "kernels/attention_rows.h"
 #include "kernels/attention_work.h"
 
@@ -68,7 +69,7 @@ class Run {
     total_.assign(work_.queries, 0);
   }
 
-  void work(WorkerTeam& team) {
+  void work(WorkerTeam& team, const Kernel* kernel) {
     const std::vector<Unit>& units = work_.units;
     const size_t slots = units.size() < 2 ? 1 : team.threads();
     scores_.resize(slots * scores_each());
@@ -83,19 +84,24 @@ class Run {
       for (const Unit& unit : units) attend(unit, 0);
       return;
     }
+    std::vector<UnitQueue> queues = queues_of(a_, units, team, kernel);
     std::atomic<size_t> taken = 0;
-    std::atomic<size_t> next = 0;
-    team.run([&](size_t) {
+    team.run([&](size_t group) {
       const size_t slot = taken.fetch_add(1);
-      while (true) {
-        const size_t index = next.fetch_add(1, std::memory_order_relaxed);
-        if (index >= units.size()) return;
-        attend(units[index], slot);
-      }
+      // Its own node's units first, then what the others have left.
+      for (size_t i = 0; i < queues.size(); ++i) drain(queues[(group + i) % queues.size()], slot);
     });
   }
 
  private:
+  void drain(UnitQueue& queue, size_t slot) {
+    while (true) {
+      const size_t index = queue.next.fetch_add(1, std::memory_order_relaxed);
+      if (index >= queue.units.size()) return;
+      attend(work_.units[queue.units[index]], slot);
+    }
+  }
+
   void read_queries() {
     const size_t count = static_cast<size_t>(a_.q.shape[0] * heads_);
     q_.resize(count * padded_);
@@ -241,11 +247,11 @@ bool has_integer_codes() {
   return best_isa() == Isa::kAvx512 && attention_pass_integers(1) != nullptr;
 }
 
-void run_attention(const Attention& attention, WorkerTeam& team, Isa isa) {
+void run_attention(const Attention& attention, WorkerTeam& team, Isa isa, const Kernel* kernel) {
   check_attention(attention);
   if (attention.q.numel() == 0) return;
   Run run(attention, isa);
-  run.work(team);
+  run.work(team, kernel);
 }
 
 }  // namespace cxl_offload

@@ -10,6 +10,7 @@
 #include "core/cpu_features.h"
 #include "core/tensor_view.h"
 #include "kernels/worker_team.h"
+#include "os/kernel.h"
 
 namespace cxl_offload {
 
@@ -60,8 +61,10 @@ bool has_integer_codes();
 
 // Throws InvalidArgument before anything is read or written when the shapes do not fit. A query
 // that attends to nothing, or only to scores of minus infinity, gives zeros and minus infinity. The
-// result does not depend on the team.
-void run_attention(const Attention& attention, WorkerTeam& team, Isa isa);
+// result does not depend on the team. In a team of several groups each begins with the keys on its
+// node, which `kernel` is asked for; null: nobody is asked.
+void run_attention(const Attention& attention, WorkerTeam& team, Isa isa,
+                   const Kernel* kernel = nullptr);
 
 }  // namespace cxl_offload
 

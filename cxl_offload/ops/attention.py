@@ -24,7 +24,7 @@ from cxl_offload.ops.attention_arguments import (
     scale_list,
     table_address,
 )
-from cxl_offload.ops.threads import Threads, team_for
+from cxl_offload.ops.threads import Threads, kernel_for, team_for
 from cxl_offload.ops.view import tensor_view
 
 __all__ = ["Partial", "combine", "decode_attention", "decode_attention_partial", "from_flexgen"]
@@ -233,12 +233,13 @@ def _run(
     if window is not None and window < 1:
         raise ValueError(f"window {window}: give at least 1, or None for all positions")
     keys, values, groups = cache_views(k, v, block_table is not None)
+    team = team_for(threads)
     _C.run_attention(
         queries,
         keys,
         values,
         tensor_view(out, "out"),
-        team_for(threads),
+        team,
         scale=1 / math.sqrt(max(q.shape[2], 1)) if scale is None else scale,
         lengths=length_list(lengths),
         table=table_address(block_table, q.shape[0]),
@@ -249,4 +250,5 @@ def _run(
         v_scales=scale_list(v_scale, "v_scale"),
         log_sum_exp=0 if sums is None else sums.data_ptr(),
         isa=isa,
+        kernel=kernel_for(team),
     )

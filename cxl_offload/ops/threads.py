@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from cxl_offload import _C
 from cxl_offload.topology import Machine, discover
 
-__all__ = ["Threads", "groups_for", "team_for"]
+__all__ = ["Threads", "groups_for", "kernel_for", "team_for"]
 
 Threads = int | Mapping[int, int] | None
 """A number of threads, threads a node (``{0: 23, 1: 23, 2: 6}``), or None: all allowed CPUs."""
@@ -98,3 +98,13 @@ def team_for(threads: Threads) -> _C.WorkerTeam:
     """The team for this choice, the same one for every caller that chooses alike."""
     key = tuple(sorted(threads.items())) if isinstance(threads, Mapping) else threads
     return _team(key, frozenset(_C.allowed_cpus()))
+
+
+@functools.lru_cache(maxsize=1)
+def _kernel() -> _C.Kernel:
+    return _C.linux_kernel()
+
+
+def kernel_for(team: _C.WorkerTeam) -> _C.Kernel | None:
+    """Whom a team of several groups asks where pages are; None for a team that need not know."""
+    return _kernel() if len(team.groups) > 1 else None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from cxl_offload import _C
-from cxl_offload.ops.threads import Threads, team_for
+from cxl_offload.ops.threads import Threads, kernel_for, team_for
 from cxl_offload.ops.view import tensor_view, touch
 
 __all__ = ["ParamUpdate", "run"]
@@ -68,11 +67,6 @@ def _prepare(update: ParamUpdate) -> _C.Update:
     return _C.Update(update.rule, param, grad, states, low)
 
 
-@functools.lru_cache(maxsize=1)
-def _kernel() -> _C.Kernel:
-    return _C.linux_kernel()
-
-
 def run(updates: Sequence[ParamUpdate], *, threads: Threads = None, isa: str | None = None) -> None:
     """Runs all updates in one go of the team; nothing is written unless all of them are right.
 
@@ -91,6 +85,5 @@ def run(updates: Sequence[ParamUpdate], *, threads: Threads = None, isa: str | N
     """
     prepared = [_prepare(update) for update in updates]
     team = team_for(threads)
-    kernel = _kernel() if len(team.groups) > 1 else None
-    _C.run_updates(prepared, team, isa=isa or "", kernel=kernel)
+    _C.run_updates(prepared, team, isa=isa or "", kernel=kernel_for(team))
     touch(*(tensor for update in updates for tensor in update.written()))

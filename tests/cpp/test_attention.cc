@@ -2,6 +2,7 @@
 // threads; for the sanitizers.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -10,6 +11,9 @@
 #include "core/error.h"
 #include "core/half.h"
 #include "kernels/attention.h"
+#include "kernels/attention_queues.h"
+#include "memory/numa_region.h"
+#include "simulated_ground.h"
 
 namespace cxl_offload {
 namespace {
@@ -207,6 +211,42 @@ TEST(wrong_shapes_are_refused_before_anything_is_written) {
   a.v.dtype = Dtype::kBfloat16;
   CHECK_THROWS(InvalidArgument, run_attention(a, team, best_isa()));
   for (float value : c.out) CHECK_EQ(value, 3.0f);
+}
+
+TEST(units_begin_on_the_node_of_their_keys) {
+  const Ground ground;
+  // A sequence is 64 KiB of keys, and two units.
+  Rule rule = rule_of(RuleKind::kStripe, {{0, 1}, {1, 1}});
+  rule.granule_bytes = 16 * kPage;
+  const NumaRegion keys(ground.placer(), rule, 64 * kPage);
+  std::memset(keys.range().data(), 0, 64 * kPage);
+  Case c({4, 1, 1, 512, 64});
+  Attention a = c.attention();
+  a.k = view_of(keys.range().data(), Dtype::kFloat16, {4, 1, 512, 64});
+  const Work work(a);
+  const Kernel& kernel = *ground.kernel;
+  using Units = std::vector<size_t>;
+  const auto units = [&](const WorkerTeam& team, const Kernel* asked) {
+    std::vector<Units> found;
+    for (const UnitQueue& queue : queues_of(a, work.units, team, asked)) {
+      found.push_back(queue.units);
+    }
+    return found;
+  };
+  WorkerTeam both({{0, 1, {}}, {1, 2, {}}});
+  CHECK((units(both, &kernel) == std::vector<Units>{{0, 1, 4, 5}, {2, 3, 6, 7}}));
+  CHECK((units(both, nullptr) == std::vector<Units>{{0, 2, 4, 6}, {1, 3, 5, 7}}));
+  const WorkerTeam one_there({{2, 1, {}}, {1, 2, {}}});
+  CHECK((units(one_there, &kernel) == std::vector<Units>{{0, 4}, {1, 2, 3, 5, 6, 7}}));
+  const WorkerTeam alone({{-1, 2, {}}});
+  CHECK((units(alone, &kernel) == std::vector<Units>{{0, 1, 2, 3, 4, 5, 6, 7}}));
+
+  run_attention(a, both, best_isa(), &kernel);
+  const std::vector<float> shared = c.out;
+  WorkerTeam single({{-1, 1, {}}});
+  run_attention(a, single, best_isa());
+  CHECK(shared == c.out);
+  CHECK(c.out[0] != 0);
 }
 
 }  // namespace

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from cxl_offload import _C
+from cxl_offload.ops import attention
 from cxl_offload.ops.adam import adam_step
-from cxl_offload.ops.threads import groups_for, team_for
+from cxl_offload.ops.threads import groups_for, kernel_for, team_for
 
 from ..memory.machines import simulated_machine
 from ..placement.child import run_in_child
@@ -145,3 +146,20 @@ def test_team_refuses_what_cannot_run() -> None:
     for groups in ([], [(0, 0, [])], [(0, 1, []), (0, 1, [])], [(0, 1, [99999])]):
         with pytest.raises(ValueError, match=r"team|threads"):
             _C.WorkerTeam(groups)
+
+
+def test_attention_of_groups_on_several_nodes_gives_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel is asked where the keys are; node 77 has none of them and helps."""
+    source = torch.Generator().manual_seed(0)
+    q = torch.randn(3, 4, 64, generator=source)
+    k, v = (torch.randn(3, 2, 900, 64, generator=source).half() for _ in "kv")
+    lengths = [900, 0, 513]
+    expected = attention.decode_attention(q, k, v, lengths=lengths)
+    cpu = _C.allowed_cpus()[0]
+    team = _C.WorkerTeam([(0, 2, [cpu]), (77, 1, [cpu])])
+    assert kernel_for(team) is not None
+    assert kernel_for(team_for(1)) is None
+    monkeypatch.setattr(attention, "team_for", lambda threads: team)
+    assert torch.equal(attention.decode_attention(q, k, v, lengths=lengths), expected)
