@@ -84,24 +84,15 @@ class Run {
       for (const Unit& unit : units) attend(unit, 0);
       return;
     }
-    std::vector<UnitQueue> queues = queues_of(a_, units, team, kernel);
+    WorkQueues<size_t> queues = queues_of(a_, units, team, kernel);
     std::atomic<size_t> taken = 0;
     team.run([&](size_t group) {
       const size_t slot = taken.fetch_add(1);
-      // Its own node's units first, then what the others have left.
-      for (size_t i = 0; i < queues.size(); ++i) drain(queues[(group + i) % queues.size()], slot);
+      queues.drain(group, [&](size_t index) { attend(units[index], slot); });
     });
   }
 
  private:
-  void drain(UnitQueue& queue, size_t slot) {
-    while (true) {
-      const size_t index = queue.next.fetch_add(1, std::memory_order_relaxed);
-      if (index >= queue.units.size()) return;
-      attend(work_.units[queue.units[index]], slot);
-    }
-  }
-
   void read_queries() {
     const size_t count = static_cast<size_t>(a_.q.shape[0] * heads_);
     q_.resize(count * padded_);

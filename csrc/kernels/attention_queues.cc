@@ -1,6 +1,5 @@
 #include "kernels/attention_queues.h"
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/attention_rows.h"
@@ -25,19 +24,15 @@ int home_of(const Attention& attention, const Unit& unit, const Kernel& kernel) 
 
 }  // namespace
 
-std::vector<UnitQueue> queues_of(const Attention& attention, const std::vector<Unit>& units,
-                                 const WorkerTeam& team, const Kernel* kernel) {
-  const std::vector<WorkerGroup>& groups = team.groups();
-  std::vector<UnitQueue> queues(groups.size());
-  const bool ask = kernel != nullptr && groups.size() > 1;
+WorkQueues<size_t> queues_of(const Attention& attention, const std::vector<Unit>& units,
+                             const WorkerTeam& team, const Kernel* kernel) {
+  WorkQueues<size_t> queues(team);
+  const bool ask = kernel != nullptr && queues.size() > 1;
   const size_t step = (units.size() + kAsked - 1) / kAsked;
   int home = -1;
   for (size_t i = 0; i < units.size(); ++i) {
     if (ask && i % step == 0) home = home_of(attention, units[i], *kernel);
-    const auto found = std::ranges::find(groups, home, &WorkerGroup::node);
-    const bool known = home >= 0 && found != groups.end();
-    const size_t group = known ? static_cast<size_t>(found - groups.begin()) : i % groups.size();
-    queues[group].units.push_back(i);
+    queues.give(home, i);
   }
   return queues;
 }

@@ -1,13 +1,13 @@
 #include "kernels/update.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <string>
 
 #include "core/error.h"
 #include "kernels/update_check.h"
 #include "kernels/update_pass.h"
+#include "kernels/work_queues.h"
 
 namespace cxl_offload {
 namespace {
@@ -159,19 +159,8 @@ int home_of(const Chunk& chunk, const std::vector<TensorView>& views, const Kern
   return home;
 }
 
-// Work of one group of threads.
-struct Queue {
-  std::vector<Chunk> chunks;
-  std::atomic<size_t> next = 0;
-};
-
-void drain(Queue& queue) {
-  while (true) {
-    const size_t index = queue.next.fetch_add(1, std::memory_order_relaxed);
-    if (index >= queue.chunks.size()) return;
-    const Chunk& chunk = queue.chunks[index];
-    chunk.task->pass(chunk.task->streams, chunk.begin, chunk.end, chunk.task->constants);
-  }
+void run(const Chunk& chunk) {
+  chunk.task->pass(chunk.task->streams, chunk.begin, chunk.end, chunk.task->constants);
 }
 
 std::vector<TensorView> streams_of(const Update& update) {
@@ -180,27 +169,22 @@ std::vector<TensorView> streams_of(const Update& update) {
   return views;
 }
 
-// Chunks go to the group of their home, and round the groups where there is none.
+// Every chunk in the queue of its home, where there are several.
 void share_out(const std::vector<Chunk>& chunks, const std::vector<Task>& tasks,
-               const std::vector<Update>& updates, const WorkerTeam& team, const Kernel* kernel,
-               std::vector<Queue>& queues) {
-  const auto& groups = team.groups();
+               const std::vector<Update>& updates, const Kernel* kernel,
+               WorkQueues<Chunk>& queues) {
   std::vector<TensorView> views;
   const Task* viewed = nullptr;
-  size_t turn = 0;
   for (const Chunk& chunk : chunks) {
-    size_t group = turn;
+    int home = -1;
     if (queues.size() > 1 && kernel != nullptr) {
       if (viewed != chunk.task) {
         viewed = chunk.task;
         views = streams_of(updates[static_cast<size_t>(viewed - tasks.data())]);
       }
-      const int home = home_of(chunk, views, *kernel);
-      const auto found = std::ranges::find(groups, home, &WorkerGroup::node);
-      if (home >= 0 && found != groups.end()) group = static_cast<size_t>(found - groups.begin());
+      home = home_of(chunk, views, *kernel);
     }
-    queues[group].chunks.push_back(chunk);
-    turn = (turn + 1) % queues.size();
+    queues.give(home, chunk);
   }
 }
 
@@ -222,17 +206,12 @@ void run_updates(const std::vector<Update>& updates, WorkerTeam& team,
   const size_t elements = chunk_elements(total, team.threads());
   for (const Task& task : tasks) cut(task, elements, chunks);
   if (total <= kFewestElements) {  // waking threads would take longer
-    for (const Chunk& chunk : chunks) {
-      chunk.task->pass(chunk.task->streams, chunk.begin, chunk.end, chunk.task->constants);
-    }
+    for (const Chunk& chunk : chunks) run(chunk);
     return;
   }
-  std::vector<Queue> queues(team.groups().size());
-  share_out(chunks, tasks, updates, team, options.kernel, queues);
-  team.run([&queues](size_t group) {
-    // Its own node's work first, then what the others have left.
-    for (size_t i = 0; i < queues.size(); ++i) drain(queues[(group + i) % queues.size()]);
-  });
+  WorkQueues<Chunk> queues(team);
+  share_out(chunks, tasks, updates, options.kernel, queues);
+  team.run([&queues](size_t group) { queues.drain(group, run); });
 }
 
 }  // namespace cxl_offload

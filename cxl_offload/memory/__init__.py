@@ -1,5 +1,6 @@
 """Host memory by policy: which NUMA nodes the pages of an allocation live on."""
 
+from cxl_offload.memory.in_use import active, chosen, use
 from cxl_offload.memory.placement import NOT_FAULTED_IN, Placement
 from cxl_offload.memory.policy import (
     Bind,
@@ -13,7 +14,7 @@ from cxl_offload.memory.policy import (
     as_policy,
     parse_policy,
 )
-from cxl_offload.memory.session import Memory, Pages, active, chosen, use
+from cxl_offload.memory.session import Memory, Pages
 from cxl_offload.memory.shared import Leftover, find_leftovers
 from cxl_offload.memory.shared_region import SharedRegion, remove_leftovers
 from cxl_offload.memory.stats import Count, NodeUse, Stats

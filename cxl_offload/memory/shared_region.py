@@ -20,9 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
+from cxl_offload.memory.in_use import active
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import PlacementLike
-from cxl_offload.memory.session import Memory, Pages, active
+from cxl_offload.memory.session import Memory, Pages
 from cxl_offload.memory.shared import SHARED_ROOT, shared_free_bytes
 from cxl_offload.units import format_bytes
 

@@ -228,9 +228,8 @@ TEST(units_begin_on_the_node_of_their_keys) {
   using Units = std::vector<size_t>;
   const auto units = [&](const WorkerTeam& team, const Kernel* asked) {
     std::vector<Units> found;
-    for (const UnitQueue& queue : queues_of(a, work.units, team, asked)) {
-      found.push_back(queue.units);
-    }
+    const WorkQueues<size_t> queues = queues_of(a, work.units, team, asked);
+    for (size_t group = 0; group < queues.size(); ++group) found.push_back(queues.of(group));
     return found;
   };
   WorkerTeam both({{0, 1, {}}, {1, 2, {}}});

@@ -1,0 +1,59 @@
+// Work of a team, a queue for each of its groups.
+#ifndef CXL_OFFLOAD_KERNELS_WORK_QUEUES_H_
+#define CXL_OFFLOAD_KERNELS_WORK_QUEUES_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <vector>
+
+#include "kernels/worker_team.h"
+
+namespace cxl_offload {
+
+template <class Item>
+class WorkQueues {
+ public:
+  explicit WorkQueues(const WorkerTeam& team)
+      : groups_(team.groups()), queues_(team.groups().size()) {}
+
+  // To the group whose node it is; round the groups where there is none (-1, or another node).
+  void give(int node, const Item& item) {
+    const auto found = std::ranges::find(groups_, node, &WorkerGroup::node);
+    const bool known = node >= 0 && found != groups_.end();
+    const size_t group = known ? static_cast<size_t>(found - groups_.begin()) : turn_;
+    queues_[group].items.push_back(item);
+    turn_ = (turn_ + 1) % queues_.size();
+  }
+
+  // Takes items one by one, the group's own first, then what the others have left. By all threads
+  // at once, after the last give().
+  template <class Visit>
+  void drain(size_t group, const Visit& visit) {
+    for (size_t i = 0; i < queues_.size(); ++i) {
+      Queue& queue = queues_[(group + i) % queues_.size()];
+      while (true) {
+        const size_t index = queue.next.fetch_add(1, std::memory_order_relaxed);
+        if (index >= queue.items.size()) break;
+        visit(queue.items[index]);
+      }
+    }
+  }
+
+  const std::vector<Item>& of(size_t group) const { return queues_[group].items; }
+  size_t size() const { return queues_.size(); }
+
+ private:
+  struct Queue {
+    std::vector<Item> items;
+    std::atomic<size_t> next = 0;
+  };
+
+  const std::vector<WorkerGroup>& groups_;
+  std::vector<Queue> queues_;
+  size_t turn_ = 0;
+};
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_KERNELS_WORK_QUEUES_H_
