@@ -120,6 +120,7 @@ setup(
     package_data={
         "cxl_offload": ["py.typed", CUDA_LIBRARY],
         "cxl_offload.configs": ["*/*.yaml"],
+        "cxl_offload.validation": ["cases/*.json"],
     },
     ext_modules=[
         Pybind11Extension(

@@ -30,7 +30,7 @@ from cxl_offload.errors import CxlOffloadError
 from cxl_offload.integrations.flexgen import FlexGenRun, run
 from cxl_offload.integrations.flexgen.options import read_prompts
 from cxl_offload.integrations.flexgen.seeded import DEMO_SHAPE, make_opt
-from cxl_offload.plan.laws.interleave import bandwidth_bound, best_weights, shares_of_weights
+from cxl_offload.plan.equations.interleave import bandwidth_bound, best_weights, shares_of_weights
 from cxl_offload.profile import quick
 from cxl_offload.sim import replay
 from cxl_offload.topology import Machine

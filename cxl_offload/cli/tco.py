@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cxl_offload.plan.laws import tco
+from cxl_offload.plan.equations import tco
 
 __all__ = ["register"]
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from cxl_offload.plan.validate import PassRate, Result
+    from cxl_offload.validation import PassRate, Result
 
 __all__ = ["register"]
 
@@ -26,7 +26,9 @@ def register(app: typer.Typer) -> None:
 
 
 def validate_command(
-    cases: Annotated[Path, typer.Argument(help="JSON file of published cases.")],
+    cases: Annotated[
+        Path | None, typer.Argument(help="JSON file of published cases; default: the shipped ones.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     failed_only: Annotated[
         bool, typer.Option("--failed", help="List only the cases that fail.")
@@ -37,11 +39,11 @@ def validate_command(
     strict: Annotated[bool, typer.Option(help="Exit with status 1 if any case fails.")] = False,
 ) -> None:
     """Predict published cases with the cost model and report what passes."""
-    from cxl_offload.plan.validate import load_cases, validate
+    from cxl_offload.validation import PUBLISHED_CASES, load_cases, validate
 
-    results = validate(load_cases(cases))
+    results = validate(load_cases(cases or PUBLISHED_CASES))
     if plot is not None:
-        from cxl_offload.plan.validate.plot import plot_results
+        from cxl_offload.validation.plot import plot_results
 
         plot_results(results, plot)
     if as_json:
@@ -55,7 +57,7 @@ def validate_command(
 
 
 def _print_report(results: Sequence[Result], *, failed_only: bool) -> None:
-    from cxl_offload.plan.validate import pass_rates
+    from cxl_offload.validation import pass_rates
 
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
     listed = [result for result in results if not (failed_only and result.passes)]

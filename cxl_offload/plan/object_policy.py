@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, inf
 
-from cxl_offload.plan.laws.interleave import best_weights
-from cxl_offload.plan.laws.oli import select_objects
+from cxl_offload.plan.equations.interleave import best_weights
+from cxl_offload.plan.equations.oli import select_objects
 from cxl_offload.sim.trace import Trace
 
 __all__ = [

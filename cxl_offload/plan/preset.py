@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cxl_offload.plan.equations.copies import CopyPath
+from cxl_offload.plan.equations.mixed_tier import MixedTiers, TierRates
 from cxl_offload.plan.flexgen.terms import FlexGenMachine, HostTier
 from cxl_offload.plan.gpu import GpuRates
-from cxl_offload.plan.laws.copies import CopyPath
-from cxl_offload.plan.laws.mixed_tier import MixedTiers, TierRates
 from cxl_offload.topology import Access, Gpu, Machine, load_machine
 
 __all__ = ["MachineNumbers", "mixed_tiers"]

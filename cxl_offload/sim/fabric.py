@@ -131,6 +131,26 @@ class Fabric:
         """What the switches on the way from the host add to an access."""
         return sum(self.links[switch].latency_ns for switch in self.from_host(endpoint))
 
+    def bandwidth(self, endpoint_bytes_per_s: Mapping[str, float]) -> float:
+        """Bytes/s with all these endpoints read at once: every switch caps what passes it.
+
+        Valid for balanced streams. Source: Wu et al., 3.3 (a switch's bandwidth is shared).
+        """
+        above = {
+            switch: "".join(path[at + 1 : at + 2])
+            for path in self.above.values()
+            for at, switch in enumerate(path)
+        }
+        through = dict.fromkeys([*above, ""], 0.0)
+        for endpoint, rate in endpoint_bytes_per_s.items():
+            through["".join(self.from_host(endpoint)[:1])] += rate
+        depth = {
+            switch: len(path) - at for path in self.above.values() for at, switch in enumerate(path)
+        }
+        for switch in sorted(above, key=lambda each: -depth[each]):
+            through[above[switch]] += min(through[switch], self.links[switch].bandwidth_bytes_per_s)
+        return through[""]
+
     def route(self, source: str | None, target: str | None, *, direct: bool = False) -> list[Hop]:
         """Links that bytes cross from ``source`` to ``target``; ``None`` is the host itself.
 

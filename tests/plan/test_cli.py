@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from cxl_offload.cli import tco, validate
+from cxl_offload.validation import PUBLISHED_CASES
 
-PUBLISHED = Path(__file__).parents[1] / "fixtures" / "published_cases.json"
 EXAMPLE = ["tco", "--rl-d", "0.1", "--rl-c", "0.125", "--c", "2", "--r-t", "1.1"]
 runner = CliRunner()
 
@@ -23,16 +23,16 @@ def app() -> typer.Typer:
 
 
 def test_validate_json_has_one_entry_a_case_and_nothing_else(app: typer.Typer) -> None:
-    done = runner.invoke(app, ["validate", str(PUBLISHED), "--json"])
+    done = runner.invoke(app, ["validate", str(PUBLISHED_CASES), "--json"])
     entries = json.loads(done.stdout)["cases"]
-    published = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    published = json.loads(PUBLISHED_CASES.read_text(encoding="utf-8"))
     assert done.exit_code == 0
     assert [entry["id"] for entry in entries] == [case["id"] for case in published]
     assert all(isinstance(entry["pass"], bool) for entry in entries)
 
 
 def test_validate_prints_rates_by_use_and_by_model(app: typer.Typer) -> None:
-    done = runner.invoke(app, ["validate", str(PUBLISHED), "--failed"])
+    done = runner.invoke(app, ["validate", str(PUBLISHED_CASES), "--failed"])
     assert done.exit_code == 0
     assert "Pass rates by use" in done.stdout
     assert "Pass rates by model" in done.stdout
@@ -40,7 +40,7 @@ def test_validate_prints_rates_by_use_and_by_model(app: typer.Typer) -> None:
 
 
 def test_validate_strict_fails_on_a_failing_case(app: typer.Typer, tmp_path: Path) -> None:
-    case = json.loads(PUBLISHED.read_text(encoding="utf-8"))[0]
+    case = json.loads(PUBLISHED_CASES.read_text(encoding="utf-8"))[0]
     case["expected"]["value"] *= 2
     wrong = tmp_path / "wrong.json"
     wrong.write_text(json.dumps([case]), encoding="utf-8")
@@ -60,7 +60,7 @@ def test_validate_of_no_cases_prints_empty_rates(app: typer.Typer, tmp_path: Pat
 def test_validate_plot_writes_a_picture(app: typer.Typer, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib, an optional dependency")
     picture = tmp_path / "accuracy.png"
-    done = runner.invoke(app, ["validate", str(PUBLISHED), "--json", "--plot", str(picture)])
+    done = runner.invoke(app, ["validate", str(PUBLISHED_CASES), "--json", "--plot", str(picture)])
     assert done.exit_code == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.plan.laws import copies
-from cxl_offload.plan.laws.copies import CopyPath
+from cxl_offload.plan.equations import copies
+from cxl_offload.plan.equations.copies import CopyPath
 
 PATH = CopyPath(50e9, {"ldram": 100e9, "cxl": 20e9}, {"ldram": 10e-6, "cxl": 10.5e-6})
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cxl_offload.plan.equations.footprint import ElementBytes, Lengths, LlmShape
 from cxl_offload.plan.flexgen import model, terms
 from cxl_offload.plan.flexgen.terms import FlexGenMachine, HostTier, Placement
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, GpuRates
-from cxl_offload.plan.laws.footprint import ElementBytes, Lengths, LlmShape
 
 LDRAM = HostTier("ldram", 400e9, 140, 400e9)
 CXL = HostTier("cxl", 40e9, 290, 40e9)

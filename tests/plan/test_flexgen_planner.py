@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cxl_offload.plan.equations.footprint import ElementBytes, Lengths, LlmShape
 from cxl_offload.plan.flexgen.bound import least_seconds
 from cxl_offload.plan.flexgen.choice import Choice, granule_bytes, loads_of
 from cxl_offload.plan.flexgen.flags import spell
@@ -19,7 +20,6 @@ from cxl_offload.plan.flexgen.prices import knobs, prices, relaxed_tokens_per_s
 from cxl_offload.plan.flexgen.program import PlacementProgram
 from cxl_offload.plan.flexgen.terms import Placement
 from cxl_offload.plan.hardware import flexgen_hardware
-from cxl_offload.plan.laws.footprint import ElementBytes, Lengths, LlmShape
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.topology import load_machine
 

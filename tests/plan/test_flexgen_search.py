@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from cxl_offload.plan.flexgen import search as flexgen_search
-from cxl_offload.plan.flexgen.model import throughput
-from cxl_offload.plan.flexgen.search import Request
-from cxl_offload.plan.flexgen.terms import FlexGenMachine, HostTier
-from cxl_offload.plan.gpu import GpuRates
-from cxl_offload.plan.laws.footprint import (
+from cxl_offload.plan.equations.footprint import (
     ElementBytes,
     Lengths,
     LlmShape,
     host_bytes,
     kv_bytes_per_sequence,
 )
+from cxl_offload.plan.flexgen import search as flexgen_search
+from cxl_offload.plan.flexgen.model import throughput
+from cxl_offload.plan.flexgen.search import Request
+from cxl_offload.plan.flexgen.terms import FlexGenMachine, HostTier
+from cxl_offload.plan.gpu import GpuRates
 
 GIB = 2**30
 TIERS = (HostTier("ldram", 400e9, 140, 400e9), HostTier("cxl", 40e9, 290, 40e9))

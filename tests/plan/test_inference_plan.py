@@ -16,11 +16,10 @@ from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
 from cxl_offload.plan.known_errors import FLEXGEN_ERROR, VLLM_ERROR
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import load_plan
-from cxl_offload.plan.validate.casefile import load_cases
-from cxl_offload.plan.validate.report import validate
 from cxl_offload.topology import load_machine
-
-CASES = Path(__file__).parents[1] / "fixtures" / "published_cases.json"
+from cxl_offload.validation import PUBLISHED_CASES
+from cxl_offload.validation.casefile import load_cases
+from cxl_offload.validation.report import validate
 
 
 def request(
@@ -137,7 +136,9 @@ def test_encoder_is_refused() -> None:
 def test_predicted_errors_are_those_of_validate() -> None:
     wanted = {"flexgen_search": FLEXGEN_ERROR, "vllm_weight_offload": VLLM_ERROR}
     for group, stated in wanted.items():
-        results = [each for each in validate(load_cases(CASES)) if each.case.group == group]
+        results = [
+            each for each in validate(load_cases(PUBLISHED_CASES)) if each.case.group == group
+        ]
         if group == "vllm_weight_offload":
             results = [each for each in results if each.case.inputs.get("metric") == "tokens_per_s"]
         errors = sorted(each.error for each in results if each.error is not None)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.plan.laws import interleave
+from cxl_offload.plan.equations import interleave
 
 rates = st.integers(1, 500).map(float)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.plan.laws.oli import select_objects
+from cxl_offload.plan.equations.oli import select_objects
 
 objects_strategy = st.lists(
     st.tuples(st.integers(0, 100), st.integers(0, 20)), min_size=0, max_size=8

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cxl_offload.plan.laws import tco
+from cxl_offload.plan.equations import tco
 
 EXAMPLE = tco.TcoInputs(0.1, 0.125, 2, 1.1, "printed", n_congest=8, n_threads=12)
 

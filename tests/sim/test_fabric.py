@@ -222,3 +222,12 @@ def test_congestion_never_gives_more_than_without() -> None:
     ]
     for count in range(1, 5):
         assert seconds(rough, *events[:count]) >= seconds(calm, *events[:count]) * (1 - 1e-9)
+
+
+def test_bandwidth_of_all_endpoints_is_capped_by_each_switch_on_the_way() -> None:
+    rates = {"a": 10.0, "b": 20.0, "c": 30.0, "d": 30.0}
+    tree = Fabric.parse("(a,(b,(c,d)));", every=SwitchLink(bandwidth_bytes_per_s=40.0))
+    assert tree.bandwidth(rates) == 10 + min(40, 20 + min(40, 60))
+    wide = Fabric.parse("(a,(b,(c,d)));", every=SwitchLink(bandwidth_bytes_per_s=1e9))
+    assert wide.bandwidth(rates) == sum(rates.values())
+    assert Fabric.parse("(a,b,c,d);").bandwidth(rates) == sum(rates.values())

@@ -26,7 +26,7 @@ from cxl_offload.memory import (
     Weighted,
 )
 from cxl_offload.memory.shared import SHARED_ROOT
-from cxl_offload.plan.laws.stripe import stripe_bytes
+from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes
 

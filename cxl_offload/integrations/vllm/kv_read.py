@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Bind, Pages, Policy, as_policy, parse_policy
-from cxl_offload.plan.laws.interleave import best_weights
+from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.topology import Machine
 from cxl_offload.units import parse_bytes
 

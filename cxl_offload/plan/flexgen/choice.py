@@ -10,9 +10,9 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
+from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.plan.laws.stripe import stripe_bytes
 
 __all__ = ["Choice", "Loads", "Stripe", "granule_bytes", "loads_of", "segments"]
 

@@ -22,6 +22,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cxl_offload.plan.equations.footprint import (
+    ElementBytes,
+    Lengths,
+    LlmShape,
+    kv_bytes_per_token,
+    kv_elements_per_token,
+    weight_bytes_total,
+)
 from cxl_offload.plan.flexgen.terms import (
     HIDDEN_STORE_BYTES_PER_S,
     KV_DRIVE_STORE_BYTES_PER_S,
@@ -35,14 +43,6 @@ from cxl_offload.plan.flexgen.terms import (
     weights_link_seconds,
 )
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, roofline_seconds
-from cxl_offload.plan.laws.footprint import (
-    ElementBytes,
-    Lengths,
-    LlmShape,
-    kv_bytes_per_token,
-    kv_elements_per_token,
-    weight_bytes_total,
-)
 
 __all__ = ["Throughput", "decode_seconds_per_token", "prefill_seconds", "throughput"]
 

@@ -10,6 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cxl_offload.plan.equations.interleave import (
+    bandwidth_bound,
+    mean_latency_ns,
+    shares_of_weights,
+)
 from cxl_offload.plan.flexgen.choice import Choice, Loads
 from cxl_offload.plan.flexgen.job import FlexGenJob
 from cxl_offload.plan.flexgen.terms import (
@@ -21,7 +26,6 @@ from cxl_offload.plan.flexgen.terms import (
 )
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, roofline_seconds
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.plan.laws.interleave import bandwidth_bound, mean_latency_ns, shares_of_weights
 
 __all__ = ["Phases", "decode_gpu_seconds", "phases_of", "prefill_flops", "prefill_gpu_seconds"]
 

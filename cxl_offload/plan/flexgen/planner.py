@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.plan.flexgen.bound import least_seconds, most_sequences
 from cxl_offload.plan.flexgen.choice import (
     Choice,
@@ -29,7 +30,6 @@ from cxl_offload.plan.flexgen.phases import Phases, phases_of
 from cxl_offload.plan.flexgen.program import Mode, PlacementProgram
 from cxl_offload.plan.flexgen.search import GPU_BATCHES
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.plan.laws.interleave import best_weights
 
 __all__ = ["MOST_SEQUENCES", "Found", "Interleave", "modes", "plan_flexgen"]
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cxl_offload.plan.flexgen.model import throughput
-from cxl_offload.plan.flexgen.terms import FlexGenMachine, Placement
-from cxl_offload.plan.laws.footprint import (
+from cxl_offload.plan.equations.footprint import (
     ElementBytes,
     Lengths,
     LlmShape,
@@ -21,7 +19,9 @@ from cxl_offload.plan.laws.footprint import (
     kv_elements_per_token,
     weight_bytes_total,
 )
-from cxl_offload.plan.laws.pages import spread_evenly
+from cxl_offload.plan.equations.pages import spread_evenly
+from cxl_offload.plan.flexgen.model import throughput
+from cxl_offload.plan.flexgen.terms import FlexGenMachine, Placement
 
 __all__ = ["Request", "SearchResult", "gpu_kv_bytes", "host_need_bytes", "search"]
 

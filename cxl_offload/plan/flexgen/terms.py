@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cxl_offload.plan.equations.footprint import ElementBytes, LlmShape, weight_bytes_total
+from cxl_offload.plan.equations.interleave import bandwidth_bound, mean_latency_ns
 from cxl_offload.plan.gpu import GpuRates
-from cxl_offload.plan.laws.footprint import ElementBytes, LlmShape, weight_bytes_total
-from cxl_offload.plan.laws.interleave import bandwidth_bound, mean_latency_ns
 
 __all__ = [
     "CPU_ATTENTION_FLOPS_PER_CORE",

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.plan.laws.stripe import stripe_bytes
 from cxl_offload.plan.solve import Program
 from cxl_offload.plan.training.job import HostKind, Stage
 from cxl_offload.plan.training.zero_offload import (

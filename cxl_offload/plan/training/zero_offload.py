@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cxl_offload.plan.equations.interleave import bandwidth_bound, mean_latency_ns
 from cxl_offload.plan.exact import exact
-from cxl_offload.plan.laws.interleave import bandwidth_bound, mean_latency_ns
 
 __all__ = [
     "HOST_BYTES_PER_PARAM",

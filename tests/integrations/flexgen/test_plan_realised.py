@@ -24,10 +24,10 @@ from cxl_offload.integrations.flexgen.shares import kv_sequences as executor_kv_
 from cxl_offload.integrations.flexgen.tiers import room
 from cxl_offload.integrations.flexgen.wiring import check_accelerator, flexgen_policy
 from cxl_offload.memory import Memory
+from cxl_offload.plan.equations import stripe
 from cxl_offload.plan.flexgen.flags import kv_sequences
 from cxl_offload.plan.flexgen.job import flexgen_job
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
-from cxl_offload.plan.laws import stripe
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.topology import Access, Drive, Gpu, Link, Machine, Node, NodeKind, Tier

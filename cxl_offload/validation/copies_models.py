@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cxl_offload.plan.laws import copies
-from cxl_offload.plan.validate.answers import Answer, PublicModel, machine_numbers
-from cxl_offload.plan.validate.inputs import Inputs
+from cxl_offload.plan.equations import copies
 from cxl_offload.units import GB, GIB
+from cxl_offload.validation.answers import Answer, PublicModel, machine_numbers
+from cxl_offload.validation.inputs import Inputs
 
 __all__ = ["MODELS"]
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from cxl_offload.plan.validate import bandwidth, copies_models, inference, rules, training
-from cxl_offload.plan.validate.answers import Answer, PublicModel
-from cxl_offload.plan.validate.casefile import Case, Expectation
-from cxl_offload.plan.validate.inputs import Inputs, known_keys
-from cxl_offload.plan.validate.scoring import Predicted, score
+from cxl_offload.validation import bandwidth, copies_models, inference, rules, training
+from cxl_offload.validation.answers import Answer, PublicModel
+from cxl_offload.validation.casefile import Case, Expectation
+from cxl_offload.validation.inputs import Inputs, known_keys
+from cxl_offload.validation.scoring import Predicted, score
 
 __all__ = ["MODELS", "PassRate", "Result", "pass_rates", "predict", "validate"]
 

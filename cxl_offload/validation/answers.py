@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cxl_offload.plan.preset import MachineNumbers
-from cxl_offload.plan.validate.inputs import Inputs
-from cxl_offload.plan.validate.scoring import Predicted
 from cxl_offload.topology import load_machine
+from cxl_offload.validation.inputs import Inputs
+from cxl_offload.validation.scoring import Predicted
 
 __all__ = ["LLM_KEYS", "LLM_SHAPE", "Answer", "PublicModel", "machine_name", "machine_numbers"]
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cxl_offload.plan.validate.casefile import Expectation
-from cxl_offload.plan.validate.scoring import score
+from cxl_offload.validation.casefile import Expectation
+from cxl_offload.validation.scoring import score
 
 
 def approx(value: object, **tolerance: float) -> Expectation:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from cxl_offload.plan.laws import caption, interleave, oli, pages, tco, threads, topology_path
-from cxl_offload.plan.validate.answers import Answer, PublicModel
-from cxl_offload.plan.validate.inputs import Inputs
+from cxl_offload.plan.equations import caption, interleave, oli, pages, tco, threads
+from cxl_offload.sim import Fabric, SwitchLink
+from cxl_offload.validation.answers import Answer, PublicModel
+from cxl_offload.validation.inputs import Inputs
 
 __all__ = ["MODELS"]
 
@@ -120,22 +121,22 @@ def _inverse_latency_shares(inputs: Inputs) -> Answer:
 
 def _switch_path(inputs: Inputs) -> Answer:
     metric = inputs.choice("metric", ("latency_ns", "bandwidth_gb_s"))
-    root = topology_path.parse_tree(inputs.text("tree"))
-    key = "endpoint_latency_ns" if metric == "latency_ns" else "endpoint_gb_s"
+    if metric == "latency_ns":
+        link = SwitchLink(bandwidth_bytes_per_s=1.0, latency_ns=inputs.number("switch_latency_ns"))
+        key = "endpoint_latency_ns"
+    else:  # rates stay in GB/s: their sum does not depend on the unit
+        link = SwitchLink(bandwidth_bytes_per_s=inputs.number("switch_gb_s", above=True))
+        key = "endpoint_gb_s"
+    tree = Fabric.parse(inputs.text("tree"), every=link)
     values = inputs.named_numbers(key)
-    names = topology_path.endpoint_names(root)
-    missing = [name for name in names if name not in values]
+    missing = [name for name in tree.above if name not in values]
     if missing:
         raise ValueError(f"endpoint {missing[0]!r} of the tree has no entry in {key}")
-    unused = ", ".join(name for name in values if name not in names)
+    unused = ", ".join(name for name in values if name not in tree.above)
     notes = (f"{key} names {unused}, which the tree does not have",) if unused else ()
     if metric == "latency_ns":
-        added = inputs.number("switch_latency_ns")
-        latencies = topology_path.path_latencies_ns(root, values, switch_latency_ns=added)
-        return Answer(list(latencies), notes)
-    cap = inputs.number("switch_gb_s")
-    total = topology_path.tree_bandwidth(root, values, switch_bytes_per_s=cap)
-    return Answer(total, notes)
+        return Answer([values[name] + tree.latency_ns(name) for name in tree.above], notes)
+    return Answer(tree.bandwidth({name: values[name] for name in tree.above}), notes)
 
 
 MODELS = (

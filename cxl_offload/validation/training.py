@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cxl_offload.plan.equations import copies
 from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
-from cxl_offload.plan.laws import copies
 from cxl_offload.plan.preset import MachineNumbers
 from cxl_offload.plan.training import zero_offload
-from cxl_offload.plan.validate.answers import Answer, PublicModel, machine_numbers
-from cxl_offload.plan.validate.inputs import Inputs
 from cxl_offload.units import GB, GIB
+from cxl_offload.validation.answers import Answer, PublicModel, machine_numbers
+from cxl_offload.validation.inputs import Inputs
 
 __all__ = ["MODELS"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from cxl_offload.plan.validate.casefile import Expectation
+from cxl_offload.validation.casefile import Expectation
 
 __all__ = ["Predicted", "score"]
 

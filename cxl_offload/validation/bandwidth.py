@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cxl_offload.plan.laws import interleave, loaded_latency, mixed_tier
+from cxl_offload.plan.equations import interleave, loaded_latency, mixed_tier
 from cxl_offload.plan.preset import mixed_tiers
-from cxl_offload.plan.validate.answers import Answer, PublicModel, machine_name
-from cxl_offload.plan.validate.inputs import Inputs
 from cxl_offload.units import GB, GIB
+from cxl_offload.validation.answers import Answer, PublicModel, machine_name
+from cxl_offload.validation.inputs import Inputs
 
 __all__ = ["MODELS"]
 

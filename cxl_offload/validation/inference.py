@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from cxl_offload.plan.equations import footprint
+from cxl_offload.plan.equations.pages import spread_evenly
 from cxl_offload.plan.exact import exact
 from cxl_offload.plan.flexgen import model as flexgen_model
 from cxl_offload.plan.flexgen import search as flexgen_search
 from cxl_offload.plan.flexgen import terms as flexgen_terms
 from cxl_offload.plan.gpu import GpuRates
-from cxl_offload.plan.laws import footprint
-from cxl_offload.plan.laws.pages import spread_evenly
 from cxl_offload.plan.preset import MachineNumbers
-from cxl_offload.plan.validate.answers import (
+from cxl_offload.plan.vllm import offload as vllm_offload
+from cxl_offload.units import GB, GIB
+from cxl_offload.validation.answers import (
     LLM_KEYS,
     LLM_SHAPE,
     Answer,
     PublicModel,
     machine_numbers,
 )
-from cxl_offload.plan.validate.inputs import Inputs
-from cxl_offload.plan.vllm import offload as vllm_offload
-from cxl_offload.units import GB, GIB
+from cxl_offload.validation.inputs import Inputs
 
 __all__ = ["MODELS"]
 

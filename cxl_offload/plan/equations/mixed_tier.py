@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cxl_offload.plan.laws.interleave import interleaved_bandwidth, shares_of_weights
+from cxl_offload.plan.equations.interleave import interleaved_bandwidth, shares_of_weights
 
 __all__ = [
     "Access",

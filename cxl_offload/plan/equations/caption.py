@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cxl_offload.plan.laws.interleave import bandwidth_bound
+from cxl_offload.plan.equations.interleave import bandwidth_bound
 
 __all__ = ["CaptionRule", "CaptionState", "replay_on_bandwidth", "replay_on_states", "tune"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cxl_offload.plan.laws.interleave import LINE_BYTES
+from cxl_offload.plan.equations.interleave import LINE_BYTES
 
 __all__ = ["closed_loop_latency_ns", "lines_in_flight"]
 

@@ -3,13 +3,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cxl_offload.plan.validate import (
+from cxl_offload.validation import (
     MODELS,
+    PUBLISHED_CASES,
     Case,
     Result,
     load_cases,
@@ -19,16 +19,14 @@ from cxl_offload.plan.validate import (
     validate,
 )
 
-PUBLISHED = Path(__file__).parents[1] / "fixtures" / "published_cases.json"
-
 
 @pytest.fixture(scope="module")
 def results() -> list[Result]:
-    return validate(load_cases(PUBLISHED))
+    return validate(load_cases(PUBLISHED_CASES))
 
 
 def published() -> Iterator[dict[str, Any]]:
-    yield from json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    yield from json.loads(PUBLISHED_CASES.read_text(encoding="utf-8"))
 
 
 def one_case_a_model() -> dict[str, dict[str, Any]]:

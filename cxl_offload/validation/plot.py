@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cxl_offload.plan.validate.report import Result
+from cxl_offload.validation.report import Result
 
 __all__ = ["plot_results"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.validate import load_cases, parse_cases
+from cxl_offload.validation import load_cases, parse_cases
 
 CASE = {
     "id": "one",
