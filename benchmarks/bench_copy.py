@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from cxl_offload import _C
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.transfer import HostCopier, measure_rules
 from cxl_offload.transfer.host import save_rules
 from cxl_offload.units import format_bytes, parse_bytes
@@ -177,10 +177,10 @@ def main() -> int:
     parser.add_argument("--largest", type=parse_bytes, default=1 << 30)
     parser.add_argument("--room", type=parse_bytes, default=256 << 20)
     options = parser.parse_args()
-    memory = Memory.linux()
+    session = Session.linux()
     largest = max(options.largest, options.room)
-    node = memory.kernel.local_node
-    buffers = [memory.allocate(largest, f"preferred:{node}") for _ in range(2)]
+    node = session.kernel.local_node
+    buffers = [session.allocate(largest, f"preferred:{node}") for _ in range(2)]
     for each in buffers:
         _C.fill_random(each.address, largest, _C.allowed_cpus(), seed=each.address)
     rules = measure_rules(buffers[0].address, buffers[1].address, options.room)

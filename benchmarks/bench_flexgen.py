@@ -31,8 +31,8 @@ from rich.console import Console
 from rich.table import Table
 from skipped_prompt import skipped_prompt
 
-from cxl_offload import Memory
-from cxl_offload.integrations.flexgen import FlexGenRun, OptShape, Session, make_opt
+from cxl_offload import Session
+from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, OptShape, make_opt
 from cxl_offload.integrations.flexgen.checkpoint import convert_checkpoint
 from cxl_offload.integrations.flexgen.model import config_of_checkpoint
 from cxl_offload.integrations.flexgen.wiring import flexgen_policy
@@ -165,10 +165,10 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         },
     }
     stock = StockProcess(jobs, folder)
-    memory = Memory.linux()
+    session = Session.linux()
     try:
         return [
-            one_case(name, request, stock, memory, options.rounds)
+            one_case(name, request, stock, session, options.rounds)
             for name, request in cases.items()
         ]
     finally:
@@ -176,19 +176,19 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
 
 def one_case(
-    name: str, request: FlexGenRun, stock: StockProcess, memory: Memory, rounds: int
+    name: str, request: FlexGenRun, stock: StockProcess, session: Session, rounds: int
 ) -> dict[str, Any]:
     """Medians and ratios of one case; the first run of both sides warms up and is compared."""
     times: dict[str, list[tuple[float, float]]] = {"stock": [], "cxl_offload": []}
-    with Session(request, memory=memory) as session, shortcut(name):
-        expected, ours = stock.run(name), session.generate()
+    with LoadedModel(request, session=session) as loaded, shortcut(name):
+        expected, ours = stock.run(name), loaded.generate()
         equal = equal_share(np.array(expected["tokens"]), ours.tokens, ours.prompt_len)
         if equal < (LEAST_EQUAL_PACKED if request.compress_cache else LEAST_EQUAL):
             raise RuntimeError(f"{name}: only {equal:.0%} of the tokens are those of stock FlexGen")
         for _ in range(rounds):
             costs = stock.run(name)["seconds"]
             times["stock"].append((costs[0], sum(costs[1:])))
-            report = session.generate()
+            report = loaded.generate()
             times["cxl_offload"].append((report.prefill_seconds, report.decode_seconds))
     tokens = {
         "prefill": request.rows * ours.prompt_len,

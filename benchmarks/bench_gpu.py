@@ -34,7 +34,7 @@ from benchmarks.gpu_clock import (
     wall_seconds,
 )
 from cxl_offload import _C
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.transfer import (
     BlockCopier,
     BlockPacker,
@@ -79,7 +79,7 @@ def check_copy(target: torch.Tensor, source: torch.Tensor) -> None:
         raise SystemExit("bench_gpu: a copy arrived wrong")
 
 
-def bench_copy(memory: Memory) -> list[Row]:
+def bench_copy(session: Session) -> list[Row]:
     """One large copy at a time, each way, from this package's pinned memory and from torch's."""
     rows: list[Row] = []
     largest = COPY_SIZES[-1]
@@ -129,7 +129,7 @@ def rated(spreads: dict[str, Spread], nbytes: int, **what: Any) -> list[Row]:
     ]
 
 
-def bench_latency(memory: Memory) -> list[Row]:
+def bench_latency(session: Session) -> list[Row]:
     """From the call to the byte: one small copy, then wait for the stream."""
     rows = []
     for size in (64, 4 * KIB):
@@ -148,14 +148,14 @@ def bench_latency(memory: Memory) -> list[Row]:
     return rows
 
 
-def bench_pin(memory: Memory) -> list[Row]:
+def bench_pin(session: Session) -> list[Row]:
     """Fresh pinned memory: mapped, faulted in and registered."""
 
     def ours(pin: bool) -> None:
-        allocation = memory.allocate(PIN_BYTES, f"preferred:{node}", pin=pin)
+        allocation = session.allocate(PIN_BYTES, f"preferred:{node}", pin=pin)
         samples[names[pin]].append(time.perf_counter() - begin)
         del allocation
-        memory.trim()
+        session.trim()
 
     def torch_own() -> None:
         tensor = torch.empty(PIN_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -163,7 +163,7 @@ def bench_pin(memory: Memory) -> list[Row]:
         del tensor
         torch._C._host_emptyCache()
 
-    node = memory.kernel.local_node
+    node = session.kernel.local_node
     names = {False: "cxl_offload, not pinned", True: "cxl_offload"}
     samples: dict[str, list[float]] = {names[True]: [], names[False]: [], "torch pin_memory": []}
     torch.cuda.synchronize()
@@ -175,11 +175,11 @@ def bench_pin(memory: Memory) -> list[Row]:
     return rated(spreads, PIN_BYTES)
 
 
-def bench_swap(memory: Memory) -> list[Row]:
+def bench_swap(session: Session) -> list[Row]:
     """Scattered blocks of the GPU to and from scattered blocks of pinned host memory."""
     rows: list[Row] = []
-    copier = BlockCopier(memory, node=memory.kernel.local_node)
-    driver = memory.gpu_driver()
+    copier = BlockCopier(session, node=session.kernel.local_node)
+    driver = session.gpu_driver()
     host = random_like(cxl_offload.empty(2 * SWAP_BYTES, dtype=torch.uint8, pin=True), 1)
     on_gpu = host.cuda()
     for block in SWAP_SIZES:
@@ -247,7 +247,7 @@ def check_swap(
             raise SystemExit(f"bench_gpu: blocks of {block} bytes arrived wrong by {name}")
 
 
-def bench_packed(memory: Memory) -> list[Row]:
+def bench_packed(session: Session) -> list[Row]:
     """Half-precision blocks of 64 KiB to and from host memory, plain and as codes.
 
     Rates count the plain bytes, so that they compare.
@@ -260,7 +260,7 @@ def bench_packed(memory: Memory) -> list[Row]:
     kept = on_gpu.clone()
     plain = cxl_offload.empty(count, elements, dtype=torch.float16, pin=True)
     device_list = _addresses(on_gpu)
-    copier = BlockCopier(memory, node=memory.kernel.local_node)
+    copier = BlockCopier(session, node=session.kernel.local_node)
     host_lists = {"plain": _addresses(plain)}
     coded, packers = {}, {}
     for code in ("int4", "fp8"):
@@ -268,7 +268,7 @@ def bench_packed(memory: Memory) -> list[Row]:
         room = -(-layout.packed_bytes(elements) // 16) * 16
         coded[code] = cxl_offload.empty(count, room, dtype=torch.uint8, pin=True)
         host_lists[code] = _addresses(coded[code])
-        packers[code] = BlockPacker(memory, layout, node=memory.kernel.local_node)
+        packers[code] = BlockPacker(session, layout, node=session.kernel.local_node)
 
     def move(name: str, out: bool, stream: torch.cuda.Stream) -> None:
         ends = (device_list, host_lists[name]) if out else (host_lists[name], device_list)
@@ -301,10 +301,10 @@ def _addresses(rows: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint64]]:
     return (rows.data_ptr() + np.arange(rows.shape[0]) * step).astype(np.uint64)
 
 
-def bench_engine(memory: Memory) -> list[Row]:
+def bench_engine(session: Session) -> list[Row]:
     """The copy engine against one non_blocking copy of torch, pinned and not."""
     rows: list[Row] = []
-    with CopyEngine(memory) as engine:
+    with CopyEngine(session) as engine:
         for size in ENGINE_SIZES:
             on_gpu = torch.empty(size, dtype=torch.uint8, device="cuda")
             for pin in (True, False):
@@ -337,7 +337,7 @@ def _by_engine(
     handle.wait()
 
 
-SECTIONS: dict[str, Callable[[Memory], list[Row]]] = {
+SECTIONS: dict[str, Callable[[Session], list[Row]]] = {
     "copy": bench_copy,
     "latency": bench_latency,
     "pin": bench_pin,
@@ -374,7 +374,7 @@ def main() -> int:
         if name in ("swap", "packed") and cuda_kernels_path() is None:
             print(f"{name}: skipped, built without the CUDA kernels")
             continue
-        session = Memory.linux()
+        session = Session.linux()
         with cxl_offload.use(session):
             begin = time.perf_counter()
             report[name] = SECTIONS[name](session)

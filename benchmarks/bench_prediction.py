@@ -35,9 +35,9 @@ from rich.console import Console
 from rich.table import Table
 from skipped_prompt import skipped_prompt
 
-from cxl_offload import Memory
+from cxl_offload import Session
 from cxl_offload.executor.operators import measure_operators
-from cxl_offload.integrations.flexgen import FlexGenRun, OptShape, Session, make_opt
+from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, OptShape, make_opt
 from cxl_offload.integrations.flexgen.expected import decode_shape
 from cxl_offload.memory.heap import keep_freed_memory
 from cxl_offload.plan.flexgen.decode_time import DecodeShape, decode_time
@@ -104,7 +104,7 @@ class Comparison:
         self.loud = 0
         self._options = options
         self._clock = CLOCKS[options.clock]
-        self._memory = Memory.linux()
+        self._session = Session.linux()
         self._profile = self._measured()
 
     def _measured(self) -> OperatorProfile:
@@ -130,12 +130,12 @@ class Comparison:
         for name, request in self.configurations.items():
             if not name.endswith(f"KV on {home}"):
                 continue
-            with Session(request, memory=self._memory) as session, skipped_prompt():
-                session.generate()
+            with LoadedModel(request, session=self._session) as loaded, skipped_prompt():
+                loaded.generate()
                 runs[name] = [
-                    decode_speed(session, self._clock) for _ in range(self._options.repeats)
+                    decode_speed(loaded, self._clock) for _ in range(self._options.repeats)
                 ]
-                config = session.model.config
+                config = loaded.model.config
             shapes[name] = decode_shape(request, config, prompt_len=self._options.prompt_len)
         before, self._profile = self._profile, self._measured()
         predicted, terms = {}, {}
@@ -164,7 +164,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, A
     return every, comparison.loud
 
 
-def decode_speed(session: Session, clock: Callable[[], float]) -> float:
+def decode_speed(loaded: LoadedModel, clock: Callable[[], float]) -> float:
     """Sequences over the median second of a token that was computed without an interruption.
 
     Without five such tokens, which then show in the errors' spread, of all.
@@ -174,14 +174,14 @@ def decode_speed(session: Session, clock: Callable[[], float]) -> float:
     def begins(_: int) -> None:
         begun.append((clock(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw))
 
-    session.generate(token_begins=begins)
+    loaded.generate(token_begins=begins)
     tokens = [
         (after[0] - before[0], after[1] - before[1])
         for before, after in itertools.pairwise(begun[1:])
     ]
     alone = [seconds for seconds, interruptions in tokens if not interruptions]
     every = [seconds for seconds, _ in tokens]
-    return session.request.rows / statistics.median(alone if len(alone) >= ALONE else every)
+    return loaded.request.rows / statistics.median(alone if len(alone) >= ALONE else every)
 
 
 def result_of(name: str, found: dict[str, list[float]], terms: dict[str, float]) -> dict[str, Any]:

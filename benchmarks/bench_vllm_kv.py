@@ -154,11 +154,11 @@ def measure(
 
 def copy_bandwidth(load: Load) -> list[dict[str, Any]]:
     """The copier of the worker over the blocks of one prompt, and over blocks of other sizes."""
-    from cxl_offload.memory import Memory
+    from cxl_offload.memory import Session
     from cxl_offload.transfer import HostCopier
 
-    memory, room = Memory.linux(), 512 << 20
-    ends = [memory.allocate(room, "bind:0") for _ in range(2)]
+    session, room = Session.linux(), 512 << 20
+    ends = [session.allocate(room, "bind:0") for _ in range(2)]
     for end in ends:
         np.from_dlpack(end)[:] = 1  # type: ignore[arg-type]
     prompt_blocks = load.longest_prompt // BLOCK_TOKENS

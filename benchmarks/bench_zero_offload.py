@@ -160,13 +160,13 @@ def contenders(args: argparse.Namespace) -> dict[str, Contender]:
         register_optimizer_step_pre_hook,
     )
 
-    from cxl_offload.integrations.deepspeed import placement
+    from cxl_offload.integrations.deepspeed import placing
 
     made = {STOCK: Contender(engine_of(args, own=False), batches(args), window_of(args))}
-    with placement(args.placement):
+    with placing(args.placement):
         engine = engine_of(args, own=False)
     made["placement"] = Contender(engine, batches(args), window_of(args))
-    with placement(args.placement) as placed:
+    with placing(args.placement) as placed:
         engine = engine_of(args, own=True)
     print(placed.table())
     made["placement, CPUAdam"] = Contender(engine, batches(args), window_of(args))

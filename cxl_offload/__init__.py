@@ -6,8 +6,10 @@ when they are first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from cxl_offload.lazy import lazy_names
+from cxl_offload.renamed import remember_gone_modules
 
 if TYPE_CHECKING:
     from cxl_offload.memory import (
@@ -15,9 +17,9 @@ if TYPE_CHECKING:
         Dax,
         FirstTouch,
         Interleave,
-        Memory,
         Placement,
         Preferred,
+        Session,
         Weighted,
         use,
     )
@@ -39,20 +41,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "cxl_offload.memory": (
+    "memory": (
         "Bind",
         "Dax",
         "FirstTouch",
         "Interleave",
-        "Memory",
+        "Session",
         "Placement",
         "Preferred",
         "Weighted",
         "use",
     ),
-    "cxl_offload.ops.activations": ("offload_activations",),
-    "cxl_offload.ops.offload": ("offload_optimizer",),
-    "cxl_offload.tensor": (
+    "ops.activations": ("offload_activations",),
+    "ops.offload": ("offload_optimizer",),
+    "tensor": (
         "empty",
         "empty_like",
         "from_tensor",
@@ -63,18 +65,17 @@ _HOMES = {
         "stats",
         "zeros",
     ),
-    "cxl_offload.topology": ("discover", "load_machine"),
+    "topology": ("discover", "load_machine"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Bind",
     "Dax",
     "FirstTouch",
     "Interleave",
-    "Memory",
     "Placement",
     "Preferred",
+    "Session",
     "Weighted",
     "discover",
     "empty",
@@ -92,21 +93,5 @@ __all__ = [
     "zeros",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        value = getattr(importlib.import_module(_HOME_OF[name]), name)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ImportError(
-            f"cxl_offload.{name} needs torch; install it, e.g. pip install 'cxl_offload[torch]'"
-        ) from error
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME_OF])
+remember_gone_modules()
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

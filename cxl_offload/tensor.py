@@ -16,7 +16,16 @@ from typing import Any, cast
 
 import torch
 
-from cxl_offload.memory import Memory, Pages, Placement, PlacementLike, Preferred, Stats, active
+from cxl_offload.memory import (
+    Pages,
+    Placement,
+    PolicyLike,
+    Preferred,
+    Session,
+    Stats,
+    current_session,
+)
+from cxl_offload.renamed import renamed_keywords
 
 __all__ = [
     "empty",
@@ -51,16 +60,17 @@ def _count(shape: tuple[int, ...]) -> int:
     return count
 
 
+@renamed_keywords(placement="policy", memory="session")
 def empty(
     *size: int | Sequence[int],
     dtype: torch.dtype | None = None,
-    placement: PlacementLike | None = None,
+    policy: PolicyLike | None = None,
     pin: bool = False,
     pages: Pages = "base",
     strict: bool = True,
-    memory: Memory | None = None,
+    session: Session | None = None,
 ) -> torch.Tensor:
-    """A contiguous CPU tensor whose bytes live where ``placement`` says.
+    """A contiguous CPU tensor whose bytes live where ``policy`` says.
 
     Parameters
     ----------
@@ -70,7 +80,7 @@ def empty(
         Any torch dtype but the deprecated quantized ones: also bfloat16, float8 and the packed
         four-bit types, which hold one element or pair a byte as torch counts them. None means
         torch's default dtype.
-    placement
+    policy
         A policy, ``{node: weight}``, a text such as ``"interleave:0,2"``, or the name of a tier.
         None prefers the nearest node.
     pin
@@ -82,8 +92,8 @@ def empty(
         ``"base"``, ``"thp"``, ``"2MiB"`` or ``"1GiB"``.
     strict
         Refuse rather than spill when a node of an interleave is full or pinning moves pages.
-    memory
-        The session to allocate in; None means the active one.
+    session
+        What allocates; None means the current session.
 
     Returns
     -------
@@ -93,7 +103,7 @@ def empty(
     Raises
     ------
     MemoryError, OSError, ValueError, PlacementError
-        As :meth:`cxl_offload.memory.Memory.allocate`.
+        As :meth:`cxl_offload.memory.Session.allocate`.
     """
     shape = _shape(size)
     dtype = dtype or torch.get_default_dtype()
@@ -102,32 +112,36 @@ def empty(
     count = _count(shape)
     if count == 0:
         return torch.empty(shape, dtype=dtype)
-    session = memory or active()
-    if placement is None:
-        placement = Preferred((session.kernel.local_node,))
+    session = session or current_session()
+    if policy is None:
+        policy = Preferred((session.kernel.local_node,))
     allocation = session.allocate(
-        count * dtype.itemsize, placement, pages=pages, pin=pin, strict=strict
+        count * dtype.itemsize, policy, pages=pages, pin=pin, strict=strict
     )
     base = torch.utils.dlpack.from_dlpack(cast("Any", allocation))
     return torch.empty(0, dtype=dtype).set_(base.untyped_storage(), 0, shape)  # type: ignore[call-overload, no-any-return]
 
 
+@renamed_keywords(placement="policy", memory="session")
 def zeros(*size: int | Sequence[int], **options: Any) -> torch.Tensor:
     """:func:`empty`, filled with zeros."""
     return empty(*size, **options).zero_()
 
 
+@renamed_keywords(placement="policy", memory="session")
 def full(size: Sequence[int], value: float | bool, **options: Any) -> torch.Tensor:
     """:func:`empty`, filled with ``value``."""
     return empty(size, **options).fill_(value)
 
 
+@renamed_keywords(placement="policy", memory="session")
 def empty_like(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
     """:func:`empty` with the shape and, unless given, the dtype of ``tensor``."""
     options.setdefault("dtype", tensor.dtype)
     return empty(tuple(tensor.shape), **options)
 
 
+@renamed_keywords(placement="policy", memory="session")
 def from_tensor(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
     """A contiguous copy of ``tensor``, from any device, placed as :func:`empty` says.
 
@@ -148,21 +162,23 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), (last + 1) * tensor.element_size()
 
 
-def placement_of(tensor: torch.Tensor, *, memory: Memory | None = None) -> Placement:
+@renamed_keywords(memory="session")
+def placement_of(tensor: torch.Tensor, *, session: Session | None = None) -> Placement:
     """Where the bytes of a tensor are, by asking its pages; also for tensors of others.
 
     For a view only its own range counts, from its first to its last element.
     """
     address, nbytes = _span(tensor)
-    return (memory or active()).placement(address, nbytes)
+    return (session or current_session()).placement(address, nbytes)
 
 
+@renamed_keywords(placement="policy", memory="session")
 def move(
     tensor: torch.Tensor,
-    placement: PlacementLike,
+    policy: PolicyLike,
     *,
     strict: bool = True,
-    memory: Memory | None = None,
+    session: Session | None = None,
 ) -> torch.Tensor:
     """Moves the memory of a tensor to other nodes, in place.
 
@@ -174,22 +190,23 @@ def move(
     Raises
     ------
     ValueError, MemoryError, PlacementError
-        As :meth:`cxl_offload.memory.Memory.move`; ValueError also for a tensor that is not this
+        As :meth:`cxl_offload.memory.Session.move`; ValueError also for a tensor that is not this
         package's.
     """
-    session = memory or active()
+    session = session or current_session()
     address, _ = _span(tensor)
     owner = session.find(address)
     if owner is None:
         raise ValueError(
-            "move: the tensor is not in memory of the active session; "
+            "move: the tensor is not in memory of the current session; "
             "make it with cxl_offload.from_tensor"
         )
-    session.move(owner, placement, strict=strict)
+    session.move(owner, policy, strict=strict)
     return tensor
 
 
-def record_stream(tensor: torch.Tensor, stream: int, *, memory: Memory | None = None) -> None:
+@renamed_keywords(memory="session")
+def record_stream(tensor: torch.Tensor, stream: int, *, session: Session | None = None) -> None:
     """Tells the pool that work queued on ``stream`` uses a pinned tensor.
 
     The memory is reused only after that work is done, even when the tensor is dropped before.
@@ -200,12 +217,12 @@ def record_stream(tensor: torch.Tensor, stream: int, *, memory: Memory | None = 
         The stream's handle as an integer, e.g. ``torch.cuda.current_stream().cuda_stream``.
     """
     address, _ = _span(tensor)
-    owner = (memory or active()).find(address)
+    owner = (session or current_session()).find(address)
     if owner is None:
-        raise ValueError("record_stream: the tensor is not in memory of the active session")
+        raise ValueError("record_stream: the tensor is not in memory of the current session")
     owner.record_stream(stream)
 
 
 def stats() -> Stats:
-    """What the active session holds, per node, tier and pool."""
-    return active().stats()
+    """What the current session holds, per node, tier and pool."""
+    return current_session().stats()

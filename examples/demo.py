@@ -25,7 +25,7 @@ from demo_report import Result, draw, print_nodes, print_placement, print_speed
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cxl_offload import Memory, load_machine
+from cxl_offload import Session, load_machine
 from cxl_offload.errors import CxlOffloadError
 from cxl_offload.integrations.flexgen import FlexGenRun, run
 from cxl_offload.integrations.flexgen.options import read_prompts
@@ -42,7 +42,7 @@ GRANULE = "16KiB"
 SEED = 2026
 
 Places = dict[str, str]
-Run = tuple[str, Memory, Places]
+Run = tuple[str, Session, Places]
 
 
 def bandwidth_policy(rates: Sequence[tuple[int, float]]) -> str:
@@ -57,10 +57,10 @@ def bandwidth_policy(rates: Sequence[tuple[int, float]]) -> str:
     return f"weighted:{','.join(shares)}@{GRANULE}"
 
 
-def measured_policy(console: Console, memory: Memory) -> str:
+def measured_policy(console: Console, session: Session) -> str:
     """What a few seconds of measuring say about every node, and the policy that follows."""
     rates = []
-    for path in quick(memory).paths:
+    for path in quick(session).paths:
         loads, latency_ns = path.peak_bytes_per_s("load"), path.latency_ns()
         if loads is None:
             console.print(f"measured node {path.node}: nothing, other work used all the time")
@@ -82,24 +82,24 @@ def published_policy(machine: Machine) -> str:
     return bandwidth_policy(rates)
 
 
-def runs_here(console: Console, memory: Memory) -> Iterator[Run]:
+def runs_here(console: Console, session: Session) -> Iterator[Run]:
     """This machine: untiered, and by measured bandwidth."""
-    yield "this machine, untiered", memory, {}
-    policy = measured_policy(console, memory)
+    yield "this machine, untiered", session, {}
+    policy = measured_policy(console, session)
     roles = ("weights", "kv", "act")
-    yield f"this machine, {policy}", memory, dict.fromkeys(roles, policy)
+    yield f"this machine, {policy}", session, dict.fromkeys(roles, policy)
 
 
 def runs_published(machine: Machine) -> Iterator[Run]:
     """A published server: all in local DRAM, all in CXL, and each kind where it does least harm."""
     roles = ("weights", "kv", "act")
-    yield "system A, all in DRAM", Memory.simulated(machine), dict.fromkeys(roles, "bind:ldram")
-    yield "system A, all in CXL", Memory.simulated(machine), dict.fromkeys(roles, "bind:cxl")
+    yield "system A, all in DRAM", Session.simulated(machine), dict.fromkeys(roles, "bind:ldram")
+    yield "system A, all in CXL", Session.simulated(machine), dict.fromkeys(roles, "bind:cxl")
     # The link to the GPU is slower than any tier, so weights lose nothing in CXL; attention on the
     # CPU is bound by memory, so its KV cache is spread by bandwidth.
     spread = published_policy(machine)
     places = {"weights": "bind:cxl", "kv": spread, "act": "bind:ldram"}
-    yield "system A, by kind", Memory.simulated(machine), places
+    yield "system A, by kind", Session.simulated(machine), places
 
 
 @contextmanager
@@ -120,19 +120,19 @@ def progress_of(console: Console, title: str) -> Iterator[Callable[[str, int, in
 
 def generate(console: Console, request: FlexGenRun, at: Run) -> Result:
     """One run, and on simulated nodes the time that the published machine would take."""
-    name, memory, places = at
+    name, session, places = at
     console.print(f"generating: {name}")
     # Times are taken of real nodes only, so only there is it worth warming up.
-    wanted = replace(request, place=places, warmup=not memory.is_simulated)
+    wanted = replace(request, place=places, warmup=not session.is_simulated)
     with progress_of(console, name) as progress:
-        report = run(wanted, memory=memory, progress=progress)
-    timeline = replay(report.trace, memory.machine) if memory.is_simulated else None
+        report = run(wanted, session=session, progress=progress)
+    timeline = replay(report.trace, session.machine) if session.is_simulated else None
     return Result(name, report, timeline)
 
 
 def demonstrate(console: Console, model: str, tokens: int, output: Path) -> bool:
     """All runs, the tables and the picture; whether the tokens were the same in all of them."""
-    here = Memory.linux()
+    here = Session.linux()
     published = load_machine(PUBLISHED)
     print_nodes(console, here.machine, published)
     prompts = read_prompts(str(PROMPTS))

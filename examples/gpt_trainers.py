@@ -57,12 +57,12 @@ def schedule(args: argparse.Namespace) -> Callable[[Any], Any]:
 
 
 class ZeroTrainer:
-    """DeepSpeed's ZeRO-Offload; the ``with placement`` is all that this package needs."""
+    """DeepSpeed's ZeRO-Offload; the ``with placing`` is all that this package needs."""
 
     def __init__(self, args: argparse.Namespace, saving: AbstractContextManager[Any]) -> None:
         import deepspeed
 
-        from cxl_offload.integrations.deepspeed import placement
+        from cxl_offload.integrations.deepspeed import placing
         from cxl_offload.integrations.deepspeed.kinds import parse_request
 
         model = OPTForCausalLM(model_config(args))
@@ -70,9 +70,7 @@ class ZeroTrainer:
         # Under `cxl-offload run` the placement has begun already.
         under_run = "CXL_OFFLOAD_PLAN" in os.environ
         scope = (
-            contextlib.nullcontext()
-            if under_run
-            else placement(parse_request(args.placement or ""))
+            contextlib.nullcontext() if under_run else placing(parse_request(args.placement or ""))
         )
         with scope as self._scope:
             self.engine, *_ = deepspeed.initialize(
@@ -138,7 +136,7 @@ class PlainTrainer:
     def __init__(self, args: argparse.Namespace, saving: AbstractContextManager[Any]) -> None:
         self.model = OPTForCausalLM(model_config(args))
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=args.lr, weight_decay=0.01)
-        node = cxl_offload.memory.active().machine.initiator
+        node = cxl_offload.memory.current_session().machine.initiator
         self._states = cxl_offload.offload_optimizer(
             self._optimizer, args.placement or f"preferred:{node}"
         )

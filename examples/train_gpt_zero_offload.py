@@ -155,7 +155,7 @@ def main() -> None:
         console.print("DeepSpeed is not installed: plain torch with offload_optimizer, on the CPU")
     share = share_machine(None if args.machine is None else load_machine(args.machine))
     saving: AbstractContextManager[Any] = contextlib.nullcontext()
-    with cxl_offload.use(share.memory()):
+    with cxl_offload.use(share.session()):
         if args.activations:
             saving = cxl_offload.offload_activations(args.activations)
         trainer: Trainer = (ZeroTrainer if zero else PlainTrainer)(args, saving)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import cxl_offload
-from cxl_offload import Memory, load_machine
+from cxl_offload import Session, load_machine
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -42,7 +42,7 @@ def test_example_runs_as_shown(where: str, folder: Path, monkeypatch: pytest.Mon
     names: dict[str, object] = {"__name__": "example"}
     exec(compile("import cxl_offload, torch", where, "exec"), names)
     # Three nodes, so that examples of several tiers have them.
-    with cxl_offload.use(Memory.simulated(load_machine("epyc9354-cxl-a"))):
+    with cxl_offload.use(Session.simulated(load_machine("epyc9354-cxl-a"))):
         exec(compile(EXAMPLES[where], where, "exec"), names)
 
 

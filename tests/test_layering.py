@@ -18,7 +18,8 @@ LAYERS: list[set[str]] = [
     {"plan"},
     {"profile", "sim"},
     {"topology", "configs"},
-    {"units", "errors"},
+    {"units", "errors", "lazy"},
+    {"renamed"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import cxl_offload
-from cxl_offload import Bind, Memory
+from cxl_offload import Bind, Session
 
 from .memory.machines import GIB, MIB, simulated_memory
 from .memory.pages import nodes_of
@@ -26,8 +26,8 @@ DTYPES = sorted(
 
 
 @pytest.fixture(autouse=True)
-def memory() -> Iterator[Memory]:
-    session = Memory.linux()
+def session() -> Iterator[Session]:
+    session = Session.linux()
     with cxl_offload.use(session):
         yield session
     gc.collect()
@@ -37,16 +37,16 @@ def memory() -> Iterator[Memory]:
 
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d not in QUANTIZED], ids=str)
-def test_every_dtype_has_torch_s_own_size_and_address(dtype: torch.dtype, memory: Memory) -> None:
-    tensor = cxl_offload.empty(3, 5, dtype=dtype, placement="bind:0")
+def test_every_dtype_has_torch_s_own_size_and_address(dtype: torch.dtype, session: Session) -> None:
+    tensor = cxl_offload.empty(3, 5, dtype=dtype, policy="bind:0")
     assert (tensor.dtype, tuple(tensor.shape)) == (dtype, (3, 5))
     assert tensor.is_contiguous()
     assert not tensor._is_view()
     assert tensor.untyped_storage().nbytes() == torch.empty(3, 5, dtype=dtype).nbytes
-    assert memory.stats().asked_bytes.current == 15 * dtype.itemsize
+    assert session.stats().asked_bytes.current == 15 * dtype.itemsize
     raw = tensor.view(torch.uint8)
     raw.copy_(torch.arange(raw.numel(), dtype=torch.uint8).view(raw.shape))
-    assert memory.find(tensor.data_ptr()) is not None
+    assert session.find(tensor.data_ptr()) is not None
 
 
 @pytest.mark.parametrize("dtype", sorted(QUANTIZED, key=str), ids=str)
@@ -56,7 +56,7 @@ def test_quantized_dtypes_are_refused(dtype: torch.dtype) -> None:
 
 
 def test_four_bit_values_keep_their_bits() -> None:
-    packed = cxl_offload.empty(1 << 16, dtype=torch.float4_e2m1fn_x2, placement="bind:0")
+    packed = cxl_offload.empty(1 << 16, dtype=torch.float4_e2m1fn_x2, policy="bind:0")
     source = torch.randint(0, 256, (1 << 16,), dtype=torch.uint8)
     packed.view(torch.uint8).copy_(source)
     assert torch.equal(packed.view(torch.uint8), source)
@@ -68,17 +68,17 @@ def test_zeros_full_and_copies_have_their_values() -> None:
         cxl_offload.full((4,), 1.5, dtype=torch.bfloat16).float(), torch.full((4,), 1.5)
     )
     source = torch.randn(7, 9).t()
-    copied = cxl_offload.from_tensor(source, placement="bind:0")
+    copied = cxl_offload.from_tensor(source, policy="bind:0")
     assert torch.equal(copied, source)
     assert copied.is_contiguous()
     like = cxl_offload.empty_like(source, dtype=torch.float16)
     assert (tuple(like.shape), like.dtype) == ((9, 7), torch.float16)
 
 
-def test_tensor_without_elements_owns_nothing(memory: Memory) -> None:
+def test_tensor_without_elements_owns_nothing(session: Session) -> None:
     empty = cxl_offload.empty(0, 4, dtype=torch.float16)
     assert tuple(empty.shape) == (0, 4)
-    assert memory.stats().asked_bytes.current == 0
+    assert session.stats().asked_bytes.current == 0
     assert cxl_offload.placement_of(empty).granted == {}
 
 
@@ -87,47 +87,47 @@ def test_negative_length_is_refused() -> None:
         cxl_offload.empty(3, -1)
 
 
-def test_storage_cannot_be_resized(memory: Memory) -> None:
+def test_storage_cannot_be_resized(session: Session) -> None:
     tensor = cxl_offload.zeros(1024)
     with pytest.raises(RuntimeError, match=r"resizable|resize"):
         tensor.untyped_storage().resize_(1 << 20)
     assert torch.equal(tensor, torch.zeros(1024))
 
 
-def test_views_keep_the_memory_alive(memory: Memory) -> None:
+def test_views_keep_the_memory_alive(session: Session) -> None:
     tensor = cxl_offload.full((1024, 1024), 3.0)
     view = tensor[10:20].t()
     del tensor
     gc.collect()
-    assert memory.stats().allocations.current == 1
+    assert session.stats().allocations.current == 1
     assert (view == 3.0).all()
     del view
-    assert memory.stats().allocations.current == 0
+    assert session.stats().allocations.current == 0
 
 
-def test_dlpack_consumers_keep_the_memory_alive(memory: Memory) -> None:
+def test_dlpack_consumers_keep_the_memory_alive(session: Session) -> None:
     tensor = cxl_offload.full((100,), 2.0)
     array = np.from_dlpack(tensor)
     del tensor
     gc.collect()
-    assert memory.stats().allocations.current == 1
+    assert session.stats().allocations.current == 1
     assert (array == 2.0).all()
     del array
-    assert memory.stats().allocations.current == 0
+    assert session.stats().allocations.current == 0
 
 
-def test_allocation_itself_is_writable_for_numpy(memory: Memory) -> None:
-    block = memory.allocate(4096, Bind((0,)))
+def test_allocation_itself_is_writable_for_numpy(session: Session) -> None:
+    block = session.allocate(4096, Bind((0,)))
     array = np.from_dlpack(block)
     array[:] = 9
     assert array.flags.writeable
     assert array.ctypes.data == block.address
     del block
-    assert memory.stats().allocations.current == 1
-    capsule = memory.allocate(64, Bind((0,))).__dlpack__()
-    assert memory.stats().allocations.current == 2
+    assert session.stats().allocations.current == 1
+    capsule = session.allocate(64, Bind((0,))).__dlpack__()
+    assert session.stats().allocations.current == 2
     del capsule, array
-    assert memory.stats().allocations.current == 0
+    assert session.stats().allocations.current == 0
 
 
 @pytest.mark.parametrize(
@@ -142,22 +142,22 @@ def test_allocation_itself_is_writable_for_numpy(memory: Memory) -> None:
     ],
     ids=["clone", "half", "to", "deepcopy", "contiguous", "operator"],
 )
-def test_what_torch_allocates_is_outside_the_pool(leave: Any, memory: Memory) -> None:
+def test_what_torch_allocates_is_outside_the_pool(leave: Any, session: Session) -> None:
     tensor = cxl_offload.zeros(64, 65)
-    assert memory.find(leave(tensor).data_ptr()) is None
-    assert memory.stats().allocations.current == 1
+    assert session.find(leave(tensor).data_ptr()) is None
+    assert session.stats().allocations.current == 1
 
 
-def test_shared_memory_is_outside_the_pool(memory: Memory) -> None:
+def test_shared_memory_is_outside_the_pool(session: Session) -> None:
     tensor = cxl_offload.full((1000,), 4.0)
     tensor.share_memory_()
-    assert memory.find(tensor.data_ptr()) is None
+    assert session.find(tensor.data_ptr()) is None
     assert (tensor == 4.0).all()
-    assert memory.stats().allocations.current == 0
+    assert session.stats().allocations.current == 0
 
 
 def test_autograd_and_in_place_work_as_on_any_tensor() -> None:
-    weight = cxl_offload.from_tensor(torch.randn(8, 8), placement="bind:0").requires_grad_()
+    weight = cxl_offload.from_tensor(torch.randn(8, 8), policy="bind:0").requires_grad_()
     (weight * 2).sum().backward()
     assert torch.equal(weight.grad, torch.full((8, 8), 2.0))
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_autograd_and_in_place_work_as_on_any_tensor() -> None:
 
 
 def test_placement_of_view_counts_its_own_range_only() -> None:
-    tensor = cxl_offload.zeros(1 << 20, placement="bind:0")
+    tensor = cxl_offload.zeros(1 << 20, policy="bind:0")
     assert cxl_offload.placement_of(tensor).granted == {0: 4 * MIB}
     assert cxl_offload.placement_of(tensor[: 1 << 18]).granted == {0: MIB}
     assert nodes_of(tensor.data_ptr(), tensor.nbytes) == {0: 1024}
@@ -186,7 +186,7 @@ def test_placement_on_the_meta_device_is_refused() -> None:
 
 def test_move_takes_all_views_along() -> None:
     with cxl_offload.use(simulated_memory()) as simulated:
-        tensor = cxl_offload.full((MIB,), 6.0, placement="ldram")
+        tensor = cxl_offload.full((MIB,), 6.0, policy="ldram")
         view = tensor[100:]
         cxl_offload.move(view, "weighted:ldram=1,cxl=3@64KiB")
         assert cxl_offload.placement_of(tensor).granted == {0: MIB, 2: 3 * MIB}
@@ -202,7 +202,7 @@ def test_move_of_foreign_tensor_is_refused() -> None:
 
 def test_simulated_placement_is_real_in_the_page_map_and_data_is_real() -> None:
     with cxl_offload.use(simulated_memory((8 * GIB, 8 * GIB, 4 * GIB))):
-        tensor = cxl_offload.from_tensor(torch.arange(1 << 20), placement={0: 4, 1: 2, 2: 1})
+        tensor = cxl_offload.from_tensor(torch.arange(1 << 20), policy={0: 4, 1: 2, 2: 1})
         assert torch.equal(tensor, torch.arange(1 << 20))
         placement = cxl_offload.placement_of(tensor)
         assert placement.simulated
@@ -210,16 +210,16 @@ def test_simulated_placement_is_real_in_the_page_map_and_data_is_real() -> None:
         assert "less than one cycle" in placement.notes[0]
 
 
-def test_tensors_are_used_by_another_session_s_thread(memory: Memory) -> None:
+def test_tensors_are_used_by_another_session_s_thread(session: Session) -> None:
     import threading
 
     made: list[torch.Tensor] = []
     thread = threading.Thread(target=lambda: made.append(cxl_offload.zeros(5000)))
     thread.start()
     thread.join()
-    assert memory.stats().allocations.current == 1
+    assert session.stats().allocations.current == 1
     made.clear()
-    assert memory.stats().allocations.current == 0
+    assert session.stats().allocations.current == 0
 
 
 class Rows(torch.utils.data.Dataset[torch.Tensor]):
@@ -234,14 +234,14 @@ class Rows(torch.utils.data.Dataset[torch.Tensor]):
 
 
 @pytest.mark.timeout(60)
-def test_data_loader_workers_read_tensors(memory: Memory) -> None:
-    rows = cxl_offload.from_tensor(torch.arange(64.0).view(32, 2), placement="bind:0")
+def test_data_loader_workers_read_tensors(session: Session) -> None:
+    rows = cxl_offload.from_tensor(torch.arange(64.0).view(32, 2), policy="bind:0")
     loader = torch.utils.data.DataLoader(
         Rows(rows), batch_size=4, num_workers=2, multiprocessing_context="fork"
     )
     assert torch.equal(torch.cat(list(loader)), rows)
     assert not multiprocessing.active_children()
-    assert memory.stats().allocations.current == 1
+    assert session.stats().allocations.current == 1
 
 
 def test_forked_child_has_a_session_of_its_own() -> None:

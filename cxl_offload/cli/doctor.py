@@ -57,9 +57,9 @@ def doctor(
 
 def _try_placing() -> str | None:
     """The error of placing one page on the nearest node, or None when that works."""
-    from cxl_offload.memory import Bind, Memory  # slower to load than the rest together
+    from cxl_offload.memory import Bind, Session  # slower to load than the rest together
 
-    session = Memory.linux()
+    session = Session.linux()
     try:
         session.allocate(1, Bind((session.kernel.local_node,)))
     except OSError as error:

@@ -19,7 +19,7 @@ from cxl_offload.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun
-    from cxl_offload.memory import Memory
+    from cxl_offload.memory import Session
     from cxl_offload.profile.operators import OperatorProfile
     from cxl_offload.sim import Timeline
 
@@ -52,12 +52,12 @@ def flexgen(context: typer.Context) -> None:
     args = build_parser(_PROGRAM).parse_args(context.args)
     request = request_from(args)
     operators = None if args.profile is None else _operators(args.profile, request.accelerator)
-    memory = _memory(args.machine, request)
+    session = _memory(args.machine, request)
     if request.accelerator == "host":
         keep_freed_memory()  # activations come from malloc, layer after layer
     with progress_bar() as progress:
-        report = run(request, memory=memory, progress=progress)
-    timeline, why_not = _replayed(report, memory)
+        report = run(request, session=session, progress=progress)
+    timeline, why_not = _replayed(report, session)
     # Answers and paths are no markup.
     console = Console(markup=False, emoji=False, highlight=False)
     print_report(console, report, timeline, answers=args.verbose >= 2)
@@ -110,27 +110,27 @@ def _expected(request: FlexGenRun, report: FlexGenReport, operators: OperatorPro
     )
 
 
-def _replayed(report: FlexGenReport, memory: Memory) -> tuple[Timeline | None, str]:
+def _replayed(report: FlexGenReport, session: Session) -> tuple[Timeline | None, str]:
     """What the run would take on the simulated machine; or why that cannot be said."""
-    if not memory.is_simulated or not len(report.trace):
+    if not session.is_simulated or not len(report.trace):
         return None, ""
     from cxl_offload.sim import replay
 
     try:
-        return replay(report.trace, memory.machine), ""
+        return replay(report.trace, session.machine), ""
     except ConfigError as error:
         return None, str(error)
 
 
-def _memory(machine: str | None, request: FlexGenRun) -> Memory:
+def _memory(machine: str | None, request: FlexGenRun) -> Session:
     from cxl_offload.integrations.flexgen.tiers import capacities
-    from cxl_offload.memory import Memory
+    from cxl_offload.memory import Session
     from cxl_offload.topology import load_machine
 
     limits = capacities(request.tiers)
     if machine is None:
-        return Memory.linux(capacities=limits)
-    return Memory.simulated(load_machine(machine), capacities=limits)
+        return Session.linux(capacities=limits)
+    return Session.simulated(load_machine(machine), capacities=limits)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from cxl_offload.profile.schedule import Progress
 from cxl_offload.units import MIB, format_bandwidth, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from cxl_offload.memory import Memory
+    from cxl_offload.memory import Session
 
 __all__ = ["print_profile", "progress_bar", "register"]
 
@@ -83,7 +83,7 @@ def profile(
 
     A path is the CPUs of one node on the memory of one node. Let nothing else run meanwhile.
     """
-    from cxl_offload.memory import Memory
+    from cxl_offload.memory import Session
     from cxl_offload.profile import FULL, QUICK, measure_machine, save_profile
 
     for file in (output, copy_rules):
@@ -92,17 +92,17 @@ def profile(
     for device in operators or ():
         if device not in ("cpu", "cuda"):
             raise ConfigError(f"--operators {device}: must be cpu or cuda")
-    memory = Memory.linux()
+    session = Session.linux()
     with progress_bar() as progress:
         found = measure_machine(
-            memory,
+            session,
             mode=QUICK if quick else FULL,
             seconds_per_path=seconds,
-            nodes=_nodes(memory, nodes),
-            initiators=_nodes(memory, initiators),
+            nodes=_nodes(session, nodes),
+            initiators=_nodes(session, initiators),
             interleaves=None
             if interleave is None
-            else [tuple(_nodes(memory, chosen) or ()) for chosen in interleave],
+            else [tuple(_nodes(session, chosen) or ()) for chosen in interleave],
             working_set_bytes=None if working_set is None else parse_bytes(working_set),
             progress=progress,
         )
@@ -117,7 +117,7 @@ def profile(
     if output is not None:
         console.print(f"\nwritten: {output}")
     if copy_rules is not None:
-        console.print(f"\nhost copies: {_measure_copies(memory, copy_rules)}")
+        console.print(f"\nhost copies: {_measure_copies(session, copy_rules)}")
     if plot is not None:
         from cxl_offload.profile.plot import save_plots
 
@@ -134,7 +134,7 @@ def _operators(device: str) -> OperatorProfile:
         return measure_operators(device, progress=progress)
 
 
-def _nodes(memory: Memory, text: str | None) -> list[int] | None:
+def _nodes(session: Session, text: str | None) -> list[int] | None:
     """Node ids of a list of ids and names of tiers."""
     if text is None:
         return None
@@ -144,7 +144,7 @@ def _nodes(memory: Memory, text: str | None) -> list[int] | None:
         if name.isdecimal():
             found.append(int(name))
         else:
-            found += memory.machine.tier(name).nodes
+            found += session.machine.tier(name).nodes
     return found
 
 
@@ -319,17 +319,17 @@ def _print_copies(console: Console, found: Profile, how: str) -> None:
         show(console, made)
 
 
-def _measure_copies(memory: Memory, file: Path) -> str:
+def _measure_copies(session: Session, file: Path) -> str:
     """Writes the table of host copies on the local node; returns it in words."""
     from cxl_offload.transfer.host import RULES_VARIABLE, measure_rules, save_rules
 
-    local = memory.machine.node(memory.machine.initiator)
+    local = session.machine.node(session.machine.initiator)
     free = local.capacity_bytes if local.free_bytes is None else local.free_bytes
     # Several last-level caches, or copies of cached bytes would be measured.
     room = min(8 * (local.llc_bytes or _ASSUMED_CACHE_BYTES), free // 8) // MIB * MIB
     if room < MIB:
         raise ConfigError(f"--copy-rules: node {local.id} has {format_bytes(free)} free; too few")
-    target, source = (memory.allocate(room, f"bind:{local.id}") for _ in range(2))
+    target, source = (session.allocate(room, f"bind:{local.id}") for _ in range(2))
     rules = measure_rules(target.address, source.address, room)
     save_rules(file, rules)
     ways = [

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from cxl_offload.errors import CxlOffloadError
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.plan.rank_shares import Member, Request, assign_homes, divide_nodes
+from cxl_offload.renamed import renamed_attribute
 from cxl_offload.topology import Machine, discover, seen_from
 from cxl_offload.units import format_bytes
 
@@ -59,16 +60,18 @@ class RankShare:
     node_bytes: Mapping[int, int]
     machine: Machine
 
-    def memory(self, **options: Any) -> Memory:
+    def session(self, **options: Any) -> Session:
         """A session that keeps within ``node_bytes``; :func:`cxl_offload.use` puts it to use.
 
-        ``options`` are those of :meth:`Memory.linux`, or :meth:`Memory.simulated` for a machine
+        ``options`` are those of :meth:`Session.linux`, or :meth:`Session.simulated` for a machine
         that is not here.
         """
         if self.machine.simulated:
             options.setdefault("initiator", self.home)
-            return Memory.simulated(self.machine, capacities=self.node_bytes, **options)
-        return Memory.linux(self.machine, capacities=self.node_bytes, **options)
+            return Session.simulated(self.machine, capacities=self.node_bytes, **options)
+        return Session.linux(self.machine, capacities=self.node_bytes, **options)
+
+    memory = renamed_attribute("memory", "session")
 
     def __str__(self) -> str:
         parts = ", ".join(f"node {node}: {format_bytes(n)}" for node, n in self.node_bytes.items())

@@ -1,23 +1,24 @@
 """Host memory by policy: which NUMA nodes the pages of an allocation live on."""
 
-from cxl_offload.memory.in_use import active, chosen, use
+from cxl_offload.memory.in_use import chosen_session, current_session, use
 from cxl_offload.memory.placement import NOT_FAULTED_IN, Placement
 from cxl_offload.memory.policy import (
     Bind,
     Dax,
     FirstTouch,
     Interleave,
-    PlacementLike,
     Policy,
+    PolicyLike,
     Preferred,
     Weighted,
     as_policy,
     parse_policy,
 )
-from cxl_offload.memory.session import Memory, Pages
+from cxl_offload.memory.session import Pages, Session
 from cxl_offload.memory.shared import Leftover, find_leftovers
 from cxl_offload.memory.shared_region import SharedRegion, remove_leftovers
 from cxl_offload.memory.stats import Count, NodeUse, Stats
+from cxl_offload.renamed import old_names
 
 __all__ = [
     "NOT_FAULTED_IN",
@@ -27,21 +28,23 @@ __all__ = [
     "FirstTouch",
     "Interleave",
     "Leftover",
-    "Memory",
     "NodeUse",
     "Pages",
     "Placement",
-    "PlacementLike",
     "Policy",
+    "PolicyLike",
     "Preferred",
+    "Session",
     "SharedRegion",
     "Stats",
     "Weighted",
-    "active",
     "as_policy",
-    "chosen",
+    "chosen_session",
+    "current_session",
     "find_leftovers",
     "parse_policy",
     "remove_leftovers",
     "use",
 ]
+
+__getattr__ = old_names(__name__)

@@ -7,23 +7,24 @@ import os
 import threading
 from collections.abc import Iterator
 
-from cxl_offload.memory.session import Memory
+from cxl_offload.memory.session import Session
+from cxl_offload.renamed import old_names, renamed_keywords
 
-__all__ = ["active", "chosen", "use"]
+__all__ = ["chosen_session", "current_session", "use"]
 
 _lock = threading.Lock()
-_default: Memory | None = None
-_stack: list[Memory] = []
+_default: Session | None = None
+_stack: list[Session] = []
 
 
-def chosen() -> Memory | None:
+def chosen_session() -> Session | None:
     """The session of the innermost :func:`use`; None where everything is left to the default."""
     with _lock:
         return _stack[-1] if _stack else None
 
 
-def active() -> Memory:
-    """The session in use: the innermost :func:`use`, or that of the real machine.
+def current_session() -> Session:
+    """The innermost :func:`use`, or the session of the real machine.
 
     It is one for the whole process, so that threads which copy or prefetch see the same nodes as
     the thread that set it up. A forked child starts with a session of its own.
@@ -33,23 +34,24 @@ def active() -> Memory:
         if _stack:
             return _stack[-1]
         if _default is None:
-            _default = Memory.linux()
+            _default = Session.linux()
         return _default
 
 
+@renamed_keywords(memory="session")
 @contextlib.contextmanager
-def use(memory: Memory) -> Iterator[Memory]:
-    """Makes ``memory`` the session in use inside the ``with`` block.
+def use(session: Session) -> Iterator[Session]:
+    """Makes ``session`` the one in use inside the ``with`` block.
 
     Tensors made in the block stay valid after it.
     """
     with _lock:
-        _stack.append(memory)
+        _stack.append(session)
     try:
-        yield memory
+        yield session
     finally:
         with _lock:
-            _stack.remove(memory)
+            _stack.remove(session)
 
 
 def _forget_in_child() -> None:
@@ -60,3 +62,5 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+__getattr__ = old_names(__name__)

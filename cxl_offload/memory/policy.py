@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine
 from cxl_offload.units import MIB, format_bytes, parse_bytes
 
@@ -20,8 +21,8 @@ __all__ = [
     "Dax",
     "FirstTouch",
     "Interleave",
-    "PlacementLike",
     "Policy",
+    "PolicyLike",
     "Preferred",
     "Weighted",
     "as_policy",
@@ -171,7 +172,7 @@ class Dax:
 
 
 Policy: TypeAlias = FirstTouch | Bind | Preferred | Interleave | Weighted | Dax
-PlacementLike: TypeAlias = Policy | Mapping[int, int] | str
+PolicyLike: TypeAlias = Policy | Mapping[int, int] | str
 
 
 def _granule_suffix(granule_bytes: int) -> str:
@@ -269,8 +270,9 @@ def parse_policy(text: str, machine: Machine | None = None) -> Policy:
     )
 
 
-def as_policy(placement: PlacementLike, machine: Machine | None = None) -> Policy:
-    """The policy that ``placement`` means: a policy, ``{node: weight}`` or a text.
+@renamed_keywords(placement="policy")
+def as_policy(policy: PolicyLike, machine: Machine | None = None) -> Policy:
+    """The policy that ``policy`` means: a policy, ``{node: weight}`` or a text.
 
     Raises
     ------
@@ -279,15 +281,19 @@ def as_policy(placement: PlacementLike, machine: Machine | None = None) -> Polic
     TypeError
         For anything else.
     """
-    if isinstance(placement, str):
-        return parse_policy(placement, machine)
-    if isinstance(placement, FirstTouch | Bind | Preferred | Interleave | Weighted | Dax):
-        return placement
-    if isinstance(placement, Mapping):
-        if len(placement) == 1:
-            (node,) = Weighted(placement).nodes
+    if isinstance(policy, str):
+        return parse_policy(policy, machine)
+    if isinstance(policy, FirstTouch | Bind | Preferred | Interleave | Weighted | Dax):
+        return policy
+    if isinstance(policy, Mapping):
+        if len(policy) == 1:
+            (node,) = Weighted(policy).nodes
             return Bind((node,))
-        return Weighted(placement)
+        return Weighted(policy)
     raise TypeError(
-        f"a placement is a policy, a mapping {{node: weight}} or a text, not {placement!r}"
+        f"{policy!r} is no policy: give one of the classes of cxl_offload.memory, "
+        "{node: weight} or a text such as 'bind:0'"
     )
+
+
+__getattr__ = old_names(__name__)

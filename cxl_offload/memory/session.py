@@ -1,6 +1,6 @@
 """A session: one kernel (real or simulated), one machine, and the pools that keep policies.
 
-Most programs never make one: :func:`active` gives the session of the real machine, made at the
+Most programs never make one: :func:`current_session` gives that of the real machine, made at its
 first use. :func:`use` puts another in its place for a while.
 """
 
@@ -18,18 +18,19 @@ from cxl_offload.memory.policy import (
     Dax,
     FirstTouch,
     Interleave,
-    PlacementLike,
     Policy,
+    PolicyLike,
     Preferred,
     Weighted,
     as_policy,
 )
 from cxl_offload.memory.shared import warn_of_leftovers
 from cxl_offload.memory.stats import Count, NodeUse, Stats, tier_use
+from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import DaxDevice, Machine, Node, discover
 from cxl_offload.units import MIB
 
-__all__ = ["Memory", "Pages"]
+__all__ = ["Pages", "Session"]
 
 Capacities: TypeAlias = Mapping[int, int] | Mapping[str, int] | Mapping[int | str, int]
 Pages = Literal["base", "thp", "2MiB", "1GiB"]
@@ -99,7 +100,7 @@ def _dax_row(device: DaxDevice) -> tuple[str, int, int, str, int]:
     return device.name, usable, align_bytes, device.mode, target
 
 
-class Memory:
+class Session:
     """Allocates host memory by policy and answers where it is.
 
     Parameters
@@ -141,7 +142,7 @@ class Memory:
         *,
         capacities: Capacities | None = None,
         driver: _C.GpuDriver | None = None,
-    ) -> Memory:
+    ) -> Session:
         """The memory of this machine.
 
         Warns of shared memory that processes which were killed left behind.
@@ -159,7 +160,7 @@ class Memory:
         process_limit_bytes: int | None = None,
         driver: _C.GpuDriver | None = None,
         max_threads: int | None = None,
-    ) -> Memory:
+    ) -> Session:
         """The memory of a machine that is not here.
 
         Placement is real in the simulated page maps: capacities, spilling and full nodes behave
@@ -200,23 +201,24 @@ class Memory:
         """Whether nodes and placements are those of a simulated machine."""
         return self.kernel.name == "simulated"
 
+    @renamed_keywords(placement="policy")
     def allocate(
         self,
         nbytes: int,
-        placement: PlacementLike,
+        policy: PolicyLike,
         *,
         pages: Pages = "base",
         pin: bool = False,
         strict: bool = True,
     ) -> _C.Allocation:
-        """Bytes on the nodes that ``placement`` names, faulted in and checked.
+        """Bytes on the nodes that ``policy`` names, faulted in and checked.
 
         Parameters
         ----------
         nbytes
             At least 1. Allocations of a page or more own whole pages; smaller ones share pages
             with others of the same policy.
-        placement
+        policy
             A policy, ``{node: weight}``, a text such as ``"bind:2"``, or the name of a tier.
         pages
             ``"base"`` (4 KiB on most machines), ``"thp"`` (transparent huge pages where the
@@ -240,19 +242,19 @@ class Memory:
         OSError
             The kernel or the driver refused a call.
         ValueError
-            The placement names nodes that do not exist, or cannot be combined with the pages.
+            The policy names nodes that do not exist, or cannot be combined with the pages.
         PlacementError
             Strict, and the pages are not where they should be after pinning.
         """
-        policy = as_policy(placement, self.machine)
-        rule = _rule(policy, pages, strict)
+        rule = _rule(as_policy(policy, self.machine), pages, strict)
         return self._session.allocate(nbytes, rule, self.gpu_driver() if pin else None)
 
+    @renamed_keywords(placement="policy")
     def place(
         self,
         address: int,
         nbytes: int,
-        placement: PlacementLike,
+        policy: PolicyLike,
         *,
         part_bytes: int,
         stride_bytes: int,
@@ -277,7 +279,7 @@ class Memory:
         Returns
         -------
         tuple of str
-            Where the places differ from the placement, and why.
+            Where the places differ from the policy, and why.
 
         Raises
         ------
@@ -287,7 +289,7 @@ class Memory:
         """
         if self.is_simulated:
             raise ValueError("place memory of others: a simulated machine has none")
-        rule = _rule(as_policy(placement, self.machine), pages, strict)
+        rule = _rule(as_policy(policy, self.machine), pages, strict)
         return tuple(
             self._session.place(
                 address,
@@ -329,9 +331,8 @@ class Memory:
         """The live allocation of this session that holds ``address``."""
         return self._session.find(address)
 
-    def move(
-        self, allocation: _C.Allocation, placement: PlacementLike, *, strict: bool = True
-    ) -> None:
+    @renamed_keywords(placement="policy")
+    def move(self, allocation: _C.Allocation, policy: PolicyLike, *, strict: bool = True) -> None:
         """Moves the pages of an allocation; its address, contents and views stay.
 
         Pages move one by one, so that nothing is held twice. Pinned memory is first left alone by
@@ -356,8 +357,7 @@ class Memory:
             they were); or the driver refused to pin again. The message and the placement's notes
             say where the memory is and whether it is pinned; it is valid whatever happened.
         """
-        policy = as_policy(placement, self.machine)
-        allocation.move(_rule(policy, "base", strict))
+        allocation.move(_rule(as_policy(policy, self.machine), "base", strict))
 
     def stats(self) -> Stats:
         """What the session holds now, held at most, and has ever taken."""
@@ -389,3 +389,6 @@ class Memory:
             if self._driver is None:
                 self._driver = _C.open_cuda_driver()
             return self._driver
+
+
+__getattr__ = old_names(__name__)

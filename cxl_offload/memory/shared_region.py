@@ -20,11 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from cxl_offload.memory.in_use import active
+from cxl_offload.memory.in_use import current_session
 from cxl_offload.memory.placement import Placement
-from cxl_offload.memory.policy import PlacementLike
-from cxl_offload.memory.session import Memory, Pages
+from cxl_offload.memory.policy import PolicyLike
+from cxl_offload.memory.session import Pages, Session
 from cxl_offload.memory.shared import SHARED_ROOT, shared_free_bytes
+from cxl_offload.renamed import renamed_keywords
 from cxl_offload.units import format_bytes
 
 __all__ = ["SharedRegion", "remove_leftovers"]
@@ -95,7 +96,7 @@ class SharedRegion:
         What the processes call it; letters, digits, ``-``, ``_`` and ``.``.
     nbytes
         Whole pages. The same in every process.
-    placement
+    policy
         Where the pages of the whole region go; whoever comes first puts them there. None leaves
         that to :meth:`place`.
     mappers
@@ -103,26 +104,27 @@ class SharedRegion:
     pages
         ``"base"``, or ``"thp"`` where the kernel gives huge pages to shared memory
         (``/sys/kernel/mm/transparent_hugepage/shmem_enabled``).
-    memory
-        The session that places; None takes the active one.
+    session
+        What places; None takes the current one.
 
     Raises
     ------
     MemoryError
         ``/dev/shm`` or a node has no room.
     ValueError
-        Another process made it with another size, or a bad placement.
+        Another process made it with another size, or a bad policy.
     """
 
+    @renamed_keywords(placement="policy", memory="session")
     def __init__(
         self,
         name: str,
         nbytes: int,
-        placement: PlacementLike | None = None,
+        policy: PolicyLike | None = None,
         *,
         mappers: int = 1,
         pages: Pages = "base",
-        memory: Memory | None = None,
+        session: Session | None = None,
         root: str | os.PathLike[str] = SHARED_ROOT,
     ) -> None:
         if nbytes < 1 or nbytes % mmap.PAGESIZE:
@@ -132,7 +134,7 @@ class SharedRegion:
         self.path = Path(root) / f"{_PREFIX}{name}.mmap"
         self.nbytes = nbytes
         self.notes: tuple[str, ...] = ()
-        self._memory = memory or active()
+        self._session = session or current_session()
         self._pages: Pages = pages
         remove_leftovers(root)
         self.file = self._open()
@@ -142,8 +144,8 @@ class SharedRegion:
                 self.mapping = mmap.mmap(self.file, nbytes + mmap.PAGESIZE)
                 self._advise()
                 is_placed, count = self._tally()
-                if placement is not None:
-                    self._map_pages() if is_placed else self.place(placement)
+                if policy is not None:
+                    self._map_pages() if is_placed else self.place(policy)
                 if is_first:
                     _logger.info("made %s of %s", self.path, format_bytes(nbytes))
                 _TALLY.pack_into(self.mapping, nbytes, nbytes, 1, count + 1)
@@ -220,16 +222,17 @@ class SharedRegion:
         """Of the first byte, in this process."""
         return int(np.frombuffer(self.mapping, dtype=np.uint8, count=1).ctypes.data)
 
+    @renamed_keywords(placement="policy")
     def place(
         self,
-        placement: PlacementLike,
+        policy: PolicyLike,
         *,
         offset: int = 0,
         part_bytes: int | None = None,
         stride_bytes: int | None = None,
         count: int = 1,
     ) -> None:
-        """Faults pages in where ``placement`` says; pages that are there already are moved.
+        """Faults pages in where ``policy`` says; pages that are there already are moved.
 
         Parameters
         ----------
@@ -239,10 +242,10 @@ class SharedRegion:
         part = self.nbytes - offset if part_bytes is None else part_bytes
         if stride_bytes == part:  # one range, which several threads may fault in
             part, stride_bytes, count = part * count, None, 1
-        notes = self._memory.place(
+        notes = self._session.place(
             self.address + offset,
             self.nbytes - offset,
-            placement,
+            policy,
             part_bytes=part,
             stride_bytes=part if stride_bytes is None else stride_bytes,
             count=count,
@@ -252,7 +255,7 @@ class SharedRegion:
 
     def placement(self) -> Placement:
         """Where the pages are, by asking them."""
-        return self._memory.placement(self.address, self.nbytes)
+        return self._session.placement(self.address, self.nbytes)
 
     def close(self) -> None:
         """Unmaps; the memory goes when the last process has.

@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 
 from cxl_offload import tensor as tiers
-from cxl_offload.memory import Memory, Pages, PlacementLike, active
+from cxl_offload.memory import Pages, PolicyLike, Session, current_session
 from cxl_offload.ops.saved import HostWay, Order, Saved, StreamWay, Way, as_bytes, part_of
+from cxl_offload.renamed import renamed_keywords
 
 __all__ = ["ActivationUse", "OffloadedActivations", "offload_activations"]
 
@@ -89,25 +90,25 @@ class OffloadedActivations:
 
     def __init__(
         self,
-        placement: PlacementLike,
+        policy: PolicyLike,
         *,
         min_bytes: int,
         prefetch: int | None,
         pin: bool | None,
         pages: Pages,
-        memory: Memory | None,
+        session: Session | None,
     ) -> None:
         if min_bytes < 0 or (prefetch is not None and prefetch < 0):
             raise ValueError(
                 f"offload_activations of tensors from {min_bytes} bytes with {prefetch} copies "
                 "ahead: both are 0 or more"
             )
-        self._placement = placement
+        self._policy = policy
         self._min_bytes = max(min_bytes, 1)
         self._prefetch = prefetch
         self._pin = pin
         self._pages: Pages = pages
-        self._memory = memory or active()
+        self._session = session or current_session()
         self._lock = threading.Lock()
         self._ways: dict[torch.device, Way] = {}
         self._thread = threading.local()
@@ -171,7 +172,7 @@ class OffloadedActivations:
             return "parameter"
         if tensor.nbytes < self._min_bytes:
             return "small"
-        if tensor.device.type == "cpu" and self._memory.find(tensor.data_ptr()) is not None:
+        if tensor.device.type == "cpu" and self._session.find(tensor.data_ptr()) is not None:
             return "placed"
         return None
 
@@ -180,10 +181,10 @@ class OffloadedActivations:
         home = tiers.empty(
             source.numel(),
             dtype=torch.uint8,
-            placement=self._placement,
+            policy=self._policy,
             pin=pin,
             pages=self._pages,
-            memory=self._memory,
+            session=self._session,
         )
         way = self._way(source.device)
         saved = Saved(source.untyped_storage(), home, way, self._thread.order)
@@ -200,7 +201,7 @@ class OffloadedActivations:
     def _way(self, device: torch.device) -> Way:
         if device not in self._ways:
             self._ways[device] = (
-                StreamWay(device, self._memory)
+                StreamWay(device, self._session)
                 if device.type == "cuda"
                 else HostWay(self._ahead(device))
             )
@@ -228,20 +229,21 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+@renamed_keywords(placement="policy", memory="session")
 def offload_activations(
-    placement: PlacementLike,
+    policy: PolicyLike,
     *,
     min_bytes: int = 256 << 10,
     prefetch: int | None = None,
     pin: bool | None = None,
     pages: Pages = "thp",
-    memory: Memory | None = None,
+    session: Session | None = None,
 ) -> OffloadedActivations:
     """What autograd saves inside of ``with`` goes to a tier and comes back for the backward.
 
     Parameters
     ----------
-    placement
+    policy
         As in :func:`cxl_offload.empty`.
     min_bytes
         Smaller tensors stay where they are. A copy over PCIe takes some 10 us however small.
@@ -253,8 +255,8 @@ def offload_activations(
         See :func:`cxl_offload.empty`; None pins what comes from a GPU.
     pages
         See :func:`cxl_offload.empty`.
-    memory
-        The session to allocate in; None means the active one.
+    session
+        What allocates; None means the current session.
 
     Returns
     -------
@@ -278,5 +280,5 @@ def offload_activations(
     take what is saved in them.
     """
     return OffloadedActivations(
-        placement, min_bytes=min_bytes, prefetch=prefetch, pin=pin, pages=pages, memory=memory
+        policy, min_bytes=min_bytes, prefetch=prefetch, pin=pin, pages=pages, session=session
     )

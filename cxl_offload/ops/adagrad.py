@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import torch
 
 from cxl_offload import _C
-from cxl_offload.memory import Pages, PlacementLike
+from cxl_offload.memory import Pages, PolicyLike
 from cxl_offload.ops.optimizer import OnePassOptimizer
 from cxl_offload.ops.threads import Threads
+from cxl_offload.renamed import renamed_keywords
 
 __all__ = ["CPUAdagrad"]
 
@@ -28,6 +29,7 @@ class CPUAdagrad(OnePassOptimizer):
 
     state_names: ClassVar[tuple[str, ...]] = ("sum",)
 
+    @renamed_keywords(placement="policy")
     def __init__(
         self,
         params: Iterable[Any],
@@ -38,7 +40,7 @@ class CPUAdagrad(OnePassOptimizer):
         eps: float = 1e-10,
         *,
         state_dtype: torch.dtype = torch.float32,
-        placement: PlacementLike | None = None,
+        policy: PolicyLike | None = None,
         pages: Pages = "thp",
         threads: Threads = None,
     ) -> None:
@@ -57,7 +59,7 @@ class CPUAdagrad(OnePassOptimizer):
             params,
             defaults,
             state_dtype=state_dtype,
-            placement=placement,
+            policy=policy,
             pages=pages,
             threads=threads,
         )

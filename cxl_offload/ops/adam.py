@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 import torch
 
 from cxl_offload import _C
-from cxl_offload.memory import Pages, PlacementLike
+from cxl_offload.memory import Pages, PolicyLike
 from cxl_offload.ops.optimizer import OnePassOptimizer
 from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.update import ParamUpdate, run
+from cxl_offload.renamed import renamed_keywords
 
 __all__ = ["CPUAdam", "adam_step"]
 
@@ -104,7 +105,7 @@ class CPUAdam(OnePassOptimizer):
         False for Adam with weight decay in the gradient (L2).
     state_dtype
         float32, or bfloat16 for states of half the size.
-    placement, pages
+    policy, pages
         Where the states live: see :func:`cxl_offload.empty`. None prefers the nearest node.
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
@@ -118,6 +119,7 @@ class CPUAdam(OnePassOptimizer):
 
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
+    @renamed_keywords(placement="policy")
     def __init__(
         self,
         params: Iterable[Any],
@@ -129,7 +131,7 @@ class CPUAdam(OnePassOptimizer):
         adamw: bool = True,
         bias_correction: bool = True,
         state_dtype: torch.dtype = torch.float32,
-        placement: PlacementLike | None = None,
+        policy: PolicyLike | None = None,
         pages: Pages = "thp",
         threads: Threads = None,
     ) -> None:
@@ -145,7 +147,7 @@ class CPUAdam(OnePassOptimizer):
             params,
             defaults,
             state_dtype=state_dtype,
-            placement=placement,
+            policy=policy,
             pages=pages,
             threads=threads,
         )

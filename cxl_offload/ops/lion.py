@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import torch
 
 from cxl_offload import _C
-from cxl_offload.memory import Pages, PlacementLike
+from cxl_offload.memory import Pages, PolicyLike
 from cxl_offload.ops.optimizer import OnePassOptimizer
 from cxl_offload.ops.threads import Threads
+from cxl_offload.renamed import renamed_keywords
 
 __all__ = ["CPULion"]
 
@@ -27,6 +28,7 @@ class CPULion(OnePassOptimizer):
 
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
 
+    @renamed_keywords(placement="policy")
     def __init__(
         self,
         params: Iterable[Any],
@@ -35,7 +37,7 @@ class CPULion(OnePassOptimizer):
         weight_decay: float = 0.0,
         *,
         state_dtype: torch.dtype = torch.float32,
-        placement: PlacementLike | None = None,
+        policy: PolicyLike | None = None,
         pages: Pages = "thp",
         threads: Threads = None,
     ) -> None:
@@ -43,7 +45,7 @@ class CPULion(OnePassOptimizer):
             params,
             {"lr": lr, "betas": betas, "weight_decay": weight_decay},
             state_dtype=state_dtype,
-            placement=placement,
+            policy=policy,
             pages=pages,
             threads=threads,
         )

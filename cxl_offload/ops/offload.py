@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from cxl_offload import tensor
-from cxl_offload.memory import Memory, Pages, Placement, PlacementLike, active
+from cxl_offload.memory import Pages, Placement, PolicyLike, Session, current_session
 from cxl_offload.ops.view import local_tensor
+from cxl_offload.renamed import renamed_keywords
 
 __all__ = ["OffloadedStates", "offload_optimizer"]
 
-StatePlacement = PlacementLike | Mapping[str, PlacementLike]
+StatePolicy = PolicyLike | Mapping[str, PolicyLike]
 
 
 class OffloadedStates:
@@ -22,16 +23,16 @@ class OffloadedStates:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        placement: StatePlacement,
+        policy: StatePolicy,
         *,
         pages: Pages,
         pin: bool,
-        memory: Memory,
+        session: Session,
     ) -> None:
         self._optimizer = optimizer
-        self._placement = placement
-        self._options: dict[str, Any] = {"pages": pages, "pin": pin, "memory": memory}
-        self._memory = memory
+        self._policy = policy
+        self._options: dict[str, Any] = {"pages": pages, "pin": pin, "session": session}
+        self._session = session
         # Names to the addresses that this object put there: whatever else is found is moved.
         self._homes: dict[tuple[int, int, str], int] = {}
         self.sweep()
@@ -54,9 +55,9 @@ class OffloadedStates:
                     if isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() > 0:
                         yield (number, index, name), local_tensor(value)
 
-    def _placement_of(self, name: str) -> PlacementLike | None:
+    def _policy_of(self, name: str) -> PolicyLike | None:
         """None for a state that is not to be moved."""
-        chosen = self._placement
+        chosen = self._policy
         if isinstance(chosen, Mapping) and all(isinstance(key, str) for key in chosen):
             return chosen.get(name)  # type: ignore[call-overload]
         return chosen  # type: ignore[return-value]
@@ -77,8 +78,8 @@ class OffloadedStates:
         """
         moved = 0
         for key, state in self._states():
-            placement = self._placement_of(key[2])
-            if placement is None or self._homes.get(key) == state.data_ptr():
+            policy = self._policy_of(key[2])
+            if policy is None or self._homes.get(key) == state.data_ptr():
                 continue
             if state.device.type != "cpu":
                 raise ValueError(
@@ -86,7 +87,7 @@ class OffloadedStates:
                     "parameters first (ZeRO-Offload, FSDP2's CPUOffloadPolicy)"
                 )
             # The tensor object stays, so that whatever holds it sees the new memory.
-            state.data = tensor.from_tensor(state, placement=placement, **self._options)
+            state.data = tensor.from_tensor(state, policy=policy, **self._options)
             self._homes[key] = state.data_ptr()
             moved += 1
         return moved
@@ -97,7 +98,7 @@ class OffloadedStates:
         Keys are the number of the group, the parameter's index in it and the state's name.
         """
         return {
-            key: tensor.placement_of(state, memory=self._memory) for key, state in self._states()
+            key: tensor.placement_of(state, session=self._session) for key, state in self._states()
         }
 
     def remove(self) -> None:
@@ -107,28 +108,29 @@ class OffloadedStates:
         self._hooks = []
 
 
+@renamed_keywords(placement="policy", memory="session")
 def offload_optimizer(
     optimizer: torch.optim.Optimizer,
-    placement: StatePlacement,
+    policy: StatePolicy,
     *,
     pages: Pages = "thp",
     pin: bool = False,
-    memory: Memory | None = None,
+    session: Session | None = None,
 ) -> OffloadedStates:
-    """Moves the states of ``optimizer`` to a placement, and those that it makes or loads later.
+    """Moves the states of ``optimizer`` where a policy says, also those it makes or loads later.
 
     Parameters
     ----------
     optimizer
         Any ``torch.optim.Optimizer`` whose parameters are in host memory; parameters may be
         distributed tensors (FSDP2 with ``CPUOffloadPolicy``). Scalars such as ``step`` stay.
-    placement
-        A policy for all states, or one for each name, e.g. ``{"exp_avg": "cxl"}``; states that
+    policy
+        One for all states, or one for each name, e.g. ``{"exp_avg": "cxl"}``; states that
         are not named are left alone.
     pages, pin
         See :func:`cxl_offload.empty`.
-    memory
-        The session to allocate in; None means the active one, also for states made later.
+    session
+        What allocates to allocate in; None means the active one, also for states made later.
 
     Returns
     -------
@@ -141,4 +143,6 @@ def offload_optimizer(
     so for a moment each state is there twice. :class:`cxl_offload.ops.adam.CPUAdam` allocates its
     states in place.
     """
-    return OffloadedStates(optimizer, placement, pages=pages, pin=pin, memory=memory or active())
+    return OffloadedStates(
+        optimizer, policy, pages=pages, pin=pin, session=session or current_session()
+    )

@@ -10,10 +10,11 @@ from typing import Any, ClassVar, cast, overload
 import torch
 
 from cxl_offload import _C, tensor
-from cxl_offload.memory import Pages, PlacementLike
+from cxl_offload.memory import Pages, PolicyLike
 from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.update import ParamUpdate, run
 from cxl_offload.ops.view import local_tensor
+from cxl_offload.renamed import renamed_attribute
 
 __all__ = ["OnePassOptimizer"]
 
@@ -30,7 +31,7 @@ class OnePassOptimizer(torch.optim.Optimizer):
         As in ``torch.optim.Optimizer``.
     state_dtype
         ``torch.float32`` or ``torch.bfloat16``.
-    placement, pages
+    policy, pages
         Where the states live; see :func:`cxl_offload.empty`.
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
@@ -45,17 +46,19 @@ class OnePassOptimizer(torch.optim.Optimizer):
         defaults: dict[str, Any],
         *,
         state_dtype: torch.dtype,
-        placement: PlacementLike | None,
+        policy: PolicyLike | None,
         pages: Pages,
         threads: Threads,
     ) -> None:
         if state_dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"state_dtype {state_dtype}; it is torch.float32 or torch.bfloat16")
         self.state_dtype = state_dtype
-        self.placement = placement
+        self.policy = policy
         self.pages: Pages = pages
         self.threads = threads
         super().__init__(params, defaults)
+
+    placement = renamed_attribute("placement", "policy")
 
     @property
     def fp32_optimizer_states(self) -> bool:
@@ -84,7 +87,7 @@ class OnePassOptimizer(torch.optim.Optimizer):
         self._rule(group, 1, 1.0)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("state_dtype", "placement", "pages", "threads")
+        own = ("state_dtype", "policy", "pages", "threads")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -114,7 +117,7 @@ class OnePassOptimizer(torch.optim.Optimizer):
             tuple(local.shape),
             self._first_value(group, name),
             dtype=self.state_dtype,
-            placement=self.placement,
+            policy=self.policy,
             pages=self.pages,
         )
         if local is param:

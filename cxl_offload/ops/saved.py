@@ -13,7 +13,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from cxl_offload import tensor
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 __all__ = ["HostWay", "Order", "Part", "Saved", "StreamWay", "Way", "as_bytes", "part_of"]
 
@@ -204,15 +204,15 @@ class StreamWay:
     ----------
     device
         The GPU.
-    memory
+    session
         The session that the homes are of.
     cuda
         ``torch.cuda``, or what stands in for it.
     """
 
-    def __init__(self, device: torch.device, memory: Memory, cuda: Any = torch.cuda) -> None:
+    def __init__(self, device: torch.device, session: Session, cuda: Any = torch.cuda) -> None:
         self._device = device
-        self._memory = memory
+        self._session = session
         self._cuda = cuda
         self._out = cuda.Stream(device)
         self._in = cuda.Stream(device)
@@ -228,7 +228,7 @@ class StreamWay:
             saved.home.copy_(source, non_blocking=True)
         saved.left = self._out.record_event()
         for stream in (self._out, self._in):
-            tensor.record_stream(saved.home, stream.cuda_stream, memory=self._memory)
+            tensor.record_stream(saved.home, stream.cuda_stream, session=self._session)
         self._leaving.append((saved.left, source))
         self._leaving_bytes += source.nbytes
         while self._leaving and (

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cxl_offload import _C
-from cxl_offload.memory import Bind, Memory
+from cxl_offload.memory import Bind, Session
+from cxl_offload.renamed import renamed_keywords
 
 __all__ = [
     "AddressLists",
@@ -59,12 +60,12 @@ class AddressLists:
 
     Parameters
     ----------
-    memory, node
+    session, node
         Where they are kept, pinned; best on the node that the GPU is attached to.
     """
 
-    def __init__(self, memory: Memory, node: int) -> None:
-        self._memory = memory
+    def __init__(self, session: Session, node: int) -> None:
+        self._session = session
         self._node = node
 
     @contextlib.contextmanager
@@ -73,7 +74,7 @@ class AddressLists:
     ) -> Iterator[tuple[int, int]]:
         """Addresses of both lists, for what is queued on ``stream`` inside the ``with`` block."""
         both = np.array([sources, targets], dtype=np.uint64)
-        lists = self._memory.allocate(both.nbytes, Bind((self._node,)), pin=True)
+        lists = self._session.allocate(both.nbytes, Bind((self._node,)), pin=True)
         np.from_dlpack(lists)[:] = both.reshape(-1).view(np.uint8)
         # Dropped after the launch: the pool waits for what the stream has queued by then.
         lists.record_stream(stream)
@@ -85,7 +86,7 @@ class BlockCopier:
 
     Parameters
     ----------
-    memory
+    session
         Where the lists of addresses are kept, pinned, so that the GPU can read them.
     node
         The node of those lists; best the one the GPU is attached to.
@@ -100,10 +101,13 @@ class BlockCopier:
         There is no driver to pin memory with.
     """
 
-    def __init__(self, memory: Memory, *, node: int, kernel_below_bytes: int | None = None) -> None:
-        self._driver = memory.gpu_driver()
+    @renamed_keywords(memory="session")
+    def __init__(
+        self, session: Session, *, node: int, kernel_below_bytes: int | None = None
+    ) -> None:
+        self._driver = session.gpu_driver()
         self._kernels = load_kernels() if cuda_kernels_path() is not None else None
-        self._lists = AddressLists(memory, node)
+        self._lists = AddressLists(session, node)
         self._kernel_below_bytes = kernel_below_bytes
 
     def uses_kernel(self, block_bytes: int) -> bool:
@@ -167,7 +171,7 @@ class BlockCopier:
 
 
 def measure_kernel_limit(
-    memory: Memory, host: int, device: int, room_bytes: int, *, node: int, rounds: int = 7
+    session: Session, host: int, device: int, room_bytes: int, *, node: int, rounds: int = 7
 ) -> int | None:
     """The size from which on batched copies are quicker than our kernel, measured both ways.
 
@@ -188,10 +192,10 @@ def measure_kernel_limit(
     """
     if cuda_kernels_path() is None:
         return 0
-    driver = memory.gpu_driver()
+    driver = session.gpu_driver()
     ways = [
-        BlockCopier(memory, node=node),
-        BlockCopier(memory, node=node, kernel_below_bytes=0),
+        BlockCopier(session, node=node),
+        BlockCopier(session, node=node, kernel_below_bytes=0),
     ]
     stream = driver.create_stream()
     limit: int | None = None

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from cxl_offload import _C
-from cxl_offload.memory import Memory, Preferred
+from cxl_offload.memory import Preferred, Session
+from cxl_offload.renamed import renamed_keywords
 from cxl_offload.transfer.host import HostCopier
 
 __all__ = [
@@ -117,7 +118,7 @@ class CopyEngine:
 
     Parameters
     ----------
-    memory
+    session
         The session whose allocations are copied: it knows their nodes and whether they are pinned.
     chunk_bytes
         Transfers over several nodes, or of memory that is not pinned, are cut into these.
@@ -142,9 +143,10 @@ class CopyEngine:
         No room for the slots.
     """
 
+    @renamed_keywords(memory="session")
     def __init__(
         self,
-        memory: Memory,
+        session: Session,
         *,
         chunk_bytes: int = 4 << 20,
         staging_bytes: int = 64 << 20,
@@ -159,14 +161,14 @@ class CopyEngine:
                 f"copy engine with chunks of {chunk_bytes}, staging of {staging_bytes} and a limit "
                 f"of {limit_bytes} bytes: sizes must be positive"
             )
-        self._memory = memory
-        node = memory.kernel.local_node if staging_node is None else staging_node
+        self._session = session
+        node = session.kernel.local_node if staging_node is None else staging_node
         self._staging = (
-            memory.allocate(staging_bytes, Preferred((node,)), pin=True) if staging_bytes else None
+            session.allocate(staging_bytes, Preferred((node,)), pin=True) if staging_bytes else None
         )
         self._copier = copier or HostCopier()
         self._core: _C.CopyEngine | None = _C.CopyEngine(
-            driver or memory.gpu_driver(),
+            driver or session.gpu_driver(),
             self._copier.core,
             self._staging.address if self._staging else 0,
             staging_bytes,
@@ -240,7 +242,7 @@ class CopyEngine:
 
     def is_pinned(self, host: ContiguousTensor) -> bool:
         """Whether copies of this memory need no staging."""
-        owner = self._memory.find(host.data_ptr()) if host.nbytes else None
+        owner = self._session.find(host.data_ptr()) if host.nbytes else None
         return owner.pinned if owner is not None else _is_pinned(host, None)
 
     def drain(self) -> None:
@@ -293,7 +295,7 @@ class CopyEngine:
         core = self._open()
         size = _size(ends, nbytes)
         address = _address(host)
-        owner = self._memory.find(address) if size else None
+        owner = self._session.find(address) if size else None
         pieces = _pieces(owner, _address(device), address, size, _is_pinned(host, pinned))
         self._forget_finished()
         submitted = core.submit(_DIRECTIONS[direction], pieces, list(after), wait)

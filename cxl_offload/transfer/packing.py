@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 
 from cxl_offload import _C
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
+from cxl_offload.renamed import renamed_keywords
 from cxl_offload.transfer.blocks import Addresses, AddressLists, load_kernels
 
 __all__ = ["BlockPacker", "CodeName", "ElementName", "PackedFormat", "pack", "unpack"]
@@ -95,7 +96,7 @@ class BlockPacker:
 
     Parameters
     ----------
-    memory, node
+    session, node
         Where the lists of addresses are kept, pinned.
     layout
         The format of packed blocks.
@@ -106,9 +107,10 @@ class BlockPacker:
         This installation has no CUDA kernels, or there is no driver to pin memory with.
     """
 
-    def __init__(self, memory: Memory, layout: PackedFormat, *, node: int) -> None:
+    @renamed_keywords(memory="session")
+    def __init__(self, session: Session, layout: PackedFormat, *, node: int) -> None:
         self._kernels = load_kernels()
-        self._lists = AddressLists(memory, node)
+        self._lists = AddressLists(session, node)
         self._layout = layout
 
     def pack(self, sources: Addresses, targets: Addresses, *, elements: int, stream: int) -> None:

@@ -10,20 +10,20 @@ import torch.distributed as dist
 
 from cxl_offload import load_machine
 from cxl_offload.executor import share_machine
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 
-def fill(memory: Memory, node: int, share: int) -> int:
+def fill(session: Session, node: int, share: int) -> int:
     """Takes a whole share of a node, sees that not one page more is given, and keeps it."""
-    held = memory.allocate(share, f"bind:{node}")
+    held = session.allocate(share, f"bind:{node}")
     try:
-        memory.allocate(4096, f"bind:{node}")
+        session.allocate(4096, f"bind:{node}")
     except MemoryError:
         pass
     else:
         raise AssertionError(f"more than the share of node {node}")
     del held
-    return memory.stats().nodes[node].peak_bytes
+    return session.stats().nodes[node].peak_bytes
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
         }
         if args.fill is not None:
             dist.barrier()  # all hold their share at the same time
-            answer["held"] = fill(share.memory(), args.fill, share.node_bytes[args.fill])
+            answer["held"] = fill(share.session(), args.fill, share.node_bytes[args.fill])
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -98,10 +98,10 @@ def test_process_without_a_job_gets_the_whole_machine() -> None:
     share = share_machine(load_machine("spr3-h100"))
     assert (share.rank, share.local_size, share.gpu) == (0, 1, "H100")
     assert dict(share.node_bytes) == {0: 256 * GIB, 1: 256 * GIB, 2: 256 * GIB}
-    memory = share.memory()
-    assert memory.kernel.local_node == 0
-    with cxl_offload.use(memory):
-        tensor = cxl_offload.zeros(1 << 20, placement="cxl")
+    session = share.session()
+    assert session.kernel.local_node == 0
+    with cxl_offload.use(session):
+        tensor = cxl_offload.zeros(1 << 20, policy="cxl")
         assert set(cxl_offload.placement_of(tensor).granted) == {2}
     with pytest.raises(ValueError, match="give 0 or more"):
         share_machine(load_machine("spr3-h100"), requests={2: -1})

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cxl_offload import _C
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.topology import HugePagePool, Machine, Node, NodeKind, Tier
 
 KIB = 1 << 10
@@ -48,8 +48,8 @@ def simulated(
     driver: _C.GpuDriver | None = None,
     capacities: dict[int, int] | None = None,
     max_threads: int | None = None,
-) -> Memory:
-    return Memory.simulated(
+) -> Session:
+    return Session.simulated(
         machine(node_bytes, huge_2mib=huge_2mib, huge_1gib=huge_1gib),
         driver=driver,
         capacities=capacities,
@@ -57,14 +57,14 @@ def simulated(
     )
 
 
-def kernel_of(memory: Memory) -> _C.SimulatedKernel:
-    assert isinstance(memory.kernel, _C.SimulatedKernel)
-    return memory.kernel
+def kernel_of(session: Session) -> _C.SimulatedKernel:
+    assert isinstance(session.kernel, _C.SimulatedKernel)
+    return session.kernel
 
 
-def node_use(memory: Memory) -> dict[int, int]:
+def node_use(session: Session) -> dict[int, int]:
     """What the session says it holds on each node."""
-    return {node: use.current_bytes for node, use in memory.stats().nodes.items() if use}
+    return {node: use.current_bytes for node, use in session.stats().nodes.items() if use}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +76,21 @@ class Account:
     allocations: int
 
     @classmethod
-    def of(cls, memory: Memory) -> Account:
-        stats = memory.stats()
+    def of(cls, session: Session) -> Account:
+        stats = session.stats()
         return cls(stats.asked_bytes.current, stats.held_bytes.current, stats.allocations.current)
 
 
-def check_against_kernel(memory: Memory, blocks: Iterable[_C.Allocation]) -> None:
+def check_against_kernel(session: Session, blocks: Iterable[_C.Allocation]) -> None:
     """The session's bytes per node, the kernel's, and those of the blocks' pages agree.
 
     Only for sessions without blocks of first touch, whose pages nobody counts.
     """
-    kernel = kernel_of(memory)
+    kernel = kernel_of(session)
     used = {node: kernel.used_bytes(node) for node in NODES}
-    said = node_use(memory)
+    said = node_use(session)
     assert {node: said.get(node, 0) for node in NODES} == used
-    stats = memory.stats()
+    stats = session.stats()
     assert stats.mapped_bytes.current == sum(used.values())
     assert stats.held_bytes.current + stats.cached_bytes.current <= stats.mapped_bytes.current
     live: Counter[int] = Counter()
@@ -101,12 +101,12 @@ def check_against_kernel(memory: Memory, blocks: Iterable[_C.Allocation]) -> Non
         assert live[node] <= used[node]
 
 
-def check_all_returned(memory: Memory) -> None:
+def check_all_returned(session: Session) -> None:
     """With every block dropped and the pools trimmed nothing is left anywhere."""
-    memory.trim()
-    kernel = kernel_of(memory)
-    assert Account.of(memory) == Account(0, 0, 0)
-    stats = memory.stats()
+    session.trim()
+    kernel = kernel_of(session)
+    assert Account.of(session) == Account(0, 0, 0)
+    stats = session.stats()
     assert (stats.mapped_bytes.current, stats.cached_bytes.current) == (0, 0)
     assert all(use.current_bytes == 0 for use in stats.nodes.values())
     assert [kernel.used_bytes(node) for node in NODES] == [0, 0, 0]

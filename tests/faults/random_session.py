@@ -88,8 +88,8 @@ class RandomSession(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory = simulated(NODE_BYTES, huge_2mib=POOL_PAGES, capacities={2: CAPACITY_BYTES})
-        self.kernel = kernel_of(self.memory)
+        self.session = simulated(NODE_BYTES, huge_2mib=POOL_PAGES, capacities={2: CAPACITY_BYTES})
+        self.kernel = kernel_of(self.session)
         self.others = dict.fromkeys(NODES, 0)
         self.live: list[Live] = []
         self.written = 0
@@ -121,7 +121,7 @@ class RandomSession(RuleBasedStateMachine):
         if has_odd_granule(policy, pages):
             return
         try:
-            block = self.memory.allocate(nbytes, policy, pages=pages)
+            block = self.session.allocate(nbytes, policy, pages=pages)
         except MemoryError:
             self.check_refusal(policy, nbytes, pages)
             return
@@ -163,7 +163,7 @@ class RandomSession(RuleBasedStateMachine):
         assert live.block is not None
         before = live.block.bytes_per_node()
         try:
-            self.memory.move(live.block, policy)
+            self.session.move(live.block, policy)
         except MemoryError:
             assert live.block.bytes_per_node() == before
         except ValueError:
@@ -199,19 +199,19 @@ class RandomSession(RuleBasedStateMachine):
 
     @rule()
     def touch_for_the_first_time(self) -> None:
-        block = self.memory.allocate(MIB, FirstTouch())
+        block = self.session.allocate(MIB, FirstTouch())
         assert block.bytes_per_node() == {-1: MIB}
 
     @rule()
     def trim(self) -> None:
-        cached = self.memory.stats().cached_bytes.current
-        assert self.memory.trim() <= cached
-        assert self.memory.stats().cached_bytes.current <= self.slab_bytes()
+        cached = self.session.stats().cached_bytes.current
+        assert self.session.trim() <= cached
+        assert self.session.stats().cached_bytes.current <= self.slab_bytes()
 
     def drop_all(self) -> None:
         while self.live:
             self.live.pop().check_contents()
-        check_all_returned(self.memory)
+        check_all_returned(self.session)
 
     @precondition(lambda self: len(self.live) > 4)
     @rule()
@@ -221,8 +221,8 @@ class RandomSession(RuleBasedStateMachine):
     @invariant()
     def accounts_are_true(self) -> None:
         blocks = [live.block for live in self.live if live.block]
-        check_against_kernel(self.memory, blocks)
-        stats = self.memory.stats()
+        check_against_kernel(self.session, blocks)
+        stats = self.session.stats()
         assert stats.allocations.current == len(self.live)
         assert stats.asked_bytes.current == sum(len(live.view) for live in self.live)
         assert self.kernel.used_bytes(2) <= CAPACITY_BYTES

@@ -11,10 +11,10 @@ from cxl_offload.memory import (
     Bind,
     FirstTouch,
     Interleave,
-    Memory,
     Pages,
     Policy,
     Preferred,
+    Session,
     Weighted,
 )
 
@@ -42,115 +42,115 @@ FILLERS: list[tuple[str, Policy, Pages]] = [
 def test_a_fitting_request_succeeds_though_another_pool_caches_the_node(
     policy: Policy, pages: Pages
 ) -> None:
-    memory = simulated(256 * MIB)
+    session = simulated(256 * MIB)
     size = 400 * MIB if isinstance(policy, Interleave) else 230 * MIB
-    memory.allocate(size, policy, pages=pages)
-    assert memory.stats().cached_bytes.current == size
-    block = memory.allocate(230 * MIB, Bind((2,)))
+    session.allocate(size, policy, pages=pages)
+    assert session.stats().cached_bytes.current == size
+    block = session.allocate(230 * MIB, Bind((2,)))
     assert block.bytes_per_node() == {2: 230 * MIB}
-    check_against_kernel(memory, [block])
+    check_against_kernel(session, [block])
 
 
 def test_a_fitting_request_succeeds_though_many_pools_cache_a_little() -> None:
-    memory = simulated(256 * MIB)
+    session = simulated(256 * MIB)
     for weight in range(1, 9):
-        memory.allocate(24 * MIB, Weighted({0: weight, 2: 16}, granule_bytes=64 << 10))
-    block = memory.allocate(230 * MIB, Bind((2,)))
+        session.allocate(24 * MIB, Weighted({0: weight, 2: 16}, granule_bytes=64 << 10))
+    block = session.allocate(230 * MIB, Bind((2,)))
     assert block.bytes_per_node() == {2: 230 * MIB}
 
 
 def test_live_memory_of_another_pool_is_left_alone() -> None:
-    memory = simulated(256 * MIB)
-    live = memory.allocate(100 * MIB, Bind((2,)), pages="thp")
+    session = simulated(256 * MIB)
+    live = session.allocate(100 * MIB, Bind((2,)), pages="thp")
     with pytest.raises(MemoryError, match="node 2 has"):
-        memory.allocate(230 * MIB, Bind((2,)))
+        session.allocate(230 * MIB, Bind((2,)))
     assert live.bytes_per_node() == {2: 100 * MIB}
-    check_against_kernel(memory, [live])
+    check_against_kernel(session, [live])
 
 
 def test_a_set_capacity_is_not_used_up_by_what_another_pool_caches() -> None:
-    memory = simulated(GIB, capacities={1: 64 * MIB})
-    memory.allocate(60 * MIB, Bind((1,)), pages="thp")
-    assert memory.allocate(60 * MIB, Bind((1,))).bytes_per_node() == {1: 60 * MIB}
-    assert memory.stats().nodes[1].peak_bytes <= 64 * MIB
+    session = simulated(GIB, capacities={1: 64 * MIB})
+    session.allocate(60 * MIB, Bind((1,)), pages="thp")
+    assert session.allocate(60 * MIB, Bind((1,))).bytes_per_node() == {1: 60 * MIB}
+    assert session.stats().nodes[1].peak_bytes <= 64 * MIB
 
 
 def test_memory_that_the_process_may_hold_is_not_used_up_by_a_cache() -> None:
-    memory = Memory.simulated(simulated(GIB).machine, process_limit_bytes=200 * MIB)
-    memory.allocate(150 * MIB, Bind((0,)))
-    assert memory.allocate(150 * MIB, Bind((1,))).bytes_per_node() == {1: 150 * MIB}
+    session = Session.simulated(simulated(GIB).machine, process_limit_bytes=200 * MIB)
+    session.allocate(150 * MIB, Bind((0,)))
+    assert session.allocate(150 * MIB, Bind((1,))).bytes_per_node() == {1: 150 * MIB}
 
 
 def test_the_driver_s_limit_is_not_used_up_by_what_another_pool_has_registered() -> None:
-    memory = simulated(GIB, driver=_C.FakeDriver(limit_bytes=100 * MIB))
-    memory.allocate(80 * MIB, Bind((0,)), pin=True)
-    block = memory.allocate(80 * MIB, Bind((1,)), pin=True)
+    session = simulated(GIB, driver=_C.FakeDriver(limit_bytes=100 * MIB))
+    session.allocate(80 * MIB, Bind((0,)), pin=True)
+    block = session.allocate(80 * MIB, Bind((1,)), pin=True)
     assert block.pinned
     assert block.bytes_per_node() == {1: 80 * MIB}
 
 
 def test_a_broken_context_does_not_hide_what_is_wrong() -> None:
     driver = _C.FakeDriver()
-    memory = simulated(256 * MIB, driver=driver)
-    pinned = memory.allocate(200 * MIB, Bind((2,)), pin=True)
+    session = simulated(256 * MIB, driver=driver)
+    pinned = session.allocate(200 * MIB, Bind((2,)), pin=True)
     driver.break_context()
     del pinned
     with pytest.raises(MemoryError, match="node 2"):
-        memory.allocate(200 * MIB, Bind((2,)))
+        session.allocate(200 * MIB, Bind((2,)))
 
 
 def test_a_move_succeeds_though_a_pool_caches_the_target() -> None:
-    memory = simulated(256 * MIB)
-    block = memory.allocate(200 * MIB, Bind((0,)))
-    memory.allocate(200 * MIB, Bind((2,)))
-    memory.move(block, Bind((2,)))
+    session = simulated(256 * MIB)
+    block = session.allocate(200 * MIB, Bind((0,)))
+    session.allocate(200 * MIB, Bind((2,)))
+    session.move(block, Bind((2,)))
     assert block.bytes_per_node() == {2: 200 * MIB}
-    check_against_kernel(memory, [block])
+    check_against_kernel(session, [block])
     del block
-    check_all_returned(memory)
+    check_all_returned(session)
 
 
 def test_a_move_counts_the_room_that_its_own_pages_leave() -> None:
-    memory = simulated(256 * MIB, capacities={0: 220 * MIB, 1: 120 * MIB})
-    block = memory.allocate(220 * MIB, Bind((0,)))
-    kernel_of(memory).set_used_by_others(0, 256 * MIB - 220 * MIB)
-    memory.move(block, Interleave((0, 1)))
+    session = simulated(256 * MIB, capacities={0: 220 * MIB, 1: 120 * MIB})
+    block = session.allocate(220 * MIB, Bind((0,)))
+    kernel_of(session).set_used_by_others(0, 256 * MIB - 220 * MIB)
+    session.move(block, Interleave((0, 1)))
     assert block.bytes_per_node() == {0: 110 * MIB, 1: 110 * MIB}
-    memory.move(block, Weighted({0: 10, 1: 1}))
+    session.move(block, Weighted({0: 10, 1: 1}))
     assert block.bytes_per_node() == {0: 200 * MIB, 1: 20 * MIB}
-    check_against_kernel(memory, [block])
-    assert memory.stats().nodes[0].peak_bytes == 220 * MIB
-    assert memory.stats().nodes[1].peak_bytes == 110 * MIB
-    assert memory.stats().nodes[0].total_bytes == (220 + 90) * MIB
+    check_against_kernel(session, [block])
+    assert session.stats().nodes[0].peak_bytes == 220 * MIB
+    assert session.stats().nodes[1].peak_bytes == 110 * MIB
+    assert session.stats().nodes[0].total_bytes == (220 + 90) * MIB
 
 
 def test_pages_never_touched_come_in_where_they_are_moved_to() -> None:
-    memory = simulated(256 * MIB)
-    touched = memory.allocate(64 * MIB, Bind((0,)))
+    session = simulated(256 * MIB)
+    touched = session.allocate(64 * MIB, Bind((0,)))
     stamp(touched, 1)
-    fresh = memory.allocate(64 * MIB, FirstTouch())
+    fresh = session.allocate(64 * MIB, FirstTouch())
     stamp(fresh, 2)
     absent = fresh.bytes_per_node()[-1]
     assert absent > 60 * MIB
-    memory.move(fresh, Bind((2,)))
+    session.move(fresh, Bind((2,)))
     assert fresh.bytes_per_node() == {2: 64 * MIB}
     assert has_stamp(fresh, 2)
-    check_against_kernel(memory, [touched, fresh])
+    check_against_kernel(session, [touched, fresh])
 
 
 def test_a_spill_of_a_move_is_told() -> None:
-    memory = simulated(256 * MIB)
-    hog = memory.allocate(200 * MIB, Bind((2,)))
-    block = memory.allocate(100 * MIB, Bind((1,)))
-    memory.move(block, Preferred((2,)))
+    session = simulated(256 * MIB)
+    hog = session.allocate(200 * MIB, Bind((2,)))
+    block = session.allocate(100 * MIB, Bind((1,)))
+    session.move(block, Preferred((2,)))
     granted = block.bytes_per_node()
     assert granted.keys() == {0, 2}, "node 0 is nearer to node 2 than node 1"
     assert any("spilled to node 0" in note for note in block.notes)
-    check_against_kernel(memory, [hog, block])
+    check_against_kernel(session, [hog, block])
 
 
 def test_of_two_threads_that_each_need_all_of_a_node_one_always_gets_it() -> None:
-    memory = simulated(256 * MIB)
+    session = simulated(256 * MIB)
     rules: list[Pages] = ["base", "thp"]
     rounds = 200
     served: list[int] = []
@@ -161,7 +161,7 @@ def test_of_two_threads_that_each_need_all_of_a_node_one_always_gets_it() -> Non
         for turn in range(rounds):
             barrier.wait()
             try:
-                block = memory.allocate(200 * MIB, Bind((2,)), pages=pages)
+                block = session.allocate(200 * MIB, Bind((2,)), pages=pages)
             except MemoryError:
                 refused.append(turn)
                 block = None
@@ -176,23 +176,23 @@ def test_of_two_threads_that_each_need_all_of_a_node_one_always_gets_it() -> Non
         thread.join()
     assert sorted(served) == list(range(rounds))
     assert sorted(refused) == list(range(rounds))
-    check_all_returned(memory)
+    check_all_returned(session)
 
 
 def test_threads_that_move_one_block_take_turns() -> None:
-    memory = simulated(256 * MIB)
-    blocks = [memory.allocate(96 * MIB, Bind((0,)))]
+    session = simulated(256 * MIB)
+    blocks = [session.allocate(96 * MIB, Bind((0,)))]
     targets: list[Policy] = [Bind((1,)), Bind((2,)), Interleave((0, 1)), Weighted({0: 1, 2: 3})]
 
     def work(target: Policy) -> None:
         for _ in range(30):
-            memory.move(blocks[0], target)
+            session.move(blocks[0], target)
 
     threads = [threading.Thread(target=work, args=(target,)) for target in targets]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    check_against_kernel(memory, blocks)
+    check_against_kernel(session, blocks)
     blocks.clear()
-    check_all_returned(memory)
+    check_all_returned(session)

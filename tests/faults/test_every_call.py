@@ -20,10 +20,10 @@ from cxl_offload.memory import (
     Bind,
     FirstTouch,
     Interleave,
-    Memory,
     Pages,
     Policy,
     Preferred,
+    Session,
     Weighted,
 )
 
@@ -103,7 +103,7 @@ WAYS = (
 class Stage:
     """A session with what a scenario needs there before it begins."""
 
-    memory: Memory
+    session: Session
     driver: _C.FakeDriver
     blocks: list[_C.Allocation] = field(default_factory=list)
 
@@ -122,8 +122,8 @@ class Scenario:
     def stage(self) -> Stage:
         driver = _C.FakeDriver()
         # One thread, so that the n-th call of a run is the n-th call of every run.
-        memory = simulated(192 * MIB, huge_2mib=40, huge_1gib=2, driver=driver, max_threads=1)
-        stage = Stage(memory, driver)
+        session = simulated(192 * MIB, huge_2mib=40, huge_1gib=2, driver=driver, max_threads=1)
+        stage = Stage(session, driver)
         self.prepare(stage)
         return stage
 
@@ -136,8 +136,8 @@ def allocation(policy: str, pages: Pages, *, pin: bool = False, astray: bool = F
 
     def act(stage: Stage) -> _C.Allocation:
         if astray:  # the kernel passes the node over, and pages have to be moved there
-            kernel_of(stage.memory).fail("populate", effect=STRAY, times=FOREVER)
-        return stage.memory.allocate(nbytes, rule, pages=pages, pin=pin)
+            kernel_of(stage.session).fail("populate", effect=STRAY, times=FOREVER)
+        return stage.session.allocate(nbytes, rule, pages=pages, pin=pin)
 
     name = f"allocate-{policy}-{pages}" + "-pinned" * pin + "-astray" * astray
     return Scenario(name, act, counts_pages=policy != "first-touch")
@@ -145,31 +145,31 @@ def allocation(policy: str, pages: Pages, *, pin: bool = False, astray: bool = F
 
 def allocation_past_holes(stage: Stage) -> _C.Allocation:
     """The pool holds free memory that does not fit, gives it back, and maps anew."""
-    return stage.memory.allocate(40 * MIB, Bind((0,)))
+    return stage.session.allocate(40 * MIB, Bind((0,)))
 
 
 def make_holes(stage: Stage) -> None:
-    stage.blocks = [stage.memory.allocate(6 * MIB, Bind((0,))) for _ in range(12)][::2]
+    stage.blocks = [stage.session.allocate(6 * MIB, Bind((0,))) for _ in range(12)][::2]
 
 
 def allocation_into_another_s_cache(stage: Stage) -> _C.Allocation:
     """Only what the pool of other pages caches makes room on the node."""
-    return stage.memory.allocate(150 * MIB, Bind((2,)))
+    return stage.session.allocate(150 * MIB, Bind((2,)))
 
 
 def fill_another_s_cache(stage: Stage) -> None:
-    stage.memory.allocate(150 * MIB, Bind((2,)), pages="thp")  # dropped at once
+    stage.session.allocate(150 * MIB, Bind((2,)), pages="thp")  # dropped at once
 
 
 def movement(source: str, target: str, pages: Pages) -> Scenario:
     def prepare(stage: Stage) -> None:
         nbytes = 128 * MIB if pages == "base" else 64 * MIB
-        block = stage.memory.allocate(nbytes, POLICIES[source], pages=pages)
+        block = stage.session.allocate(nbytes, POLICIES[source], pages=pages)
         stamp(block, PATTERN)
         stage.blocks.append(block)
 
     def act(stage: Stage) -> None:
-        stage.memory.move(stage.blocks[0], POLICIES[target])
+        stage.session.move(stage.blocks[0], POLICIES[target])
 
     counts = source != "first-touch"
     return Scenario(f"move-{source}-to-{target}-{pages}", act, prepare, counts_pages=counts)
@@ -183,7 +183,7 @@ def scenarios() -> Iterator[Scenario]:
         if policy != "first-touch":
             yield allocation(policy, "base", pin=True)
             yield allocation(policy, "2MiB", astray=True)
-    yield Scenario("allocate-100-bytes", lambda stage: stage.memory.allocate(100, Bind((1,))))
+    yield Scenario("allocate-100-bytes", lambda stage: stage.session.allocate(100, Bind((1,))))
     yield Scenario("allocate-past-holes", allocation_past_holes, make_holes)
     yield Scenario(
         "allocate-into-another-s-cache", allocation_into_another_s_cache, fill_another_s_cache
@@ -202,9 +202,9 @@ def places_of(stage: Stage, result: _C.Allocation | None) -> list[dict[int, int]
 
 def calls_made(scenario: Scenario) -> dict[str, int]:
     stage = scenario.stage()
-    before = kernel_of(stage.memory).calls
+    before = kernel_of(stage.session).calls
     result = scenario.act(stage)
-    after = kernel_of(stage.memory).calls
+    after = kernel_of(stage.session).calls
     del result
     return {operation: after[operation] - before[operation] for operation in after}
 
@@ -221,7 +221,7 @@ def sites() -> Iterator[Any]:
 def act_under(
     scenario: Scenario, stage: Stage, way: Way, call: int
 ) -> tuple[_C.Allocation | None, Exception | None]:
-    kernel = kernel_of(stage.memory)
+    kernel = kernel_of(stage.session)
     kernel.fail(way.operation, call=call, code=way.code, effect=way.effect, times=way.times)
     fired = kernel.faults_fired
     try:
@@ -253,25 +253,25 @@ def test_nothing_is_lost_when_one_call_fails(scenario: Scenario, way: Way, call:
     clean = scenario.stage()
     wanted = places_of(clean, scenario.act(clean))
     stage = scenario.stage()
-    before = Account.of(stage.memory), places_of(stage, None)
+    before = Account.of(stage.session), places_of(stage, None)
     result, error = act_under(scenario, stage, way, call)
     check_error(way, error)
     if error is None:
         assert places_of(stage, result) == wanted
     else:
-        assert Account.of(stage.memory) == before[0]
+        assert Account.of(stage.session) == before[0]
         if way.times == 1 and scenario.counts_pages:
             assert places_of(stage, None) == before[1]
     assert all(has_stamp(block, PATTERN) for block in stage.blocks if scenario.stamps)
     if scenario.counts_pages and way.times == 1:
-        check_against_kernel(stage.memory, [*stage.blocks, *([result] if result else [])])
+        check_against_kernel(stage.session, [*stage.blocks, *([result] if result else [])])
     del result
     result = scenario.act(stage)
     assert places_of(stage, result) == wanted
-    kernel_of(stage.memory).clear_faults()
+    kernel_of(stage.session).clear_faults()
     del result
     stage.blocks.clear()
-    check_all_returned(stage.memory)
+    check_all_returned(stage.session)
     assert stage.driver.registered_bytes == 0
 
 
@@ -284,32 +284,32 @@ def test_nothing_is_lost_when_registration_fails(scenario: Scenario) -> None:
     with pytest.raises(OSError) as error:  # noqa: PT011  the errno is the driver's own
         scenario.act(stage)
     assert "\n" not in str(error.value)
-    assert Account.of(stage.memory) == Account(0, 0, 0)
-    check_against_kernel(stage.memory, [])
+    assert Account.of(stage.session) == Account(0, 0, 0)
+    check_against_kernel(stage.session, [])
     assert stage.driver.registered_bytes == 0
     result = scenario.act(stage)
     assert result is not None
     assert result.pinned
     del result
-    check_all_returned(stage.memory)
+    check_all_returned(stage.session)
 
 
 def test_dropping_and_trimming_make_no_call_that_can_fail() -> None:
     stage = Scenario("holes", allocation_past_holes, make_holes).stage()
-    calls = kernel_of(stage.memory).calls
+    calls = kernel_of(stage.session).calls
     for operation in calls:
-        kernel_of(stage.memory).fail(operation, code=errno.EPERM, times=FOREVER)
+        kernel_of(stage.session).fail(operation, code=errno.EPERM, times=FOREVER)
     del stage.blocks[1::2]
-    assert stage.memory.trim() > 0
+    assert stage.session.trim() > 0
     stage.blocks.clear()
-    check_all_returned(stage.memory)
-    assert kernel_of(stage.memory).calls == calls
+    check_all_returned(stage.session)
+    assert kernel_of(stage.session).calls == calls
 
 
 def test_asking_for_places_reports_the_refusal_and_changes_nothing() -> None:
-    memory = simulated(192 * MIB)
-    block = memory.allocate(8 * MIB, Bind((1,)))
-    kernel_of(memory).fail("query", code=errno.EPERM)
+    session = simulated(192 * MIB)
+    block = session.allocate(8 * MIB, Bind((1,)))
+    kernel_of(session).fail("query", code=errno.EPERM)
     with pytest.raises(PermissionError):
-        memory.placement(block.address, block.nbytes)
-    assert memory.placement(block.address, block.nbytes).granted == {1: 8 * MIB}
+        session.placement(block.address, block.nbytes)
+    assert session.placement(block.address, block.nbytes).granted == {1: 8 * MIB}

@@ -16,7 +16,7 @@ import torch
 
 import cxl_offload
 from cxl_offload import _C
-from cxl_offload.memory import Bind, Memory, Preferred, Weighted
+from cxl_offload.memory import Bind, Preferred, Session, Weighted
 
 from .ground import GIB, KIB, MIB, check_all_returned, simulated
 
@@ -24,7 +24,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 @contextmanager
-def churning(memory: Memory) -> Iterator[None]:
+def churning(session: Session) -> Iterator[None]:
     """Threads that allocate and free all the while, so that locks are held when a fork happens."""
     stop = threading.Event()
 
@@ -32,10 +32,10 @@ def churning(memory: Memory) -> Iterator[None]:
         rng = random.Random(seed)
         held: list[_C.Allocation] = []
         while not stop.is_set():
-            held.append(memory.allocate(rng.randrange(1, 64 * KIB), Preferred((0,))))
+            held.append(session.allocate(rng.randrange(1, 64 * KIB), Preferred((0,))))
             if len(held) > 20:
                 held.clear()
-                memory.stats()
+                session.stats()
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
     for thread in threads:
@@ -48,7 +48,7 @@ def churning(memory: Memory) -> Iterator[None]:
             thread.join()
 
 
-def inherit(memory: Memory, blocks: list[_C.Allocation], views: list[np.ndarray]) -> None:  # type: ignore[type-arg]
+def inherit(session: Session, blocks: list[_C.Allocation], views: list[np.ndarray]) -> None:  # type: ignore[type-arg]
     """What a child does: reads, writes its own copy, drops, and tries what it may not."""
     for value, view in enumerate(views):
         if not (view == value).all():
@@ -57,10 +57,10 @@ def inherit(memory: Memory, blocks: list[_C.Allocation], views: list[np.ndarray]
     blocks.clear()
     views.clear()
     gc.collect()
-    if memory.stats().mapped_bytes.current != 0 or memory.trim() != 0:
+    if session.stats().mapped_bytes.current != 0 or session.trim() != 0:
         os._exit(11)
     try:
-        memory.allocate(1, Bind((0,)))
+        session.allocate(1, Bind((0,)))
     except ValueError:
         os._exit(0)
     os._exit(12)
@@ -70,16 +70,16 @@ def inherit(memory: Memory, blocks: list[_C.Allocation], views: list[np.ndarray]
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["linux", "simulated"])
 def test_children_read_while_threads_of_the_parent_allocate(kind: str) -> None:
-    memory = Memory.linux() if kind == "linux" else simulated(GIB)
+    session = Session.linux() if kind == "linux" else simulated(GIB)
     sizes = [100, 5 * KIB, MIB, 100, 3 * MIB]
-    blocks = [memory.allocate(size, Bind((0,))) for size in sizes]
+    blocks = [session.allocate(size, Bind((0,))) for size in sizes]
     views = [np.from_dlpack(block) for block in blocks]  # type: ignore[arg-type]
     for value, view in enumerate(views):
         view[:] = value
-    with churning(memory):
+    with churning(session):
         for _ in range(2):
             children = [
-                FORK.Process(target=inherit, args=(memory, blocks, views)) for _ in range(3)
+                FORK.Process(target=inherit, args=(session, blocks, views)) for _ in range(3)
             ]
             for child in children:
                 child.start()
@@ -87,15 +87,15 @@ def test_children_read_while_threads_of_the_parent_allocate(kind: str) -> None:
                 child.join()
             assert [child.exitcode for child in children] == [0] * 3
     assert all((view == value).all() for value, view in enumerate(views))
-    assert memory.stats().allocations.current == len(sizes)
+    assert session.stats().allocations.current == len(sizes)
     assert [block.bytes_per_node() for block in blocks] == [{0: size} for size in sizes]
     del view
     views.clear()
     blocks.clear()
-    memory.trim()
-    assert memory.stats().mapped_bytes.current == 0
-    if memory.is_simulated:
-        check_all_returned(memory)
+    session.trim()
+    assert session.stats().mapped_bytes.current == 0
+    if session.is_simulated:
+        check_all_returned(session)
 
 
 class Rows(torch.utils.data.Dataset[torch.Tensor]):
@@ -111,18 +111,18 @@ class Rows(torch.utils.data.Dataset[torch.Tensor]):
 
 @pytest.mark.timeout(60)
 def test_data_loader_workers_read_a_striped_tensor_that_moved() -> None:
-    memory = simulated(GIB)
+    session = simulated(GIB)
     stripes = Weighted({0: 3, 2: 1}, granule_bytes=64 * KIB)
     source = torch.arange(256 * 1024, dtype=torch.float32).view(256, 1024)
-    rows = cxl_offload.from_tensor(source, placement=stripes, memory=memory)
-    before = cxl_offload.placement_of(rows, memory=memory).granted
+    rows = cxl_offload.from_tensor(source, policy=stripes, session=session)
+    before = cxl_offload.placement_of(rows, session=session).granted
     for target in ("bind:1", stripes):
-        cxl_offload.move(rows, target, memory=memory)
+        cxl_offload.move(rows, target, session=session)
         loader = torch.utils.data.DataLoader(
             Rows(rows), batch_size=16, num_workers=2, multiprocessing_context="fork"
         )
         assert torch.equal(torch.cat(list(loader)), source)
-    assert cxl_offload.placement_of(rows, memory=memory).granted == before
+    assert cxl_offload.placement_of(rows, session=session).granted == before
     del rows, loader
     gc.collect()
-    check_all_returned(memory)
+    check_all_returned(session)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from cxl_offload import _C
-from cxl_offload.memory import Bind, FirstTouch, Interleave, Memory, Policy, Preferred
+from cxl_offload.memory import Bind, FirstTouch, Interleave, Policy, Preferred, Session
 
 from .ground import GIB, KIB, MIB, Account, check_all_returned, simulated
 
@@ -24,8 +24,8 @@ THREADS = 4
 HELD = 40
 
 
-def policies_of(memory: Memory) -> list[Policy]:
-    if memory.is_simulated:
+def policies_of(session: Session) -> list[Policy]:
+    if session.is_simulated:
         return [
             Bind((1,)),
             Preferred((2, 0)),
@@ -35,20 +35,20 @@ def policies_of(memory: Memory) -> list[Policy]:
     return [Bind((0,)), Preferred((0,)), Interleave((0,), granule_bytes=64 * KIB), FirstTouch()]
 
 
-def churn(memory: Memory, seed: int, count: int) -> None:
+def churn(session: Session, seed: int, count: int) -> None:
     """Allocations of bytes to a few pages; some live long, some move, some are read."""
     rng = random.Random(seed)
-    policies = policies_of(memory)
+    policies = policies_of(session)
     held: list[_C.Allocation] = []
     for turn in range(count):
         if len(held) > HELD:
             del held[rng.randrange(len(held))]
         size = int(2 ** rng.uniform(0, 16))
-        held.append(memory.allocate(size, policies[turn % len(policies)]))
+        held.append(session.allocate(size, policies[turn % len(policies)]))
         if turn % 64 == 0 and held[0].held_bytes >= 4 * KIB:
-            memory.move(held[0], policies[0])
+            session.move(held[0], policies[0])
         if turn % 4096 == 0:
-            memory.trim()
+            session.trim()
 
 
 def in_threads(work: Callable[[int], None]) -> None:
@@ -71,10 +71,10 @@ def in_threads(work: Callable[[int], None]) -> None:
 
 @pytest.mark.timeout(120)
 def test_simulated_nodes_get_every_page_back() -> None:
-    memory = simulated(GIB)
-    in_threads(lambda seed: churn(memory, seed, ALLOCATIONS // THREADS))
-    assert memory.stats().allocations.total == ALLOCATIONS
-    check_all_returned(memory)
+    session = simulated(GIB)
+    in_threads(lambda seed: churn(session, seed, ALLOCATIONS // THREADS))
+    assert session.stats().allocations.total == ALLOCATIONS
+    check_all_returned(session)
 
 
 def resident_and_mappings() -> tuple[int, int]:
@@ -86,18 +86,18 @@ def resident_and_mappings() -> tuple[int, int]:
 
 @pytest.mark.timeout(120)
 def test_this_kernel_gets_every_page_back() -> None:
-    memory = Memory.linux()
-    in_threads(lambda seed: churn(memory, seed, 1000))  # so that arenas and stacks are there
-    memory.trim()
+    session = Session.linux()
+    in_threads(lambda seed: churn(session, seed, 1000))  # so that arenas and stacks are there
+    session.trim()
     gc.collect()
     resident, mappings = resident_and_mappings()
-    before = memory.stats().allocations.total
-    in_threads(lambda seed: churn(memory, seed, ALLOCATIONS // THREADS))
-    assert memory.stats().allocations.total - before == ALLOCATIONS
-    memory.trim()
+    before = session.stats().allocations.total
+    in_threads(lambda seed: churn(session, seed, ALLOCATIONS // THREADS))
+    assert session.stats().allocations.total - before == ALLOCATIONS
+    session.trim()
     gc.collect()
-    stats = memory.stats()
-    assert Account.of(memory) == Account(0, 0, 0)
+    stats = session.stats()
+    assert Account.of(session) == Account(0, 0, 0)
     assert stats.mapped_bytes.current == 0
     assert all(use.current_bytes == 0 for use in stats.nodes.values())
     now = resident_and_mappings()
@@ -108,13 +108,13 @@ def test_this_kernel_gets_every_page_back() -> None:
 
 
 def test_a_thousand_policies_leave_no_more_than_one() -> None:
-    memory = simulated(GIB)
+    session = simulated(GIB)
     with open("/proc/self/maps") as lines:
         before = sum(1 for _ in lines)
     for granule in range(1, 1001):
-        memory.allocate(64 * KIB, Interleave((0, 1), granule_bytes=granule * 4 * KIB))
-    memory.trim()
+        session.allocate(64 * KIB, Interleave((0, 1), granule_bytes=granule * 4 * KIB))
+    session.trim()
     with open("/proc/self/maps") as lines:
         assert sum(1 for _ in lines) - before < 20
-    assert memory.stats().allocations.total == 1000
-    check_all_returned(memory)
+    assert session.stats().allocations.total == 1000
+    check_all_returned(session)

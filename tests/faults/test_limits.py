@@ -12,11 +12,11 @@ MAX_MAP_COUNT = Path("/proc/sys/vm/max_map_count")
 
 HOLES = """
 import ctypes, mmap
-from cxl_offload.memory import Bind, Memory
+from cxl_offload.memory import Bind, Session
 from tests.memory.pages import PAGE, nodes_of
 
-memory = Memory.linux()
-blocks = [memory.allocate(PAGE, Bind((0,))) for _ in range(4096)]
+session = Session.linux()
+blocks = [session.allocate(PAGE, Bind((0,))) for _ in range(4096)]
 for block in blocks:
     ctypes.memset(block.address, 7, PAGE)
 limit = int(open("/proc/sys/vm/max_map_count").read())
@@ -31,15 +31,15 @@ else:
     raise SystemExit("the limit was never reached")
 gone = [block.address for block in blocks[1::2]]
 del blocks[1::2], block
-memory.trim()
+session.trim()
 absent = sum(nodes_of(address, PAGE)[-2] + nodes_of(address, PAGE)[-14] for address in gone)
 print("absent", absent, "of", len(gone))
 assert absent >= len(gone) - 16, "pages of holes that could not be unmapped were kept"
 live = sum(block.held_bytes for block in blocks)
-assert memory.stats().mapped_bytes.current <= live + 64 * PAGE
+assert session.stats().mapped_bytes.current <= live + 64 * PAGE
 assert all(ctypes.string_at(block.address, 2) == b"\\x07\\x07" for block in blocks)
 libc.mprotect(base, (limit + 1000) * PAGE, mmap.PROT_READ)
-again = [memory.allocate(PAGE, Bind((0,))) for _ in range(2048)]
+again = [session.allocate(PAGE, Bind((0,))) for _ in range(2048)]
 for one in again:
     ctypes.memset(one.address, 9, PAGE)
 assert all(ctypes.string_at(block.address, 2) == b"\\x07\\x07" for block in blocks)
@@ -47,26 +47,26 @@ assert all(ctypes.string_at(block.address, 2) == b"\\x07\\x07" for block in bloc
 
 THREADS = """
 import resource
-from cxl_offload.memory import Bind, Memory
+from cxl_offload.memory import Bind, Session
 from cxl_offload import _C, discover
 
-memory = Memory(_C.linux_kernel(), discover(), max_threads=8)
+session = Session(_C.linux_kernel(), discover(), max_threads=8)
 size = 192 << 20
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 stack = 8 << 20
 resource.setrlimit(resource.RLIMIT_STACK, (stack, resource.RLIM_INFINITY))
 resource.setrlimit(resource.RLIMIT_AS, (used + size + stack // 2, resource.RLIM_INFINITY))
-block = memory.allocate(size, Bind((0,)))
+block = session.allocate(size, Bind((0,)))
 assert block.bytes_per_node() == {0: size}
 try:
-    memory.allocate(size, Bind((0,)))
+    session.allocate(size, Bind((0,)))
 except MemoryError as error:
     assert "RLIMIT_AS" in str(error), error
 else:
     raise SystemExit("more address space than the limit allows")
-assert memory.stats().mapped_bytes.current == size
+assert session.stats().mapped_bytes.current == size
 del block
-assert memory.allocate(size, Bind((0,))).nbytes == size
+assert session.allocate(size, Bind((0,))).nbytes == size
 """
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import cxl_offload
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 HERE = Path(__file__).parent
 
@@ -33,10 +33,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def memory() -> Iterator[Memory]:
+def session() -> Iterator[Session]:
     """A session of this machine with CUDA in use; what is left at the end is a leak."""
     torch.zeros(1, device="cuda")
-    session = Memory.linux()
+    session = Session.linux()
     with cxl_offload.use(session):
         yield session
     gc.collect()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.ops.activations import offload_activations
 
 from .slow_work import keep_busy
@@ -21,12 +21,14 @@ def model() -> nn.Module:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 100])
-def test_gradients_are_the_same_bits(memory: Memory, prefetch: int) -> None:
+def test_gradients_are_the_same_bits(session: Session, prefetch: int) -> None:
     net = model()
     x = torch.randn(2048, 1024, device="cuda")
     net(x).square().mean().backward()
     expected = [param.grad.clone() for param in net.parameters() if param.grad is not None]
-    offload = offload_activations({memory.kernel.local_node: 1}, prefetch=prefetch, memory=memory)
+    offload = offload_activations(
+        {session.kernel.local_node: 1}, prefetch=prefetch, session=session
+    )
     for _ in range(3):
         net.zero_grad()
         keep_busy(torch.cuda.current_stream(), 100_000_000)
@@ -40,14 +42,14 @@ def test_gradients_are_the_same_bits(memory: Memory, prefetch: int) -> None:
     del loss
 
 
-def test_gpu_holds_less_between_forward_and_backward(memory: Memory) -> None:
+def test_gpu_holds_less_between_forward_and_backward(session: Session) -> None:
     net = model()
     x = torch.randn(32768, 1024, device="cuda")
     before = torch.cuda.memory_allocated()
     loss = net(x).square().mean()
     stock = torch.cuda.memory_allocated() - before
     del loss
-    with offload_activations({memory.kernel.local_node: 1}, memory=memory):
+    with offload_activations({session.kernel.local_node: 1}, session=session):
         loss = net(x).square().mean()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() - before < stock / 4

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import cxl_offload
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.transfer import BlockCopier
 
 from .slow_work import random_bytes
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def copier(memory: Memory) -> BlockCopier:
-    return BlockCopier(memory, node=memory.kernel.local_node)
+def copier(session: Session) -> BlockCopier:
+    return BlockCopier(session, node=session.kernel.local_node)
 
 
 def spread(count: int, seed: int) -> list[int]:

@@ -61,7 +61,7 @@ def test_import_and_sessions_create_no_context() -> None:
         import cxl_offload.memory, cxl_offload.tensor, cxl_offload.transfer
         from cxl_offload import _C
         assert not primary_is_active()
-        session = cxl_offload.Memory.linux()
+        session = cxl_offload.Session.linux()
         with cxl_offload.use(session):
             tensor = cxl_offload.empty(1 << 20)
             del tensor
@@ -75,7 +75,7 @@ def test_import_and_sessions_create_no_context() -> None:
 def test_pin_without_a_context_is_refused_until_there_is_one() -> None:
     run("""
         import torch, cxl_offload
-        session = cxl_offload.Memory.linux()
+        session = cxl_offload.Session.linux()
         with cxl_offload.use(session):
             try:
                 cxl_offload.empty(1 << 20, pin=True)
@@ -98,7 +98,7 @@ def test_pin_happens_in_the_callers_current_context() -> None:
         own = ctypes.c_void_p()
         ok(cuda.cuCtxCreate_v2(ctypes.byref(own), 0, 0))
         assert current_context() == own.value != primary
-        session = cxl_offload.Memory.linux()
+        session = cxl_offload.Session.linux()
         with cxl_offload.use(session):
             tensor = cxl_offload.empty(1 << 20, dtype=torch.uint8, pin=True).fill_(7)
             assert context_of(tensor.data_ptr()) == own.value
@@ -124,7 +124,7 @@ def test_memory_of_a_destroyed_context_can_still_be_dropped() -> None:
         torch.zeros(1, device="cuda")
         own, popped = ctypes.c_void_p(), ctypes.c_void_p()
         ok(cuda.cuCtxCreate_v2(ctypes.byref(own), 0, 0))
-        session = cxl_offload.Memory.linux()
+        session = cxl_offload.Session.linux()
         with cxl_offload.use(session):
             tensor = cxl_offload.empty(1 << 20, pin=True)
             ok(cuda.cuCtxPopCurrent_v2(ctypes.byref(popped)))

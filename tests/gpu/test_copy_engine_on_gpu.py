@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cxl_offload
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.transfer import (
     BlockPacker,
     CopyEngine,
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("pin", [True, False])
 @pytest.mark.parametrize("where", ["bind:0", "interleave:0,1,2@64KiB"])
-def test_engine_copies_both_ways(memory: Memory, pin: bool, where: str) -> None:
+def test_engine_copies_both_ways(session: Session, pin: bool, where: str) -> None:
     session = simulated_memory()
     source = cxl_offload.from_tensor(
-        random_bytes(9 * MIB + 5, 1), placement=where, pin=pin, memory=session
+        random_bytes(9 * MIB + 5, 1), policy=where, pin=pin, session=session
     )
-    back = cxl_offload.zeros(source.shape, dtype=torch.uint8, pin=pin, memory=session)
+    back = cxl_offload.zeros(source.shape, dtype=torch.uint8, pin=pin, session=session)
     on_gpu = torch.zeros(source.shape, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     with CopyEngine(session, chunk_bytes=MIB, staging_bytes=8 * MIB) as engine:
@@ -48,13 +48,13 @@ def test_engine_copies_both_ways(memory: Memory, pin: bool, where: str) -> None:
 
 
 def test_engine_waits_for_the_stream_that_writes_and_holds_the_one_that_reads(
-    memory: Memory,
+    session: Session,
 ) -> None:
     source = cxl_offload.from_tensor(random_bytes(8 * MIB, 2), pin=True)
     on_gpu = torch.zeros(8 * MIB, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     compute = torch.cuda.Stream()
-    with CopyEngine(memory, staging_bytes=0) as engine:
+    with CopyEngine(session, staging_bytes=0) as engine:
         keep_busy(compute)
         with torch.cuda.stream(compute):
             on_gpu.fill_(3)
@@ -69,13 +69,13 @@ def test_engine_waits_for_the_stream_that_writes_and_holds_the_one_that_reads(
         assert torch.equal(seen.cpu(), source)
 
 
-def test_prefetched_layers_arrive_in_time(memory: Memory) -> None:
+def test_prefetched_layers_arrive_in_time(session: Session) -> None:
     layers = [cxl_offload.from_tensor(random_bytes(2 * MIB, 10 + i), pin=True) for i in range(12)]
     slots = [torch.zeros(2 * MIB, dtype=torch.uint8, device="cuda") for _ in range(3)]
     torch.cuda.synchronize()
     compute = torch.cuda.Stream()
     seen = []
-    with CopyEngine(memory) as engine:
+    with CopyEngine(session) as engine:
         transfers = [Transfer(slots[i % 3], layer) for i, layer in enumerate(layers)]
         for transfer in prefetched(engine, transfers, depth=2, stream=compute.cuda_stream):
             keep_busy(compute, 20_000_000)
@@ -90,13 +90,13 @@ def test_prefetched_layers_arrive_in_time(memory: Memory) -> None:
 @pytest.mark.parametrize("element", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("elements", [1, 1000, 65536])
 def test_packed_blocks_are_those_of_the_cpu(
-    memory: Memory, code: Any, element: str, elements: int
+    session: Session, code: Any, element: str, elements: int
 ) -> None:
     layout = PackedFormat(code, element, 64)  # type: ignore[arg-type]
     numbers = torch.randn(6, elements, device="cuda").to(getattr(torch, element))
     room = -(-layout.packed_bytes(elements) // 16) * 16
     coded = cxl_offload.zeros(6, room, dtype=torch.uint8, pin=True)
-    packer = BlockPacker(memory, layout, node=memory.kernel.local_node)
+    packer = BlockPacker(session, layout, node=session.kernel.local_node)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     plain = [numbers[row].data_ptr() for row in range(6)]

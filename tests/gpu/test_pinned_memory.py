@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cxl_offload
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 from ..memory.machines import simulated_memory
 from .slow_work import MIB, keep_busy, random_bytes
@@ -18,21 +18,21 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("nbytes", [1, 64, 4096, 3 * MIB + 4096, 64 * MIB])
 @pytest.mark.parametrize("pages", ["base", "thp"])
-def test_pinned_tensor_says_so(memory: Memory, nbytes: int, pages: str) -> None:
+def test_pinned_tensor_says_so(session: Session, nbytes: int, pages: str) -> None:
     tensor = cxl_offload.empty(nbytes, dtype=torch.uint8, pin=True, pages=pages)
     assert tensor.is_pinned()
     assert tensor[nbytes // 2 :].is_pinned()
     assert cxl_offload.placement_of(tensor).pinned
 
 
-def test_tensor_without_pin_is_not_pinned(memory: Memory) -> None:
+def test_tensor_without_pin_is_not_pinned(session: Session) -> None:
     tensor = cxl_offload.empty(MIB, dtype=torch.uint8)
     assert not tensor.is_pinned()
     assert not cxl_offload.placement_of(tensor).pinned
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8])
-def test_pinned_view_of_any_type_stays_pinned(memory: Memory, dtype: torch.dtype) -> None:
+def test_pinned_view_of_any_type_stays_pinned(session: Session, dtype: torch.dtype) -> None:
     tensor = cxl_offload.empty(64, 1024, dtype=dtype, pin=True)
     assert tensor.is_pinned()
     assert tensor.t().is_pinned()
@@ -40,7 +40,7 @@ def test_pinned_view_of_any_type_stays_pinned(memory: Memory, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("nbytes", [1, 4097, 32 * MIB])
-def test_copies_both_ways_carry_the_bytes(memory: Memory, nbytes: int) -> None:
+def test_copies_both_ways_carry_the_bytes(session: Session, nbytes: int) -> None:
     source = cxl_offload.from_tensor(random_bytes(nbytes, 1), pin=True)
     back = cxl_offload.zeros(nbytes, dtype=torch.uint8, pin=True)
     stream = torch.cuda.Stream()
@@ -54,7 +54,7 @@ def test_copies_both_ways_carry_the_bytes(memory: Memory, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("direction", ["h2d", "d2h"])
-def test_copy_returns_before_the_stream_is_done(memory: Memory, direction: str) -> None:
+def test_copy_returns_before_the_stream_is_done(session: Session, direction: str) -> None:
     host = cxl_offload.from_tensor(random_bytes(16 * MIB, 2), pin=True)
     on_gpu = torch.zeros(16 * MIB, dtype=torch.uint8, device="cuda")
     if direction == "d2h":
@@ -77,34 +77,34 @@ def test_copy_returns_before_the_stream_is_done(memory: Memory, direction: str) 
     assert torch.equal(host, random_bytes(16 * MIB, 2 if direction == "h2d" else 3))
 
 
-def test_copies_of_pageable_memory_are_right_too(memory: Memory) -> None:
+def test_copies_of_pageable_memory_are_right_too(session: Session) -> None:
     source = cxl_offload.from_tensor(random_bytes(5 * MIB, 4))
     assert torch.equal(source.to("cuda", non_blocking=True).cpu(), source)
 
 
 @pytest.mark.parametrize("policy", ["interleave:0,1,2@64KiB", "weighted:0=3,2=1@64KiB"])
-def test_striped_pinned_memory_is_one_range_to_the_gpu(memory: Memory, policy: str) -> None:
+def test_striped_pinned_memory_is_one_range_to_the_gpu(session: Session, policy: str) -> None:
     """Nodes are simulated, pages and DMA are real."""
     session = simulated_memory()
     source = cxl_offload.from_tensor(
-        random_bytes(6 * MIB, 5), placement=policy, pin=True, memory=session
+        random_bytes(6 * MIB, 5), policy=policy, pin=True, session=session
     )
-    granted = cxl_offload.placement_of(source, memory=session).granted
+    granted = cxl_offload.placement_of(source, session=session).granted
     assert len(granted) > 1
     assert source.is_pinned()
     assert torch.equal(source.to("cuda", non_blocking=True).cpu(), random_bytes(6 * MIB, 5))
     torch.cuda.synchronize()
-    assert cxl_offload.placement_of(source, memory=session).granted == granted
+    assert cxl_offload.placement_of(source, session=session).granted == granted
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["stream named", "no stream named"])
 def test_move_of_live_pinned_memory_waits_for_its_copies_and_pins_again(
-    memory: Memory, named: bool
+    session: Session, named: bool
 ) -> None:
     """Nodes are simulated, registration and DMA are real."""
     session = simulated_memory()
     expected = random_bytes(8 * MIB, 6)
-    source = cxl_offload.from_tensor(expected, placement="bind:0", pin=True, memory=session)
+    source = cxl_offload.from_tensor(expected, policy="bind:0", pin=True, session=session)
     view, address = source[4 * MIB :], source.data_ptr()
     target = torch.zeros(8 * MIB, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
@@ -113,12 +113,12 @@ def test_move_of_live_pinned_memory_waits_for_its_copies_and_pins_again(
     with torch.cuda.stream(stream):
         target.copy_(source, non_blocking=True)
     if named:
-        cxl_offload.record_stream(source, stream.cuda_stream, memory=session)
+        cxl_offload.record_stream(source, stream.cuda_stream, session=session)
     assert not stream.query(), "the work was over too early for this test to mean anything"
-    cxl_offload.move(source, "bind:2", memory=session)
+    cxl_offload.move(source, "bind:2", session=session)
     assert stream.query()
     assert source.data_ptr() == address
-    assert dict(cxl_offload.placement_of(view, memory=session).granted) == {2: 4 * MIB}
+    assert dict(cxl_offload.placement_of(view, session=session).granted) == {2: 4 * MIB}
     assert source.is_pinned()
     assert view.is_pinned()
     assert torch.equal(target.cpu(), expected)
@@ -126,22 +126,22 @@ def test_move_of_live_pinned_memory_waits_for_its_copies_and_pins_again(
     assert torch.equal(view.to("cuda", non_blocking=True).cpu(), view)
 
 
-def test_move_goes_by_a_copy_into_a_new_pinned_tensor(memory: Memory) -> None:
+def test_move_goes_by_a_copy_into_a_new_pinned_tensor(session: Session) -> None:
     session = simulated_memory()
     source = cxl_offload.from_tensor(
-        random_bytes(4 * MIB, 7), placement="bind:0", pin=True, memory=session
+        random_bytes(4 * MIB, 7), policy="bind:0", pin=True, session=session
     )
-    moved = cxl_offload.from_tensor(source, placement="bind:2", pin=True, memory=session)
-    assert dict(cxl_offload.placement_of(moved, memory=session).granted) == {2: 4 * MIB}
+    moved = cxl_offload.from_tensor(source, policy="bind:2", pin=True, session=session)
+    assert dict(cxl_offload.placement_of(moved, session=session).granted) == {2: 4 * MIB}
     assert moved.is_pinned()
     assert torch.equal(moved.to("cuda").cpu(), random_bytes(4 * MIB, 7))
 
 
-def test_unpinned_again_after_trim(memory: Memory) -> None:
+def test_unpinned_again_after_trim(session: Session) -> None:
     """Unregistered before its pages go, so that the same addresses can be pinned again."""
     for _ in range(3):
         tensor = cxl_offload.empty(64 * MIB, dtype=torch.uint8, pin=True)
         assert tensor.is_pinned()
         del tensor
-        memory.trim()
-        assert memory.stats().mapped_bytes.current == 0
+        session.trim()
+        assert session.stats().mapped_bytes.current == 0

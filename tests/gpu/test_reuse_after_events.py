@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cxl_offload
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 from .slow_work import BUSY_CYCLES, MIB, keep_busy, random_bytes
 
@@ -46,7 +46,7 @@ def read_late(block: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
     return target
 
 
-def test_block_being_read_is_not_given_out(memory: Memory) -> None:
+def test_block_being_read_is_not_given_out(session: Session) -> None:
     stream = torch.cuda.Stream()
     block = pinned()
     block.copy_(random_bytes(SIZE, 1))
@@ -64,7 +64,7 @@ def test_block_being_read_is_not_given_out(memory: Memory) -> None:
     assert again.data_ptr() == address
 
 
-def test_allocation_under_pressure_waits_for_the_reader(memory: Memory) -> None:
+def test_allocation_under_pressure_waits_for_the_reader(session: Session) -> None:
     stream = torch.cuda.Stream()
     block = pinned()
     block.copy_(random_bytes(SIZE, 2))
@@ -78,7 +78,7 @@ def test_allocation_under_pressure_waits_for_the_reader(memory: Memory) -> None:
     assert torch.equal(target.cpu(), random_bytes(SIZE, 2))
 
 
-def test_block_waits_for_the_slowest_of_its_streams(memory: Memory) -> None:
+def test_block_waits_for_the_slowest_of_its_streams(session: Session) -> None:
     quick, slow = torch.cuda.Stream(), torch.cuda.Stream()
     block = pinned()
     block.copy_(random_bytes(SIZE, 3))
@@ -98,7 +98,7 @@ def test_block_waits_for_the_slowest_of_its_streams(memory: Memory) -> None:
     assert pinned().data_ptr() == address
 
 
-def test_block_being_written_is_not_given_out(memory: Memory) -> None:
+def test_block_being_written_is_not_given_out(session: Session) -> None:
     """A late device-to-host copy must not land in the next owner's bytes."""
     stream = torch.cuda.Stream()
     source = torch.full((SIZE,), 3, dtype=torch.uint8, device="cuda")
@@ -117,7 +117,7 @@ def test_block_being_written_is_not_given_out(memory: Memory) -> None:
         assert bool((other == 5).all())
 
 
-def test_block_without_a_named_stream_waits_for_all(memory: Memory) -> None:
+def test_block_without_a_named_stream_waits_for_all(session: Session) -> None:
     stream = torch.cuda.Stream()
     block = pinned()
     block.copy_(random_bytes(SIZE, 4))
@@ -136,7 +136,7 @@ def test_block_without_a_named_stream_waits_for_all(memory: Memory) -> None:
     assert torch.equal(target.cpu(), random_bytes(SIZE, 4))
 
 
-def test_drop_in_a_thread_without_context_still_waits(memory: Memory) -> None:
+def test_drop_in_a_thread_without_context_still_waits(session: Session) -> None:
     stream = torch.cuda.Stream()
     blocks = [pinned()]
     blocks[0].copy_(random_bytes(SIZE, 5))
@@ -153,7 +153,7 @@ def test_drop_in_a_thread_without_context_still_waits(memory: Memory) -> None:
     assert torch.equal(target.cpu(), random_bytes(SIZE, 5))
 
 
-def test_default_stream_is_waited_for(memory: Memory) -> None:
+def test_default_stream_is_waited_for(session: Session) -> None:
     stream = torch.cuda.default_stream()
     block = pinned()
     block.copy_(random_bytes(SIZE, 6))
@@ -172,7 +172,7 @@ def test_default_stream_is_waited_for(memory: Memory) -> None:
     assert torch.equal(target.cpu(), random_bytes(SIZE, 6))
 
 
-def test_many_blocks_in_flight_arrive_whole(memory: Memory) -> None:
+def test_many_blocks_in_flight_arrive_whole(session: Session) -> None:
     """Buffers used once and dropped at once, as a loader does, over two streams."""
     streams = [torch.cuda.Stream() for _ in range(2)]
     targets = []

@@ -20,7 +20,7 @@ import contextlib, json, sys
 import deepspeed, torch
 from torch import nn
 import cxl_offload
-from cxl_offload import Memory, load_machine
+from cxl_offload import Session, load_machine
 
 torch.set_num_threads(1)
 deepspeed.init_distributed("gloo", verbose=False)
@@ -54,14 +54,14 @@ def train(stage, offload):
     engine.destroy()
     return losses
 
-memory = Memory.simulated(load_machine("epyc9354-cxl-a"))
+session = Session.simulated(load_machine("epyc9354-cxl-a"))
 found = {}
-with cxl_offload.use(memory):
+with cxl_offload.use(session):
     for stage in (2, 3):
         offload = cxl_offload.offload_activations("cxl", min_bytes=1, prefetch=2)
         stock, ours = train(stage, contextlib.nullcontext()), train(stage, offload)
         found[stage] = {"stock": stock, "ours": ours, "copies": offload.use.copies,
-                        "left": memory.stats().asked_bytes.current}
+                        "left": session.stats().asked_bytes.current}
 open(sys.argv[1], "w").write(json.dumps(found))
 """
 

@@ -6,22 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 from .machines import GIB, simulated_memory
 
 
 @pytest.fixture(params=["linux", "simulated"])
-def memory(request: pytest.FixtureRequest) -> Iterator[Memory]:
+def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     """The same contract on both kernels; what is left over at the end is a leak."""
-    session = Memory.linux() if request.param == "linux" else simulated_memory()
+    session = Session.linux() if request.param == "linux" else simulated_memory()
     yield session
     session.trim()
     assert session.stats().mapped_bytes.current == 0
 
 
 @pytest.fixture
-def three_nodes() -> Iterator[Memory]:
+def three_nodes() -> Iterator[Session]:
     """Two sockets of 8 GiB and a CXL node of 4 GiB, simulated."""
     session = simulated_memory((8 * GIB, 8 * GIB, 4 * GIB))
     yield session

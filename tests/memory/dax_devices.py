@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cxl_offload import _C
-from cxl_offload.memory import Dax, Memory
+from cxl_offload.memory import Dax, Session
 from cxl_offload.topology import DaxDevice, Machine
 
 from .machines import MIB, simulated_machine
@@ -52,9 +52,9 @@ class Place:
     kernel: _C.Kernel
     root: Path
 
-    def session(self, *, driver: _C.GpuDriver | None = None, limit: int | None = None) -> Memory:
+    def session(self, *, driver: _C.GpuDriver | None = None, limit: int | None = None) -> Session:
         capacities = {} if limit is None else {"dax0.0": limit}
-        return Memory(self.kernel, simulated_machine(), capacities=capacities, driver=driver)
+        return Session(self.kernel, simulated_machine(), capacities=capacities, driver=driver)
 
 
 def make_place(kind: str, root: Path) -> Place:
@@ -72,7 +72,7 @@ def make_place(kind: str, root: Path) -> Place:
         DaxDevice("dax1.0", "system-ram", SIZE, 3, ALIGN),
         DaxDevice("dax2.0", "unbound", SIZE, 3, ALIGN),
     )
-    return Place(Memory.simulated(machine).kernel, root)
+    return Place(Session.simulated(machine).kernel, root)
 
 
 def fill(block: _C.Allocation, value: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.topology import Machine, Node, NodeKind, Tier
 
 KIB = 1 << 10
@@ -30,5 +30,5 @@ def simulated_machine(capacities: tuple[int, int, int] = (8 * GIB, 8 * GIB, 4 * 
 
 def simulated_memory(
     capacities: tuple[int, int, int] = (8 * GIB, 8 * GIB, 4 * GIB),
-) -> Memory:
-    return Memory.simulated(simulated_machine(capacities))
+) -> Session:
+    return Session.simulated(simulated_machine(capacities))

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import cxl_offload
 from cxl_offload import _C
-from cxl_offload.memory import Dax, Memory, as_policy, parse_policy
+from cxl_offload.memory import Dax, Session, as_policy, parse_policy
 from cxl_offload.topology import DaxDevice
 
 from .dax_devices import (
@@ -41,7 +41,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def memory(place: Place) -> Iterator[Memory]:
+def session(place: Place) -> Iterator[Session]:
     session = place.session()
     yield session
     session.trim()
@@ -49,26 +49,28 @@ def memory(place: Place) -> Iterator[Memory]:
     assert all(use.current_bytes == 0 for use in session.stats().devices.values())
 
 
-def test_block_is_on_the_device_and_on_no_node(memory: Memory) -> None:
-    block = memory.allocate(4 * MIB + 1, DEVICE)
+def test_block_is_on_the_device_and_on_no_node(session: Session) -> None:
+    block = session.allocate(4 * MIB + 1, DEVICE)
     assert block.address % ALIGN == 0
     assert block.held_bytes == 6 * MIB
     assert block.device == "dax0.0"
     assert block.bytes_per_node() == {}
-    placement = memory.placement(block.address, block.nbytes)
+    placement = session.placement(block.address, block.nbytes)
     assert placement.requested == "device dax0.0"
     assert placement.devices == {"dax0.0": 4 * MIB + 1}
     assert placement.granted == {}
     assert placement.nbytes == 4 * MIB + 1
     assert placement.page_bytes == ALIGN
     assert "dax0.0: 4 MiB" in str(placement)
-    use = memory.stats().devices["dax0.0"]
+    use = session.stats().devices["dax0.0"]
     assert (use.current_bytes, use.capacity_bytes) == (6 * MIB, SIZE)
-    assert all(node.current_bytes == 0 for node in memory.stats().nodes.values())
+    assert all(node.current_bytes == 0 for node in session.stats().nodes.values())
 
 
-def test_blocks_do_not_overlap_and_keep_their_bytes(memory: Memory) -> None:
-    blocks = [memory.allocate(size, DEVICE) for size in (5 * MIB, 100, 2 * MIB, 300 * KIB, 7 * MIB)]
+def test_blocks_do_not_overlap_and_keep_their_bytes(session: Session) -> None:
+    blocks = [
+        session.allocate(size, DEVICE) for size in (5 * MIB, 100, 2 * MIB, 300 * KIB, 7 * MIB)
+    ]
     for value, block in enumerate(blocks, start=1):
         fill(block, value)
     assert all(is_filled(block, value) for value, block in enumerate(blocks, start=1))
@@ -76,8 +78,8 @@ def test_blocks_do_not_overlap_and_keep_their_bytes(memory: Memory) -> None:
 
 def test_bytes_are_those_of_the_device_s_file(tmp_path: Path) -> None:
     write_device(tmp_path, "dax0.0")
-    memory = Memory(_C.linux_kernel(str(tmp_path)), simulated_machine())
-    block = memory.allocate(4 * MIB, DEVICE)
+    session = Session(_C.linux_kernel(str(tmp_path)), simulated_machine())
+    block = session.allocate(4 * MIB, DEVICE)
     fill(block, 0xA5)
     with open(tmp_path / "dev/dax0.0", "rb") as device:
         assert device.read(4 * MIB) == b"\xa5" * (4 * MIB)
@@ -88,85 +90,85 @@ def test_bytes_are_those_of_the_device_s_file(tmp_path: Path) -> None:
     assert " rw-s " in lines[0]
 
 
-def test_device_is_used_to_the_last_page_and_no_further(memory: Memory) -> None:
-    block = memory.allocate(SIZE, DEVICE)
+def test_device_is_used_to_the_last_page_and_no_further(session: Session) -> None:
+    block = session.allocate(SIZE, DEVICE)
     with pytest.raises(MemoryError, match=r"map 2 MiB of dax0\.0: 0 B of its 64 MiB are free"):
-        memory.allocate(1, DEVICE)
+        session.allocate(1, DEVICE)
     del block
-    assert memory.allocate(SIZE, DEVICE).nbytes == SIZE
+    assert session.allocate(SIZE, DEVICE).nbytes == SIZE
     with pytest.raises(MemoryError, match=r"of its 64 MiB"):
-        memory.allocate(SIZE + 1, DEVICE)
+        session.allocate(SIZE + 1, DEVICE)
 
 
 def test_capacity_set_by_the_user_is_kept(place: Place) -> None:
-    memory = place.session(limit=8 * MIB)
-    block = memory.allocate(6 * MIB, DEVICE)
+    session = place.session(limit=8 * MIB)
+    block = session.allocate(6 * MIB, DEVICE)
     with pytest.raises(MemoryError, match=r"2 MiB of its 8 MiB are free"):
-        memory.allocate(4 * MIB, DEVICE)
-    assert memory.stats().devices["dax0.0"].capacity_bytes == 8 * MIB
+        session.allocate(4 * MIB, DEVICE)
+    assert session.stats().devices["dax0.0"].capacity_bytes == 8 * MIB
     del block
-    assert memory.allocate(8 * MIB, DEVICE).nbytes == 8 * MIB
+    assert session.allocate(8 * MIB, DEVICE).nbytes == 8 * MIB
 
 
-def test_holes_serve_together_when_none_is_large_enough(memory: Memory) -> None:
+def test_holes_serve_together_when_none_is_large_enough(session: Session) -> None:
     """Every second page is free, and one block takes them all."""
-    blocks = [memory.allocate(ALIGN, DEVICE) for _ in range(SIZE // ALIGN)]
+    blocks = [session.allocate(ALIGN, DEVICE) for _ in range(SIZE // ALIGN)]
     for value, block in enumerate(blocks[1::2], start=1):
         fill(block, value)
     kept = blocks[1::2]
     del blocks, block
-    memory.trim()
-    whole = memory.allocate(SIZE // 2, DEVICE)
+    session.trim()
+    whole = session.allocate(SIZE // 2, DEVICE)
     fill(whole, 0xEE)
     assert is_filled(whole, 0xEE)
     assert all(is_filled(block, value) for value, block in enumerate(kept, start=1))
     with pytest.raises(MemoryError):
-        memory.allocate(1, DEVICE)
+        session.allocate(1, DEVICE)
     del kept, whole
 
 
 def test_pinned_block_is_registered_and_stays_on_the_device(place: Place) -> None:
     driver = _C.FakeDriver()
-    memory = place.session(driver=driver)
-    block = memory.allocate(4 * MIB, DEVICE, pin=True)
+    session = place.session(driver=driver)
+    block = session.allocate(4 * MIB, DEVICE, pin=True)
     assert block.pinned
     assert driver.registered_bytes == 4 * MIB
-    assert memory.placement(block.address, 4 * MIB).devices == {"dax0.0": 4 * MIB}
+    assert session.placement(block.address, 4 * MIB).devices == {"dax0.0": 4 * MIB}
     driver.launch(7)
     block.record_stream(7)
     address = block.address
     del block
-    again = memory.allocate(4 * MIB, DEVICE, pin=True)
+    again = session.allocate(4 * MIB, DEVICE, pin=True)
     assert again.address == address
     assert driver.event_waits == 1
     del again
-    memory.trim()
+    session.trim()
     assert driver.registered_bytes == 0
-    assert memory.stats().devices["dax0.0"].current_bytes == 0
+    assert session.stats().devices["dax0.0"].current_bytes == 0
 
 
 def test_refused_registration_leaves_nothing_behind(place: Place) -> None:
     driver = _C.FakeDriver()
-    memory = place.session(driver=driver)
+    session = place.session(driver=driver)
     driver.fail_registration(1)
     with pytest.raises(OSError, match="refused"):
-        memory.allocate(4 * MIB, DEVICE, pin=True)
-    assert memory.stats().devices["dax0.0"].current_bytes == 0
-    assert memory.allocate(SIZE, DEVICE, pin=True).pinned
+        session.allocate(4 * MIB, DEVICE, pin=True)
+    assert session.stats().devices["dax0.0"].current_bytes == 0
+    assert session.allocate(SIZE, DEVICE, pin=True).pinned
 
 
 def test_pools_of_one_device_share_its_room(place: Place) -> None:
     """What the pinned pool caches is given back before the unpinned one is refused."""
-    memory = place.session(driver=_C.FakeDriver())
-    memory.allocate(SIZE - ALIGN, DEVICE, pin=True)
-    assert memory.stats().devices["dax0.0"].current_bytes == SIZE - ALIGN
-    assert memory.allocate(SIZE, DEVICE).nbytes == SIZE
+    session = place.session(driver=_C.FakeDriver())
+    session.allocate(SIZE - ALIGN, DEVICE, pin=True)
+    assert session.stats().devices["dax0.0"].current_bytes == SIZE - ALIGN
+    assert session.allocate(SIZE, DEVICE).nbytes == SIZE
 
 
 def test_alignment_is_the_device_s_own(tmp_path: Path) -> None:
     write_device(tmp_path, "dax0.0", align=4 * MIB)
-    memory = Memory(_C.linux_kernel(str(tmp_path)), simulated_machine())
-    block = memory.allocate(5 * MIB, DEVICE)
+    session = Session(_C.linux_kernel(str(tmp_path)), simulated_machine())
+    block = session.allocate(5 * MIB, DEVICE)
     assert block.address % (4 * MIB) == 0
     assert block.held_bytes == 8 * MIB
     assert block.page_bytes == 4 * MIB
@@ -181,18 +183,18 @@ def test_text_form_is_read_and_written() -> None:
 
 
 def test_simulated_device_takes_no_memory_before_it_is_written() -> None:
-    memory = Memory.simulated(machine_with(DaxDevice("dax0.0", "devdax", 512 * GIB)))
-    block = memory.allocate(400 * GIB, DEVICE)
+    session = Session.simulated(machine_with(DaxDevice("dax0.0", "devdax", 512 * GIB)))
+    block = session.allocate(400 * GIB, DEVICE)
     ctypes.memset(block.address + 399 * GIB, 1, 4096)
-    assert memory.stats().devices["dax0.0"].current_bytes == 400 * GIB
+    assert session.stats().devices["dax0.0"].current_bytes == 400 * GIB
 
 
-def test_tensor_on_a_device_is_like_any_other(memory: Memory) -> None:
-    tensor = cxl_offload.zeros(1024, 512, placement="dax:dax0.0", memory=memory)
+def test_tensor_on_a_device_is_like_any_other(session: Session) -> None:
+    tensor = cxl_offload.zeros(1024, 512, policy="dax:dax0.0", session=session)
     view = tensor[::2]
     tensor += 2
     assert view.sum().item() == 2 * view.numel()
-    assert cxl_offload.placement_of(tensor, memory=memory).devices == {"dax0.0": 2 * MIB}
+    assert cxl_offload.placement_of(tensor, session=session).devices == {"dax0.0": 2 * MIB}
     assert torch.equal(tensor.clone(), torch.full((1024, 512), 2.0))
     del tensor, view
 
@@ -211,18 +213,18 @@ class Device(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        kernel = Memory.simulated(machine_with(DaxDevice("dax0.0", "devdax", SIZE))).kernel
+        kernel = Session.simulated(machine_with(DaxDevice("dax0.0", "devdax", SIZE))).kernel
         assert isinstance(kernel, _C.SimulatedKernel)
         self.kernel = kernel
         self.driver = _C.FakeDriver()
-        self.memory = Memory(kernel, simulated_machine(), driver=self.driver)
+        self.session = Session(kernel, simulated_machine(), driver=self.driver)
         self.live: dict[int, _C.Allocation] = {}
         self.value = 0
 
     @rule(size=st.integers(1, 20 * MIB), pin=st.booleans())
     def allocate(self, size: int, pin: bool) -> None:
         try:
-            block = self.memory.allocate(size, DEVICE, pin=pin)
+            block = self.session.allocate(size, DEVICE, pin=pin)
         except MemoryError:
             live = sum(-(-block.nbytes // ALIGN) * ALIGN for block in self.live.values())
             assert live + size > SIZE - 2 * ALIGN, "slabs of small blocks may hold two pages"
@@ -241,7 +243,7 @@ class Device(RuleBasedStateMachine):
 
     @rule()
     def trim(self) -> None:
-        self.memory.trim()
+        self.session.trim()
 
     @invariant()
     def blocks_keep_their_bytes_and_the_device_is_not_overfull(self) -> None:
@@ -251,14 +253,14 @@ class Device(RuleBasedStateMachine):
             last = block.address + block.nbytes - ends
             assert ctypes.string_at(last, ends) == bytes([value]) * ends
         used = self.kernel.dax_mapped_bytes("dax0.0")
-        stats = self.memory.stats()
+        stats = self.session.stats()
         if stats.devices:
             assert used == stats.devices["dax0.0"].current_bytes == stats.mapped_bytes.current
         assert used <= SIZE
 
     def teardown(self) -> None:
         self.live.clear()
-        self.memory.trim()
+        self.session.trim()
         assert self.kernel.dax_mapped_bytes("dax0.0") == 0
         assert self.driver.registered_bytes == 0
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from cxl_offload import _C
-from cxl_offload.memory import Bind, Dax, Memory, Pages
+from cxl_offload.memory import Bind, Dax, Pages, Session
 from cxl_offload.topology import DaxDevice
 
 from .dax_devices import (
@@ -39,7 +39,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def memory(place: Place) -> Iterator[Memory]:
+def session(place: Place) -> Iterator[Session]:
     session = place.session()
     yield session
     session.trim()
@@ -56,11 +56,11 @@ def memory(place: Place) -> Iterator[Memory]:
     ],
     ids=str,
 )
-def test_device_that_cannot_be_mapped_is_refused(memory: Memory, policy: Dax, match: str) -> None:
+def test_device_that_cannot_be_mapped_is_refused(session: Session, policy: Dax, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        memory.allocate(4 * MIB, policy)
-    assert memory.stats().devices == {}
-    assert memory.allocate(4 * MIB, DEVICE).device == "dax0.0"
+        session.allocate(4 * MIB, policy)
+    assert session.stats().devices == {}
+    assert session.allocate(4 * MIB, DEVICE).device == "dax0.0"
 
 
 def test_second_session_is_refused_until_the_first_is_gone(place: Place) -> None:
@@ -80,11 +80,11 @@ def test_second_session_is_refused_until_the_first_is_gone(place: Place) -> None
 CHILD = """
 import sys
 from cxl_offload import _C
-from cxl_offload.memory import Dax, Memory
+from cxl_offload.memory import Dax, Session
 from tests.memory.machines import simulated_machine
-memory = Memory(_C.linux_kernel(sys.argv[1]), simulated_machine())
+session = Session(_C.linux_kernel(sys.argv[1]), simulated_machine())
 try:
-    memory.allocate(1 << 20, Dax("dax0.0"))
+    session.allocate(1 << 20, Dax("dax0.0"))
 except OSError as error:
     sys.exit(error.errno)
 """
@@ -97,19 +97,19 @@ def in_another_process(root: Path) -> int:
 
 def test_other_process_is_refused_while_the_device_is_held(tmp_path: Path) -> None:
     write_device(tmp_path, "dax0.0")
-    memory = Memory(_C.linux_kernel(str(tmp_path)), simulated_machine())
-    block = memory.allocate(4 * MIB, DEVICE)
+    session = Session(_C.linux_kernel(str(tmp_path)), simulated_machine())
+    block = session.allocate(4 * MIB, DEVICE)
     assert in_another_process(tmp_path) == errno.EBUSY
-    del block, memory
+    del block, session
     assert in_another_process(tmp_path) == 0
 
 
 def test_missing_and_forbidden_files_say_what_to_do(tmp_path: Path) -> None:
     write_device(tmp_path, "dax0.0")
-    memory = Memory(_C.linux_kernel(str(tmp_path)), simulated_machine())
+    session = Session(_C.linux_kernel(str(tmp_path)), simulated_machine())
     (tmp_path / "dev/dax0.0").unlink()
     with pytest.raises(OSError, match=r"--device .*dev/dax0\.0") as caught:
-        memory.allocate(1, DEVICE)
+        session.allocate(1, DEVICE)
     assert caught.value.errno == errno.ENOENT
 
 
@@ -131,67 +131,67 @@ def test_forbidden_file_says_what_to_grant() -> None:
         root.chmod(0o755)  # pytest's own folders are closed to others
         write_device(root, "dax0.0")
         (root / "dev/dax0.0").chmod(0)
-        memory = Memory(_C.linux_kernel(folder), simulated_machine())
+        session = Session(_C.linux_kernel(folder), simulated_machine())
         with without_root(), pytest.raises(OSError, match="setfacl") as caught:
-            memory.allocate(1, DEVICE)
+            session.allocate(1, DEVICE)
         assert caught.value.errno == errno.EACCES
-        assert memory.stats().devices == {}
+        assert session.stats().devices == {}
 
 
 @pytest.mark.parametrize(("size", "align"), [(0, ALIGN), (MIB, ALIGN), (SIZE, 0), (SIZE, 3 * MIB)])
 def test_device_of_a_wrong_size_is_refused(tmp_path: Path, size: int, align: int) -> None:
     write_device(tmp_path, "dax0.0", size=size, align=align)
-    memory = Memory(_C.linux_kernel(str(tmp_path)), simulated_machine())
+    session = Session(_C.linux_kernel(str(tmp_path)), simulated_machine())
     with pytest.raises(ValueError, match="leave nothing to map"):
-        memory.allocate(1, DEVICE)
+        session.allocate(1, DEVICE)
 
 
 def test_device_smaller_than_it_says_is_refused_without_a_crash(tmp_path: Path) -> None:
     write_device(tmp_path, "dax0.0")
     os.truncate(tmp_path / "dev/dax0.0", MIB)
-    memory = Memory(_C.linux_kernel(str(tmp_path)), simulated_machine())
+    session = Session(_C.linux_kernel(str(tmp_path)), simulated_machine())
     with pytest.raises(OSError, match=r"map 4 MiB of dax0\.0"):
-        memory.allocate(4 * MIB, DEVICE)
-    assert memory.stats().devices["dax0.0"].current_bytes == 0
-    assert memory.stats().mapped_bytes.current == 0
+        session.allocate(4 * MIB, DEVICE)
+    assert session.stats().devices["dax0.0"].current_bytes == 0
+    assert session.stats().mapped_bytes.current == 0
 
 
 @pytest.mark.parametrize("operation", ["open_dax", "map_dax"])
 @pytest.mark.parametrize("code", [errno.EACCES, errno.ENOMEM], ids=["EACCES", "ENOMEM"])
 def test_refused_call_leaves_nothing_behind(operation: str, code: int) -> None:
-    kernel = Memory.simulated(machine_with(DaxDevice("dax0.0", "devdax", SIZE))).kernel
+    kernel = Session.simulated(machine_with(DaxDevice("dax0.0", "devdax", SIZE))).kernel
     assert isinstance(kernel, _C.SimulatedKernel)
-    memory = Memory(kernel, simulated_machine())
+    session = Session(kernel, simulated_machine())
     # A lack of memory is answered by emptying the pools and trying again, up to three times more.
     for call in range(1, 2 if code == errno.EACCES else 9):
         kernel.fail(operation, call=call, code=code)
     with pytest.raises((OSError, MemoryError)):
-        memory.allocate(4 * MIB, DEVICE)
+        session.allocate(4 * MIB, DEVICE)
     kernel.clear_faults()
-    assert memory.stats().mapped_bytes.current == 0
+    assert session.stats().mapped_bytes.current == 0
     assert kernel.dax_mapped_bytes("dax0.0") == 0
-    assert memory.allocate(SIZE, DEVICE).nbytes == SIZE
+    assert session.allocate(SIZE, DEVICE).nbytes == SIZE
 
 
-def test_memory_of_a_device_does_not_move(memory: Memory) -> None:
-    block = memory.allocate(4 * MIB, DEVICE)
+def test_memory_of_a_device_does_not_move(session: Session) -> None:
+    block = session.allocate(4 * MIB, DEVICE)
     with pytest.raises(ValueError, match=r"on device dax0\.0, whose memory does not move"):
-        memory.move(block, Bind((0,)))
+        session.move(block, Bind((0,)))
     assert block.device == "dax0.0"
 
 
 def test_pages_of_nodes_do_not_move_onto_a_device() -> None:
-    memory = Memory.simulated(machine_with(DaxDevice("dax0.0", "devdax", SIZE)))
-    block = memory.allocate(4 * MIB, Bind((0,)))
+    session = Session.simulated(machine_with(DaxDevice("dax0.0", "devdax", SIZE)))
+    block = session.allocate(4 * MIB, Bind((0,)))
     with pytest.raises(ValueError, match="cannot move onto a device"):
-        memory.move(block, DEVICE)
+        session.move(block, DEVICE)
     assert block.bytes_per_node() == {0: 4 * MIB}
 
 
 @pytest.mark.parametrize("pages", ["thp", "2MiB", "1GiB"])
-def test_page_kinds_mean_nothing_on_a_device(memory: Memory, pages: Pages) -> None:
+def test_page_kinds_mean_nothing_on_a_device(session: Session, pages: Pages) -> None:
     with pytest.raises(ValueError, match="pages of its own"):
-        memory.allocate(4 * MIB, DEVICE, pages=pages)
+        session.allocate(4 * MIB, DEVICE, pages=pages)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 import cxl_offload
 from cxl_offload import _C
 from cxl_offload.errors import PlacementError
-from cxl_offload.memory import Bind, Interleave, Memory, Weighted
+from cxl_offload.memory import Bind, Interleave, Session, Weighted
 from cxl_offload.topology import Machine
 
 from .machines import GIB, KIB, MIB, simulated_machine
@@ -26,8 +26,8 @@ SIZE = 8 * MIB
 PATTERN = bytes(range(256)) * (SIZE // 256)
 
 
-def written(memory: Memory, node: int = 0) -> _C.Allocation:
-    block = memory.allocate(SIZE, Bind((node,)), pin=True)
+def written(session: Session, node: int = 0) -> _C.Allocation:
+    block = session.allocate(SIZE, Bind((node,)), pin=True)
     ctypes.memmove(block.address, PATTERN, SIZE)
     return block
 
@@ -36,167 +36,167 @@ def contents(block: _C.Allocation) -> bytes:
     return ctypes.string_at(block.address, block.nbytes)
 
 
-def assert_consistent(memory: Memory, driver: _C.FakeDriver, block: _C.Allocation) -> None:
+def assert_consistent(session: Session, driver: _C.FakeDriver, block: _C.Allocation) -> None:
     """Whatever a move did, the block is whole, pinned or not, and counted where its pages are."""
     assert contents(block) == PATTERN
     granted = block.bytes_per_node()
     assert sum(granted.values()) == SIZE
-    held = {node: use.current_bytes for node, use in memory.stats().nodes.items()}
+    held = {node: use.current_bytes for node, use in session.stats().nodes.items()}
     assert {node: count for node, count in held.items() if count} == granted
     assert driver.registered_bytes == (SIZE if block.pinned else 0)
-    assert memory.placement(block.address, SIZE).pinned == block.pinned
+    assert session.placement(block.address, SIZE).pinned == block.pinned
     assert block.pinned or any("not pinned" in note for note in block.notes)
     assert driver.events == 0
     assert driver.wrong_unregisters == 0
 
 
 def test_move_keeps_address_contents_and_pin() -> None:
-    memory, driver = memory_on(NORMAL)
-    block = written(memory)
+    session, driver = memory_on(NORMAL)
+    block = written(session)
     address = block.address
-    memory.move(block, Weighted({1: 3, CXL: 1}))
+    session.move(block, Weighted({1: 3, CXL: 1}))
     assert block.address == address
     assert block.bytes_per_node() == {1: 6 * MIB, CXL: 2 * MIB}
     assert block.pinned
     assert block.requested.startswith("interleave 3:1")
     assert not block.notes
     assert driver.registrations == 2
-    assert_consistent(memory, driver, block)
-    memory.move(block, Bind((0,)))
+    assert_consistent(session, driver, block)
+    session.move(block, Bind((0,)))
     assert block.bytes_per_node() == {0: SIZE}
     del block
-    assert_empty(memory, driver)
+    assert_empty(session, driver)
 
 
 def test_move_waits_for_the_streams_that_used_it_and_no_others() -> None:
-    memory, driver = memory_on(NORMAL)
-    block = written(memory)
+    session, driver = memory_on(NORMAL)
+    block = written(session)
     for stream in (7, 9):
         driver.launch(stream)
         block.record_stream(stream)
-    memory.move(block, Bind((CXL,)))
+    session.move(block, Bind((CXL,)))
     assert driver.event_waits == 2
     assert driver.synchronizations == 0
-    assert_consistent(memory, driver, block)
+    assert_consistent(session, driver, block)
 
 
 def test_move_waits_for_all_work_when_no_stream_was_named() -> None:
-    memory, driver = memory_on(NORMAL)
-    block = written(memory)
+    session, driver = memory_on(NORMAL)
+    block = written(session)
     driver.launch(7)
-    memory.move(block, Bind((CXL,)))
+    session.move(block, Bind((CXL,)))
     assert driver.synchronizations == 1
-    assert_consistent(memory, driver, block)
+    assert_consistent(session, driver, block)
 
 
 def test_move_is_refused_while_it_cannot_be_quiesced() -> None:
-    memory, driver = memory_on(NORMAL)
-    block = written(memory)
+    session, driver = memory_on(NORMAL)
+    block = written(session)
     block.record_stream(7)
     driver.break_context()
     with pytest.raises(OSError, match="broken"):
-        memory.move(block, Bind((CXL,)))
+        session.move(block, Bind((CXL,)))
     assert block.pinned
     assert block.bytes_per_node() == {0: SIZE}
-    assert_consistent(memory, driver, block)
+    assert_consistent(session, driver, block)
 
 
 def test_moved_pinned_memory_is_not_used_again_under_its_old_policy() -> None:
-    memory, driver = memory_on(NORMAL)
-    block = written(memory)
-    memory.move(block, Bind((CXL,)))
+    session, driver = memory_on(NORMAL)
+    block = written(session)
+    session.move(block, Bind((CXL,)))
     del block
-    again = memory.allocate(SIZE, Bind((0,)), pin=True)
+    again = session.allocate(SIZE, Bind((0,)), pin=True)
     assert again.bytes_per_node() == {0: SIZE}
     del again
-    assert_empty(memory, driver)
+    assert_empty(session, driver)
 
 
 def test_refused_registration_leaves_the_memory_moved_and_not_pinned() -> None:
-    memory, driver = memory_on(NORMAL)
-    block = written(memory)
+    session, driver = memory_on(NORMAL)
+    block = written(session)
     driver.fail_registration(1)
     with pytest.raises(PlacementError, match=r"on their new nodes and not pinned any more"):
-        memory.move(block, Bind((CXL,)))
+        session.move(block, Bind((CXL,)))
     assert not block.pinned
     assert block.bytes_per_node() == {CXL: SIZE}
     assert block.requested == "bind to nodes {2}"
-    assert_consistent(memory, driver, block)
-    memory.move(block, Bind((1,)))  # pins it again
+    assert_consistent(session, driver, block)
+    session.move(block, Bind((1,)))  # pins it again
     assert block.pinned
     assert block.bytes_per_node() == {1: SIZE}
     assert not block.notes
-    assert_consistent(memory, driver, block)
+    assert_consistent(session, driver, block)
     del block
-    assert_empty(memory, driver)
+    assert_empty(session, driver)
 
 
 def test_memory_left_unpinned_by_a_move_is_returned_without_unregistering() -> None:
-    memory, driver = memory_on(NORMAL)
-    block = written(memory)
+    session, driver = memory_on(NORMAL)
+    block = written(session)
     driver.fail_registration(1)
     with pytest.raises(PlacementError):
-        memory.move(block, Bind((CXL,)))
+        session.move(block, Bind((CXL,)))
     del block
-    assert_empty(memory, driver)
+    assert_empty(session, driver)
 
 
 def test_move_to_a_full_node_puts_it_back_and_pins_it_again() -> None:
-    memory, driver = memory_on(NORMAL)
-    block = written(memory)
-    kernel_of(memory).set_used_by_others(CXL, 4 * GIB)
+    session, driver = memory_on(NORMAL)
+    block = written(session)
+    kernel_of(session).set_used_by_others(CXL, 4 * GIB)
     with pytest.raises(MemoryError, match="node 2"):
-        memory.move(block, Bind((CXL,)))
+        session.move(block, Bind((CXL,)))
     assert block.pinned
     assert block.bytes_per_node() == {0: SIZE}
     assert block.requested == "bind to nodes {0}"
-    assert_consistent(memory, driver, block)
+    assert_consistent(session, driver, block)
 
 
 def test_move_that_fails_twice_says_so_and_leaves_it_valid() -> None:
-    memory, driver = memory_on(NORMAL)
-    block = written(memory)
-    kernel_of(memory).fail("move", code=errno.EIO)
+    session, driver = memory_on(NORMAL)
+    block = written(session)
+    kernel_of(session).fail("move", code=errno.EIO)
     driver.fail_registration(1)
     with pytest.raises(PlacementError, match=r"could not be pinned again"):
-        memory.move(block, Bind((CXL,)))
+        session.move(block, Bind((CXL,)))
     assert not block.pinned
     assert block.bytes_per_node() == {0: SIZE}
     assert block.requested == "bind to nodes {0}"
-    assert_consistent(memory, driver, block)
+    assert_consistent(session, driver, block)
 
 
 def test_strict_move_to_a_movable_node_goes_back_to_where_it_was() -> None:
-    memory, driver = memory_on(MOVABLE)
-    block = written(memory, 1)
+    session, driver = memory_on(MOVABLE)
+    block = written(session, 1)
     with pytest.raises(PlacementError, match=r"left node 2 .*ZONE_MOVABLE.*back where it was"):
-        memory.move(block, Bind((CXL,)))
+        session.move(block, Bind((CXL,)))
     assert block.pinned
     assert block.bytes_per_node() == {1: SIZE}
     assert block.requested == "bind to nodes {1}"
     assert not block.notes
-    assert_consistent(memory, driver, block)
+    assert_consistent(session, driver, block)
 
 
 def test_strict_move_that_cannot_go_back_says_where_it_is() -> None:
-    memory, driver = memory_on(MOVABLE)
-    block = written(memory, 1)
+    session, driver = memory_on(MOVABLE)
+    block = written(session, 1)
     driver.fail_registration(2)
     with pytest.raises(PlacementError, match=r"left node 2 .*not pinned since"):
-        memory.move(block, Bind((CXL,)))
+        session.move(block, Bind((CXL,)))
     assert not block.pinned
     assert block.bytes_per_node() == {1: SIZE}
-    assert_consistent(memory, driver, block)
+    assert_consistent(session, driver, block)
 
 
 def test_lenient_move_to_a_movable_node_is_reported() -> None:
-    memory, driver = memory_on(MOVABLE)
-    block = written(memory, 1)
-    memory.move(block, Bind((CXL,)), strict=False)
+    session, driver = memory_on(MOVABLE)
+    block = written(session, 1)
+    session.move(block, Bind((CXL,)), strict=False)
     assert block.pinned
     assert block.bytes_per_node() == {0: SIZE}, "node 0 is nearest to node 2"
     assert any("8 MiB left node 2 for node 0" in note for note in block.notes)
-    assert_consistent(memory, driver, block)
+    assert_consistent(session, driver, block)
 
 
 OPERATIONS = ["set_policy", "query", "move"]
@@ -207,80 +207,80 @@ OPERATIONS = ["set_policy", "query", "move"]
 def test_move_survives_a_fault_at_every_call(operation: str, machine: Machine) -> None:
     """Each call that a move makes fails once, in turn; the fault-free move counts them."""
     target = Weighted({1: 1, CXL: 1})
-    memory, driver = memory_on(machine)
-    block = written(memory)
-    before = kernel_of(memory).calls[operation]
-    memory.move(block, target, strict=False)
-    calls = kernel_of(memory).calls[operation] - before
+    session, driver = memory_on(machine)
+    block = written(session)
+    before = kernel_of(session).calls[operation]
+    session.move(block, target, strict=False)
+    calls = kernel_of(session).calls[operation] - before
     assert calls > 0
     for call in range(1, calls + 1):
         for code in (errno.ENOMEM, errno.EIO):
-            memory, driver = memory_on(machine)
-            block = written(memory)
-            kernel_of(memory).fail(operation, call=call, code=code)
+            session, driver = memory_on(machine)
+            block = written(session)
+            kernel_of(session).fail(operation, call=call, code=code)
             with contextlib.suppress(MemoryError, OSError, PlacementError):
-                memory.move(block, target, strict=False)
-            assert kernel_of(memory).faults_fired == 1
-            kernel_of(memory).clear_faults()
-            assert_consistent(memory, driver, block)
-            memory.move(block, Bind((0,)))
+                session.move(block, target, strict=False)
+            assert kernel_of(session).faults_fired == 1
+            kernel_of(session).clear_faults()
+            assert_consistent(session, driver, block)
+            session.move(block, Bind((0,)))
             assert block.pinned
-            assert_consistent(memory, driver, block)
+            assert_consistent(session, driver, block)
             del block
-            assert_empty(memory, driver)
+            assert_empty(session, driver)
 
 
 def test_nothing_is_held_twice() -> None:
     """A move within a memory limit that has no room for a second copy, in bounded calls."""
     machine = NORMAL
-    kernel = Memory.simulated(machine, process_limit_bytes=3 * GIB + 32 * MIB).kernel
+    kernel = Session.simulated(machine, process_limit_bytes=3 * GIB + 32 * MIB).kernel
     assert isinstance(kernel, _C.SimulatedKernel)
     driver = _C.FakeDriver(kernel=kernel)
-    memory = Memory(kernel, machine, driver=driver)
-    block = memory.allocate(3 * GIB, Bind((0,)), pin=True)
+    session = Session(kernel, machine, driver=driver)
+    block = session.allocate(3 * GIB, Bind((0,)), pin=True)
     moves = kernel.calls["move"]
-    memory.move(block, Interleave((1, CXL)))
+    session.move(block, Interleave((1, CXL)))
     assert block.bytes_per_node() == {1: 3 * GIB // 2, CXL: 3 * GIB // 2}
     assert kernel.calls["move"] - moves >= 3 * GIB // (64 * MIB), "64 MiB a call at most"
-    assert memory.stats().mapped_bytes.peak == 3 * GIB
+    assert session.stats().mapped_bytes.peak == 3 * GIB
     del block
-    assert_empty(memory, driver)
+    assert_empty(session, driver)
 
 
 def test_small_allocations_that_share_a_registration_do_not_move() -> None:
-    memory, driver = memory_on(NORMAL)
-    alone, *blocks = [memory.allocate(4 * KIB, Bind((0,)), pin=True) for _ in range(3)]
+    session, driver = memory_on(NORMAL)
+    alone, *blocks = [session.allocate(4 * KIB, Bind((0,)), pin=True) for _ in range(3)]
     with pytest.raises(ValueError, match="pinned together"):
-        memory.move(blocks[0], Bind((CXL,)))
+        session.move(blocks[0], Bind((CXL,)))
     assert all(block.pinned for block in blocks)
     assert driver.registrations == 2
-    memory.move(alone, Bind((CXL,)))  # the first of a pool shows what its regions are like
+    session.move(alone, Bind((CXL,)))  # the first of a pool shows what its regions are like
     assert alone.bytes_per_node() == {CXL: 4 * KIB}
 
 
 def test_all_views_of_a_pinned_tensor_follow() -> None:
-    memory, driver = memory_on(simulated_machine())
-    tensor = cxl_offload.empty(1024, 1024, placement="ldram", pin=True, memory=memory)
+    session, driver = memory_on(simulated_machine())
+    tensor = cxl_offload.empty(1024, 1024, policy="ldram", pin=True, session=session)
     tensor.copy_(torch.arange(1024 * 1024).reshape(1024, 1024))
     view, pointer = tensor[512:].t(), tensor.data_ptr()
-    cxl_offload.move(tensor, "cxl", memory=memory)
+    cxl_offload.move(tensor, "cxl", session=session)
     assert tensor.data_ptr() == pointer
-    assert cxl_offload.placement_of(view, memory=memory).granted == {CXL: 2 * MIB}
-    assert cxl_offload.placement_of(view, memory=memory).pinned
+    assert cxl_offload.placement_of(view, session=session).granted == {CXL: 2 * MIB}
+    assert cxl_offload.placement_of(view, session=session).pinned
     view += 1
     expected = torch.arange(1024 * 1024, dtype=torch.float32).reshape(1024, 1024)
     expected[512:] += 1
     assert torch.equal(tensor, expected)
     del tensor, view
-    assert_empty(memory, driver)
+    assert_empty(session, driver)
 
 
 def test_pinned_memory_of_this_machine_moves_and_is_pinned_again() -> None:
     driver = _C.FakeDriver()
-    memory = Memory.linux(driver=driver)
-    node = memory.kernel.allowed_nodes[-1]
-    block = written(memory, memory.kernel.allowed_nodes[0])
-    memory.move(block, Bind((node,)))
+    session = Session.linux(driver=driver)
+    node = session.kernel.allowed_nodes[-1]
+    block = written(session, session.kernel.allowed_nodes[0])
+    session.move(block, Bind((node,)))
     assert block.bytes_per_node() == {node: SIZE}
     assert block.pinned
     assert driver.registrations == 2

@@ -58,7 +58,7 @@ def test_mapping_of_one_node_binds() -> None:
 
 
 @pytest.mark.parametrize(
-    "placement",
+    "policy",
     [
         {0: 0},
         {0: -1, 1: 1},
@@ -71,9 +71,9 @@ def test_mapping_of_one_node_binds() -> None:
     ],
     ids=str,
 )
-def test_weights_and_nodes_that_mean_nothing_are_refused(placement: dict[int, int]) -> None:
+def test_weights_and_nodes_that_mean_nothing_are_refused(policy: dict[int, int]) -> None:
     with pytest.raises(ValueError, match=r"weight|node"):
-        as_policy(placement)
+        as_policy(policy)
 
 
 REASON = (
@@ -109,5 +109,5 @@ def test_text_that_is_no_policy_is_refused(text: str) -> None:
 
 
 def test_other_objects_are_refused() -> None:
-    with pytest.raises(TypeError, match="placement"):
+    with pytest.raises(TypeError, match="no policy"):
         as_policy(3)  # type: ignore[arg-type]

@@ -14,46 +14,46 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cxl_offload import _C
-from cxl_offload.memory import Bind, FirstTouch, Interleave, Memory, Preferred, Weighted
+from cxl_offload.memory import Bind, FirstTouch, Interleave, Preferred, Session, Weighted
 
 from .machines import GIB, KIB, MIB, simulated_memory
 from .pages import PAGE, mappings_over, nodes_of, resident_bytes
 
 
-def test_bind_places_every_page_and_reports_it(memory: Memory) -> None:
-    block = memory.allocate(10 * MIB + 1, Bind((0,)))
+def test_bind_places_every_page_and_reports_it(session: Session) -> None:
+    block = session.allocate(10 * MIB + 1, Bind((0,)))
     assert block.bytes_per_node() == {0: 10 * MIB + 1}
     assert block.held_bytes == -(-block.nbytes // PAGE) * PAGE
-    placement = memory.placement(block.address, block.nbytes)
+    placement = session.placement(block.address, block.nbytes)
     assert placement.requested == "bind to nodes {0}"
     assert placement.granted == {0: block.nbytes}
-    assert placement.simulated == memory.is_simulated
+    assert placement.simulated == session.is_simulated
     assert not placement.notes
 
 
 def test_bind_agrees_with_the_kernel_s_own_answer() -> None:
-    memory = Memory.linux()
-    block = memory.allocate(3 * MIB, Bind((0,)))
+    session = Session.linux()
+    block = session.allocate(3 * MIB, Bind((0,)))
     assert nodes_of(block.address, block.nbytes) == {0: 3 * MIB // PAGE}
     assert mappings_over(block.address, block.nbytes) == 1
 
 
 def test_memory_is_returned_when_the_last_owner_drops_it() -> None:
-    memory = Memory.linux()
+    session = Session.linux()
     before = resident_bytes()
-    block = memory.allocate(64 * MIB, Bind((0,)))
+    block = session.allocate(64 * MIB, Bind((0,)))
     assert resident_bytes() - before > 60 * MIB
     del block
-    assert memory.stats().asked_bytes.current == 0
-    assert memory.trim() >= 64 * MIB
+    assert session.stats().asked_bytes.current == 0
+    assert session.trim() >= 64 * MIB
     assert resident_bytes() - before < 4 * MIB
-    assert memory.stats().nodes[0].current_bytes == 0
+    assert session.stats().nodes[0].current_bytes == 0
 
 
-def test_pages_of_first_touch_are_there_only_when_touched(memory: Memory) -> None:
+def test_pages_of_first_touch_are_there_only_when_touched(session: Session) -> None:
     import ctypes
 
-    block = memory.allocate(4 * MIB, FirstTouch())
+    block = session.allocate(4 * MIB, FirstTouch())
     assert block.bytes_per_node() == {-1: 4 * MIB}
     ctypes.memset(block.address, 7, 2 * MIB)
     granted = block.bytes_per_node()
@@ -70,9 +70,9 @@ SHARES = st.dictionaries(st.integers(0, 2), st.integers(1, 9), min_size=2, max_s
 def test_weighted_interleave_has_exact_shares_of_granules(
     weights: dict[int, int], granules: int, granule_bytes: int
 ) -> None:
-    memory = simulated_memory()
+    session = simulated_memory()
     nbytes = granules * granule_bytes
-    block = memory.allocate(nbytes, Weighted(weights, granule_bytes=granule_bytes))
+    block = session.allocate(nbytes, Weighted(weights, granule_bytes=granule_bytes))
     total = sum(weights.values())
     granted = block.bytes_per_node()
     assert sum(granted.values()) == nbytes
@@ -94,15 +94,15 @@ def _gcd(values: object) -> int:
 
 
 def test_stripe_is_one_mapping_whatever_the_weights() -> None:
-    memory = Memory.linux()
+    session = Session.linux()
     granule = 64 * KIB
-    block = memory.allocate(8 * MIB, Interleave((0,), granule_bytes=granule))
+    block = session.allocate(8 * MIB, Interleave((0,), granule_bytes=granule))
     assert mappings_over(block.address, block.nbytes) == 1
     runs = _C.stripe_runs([(0, 4), (1, 2), (2, 1)], granule, 7 * granule)
     assert runs == [(0, 4 * granule, 0), (4 * granule, 2 * granule, 1), (6 * granule, granule, 2)]
 
 
-def test_strict_interleave_is_refused_when_a_node_is_full(three_nodes: Memory) -> None:
+def test_strict_interleave_is_refused_when_a_node_is_full(three_nodes: Session) -> None:
     with pytest.raises(MemoryError, match=r"node 2 .* free .*lower its weight"):
         three_nodes.allocate(12 * GIB, Weighted({0: 1, 2: 1}))
     assert three_nodes.stats().mapped_bytes.current == 0
@@ -112,7 +112,7 @@ def test_strict_interleave_is_refused_when_a_node_is_full(three_nodes: Memory) -
     assert three_nodes.allocate(1 * GIB, Bind((2,))).bytes_per_node() == {2: 1 * GIB}
 
 
-def test_lenient_interleave_spills_and_says_so(three_nodes: Memory) -> None:
+def test_lenient_interleave_spills_and_says_so(three_nodes: Session) -> None:
     block = three_nodes.allocate(12 * GIB, Weighted({0: 1, 2: 1}), strict=False)
     granted = block.bytes_per_node()
     assert sum(granted.values()) == 12 * GIB
@@ -120,7 +120,7 @@ def test_lenient_interleave_spills_and_says_so(three_nodes: Memory) -> None:
     assert any("full" in note for note in block.notes)
 
 
-def test_preferred_fills_in_order_and_reports_the_spill(three_nodes: Memory) -> None:
+def test_preferred_fills_in_order_and_reports_the_spill(three_nodes: Session) -> None:
     block = three_nodes.allocate(10 * GIB, Preferred((2,)))
     granted = block.bytes_per_node()
     assert 3 * GIB < granted[2] < 4 * GIB
@@ -128,7 +128,7 @@ def test_preferred_fills_in_order_and_reports_the_spill(three_nodes: Memory) -> 
     assert any("spilled to node 0" in note for note in block.notes)
 
 
-def test_bind_over_two_nodes_fills_in_order(three_nodes: Memory) -> None:
+def test_bind_over_two_nodes_fills_in_order(three_nodes: Session) -> None:
     block = three_nodes.allocate(10 * GIB, Bind((0, 2)))
     granted = block.bytes_per_node()
     assert granted.keys() == {0, 2}
@@ -138,45 +138,45 @@ def test_bind_over_two_nodes_fills_in_order(three_nodes: Memory) -> None:
 
 
 def test_capacity_set_by_the_user_is_kept() -> None:
-    memory = Memory.linux(capacities={0: 8 * MIB})
-    block = memory.allocate(6 * MIB, Bind((0,)))
+    session = Session.linux(capacities={0: 8 * MIB})
+    block = session.allocate(6 * MIB, Bind((0,)))
     with pytest.raises(MemoryError, match=r"node 0 has .* of its set capacity left"):
-        memory.allocate(4 * MIB, Bind((0,)))
-    assert memory.stats().nodes[0].capacity_bytes == 8 * MIB
+        session.allocate(4 * MIB, Bind((0,)))
+    assert session.stats().nodes[0].capacity_bytes == 8 * MIB
     del block
-    assert memory.allocate(8 * MIB, Bind((0,))).nbytes == 8 * MIB
+    assert session.allocate(8 * MIB, Bind((0,))).nbytes == 8 * MIB
 
 
 def test_more_than_the_machine_has_is_refused_before_anything_is_touched() -> None:
-    memory = Memory.linux()
+    session = Session.linux()
     before = resident_bytes()
     with pytest.raises(MemoryError, match="free"):
-        memory.allocate(1 << 45, Bind((0,)))
+        session.allocate(1 << 45, Bind((0,)))
     assert resident_bytes() - before < 4 * MIB
-    assert memory.stats().mapped_bytes.current == 0
+    assert session.stats().mapped_bytes.current == 0
 
 
 @pytest.mark.parametrize("node", [63, 1023])
-def test_unknown_node_is_refused(memory: Memory, node: int) -> None:
+def test_unknown_node_is_refused(session: Session, node: int) -> None:
     with pytest.raises(ValueError, match=f"node {node} has no memory"):
-        memory.allocate(MIB, Bind((node,)))
+        session.allocate(MIB, Bind((node,)))
 
 
-def test_granule_must_be_whole_pages(memory: Memory) -> None:
+def test_granule_must_be_whole_pages(session: Session) -> None:
     with pytest.raises(ValueError, match="no multiple of the"):
-        memory.allocate(MIB, Interleave((0,), granule_bytes=5000))
+        session.allocate(MIB, Interleave((0,), granule_bytes=5000))
     with pytest.raises(ValueError, match="no multiple of the"):
-        memory.allocate(8 * MIB, Interleave((0,), granule_bytes=64 * KIB), pages="thp")
+        session.allocate(8 * MIB, Interleave((0,), granule_bytes=64 * KIB), pages="thp")
 
 
-def test_sizes_and_pages_that_mean_nothing_are_refused(memory: Memory) -> None:
+def test_sizes_and_pages_that_mean_nothing_are_refused(session: Session) -> None:
     with pytest.raises(ValueError, match="0 bytes"):
-        memory.allocate(0, Bind((0,)))
+        session.allocate(0, Bind((0,)))
     with pytest.raises(ValueError, match="pages"):
-        memory.allocate(1, Bind((0,)), pages="3MiB")  # type: ignore[arg-type]
+        session.allocate(1, Bind((0,)), pages="3MiB")  # type: ignore[arg-type]
 
 
-def test_move_keeps_address_and_contents(three_nodes: Memory) -> None:
+def test_move_keeps_address_and_contents(three_nodes: Session) -> None:
     import ctypes
 
     block = three_nodes.allocate(4 * MIB, Bind((0,)))
@@ -192,7 +192,7 @@ def test_move_keeps_address_and_contents(three_nodes: Memory) -> None:
     assert used[2].current_bytes == 3 * MIB
 
 
-def test_moved_block_is_not_reused_under_its_old_policy(three_nodes: Memory) -> None:
+def test_moved_block_is_not_reused_under_its_old_policy(three_nodes: Session) -> None:
     block = three_nodes.allocate(4 * MIB, Bind((0,)))
     three_nodes.move(block, Bind((2,)))
     del block
@@ -200,7 +200,7 @@ def test_moved_block_is_not_reused_under_its_old_policy(three_nodes: Memory) -> 
     assert again.bytes_per_node() == {0: 4 * MIB}
 
 
-def test_move_to_a_full_node_leaves_everything_in_place(three_nodes: Memory) -> None:
+def test_move_to_a_full_node_leaves_everything_in_place(three_nodes: Session) -> None:
     hog = three_nodes.allocate(3800 * MIB, Bind((2,)))
     block = three_nodes.allocate(1 * GIB, Bind((0,)))
     with pytest.raises(MemoryError, match="node 2"):
@@ -209,16 +209,16 @@ def test_move_to_a_full_node_leaves_everything_in_place(three_nodes: Memory) -> 
     assert hog.bytes_per_node() == {2: 3800 * MIB}
 
 
-def test_move_of_less_than_a_page_is_refused(memory: Memory) -> None:
-    small = memory.allocate(100, Bind((0,)))
-    other = memory.allocate(100, Bind((0,)))
+def test_move_of_less_than_a_page_is_refused(session: Session) -> None:
+    small = session.allocate(100, Bind((0,)))
+    other = session.allocate(100, Bind((0,)))
     assert small.address // PAGE == other.address // PAGE
     with pytest.raises(ValueError, match="smaller than a page"):
-        memory.move(small, Bind((0,)))
+        session.move(small, Bind((0,)))
 
 
-def test_pages_or_more_own_whole_pages(memory: Memory) -> None:
-    blocks = [memory.allocate(size, Bind((0,))) for size in (PAGE, 100, PAGE + 1, 3 * PAGE, 64)]
+def test_pages_or_more_own_whole_pages(session: Session) -> None:
+    blocks = [session.allocate(size, Bind((0,))) for size in (PAGE, 100, PAGE + 1, 3 * PAGE, 64)]
     owners: dict[int, int] = {}
     for block in blocks:
         for page in range(block.address // PAGE, -(-(block.address + block.nbytes) // PAGE)):
@@ -228,14 +228,14 @@ def test_pages_or_more_own_whole_pages(memory: Memory) -> None:
         assert block.address % (PAGE if block.nbytes >= PAGE else 64) == 0
 
 
-def test_transparent_huge_pages_belong_to_one_block(memory: Memory) -> None:
+def test_transparent_huge_pages_belong_to_one_block(session: Session) -> None:
     """They move as one, so none is shared; what is smaller has base pages."""
     huge = 2 * MIB
-    memory.allocate(
+    session.allocate(
         16 * MIB, Bind((0,)), pages="thp"
     )  # dropped at once, and cut up by what follows
     blocks = [
-        memory.allocate(size, Bind((0,)), pages="thp") for size in (huge + 1, PAGE + 1, huge, 64)
+        session.allocate(size, Bind((0,)), pages="thp") for size in (huge + 1, PAGE + 1, huge, 64)
     ]
     assert [block.held_bytes for block in blocks] == [2 * huge, 2 * PAGE, huge, 64]
     taken: set[int] = set()
@@ -253,8 +253,8 @@ def test_transparent_huge_pages_belong_to_one_block(memory: Memory) -> None:
 @pytest.mark.parametrize("finished_before", [True, False])
 def test_pinned_memory_is_reused_only_after_its_events(finished_before: bool) -> None:
     driver = _C.FakeDriver()
-    memory = Memory.linux(driver=driver)
-    block = memory.allocate(4 * MIB, Bind((0,)), pin=True)
+    session = Session.linux(driver=driver)
+    block = session.allocate(4 * MIB, Bind((0,)), pin=True)
     assert block.pinned
     assert driver.registered_bytes == 4 * MIB
     driver.launch(7)
@@ -263,42 +263,42 @@ def test_pinned_memory_is_reused_only_after_its_events(finished_before: bool) ->
     del block
     if finished_before:
         driver.finish(7)
-    again = memory.allocate(4 * MIB, Bind((0,)), pin=True)
+    again = session.allocate(4 * MIB, Bind((0,)), pin=True)
     assert again.address == address
     assert driver.event_waits == (0 if finished_before else 1), "stream 7 was still reading it"
     assert driver.synchronizations == 0
     del again
-    memory.trim()
+    session.trim()
     assert driver.registered_bytes == 0
 
 
 def test_pinned_memory_of_unknown_streams_waits_for_the_whole_context() -> None:
     driver = _C.FakeDriver()
-    memory = Memory.linux(driver=driver)
-    address = memory.allocate(4 * MIB, Bind((0,)), pin=True).address
+    session = Session.linux(driver=driver)
+    address = session.allocate(4 * MIB, Bind((0,)), pin=True).address
     assert driver.synchronizations == 0
-    assert memory.allocate(4 * MIB, Bind((0,)), pin=True).address == address
+    assert session.allocate(4 * MIB, Bind((0,)), pin=True).address == address
     assert driver.synchronizations == 1
 
 
 def test_refused_registration_leaves_nothing_behind() -> None:
     driver = _C.FakeDriver()
-    memory = Memory.linux(driver=driver)
+    session = Session.linux(driver=driver)
     driver.fail_registration(1)
     with pytest.raises(OSError):  # noqa: PT011  the errno is the driver's
-        memory.allocate(4 * MIB, Bind((0,)), pin=True)
-    assert memory.stats().mapped_bytes.current == 0
-    assert memory.stats().nodes[0].current_bytes == 0
-    assert memory.allocate(4 * MIB, Bind((0,)), pin=True).pinned
+        session.allocate(4 * MIB, Bind((0,)), pin=True)
+    assert session.stats().mapped_bytes.current == 0
+    assert session.stats().nodes[0].current_bytes == 0
+    assert session.allocate(4 * MIB, Bind((0,)), pin=True).pinned
 
 
 def test_pinning_without_a_driver_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="pin=False"):
-        Memory.linux().allocate(4 * MIB, Bind((0,)), pin=True)
+        Session.linux().allocate(4 * MIB, Bind((0,)), pin=True)
 
 
 @pytest.mark.timeout(120)
-def test_four_threads_leak_nothing(memory: Memory) -> None:
+def test_four_threads_leak_nothing(session: Session) -> None:
     """10^5 allocations and frees in all, sizes from bytes to a few pages, some held for a while."""
     rounds = 25_000
     failures: list[BaseException] = []
@@ -313,7 +313,7 @@ def test_four_threads_leak_nothing(memory: Memory) -> None:
                 if len(held) > 64:
                     del held[rng.randrange(len(held))]
                 size = int(2 ** rng.uniform(0, 15))
-                held.append(memory.allocate(size, Bind((0,))))
+                held.append(session.allocate(size, Bind((0,))))
         except BaseException as error:  # reported by the main thread
             failures.append(error)
 
@@ -324,19 +324,19 @@ def test_four_threads_leak_nothing(memory: Memory) -> None:
         thread.join()
     assert not failures
     gc.collect()
-    stats = memory.stats()
+    stats = session.stats()
     assert stats.allocations.total >= 4 * rounds
     assert stats.asked_bytes.current == 0
-    memory.trim()
-    assert memory.stats().mapped_bytes.current == 0
-    assert memory.stats().nodes[0].current_bytes == 0
+    session.trim()
+    assert session.stats().mapped_bytes.current == 0
+    assert session.stats().nodes[0].current_bytes == 0
 
 
 def test_forked_child_reads_and_leaves_the_pool_alone() -> None:
     import ctypes
 
-    memory = Memory.linux()
-    block = memory.allocate(4 * MIB, Bind((0,)))
+    session = Session.linux()
+    block = session.allocate(4 * MIB, Bind((0,)))
     ctypes.memset(block.address, 42, block.nbytes)
     child = os.fork()
     if child == 0:
@@ -345,13 +345,13 @@ def test_forked_child_reads_and_leaves_the_pool_alone() -> None:
         del block
         gc.collect()
         try:
-            memory.allocate(MIB, Bind((0,)))
+            session.allocate(MIB, Bind((0,)))
         except ValueError:
             os._exit(0 if ok else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert ctypes.string_at(block.address, 16) == b"\x2a" * 16
-    assert memory.allocate(4 * MIB, Bind((0,))).address != block.address
+    assert session.allocate(4 * MIB, Bind((0,))).address != block.address
 
 
 def test_allocations_may_outlive_the_interpreter_s_last_breath() -> None:

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app
-from cxl_offload.memory import Memory, find_leftovers
+from cxl_offload.memory import Session, find_leftovers
 from cxl_offload.memory.shared import SHARED_ROOT
 
 MIB = 1 << 20
@@ -62,7 +62,7 @@ def test_what_a_killed_process_left_is_found_and_named(
     holder.communicate()
     assert found_at(path) == [2 * MIB]
     with caplog.at_level(logging.WARNING):
-        Memory.linux()
+        Session.linux()
     assert [record for record in caplog.records if str(path) in record.message]
     (leftover,) = (found for found in find_leftovers() if found.path == path)
     subprocess.run(leftover.remedy, shell=True, check=True)

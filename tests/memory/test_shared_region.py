@@ -14,10 +14,10 @@ import pytest
 
 from cxl_offload.memory import (
     Bind,
-    Memory,
+    Session,
     SharedRegion,
     Weighted,
-    active,
+    current_session,
     remove_leftovers,
     shared_region,
 )
@@ -25,7 +25,7 @@ from cxl_offload.memory.shared import SHARED_ROOT
 from cxl_offload.topology import load_machine
 
 MIB = 1 << 20
-NODE = active().kernel.allowed_nodes[0]
+NODE = current_session().kernel.allowed_nodes[0]
 
 # Maps a region of argv[2] bytes for argv[3] processes, writes its mark, and waits.
 MAPPER = """
@@ -70,7 +70,7 @@ def test_slots_of_one_rank_are_placed_and_the_rest_is_not(name: str) -> None:
         count=4,
     )
     held = [
-        active().bytes_per_node(region.address + page * mmap.PAGESIZE, mmap.PAGESIZE)
+        current_session().bytes_per_node(region.address + page * mmap.PAGESIZE, mmap.PAGESIZE)
         for page in range(16)
     ]
     assert [NODE in each for each in held] == [page % 4 == 1 for page in range(16)]
@@ -81,9 +81,9 @@ def test_slots_without_gaps_are_placed_as_one_range(name: str) -> None:
     region = SharedRegion(name, 16 * mmap.PAGESIZE)
     page = mmap.PAGESIZE
     region.place(Bind((NODE,)), offset=page, part_bytes=3 * page, stride_bytes=3 * page, count=4)
-    first = active().bytes_per_node(region.address, page)
-    placed = active().bytes_per_node(region.address + page, 12 * page)
-    rest = active().bytes_per_node(region.address + 13 * page, 3 * page)
+    first = current_session().bytes_per_node(region.address, page)
+    placed = current_session().bytes_per_node(region.address + page, 12 * page)
+    rest = current_session().bytes_per_node(region.address + 13 * page, 3 * page)
     assert (first, placed, rest) == ({-1: page}, {NODE: 12 * page}, {-1: 3 * page})
     region.close()
 
@@ -184,9 +184,9 @@ def test_huge_pages_that_the_kernel_does_not_give_are_said(
 
 
 def test_simulated_session_places_no_memory_of_others(name: str) -> None:
-    memory = Memory.simulated(load_machine("epyc9354-cxl-a"))
+    session = Session.simulated(load_machine("epyc9354-cxl-a"))
     with pytest.raises(ValueError, match="a simulated machine has none"):
-        SharedRegion(name, MIB, "bind:0", memory=memory)
+        SharedRegion(name, MIB, "bind:0", session=session)
     assert not path_of(name).exists()
 
 

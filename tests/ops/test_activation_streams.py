@@ -78,12 +78,12 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         marks.append(stream.name)
 
     monkeypatch.setattr(torch.Tensor, "record_stream", mark)
-    monkeypatch.setattr(tiers, "record_stream", lambda home, stream, memory: None)
+    monkeypatch.setattr(tiers, "record_stream", lambda home, stream, session: None)
     return marks
 
 
 def saved_by(way: StreamWay, source: torch.Tensor) -> Saved:
-    home = tiers.empty(source.numel(), dtype=torch.uint8, memory=simulated_memory())
+    home = tiers.empty(source.numel(), dtype=torch.uint8, session=simulated_memory())
     saved = Saved(source.untyped_storage(), home, way, Order())
     way.leave(saved, source)
     return saved

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import cxl_offload
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.ops.activations import OffloadedActivations, offload_activations
 
 from ..memory.machines import MIB, simulated_memory
@@ -21,7 +21,7 @@ CXL = 2
 
 
 @pytest.fixture
-def memory() -> Iterator[Memory]:
+def session() -> Iterator[Session]:
     """Two DRAM nodes and a CXL node, simulated; what is left at the end is a leak."""
     session = simulated_memory()
     with cxl_offload.use(session):
@@ -102,7 +102,7 @@ def assert_same_bits(found: list[torch.Tensor], expected: list[torch.Tensor]) ->
 @pytest.mark.parametrize("recompute", [None, False, True], ids=["plain", "checkpoint", "reentrant"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients_are_the_same_bits(
-    memory: Memory, prefetch: int, recompute: bool | None, dtype: torch.dtype
+    session: Session, prefetch: int, recompute: bool | None, dtype: torch.dtype
 ) -> None:
     model = made(recompute, dtype)
     expected = plain_gradients(model)
@@ -111,18 +111,18 @@ def test_gradients_are_the_same_bits(
         torch.manual_seed(2)
         with offload:
             loss = model(tokens())
-        assert memory.stats().nodes[CXL].current_bytes > 0
+        assert session.stats().nodes[CXL].current_bytes > 0
         loss.backward()
         assert_same_bits(gradients(model), expected)
         model.zero_grad()
         del loss
         gc.collect()
-        assert memory.stats().asked_bytes.current == 0
+        assert session.stats().asked_bytes.current == 0
     assert offload.use.copies > 0
     assert offload.use.kept["parameter"] > 0
 
 
-def test_backward_inside_of_the_context_is_the_same(memory: Memory) -> None:
+def test_backward_inside_of_the_context_is_the_same(session: Session) -> None:
     model = made(recompute=True)
     expected = plain_gradients(model)
     torch.manual_seed(2)
@@ -131,7 +131,7 @@ def test_backward_inside_of_the_context_is_the_same(memory: Memory) -> None:
     assert_same_bits(gradients(model), expected)
 
 
-def test_saved_bytes_are_on_the_node_and_ordinary_memory_is_free(memory: Memory) -> None:
+def test_saved_bytes_are_on_the_node_and_ordinary_memory_is_free(session: Session) -> None:
     x = torch.randn(1 << 20, requires_grad=True)
     with offload_activations("cxl") as offload:
         middle = x * 2
@@ -140,7 +140,7 @@ def test_saved_bytes_are_on_the_node_and_ordinary_memory_is_free(memory: Memory)
         y = middle.exp().sum()
         del middle, where
     assert mark.expired()
-    held = memory.stats()
+    held = session.stats()
     assert held.nodes[CXL].current_bytes >= 4 * MIB
     assert set(held.nodes) == {CXL}
     assert offload.use.copied_bytes == held.asked_bytes.current
@@ -148,7 +148,7 @@ def test_saved_bytes_are_on_the_node_and_ordinary_memory_is_free(memory: Memory)
     assert torch.equal(x.grad, 2 * (2 * x.detach()).exp())  # type: ignore[arg-type]
 
 
-def test_views_of_one_storage_are_copied_once(memory: Memory) -> None:
+def test_views_of_one_storage_are_copied_once(session: Session) -> None:
     x = torch.randn(6, 64, 64, requires_grad=True)
     with offload_activations("cxl", min_bytes=1) as offload:
         whole = x * 1.5
@@ -166,7 +166,7 @@ def test_views_of_one_storage_are_copied_once(memory: Memory) -> None:
     assert torch.equal(x.grad, again.grad)  # type: ignore[arg-type]
 
 
-def test_tensor_changed_between_two_saves_is_copied_again(memory: Memory) -> None:
+def test_tensor_changed_between_two_saves_is_copied_again(session: Session) -> None:
     x = torch.ones(1000, requires_grad=True)
     held = torch.full((1000,), 2.0)
     with offload_activations("cxl", min_bytes=1) as offload:
@@ -178,7 +178,7 @@ def test_tensor_changed_between_two_saves_is_copied_again(memory: Memory) -> Non
     assert torch.equal(x.grad, torch.full((1000,), 12.0))  # type: ignore[arg-type]
 
 
-def test_new_tensor_at_the_address_of_a_dropped_one_is_copied(memory: Memory) -> None:
+def test_new_tensor_at_the_address_of_a_dropped_one_is_copied(session: Session) -> None:
     x = torch.ones(1000, requires_grad=True)
     addresses, parts = set(), []
     with offload_activations("cxl", min_bytes=1) as offload:
@@ -193,9 +193,9 @@ def test_new_tensor_at_the_address_of_a_dropped_one_is_copied(memory: Memory) ->
     assert torch.equal(x.grad, torch.full((1000,), 36.0))  # type: ignore[arg-type]
 
 
-def test_what_is_small_thin_or_placed_stays(memory: Memory) -> None:
+def test_what_is_small_thin_or_placed_stays(session: Session) -> None:
     x = torch.ones(64, 64, requires_grad=True)
-    placed = cxl_offload.full((64, 64), 3.0, placement="bind:1")
+    placed = cxl_offload.full((64, 64), 3.0, policy="bind:1")
     column = torch.ones(64, 4096)[:, 7]
     with offload_activations("cxl", min_bytes=1000) as offload:
         y = (x * placed).sum() + (x * torch.ones(64)).sum() + (x * column).sum()
@@ -209,7 +209,7 @@ def test_what_is_small_thin_or_placed_stays(memory: Memory) -> None:
     del y, z, placed
 
 
-def test_small_view_of_a_large_tensor_brings_only_itself(memory: Memory) -> None:
+def test_small_view_of_a_large_tensor_brings_only_itself(session: Session) -> None:
     data = torch.arange(1 << 20, dtype=torch.float32).view(1024, 1024)
     x = torch.ones(8, 1024, requires_grad=True)
     with offload_activations("cxl", min_bytes=1) as offload:
@@ -219,7 +219,7 @@ def test_small_view_of_a_large_tensor_brings_only_itself(memory: Memory) -> None
     assert torch.equal(x.grad, data[100:108])  # type: ignore[arg-type]
 
 
-def test_parameter_changed_before_backward_is_an_error_as_in_torch(memory: Memory) -> None:
+def test_parameter_changed_before_backward_is_an_error_as_in_torch(session: Session) -> None:
     model = nn.Linear(8, 8)
     x = torch.ones(2, 8, requires_grad=True)
     with offload_activations("cxl", min_bytes=1):
@@ -230,7 +230,7 @@ def test_parameter_changed_before_backward_is_an_error_as_in_torch(memory: Memor
         y.backward()
 
 
-def test_swapped_data_of_a_parameter_is_followed_as_in_torch(memory: Memory) -> None:
+def test_swapped_data_of_a_parameter_is_followed_as_in_torch(session: Session) -> None:
     """ZeRO-3 gathers a parameter again for the backward, in other memory."""
     weight = nn.Parameter(torch.ones(100))
     x = torch.ones(100, requires_grad=True)
@@ -243,7 +243,7 @@ def test_swapped_data_of_a_parameter_is_followed_as_in_torch(memory: Memory) -> 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_retained_graph_gives_the_same_twice_and_double_backward_works(
-    memory: Memory, prefetch: int
+    session: Session, prefetch: int
 ) -> None:
     x = torch.randn(5000, dtype=torch.float64, requires_grad=True)
     with offload_activations("cxl", min_bytes=1, prefetch=prefetch):
@@ -256,7 +256,7 @@ def test_retained_graph_gives_the_same_twice_and_double_backward_works(
     assert torch.allclose(twice, exact, rtol=1e-12)
 
 
-def test_inner_context_takes_what_is_saved_in_it(memory: Memory) -> None:
+def test_inner_context_takes_what_is_saved_in_it(session: Session) -> None:
     x = torch.randn(100_000, requires_grad=True)
     with offload_activations("bind:1", min_bytes=1) as outer:
         a = x.exp()
@@ -266,7 +266,7 @@ def test_inner_context_takes_what_is_saved_in_it(memory: Memory) -> None:
             c = b.cos()
     assert (outer.use.saved, outer.use.copies) == (2, 1)  # both are the result of the first exp
     assert (inner.use.saved, inner.use.copies) == (1, 1)
-    held = memory.stats().nodes
+    held = session.stats().nodes
     assert (held[1].current_bytes > 0, held[CXL].current_bytes > 0) == (True, True)
     c.sum().backward()
     other = x.detach().requires_grad_()
@@ -275,27 +275,27 @@ def test_inner_context_takes_what_is_saved_in_it(memory: Memory) -> None:
     del a, b, c
 
 
-def test_error_in_forward_leaves_nothing_and_hooks_are_off(memory: Memory) -> None:
+def test_error_in_forward_leaves_nothing_and_hooks_are_off(session: Session) -> None:
     x = torch.randn(100_000, requires_grad=True)
 
     def failing() -> None:
         with offload_activations("cxl", min_bytes=1):
             y = x.exp().sin()
-            assert memory.stats().asked_bytes.current > 0
+            assert session.stats().asked_bytes.current > 0
             raise KeyError(y.shape)
 
     with pytest.raises(KeyError):
         failing()
     gc.collect()
-    assert memory.stats().asked_bytes.current == 0
+    assert session.stats().asked_bytes.current == 0
     x.exp()
-    assert memory.stats().asked_bytes.current == 0
+    assert session.stats().asked_bytes.current == 0
 
 
-def test_full_tier_is_an_error_and_the_forward_can_be_repeated(memory: Memory) -> None:
+def test_full_tier_is_an_error_and_the_forward_can_be_repeated(session: Session) -> None:
     small = simulated_memory((1 << 30, 1 << 30, 24 * MIB))
     x = torch.randn(1 << 20, requires_grad=True)
-    offload = offload_activations("cxl", memory=small, pages="base")
+    offload = offload_activations("cxl", session=small, pages="base")
     with pytest.raises(MemoryError), offload:
         y = x.exp().exp().exp()
     gc.collect()
@@ -306,7 +306,7 @@ def test_full_tier_is_an_error_and_the_forward_can_be_repeated(memory: Memory) -
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_threads_share_a_context(memory: Memory, prefetch: int) -> None:
+def test_threads_share_a_context(session: Session, prefetch: int) -> None:
     offload = offload_activations("cxl", min_bytes=1, prefetch=prefetch)
     failures: list[BaseException] = []
     barrier = threading.Barrier(4)
@@ -351,7 +351,7 @@ class _Spy:
         way.start = begin  # type: ignore[method-assign]
 
 
-def test_copies_come_back_in_reverse_order_and_ahead(memory: Memory) -> None:
+def test_copies_come_back_in_reverse_order_and_ahead(session: Session) -> None:
     offload = offload_activations("cxl", min_bytes=1, prefetch=2)
     spy = _Spy(offload)
     seen: list[tuple[int, list[int]]] = []
@@ -380,7 +380,7 @@ def test_copies_come_back_in_reverse_order_and_ahead(memory: Memory) -> None:
         assert begun == list(range(6, max(size - 2, 1) - 1, -1))
 
 
-def test_sizes_below_zero_are_refused(memory: Memory) -> None:
+def test_sizes_below_zero_are_refused(session: Session) -> None:
     with pytest.raises(ValueError, match="0 or more"):
         offload_activations("cxl", prefetch=-1)
     with pytest.raises(ValueError, match="0 or more"):

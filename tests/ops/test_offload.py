@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cxl_offload
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.ops.adam import CPUAdam
 from cxl_offload.ops.offload import offload_optimizer
 
@@ -17,7 +17,7 @@ from ..memory.machines import simulated_memory
 
 
 @pytest.fixture
-def memory() -> Iterator[Memory]:
+def session() -> Iterator[Session]:
     """Two DRAM nodes and a CXL node, simulated."""
     session = simulated_memory()
     with cxl_offload.use(session):
@@ -46,7 +46,7 @@ KINDS = [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.RM
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("early", [True, False], ids=["before-first-step", "after-it"])
 def test_states_are_on_the_node_and_steps_do_not_change(
-    memory: Memory, kind: type[torch.optim.Optimizer], early: bool
+    session: Session, kind: type[torch.optim.Optimizer], early: bool
 ) -> None:
     plain_params, plain = make(kind)
     step(plain_params, plain, 3)
@@ -67,7 +67,7 @@ def test_states_are_on_the_node_and_steps_do_not_change(
         assert torch.equal(param, other)
 
 
-def test_each_state_goes_to_its_own_placement(memory: Memory) -> None:
+def test_each_state_goes_to_its_own_placement(session: Session) -> None:
     params, optimizer = make()
     handle = offload_optimizer(optimizer, {"exp_avg": "bind:2"})
     step(params, optimizer, 1)
@@ -75,7 +75,7 @@ def test_each_state_goes_to_its_own_placement(memory: Memory) -> None:
         assert (placement.requested is not None) == (name == "exp_avg")
 
 
-def test_loaded_states_move_again_and_moved_ones_stay(memory: Memory) -> None:
+def test_loaded_states_move_again_and_moved_ones_stay(session: Session) -> None:
     params, optimizer = make()
     handle = offload_optimizer(optimizer, "bind:1")
     step(params, optimizer, 2)
@@ -90,7 +90,7 @@ def test_loaded_states_move_again_and_moved_ones_stay(memory: Memory) -> None:
         assert torch.equal(state["exp_avg"], saved["state"][key]["exp_avg"])
 
 
-def test_removed_handle_leaves_later_states_alone(memory: Memory) -> None:
+def test_removed_handle_leaves_later_states_alone(session: Session) -> None:
     params, optimizer = make()
     handle = offload_optimizer(optimizer, "bind:2")
     handle.remove()
@@ -98,18 +98,18 @@ def test_removed_handle_leaves_later_states_alone(memory: Memory) -> None:
     assert all(placement.requested is None for placement in handle.placements().values())
 
 
-def test_full_node_is_an_error_and_the_states_stay(memory: Memory) -> None:
+def test_full_node_is_an_error_and_the_states_stay(session: Session) -> None:
     params = [torch.nn.Parameter(torch.zeros(1 << 20))]
     optimizer = torch.optim.AdamW(params, lr=0.1)
     small = simulated_memory((1 << 30, 1 << 30, 1 << 20))
     step(params, optimizer, 1)
     before = optimizer.state[params[0]]["exp_avg"].clone()
     with pytest.raises(MemoryError):
-        offload_optimizer(optimizer, "bind:2", memory=small)
+        offload_optimizer(optimizer, "bind:2", session=small)
     assert torch.equal(optimizer.state[params[0]]["exp_avg"], before)
 
 
-def test_states_on_another_device_are_refused(memory: Memory) -> None:
+def test_states_on_another_device_are_refused(session: Session) -> None:
     params = [torch.nn.Parameter(torch.zeros(4, device="meta"))]
     optimizer = torch.optim.AdamW(params)
     optimizer.state[params[0]]["exp_avg"] = torch.zeros(4, device="meta")

@@ -197,7 +197,7 @@ def test_adam_refuses_checkpoint_of_a_variant_that_it_lacks() -> None:
 
 def test_adam_states_live_where_the_placement_says() -> None:
     params = [torch.nn.Parameter(torch.ones(1 << 20))]
-    optimizer = CPUAdam(params, lr=0.1, placement="bind:0")
+    optimizer = CPUAdam(params, lr=0.1, policy="bind:0")
     train(optimizer, params, range(1))
 
     def check() -> None:

@@ -13,8 +13,8 @@ from tests.placement.rig import Rig, open_rig, rig_names
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     found = open_rig(request.param)
     yield found
-    found.memory.trim()
-    stats = found.memory.stats()
+    found.session.trim()
+    stats = found.session.stats()
     assert stats.mapped_bytes.current == 0, "memory is still mapped"
     assert not any(use.current_bytes for use in stats.nodes.values()), "a node is still charged"
 

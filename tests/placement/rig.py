@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cxl_offload import _C
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.topology import Machine, Node, NodeKind, Tier, discover
 from tests.placement.child import MIB, stranger_filling
 from tests.placement.kernel_calls import (
@@ -39,7 +39,7 @@ class Rig(Protocol):
     ``is_ours``: its memory may be filled up and its huge-page pools changed.
     """
 
-    memory: Memory
+    session: Session
     nodes: tuple[int, ...]
     nodes_with_cpus: tuple[int, ...]
     distances: Mapping[int, Mapping[int, int]]
@@ -63,7 +63,7 @@ class LinuxRig:
     """This machine's kernel. ``spec`` is the guest's own description; None on the host."""
 
     def __init__(self, spec: MachineSpec | None) -> None:
-        self.memory = Memory.linux(_this_machine())
+        self.session = Session.linux(_this_machine())
         self.is_ours = spec is not None
         if spec is not None:
             self.nodes = spec.node_ids
@@ -110,14 +110,14 @@ class SimulatedRig:
     is_ours = True
 
     def __init__(self, spec: MachineSpec) -> None:
-        self.memory = Memory.simulated(simulated_machine(spec))
+        self.session = Session.simulated(simulated_machine(spec))
         self.nodes = spec.node_ids
-        self.nodes_with_cpus = (self.memory.machine.initiator,)
+        self.nodes_with_cpus = (self.session.machine.initiator,)
         self.distances = spec.distance_table()
 
     def page_nodes(self, address: int, nbytes: int) -> list[int]:
         # Halves of what is not all on one node, down to single pages.
-        shares = self.memory.bytes_per_node(address, nbytes)
+        shares = self.session.bytes_per_node(address, nbytes)
         if len(shares) == 1:
             return [*shares] * (nbytes // PAGE)
         half = nbytes // PAGE // 2 * PAGE
@@ -128,19 +128,19 @@ class SimulatedRig:
         return mappings_over(address, nbytes)
 
     def free_bytes(self, node: int) -> int:
-        return self.memory.kernel.node_headroom(node, _C.PageKind.base).free_bytes
+        return self.session.kernel.node_headroom(node, _C.PageKind.base).free_bytes
 
     @contextlib.contextmanager
     def filled(self, node: int, *, leave_bytes: int) -> Iterator[None]:
-        self.memory.kernel.set_used_by_others(node, self.free_bytes(node) - leave_bytes)
+        self.session.kernel.set_used_by_others(node, self.free_bytes(node) - leave_bytes)
         yield
-        self.memory.kernel.set_used_by_others(node, 0)
+        self.session.kernel.set_used_by_others(node, 0)
 
     def set_pool(self, node: int, pages: int) -> None:
-        self.memory.kernel.set_pool(node, HUGE, pages)
+        self.session.kernel.set_pool(node, HUGE, pages)
 
     def free_in_pool(self, node: int) -> int:
-        headroom = self.memory.kernel.node_headroom(node, _C.PageKind.huge_2mib)
+        headroom = self.session.kernel.node_headroom(node, _C.PageKind.huge_2mib)
         return headroom.free_bytes // HUGE
 
 

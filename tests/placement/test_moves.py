@@ -14,34 +14,34 @@ from tests.placement.test_policies import expected_nodes
 
 def test_views_of_a_moved_allocation_keep_their_contents(rig: Rig) -> None:
     np = pytest.importorskip("numpy")
-    block = rig.memory.allocate(2 * MIB, Bind((0,)))
+    block = rig.session.allocate(2 * MIB, Bind((0,)))
     address = block.address
     whole = np.from_dlpack(block).view(np.uint32)
     whole[:] = np.arange(whole.size, dtype=np.uint32)
     column = whole.reshape(-1, 1024)[:, 7]
     for node in [*rig.nodes, *reversed(rig.nodes)]:
-        rig.memory.move(block, Bind((node,)))
+        rig.session.move(block, Bind((node,)))
         assert set(rig.page_nodes(address, block.nbytes)) == {node}
         assert (block.address, whole.ctypes.data) == (address, address)
         assert (whole == np.arange(whole.size, dtype=np.uint32)).all()
         assert (column == np.arange(7, whole.size, 1024)).all()
         column += 0
-        assert rig.memory.stats().nodes[node].current_bytes == block.nbytes
+        assert rig.session.stats().nodes[node].current_bytes == block.nbytes
     del block
     assert int(column[1]) == 1031, "a view keeps the memory alive"
-    assert rig.memory.find(address) is not None
+    assert rig.session.find(address) is not None
 
 
 def test_moved_stripe_is_exact(rig: Rig) -> None:
     first, last = rig.nodes[0], rig.nodes[-1]
     weights = {first: 1} if first == last else {last: 3, first: 1}
     policy = Weighted(weights, granule_bytes=16 * PAGE)
-    block = rig.memory.allocate(MIB, Bind((first,)))
-    rig.memory.move(block, policy)
+    block = rig.session.allocate(MIB, Bind((first,)))
+    rig.session.move(block, policy)
     assert rig.page_nodes(block.address, MIB) == expected_nodes(policy, MIB)
     assert sum(block.bytes_per_node().values()) == MIB
     del block
-    again = rig.memory.allocate(MIB, Bind((first,)))
+    again = rig.session.allocate(MIB, Bind((first,)))
     assert set(rig.page_nodes(again.address, MIB)) == {first}, "the old rule's pool gave it out"
 
 
@@ -49,14 +49,14 @@ def test_moved_stripe_is_exact(rig: Rig) -> None:
 def test_moving_a_block_leaves_its_neighbours_alone(rig: Rig, pages: Pages) -> None:
     """Cut from one region, blocks would take their neighbours along if they shared huge pages."""
     home, target = Bind((rig.nodes[0],)), Bind((rig.nodes[-1],))
-    rig.memory.allocate(8 * HUGE, home, pages=pages)  # dropped at once, and cut up by what follows
+    rig.session.allocate(8 * HUGE, home, pages=pages)  # dropped at once, and cut up by what follows
     sizes = (MIB, 3 * MIB, PAGE, MIB + PAGE, HUGE)
-    blocks = [rig.memory.allocate(nbytes, home, pages=pages) for nbytes in sizes]
+    blocks = [rig.session.allocate(nbytes, home, pages=pages) for nbytes in sizes]
     for count in range(1, len(blocks) + 1):
-        rig.memory.move(blocks[count - 1], target)
+        rig.session.move(blocks[count - 1], target)
         found = [set(rig.page_nodes(block.address, block.held_bytes)) for block in blocks]
         expected = [target] * count + [home] * (len(blocks) - count)
         assert found == [set(policy.nodes) for policy in expected]
         if home != target:
             moved = sum(block.held_bytes for block in blocks[:count])
-            assert rig.memory.stats().nodes[target.nodes[0]].current_bytes == moved
+            assert rig.session.stats().nodes[target.nodes[0]].current_bytes == moved

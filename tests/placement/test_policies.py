@@ -83,7 +83,7 @@ def _pools(rig: Rig, nodes: tuple[int, ...], pages: str, need: int) -> Iterator[
     try:
         yield
     finally:
-        rig.memory.trim()
+        rig.session.trim()
         for node in nodes:
             rig.set_pool(node, 0)
 
@@ -95,7 +95,7 @@ def test_pages_are_where_the_policy_says(rig: Rig, policy: Policy, pages: str) -
     page_bytes = HUGE if pages == "2MiB" else PAGE
     nbytes = _nbytes(policy, page_bytes)
     with _pools(rig, nodes, pages, need=-(-nbytes // HUGE)):
-        block = rig.memory.allocate(nbytes, policy, pages=pages)
+        block = rig.session.allocate(nbytes, policy, pages=pages)
         held = block.held_bytes
         assert nbytes <= held < nbytes + page_bytes
 
@@ -103,30 +103,30 @@ def test_pages_are_where_the_policy_says(rig: Rig, policy: Policy, pages: str) -
         assert actual == expected_nodes(policy, held)
         assert rig.mappings_over(block.address, held) == 1
 
-        placement = rig.memory.placement(block.address, held)
+        placement = rig.session.placement(block.address, held)
         assert placement.granted == {n: pages * PAGE for n, pages in Counter(actual).items()}
         assert placement.page_bytes == page_bytes
         assert not placement.notes
         assert sum(block.bytes_per_node().values()) == nbytes
-        for node, use in rig.memory.stats().nodes.items():
+        for node, use in rig.session.stats().nodes.items():
             assert use.current_bytes == actual.count(node) * PAGE
         del block
 
 
 @pytest.mark.parametrize("pages", ["base", "thp"])
 def test_first_touch_follows_the_thread_that_writes(rig: Rig, pages: str) -> None:
-    cpus = {node.id: node.cpus for node in rig.memory.machine.nodes}
+    cpus = {node.id: node.cpus for node in rig.session.machine.nodes}
     allowed = os.sched_getaffinity(0)
     for node in rig.nodes_with_cpus:
-        block = rig.memory.allocate(2 * HUGE, FirstTouch(), pages=pages)
+        block = rig.session.allocate(2 * HUGE, FirstTouch(), pages=pages)
         assert block.bytes_per_node() == {-1: 2 * HUGE}
-        if not rig.memory.is_simulated:
+        if not rig.session.is_simulated:
             os.sched_setaffinity(0, set(cpus[node]) & allowed)
         try:
             ctypes.memset(block.address, 1, HUGE)
         finally:
             os.sched_setaffinity(0, allowed)
         assert rig.page_nodes(block.address, HUGE) == [node] * (HUGE // PAGE)
-        assert rig.memory.bytes_per_node(block.address + HUGE, HUGE) == {-1: HUGE}
+        assert rig.session.bytes_per_node(block.address + HUGE, HUGE) == {-1: HUGE}
         del block
-        rig.memory.trim()
+        rig.session.trim()

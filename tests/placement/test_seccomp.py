@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from cxl_offload.memory import Bind, Interleave, Memory
+from cxl_offload.memory import Bind, Interleave, Session
 from tests.placement.child import MIB, run_in_child
 from tests.placement.kernel_calls import MBIND, MOVE_PAGES, SET_MEMPOLICY
 
@@ -54,29 +54,29 @@ def _refuse(numbers: list[int]) -> None:
 @pytest.mark.parametrize("names", [*([name] for name in NUMA_CALLS), [*NUMA_CALLS]], ids="+".join)
 def test_refused_call_is_an_error_that_says_what_to_grant(names: list[str]) -> None:
     def child() -> None:
-        memory = Memory.linux()
+        session = Session.linux()
         _refuse([NUMA_CALLS[name] for name in names])
         for policy in (Bind((0,)), Interleave((0,))):
             with pytest.raises(OSError, match="SYS_NICE") as refused:
-                memory.allocate(4 * MIB, policy)
+                session.allocate(4 * MIB, policy)
             assert refused.value.errno == errno.EPERM
-            assert memory.stats().mapped_bytes.current == 0
-            assert not any(use.current_bytes for use in memory.stats().nodes.values())
+            assert session.stats().mapped_bytes.current == 0
+            assert not any(use.current_bytes for use in session.stats().nodes.values())
 
     run_in_child(child)
 
 
 def test_pages_that_may_not_be_asked_are_an_error_too() -> None:
     def child() -> None:
-        memory = Memory.linux()
-        block = memory.allocate(4 * MIB, Bind((0,)))
+        session = Session.linux()
+        block = session.allocate(4 * MIB, Bind((0,)))
         _refuse([MOVE_PAGES])
         with pytest.raises(OSError, match="SYS_NICE"):
             block.bytes_per_node()
         with pytest.raises(OSError, match="SYS_NICE"):
-            memory.placement(block.address, block.nbytes)
+            session.placement(block.address, block.nbytes)
         del block
-        memory.trim()
-        assert memory.stats().mapped_bytes.current == 0
+        session.trim()
+        assert session.stats().mapped_bytes.current == 0
 
     run_in_child(child)

@@ -45,14 +45,14 @@ def root(tmp_path: Path) -> Path:
 def test_shared_pages_are_where_the_policy_says(rig: Rig, policy: Policy, root: Path) -> None:
     nbytes = 37 * GRANULE + PAGE
     region = SharedRegion(
-        f"test-{uuid4().hex}", nbytes, policy, mappers=2, memory=rig.memory, root=root
+        f"test-{uuid4().hex}", nbytes, policy, mappers=2, session=rig.session, root=root
     )
     second = SharedRegion(
         region.path.stem.removeprefix("cxl_offload_kv_"),
         nbytes,
         policy,
         mappers=2,
-        memory=rig.memory,
+        session=rig.session,
         root=root,
     )
     actual = rig.page_nodes(region.address, nbytes)
@@ -69,7 +69,7 @@ def test_shared_pages_are_where_the_policy_says(rig: Rig, policy: Policy, root: 
 def test_slots_of_ranks_are_each_on_their_own_node(rig: Rig, root: Path) -> None:
     slot, rows, ranks = 3 * PAGE, 16, len(rig.nodes)
     row = slot * ranks
-    region = SharedRegion(f"test-{uuid4().hex}", rows * row, memory=rig.memory, root=root)
+    region = SharedRegion(f"test-{uuid4().hex}", rows * row, session=rig.session, root=root)
     for rank, node in enumerate(rig.nodes):
         region.place(
             Preferred((node,)), offset=rank * slot, part_bytes=slot, stride_bytes=row, count=rows

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.plan.flexgen.terms import HostTier
 from cxl_offload.plan.gpu import GpuRates
 from cxl_offload.plan.hardware import Hardware, HostRoom
@@ -101,13 +101,13 @@ def request(model: str = "opt-6.7b", **extra: Any) -> TrainingRequest:
 
 def granted(plan: Plan) -> dict[int, int]:
     """Bytes on the simulated nodes of the plan's machine when every kind is allocated."""
-    memory = Memory.simulated(load_machine(plan.machine))
+    session = Session.simulated(load_machine(plan.machine))
     total: dict[int, int] = {}
     held = []
     for kind in dict.fromkeys(home.kind for home in plan.homes):
         policy = next(home.policy for home in plan.homes if home.kind == kind)
-        held.append(memory.allocate(sum(plan.of(kind).values()), policy))
-        for node, nbytes in memory.bytes_per_node(held[-1].address, held[-1].nbytes).items():
+        held.append(session.allocate(sum(plan.of(kind).values()), policy))
+        for node, nbytes in session.bytes_per_node(held[-1].address, held[-1].nbytes).items():
             total[node] = total.get(node, 0) + nbytes
     return total
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.profile import QUICK, Profile, load_profile, measure_machine, save_profile
 from cxl_offload.profile.copies import CopyCall, Direction
 from cxl_offload.profile.fingerprint import check_same_machine
@@ -52,8 +52,8 @@ def machine() -> Machine:
 
 
 def measured(machine: Machine, gpus: FakeGpus) -> Profile:
-    memory = Memory.linux(machine)
-    return measure_machine(memory, mode=COPIES_ONLY, seconds_per_path=1.0, gpus=gpus)
+    session = Session.linux(machine)
+    return measure_machine(session, mode=COPIES_ONLY, seconds_per_path=1.0, gpus=gpus)
 
 
 def test_copies_of_every_gpu_and_node_are_measured(machine: Machine, tmp_path: Path) -> None:

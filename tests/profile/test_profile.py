@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app, main
 from cxl_offload.errors import ConfigError
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.profile import (
     QUICK,
     BandwidthCurve,
@@ -41,8 +41,8 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def measured() -> Profile:
     """A real profile in little time: few numbers, and poor ones."""
-    memory = Memory.linux()
-    return measure_machine(memory, mode=QUICK, seconds_per_path=2.0, working_set_bytes=8 * MIB)
+    session = Session.linux()
+    return measure_machine(session, mode=QUICK, seconds_per_path=2.0, working_set_bytes=8 * MIB)
 
 
 def point(threads: int, rate: float) -> BandwidthPoint:
@@ -70,9 +70,9 @@ def profile_of(paths: tuple[PathProfile, ...]) -> Profile:
 
 
 def test_measured_numbers_are_of_this_machine(measured: Profile) -> None:
-    memory = Memory.linux()
+    session = Session.linux()
     assert measured.measured
-    assert {path.node for path in measured.paths} == {n.id for n in memory.machine.usable_nodes()}
+    assert {path.node for path in measured.paths} == {n.id for n in session.machine.usable_nodes()}
     for path in measured.paths:
         loads = path.peak_bytes_per_s("load")
         # What a busy machine leaves no time for is left out and named, never made up.
@@ -85,17 +85,17 @@ def test_measured_numbers_are_of_this_machine(measured: Profile) -> None:
 
 
 def test_measuring_gives_its_memory_back() -> None:
-    memory = Memory.linux()
-    measure_machine(memory, mode=QUICK, seconds_per_path=0.2, working_set_bytes=8 * MIB)
-    assert memory.stats().mapped_bytes.current == 0
+    session = Session.linux()
+    measure_machine(session, mode=QUICK, seconds_per_path=0.2, working_set_bytes=8 * MIB)
+    assert session.stats().mapped_bytes.current == 0
 
 
 def test_quick_gives_the_rates_of_every_usable_node_and_nothing_else() -> None:
-    memory = Memory.linux()
-    found = quick(memory)
+    session = Session.linux()
+    found = quick(session)
     assert found.mode == "rates"
     assert [rates.node for rates in found.rates()] == [
-        node.id for node in memory.machine.usable_nodes()
+        node.id for node in session.machine.usable_nodes()
     ]
     for rates, path in zip(found.rates(), found.paths, strict=True):
         assert path.loaded == path.mixes == ()
@@ -106,7 +106,7 @@ def test_quick_gives_the_rates_of_every_usable_node_and_nothing_else() -> None:
         # An idle machine has time for all of it; a busy one says what is missing.
         complete = None not in (rates.load_bytes_per_s, rates.store_bytes_per_s, rates.latency_ns)
         assert complete or any("the time was over" in note for note in path.notes)
-    assert memory.stats().mapped_bytes.current == 0
+    assert session.stats().mapped_bytes.current == 0
 
 
 def test_rates_are_those_of_one_initiator() -> None:
@@ -119,7 +119,7 @@ def test_rates_are_those_of_one_initiator() -> None:
 
 
 @pytest.mark.parametrize("measure", [measure_machine, quick])
-def test_simulated_memory_is_not_measured(measure: Callable[[Memory], Profile]) -> None:
+def test_simulated_memory_is_not_measured(measure: Callable[[Session], Profile]) -> None:
     with pytest.raises(ValueError, match="simulated"):
         measure(simulated_memory())
 
@@ -127,12 +127,12 @@ def test_simulated_memory_is_not_measured(measure: Callable[[Memory], Profile]) 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
 def test_time_that_means_nothing_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
-        measure_machine(Memory.linux(), seconds_per_path=seconds)
+        measure_machine(Session.linux(), seconds_per_path=seconds)
 
 
 def test_unknown_node_is_refused() -> None:
     with pytest.raises(ValueError, match="77"):
-        measure_machine(Memory.linux(), nodes=[77])
+        measure_machine(Session.linux(), nodes=[77])
 
 
 def test_file_gives_the_profile_back(measured: Profile, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_other_machine_is_told_apart(measured: Profile) -> None:
 
 
 def test_machine_gets_what_was_measured(measured: Profile) -> None:
-    machine = measured.applied_to(Memory.linux().machine)
+    machine = measured.applied_to(Session.linux().machine)
     for path in measured.paths:
         access = machine.access(path.initiator, path.node)
         assert access is not None

@@ -21,10 +21,10 @@ from cxl_offload.memory import (
     Bind,
     FirstTouch,
     Interleave,
-    Memory,
     Pages,
     Policy,
     Preferred,
+    Session,
     Weighted,
 )
 from tests.faults.ground import (
@@ -63,8 +63,8 @@ class Tally:
 class Worker:
     """One thread's random use of a session."""
 
-    def __init__(self, memory: Memory, seed: int, policies: list[Policy], pin: bool) -> None:
-        self.memory = memory
+    def __init__(self, session: Session, seed: int, policies: list[Policy], pin: bool) -> None:
+        self.session = session
         self.rng = random.Random(seed)
         self.policies = policies
         self.pin = pin
@@ -79,7 +79,7 @@ class Worker:
             elif draw < 0.60 and self.held:
                 self.move()
             elif draw < 0.605:
-                self.memory.trim()
+                self.session.trim()
                 self.counts["trims"] += 1
             elif self.held:
                 self.drop()
@@ -95,7 +95,7 @@ class Worker:
         policy = self.rng.choice(self.policies)
         pages: Pages = "thp" if self.rng.random() < 0.2 else "base"
         pin = self.pin and not isinstance(policy, FirstTouch) and self.rng.random() < 0.2
-        block = self.memory.allocate(nbytes, policy, pages=pages, pin=pin)
+        block = self.session.allocate(nbytes, policy, pages=pages, pin=pin)
         value = self.rng.getrandbits(63)
         stamp(block, value)
         if pin and self.rng.random() < 0.5:
@@ -107,7 +107,7 @@ class Worker:
         block, value = self.rng.choice(self.held)
         target = self.rng.choice([p for p in self.policies if not isinstance(p, FirstTouch)])
         try:
-            self.memory.move(block, target)
+            self.session.move(block, target)
             self.counts["moves"] += 1
         except ValueError:  # pinned, or smaller than a page
             self.counts["refused moves"] += 1
@@ -153,8 +153,8 @@ def simulated_round(seed: int, seconds: float) -> Counter[str]:
     """Three nodes that others fill and empty, under random faults, with pinned memory."""
     rng = random.Random(seed)
     driver = _C.FakeDriver(limit_bytes=256 * MIB)
-    memory = simulated(NODE_BYTES, driver=driver, capacities={1: 400 * MIB})
-    kernel = kernel_of(memory)
+    session = simulated(NODE_BYTES, driver=driver, capacities={1: 400 * MIB})
+    kernel = kernel_of(session)
     policies: list[Policy] = [
         Bind((rng.choice(NODES),)),
         Bind((2, 0)),
@@ -172,37 +172,37 @@ def simulated_round(seed: int, seconds: float) -> Counter[str]:
             return
         driver.finish(rng.randrange(3))
 
-    workers = [Worker(memory, seed * 100 + i, policies, pin=True) for i in range(THREADS)]
+    workers = [Worker(session, seed * 100 + i, policies, pin=True) for i in range(THREADS)]
     counts = run_threads(workers, time.monotonic() + seconds, others)
     kernel.clear_faults()
     counts["faults injected"] = kernel.faults_fired
-    check_against_kernel(memory, [block for worker in workers for block, _ in worker.held])
+    check_against_kernel(session, [block for worker in workers for block, _ in worker.held])
     for worker in workers:
         worker.held.clear()
-    check_all_returned(memory)
+    check_all_returned(session)
     assert driver.registered_bytes == 0
     return counts
 
 
 def linux_round(seed: int, seconds: float) -> Counter[str]:
     """The kernel of this machine, with its only policies that every machine has."""
-    memory = Memory.linux(capacities={0: GIB}, driver=_C.FakeDriver())
-    node = memory.machine.usable_nodes()[0].id
+    session = Session.linux(capacities={0: GIB}, driver=_C.FakeDriver())
+    node = session.machine.usable_nodes()[0].id
     policies: list[Policy] = [
         Bind((node,)),
         Preferred((node,)),
         Interleave((node,), granule_bytes=2 * MIB),
         FirstTouch(),
     ]
-    workers = [Worker(memory, seed * 100 + i, policies, pin=True) for i in range(THREADS)]
+    workers = [Worker(session, seed * 100 + i, policies, pin=True) for i in range(THREADS)]
     counts = run_threads(workers, time.monotonic() + seconds, lambda: None)
     for worker in workers:
         worker.held.clear()
-    memory.trim()
+    session.trim()
     gc.collect()
-    assert Account.of(memory) == Account(0, 0, 0)
-    assert memory.stats().mapped_bytes.current == 0
-    assert all(use.current_bytes == 0 for use in memory.stats().nodes.values())
+    assert Account.of(session) == Account(0, 0, 0)
+    assert session.stats().mapped_bytes.current == 0
+    assert all(use.current_bytes == 0 for use in session.stats().nodes.values())
     return counts
 
 
@@ -234,8 +234,8 @@ def _read(blocks: list[tuple[_C.Allocation, int]]) -> None:
 
 def fork_round(seed: int, seconds: float) -> Counter[str]:
     """Children read what they inherit while threads of the parent allocate."""
-    memory = simulated(NODE_BYTES)
-    kept = [(memory.allocate(64 * KIB << i, Bind((i % 3,))), seed + i) for i in range(8)]
+    session = simulated(NODE_BYTES)
+    kept = [(session.allocate(64 * KIB << i, Bind((i % 3,))), seed + i) for i in range(8)]
     for block, value in kept:
         stamp(block, value)
     forked: Counter[str] = Counter()
@@ -248,14 +248,14 @@ def fork_round(seed: int, seconds: float) -> Counter[str]:
         assert child.exitcode == 0, f"a child ended with {child.exitcode}"
         forked["forked children"] += 1
 
-    workers = [Worker(memory, seed * 100 + i, [Bind((0,)), Bind((1,))], False) for i in range(2)]
+    workers = [Worker(session, seed * 100 + i, [Bind((0,)), Bind((1,))], False) for i in range(2)]
     counts = run_threads(workers, time.monotonic() + seconds, beside)
     for worker in workers:
         worker.held.clear()
     assert all(has_stamp(block, value) for block, value in kept)
     del block
     kept.clear()
-    check_all_returned(memory)
+    check_all_returned(session)
     return counts + forked
 
 

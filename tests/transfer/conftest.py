@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from cxl_offload import _C
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 from ..memory.machines import simulated_machine
 
@@ -19,9 +19,9 @@ def driver() -> _C.FakeDriver:
 
 
 @pytest.fixture
-def memory(driver: _C.FakeDriver) -> Iterator[Memory]:
+def session(driver: _C.FakeDriver) -> Iterator[Session]:
     """Two sockets and a CXL node, simulated; what is left over at the end is a leak."""
-    session = Memory.simulated(simulated_machine(), driver=driver)
+    session = Session.simulated(simulated_machine(), driver=driver)
     yield session
     driver.hold_waiters(False)
     if session.stats().asked_bytes.current != 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.transfer import CopyEngine
 
 KIB = 1 << 10
@@ -16,15 +16,15 @@ MIB = 1 << 20
 CHUNK = 64 * KIB
 
 
-def engine_of(memory: Memory, **options: Any) -> CopyEngine:
+def engine_of(session: Session, **options: Any) -> CopyEngine:
     options.setdefault("chunk_bytes", CHUNK)
     options.setdefault("staging_bytes", 8 * CHUNK)
-    return CopyEngine(memory, **options)
+    return CopyEngine(session, **options)
 
 
-def host(memory: Memory, nbytes: int, where: str = "bind:0", *, pin: bool = True) -> Any:
+def host(session: Session, nbytes: int, where: str = "bind:0", *, pin: bool = True) -> Any:
     """An allocation and its bytes, random."""
-    allocation = memory.allocate(nbytes, where, pin=pin)
+    allocation = session.allocate(nbytes, where, pin=pin)
     view = np.from_dlpack(allocation)
     view[:] = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     return allocation, view

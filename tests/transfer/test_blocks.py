@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from cxl_offload import _C
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.transfer import BlockCopier, BlockPacker, PackedFormat, blocks, pack, unpack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def addresses(base: Any, size: int, places: Any) -> Any:
 
 @pytest.mark.parametrize("size", [1, 48, 4096, 40000])
 @pytest.mark.parametrize("as_list", [True, False])
-def test_blocks_are_copied_to_their_places(memory: Memory, size: int, as_list: bool) -> None:
+def test_blocks_are_copied_to_their_places(session: Session, size: int, as_list: bool) -> None:
     random = np.random.default_rng(size)
     source = random.integers(0, 256, 20 * size, np.uint8)
     target = np.full(20 * size, 0xEE, np.uint8)
@@ -56,47 +56,47 @@ def test_blocks_are_copied_to_their_places(memory: Memory, size: int, as_list: b
     lists = [addresses(source, size, origin), addresses(target, size, to)]
     if as_list:
         lists = [[int(each) for each in one] for one in lists]
-    BlockCopier(memory, node=0).copy(*lists, block_bytes=size, stream=8)
+    BlockCopier(session, node=0).copy(*lists, block_bytes=size, stream=8)
     assert (target.reshape(20, size) == expected).all()
 
 
 def test_lists_wait_for_their_stream_before_they_serve_again(
-    memory: Memory, driver: _C.FakeDriver
+    session: Session, driver: _C.FakeDriver
 ) -> None:
-    copier = BlockCopier(memory, node=0)
+    copier = BlockCopier(session, node=0)
     block = np.zeros(64, np.uint8)
     place = [block.ctypes.data]
     driver.launch(8)
     copier.copy(place, place, block_bytes=64, stream=8)
-    assert memory.stats().asked_bytes.current == 0
+    assert session.stats().asked_bytes.current == 0
     assert driver.events == 1
     driver.finish(8)
-    memory.trim()
+    session.trim()
     assert driver.events == 0
 
 
-def test_blocks_that_mean_nothing_are_refused_or_skipped(memory: Memory) -> None:
-    copier = BlockCopier(memory, node=0)
+def test_blocks_that_mean_nothing_are_refused_or_skipped(session: Session) -> None:
+    copier = BlockCopier(session, node=0)
     with pytest.raises(ValueError, match="1 sources to 2"):
         copier.copy([1], [1, 2], block_bytes=16, stream=8)
     with pytest.raises(ValueError, match="-1"):
         copier.copy([1], [2], block_bytes=-1, stream=8)
     copier.copy([], [], block_bytes=16, stream=8)
     copier.copy([1], [2], block_bytes=0, stream=8)
-    assert memory.stats().mapped_bytes.current == 0
+    assert session.stats().mapped_bytes.current == 0
 
 
 @pytest.mark.parametrize("code", ["int4", "fp8"])
 @pytest.mark.parametrize("elements", [1, 64, 1000])
 def test_blocks_packed_by_the_kernel_unpack_on_the_cpu_and_back(
-    memory: Memory, code: Any, elements: int
+    session: Session, code: Any, elements: int
 ) -> None:
     layout = PackedFormat(code, "float16", 64)
     room = -(-layout.packed_bytes(elements) // 16) * 16
     numbers = np.random.default_rng(elements).normal(size=(5, elements)).astype(np.float16)
     coded = np.zeros((5 * room + 16), np.uint8)
     coded = coded[-coded.ctypes.data % 16 :][: 5 * room]
-    packer = BlockPacker(memory, layout, node=0)
+    packer = BlockPacker(session, layout, node=0)
     plain = addresses(numbers, elements * 2, range(5))
     packed = addresses(coded, room, [4, 2, 0, 1, 3])
     packer.pack(plain, packed, elements=elements, stream=8)
@@ -113,8 +113,8 @@ def test_blocks_packed_by_the_kernel_unpack_on_the_cpu_and_back(
     assert np.abs(again.astype(float) - numbers).max() < (0.35 if code == "int4" else 0.25)
 
 
-def test_packed_block_that_is_misaligned_is_refused(memory: Memory) -> None:
-    packer = BlockPacker(memory, PackedFormat("int4"), node=0)
+def test_packed_block_that_is_misaligned_is_refused(session: Session) -> None:
+    packer = BlockPacker(session, PackedFormat("int4"), node=0)
     with pytest.raises(ValueError, match="multiple of 16"):
         packer.pack([16], [24], elements=64, stream=8)
     with pytest.raises(ValueError, match="multiple of 16"):
@@ -125,8 +125,10 @@ def test_packed_block_that_is_misaligned_is_refused(memory: Memory) -> None:
         packer.pack([16], [32], elements=-3, stream=8)
 
 
-def test_large_blocks_go_in_one_batch_of_the_driver(memory: Memory, driver: _C.FakeDriver) -> None:
-    copier = BlockCopier(memory, node=0, kernel_below_bytes=4096)
+def test_large_blocks_go_in_one_batch_of_the_driver(
+    session: Session, driver: _C.FakeDriver
+) -> None:
+    copier = BlockCopier(session, node=0, kernel_below_bytes=4096)
     source, target = np.arange(8192, dtype=np.uint8), np.zeros(8192, np.uint8)
     lists = [addresses(each, 4096, [1, 0]) for each in (source, target)]
     copier.copy(*lists, block_bytes=4095, stream=8)
@@ -140,7 +142,7 @@ def test_large_blocks_go_in_one_batch_of_the_driver(memory: Memory, driver: _C.F
 
 
 def test_measured_limit_is_where_batches_stay_quicker(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a clock that ticks by the way taken: the kernel wins below 64 KiB."""
     now = [0.0]
@@ -154,19 +156,19 @@ def test_measured_limit_is_where_batches_stay_quicker(
     ends = (room[0].ctypes.data, room[1].ctypes.data)
     monkeypatch.setattr(BlockCopier, "copy", copy)
     monkeypatch.setattr(blocks.time, "perf_counter", lambda: now[0])
-    assert blocks.measure_kernel_limit(memory, *ends, 256 << 10, node=0, rounds=1) == 65536
+    assert blocks.measure_kernel_limit(session, *ends, 256 << 10, node=0, rounds=1) == 65536
     monkeypatch.setattr(blocks, "cuda_kernels_path", lambda: None)
-    assert blocks.measure_kernel_limit(memory, *ends, 256 << 10, node=0, rounds=1) == 0
+    assert blocks.measure_kernel_limit(session, *ends, 256 << 10, node=0, rounds=1) == 0
 
 
 def test_installation_without_kernels_batches_and_says_how_to_get_them(
-    memory: Memory, driver: _C.FakeDriver, monkeypatch: pytest.MonkeyPatch
+    session: Session, driver: _C.FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "cuda_kernels_path", lambda: None)
     source, target = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8)
     lists = [addresses(each, 16, range(4)) for each in (source, target)]
-    BlockCopier(memory, node=0).copy(*lists, block_bytes=16, stream=8)
+    BlockCopier(session, node=0).copy(*lists, block_bytes=16, stream=8)
     driver.finish(8)
     assert (target == source).all()
     with pytest.raises(ValueError, match="nvcc"):
-        BlockPacker(memory, PackedFormat("int4"), node=0)
+        BlockPacker(session, PackedFormat("int4"), node=0)

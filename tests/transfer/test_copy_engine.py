@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cxl_offload import _C
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.transfer import NO_NODE, Link
 
 from .engine_ground import CHUNK, KIB, MIB, engine_of, host, on_gpu
@@ -17,10 +17,10 @@ from .engine_ground import CHUNK, KIB, MIB, engine_of, host, on_gpu
 @pytest.mark.parametrize("pin", [True, False])
 @pytest.mark.parametrize("nbytes", [1, CHUNK - 1, 5 * CHUNK + 3, MIB])
 @pytest.mark.parametrize("where", ["bind:0", "interleave:0,1,2@16KiB", "weighted:0=3,2=1@32KiB"])
-def test_bytes_go_there_and_come_back(memory: Memory, pin: bool, nbytes: int, where: str) -> None:
-    (source, view), (back, landed) = host(memory, nbytes, where, pin=pin), host(memory, nbytes)
+def test_bytes_go_there_and_come_back(session: Session, pin: bool, nbytes: int, where: str) -> None:
+    (source, view), (back, landed) = host(session, nbytes, where, pin=pin), host(session, nbytes)
     gpu = on_gpu(nbytes)
-    with engine_of(memory) as engine:
+    with engine_of(session) as engine:
         there = engine.to_device(gpu.ctypes.data, source.address, nbytes)
         assert there is not None
         there.wait()
@@ -34,19 +34,19 @@ def test_bytes_go_there_and_come_back(memory: Memory, pin: bool, nbytes: int, wh
     del source, view, back, landed, there, home
 
 
-def test_every_byte_is_counted_on_its_link(memory: Memory) -> None:
+def test_every_byte_is_counted_on_its_link(session: Session) -> None:
     nbytes = 40 * 16 * KIB + 5
-    source, _ = host(memory, nbytes, "weighted:0=2,1=1,2=1@16KiB")
-    loose, _ = host(memory, 3 * CHUNK, "bind:2", pin=False)
+    source, _ = host(session, nbytes, "weighted:0=2,1=1,2=1@16KiB")
+    loose, _ = host(session, 3 * CHUNK, "bind:2", pin=False)
     foreign = np.zeros(1000, np.uint8)
     gpu = on_gpu(nbytes)
-    with engine_of(memory) as engine:
+    with engine_of(session) as engine:
         engine.to_device(gpu.ctypes.data, source.address, nbytes)
         engine.to_device(gpu.ctypes.data, loose.address, 3 * CHUNK)
         engine.to_host(foreign.ctypes.data, gpu.ctypes.data, 1000)
         engine.drain()
         links = engine.links()
-    expected = memory.bytes_per_node(source.address, nbytes)
+    expected = session.bytes_per_node(source.address, nbytes)
     assert links[Link("to_device", 0)].nbytes == expected[0]
     assert links[Link("to_device", 1)].nbytes == expected[1]
     assert links[Link("to_device", 2)].nbytes == expected[2] + 3 * CHUNK
@@ -57,11 +57,11 @@ def test_every_byte_is_counted_on_its_link(memory: Memory) -> None:
     del source, loose
 
 
-def test_slow_tier_is_under_way_with_the_fast_one(memory: Memory, driver: _C.FakeDriver) -> None:
+def test_slow_tier_is_under_way_with_the_fast_one(session: Session, driver: _C.FakeDriver) -> None:
     """A stream a node: with the CXL node's stream stuck, the other node's bytes arrive."""
-    source, view = host(memory, 16 * CHUNK, f"interleave:0,2@{CHUNK // KIB}KiB")
+    source, view = host(session, 16 * CHUNK, f"interleave:0,2@{CHUNK // KIB}KiB")
     gpu = on_gpu(16 * CHUNK)
-    with engine_of(memory) as engine:
+    with engine_of(session) as engine:
         handle = engine.to_device(gpu.ctypes.data, source.address, 16 * CHUNK)
         assert handle is not None
         fast, slow = (stream for stream in engine._core.streams if driver.pending(stream))
@@ -76,10 +76,10 @@ def test_slow_tier_is_under_way_with_the_fast_one(memory: Memory, driver: _C.Fak
     del source, view, handle
 
 
-def test_pinned_bytes_of_one_node_go_in_one_copy(memory: Memory, driver: _C.FakeDriver) -> None:
-    source, _ = host(memory, MIB)
+def test_pinned_bytes_of_one_node_go_in_one_copy(session: Session, driver: _C.FakeDriver) -> None:
+    source, _ = host(session, MIB)
     gpu = on_gpu(MIB)
-    with engine_of(memory) as engine:
+    with engine_of(session) as engine:
         engine.to_device(gpu.ctypes.data, source.address, MIB)
         assert driver.copies == 1
     del source
@@ -103,9 +103,9 @@ class FakeTensor:
         return self._pinned
 
 
-def test_tensors_bring_their_own_size_and_pinning(memory: Memory, driver: _C.FakeDriver) -> None:
+def test_tensors_bring_their_own_size_and_pinning(session: Session, driver: _C.FakeDriver) -> None:
     source, target = FakeTensor(np.arange(999), pinned=True), FakeTensor(np.zeros(999, np.int64))
-    with engine_of(memory) as engine:
+    with engine_of(session) as engine:
         handle = engine.to_device(target, source)
         assert handle is not None
         handle.wait()
@@ -123,9 +123,9 @@ def test_tensors_bring_their_own_size_and_pinning(memory: Memory, driver: _C.Fak
         engine.to_device(target, source)
 
 
-def test_part_beyond_an_allocation_is_refused(memory: Memory) -> None:
-    source, _ = host(memory, CHUNK)
-    with engine_of(memory) as engine, pytest.raises(ValueError, match="64 KiB"):
+def test_part_beyond_an_allocation_is_refused(session: Session) -> None:
+    source, _ = host(session, CHUNK)
+    with engine_of(session) as engine, pytest.raises(ValueError, match="64 KiB"):
         engine.to_device(1 << 40, source.address + 8, CHUNK)
     del source
 
@@ -140,16 +140,16 @@ def test_part_beyond_an_allocation_is_refused(memory: Memory) -> None:
     ],
 )
 def test_options_that_do_not_fit_are_refused(
-    memory: Memory, options: dict[str, Any], named: str
+    session: Session, options: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ValueError, match=named):
-        engine_of(memory, **options)
+        engine_of(session, **options)
 
 
-def test_memory_that_is_not_pinned_needs_staging(memory: Memory) -> None:
-    source, _ = host(memory, CHUNK, pin=False)
+def test_memory_that_is_not_pinned_needs_staging(session: Session) -> None:
+    source, _ = host(session, CHUNK, pin=False)
     gpu = on_gpu(CHUNK)
-    with engine_of(memory, staging_bytes=0) as engine:
+    with engine_of(session, staging_bytes=0) as engine:
         with pytest.raises(ValueError, match="staging"):
             engine.to_device(gpu.ctypes.data, source.address, CHUNK)
         assert engine.unfinished_bytes("to_device") == 0

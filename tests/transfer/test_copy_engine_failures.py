@@ -7,31 +7,31 @@ import os
 import pytest
 
 from cxl_offload import _C
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 from .engine_ground import CHUNK, KIB, engine_of, host, on_gpu
 
 
-def test_both_ends_live_as_long_as_the_transfer(memory: Memory, driver: _C.FakeDriver) -> None:
-    source, view = host(memory, CHUNK)
+def test_both_ends_live_as_long_as_the_transfer(session: Session, driver: _C.FakeDriver) -> None:
+    source, view = host(session, CHUNK)
     wanted = view.copy()
     gpu = on_gpu(CHUNK)
-    with engine_of(memory, staging_bytes=0) as engine:
+    with engine_of(session, staging_bytes=0) as engine:
         handle = engine.to_device(gpu.ctypes.data, source.address, CHUNK)
         del source, view, handle
-        assert memory.stats().allocations.current == 1
+        assert session.stats().allocations.current == 1
         engine.drain()
         assert (gpu == wanted).all()
-        assert memory.stats().allocations.current == 0
+        assert session.stats().allocations.current == 0
 
 
 @pytest.mark.parametrize("pin", [True, False])
 def test_refused_copy_fails_its_own_transfer_only(
-    memory: Memory, driver: _C.FakeDriver, pin: bool
+    session: Session, driver: _C.FakeDriver, pin: bool
 ) -> None:
-    source, view = host(memory, 6 * CHUNK, f"interleave:0,1@{CHUNK // KIB}KiB", pin=pin)
+    source, view = host(session, 6 * CHUNK, f"interleave:0,1@{CHUNK // KIB}KiB", pin=pin)
     gpu = on_gpu(6 * CHUNK)
-    with engine_of(memory) as engine:
+    with engine_of(session) as engine:
         driver.fail_copy(3)
         bad = engine.to_device(gpu.ctypes.data, source.address, 6 * CHUNK)
         assert bad is not None
@@ -50,10 +50,10 @@ def test_refused_copy_fails_its_own_transfer_only(
 
 
 def test_broken_gpu_ends_every_transfer_with_an_error(
-    memory: Memory, driver: _C.FakeDriver
+    session: Session, driver: _C.FakeDriver
 ) -> None:
     own = _C.FakeDriver()
-    session = Memory.simulated(memory.machine, driver=own)
+    session = Session.simulated(session.machine, driver=own)
     source, _ = host(session, CHUNK)
     gpu = on_gpu(CHUNK)
     engine = engine_of(session, staging_bytes=0)
@@ -67,10 +67,10 @@ def test_broken_gpu_ends_every_transfer_with_an_error(
     engine.close()
 
 
-def test_fork_leaves_the_engine_to_the_parent(memory: Memory) -> None:
-    source, view = host(memory, CHUNK)
+def test_fork_leaves_the_engine_to_the_parent(session: Session) -> None:
+    source, view = host(session, CHUNK)
     gpu = on_gpu(CHUNK)
-    with engine_of(memory) as engine:
+    with engine_of(session) as engine:
         child = os.fork()
         if child == 0:
             status = 1

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from cxl_offload import _C
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.transfer import CopyEngine
 
 from .engine_ground import CHUNK, MIB, engine_of, eventually, host, on_gpu
 
 
-def test_submitting_does_not_wait_for_the_copy(memory: Memory, driver: _C.FakeDriver) -> None:
+def test_submitting_does_not_wait_for_the_copy(session: Session, driver: _C.FakeDriver) -> None:
     driver.hold_waiters(True)
-    source, view = host(memory, MIB)
+    source, view = host(session, MIB)
     gpu = on_gpu(MIB)
-    engine = engine_of(memory)
+    engine = engine_of(session)
     handle = engine.to_device(gpu.ctypes.data, source.address, MIB)
     assert handle is not None
     assert not handle.query()
@@ -31,12 +31,12 @@ def test_submitting_does_not_wait_for_the_copy(memory: Memory, driver: _C.FakeDr
 
 
 def test_source_that_is_not_pinned_is_read_before_stream_wait_returns(
-    memory: Memory, driver: _C.FakeDriver
+    session: Session, driver: _C.FakeDriver
 ) -> None:
-    source, view = host(memory, 3 * CHUNK, pin=False)
+    source, view = host(session, 3 * CHUNK, pin=False)
     wanted = view.copy()
     gpu = on_gpu(3 * CHUNK)
-    with engine_of(memory) as engine:
+    with engine_of(session) as engine:
         handle = engine.to_device(gpu.ctypes.data, source.address, 3 * CHUNK)
         assert handle is not None
         handle.stream_wait(77)
@@ -45,12 +45,12 @@ def test_source_that_is_not_pinned_is_read_before_stream_wait_returns(
     del source, view, handle
 
 
-def test_staging_is_bounded_and_waits_for_the_gpu(memory: Memory, driver: _C.FakeDriver) -> None:
+def test_staging_is_bounded_and_waits_for_the_gpu(session: Session, driver: _C.FakeDriver) -> None:
     """Four slots a direction: the fifth chunk must wait for the first to be done."""
     driver.hold_waiters(True)
-    source, view = host(memory, 10 * CHUNK, pin=False)
+    source, view = host(session, 10 * CHUNK, pin=False)
     gpu = on_gpu(10 * CHUNK)
-    engine = engine_of(memory)
+    engine = engine_of(session)
     handle = engine.to_device(gpu.ctypes.data, source.address, 10 * CHUNK)
     assert handle is not None
     eventually(lambda: driver.waiters == 1)
@@ -66,11 +66,13 @@ def test_staging_is_bounded_and_waits_for_the_gpu(memory: Memory, driver: _C.Fak
     del source, view, handle
 
 
-def test_limit_makes_submitters_wait_for_the_oldest(memory: Memory, driver: _C.FakeDriver) -> None:
+def test_limit_makes_submitters_wait_for_the_oldest(
+    session: Session, driver: _C.FakeDriver
+) -> None:
     driver.hold_waiters(True)
-    source, view = host(memory, 4 * CHUNK)
+    source, view = host(session, 4 * CHUNK)
     gpu = [on_gpu(4 * CHUNK) for _ in range(3)]
-    engine = engine_of(memory, limit_bytes=8 * CHUNK)
+    engine = engine_of(session, limit_bytes=8 * CHUNK)
     handles = [engine.to_device(each.ctypes.data, source.address, 4 * CHUNK) for each in gpu[:2]]
     assert engine.unfinished_bytes("to_device") == 8 * CHUNK
     refused = engine.to_device(gpu[2].ctypes.data, source.address, 4 * CHUNK, wait=False)
@@ -101,10 +103,10 @@ def test_limit_makes_submitters_wait_for_the_oldest(memory: Memory, driver: _C.F
     del source, view, handles, other
 
 
-def test_transfer_larger_than_the_limit_goes_alone(memory: Memory) -> None:
-    source, view = host(memory, 6 * CHUNK)
+def test_transfer_larger_than_the_limit_goes_alone(session: Session) -> None:
+    source, view = host(session, 6 * CHUNK)
     gpu = on_gpu(6 * CHUNK)
-    with engine_of(memory, limit_bytes=CHUNK) as engine:
+    with engine_of(session, limit_bytes=CHUNK) as engine:
         first = engine.to_device(gpu.ctypes.data, source.address, 6 * CHUNK)
         second = engine.to_device(gpu.ctypes.data, source.address, 6 * CHUNK)
         assert first is not None
@@ -115,10 +117,12 @@ def test_transfer_larger_than_the_limit_goes_alone(memory: Memory) -> None:
     del source, view, first, second
 
 
-def test_copy_runs_behind_the_work_of_other_streams(memory: Memory, driver: _C.FakeDriver) -> None:
-    source, view = host(memory, CHUNK)
+def test_copy_runs_behind_the_work_of_other_streams(
+    session: Session, driver: _C.FakeDriver
+) -> None:
+    source, view = host(session, CHUNK)
     gpu = on_gpu(CHUNK)
-    with engine_of(memory) as engine:
+    with engine_of(session) as engine:
         driver.launch(5)
         handle = engine.to_device(gpu.ctypes.data, source.address, CHUNK, after=(5,))
         assert handle is not None
@@ -133,7 +137,7 @@ def test_copy_runs_behind_the_work_of_other_streams(memory: Memory, driver: _C.F
     del source, view, handle
 
 
-def test_many_threads_both_ways(memory: Memory) -> None:
+def test_many_threads_both_ways(session: Session) -> None:
     sizes = [1, CHUNK, 3 * CHUNK + 7, 20 * CHUNK]
     wrong: list[int] = []
 
@@ -141,7 +145,7 @@ def test_many_threads_both_ways(memory: Memory) -> None:
         for turn in range(12):
             nbytes = sizes[(seed + turn) % len(sizes)]
             source, view = host(
-                memory, nbytes, f"interleave:0,{1 + turn % 2}@16KiB", pin=bool(turn % 3)
+                session, nbytes, f"interleave:0,{1 + turn % 2}@16KiB", pin=bool(turn % 3)
             )
             back = np.zeros(nbytes, np.uint8)
             gpu = on_gpu(nbytes)
@@ -154,7 +158,7 @@ def test_many_threads_both_ways(memory: Memory) -> None:
             if not (back == view).all():
                 wrong.append(seed)
 
-    with engine_of(memory, limit_bytes=30 * CHUNK) as engine:
+    with engine_of(session, limit_bytes=30 * CHUNK) as engine:
         threads = [threading.Thread(target=work, args=(engine, seed)) for seed in range(4)]
         for thread in threads:
             thread.start()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cxl_offload import _C
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.transfer import Link, Transfer, prefetched
 
 from .engine_ground import CHUNK, engine_of, host, on_gpu
@@ -15,14 +15,14 @@ from .engine_ground import CHUNK, engine_of, host, on_gpu
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("steps", [0, 1, 2, 9])
 def test_prefetch_gives_each_step_its_own_bytes(
-    memory: Memory, driver: _C.FakeDriver, depth: int, steps: int
+    session: Session, driver: _C.FakeDriver, depth: int, steps: int
 ) -> None:
     """The consumer's work runs late: a copy that did not wait for it would be seen."""
     compute = 99
-    layers = [host(memory, CHUNK + step, "bind:2") for step in range(steps)]
+    layers = [host(session, CHUNK + step, "bind:2") for step in range(steps)]
     slots = [on_gpu(CHUNK + 16) for _ in range(depth + 1)]
     seen = [np.zeros(CHUNK + step, np.uint8) for step in range(steps)]
-    with engine_of(memory, staging_bytes=0) as engine:
+    with engine_of(session, staging_bytes=0) as engine:
         transfers = [
             Transfer(slots[step % (depth + 1)].ctypes.data, layer[0].address, CHUNK + step)
             for step, layer in enumerate(layers)
@@ -39,6 +39,6 @@ def test_prefetch_gives_each_step_its_own_bytes(
     del layers
 
 
-def test_prefetch_of_nothing_ahead_is_refused(memory: Memory) -> None:
-    with engine_of(memory) as engine, pytest.raises(ValueError, match="0 transfers"):
+def test_prefetch_of_nothing_ahead_is_refused(session: Session) -> None:
+    with engine_of(session) as engine, pytest.raises(ValueError, match="0 transfers"):
         next(prefetched(engine, [], depth=0, stream=1))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cxl_offload.memory import Bind, FirstTouch, Interleave, Memory
+from cxl_offload.memory import Bind, FirstTouch, Interleave, Session
 from cxl_offload.memory.session import Pages
 from tests.placement.child import MIB
 from tests.placement.kernel_calls import (
@@ -36,8 +36,8 @@ _ALLOCATING_S = 4.0
 
 
 @pytest.fixture
-def memory() -> Iterator[Memory]:
-    session = LinuxRig(SPEC).memory
+def session() -> Iterator[Session]:
+    session = LinuxRig(SPEC).session
     yield session
     session.trim()
     assert session.stats().mapped_bytes.current == 0
@@ -59,10 +59,10 @@ def _busy_numa_balancing() -> Iterator[None]:
             path.write_text(text)
 
 
-def test_numa_balancing_leaves_placed_pages_alone(memory: Memory) -> None:
+def test_numa_balancing_leaves_placed_pages_alone(session: Session) -> None:
     """It ran: pages without a policy follow the thread that uses them."""
     nbytes = 4 * MIB
-    block = memory.allocate(nbytes, Bind((1,)))
+    block = session.allocate(nbytes, Bind((1,)))
     unplaced, address = anonymous(nbytes)
     set_thread_policy(MPOL_PREFERRED, [1])
     populate(address, nbytes)
@@ -93,7 +93,7 @@ def _marked_pages() -> int:
 
 @pytest.mark.parametrize("pages", ["base", "thp"])
 def test_pages_marked_while_they_are_placed_are_not_taken_for_absent(
-    memory: Memory, pages: Pages
+    session: Session, pages: Pages
 ) -> None:
     """Linux 6.1 answers that marked pages are not there; a placed one must never stay marked."""
     policy = Interleave((0, SPEC.node_ids[-1]))
@@ -103,18 +103,18 @@ def test_pages_marked_while_they_are_placed_are_not_taken_for_absent(
         marked = _marked_pages()
         deadline = time.monotonic() + _ALLOCATING_S
         while time.monotonic() < deadline:
-            block = memory.allocate(nbytes, policy, pages=pages)
+            block = session.allocate(nbytes, policy, pages=pages)
             for _ in range(3):
                 assert page_nodes(block.address, nbytes) == expected
-            memory.move(block, Bind((1,)))
+            session.move(block, Bind((1,)))
             assert block.bytes_per_node() == {1: nbytes}
             del block
         assert _marked_pages() > marked + nbytes // PAGE
 
 
-def test_memory_of_first_touch_is_seen_where_it_is(memory: Memory) -> None:
+def test_memory_of_first_touch_is_seen_where_it_is(session: Session) -> None:
     nbytes = 8 * MIB
-    block = memory.allocate(nbytes, FirstTouch())
+    block = session.allocate(nbytes, FirstTouch())
     with _busy_numa_balancing():
         ctypes.memset(block.address, 1, nbytes)
         places = page_nodes(block.address, nbytes)

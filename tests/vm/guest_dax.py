@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cxl_offload import _C, discover
-from cxl_offload.memory import Dax, Memory
+from cxl_offload.memory import Dax, Session
 from tests.vm.long_term_pin import LongTermPins
 
 DRIVERS = Path("/sys/bus/dax/drivers")
@@ -58,15 +58,15 @@ def policy() -> Dax:
     node = int((device / "target_node").read_text())
     assert discover().dax[0].mode == "system-ram"
     with pytest.raises(ValueError, match=f"mode system-ram, so its memory is node {node}"):
-        Memory.linux().allocate(4096, Dax(device.name))
+        Session.linux().allocate(4096, Dax(device.name))
     make_devdax(device)
     assert not discover().node(node).has_memory
     return Dax(device.name)
 
 
 @pytest.fixture
-def memory(policy: Dax) -> Iterator[Memory]:
-    session = Memory.linux()
+def session(policy: Dax) -> Iterator[Session]:
+    session = Session.linux()
     yield session
     session.trim()
     assert session.stats().devices[policy.device].current_bytes == 0
@@ -90,38 +90,40 @@ def test_topology_shows_the_device_and_its_cxl_chain(policy: Dax) -> None:
     assert device.cxl.memdevs == ("mem0",)
 
 
-def test_block_is_a_mapping_of_the_device_and_keeps_its_bytes(policy: Dax, memory: Memory) -> None:
+def test_block_is_a_mapping_of_the_device_and_keeps_its_bytes(
+    policy: Dax, session: Session
+) -> None:
     pattern = bytes(range(256)) * (MIB // 256)
-    block = memory.allocate(4 * MIB, policy)
+    block = session.allocate(4 * MIB, policy)
     line = mapping_of(block.address)
     assert line.endswith(f"/dev/{policy.device}")
     assert " rw-s " in line
     assert block.address % (2 * MIB) == 0
     ctypes.memmove(block.address + MIB, pattern, MIB)
     assert ctypes.string_at(block.address + MIB, MIB) == pattern
-    assert memory.placement(block.address, 4 * MIB).devices == {policy.device: 4 * MIB}
+    assert session.placement(block.address, 4 * MIB).devices == {policy.device: 4 * MIB}
     assert block.bytes_per_node() == {}
     del block
 
 
-def test_device_is_full_at_its_own_size(policy: Dax, memory: Memory) -> None:
+def test_device_is_full_at_its_own_size(policy: Dax, session: Session) -> None:
     with pytest.raises(MemoryError, match=r"256 MiB of its 256 MiB are free"):
-        memory.allocate(256 * MIB + 1, policy)
-    blocks = [memory.allocate(64 * MIB, policy) for _ in range(4)]
+        session.allocate(256 * MIB + 1, policy)
+    blocks = [session.allocate(64 * MIB, policy) for _ in range(4)]
     with pytest.raises(MemoryError, match=r"0 B of its 256 MiB are free"):
-        memory.allocate(1, policy)
+        session.allocate(1, policy)
     del blocks[1:3]
-    blocks.append(memory.allocate(128 * MIB, policy))
+    blocks.append(session.allocate(128 * MIB, policy))
     ctypes.memset(blocks[-1].address + 127 * MIB, 1, 4096)
     del blocks
 
 
 def test_bytes_stay_for_the_next_session(policy: Dax) -> None:
-    first = Memory.linux()
+    first = Session.linux()
     block = first.allocate(2 * MIB, policy)
     ctypes.memset(block.address, 0x5A, 64 << 10)
     del block, first
-    again = Memory.linux().allocate(2 * MIB, policy)
+    again = Session.linux().allocate(2 * MIB, policy)
     assert ctypes.string_at(again.address, 64 << 10) == b"\x5a" * (64 << 10)
 
 
@@ -129,32 +131,32 @@ def test_long_term_pin_leaves_the_memory_on_the_device(policy: Dax) -> None:
     """Where the same memory as a movable node would have lost its pages to node 0."""
     driver, pins = _C.FakeDriver(), LongTermPins()
     driver.pin_with(pins.pin, pins.unpin)
-    memory = Memory.linux(driver=driver)
-    block = memory.allocate(4 * MIB, policy, pin=True)
+    session = Session.linux(driver=driver)
+    block = session.allocate(4 * MIB, policy, pin=True)
     assert pins.count == 1
     assert mapping_of(block.address).endswith(f"/dev/{policy.device}")
-    assert memory.placement(block.address, 4 * MIB).devices == {policy.device: 4 * MIB}
+    assert session.placement(block.address, 4 * MIB).devices == {policy.device: 4 * MIB}
     ctypes.memset(block.address, 0x3C, 64 << 10)
     assert ctypes.string_at(block.address, 64 << 10) == b"\x3c" * (64 << 10)
     del block
-    memory.trim()
+    session.trim()
     assert pins.count == 0
 
 
 CHILD = """
 import sys
-from cxl_offload.memory import Dax, Memory
+from cxl_offload.memory import Dax, Session
 try:
-    Memory.linux().allocate(4096, Dax(sys.argv[1]))
+    Session.linux().allocate(4096, Dax(sys.argv[1]))
 except OSError as error:
     sys.exit(error.errno)
 """
 
 
 def test_other_process_is_refused_while_the_device_is_held(policy: Dax) -> None:
-    memory = Memory.linux()
-    block = memory.allocate(2 * MIB, policy)
+    session = Session.linux()
+    block = session.allocate(2 * MIB, policy)
     command = [sys.executable, "-c", CHILD, policy.device]
     assert subprocess.run(command, check=False).returncode == errno.EBUSY
-    del block, memory
+    del block, session
     assert subprocess.run(command, check=False).returncode == 0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cxl_offload.memory import Bind, Interleave, Memory, Weighted
+from cxl_offload.memory import Bind, Interleave, Session, Weighted
 from tests.placement.child import MIB, run_in_child, stranger_filling
 from tests.placement.kernel_calls import (
     MPOL_DEFAULT,
@@ -40,8 +40,8 @@ LAST = SPEC.node_ids[-1]
 
 
 @pytest.fixture
-def memory() -> Iterator[Memory]:
-    session = LinuxRig(SPEC).memory
+def session() -> Iterator[Session]:
+    session = LinuxRig(SPEC).session
     kills = oom_kills()
     yield session
     session.trim()
@@ -87,7 +87,7 @@ def _stripe_by_hand(address: int, nbytes: int, nodes: list[int]) -> None:
     set_thread_policy(MPOL_DEFAULT)
 
 
-def test_khugepaged_leaves_small_granules_alone(memory: Memory) -> None:
+def test_khugepaged_leaves_small_granules_alone(session: Session) -> None:
     """It ran: stripes made by hand, without our advice, are destroyed meanwhile."""
     unprotected, address = anonymous(5 * HUGE)
     begin = -(-address // HUGE) * HUGE
@@ -99,7 +99,7 @@ def test_khugepaged_leaves_small_granules_alone(memory: Memory) -> None:
         Interleave((0, LAST), granule_bytes=PAGE),
     ]
     with _busy_khugepaged():
-        blocks = [memory.allocate(8 * HUGE, policy) for policy in policies]
+        blocks = [session.allocate(8 * HUGE, policy) for policy in policies]
         deadline = time.monotonic() + 60
         while page_nodes(begin, 4 * HUGE) == by_hand:
             assert time.monotonic() < deadline, "khugepaged never came by"
@@ -112,43 +112,43 @@ def test_khugepaged_leaves_small_granules_alone(memory: Memory) -> None:
     unprotected.madvise(mmap.MADV_DONTNEED)
 
 
-def test_transparent_huge_pages_are_huge_and_striped(memory: Memory) -> None:
+def test_transparent_huge_pages_are_huge_and_striped(session: Session) -> None:
     policy = Weighted({0: 4, 1: 2, LAST: 1})
-    block = memory.allocate(14 * HUGE, policy, pages="thp")
+    block = session.allocate(14 * HUGE, policy, pages="thp")
     assert _smaps_bytes(block.address, "AnonHugePages") == 14 * HUGE
     assert page_nodes(block.address, 14 * HUGE) == expected_nodes(policy, 14 * HUGE)
 
 
 @pytest.mark.parametrize("node", [node.id for node in SPEC.nodes if node.gigantic_pages])
-def test_gigantic_page_comes_from_the_pool_of_its_node(memory: Memory, node: int) -> None:
+def test_gigantic_page_comes_from_the_pool_of_its_node(session: Session, node: int) -> None:
     pool = Path(f"/sys/devices/system/node/node{node}/hugepages/hugepages-1048576kB")
-    block = memory.allocate((1 << 30) - 5, Bind((node,)), pages="1GiB")
+    block = session.allocate((1 << 30) - 5, Bind((node,)), pages="1GiB")
     assert (block.held_bytes, block.page_bytes) == (1 << 30, 1 << 30)
     assert page_nodes(block.address, PAGE) == [node]
     assert page_nodes(block.address + (1 << 30) - PAGE, PAGE) == [node]
     assert (pool / "free_hugepages").read_text().strip() == "0"
     with pytest.raises(MemoryError, match=f"node {node}"):
-        memory.allocate(1 << 30, Bind((node,)), pages="1GiB")
+        session.allocate(1 << 30, Bind((node,)), pages="1GiB")
     del block
-    memory.trim()
+    session.trim()
     assert (pool / "free_hugepages").read_text().strip() == "1"
 
 
-def test_system_wide_weights_do_not_reach_our_stripes(memory: Memory) -> None:
+def test_system_wide_weights_do_not_reach_our_stripes(session: Session) -> None:
     files = [KERNEL_WEIGHTS / f"node{node}" for node in SPEC.node_ids]
     before = [path.read_text() for path in files]
     for path, weight in zip(files, (1, 7, 3), strict=True):
         path.write_text(str(weight))
     try:
         policy = Weighted({0: 4, 1: 2, LAST: 1}, granule_bytes=SMALL_STRIPE)
-        block = memory.allocate(2 * MIB, policy)
+        block = session.allocate(2 * MIB, policy)
         assert page_nodes(block.address, 2 * MIB) == expected_nodes(policy, 2 * MIB)
     finally:
         for path, text in zip(files, before, strict=True):
             path.write_text(text)
 
 
-def test_page_cache_gives_way(memory: Memory) -> None:
+def test_page_cache_gives_way(session: Session) -> None:
     """A node that is full of cached files still takes what it has room for."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None
@@ -162,12 +162,12 @@ def test_page_cache_gives_way(memory: Memory) -> None:
     cached = sum(meminfo_bytes(LAST, name) for name in ("Active(file)", "Inactive(file)"))
     assert cached > 128 * MIB
     nbytes = (meminfo_bytes(LAST, "MemFree") + cached // 3) // PAGE * PAGE
-    block = memory.allocate(nbytes, Bind((LAST,)))
+    block = session.allocate(nbytes, Bind((LAST,)))
     assert set(page_nodes(block.address, nbytes)) == {LAST}
 
 
-def test_copies_on_write_stay_on_the_node(memory: Memory) -> None:
-    block = memory.allocate(8 * MIB, Bind((LAST,)))
+def test_copies_on_write_stay_on_the_node(session: Session) -> None:
+    block = session.allocate(8 * MIB, Bind((LAST,)))
     ctypes.memset(block.address, 1, block.nbytes)
 
     def child() -> None:
@@ -179,12 +179,12 @@ def test_copies_on_write_stay_on_the_node(memory: Memory) -> None:
     assert set(page_nodes(block.address, block.nbytes)) == {LAST}
 
 
-def test_copies_on_write_kill_nobody_when_the_node_is_full(memory: Memory) -> None:
+def test_copies_on_write_kill_nobody_when_the_node_is_full(session: Session) -> None:
     """The parent writes while a child still holds the pages; the copies go elsewhere."""
     # The kernel gives page cache back while we write: more is written than there can be of it.
     Path("/proc/sys/vm/drop_caches").write_text("1")
     nbytes = 128 * MIB
-    block = memory.allocate(nbytes, Bind((1,)))
+    block = session.allocate(nbytes, Bind((1,)))
     ctypes.memset(block.address, 0x11, nbytes)
     go_reader, go_writer = os.pipe()
     reader = os.fork()

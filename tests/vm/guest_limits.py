@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cxl_offload.memory import Bind, Interleave, Memory, Preferred, Weighted
+from cxl_offload.memory import Bind, Interleave, Preferred, Session, Weighted
 from cxl_offload.topology import discover
 from tests.placement.child import MIB, run_in_child, stranger_filling
 from tests.placement.kernel_calls import PAGE, available_bytes, oom_kills, page_nodes
@@ -51,16 +51,16 @@ def test_cgroup_that_is_too_small_is_named_and_kills_nobody() -> None:
 
         def child() -> None:
             _join(group)
-            memory = Memory.linux()
-            limits = memory.machine.limits
+            session = Session.linux()
+            limits = session.machine.limits
             assert limits.cgroup_max_bytes == 192 * MIB
-            small = memory.allocate(64 * MIB, Bind((LAST,)))
+            small = session.allocate(64 * MIB, Bind((LAST,)))
             assert set(page_nodes(small.address, small.nbytes)) == {LAST}
             for policy in (Bind((0,)), Preferred((LAST, 1, 0)), Interleave((0, LAST))):
                 with pytest.raises(MemoryError, match=r"cgroup /limited memory\.max"):
-                    memory.allocate(160 * MIB, policy)
-                assert memory.stats().mapped_bytes.current == small.nbytes
-            more = memory.allocate(64 * MIB, Interleave((0, LAST)))
+                    session.allocate(160 * MIB, policy)
+                assert session.stats().mapped_bytes.current == small.nbytes
+            more = session.allocate(64 * MIB, Interleave((0, LAST)))
             assert sum(more.bytes_per_node().values()) == 64 * MIB
 
         run_in_child(child)
@@ -75,17 +75,17 @@ def test_node_outside_the_cpuset_is_refused_and_never_spilled_to() -> None:
             machine = discover()
             assert [n.id for n in machine.nodes if n.has_memory and not n.allowed] == [1]
             assert all(1 not in tier.nodes for tier in machine.tiers)
-            memory = Memory.linux(machine)
-            assert memory.kernel.allowed_nodes == [0, LAST]
+            session = Session.linux(machine)
+            assert session.kernel.allowed_nodes == [0, LAST]
             for policy in (Bind((1,)), Bind((0, 1)), STRIPE):
                 with pytest.raises(ValueError, match="node 1 has no memory that this process may"):
-                    memory.allocate(MIB, policy)
+                    session.allocate(MIB, policy)
             striped = Weighted({0: 1, LAST: 3}, granule_bytes=PAGE)
-            block = memory.allocate(MIB, striped)
+            block = session.allocate(MIB, striped)
             assert page_nodes(block.address, MIB) == expected_nodes(striped, MIB)
             with stranger_filling(LAST, leave_bytes=128 * MIB):
                 nbytes = (available_bytes(LAST) + 128 * MIB) // PAGE * PAGE
-                spilled = memory.allocate(nbytes, Preferred((LAST,)))
+                spilled = session.allocate(nbytes, Preferred((LAST,)))
                 assert set(page_nodes(spilled.address, nbytes)) == {0, LAST}
 
         kills = oom_kills()
@@ -98,14 +98,14 @@ def test_everything_works_without_privileges() -> None:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        memory = Memory.linux()
+        session = Session.linux()
         for policy in (Bind((LAST,)), Preferred((1,)), Interleave((0, LAST)), STRIPE):
-            block = memory.allocate(28 * MIB, policy)
+            block = session.allocate(28 * MIB, policy)
             assert page_nodes(block.address, block.nbytes) == expected_nodes(policy, block.nbytes)
-            memory.move(block, Bind((1,)))
+            session.move(block, Bind((1,)))
             assert set(page_nodes(block.address, block.nbytes)) == {1}
             del block
-        memory.trim()
-        assert memory.stats().mapped_bytes.current == 0
+        session.trim()
+        assert session.stats().mapped_bytes.current == 0
 
     run_in_child(child)

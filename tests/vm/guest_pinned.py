@@ -13,7 +13,7 @@ import pytest
 
 from cxl_offload import _C
 from cxl_offload.errors import PlacementError
-from cxl_offload.memory import Bind, Memory, Weighted
+from cxl_offload.memory import Bind, Session, Weighted
 from cxl_offload.topology.hazards import find_hazards
 from tests.vm.harness.machine import load
 from tests.vm.long_term_pin import LongTermPins
@@ -26,15 +26,15 @@ SIZE = 4 << 20
 PATTERN = bytes(range(256)) * (SIZE // 256)
 
 
-def session() -> tuple[Memory, LongTermPins, _C.FakeDriver]:
+def pinned_session() -> tuple[Session, LongTermPins, _C.FakeDriver]:
     driver = _C.FakeDriver()
     pins = LongTermPins()
     driver.pin_with(pins.pin, pins.unpin)
-    return Memory.linux(driver=driver), pins, driver
+    return Session.linux(driver=driver), pins, driver
 
 
-def written(memory: Memory, node: int) -> _C.Allocation:
-    block = memory.allocate(SIZE, Bind((node,)), pin=True)
+def written(session: Session, node: int) -> _C.Allocation:
+    block = session.allocate(SIZE, Bind((node,)), pin=True)
     ctypes.memmove(block.address, PATTERN, SIZE)
     return block
 
@@ -44,52 +44,52 @@ def contents(block: _C.Allocation) -> bytes:
 
 
 def test_zone_is_what_the_machine_says() -> None:
-    memory = Memory.linux()
-    assert (memory.kernel.movable_bytes(CXL) > 0) == MOVABLE
-    assert (memory.machine.node(CXL).movable_bytes > 0) == MOVABLE
-    assert memory.kernel.movable_bytes(0) == memory.machine.node(0).movable_bytes
+    session = Session.linux()
+    assert (session.kernel.movable_bytes(CXL) > 0) == MOVABLE
+    assert (session.machine.node(CXL).movable_bytes > 0) == MOVABLE
+    assert session.kernel.movable_bytes(0) == session.machine.node(0).movable_bytes
     names = {hazard.name for hazard in find_hazards()}
     assert ("movable-zone" in names) == MOVABLE
 
 
 def test_strict_pin_is_refused_exactly_where_pages_would_move() -> None:
-    memory, pins, driver = session()
+    session, pins, driver = pinned_session()
     if not MOVABLE:
-        block = memory.allocate(SIZE, Bind((CXL,)), pin=True)
+        block = session.allocate(SIZE, Bind((CXL,)), pin=True)
         assert block.bytes_per_node() == {CXL: SIZE}
         assert pins.count == 1
         assert not block.notes
         return
     with pytest.raises(PlacementError, match=rf"left node {CXL} for node 0.*online_kernel"):
-        memory.allocate(SIZE, Bind((CXL,)), pin=True)
+        session.allocate(SIZE, Bind((CXL,)), pin=True)
     assert pins.count == 0
     assert driver.registered_bytes == 0
-    assert memory.stats().mapped_bytes.current == 0
+    assert session.stats().mapped_bytes.current == 0
 
 
 def test_lenient_pin_says_where_the_pages_are() -> None:
-    memory, pins, _ = session()
-    block = memory.allocate(SIZE, Bind((CXL,)), pin=True, strict=False)
-    placement = memory.placement(block.address, SIZE)
+    session, pins, _ = pinned_session()
+    block = session.allocate(SIZE, Bind((CXL,)), pin=True, strict=False)
+    placement = session.placement(block.address, SIZE)
     assert placement.granted == ({0: SIZE} if MOVABLE else {CXL: SIZE})
     assert bool(placement.notes) == MOVABLE
-    held = {node: use.current_bytes for node, use in memory.stats().nodes.items()}
+    held = {node: use.current_bytes for node, use in session.stats().nodes.items()}
     assert {node: count for node, count in held.items() if count} == placement.granted
     del block
-    memory.trim()
+    session.trim()
     assert pins.count == 0
 
 
 def test_interleave_keeps_its_share_exactly_where_pages_stay() -> None:
-    memory, _, _ = session()
-    block = memory.allocate(2 * SIZE, Weighted({0: 1, CXL: 1}), pin=True, strict=False)
+    session, _, _ = pinned_session()
+    block = session.allocate(2 * SIZE, Weighted({0: 1, CXL: 1}), pin=True, strict=False)
     assert block.bytes_per_node() == ({0: 2 * SIZE} if MOVABLE else {0: SIZE, CXL: SIZE})
 
 
 def test_pinned_page_does_not_move_by_itself() -> None:
     """What the package guards against: the kernel refuses to move what is pinned."""
     pins = LongTermPins()
-    other = Memory.linux()
+    other = Session.linux()
     block = other.allocate(SIZE, Bind((0,)))
     pins.pin(block.address, SIZE)
     with pytest.raises((OSError, MemoryError)):
@@ -101,18 +101,18 @@ def test_pinned_page_does_not_move_by_itself() -> None:
 
 
 def test_pinned_live_memory_moves_with_its_contents() -> None:
-    memory, pins, driver = session()
-    block = written(memory, 0)
+    session, pins, driver = pinned_session()
+    block = written(session, 0)
     address = block.address
     view = np.from_dlpack(block).view(np.uint8)[7::4096]
     if MOVABLE:
         with pytest.raises(PlacementError, match="back where it was"):
-            memory.move(block, Bind((CXL,)))
+            session.move(block, Bind((CXL,)))
         assert block.bytes_per_node() == {0: SIZE}
     else:
-        memory.move(block, Bind((CXL,)))
+        session.move(block, Bind((CXL,)))
         assert block.bytes_per_node() == {CXL: SIZE}
-        memory.move(block, Weighted({0: 1, CXL: 1}))
+        session.move(block, Weighted({0: 1, CXL: 1}))
         assert block.bytes_per_node() == {0: SIZE // 2, CXL: SIZE // 2}
     assert (block.address, contents(block)) == (address, PATTERN)
     view[-1] = 0xA5
@@ -124,16 +124,16 @@ def test_pinned_live_memory_moves_with_its_contents() -> None:
 
 
 def test_move_that_cannot_be_pinned_again_leaves_the_memory_valid() -> None:
-    memory, pins, driver = session()
-    block = written(memory, 0)
+    session, pins, driver = pinned_session()
+    block = written(session, 0)
     driver.fail_registration(1)
     with pytest.raises(PlacementError, match="not pinned any more"):
-        memory.move(block, Bind((CXL,)))
+        session.move(block, Bind((CXL,)))
     assert block.bytes_per_node() == {CXL: SIZE}
     assert contents(block) == PATTERN
     assert pins.count == 0
     assert not block.pinned
-    memory.move(block, Bind((0,)))
+    session.move(block, Bind((0,)))
     assert block.pinned
     assert block.bytes_per_node() == {0: SIZE}
     assert contents(block) == PATTERN

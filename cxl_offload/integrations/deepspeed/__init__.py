@@ -1,8 +1,8 @@
 """DeepSpeed's ZeRO-Offload with its host tensors in tiers. The package itself is not edited.
 
 >>> import deepspeed
->>> from cxl_offload.integrations.deepspeed import placement
->>> with placement({"exp_avg": "cxl", "exp_avg_sq": "cxl"}) as placed:
+>>> from cxl_offload.integrations.deepspeed import placing
+>>> with placing({"exp_avg": "cxl", "exp_avg_sq": "cxl"}) as placed:
 ...     engine, *_ = deepspeed.initialize(model=model, config=config)
 >>> print(placed.table())
 
@@ -11,8 +11,9 @@ DeepSpeed and torch are loaded by the first name that needs them.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
     from cxl_offload.integrations.deepspeed.attached import AttachedEngine
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from cxl_offload.integrations.deepspeed.scope import (
         Placed,
         attach,
-        placement,
+        placing,
         start_from_environment,
     )
 
@@ -29,9 +30,8 @@ _HOMES = {
     "attached": ("AttachedEngine",),
     "kinds": ("KINDS", "KindPolicies", "kind_policies"),
     "report": ("KindRow",),
-    "scope": ("Placed", "attach", "placement", "start_from_environment"),
+    "scope": ("Placed", "attach", "placing", "start_from_environment"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "KINDS",
@@ -41,18 +41,8 @@ __all__ = [
     "Placed",
     "attach",
     "kind_policies",
-    "placement",
+    "placing",
     "start_from_environment",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME_OF])
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -29,7 +29,7 @@ _NOT_ASKED = (
 
 
 class AttachedEngine:
-    """Keeps the host tensors of one engine at their places; made by ``placement`` and ``attach``.
+    """Keeps the host tensors of one engine at their places; made by ``placing`` and ``attach``.
 
     Holds no reference to the engine, so that dropping the engine returns its memory.
     """
@@ -159,14 +159,14 @@ class AttachedEngine:
         return tuple(made)
 
     def _row(self, kind: str, spans: list[tuple[int, int]], placed: bool) -> KindRow:
-        places = [self.store.memory.placement(*span) for span in spans]
+        places = [self.store.session.placement(*span) for span in spans]
         granted: dict[int, int] = {}
         for place in places:
             for node, nbytes in place.granted.items():
                 granted[node] = granted.get(node, 0) + nbytes
         notes = {note: None for place in places for note in place.notes}
         policy = self.store.policies.by_kind[kind]
-        advice = cxl_note(kind, policy, self.store.memory.machine)
+        advice = cxl_note(kind, policy, self.store.session.machine)
         if advice is not None and placed:
             notes[advice] = None
         if not placed:
@@ -178,7 +178,7 @@ class AttachedEngine:
             requested=str(policy) if placed else None,
             granted=granted,
             pinned=all(place.pinned for place in places),
-            simulated=self.store.memory.is_simulated and placed,
+            simulated=self.store.session.is_simulated and placed,
             notes=tuple(notes),
         )
 

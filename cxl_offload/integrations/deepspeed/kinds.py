@@ -11,8 +11,8 @@ from typing import TypeAlias, cast
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import (
     Interleave,
-    PlacementLike,
     Policy,
+    PolicyLike,
     Preferred,
     Weighted,
     as_policy,
@@ -43,7 +43,7 @@ KINDS = (*STREAMED, *COPIED)
 _LIKE = {"temp_grad": "staging", "grad_accumulation": "staging", "other_states": "exp_avg"}
 """Kinds that a plan does not know, and whose place they share there."""
 
-PlanOrPolicy: TypeAlias = Plan | PlacementLike | Mapping[str, PlacementLike] | Path | None
+PlanOrPolicy: TypeAlias = Plan | PolicyLike | Mapping[str, PolicyLike] | Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,13 @@ def kind_policies(
     if isinstance(request, Path):
         request = load_plan(request)
     if isinstance(request, Plan):
-        chosen: Mapping[str, PlacementLike] = _of_plan(request)
+        chosen: Mapping[str, PolicyLike] = _of_plan(request)
         source = f"plan of {request.model} on {request.machine}"
     elif isinstance(request, Mapping) and all(isinstance(key, str) for key in request):
-        chosen = cast("Mapping[str, PlacementLike]", request)
+        chosen = cast("Mapping[str, PolicyLike]", request)
         source = "policies of the caller"
     else:
-        one = cast("PlacementLike", request)
+        one = cast("PolicyLike", request)
         chosen, source = dict.fromkeys(KINDS, one), "one policy of the caller"
     unknown = [kind for kind in chosen if kind not in KINDS]
     if unknown:
@@ -120,13 +120,13 @@ def cxl_note(kind: str, policy: Policy, machine: Machine) -> str | None:
     )
 
 
-def _of_plan(plan: Plan) -> dict[str, PlacementLike]:
+def _of_plan(plan: Plan) -> dict[str, PolicyLike]:
     if plan.executor != "deepspeed":
         raise ConfigError(
             f"a plan for {plan.executor} cannot place DeepSpeed's tensors; "
             "make one with cxl-offload plan training"
         )
-    chosen: dict[str, PlacementLike] = {
+    chosen: dict[str, PolicyLike] = {
         home.kind: home.policy for home in plan.homes if home.policy and home.kind in KINDS
     }
     for kind, like in _LIKE.items():
@@ -150,7 +150,7 @@ def parse_request(text: str) -> PlanOrPolicy:
         return Path(text)
     parts = [part.strip() for part in text.split(";") if part.strip()]
     if parts and parts[0].partition("=")[0].strip() in KINDS:
-        chosen: dict[str, PlacementLike] = {}
+        chosen: dict[str, PolicyLike] = {}
         for part in parts:
             kind, sign, policy = (each.strip() for each in part.partition("="))
             if not sign or not policy or kind in chosen:

@@ -1,4 +1,4 @@
-"""The one line in a training script: ``with placement(...)``, ``attach``, or a variable."""
+"""The one line in a training script: ``with placing(...)``, ``attach``, or a variable."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from cxl_offload.integrations.deepspeed.kinds import (
     parse_request,
 )
 from cxl_offload.integrations.deepspeed.store import Store
-from cxl_offload.memory import Memory, Pages, active, chosen
+from cxl_offload.memory import Pages, Session, chosen_session, current_session
+from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine
 
-__all__ = ["Placed", "attach", "placement", "start_from_environment"]
+__all__ = ["Placed", "attach", "placing", "start_from_environment"]
 
 _LOG = logging.getLogger("cxl_offload.integrations.deepspeed")
 SETTING = "CXL_OFFLOAD_PLAN"
 
 
 class Placed:
-    """The engines of one ``with placement(...)`` block, there when the block is over."""
+    """The engines of one ``with placing(...)`` block, there when the block is over."""
 
     def __init__(self) -> None:
         self.engines: list[AttachedEngine] = []
@@ -60,27 +61,27 @@ def _gpu_node(machine: Machine) -> int | None:
 
 
 @functools.lru_cache(maxsize=1)
-def _divided(group: dist.ProcessGroup) -> tuple[RankShare, Memory]:
+def _divided(group: dist.ProcessGroup) -> tuple[RankShare, Session]:
     """This rank's part of the machine, one session for all engines of the process.
 
     DeepSpeed asks for memory on all ranks at the same point of making an engine, between other
     calls that need every rank.
     """
     share = share_machine(group=group)
-    return share, share.memory()
+    return share, share.session()
 
 
-def _session(memory: Memory | None) -> tuple[RankShare | None, Memory]:
+def _session(session: Session | None) -> tuple[RankShare | None, Session]:
     """What is given, else the part of this rank, else the machine of a process that is alone."""
-    if memory is not None:
-        return None, memory
+    if session is not None:
+        return None, session
     if dist.is_initialized() and dist.get_world_size() > 1 and dist.group.WORLD is not None:
         return _divided(dist.group.WORLD)
-    return None, active()
+    return None, current_session()
 
 
-def _store(request: PlanOrPolicy, memory: Memory | None, pages: Pages) -> Store:
-    share, session = _session(memory)
+def _store(request: PlanOrPolicy, session: Session | None, pages: Pages) -> Store:
+    share, session = _session(session)
     policies = kind_policies(request, session.machine, gpu_node=_gpu_node(session.machine))
     pin = get_accelerator().device_name() == "cuda"
     store = Store(policies, session, pages=pages, pin=pin, share=share)
@@ -88,13 +89,15 @@ def _store(request: PlanOrPolicy, memory: Memory | None, pages: Pages) -> Store:
     return store
 
 
-def _store_later(request: PlanOrPolicy, memory: Memory | None, pages: Pages) -> Callable[[], Store]:
+def _store_later(
+    request: PlanOrPolicy, session: Session | None, pages: Pages
+) -> Callable[[], Store]:
     """A store that is made when it is first asked for; what is wrong with the request shows now.
 
     The node of the GPU is known only after DeepSpeed, or the script, has chosen the GPU.
     """
-    session = memory or chosen()
-    kind_policies(request, (session or active()).machine)
+    session = session or chosen_session()
+    kind_policies(request, (session or current_session()).machine)
     return functools.cache(lambda: _store(request, session, pages))
 
 
@@ -121,9 +124,10 @@ def _attach(engine: Any, store: Store, capture: Capture) -> AttachedEngine:
     return attached
 
 
+@renamed_keywords(memory="session")
 @contextlib.contextmanager
-def placement(
-    plan_or_policy: PlanOrPolicy = None, *, pages: Pages = "thp", memory: Memory | None = None
+def placing(
+    plan_or_policy: PlanOrPolicy = None, *, pages: Pages = "thp", session: Session | None = None
 ) -> Iterator[Placed]:
     """Engines that ``deepspeed.initialize`` makes in the block keep their host tensors in tiers.
 
@@ -134,7 +138,7 @@ def placement(
         policy; or a mapping of kinds (``kinds.KINDS``) to policies.
     pages
         See :func:`cxl_offload.empty`.
-    memory
+    session
         The session to allocate in. None means that of :func:`cxl_offload.use`; where the script
         chose none, this rank's part of the machine (:func:`cxl_offload.executor.share_machine`), or
         all of it for a process that is alone.
@@ -156,7 +160,7 @@ def placement(
     A model that is built under ``deepspeed.zero.Init`` allocates there: build it in the block too.
     """
     capture = installed()
-    store = _store_later(plan_or_policy, memory, pages)
+    store = _store_later(plan_or_policy, session, pages)
     before = WeakSet(_engines())
     placed = Placed()
     capture.scopes.append(store)
@@ -168,19 +172,20 @@ def placement(
     placed.engines += [_attach(engine, store(), capture) for engine in made]
 
 
+@renamed_keywords(memory="session")
 def attach(
     engine: Any,
     plan_or_policy: PlanOrPolicy = None,
     *,
     pages: Pages = "thp",
-    memory: Memory | None = None,
+    session: Session | None = None,
 ) -> AttachedEngine:
     """Moves the host tensors of an engine that is there already, and keeps them at their places.
 
     What other tensors are views of cannot be moved any more (stage 3: low-precision parameters and
-    gradients); :meth:`AttachedEngine.missed` names it. Arguments as for :func:`placement`.
+    gradients); :meth:`AttachedEngine.missed` names it. Arguments as for :func:`placing`.
     """
-    return _attach(engine, _store(plan_or_policy, memory or chosen(), pages), installed())
+    return _attach(engine, _store(plan_or_policy, session or chosen_session(), pages), installed())
 
 
 def start_from_environment() -> bool:
@@ -215,3 +220,6 @@ def start_from_environment() -> bool:
 
     register_module_forward_pre_hook(first_forward)
     return True
+
+
+__getattr__ = old_names(__name__)

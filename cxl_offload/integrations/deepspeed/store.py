@@ -9,7 +9,7 @@ import torch
 from cxl_offload import tensor
 from cxl_offload.executor import RankShare
 from cxl_offload.integrations.deepspeed.kinds import KindPolicies
-from cxl_offload.memory import Dax, Interleave, Memory, Pages, Policy, Weighted
+from cxl_offload.memory import Dax, Interleave, Pages, Policy, Session, Weighted
 from cxl_offload.units import MIB
 
 __all__ = ["Store"]
@@ -39,14 +39,14 @@ class Store:
     def __init__(
         self,
         policies: KindPolicies,
-        memory: Memory,
+        session: Session,
         *,
         pages: Pages,
         pin: bool,
         share: RankShare | None = None,
     ) -> None:
         self.policies = policies
-        self.memory = memory
+        self.session = session
         self.share = share
         self._pages = pages
         self._pin = pin
@@ -68,10 +68,10 @@ class Store:
         made = tensor.empty(
             shape,
             dtype=dtype,
-            placement=policy,
+            policy=policy,
             pages=_pages_of(policy, self._pages),
             pin=pinned and self._pin,
-            memory=self.memory,
+            session=self.session,
         )
         if made.numel():
             self._given[made.data_ptr()] = (kind, site)
@@ -87,7 +87,7 @@ class Store:
             return None
         storage = value.untyped_storage()
         given = self._given.get(storage.data_ptr())
-        if given is None or self.memory.find(storage.data_ptr()) is None:
+        if given is None or self.session.find(storage.data_ptr()) is None:
             return None
         return given[0]
 
@@ -99,16 +99,16 @@ class Store:
 
     def is_pinned(self, value: torch.Tensor) -> bool:
         """Whether a tensor of this store is registered with the GPU driver."""
-        owner = self.memory.find(value.untyped_storage().data_ptr())
+        owner = self.session.find(value.untyped_storage().data_ptr())
         return owner is not None and owner.pinned
 
     def in_use(self) -> bool:
         """Whether anything of this store is alive."""
-        return any(self.memory.find(address) is not None for address in self._given)
+        return any(self.session.find(address) is not None for address in self._given)
 
     def others(self) -> Iterator[tuple[str, int, int]]:
         """Site, address and bytes of what is alive and of kind ``other``."""
         for address, (kind, site) in list(self._given.items()):
-            owner = self.memory.find(address) if kind == "other" else None
+            owner = self.session.find(address) if kind == "other" else None
             if owner is not None:
                 yield site, address, owner.nbytes

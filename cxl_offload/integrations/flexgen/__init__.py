@@ -9,15 +9,16 @@ torch, transformers and FlexGen are loaded by the first name that needs them; re
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from cxl_offload.integrations.flexgen.loaded_model import LoadedModel, run
     from cxl_offload.integrations.flexgen.places import Role, TierLimit, parse_place, parse_tier
     from cxl_offload.integrations.flexgen.report import BYPASSES, FlexGenReport, PlacementRow
     from cxl_offload.integrations.flexgen.request import FlexGenRun
     from cxl_offload.integrations.flexgen.seeded import DEMO_SHAPE, OptShape, make_opt
-    from cxl_offload.integrations.flexgen.session import Session, run
     from cxl_offload.integrations.flexgen.shares import ShareRow
 
 _HOMES = {
@@ -25,20 +26,19 @@ _HOMES = {
     "report": ("BYPASSES", "FlexGenReport", "PlacementRow"),
     "request": ("FlexGenRun",),
     "seeded": ("DEMO_SHAPE", "OptShape", "make_opt"),
-    "session": ("Session", "run"),
+    "loaded_model": ("LoadedModel", "run"),
     "shares": ("ShareRow",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BYPASSES",
     "DEMO_SHAPE",
     "FlexGenReport",
     "FlexGenRun",
+    "LoadedModel",
     "OptShape",
     "PlacementRow",
     "Role",
-    "Session",
     "ShareRow",
     "TierLimit",
     "make_opt",
@@ -47,14 +47,4 @@ __all__ = [
     "run",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME_OF])
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

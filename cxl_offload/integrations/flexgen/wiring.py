@@ -28,7 +28,7 @@ from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.integrations.flexgen.sizes import COMPRESS_KV, COMPRESS_WEIGHTS
 from cxl_offload.integrations.flexgen.store import TierStore
 from cxl_offload.integrations.flexgen.tiers import MemorySource
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.transfer import CopyEngine
 from cxl_offload.units import format_bytes
 
@@ -78,7 +78,7 @@ def flexgen_policy(run: FlexGenRun) -> Policy:
 
 
 def make_copier(
-    run: FlexGenRun, memory: Memory, source: MemorySource, recorder: Recorder
+    run: FlexGenRun, session: Session, source: MemorySource, recorder: Recorder
 ) -> Copier:
     """Copies for the run's accelerator; to be closed.
 
@@ -92,7 +92,7 @@ def make_copier(
     copies = CudaCopies(source.record_stream)
     if run.copies == "stream":
         return Copier(copies, recorder)
-    engine = CopyEngine(memory, staging_bytes=0)
+    engine = CopyEngine(session, staging_bytes=0)
     return Copier(EngineCopies(engine, copies, CudaCopies.stream_in_order), recorder)
 
 
@@ -136,7 +136,7 @@ def _part_devices(store: TierStore, role: Role) -> list[HostDevice]:
     return [HostDevice(store, part=at, role=role) for at in range(len(parts))]
 
 
-def check_accelerator(run: FlexGenRun, layout: Layout, memory: Memory) -> None:
+def check_accelerator(run: FlexGenRun, layout: Layout, session: Session) -> None:
     """Refuse what does not fit the accelerator, before the OOM killer has to choose.
 
     Raises
@@ -147,10 +147,10 @@ def check_accelerator(run: FlexGenRun, layout: Layout, memory: Memory) -> None:
         The accelerator, or the memory that stands in for it, is too small.
     """
     need = layout.accelerator_bytes
-    for gpu in memory.machine.gpus[:1]:
+    for gpu in session.machine.gpus[:1]:
         if gpu.memory_bytes is not None and need > gpu.memory_bytes:
             raise MemoryError(
-                f"accelerator {gpu.name} of {memory.machine.name}: at least {format_bytes(need)} "
+                f"accelerator {gpu.name} of {session.machine.name}: at least {format_bytes(need)} "
                 f"needed, it has {format_bytes(gpu.memory_bytes)}; lower its percentages or the "
                 f"batch"
             )
@@ -164,7 +164,7 @@ def check_accelerator(run: FlexGenRun, layout: Layout, memory: Memory) -> None:
     else:
         # Simulated nodes are backed by ordinary memory too.
         need += sum(each.nbytes * each.count for each in layout.needs)
-        free = Memory.linux(memory.machine).kernel.process_headroom().free_bytes
+        free = Session.linux(session.machine).kernel.process_headroom().free_bytes
         who = "host tiers and the memory standing in for an accelerator"
     if need > free:
         raise MemoryError(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.transfer import BlockCopier
 from cxl_offload.transfer.blocks import cuda_kernels_path
 
@@ -151,7 +151,7 @@ class _TorchLane:
 
 def tune_worker(
     worker: Any,
-    memory: Memory,
+    session: Session,
     *,
     node: int,
     run: Callable[[Callable[[], None]], None] | None = None,
@@ -166,7 +166,7 @@ def tune_worker(
     ----------
     worker
         vLLM's ``CPUOffloadingWorker``, with a pool that is pinned.
-    memory
+    session
         Where lists of addresses are kept, pinned.
     node
         The node nearest to the GPU.
@@ -191,7 +191,7 @@ def tune_worker(
         _logger.warning("KV copies stay vLLM's own: the pool is not pinned")
         return {}
     try:
-        ours = _ours(memory, node, stream)
+        ours = _ours(session, node, stream)
     except (OSError, ValueError, MemoryError) as error:
         _logger.warning("KV copies stay vLLM's own: %s", error)
         return {}
@@ -213,11 +213,11 @@ def _copy(run: Callable[[Callable[[], None]], None], lists: Any, swap: Swap) -> 
     run(lambda: swap(*lists))
 
 
-def _ours(memory: Memory, node: int, stream: Callable[[], int]) -> dict[str, Swap]:
+def _ours(session: Session, node: int, stream: Callable[[], int]) -> dict[str, Swap]:
     made: dict[str, Swap] = {}
     ways = {"batched": 0, "kernel": None} if cuda_kernels_path() is not None else {"batched": 0}
     for name, kernel_below_bytes in ways.items():
-        copier = BlockCopier(memory, node=node, kernel_below_bytes=kernel_below_bytes)
+        copier = BlockCopier(session, node=node, kernel_below_bytes=kernel_below_bytes)
         made[name] = CopierSwap(copier, stream)
     return made
 

@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 
 from cxl_offload.errors import ConfigError, CxlOffloadError
 from cxl_offload.integrations.vllm.kv_options import KvOptions
-from cxl_offload.memory import active
+from cxl_offload.memory import current_session
 from cxl_offload.memory.shared import shared_free_bytes
 
 __all__ = ["KvOptionsError", "install_check"]
@@ -41,9 +41,10 @@ def check_extra_config(config: Mapping[str, Any]) -> None:
     KvOptionsError
         With one line. Under the command ``vllm`` that line is all that is printed.
     """
-    memory = active()
+    session = current_session()
     try:
-        KvOptions.read(config, memory.machine).check(memory, shared_free_bytes=shared_free_bytes())
+        options = KvOptions.read(config, session.machine)
+        options.check(session, shared_free_bytes=shared_free_bytes())
     except ConfigError as error:
         if Path(sys.argv[0]).name == "vllm":
             raise SystemExit(f"vllm: {error}") from error

@@ -19,10 +19,10 @@ from cxl_offload.memory import (
     Bind,
     Dax,
     FirstTouch,
-    Memory,
     Pages,
     Policy,
     Preferred,
+    Session,
     Weighted,
 )
 from cxl_offload.memory.shared import SHARED_ROOT
@@ -185,7 +185,7 @@ class KvOptions:
                 "is missing; eviction_policy 'cost' weighs what computing a chunk again takes",
             )
 
-    def check(self, memory: Memory, *, shared_free_bytes: int) -> None:
+    def check(self, session: Session, *, shared_free_bytes: int) -> None:
         """Whether the machine has the nodes and, at this moment, the room.
 
         Parameters
@@ -205,16 +205,16 @@ class KvOptions:
                 f"{format_bytes(shared_free_bytes)} left; ask for less, or mount it larger (in a "
                 "container: --shm-size)",
             )
-        _check_tier(self.hot, memory, "")
+        _check_tier(self.hot, session, "")
         if self.cold is not None:
-            _check_tier(self.cold.tier, memory, "cold.")
+            _check_tier(self.cold.tier, session, "cold.")
 
 
-def _check_tier(tier: KvTier, memory: Memory, where: str) -> None:
+def _check_tier(tier: KvTier, session: Session, where: str) -> None:
     policy = tier.policy
     if policy is None or isinstance(policy, FirstTouch | Dax):
         return
-    usable = memory.kernel.allowed_nodes
+    usable = session.kernel.allowed_nodes
     for node in policy.nodes:
         if node not in usable:
             raise wrong(
@@ -222,7 +222,7 @@ def _check_tier(tier: KvTier, memory: Memory, where: str) -> None:
                 f"is {policy}: node {node} has no memory that this process may use; usable nodes "
                 f"are {', '.join(map(str, usable))}",
             )
-    free = {node: memory.free_bytes(node, tier.pages) for node in policy.nodes}
+    free = {node: session.free_bytes(node, tier.pages) for node in policy.nodes}
     if isinstance(policy, Preferred):
         return
     if isinstance(policy, Bind):

@@ -40,7 +40,7 @@ from cxl_offload.integrations.vllm.kv_plugin import TIER_TYPE, register_names
 from cxl_offload.integrations.vllm.kv_region import PlacedRegion
 from cxl_offload.integrations.vllm.kv_tier import ColdTierManager
 from cxl_offload.integrations.vllm.kv_worker import HostCopyWorker
-from cxl_offload.memory import Preferred, SharedRegion, active
+from cxl_offload.memory import Preferred, SharedRegion, current_session
 from cxl_offload.units import format_bytes
 
 __all__ = ["CxlOffloadingSpec"]
@@ -85,7 +85,7 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
 
     def __init__(self, config: OffloadingConfig) -> None:
         register_names()
-        self.options = KvOptions.read(config.extra_config, active().machine)
+        self.options = KvOptions.read(config.extra_config, current_session().machine)
         hot = self.options.hot
         tiers = _tier_configs(dict(config.extra_config))
         extra = {
@@ -194,7 +194,7 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
                     raise ValueError(
                         "kv_connector_extra_config: canonical_layout needs a GPU; leave it out"
                     )
-                cpus = copy_cpus(active(), self.options.copy_threads)
+                cpus = copy_cpus(current_session(), self.options.copy_threads)
                 return HostCopyWorker(kv_caches, self.blocks_per_chunk, region, cpus)
             from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 
@@ -208,7 +208,7 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
                 canonical_layout=canonical,
             )
             if current_platform.is_cuda():
-                tune_worker(worker, active(), node=device_node(active()))
+                tune_worker(worker, current_session(), node=device_node(current_session()))
             return worker
         except BaseException:
             region.cleanup()
@@ -249,7 +249,7 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
         begin = first // page * page
         end = -(-(first + self.cpu_page_size_per_worker) // page) * page
         region.place(
-            Preferred((device_node(active()),)),
+            Preferred((device_node(current_session()),)),
             offset=begin,
             part_bytes=end - begin,
             stride_bytes=self.kv_bytes_per_chunk,

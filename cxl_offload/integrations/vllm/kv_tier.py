@@ -34,7 +34,7 @@ from cxl_offload.integrations.vllm.kv_copies import CopyLists, CopyQueue
 from cxl_offload.integrations.vllm.kv_metrics import CountedChunks, metric_definitions
 from cxl_offload.integrations.vllm.kv_options import ColdTier
 from cxl_offload.integrations.vllm.kv_place import copy_cpus
-from cxl_offload.memory import active
+from cxl_offload.memory import current_session
 from cxl_offload.units import format_bytes
 
 __all__ = ["COLD", "ColdBooks", "ColdTierManager"]
@@ -78,8 +78,8 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        memory = active()
-        self.options = ColdTier.read(options, memory.machine)
+        session = current_session()
+        self.options = ColdTier.read(options, session.machine)
         tier = self.options.tier
         self.slots = tier.nbytes // self.block_size_bytes
         if self.slots == 0:
@@ -88,7 +88,7 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
                 f"chunk of {format_bytes(self.block_size_bytes)}; give more"
             )
         assert tier.policy is not None
-        self.memory: Any = memory.allocate(
+        self.memory: Any = session.allocate(
             self.slots * self.block_size_bytes, tier.policy, pages=tier.pages
         )
         # The address alone: an array would keep the view from being released.
@@ -100,11 +100,11 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
             cache_policy=tier.eviction,
             enable_events=offloading_spec.kv_events_config.enable_kv_cache_events,
         )
-        self._copies = CopyQueue(copy_cpus(memory, self.options.copy_threads), "cxl-offload-cold")
+        self._copies = CopyQueue(copy_cpus(session, self.options.copy_threads), "cxl-offload-cold")
         self._jobs: dict[int, _Job] = {}
         self._done: list[JobResult] = []
         self._contexts: dict[str, ReqContext] = {}
-        placement = memory.placement(self.memory.address, self.memory.nbytes)
+        placement = session.placement(self.memory.address, self.memory.nbytes)
         _logger.info("cold KV tier of %d chunks: %s", self.slots, placement)
 
     @property

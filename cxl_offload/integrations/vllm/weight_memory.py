@@ -7,7 +7,7 @@ import os
 import torch
 
 from cxl_offload.integrations.vllm.weight_options import WeightOptions
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.tensor import empty
 
 __all__ = ["WeightMemory"]
@@ -19,7 +19,7 @@ _PAGE_BYTES = {"2MiB": 2 << 20, "1GiB": 1 << 30}
 
 
 class _Chunk:
-    """Whole pages of one placement, handed out from the front."""
+    """Whole pages of one policy, handed out from the front."""
 
     def __init__(self, room: torch.Tensor) -> None:
         self.room = room
@@ -39,7 +39,7 @@ class WeightMemory:
 
     Parameters
     ----------
-    memory
+    session
         The session that allocates.
     options
         Pages, and whether to refuse rather than to spill.
@@ -50,9 +50,9 @@ class WeightMemory:
     """
 
     def __init__(
-        self, memory: Memory, options: WeightOptions, *, asked_bytes: int, pin: bool
+        self, session: Session, options: WeightOptions, *, asked_bytes: int, pin: bool
     ) -> None:
-        self.memory = memory
+        self.session = session
         self.asked_bytes = asked_bytes
         self.pin = pin
         self._options = options
@@ -64,7 +64,7 @@ class WeightMemory:
         """Bytes of whole pages held now."""
         return sum(chunk.room.numel() for chunks in self._chunks.values() for chunk in chunks)
 
-    def place(self, name: str, like: torch.Tensor, placement: str) -> torch.Tensor | None:
+    def place(self, name: str, like: torch.Tensor, policy: str) -> torch.Tensor | None:
         """A tensor of the size, strides and type of ``like``, uninitialised, or None.
 
         Parameters
@@ -73,7 +73,7 @@ class WeightMemory:
             Whose it is, for :meth:`drop`; once at a time.
         like
             On any device; dense.
-        placement
+        policy
             As text.
 
         Returns
@@ -84,7 +84,7 @@ class WeightMemory:
         nbytes = like.numel() * like.element_size()
         if nbytes == 0:
             return None
-        room = self._room(name, nbytes, placement)
+        room = self._room(name, nbytes, policy)
         if room is None:
             return None
         strides = torch.empty_like(like, device="meta").stride()
@@ -102,17 +102,17 @@ class WeightMemory:
     def bytes_per_node(self) -> dict[str, dict[int, int]]:
         """Placement to node id to bytes, asked from the pages."""
         found: dict[str, dict[int, int]] = {}
-        for placement, chunks in self._chunks.items():
-            nodes = found.setdefault(placement, {})
+        for policy, chunks in self._chunks.items():
+            nodes = found.setdefault(policy, {})
             for chunk in chunks:
                 room = chunk.room
-                asked = self.memory.bytes_per_node(room.data_ptr(), room.numel())
+                asked = self.session.bytes_per_node(room.data_ptr(), room.numel())
                 for node, nbytes in asked.items():
                     nodes[node] = nodes.get(node, 0) + nbytes
-        return {placement: nodes for placement, nodes in found.items() if nodes}
+        return {policy: nodes for policy, nodes in found.items() if nodes}
 
-    def _room(self, name: str, nbytes: int, placement: str) -> torch.Tensor | None:
-        chunks = self._chunks.setdefault(placement, [])
+    def _room(self, name: str, nbytes: int, policy: str) -> torch.Tensor | None:
+        chunks = self._chunks.setdefault(policy, [])
         for chunk in chunks:
             room = chunk.take(nbytes)
             if room is not None:
@@ -125,11 +125,11 @@ class WeightMemory:
             empty(
                 whole,
                 dtype=torch.uint8,
-                placement=placement,
+                policy=policy,
                 pages=self._options.pages,
                 pin=self.pin,
                 strict=self._options.strict,
-                memory=self.memory,
+                session=self.session,
             )
         )
         chunks.append(made)

@@ -22,7 +22,7 @@ from cxl_offload.integrations.vllm.weight_kinds import kind_of
 from cxl_offload.integrations.vllm.weight_memory import WeightMemory
 from cxl_offload.integrations.vllm.weight_options import WeightOptions, read_weight_options
 from cxl_offload.integrations.vllm.weight_report import WeightReport
-from cxl_offload.memory import active
+from cxl_offload.memory import current_session
 
 __all__ = ["PlacedUVAOffloader"]
 
@@ -38,7 +38,7 @@ class _Offloaded:
 
     module: torch.nn.Module
     name: str
-    placement: str
+    policy: str
     address: int
     nbytes: int
     host: torch.Tensor
@@ -70,11 +70,11 @@ class PlacedUVAOffloader(uva.UVAOffloader):  # type: ignore[misc]
     ) -> None:
         super().__init__(cpu_offload_max_bytes, cpu_offload_params)
         self.report: WeightReport | None = None
-        self._memory = active()
+        self._session = current_session()
         config = get_current_vllm_config_or_none()
         given = getattr(config, "additional_config", None)
         self.options: WeightOptions | None = read_weight_options(
-            given if isinstance(given, dict) else None, self._memory.machine
+            given if isinstance(given, dict) else None, self._session.machine
         )
         if self.options is None:
             return
@@ -84,7 +84,7 @@ class PlacedUVAOffloader(uva.UVAOffloader):  # type: ignore[misc]
                 "VLLM_WEIGHT_OFFLOADING_DISABLE_UVA or leave them out"
             )
         self._room = WeightMemory(
-            self._memory,
+            self._session,
             self.options,
             asked_bytes=cpu_offload_max_bytes,
             pin=self.pin_memory,
@@ -107,9 +107,9 @@ class PlacedUVAOffloader(uva.UVAOffloader):  # type: ignore[misc]
         took = False
         device = next((each.device for each in module.parameters()), None)
         for name, parameter in module.named_parameters():
-            placement = self._wanted(prefix, name, parameter)
-            if placement is not None:
-                took |= self._offload(module, prefix, name, parameter, placement)
+            policy = self._wanted(prefix, name, parameter)
+            if policy is not None:
+                took |= self._offload(module, prefix, name, parameter, policy)
         if took and not self.uva_offloading and not self._on_cpu():
             _forward_with_copies(module, device, self.pin_memory)
         return module
@@ -126,7 +126,7 @@ class PlacedUVAOffloader(uva.UVAOffloader):  # type: ignore[misc]
             f".{part}." in f".{whole}." for part in self.cpu_offload_params
         ):
             return None
-        return self.options.placement_of(whole)
+        return self.options.policy_of(whole)
 
     def _offload(
         self,
@@ -134,17 +134,17 @@ class PlacedUVAOffloader(uva.UVAOffloader):  # type: ignore[misc]
         prefix: str,
         name: str,
         parameter: torch.nn.Parameter,
-        placement: str,
+        policy: str,
     ) -> bool:
         """Moves one parameter; False: it would hold more than was asked for."""
         key = f"{len(self._taken)}:{prefix}{name}"
-        host = self._room.place(key, parameter.data, placement)
+        host = self._room.place(key, parameter.data, policy)
         if host is None:
             self._left_bytes += parameter.data.numel() * parameter.data.element_size()
             return False
         host.copy_(parameter.data)
         self._taken[key] = _Offloaded(
-            module, name, placement, self._show(parameter, host), host.nbytes, host
+            module, name, policy, self._show(parameter, host), host.nbytes, host
         )
         self.cpu_offload_bytes += host.nbytes
         return True
@@ -173,7 +173,7 @@ class PlacedUVAOffloader(uva.UVAOffloader):  # type: ignore[misc]
         empty_host_cache = getattr(torch._C, "_host_emptyCache", None)
         if self.pin_memory and empty_host_cache is not None:
             empty_host_cache()  # torch's pinned copies of what was brought back
-        self._memory.trim()
+        self._session.trim()
         kinds: dict[str, int] = {}
         for key, taken in self._taken.items():
             kind = kind_of(key.partition(":")[2])
@@ -188,7 +188,7 @@ class PlacedUVAOffloader(uva.UVAOffloader):  # type: ignore[misc]
             pinned=self.pin_memory,
             repacked_bytes=repacked,
             left_bytes=self._left_bytes,
-            simulated=self._memory.is_simulated,
+            simulated=self._session.is_simulated,
         )
         for line in self.report.lines():
             logger.info("%s", line)
@@ -208,7 +208,7 @@ class PlacedUVAOffloader(uva.UVAOffloader):  # type: ignore[misc]
         self._room.drop(key)
         if parameter is None or parameter.numel() == 0:
             return taken.nbytes
-        host = self._room.place(key, parameter.data, taken.placement)
+        host = self._room.place(key, parameter.data, taken.policy)
         if host is None:
             self._left_bytes += parameter.data.numel() * parameter.data.element_size()
             return 0
@@ -225,9 +225,9 @@ class PlacedUVAOffloader(uva.UVAOffloader):  # type: ignore[misc]
             in_layer = any(part.isdecimal() for part in name.split("."))
             if in_layer or parameter.numel() == 0 or not self.options.is_named(name):
                 continue
-            placement = self._wanted("", name, parameter)
-            if placement is not None:
-                self._offload(model, "", name, parameter, placement)
+            policy = self._wanted("", name, parameter)
+            if policy is not None:
+                self._offload(model, "", name, parameter, policy)
 
 
 def _forward_with_copies(

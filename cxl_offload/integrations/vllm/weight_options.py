@@ -38,10 +38,10 @@ class WeightOptions:
 
     Attributes
     ----------
-    placement
+    policy
         Of all kinds that ``kinds`` does not name, as text (``"bind:2"``).
     kinds
-        Kind, or pattern of a parameter's name, to placement or :data:`ON_DEVICE`; the first that
+        Kind, or pattern of a parameter's name, to policy or :data:`ON_DEVICE`; the first that
         fits decides.
     pages
         ``"base"``, ``"thp"``, ``"2MiB"`` or ``"1GiB"``.
@@ -49,21 +49,21 @@ class WeightOptions:
         Refuse rather than spill when a node is full or pinning moves pages.
     """
 
-    placement: str
+    policy: str
     kinds: Mapping[str, str]
     pages: Pages = "base"
     strict: bool = True
 
-    def placement_of(self, name: str) -> str | None:
+    def policy_of(self, name: str) -> str | None:
         """Where a parameter goes; None: it stays on the device.
 
         Embeddings and the head stay there unless ``kinds`` names them, as vLLM's offload leaves
         them there too.
         """
-        for rule, placement in self.kinds.items():
+        for rule, policy in self.kinds.items():
             if matches(rule, name):
-                return None if placement == ON_DEVICE else placement
-        return None if kind_of(name) in OUTSIDE_LAYERS else self.placement
+                return None if policy == ON_DEVICE else policy
+        return None if kind_of(name) in OUTSIDE_LAYERS else self.policy
 
     def is_named(self, name: str) -> bool:
         """Whether ``kinds`` says where a parameter goes, and not to stay."""
@@ -73,8 +73,8 @@ class WeightOptions:
     def names_outside_layers(self) -> bool:
         """Whether parameters outside the stack of layers may be meant."""
         return any(
-            placement != ON_DEVICE and (rule in OUTSIDE_LAYERS or rule not in KINDS)
-            for rule, placement in self.kinds.items()
+            policy != ON_DEVICE and (rule in OUTSIDE_LAYERS or rule not in KINDS)
+            for rule, policy in self.kinds.items()
         )
 
 
@@ -111,19 +111,17 @@ def read_weight_options(
     strict = section.get("weight_strict", True)
     if not isinstance(strict, bool):
         raise _refused(f"weight_strict {strict!r}: must be true or false")
-    placement = _default_placement(section, machine)
+    policy = _default_policy(section, machine)
     kinds = _kinds(section.get("weight_kinds", {}), machine)
-    return WeightOptions(
-        placement=placement, kinds=kinds, pages=cast("Pages", pages), strict=strict
-    )
+    return WeightOptions(policy=policy, kinds=kinds, pages=cast("Pages", pages), strict=strict)
 
 
-def _default_placement(section: Mapping[str, Any], machine: Machine) -> str:
+def _default_policy(section: Mapping[str, Any], machine: Machine) -> str:
     given = section.get("weight_placement")
     if given is not None:
         if "weight_nodes" in section or "weight_policy" in section:
             raise _refused("weight_placement says all; leave weight_nodes and weight_policy out")
-        return _placement("weight_placement", given, machine)
+        return _policy_text("weight_placement", given, machine)
     policy = section.get("weight_policy", "bind")
     if policy not in _POLICIES:
         raise _refused(
@@ -142,7 +140,7 @@ def _default_placement(section: Mapping[str, Any], machine: Machine) -> str:
     ):
         raise _refused(f"weight_nodes {nodes!r}: must be a list of node ids, such as [0, 2]")
     text = f"{policy}:{','.join(str(node) for node in nodes)}"
-    return _placement("weight_nodes", text, machine)
+    return _policy_text("weight_nodes", text, machine)
 
 
 def _nearest(machine: Machine) -> int:
@@ -153,23 +151,23 @@ def _nearest(machine: Machine) -> int:
 
 def _kinds(given: Any, machine: Machine) -> dict[str, str]:
     if not isinstance(given, Mapping):
-        raise _refused(f"weight_kinds {given!r}: must be an object of kind to placement")
+        raise _refused(f"weight_kinds {given!r}: must be an object of kind to policy")
     found = {}
-    for rule, placement in given.items():
+    for rule, policy in given.items():
         if rule not in KINDS and not any(mark in rule for mark in ".*?["):
             raise _refused(
                 f"weight_kinds {rule!r}: must be one of {', '.join(KINDS)}, or a pattern of "
                 "parameters' names such as '*.down_proj.*'"
             )
         where = f"weight_kinds {rule!r}"
-        found[rule] = ON_DEVICE if placement == ON_DEVICE else _placement(where, placement, machine)
+        found[rule] = ON_DEVICE if policy == ON_DEVICE else _policy_text(where, policy, machine)
     return found
 
 
-def _placement(where: str, given: Any, machine: Machine) -> str:
-    """The text of a placement, checked against the nodes of the machine."""
+def _policy_text(where: str, given: Any, machine: Machine) -> str:
+    """The text of a policy, checked against the nodes of the machine."""
     if not isinstance(given, str):
-        raise _refused(f"{where} {given!r}: must be a placement as text, such as 'bind:2'")
+        raise _refused(f"{where} {given!r}: must be a policy as text, such as 'bind:2'")
     try:
         policy = as_policy(given, machine)
     except ValueError as error:

@@ -52,11 +52,11 @@ class WeightReport:
             f"{pinned}"
         ]
         where = "simulated node" if self.simulated else "node"
-        for placement, nodes in self.nodes.items():
+        for policy, nodes in self.nodes.items():
             shares = ", ".join(
                 f"{where} {node}: {format_bytes(size)}" for node, size in sorted(nodes.items())
             )
-            made.append(f"weights of {placement}: {shares}")
+            made.append(f"weights of {policy}: {shares}")
         if self.repacked_bytes:
             made.append(
                 f"weights: {format_bytes(self.repacked_bytes)} were taken out again by vLLM, whose "

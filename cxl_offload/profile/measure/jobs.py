@@ -29,7 +29,7 @@ class Request:
     working_set_bytes: int | None = None
 
 
-def choose_jobs(memory: Allocator, request: Request, gpus: Gpus, *, thp: str) -> list[Job]:
+def choose_jobs(session: Allocator, request: Request, gpus: Gpus, *, thp: str) -> list[Job]:
     """Paths, then sweeps, then copies.
 
     Raises
@@ -37,15 +37,15 @@ def choose_jobs(memory: Allocator, request: Request, gpus: Gpus, *, thp: str) ->
     ValueError
         A node cannot be measured, or there is too little memory.
     """
-    targets = targets_of(memory.machine, request.nodes)
-    starts = _initiators(memory.machine, request.initiators)
+    targets = targets_of(session.machine, request.nodes)
+    starts = _initiators(session.machine, request.initiators)
     sets = request.interleaves
     if sets is None:
         several = tuple(node.id for node in targets)
         sets = (several,) if request.effort.mode == "full" and len(several) > 1 else ()
     jobs: list[Job] = [
         PathProbe(
-            memory,
+            session,
             initiator,
             node,
             order=order,
@@ -57,10 +57,10 @@ def choose_jobs(memory: Allocator, request: Request, gpus: Gpus, *, thp: str) ->
         for node in targets
     ]
     for initiator, order in starts.items():
-        jobs += [_sweep(memory, initiator, order, nodes, request) for nodes in sets]
+        jobs += [_sweep(session, initiator, order, nodes, request) for nodes in sets]
     if "copies" in request.effort.parts:
         cpus = next(iter(starts.values())).cpus
-        jobs.append(CopyProbe(memory, gpus, targets, cpus=cpus, effort=request.effort))
+        jobs.append(CopyProbe(session, gpus, targets, cpus=cpus, effort=request.effort))
     return jobs
 
 
@@ -75,14 +75,14 @@ def _sizes(initiator: Node, node: Node, order: CpuOrder, request: Request) -> Si
 
 
 def _sweep(
-    memory: Allocator, initiator: Node, order: CpuOrder, nodes: Sequence[int], request: Request
+    session: Allocator, initiator: Node, order: CpuOrder, nodes: Sequence[int], request: Request
 ) -> SweepProbe:
     if len(set(nodes)) < 2:
         raise ValueError(f"interleave over nodes {list(nodes)}: name two different ones")
-    members = targets_of(memory.machine, nodes)
+    members = targets_of(session.machine, nodes)
     smallest = min(_sizes(initiator, node, order, request).traffic_bytes for node in members)
     return SweepProbe(
-        memory,
+        session,
         initiator.id,
         tuple(node.id for node in members),
         order=order,
@@ -91,10 +91,10 @@ def _sweep(
     )
 
 
-def refuse_simulated(memory: Allocator) -> None:
-    if memory.is_simulated or memory.machine.simulated:
+def refuse_simulated(session: Allocator) -> None:
+    if session.is_simulated or session.machine.simulated:
         raise ValueError(
-            f"measure machine {memory.machine.name!r}: it is simulated and its bytes are ordinary "
+            f"measure machine {session.machine.name!r}: it is simulated and its bytes are ordinary "
             "memory of this host; measure a real machine, or use the machine file's own numbers"
         )
 

@@ -39,7 +39,7 @@ class Measurement:
 
     Parameters
     ----------
-    memory
+    session
         Where buffers come from; its machine says which nodes there are. Its caches are trimmed
         afterwards.
     mode
@@ -66,7 +66,7 @@ class Measurement:
 
     def __init__(
         self,
-        memory: Allocator,
+        session: Allocator,
         *,
         mode: Effort = FULL,
         seconds_per_path: float | None = None,
@@ -76,18 +76,18 @@ class Measurement:
         working_set_bytes: int | None = None,
         gpus: Gpus | None = None,
     ) -> None:
-        refuse_simulated(memory)
+        refuse_simulated(session)
         if seconds_per_path is None:
             seconds_per_path = FULL_SECONDS if mode.mode == "full" else QUICK_SECONDS
         if not seconds_per_path > 0:
             raise ValueError(f"measure for {seconds_per_path} s: give a time above 0")
         request = Request(mode, nodes, initiators, interleaves, working_set_bytes)
-        fingerprint = read_fingerprint(memory.machine, isa=probe.best_isa())
-        self._memory = memory
+        fingerprint = read_fingerprint(session.machine, isa=probe.best_isa())
+        self._session = session
         self._mode = mode
         self._fingerprint = fingerprint
         thp = fingerprint.transparent_huge_pages
-        self._jobs = choose_jobs(memory, request, gpus or CudaGpus(), thp=thp)
+        self._jobs = choose_jobs(session, request, gpus or CudaGpus(), thp=thp)
         self._schedules = [self._schedule(job, seconds_per_path) for job in self._jobs]
 
     @staticmethod
@@ -168,7 +168,7 @@ class Measurement:
                 skipped = schedule.run(tell)
             finally:
                 job.close()
-                self._memory.trim()
+                self._session.trim()
             job.collect(skipped, found)
         if progress is not None:
             progress("done", total, total)
@@ -176,7 +176,7 @@ class Measurement:
 
 
 def measure_machine(
-    memory: Allocator,
+    session: Allocator,
     *,
     mode: Effort = FULL,
     seconds_per_path: float | None = None,
@@ -192,7 +192,7 @@ def measure_machine(
     Parameters and errors are those of :class:`Measurement` and of :meth:`Measurement.run`.
     """
     planned = Measurement(
-        memory,
+        session,
         mode=mode,
         seconds_per_path=seconds_per_path,
         nodes=nodes,
@@ -205,7 +205,7 @@ def measure_machine(
 
 
 def quick(
-    memory: Allocator,
+    session: Allocator,
     seconds: float = 4.0,
     *,
     nodes: Sequence[int] | None = None,
@@ -213,11 +213,11 @@ def quick(
 ) -> Profile:
     """Load and store bandwidth and idle latency of every node, from the machine's initiator.
 
-    ``quick(memory).rates()`` gives one :class:`~cxl_offload.profile.NodeRates` a node.
+    ``quick(session).rates()`` gives one :class:`~cxl_offload.profile.NodeRates` a node.
 
     Parameters
     ----------
-    memory
+    session
         As for :func:`measure_machine`.
     seconds
         The most, shared by the nodes; one node takes about two when the machine is idle. What
@@ -230,13 +230,13 @@ def quick(
     ValueError, PlacementError, MemoryError, OSError
         As :func:`measure_machine`.
     """
-    refuse_simulated(memory)
-    count = len(targets_of(memory.machine, nodes))
+    refuse_simulated(session)
+    count = len(targets_of(session.machine, nodes))
     return measure_machine(
-        memory,
+        session,
         mode=RATES,
         seconds_per_path=seconds / count,
         nodes=nodes,
-        initiators=[memory.machine.initiator],
+        initiators=[session.machine.initiator],
         progress=progress,
     )

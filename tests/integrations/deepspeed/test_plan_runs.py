@@ -23,7 +23,7 @@ MACHINE = "epyc9354-cxl-a"
 SCRIPT = f"""
 import argparse, json
 import cxl_offload
-memory = cxl_offload.Memory.simulated(cxl_offload.load_machine({MACHINE!r}))
+memory = cxl_offload.Session.simulated(cxl_offload.load_machine({MACHINE!r}))
 scope = cxl_offload.use(memory)
 scope.__enter__()
 

@@ -82,13 +82,13 @@ def test_checkpoint_of_two_ranks_is_not_larger_than_stock(
 SHARES = """
 import json, os, sys
 import deepspeed, torch
-from cxl_offload.integrations.deepspeed import placement
+from cxl_offload.integrations.deepspeed import placing
 from cxl_offload.memory import Bind
 from tests.integrations.deepspeed.tiny import TinyModel, config
 
 deepspeed.init_distributed("gloo")
 engines = []
-with placement() as placed:
+with placing() as placed:
     for _ in range(2):
         model = TinyModel()
         engines.append(
@@ -98,14 +98,14 @@ with placement() as placed:
         )
 store = placed.engines[0].store
 found = {
-    "one_session": store.memory is placed.engines[1].store.memory,
+    "one_session": store.session is placed.engines[1].store.session,
     "may_hold": list(store.share.node_bytes.items()),
-    "holds": store.memory.stats().mapped_bytes.current,
+    "holds": store.session.stats().mapped_bytes.current,
 }
 node, most = found["may_hold"][0]
 try:
     # Less than the node has, for a process that is alone.
-    store.memory.allocate(most + (64 << 20), Bind((node,)))
+    store.session.allocate(most + (64 << 20), Bind((node,)))
 except MemoryError as error:
     found["refused"] = str(error)
 with open(f"{sys.argv[1]}.{os.environ['RANK']}", "w") as file:

@@ -25,9 +25,9 @@ from deepspeed.utils import (
     safe_set_full_fp32_param,
 )
 
-from cxl_offload import Memory, load_machine, placement_of, use
-from cxl_offload.integrations.deepspeed import attach, placement
-from cxl_offload.memory import active
+from cxl_offload import Session, load_machine, placement_of, use
+from cxl_offload.integrations.deepspeed import attach, placing
+from cxl_offload.memory import current_session
 from cxl_offload.ops.adam import CPUAdam
 from cxl_offload.topology.links import Gpu
 
@@ -103,7 +103,7 @@ def pages(zero: Any) -> dict[str, dict[str, Any]]:
 
 def partitioned_at_birth(job: dict[str, Any]) -> tuple[Any, Any]:
     """A model whose parameters are partitioned as they are made; both in one block."""
-    scope = contextlib.nullcontext() if job.get("stock") else placement(job.get("policy"))
+    scope = contextlib.nullcontext() if job.get("stock") else placing(job.get("policy"))
     with scope as placed:
         with deepspeed.zero.Init(config_dict_or_path=config(job)):
             model = TinyModel()
@@ -131,7 +131,7 @@ def start(job: dict[str, Any]) -> tuple[Any, Any]:
     if job.get("attach"):
         engine = deepspeed.initialize(**arguments)[0]
         return engine, attach(engine, job.get("policy"))
-    with placement(job.get("policy")) as placed:
+    with placing(job.get("policy")) as placed:
         engine = deepspeed.initialize(**arguments)[0]
     return engine, placed.engines[0]
 
@@ -153,7 +153,7 @@ def checkpoint_bytes(folder: Path) -> int:
 def two_engines(job: dict[str, Any]) -> dict[str, Any]:
     """Of different policies, training in turns; and a request of nobody, in a block and after."""
     first, one = start(job | {"policy": "cxl"})
-    with placement({"other": "rdram"}) as placed:
+    with placing({"other": "rdram"}) as placed:
         inside = get_accelerator().pin_memory(torch.ones(4096))
         empty = get_accelerator().pin_empty(64, 64, dtype=torch.float32)
         like = get_accelerator().pin_empty_like(inside, dtype=torch.int8)
@@ -187,13 +187,13 @@ def without_offload(job: dict[str, Any]) -> dict[str, Any]:
     for stage in (0, 2):
         settings["zero_optimization"] = {"stage": stage}
         torch.manual_seed(0)
-        with placement("cxl") as placed:
+        with placing("cxl") as placed:
             model = TinyModel()
             optimizer = torch.optim.AdamW(model.parameters())
             engine = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)[0]
         told.append([placed.engines[0].missed(), len(placed.engines[0].rows())])
         engine.destroy()
-    return {"told": told, "held": active().stats().asked_bytes.current}
+    return {"told": told, "held": current_session().stats().asked_bytes.current}
 
 
 def inference(job: dict[str, Any]) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def inference(job: dict[str, Any]) -> dict[str, Any]:
     inputs, targets = next(batches(1, seed=1, rank=RANK))
     for how in ("stock", "placed", "attached"):
         torch.manual_seed(0)
-        scope = placement("cxl") if how == "placed" else contextlib.nullcontext()
+        scope = placing("cxl") if how == "placed" else contextlib.nullcontext()
         with scope as placed:
             engine = deepspeed.initialize(model=TinyModel(), config=settings)[0]
         attached = placed.engines[0] if placed is not None else None
@@ -234,7 +234,7 @@ def refused(job: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def run(job: dict[str, Any], memory: Memory) -> dict[str, Any]:
+def run(job: dict[str, Any], session: Session) -> dict[str, Any]:
     result: dict[str, Any] = {}
     engine, attached = start(job)
     if attached is not None:
@@ -263,11 +263,11 @@ def run(job: dict[str, Any], memory: Memory) -> dict[str, Any]:
             for row in attached.rows()
         ]
         result["missed"] = attached.missed()
-        result["held"] = memory.stats().asked_bytes.current
+        result["held"] = session.stats().asked_bytes.current
     engine.destroy()
-    result["held_after_destroy"] = memory.stats().asked_bytes.current
-    memory.trim()
-    result["mapped_after_destroy"] = memory.stats().mapped_bytes.current
+    result["held_after_destroy"] = session.stats().asked_bytes.current
+    session.trim()
+    result["mapped_after_destroy"] = session.stats().mapped_bytes.current
     return result
 
 
@@ -296,8 +296,8 @@ def main() -> None:
                 for name, node in zip(names, job["gpu_nodes"], strict=False)
             ]
             machine = replace(machine, gpus=tuple(cards))
-        memory = Memory.simulated(machine, capacities={2: job["room"]} if "room" in job else None)
-        with use(memory), contextlib.redirect_stdout(sys.stderr):
+        session = Session.simulated(machine, capacities={2: job["room"]} if "room" in job else None)
+        with use(session), contextlib.redirect_stdout(sys.stderr):
             match job.get("what"):
                 case "two engines":
                     results.append(two_engines(job))
@@ -308,7 +308,7 @@ def main() -> None:
                 case "refused":
                     results.append(refused(job))
                 case _:
-                    results.append(run(job, memory))
+                    results.append(run(job, session))
     Path(f"{sys.argv[2]}.{RANK}").write_text(json.dumps(results))
 
 

@@ -12,7 +12,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from cxl_offload.integrations.flexgen import FlexGenRun, OptShape, make_opt
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.topology import Machine, Node, NodeKind, Tier
 
 from .reference import Reference, generate_with_transformers
@@ -89,9 +89,9 @@ def machine(capacity_bytes: tuple[int, int, int] = (8 * GIB, 8 * GIB, 4 * GIB)) 
 
 
 @pytest.fixture
-def memory() -> Iterator[Memory]:
+def session() -> Iterator[Session]:
     """A simulated session; whatever a test does, nothing may be left of it."""
-    session = Memory.simulated(machine())
+    session = Session.simulated(machine())
     yield session
     assert session.stats().asked_bytes.current == 0
     assert session.stats().allocations.current == 0

@@ -8,31 +8,31 @@ import numpy as np
 import torch
 from flexgen.pytorch_backend import DeviceType, TorchTensor
 
-from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, Session
-from cxl_offload.memory import Memory
+from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, LoadedModel
+from cxl_offload.memory import Session
 
 AT_TOKEN = 2  # the prompt and one token are in the cache by then
 
 
-def generate_damaged(request: FlexGenRun, memory: Memory, place: str | int) -> FlexGenReport:
+def generate_damaged(request: FlexGenRun, session: Session, place: str | int) -> FlexGenReport:
     """The report of a run in which all KV in ``place`` was spoilt before the third token.
 
     ``place`` is ``accelerator``, ``disk`` or a node.
     """
-    with Session(request, memory=memory) as session:
+    with LoadedModel(request, session=session) as loaded:
         spoilt = [0]
 
         def spoil(token: int) -> None:
             if token == AT_TOKEN:
-                session.model.sync()
-                spoilt[0] = sum(_spoil(x, place, memory) for x in session.model.kv_tensors())
+                loaded.model.sync()
+                spoilt[0] = sum(_spoil(x, place, session) for x in loaded.model.kv_tensors())
 
-        report = session.generate(token_begins=spoil)
+        report = loaded.generate(token_begins=spoil)
     assert spoilt[0] > 0, f"no KV cache in {place}"
     return report
 
 
-def _spoil(tensor: TorchTensor, place: str | int, memory: Memory) -> int:
+def _spoil(tensor: TorchTensor, place: str | int, session: Session) -> int:
     """Negate and triple the part of a tensor that is in ``place``; returns its bytes."""
     kind = tensor.device.device_type
     if kind == DeviceType.DISK:
@@ -48,7 +48,7 @@ def _spoil(tensor: TorchTensor, place: str | int, memory: Memory) -> int:
         return 0
     if not isinstance(place, int):
         return 0
-    return _each_page(tensor.data, lambda address: memory.bytes_per_node(address, 1), place)
+    return _each_page(tensor.data, lambda address: session.bytes_per_node(address, 1), place)
 
 
 def _each_page(data: torch.Tensor, ask: Callable[[int], dict[int, int]], node: int) -> int:

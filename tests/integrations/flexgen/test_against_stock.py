@@ -16,7 +16,7 @@ from cxl_offload.integrations.flexgen import FlexGenRun, run
 from cxl_offload.integrations.flexgen.checkpoint import convert_checkpoint
 from cxl_offload.integrations.flexgen.model import config_of_checkpoint
 from cxl_offload.integrations.flexgen.wiring import flexgen_policy
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 from .damage import generate_damaged
 from .reference import Reference
@@ -102,11 +102,11 @@ def stock(
 def test_tokens_equal_those_of_unchanged_flexgen(
     name: str,
     request_tiny: FlexGenRun,
-    memory: Memory,
+    session: Session,
     stock: dict[str, np.ndarray[Any, Any]],
 ) -> None:
     request = replace(request_tiny, cpu_linear="half", place=PLACES[name], **CASES[name])
-    report = run(request, memory=memory)
+    report = run(request, session=session)
 
     np.testing.assert_array_equal(report.tokens, stock[name])
 
@@ -122,11 +122,11 @@ def test_unchanged_flexgen_without_compression_equals_transformers(
 def test_compressed_cache_of_a_tier_matters(
     name: str,
     request_tiny: FlexGenRun,
-    memory: Memory,
+    session: Session,
     stock: dict[str, np.ndarray[Any, Any]],
 ) -> None:
     request = replace(request_tiny, cpu_linear="half", place=PLACES[name], **CASES[name])
 
-    report = generate_damaged(request, memory, 2)
+    report = generate_damaged(request, session, 2)
 
     assert not (report.tokens == stock[name]).all()

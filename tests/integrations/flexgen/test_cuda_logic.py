@@ -22,7 +22,7 @@ from cxl_offload.integrations.flexgen.places import ROLES
 from cxl_offload.integrations.flexgen.store import Part, TierStore
 from cxl_offload.integrations.flexgen.tiers import MemorySource
 from cxl_offload.integrations.flexgen.wiring import flexgen_policy
-from cxl_offload.memory import Bind, FirstTouch, Memory, Policy
+from cxl_offload.memory import Bind, FirstTouch, Policy, Session
 
 from .conftest import machine
 
@@ -145,9 +145,9 @@ def test_pinned_memory_is_reused_only_after_the_streams_work() -> None:
     from cxl_offload._C import FakeDriver, linux_kernel
 
     driver = FakeDriver()
-    memory = Memory(linux_kernel(), Memory.linux().machine, driver=driver)
-    source = MemorySource(memory)
-    policy = Bind((memory.kernel.local_node,))
+    session = Session(linux_kernel(), Session.linux().machine, driver=driver)
+    source = MemorySource(session)
+    policy = Bind((session.kernel.local_node,))
     first = source.empty((1 << 16,), torch.uint8, policy, pin=True)
     address = first.data_ptr()
     driver.launch(77)

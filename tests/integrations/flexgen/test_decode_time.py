@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cxl_offload.cli.main import main
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.flexgen import FlexGenRun, Session, attention
+from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, attention
 from cxl_offload.integrations.flexgen.accelerator import HostAccelerator
 from cxl_offload.integrations.flexgen.expected import decode_shape
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.ops.linear import SinglePrecisionLinear
 from cxl_offload.plan.flexgen import decode_time as equations
 from cxl_offload.plan.flexgen.decode_time import KvHome
@@ -95,7 +95,7 @@ def pausing(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def one_token(session: Session) -> tuple[int, int]:
+def one_token(loaded: LoadedModel) -> tuple[int, int]:
     """Calls of torch, and instructions of the Python interpreter, while one token is decoded."""
     counted, calls = 0, CallsOfTorch()
 
@@ -117,7 +117,7 @@ def one_token(session: Session) -> tuple[int, int]:
             sys.settrace(before)
 
     try:
-        session.generate(token_begins=begins)
+        loaded.generate(token_begins=begins)
     finally:
         sys.settrace(before)
     return calls.count, counted
@@ -128,17 +128,17 @@ def one_token(session: Session) -> tuple[int, int]:
 def test_a_layer_takes_as_many_calls_and_instructions_as_the_equations_say(
     kv: KvHome, request_of: Request
 ) -> None:
-    with Session(request_of(**OPTIONS[kv]), memory=Memory.linux()) as session:
-        layers = session.model.config.num_hidden_layers
-        calls, instructions = (each / (layers + 1) for each in one_token(session))
+    with LoadedModel(request_of(**OPTIONS[kv]), session=Session.linux()) as loaded:
+        layers = loaded.model.config.num_hidden_layers
+        calls, instructions = (each / (layers + 1) for each in one_token(loaded))
     assert (calls, instructions) == pytest.approx(equations._CALLS[kv], rel=0.1)
 
 
 @pytest.mark.parametrize("kv", OPTIONS)
 def test_the_shape_is_that_of_the_request(kv: KvHome, request_of: Request) -> None:
     request = request_of(**OPTIONS[kv])
-    with Session(request, memory=Memory.linux()) as session:
-        shape = decode_shape(request, session.model.config, prompt_len=12)
+    with LoadedModel(request, session=Session.linux()) as loaded:
+        shape = decode_shape(request, loaded.model.config, prompt_len=12)
     assert (shape.kv, shape.rows, shape.layers, shape.hidden) == (kv, 8, 3, 64)
     assert (shape.host_weights, shape.attended) == (0.0, 12 + 4)
 
@@ -156,8 +156,8 @@ def test_the_shape_is_that_of_the_request(kv: KvHome, request_of: Request) -> No
 def test_what_the_equations_do_not_cover_is_refused(
     options: dict[str, Any], request_of: Request
 ) -> None:
-    with Session(request_of(), memory=Memory.linux()) as session:
-        config = session.model.config
+    with LoadedModel(request_of(), session=Session.linux()) as loaded:
+        config = loaded.model.config
     with pytest.raises(ConfigError, match="no prediction"):
         decode_shape(request_of(**options), config, prompt_len=12)
 

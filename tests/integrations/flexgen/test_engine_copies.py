@@ -20,7 +20,7 @@ from cxl_offload import _C
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, run, scope, session
 from cxl_offload.integrations.flexgen.copies import Copier, EngineCopies, HostCopies, Way
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.transfer import CopyEngine, Link, LinkUse
 
 from .conftest import machine
@@ -59,8 +59,8 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[FlexGenRepo
     """Runs a request with the engine on pinned memory of simulated nodes."""
     links: list[Watched] = []
 
-    def make_copier(_: Any, memory: Memory, __: Any, recorder: Any) -> Copier:
-        links.append(Watched(CopyEngine(memory, staging_bytes=0, chunk_bytes=4096)))
+    def make_copier(_: Any, session: Session, __: Any, recorder: Any) -> Copier:
+        links.append(Watched(CopyEngine(session, staging_bytes=0, chunk_bytes=4096)))
         return Copier(links[-1], recorder)
 
     @contextlib.contextmanager
@@ -79,9 +79,9 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[FlexGenRepo
     )
 
     def generated(request: FlexGenRun) -> tuple[FlexGenReport, Watched]:
-        memory = Memory.simulated(machine(), driver=_C.FakeDriver())
-        report = run(request, memory=memory)
-        assert memory.stats().asked_bytes.current == 0
+        session = Session.simulated(machine(), driver=_C.FakeDriver())
+        report = run(request, session=session)
+        assert session.stats().asked_bytes.current == 0
         return report, links[-1]
 
     return generated

@@ -10,12 +10,12 @@ import torch
 from torch.nn import functional
 
 from cxl_offload.integrations.flexgen import FlexGenRun, run
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.ops.linear import SinglePrecisionLinear
 
 
 def test_flexgen_has_its_own_functions_again_after_a_run(
-    request_tiny: FlexGenRun, memory: Memory, monkeypatch: pytest.MonkeyPatch
+    request_tiny: FlexGenRun, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[int, ...]] = []
     original = SinglePrecisionLinear.__call__
@@ -30,9 +30,9 @@ def test_flexgen_has_its_own_functions_again_after_a_run(
         return original(self, inputs, *rest, **named)
 
     monkeypatch.setattr(SinglePrecisionLinear, "__call__", counted)
-    run(request_tiny, memory=memory)
+    run(request_tiny, session=session)
     assert len(calls) > 6 * request_tiny.gen_len
     calls.clear()
-    run(replace(request_tiny, cpu_linear="half"), memory=memory)
+    run(replace(request_tiny, cpu_linear="half"), session=session)
     assert not calls
     assert flexgen.pytorch_backend.F is functional

@@ -17,10 +17,10 @@ import pytest
 import torch
 from flexgen.pytorch_backend import TorchDevice
 
-from cxl_offload.integrations.flexgen import FlexGenRun, Session, run
+from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, run
 from cxl_offload.integrations.flexgen.devices import TierDisk
 from cxl_offload.integrations.flexgen.lm import TieredOptLM
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 FOUR = {
     "percent": (25, 50, 25, 50, 0, 100),
@@ -41,20 +41,20 @@ def _globals() -> dict[str, Any]:
     }
 
 
-def _assert_nothing_left(memory: Memory, before: dict[str, Any], offload: Path) -> None:
-    assert memory.stats().asked_bytes.current == 0
+def _assert_nothing_left(session: Session, before: dict[str, Any], offload: Path) -> None:
+    assert session.stats().asked_bytes.current == 0
     assert _globals() == before
     assert not offload.exists()
     assert not [t for t in threading.enumerate() if t.name.startswith("cxl_offload-flexgen")]
 
 
-def test_run_leaves_nothing(request_tiny: FlexGenRun, memory: Memory, offload_dir: Path) -> None:
+def test_run_leaves_nothing(request_tiny: FlexGenRun, session: Session, offload_dir: Path) -> None:
     before = _globals()
 
-    run(replace(request_tiny, **FOUR), memory=memory)
+    run(replace(request_tiny, **FOUR), session=session)
 
-    _assert_nothing_left(memory, before, offload_dir)
-    assert memory.stats().asked_bytes.total > 0
+    _assert_nothing_left(session, before, offload_dir)
+    assert session.stats().asked_bytes.total > 0
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
@@ -63,7 +63,7 @@ def test_generation_that_raises_midway_leaves_nothing(
     method: str,
     kind: type[BaseException],
     request_tiny: FlexGenRun,
-    memory: Memory,
+    session: Session,
     offload_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -79,15 +79,15 @@ def test_generation_that_raises_midway_leaves_nothing(
     gc.disable()  # nothing may need the collector to be given back
     try:
         with pytest.raises(kind) as raised:
-            run(replace(request_tiny, **FOUR), memory=memory)
+            run(replace(request_tiny, **FOUR), session=session)
         assert raised.value.__traceback__ is not None
-        _assert_nothing_left(memory, before, offload_dir)
+        _assert_nothing_left(session, before, offload_dir)
     finally:
         gc.enable()
 
 
 def test_attention_that_raises_inside_flexgen_leaves_nothing(
-    request_tiny: FlexGenRun, memory: Memory, offload_dir: Path, monkeypatch: pytest.MonkeyPatch
+    request_tiny: FlexGenRun, session: Session, offload_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Views of the cache are then locals of FlexGen's own frames."""
     before = _globals()
@@ -97,29 +97,29 @@ def test_attention_that_raises_inside_flexgen_leaves_nothing(
 
     monkeypatch.setattr(TorchDevice, "_attention_weights", fails)
     with pytest.raises(RuntimeError, match="in attention"):
-        run(replace(request_tiny, **FOUR), memory=memory)
+        run(replace(request_tiny, **FOUR), session=session)
 
-    _assert_nothing_left(memory, before, offload_dir)
+    _assert_nothing_left(session, before, offload_dir)
 
 
 def test_loading_that_raises_midway_leaves_nothing(
-    request_tiny: FlexGenRun, memory: Memory, offload_dir: Path
+    request_tiny: FlexGenRun, session: Session, offload_dir: Path
 ) -> None:
     before = _globals()
 
     def stop(stage: str, done: int, total: int) -> None:
         if stage == "load" and done == total // 2:
-            assert memory.stats().asked_bytes.current > 0
+            assert session.stats().asked_bytes.current > 0
             raise RuntimeError("loading")
 
     with pytest.raises(RuntimeError, match="loading"):
-        run(replace(request_tiny, **FOUR), memory=memory, progress=stop)
+        run(replace(request_tiny, **FOUR), session=session, progress=stop)
 
-    _assert_nothing_left(memory, before, offload_dir)
+    _assert_nothing_left(session, before, offload_dir)
 
 
 def test_error_in_a_copy_thread_is_raised_and_nothing_hangs(
-    request_tiny: FlexGenRun, memory: Memory, offload_dir: Path, monkeypatch: pytest.MonkeyPatch
+    request_tiny: FlexGenRun, session: Session, offload_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = _globals()
     calls = iter(range(10**6))
@@ -132,13 +132,13 @@ def test_error_in_a_copy_thread_is_raised_and_nothing_hangs(
         "cxl_offload.integrations.flexgen.copies.HostCopies.move_from_disk_thread", fails
     )
     with pytest.raises(OSError, match="the disk is gone"):
-        run(replace(request_tiny, **FOUR), memory=memory)
+        run(replace(request_tiny, **FOUR), session=session)
 
-    _assert_nothing_left(memory, before, offload_dir)
+    _assert_nothing_left(session, before, offload_dir)
 
 
 def test_full_disk_is_refused(
-    request_tiny: FlexGenRun, memory: Memory, offload_dir: Path, monkeypatch: pytest.MonkeyPatch
+    request_tiny: FlexGenRun, session: Session, offload_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = _globals()
 
@@ -147,12 +147,12 @@ def test_full_disk_is_refused(
 
     monkeypatch.setattr("os.posix_fallocate", none_left)
     with pytest.raises(OSError, match="No space left"):
-        run(replace(request_tiny, **FOUR), memory=memory)
+        run(replace(request_tiny, **FOUR), session=session)
 
-    _assert_nothing_left(memory, before, offload_dir)
+    _assert_nothing_left(session, before, offload_dir)
 
 
-def test_threads_exist_only_with_a_disk_share(request_tiny: FlexGenRun, memory: Memory) -> None:
+def test_threads_exist_only_with_a_disk_share(request_tiny: FlexGenRun, session: Session) -> None:
     def threads(request: FlexGenRun) -> int:
         most = 0
 
@@ -161,8 +161,8 @@ def test_threads_exist_only_with_a_disk_share(request_tiny: FlexGenRun, memory: 
             names = [thread.name for thread in threading.enumerate()]
             most = max(most, sum(name.startswith("cxl_offload-flexgen") for name in names))
 
-        with Session(request, memory=memory) as session:
-            session.generate(token_begins=look)
+        with LoadedModel(request, session=session) as loaded:
+            loaded.generate(token_begins=look)
         return most
 
     assert threads(request_tiny) == 0
@@ -170,7 +170,7 @@ def test_threads_exist_only_with_a_disk_share(request_tiny: FlexGenRun, memory: 
 
 
 def test_no_relay_buffer_is_ever_allocated(
-    request_tiny: FlexGenRun, memory: Memory, monkeypatch: pytest.MonkeyPatch
+    request_tiny: FlexGenRun, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FlexGen's own copy threads take 2 GiB each before the first copy."""
     largest = 0
@@ -184,25 +184,25 @@ def test_no_relay_buffer_is_ever_allocated(
         return tensor
 
     monkeypatch.setattr(torch, "empty", watch)
-    run(replace(request_tiny, **FOUR), memory=memory)
+    run(replace(request_tiny, **FOUR), session=session)
 
     assert 0 < largest < 1 << 20
 
 
-def test_second_run_at_the_same_time_is_refused(request_tiny: FlexGenRun, memory: Memory) -> None:
-    with Session(request_tiny, memory=memory) as session:
+def test_second_run_at_the_same_time_is_refused(request_tiny: FlexGenRun, session: Session) -> None:
+    with LoadedModel(request_tiny, session=session) as loaded:
         with pytest.raises(RuntimeError, match="another FlexGen run"):
-            run(request_tiny, memory=memory)
-        tokens = session.generate().tokens
+            run(request_tiny, session=session)
+        tokens = loaded.generate().tokens
 
-    np.testing.assert_array_equal(run(request_tiny, memory=memory).tokens, tokens)
+    np.testing.assert_array_equal(run(request_tiny, session=session).tokens, tokens)
 
 
-def test_torch_itself_is_never_changed(request_tiny: FlexGenRun, memory: Memory) -> None:
+def test_torch_itself_is_never_changed(request_tiny: FlexGenRun, session: Session) -> None:
     watched = (torch.empty, torch.cuda.Stream, torch.cuda.synchronize, torch.Tensor.cuda)
 
-    with Session(request_tiny, memory=memory) as session:
-        session.generate(
+    with LoadedModel(request_tiny, session=session) as loaded:
+        loaded.generate(
             token_begins=lambda _: _same(
                 watched,
                 (torch.empty, torch.cuda.Stream, torch.cuda.synchronize, torch.Tensor.cuda),
@@ -214,23 +214,23 @@ def _same(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
     assert all(a is b for a, b in zip(first, second, strict=True))
 
 
-def test_session_outside_its_block_has_no_model(request_tiny: FlexGenRun, memory: Memory) -> None:
-    session = Session(request_tiny, memory=memory)
+def test_session_outside_its_block_has_no_model(request_tiny: FlexGenRun, session: Session) -> None:
+    loaded = LoadedModel(request_tiny, session=session)
     with pytest.raises(RuntimeError, match="not open"):
-        session.generate()
-    with session:
-        session.generate()
+        loaded.generate()
+    with loaded:
+        loaded.generate()
     with pytest.raises(RuntimeError, match="not open"):
-        session.generate()
+        loaded.generate()
 
 
 def test_offload_folder_that_was_there_is_kept_empty(
-    request_tiny: FlexGenRun, memory: Memory, tmp_path: Path
+    request_tiny: FlexGenRun, session: Session, tmp_path: Path
 ) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "note").write_text("keep")
 
-    run(replace(request_tiny, offload_dir=str(folder), **FOUR), memory=memory)
+    run(replace(request_tiny, offload_dir=str(folder), **FOUR), session=session)
 
     assert [file.name for file in folder.iterdir()] == ["note"]

@@ -22,7 +22,7 @@ from cxl_offload.integrations.flexgen.model import (
     resolve_model,
     weight_shapes,
 )
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 from .reference import Reference, generate_with_transformers
 
@@ -61,30 +61,32 @@ def test_pytorch_files_give_the_same_weights_as_safetensors(
 
 
 def test_conversion_is_kept_in_path_and_used_again(
-    request_tiny: FlexGenRun, memory: Memory, reference: Reference, tmp_path: Path
+    request_tiny: FlexGenRun, session: Session, reference: Reference, tmp_path: Path
 ) -> None:
     cached = replace(request_tiny, path=str(tmp_path / "weights"))
-    run(cached, memory=memory)
+    run(cached, session=session)
     folder = tmp_path / "weights" / "tiny-np"
     stamps = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
 
-    report = run(cached, memory=memory)
+    report = run(cached, session=session)
 
     assert stamps == {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
     assert [file.name for file in folder.parent.iterdir()] == ["tiny-np"]
     np.testing.assert_array_equal(report.tokens, reference.tokens)
-    as_model = run(replace(request_tiny, model=str(folder)), memory=memory)
+    as_model = run(replace(request_tiny, model=str(folder)), session=session)
     np.testing.assert_array_equal(as_model.tokens, reference.tokens)
 
 
 def test_cache_of_another_checkpoint_is_refused(
-    request_tiny: FlexGenRun, memory: Memory, tmp_path: Path
+    request_tiny: FlexGenRun, session: Session, tmp_path: Path
 ) -> None:
     other = make_opt(tmp_path / "tiny", OptShape(layers=3, hidden=64, heads=4, positions=64))
-    run(replace(request_tiny, path=str(tmp_path / "weights")), memory=memory)
+    run(replace(request_tiny, path=str(tmp_path / "weights")), session=session)
 
     with pytest.raises(ConfigError, match="another checkpoint"):
-        run(replace(request_tiny, model=str(other), path=str(tmp_path / "weights")), memory=memory)
+        run(
+            replace(request_tiny, model=str(other), path=str(tmp_path / "weights")), session=session
+        )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_checkpoint_flexgen_would_get_wrong_is_refused(
     words: str,
     tiny: Path,
     request_tiny: FlexGenRun,
-    memory: Memory,
+    session: Session,
     tmp_path: Path,
     offload_dir: Path,
 ) -> None:
@@ -115,11 +117,11 @@ def test_checkpoint_flexgen_would_get_wrong_is_refused(
     cache = tmp_path / "weights"
 
     with pytest.raises(ConfigError, match=words) as refused:
-        run(replace(request_tiny, model=str(folder), path=str(cache)), memory=memory)
+        run(replace(request_tiny, model=str(folder), path=str(cache)), session=session)
 
     assert "\n" not in str(refused.value)
     assert not cache.exists() or not list(cache.iterdir())
-    assert memory.stats().asked_bytes.total == 0
+    assert session.stats().asked_bytes.total == 0
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
@@ -127,7 +129,7 @@ def test_truncated_checkpoint_is_refused_and_leaves_no_file(
     file: str,
     tiny: Path,
     request_tiny: FlexGenRun,
-    memory: Memory,
+    session: Session,
     tmp_path: Path,
     offload_dir: Path,
 ) -> None:
@@ -138,11 +140,11 @@ def test_truncated_checkpoint_is_refused_and_leaves_no_file(
     cache = tmp_path / "weights"
 
     with pytest.raises(ConfigError, match=f"{file}.*truncated") as refused:
-        run(replace(request_tiny, model=str(folder), path=str(cache)), memory=memory)
+        run(replace(request_tiny, model=str(folder), path=str(cache)), session=session)
 
     assert "\n" not in str(refused.value)
     assert not list(cache.iterdir())
-    assert memory.stats().asked_bytes.total == 0
+    assert session.stats().asked_bytes.total == 0
 
 
 def test_values_beyond_half_precision_are_refused(tiny: Path, tmp_path: Path) -> None:
@@ -221,14 +223,14 @@ def test_known_names_have_flexgens_shapes_and_galactica_its_activation() -> None
     assert opt.parameters == 1_315_758_080  # Zhang et al., OPT, Table 1: 1.3B; with 2050 positions
 
 
-def test_dummy_weights_are_ones(request_tiny: FlexGenRun, memory: Memory, tmp_path: Path) -> None:
-    from cxl_offload.integrations.flexgen import Session
+def test_dummy_weights_are_ones(request_tiny: FlexGenRun, session: Session, tmp_path: Path) -> None:
+    from cxl_offload.integrations.flexgen import LoadedModel
 
-    with Session(replace(request_tiny, path="_DUMMY_"), memory=memory) as session:
-        for holder in session.model.weight_home:
+    with LoadedModel(replace(request_tiny, path="_DUMMY_"), session=session) as loaded:
+        for holder in loaded.model.weight_home:
             for weight in holder.val:
                 assert bool((weight.data == 1).all())
-        report = session.generate()
+        report = loaded.generate()
 
     assert report.tokens.shape == (8, 20)
 
@@ -244,7 +246,7 @@ def _without_biases(folder: Path) -> None:
 
 
 def test_galactica_layers_without_biases_and_with_gelu_equal_transformers(
-    memory: Memory, prompts: tuple[tuple[int, ...], ...], tmp_path: Path
+    session: Session, prompts: tuple[tuple[int, ...], ...], tmp_path: Path
 ) -> None:
     shape = OptShape(layers=3, hidden=64, heads=4, positions=64, activation="gelu")
     folder = make_opt(tmp_path / "galactica", shape, seed=14)
@@ -256,8 +258,8 @@ def test_galactica_layers_without_biases_and_with_gelu_equal_transformers(
         model=str(folder), token_ids=prompts, gen_len=4, gpu_batch_size=8, cpu_cache_compute=True
     )
 
-    report = run(request, memory=memory)
-    control = run(replace(request, model=str(with_relu)), memory=memory)
+    report = run(request, session=session)
+    control = run(replace(request, model=str(with_relu)), session=session)
 
     np.testing.assert_array_equal(report.tokens, expected.tokens)
     assert not (control.tokens == expected.tokens).all()

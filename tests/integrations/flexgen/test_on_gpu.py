@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from cxl_offload.integrations.flexgen import FlexGenRun, Session, run
-from cxl_offload.memory import Memory
+from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, run
+from cxl_offload.memory import Session
 
 from .damage import generate_damaged
 from .reference import Reference
@@ -23,11 +23,11 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_equal_transformers_with_a_gpu(
-    name: str, request_tiny: FlexGenRun, memory: Memory, reference: Reference
+    name: str, request_tiny: FlexGenRun, session: Session, reference: Reference
 ) -> None:
     request = replace(request_tiny, accelerator="cuda", **CASES[name][0])
 
-    report = run(request, memory=memory)
+    report = run(request, session=session)
 
     np.testing.assert_array_equal(report.tokens, reference.tokens)
     assert report.accelerator == "cuda"
@@ -35,21 +35,21 @@ def test_tokens_equal_transformers_with_a_gpu(
 
 @pytest.mark.parametrize(("name", "place"), DAMAGES[:4], ids=lambda value: str(value))
 def test_tokens_change_when_kv_is_spoilt_with_a_gpu(
-    name: str, place: str | int, request_tiny: FlexGenRun, memory: Memory, reference: Reference
+    name: str, place: str | int, request_tiny: FlexGenRun, session: Session, reference: Reference
 ) -> None:
     request = replace(request_tiny, accelerator="cuda", **CASES[name][0])
 
-    report = generate_damaged(request, memory, place)
+    report = generate_damaged(request, session, place)
 
     assert not np.array_equal(report.tokens, reference.tokens)
 
 
-def test_host_kv_is_pinned_for_the_gpu(request_tiny: FlexGenRun, memory: Memory) -> None:
+def test_host_kv_is_pinned_for_the_gpu(request_tiny: FlexGenRun, session: Session) -> None:
     request = replace(request_tiny, accelerator="cuda", place={"kv": "bind:cxl"})
 
-    with Session(request, memory=memory) as session:
-        session.generate()
-        pinned = [tensor.data.is_pinned() for tensor in session.model.kv_tensors()]
+    with LoadedModel(request, session=session) as loaded:
+        loaded.generate()
+        pinned = [tensor.data.is_pinned() for tensor in loaded.model.kv_tensors()]
 
     assert pinned
     assert all(pinned)

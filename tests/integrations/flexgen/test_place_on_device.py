@@ -8,13 +8,13 @@ import pytest
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen import FlexGenRun, run
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 
 @pytest.mark.parametrize("role", ["weights", "kv"])
 def test_device_as_place_is_refused_and_nothing_is_allocated(
-    request_tiny: FlexGenRun, memory: Memory, role: str
+    request_tiny: FlexGenRun, session: Session, role: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"--place {role}=dax:dax0\.0: .* a device is none"):
-        run(replace(request_tiny, place={role: "dax:dax0.0"}), memory=memory)
-    assert memory.stats().mapped_bytes.total == 0
+        run(replace(request_tiny, place={role: "dax:dax0.0"}), session=session)
+    assert session.stats().mapped_bytes.total == 0

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, Session, TierLimit, run
+from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, LoadedModel, TierLimit, run
 from cxl_offload.integrations.flexgen.predict import Need, Room, check_fit, stripe_bytes
 from cxl_offload.integrations.flexgen.tiers import capacities
-from cxl_offload.memory import Bind, Interleave, Memory, Policy, Preferred, Weighted
+from cxl_offload.memory import Bind, Interleave, Policy, Preferred, Session, Weighted
 from cxl_offload.tensor import empty
 
 from .conftest import machine
@@ -34,7 +34,9 @@ def _granted(report: FlexGenReport, role: str) -> Counter[int]:
     return total
 
 
-def test_roles_are_on_the_nodes_of_their_policies(request_tiny: FlexGenRun, memory: Memory) -> None:
+def test_roles_are_on_the_nodes_of_their_policies(
+    request_tiny: FlexGenRun, session: Session
+) -> None:
     place = {
         "weights": "bind:ldram",
         "kv": "bind:cxl",
@@ -43,7 +45,7 @@ def test_roles_are_on_the_nodes_of_their_policies(request_tiny: FlexGenRun, memo
     }
 
     request = replace(request_tiny, cpu_cache_compute=True, cpu_attention="workspace", place=place)
-    report = run(request, memory=memory)
+    report = run(request, session=session)
 
     assert _granted(report, "weights") == {0: WEIGHTS}
     assert _granted(report, "kv") == {2: KV}
@@ -73,23 +75,23 @@ def test_roles_are_on_the_nodes_of_their_policies(request_tiny: FlexGenRun, memo
     ],
 )
 def test_attention_in_place_needs_no_workspace(
-    options: dict[str, Any], has_workspace: bool, request_tiny: FlexGenRun, memory: Memory
+    options: dict[str, Any], has_workspace: bool, request_tiny: FlexGenRun, session: Session
 ) -> None:
     place = {"workspace": "bind:rdram"}
 
     report = run(
-        replace(request_tiny, cpu_cache_compute=True, place=place, **options), memory=memory
+        replace(request_tiny, cpu_cache_compute=True, place=place, **options), session=session
     )
 
     assert bool(_granted(report, "workspace")) == has_workspace
     assert any("in place" in note for note in report.notes) != has_workspace
 
 
-def test_policy_with_nothing_to_place_is_said(request_tiny: FlexGenRun, memory: Memory) -> None:
+def test_policy_with_nothing_to_place_is_said(request_tiny: FlexGenRun, session: Session) -> None:
     place = {"workspace": "bind:cxl", "act": "bind:cxl"}
 
     report = run(
-        replace(request_tiny, place=place, percent=(0, 100, 0, 100, 100, 0)), memory=memory
+        replace(request_tiny, place=place, percent=(0, 100, 0, 100, 100, 0)), session=session
     )
 
     assert [note.split(":")[0] for note in report.notes] == [
@@ -99,14 +101,14 @@ def test_policy_with_nothing_to_place_is_said(request_tiny: FlexGenRun, memory: 
 
 
 def test_weighted_weights_have_exact_shares_of_every_tensor(
-    request_tiny: FlexGenRun, memory: Memory
+    request_tiny: FlexGenRun, session: Session
 ) -> None:
     place = {"weights": "weighted:ldram=2,rdram=1,cxl=1@4KiB"}
 
-    with Session(replace(request_tiny, place=place), memory=memory) as session:
-        (use,) = session.store.use().values()
-        tensors = [w.data for home in session.model.weight_home for w in home.val]
-        asked = [memory.bytes_per_node(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+    with LoadedModel(replace(request_tiny, place=place), session=session) as loaded:
+        (use,) = loaded.store.use().values()
+        tensors = [w.data for home in loaded.model.weight_home for w in home.val]
+        asked = [session.bytes_per_node(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
 
     total: Counter[int] = Counter()
     for tensor, found in zip(tensors, asked, strict=True):
@@ -140,13 +142,13 @@ def test_weighted_weights_have_exact_shares_of_every_tensor(
     ],
 )
 def test_bytes_are_as_planned_before_the_run(
-    options: dict[str, Any], request_tiny: FlexGenRun, memory: Memory
+    options: dict[str, Any], request_tiny: FlexGenRun, session: Session
 ) -> None:
-    with Session(replace(request_tiny, **options), memory=memory) as session:
-        report = session.generate()
+    with LoadedModel(replace(request_tiny, **options), session=session) as loaded:
+        report = loaded.generate()
 
     planned: Counter[tuple[str, str]] = Counter()
-    for need in session.layout.needs:
+    for need in loaded.layout.needs:
         planned[need.role, need.part] += need.nbytes * need.count
     held = {(row.role, row.part): row.requested_bytes for row in report.placement}
     assert held.keys() == planned.keys()
@@ -173,7 +175,7 @@ def test_workspaces_are_two_whenever_one_is_filled_ahead(
     batches: int,
     workspaces: int,
     request_tiny: FlexGenRun,
-    memory: Memory,
+    session: Session,
 ) -> None:
     request = replace(
         request_tiny,
@@ -186,10 +188,10 @@ def test_workspaces_are_two_whenever_one_is_filled_ahead(
     )
     seen: list[int] = []
 
-    with Session(request, memory=memory) as session:
-        session.generate(
+    with LoadedModel(request, session=session) as loaded:
+        loaded.generate(
             token_begins=lambda _: seen.append(
-                len(session.model.env.cpu.attention_compute_workspace)
+                len(loaded.model.env.cpu.attention_compute_workspace)
             )
         )
 
@@ -198,16 +200,16 @@ def test_workspaces_are_two_whenever_one_is_filled_ahead(
 
 def test_preferred_tier_spills_at_its_capacity(request_tiny: FlexGenRun) -> None:
     limits = (TierLimit("ldram", (0,), 256 << 10), TierLimit("cxl", (2,), 1 << 30))
-    memory = Memory.simulated(machine(), capacities=capacities(limits))
+    session = Session.simulated(machine(), capacities=capacities(limits))
     place = {"weights": "preferred:ldram,cxl", "kv": "bind:cxl", "act": "bind:cxl"}
 
-    report = run(replace(request_tiny, place=place, tiers=limits), memory=memory)
+    report = run(replace(request_tiny, place=place, tiers=limits), session=session)
 
     granted = _granted(report, "weights")
     assert set(granted) == {0, 2}
     assert granted[0] <= 256 << 10
     assert sum(granted.values()) == WEIGHTS
-    assert memory.stats().asked_bytes.current == 0
+    assert session.stats().asked_bytes.current == 0
 
 
 @given(
@@ -224,9 +226,9 @@ def test_predicted_stripe_is_what_the_pages_say(
 
     predicted = stripe_bytes(nbytes, policy.weights, policy.granule_bytes)
 
-    session = Memory.simulated(machine())
-    tensor = empty(nbytes, dtype=torch.uint8, placement=policy, memory=session)
-    found = session.bytes_per_node(tensor.data_ptr(), nbytes)
+    loaded = Session.simulated(machine())
+    tensor = empty(nbytes, dtype=torch.uint8, policy=policy, session=loaded)
+    found = loaded.bytes_per_node(tensor.data_ptr(), nbytes)
     assert {node: count for node, count in predicted.items() if count} == found
 
 

@@ -12,7 +12,7 @@ import pytest
 from flexgen.flex_opt import Policy
 
 from cxl_offload.cli.plan import register  # noqa: F401  (the command exists beside the executor)
-from cxl_offload.integrations.flexgen import Session
+from cxl_offload.integrations.flexgen import LoadedModel
 from cxl_offload.integrations.flexgen.layout import Layout, lay_out
 from cxl_offload.integrations.flexgen.lm import weight_groups
 from cxl_offload.integrations.flexgen.model import resolve_model
@@ -23,7 +23,7 @@ from cxl_offload.integrations.flexgen.shares import HomeShares
 from cxl_offload.integrations.flexgen.shares import kv_sequences as executor_kv_sequences
 from cxl_offload.integrations.flexgen.tiers import room
 from cxl_offload.integrations.flexgen.wiring import check_accelerator, flexgen_policy
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.plan.equations import stripe
 from cxl_offload.plan.flexgen.flags import kv_sequences
 from cxl_offload.plan.flexgen.job import flexgen_job
@@ -94,7 +94,7 @@ def random_machine(rng: random.Random, scale: int, gpu_least: int) -> Machine:
     )
 
 
-def executor_view(plan: Plan, memory: Memory) -> tuple[FlexGenRun, Layout]:
+def executor_view(plan: Plan, session: Session) -> tuple[FlexGenRun, Layout]:
     """The run and its layout, as the executor makes them of the plan's flags."""
     assert plan.command[:2] == ("cxl-offload", "flexgen")
     request = request_from(build_parser("cxl-offload flexgen").parse_args(plan.command[2:]))
@@ -102,7 +102,7 @@ def executor_view(plan: Plan, memory: Memory) -> tuple[FlexGenRun, Layout]:
     source = resolve_model(request.model, request.path)
     groups = weight_groups(source.config, flexgen_policy(request))
     assert request.prompt_len is not None
-    layout = lay_out(request, source.config, groups, request.prompt_len, memory.machine)
+    layout = lay_out(request, source.config, groups, request.prompt_len, session.machine)
     return request, layout
 
 
@@ -145,25 +145,25 @@ def test_hundred_random_plans_fit_and_lie_where_planned(tmp_path: Path) -> None:
             seen["nothing fits"] += 1
             continue
         plan, machine = made
-        memory = Memory.simulated(machine)
+        session = Session.simulated(machine)
 
-        request, layout = executor_view(plan, memory)
+        request, layout = executor_view(plan, session)
         check_stripes(layout.needs)
-        laid_out = check_fit(layout.needs, room(memory, request.tiers))
+        laid_out = check_fit(layout.needs, room(session, request.tiers))
         held = [
-            memory.allocate(need.nbytes, need.policy)
+            session.allocate(need.nbytes, need.policy)
             for need in layout.needs
             for _ in range(need.count)
             if need.nbytes
         ]
         granted: Counter[int] = Counter()
         for each in held:
-            granted.update(memory.bytes_per_node(each.address, each.nbytes))
+            granted.update(session.bytes_per_node(each.address, each.nbytes))
 
         planned = {node: nbytes for node, nbytes in plan.node_bytes.items() if nbytes}
         assert {node: nbytes for node, nbytes in laid_out.items() if nbytes} == planned, seed
         assert {node: nbytes for node, nbytes in granted.items() if nbytes} == planned, seed
-        for node, use in memory.stats().nodes.items():
+        for node, use in session.stats().nodes.items():
             assert use.current_bytes <= machine.node(node).capacity_bytes
         assert layout.accelerator_bytes == plan.gpu_bytes <= (machine.gpus[0].memory_bytes or 0)
         outside = layout.outside["disk"]
@@ -238,13 +238,13 @@ def test_planned_run_generates_and_holds_what_was_planned(
             most_batches=2,
         )
     )
-    memory = Memory.simulated(machine)
-    request, _ = executor_view(plan, memory)
+    session = Session.simulated(machine)
+    request, _ = executor_view(plan, session)
     request = replace(request, prompts=(), token_ids=prompts[: request.rows], accelerator="host")
-    check_accelerator(request, executor_view(plan, memory)[1], memory)
+    check_accelerator(request, executor_view(plan, session)[1], session)
 
-    with Session(request, memory=memory) as session:
-        report = session.generate()
+    with LoadedModel(request, session=session) as loaded:
+        report = loaded.generate()
 
     granted: Counter[int] = Counter()
     for row in report.placement:

@@ -12,7 +12,7 @@ import torch
 
 from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, run
 from cxl_offload.integrations.flexgen.recorder import view_bytes
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.sim.trace import Event
 
 WEIGHTS = 378_240
@@ -45,9 +45,9 @@ def _pick(report: FlexGenReport, **values: str) -> list[Event]:
 
 
 def test_weights_are_read_once_a_token_from_their_node(
-    request_tiny: FlexGenRun, memory: Memory
+    request_tiny: FlexGenRun, session: Session
 ) -> None:
-    report = run(replace(request_tiny, place=PLACE | {"kv": "bind:cxl"}), memory=memory)
+    report = run(replace(request_tiny, place=PLACE | {"kv": "bind:cxl"}), session=session)
 
     loads = _pick(report, queue="load_weight")
 
@@ -58,11 +58,11 @@ def test_weights_are_read_once_a_token_from_their_node(
 
 
 def test_cache_is_read_as_long_as_it_is_and_written_once(
-    request_tiny: FlexGenRun, memory: Memory
+    request_tiny: FlexGenRun, session: Session
 ) -> None:
     place = {key: value for key, value in PLACE.items() if key != "workspace"}
 
-    report = run(replace(request_tiny, place=place), memory=memory)
+    report = run(replace(request_tiny, place=place), session=session)
 
     row = 2 * LAYERS * ROWS * WIDTH * 2  # K and V of one position in half precision
     attended = sum(PROMPT + token for token in range(1, NEW))
@@ -76,10 +76,10 @@ def test_cache_is_read_as_long_as_it_is_and_written_once(
 
 
 def test_cpu_attention_reads_the_tier_and_then_the_workspace(
-    request_tiny: FlexGenRun, memory: Memory
+    request_tiny: FlexGenRun, session: Session
 ) -> None:
     request = replace(request_tiny, cpu_cache_compute=True, cpu_attention="workspace", place=PLACE)
-    report = run(request, memory=memory)
+    report = run(request, session=session)
 
     element_rows = 2 * LAYERS * ROWS * WIDTH
     cached = sum(PROMPT + token - 1 for token in range(1, NEW))
@@ -94,9 +94,9 @@ def test_cpu_attention_reads_the_tier_and_then_the_workspace(
 
 
 def test_attention_in_place_reads_every_attended_row_once(
-    request_tiny: FlexGenRun, memory: Memory
+    request_tiny: FlexGenRun, session: Session
 ) -> None:
-    report = run(replace(request_tiny, cpu_cache_compute=True, place=PLACE), memory=memory)
+    report = run(replace(request_tiny, cpu_cache_compute=True, place=PLACE), session=session)
 
     attended = sum(PROMPT + token for token in range(1, NEW))
     element_rows = 2 * LAYERS * ROWS * WIDTH
@@ -109,9 +109,9 @@ def test_attention_in_place_reads_every_attended_row_once(
 
 
 def test_flops_of_the_accelerator_are_those_of_the_model(
-    request_tiny: FlexGenRun, memory: Memory
+    request_tiny: FlexGenRun, session: Session
 ) -> None:
-    report = run(request_tiny, memory=memory)
+    report = run(request_tiny, session=session)
 
     def layer(tokens: int, attended: int) -> float:
         return ROWS * tokens * (24.0 * WIDTH**2 + 4.0 * attended * WIDTH)
@@ -125,18 +125,18 @@ def test_flops_of_the_accelerator_are_those_of_the_model(
 
 
 def test_split_cache_is_read_from_every_tier_by_its_rows(
-    request_tiny: FlexGenRun, memory: Memory
+    request_tiny: FlexGenRun, session: Session
 ) -> None:
     place = {"kv": "split:ldram=50,rdram=25,cxl=25"}
 
-    report = run(replace(request_tiny, place=place), memory=memory)
+    report = run(replace(request_tiny, place=place), session=session)
 
     read = _read(_pick(report, queue="load_cache"))
     assert read[0] == 2 * read[1] == 2 * read[2] > 0
 
 
 def test_disk_copies_are_recorded_with_their_end_in_host_memory(
-    request_tiny: FlexGenRun, memory: Memory
+    request_tiny: FlexGenRun, session: Session
 ) -> None:
     request = replace(
         request_tiny,
@@ -149,7 +149,7 @@ def test_disk_copies_are_recorded_with_their_end_in_host_memory(
         },
     )
 
-    report = run(request, memory=memory)
+    report = run(request, session=session)
 
     loads = _pick(report, queue="load_cache", engine="nvme")
     element_rows = 2 * LAYERS * ROWS * WIDTH
@@ -160,11 +160,11 @@ def test_disk_copies_are_recorded_with_their_end_in_host_memory(
 
 
 def test_steps_are_flexgens_barriers_and_phases_follow_tokens(
-    request_tiny: FlexGenRun, memory: Memory
+    request_tiny: FlexGenRun, session: Session
 ) -> None:
     request = replace(request_tiny, gpu_batch_size=4, num_gpu_batches=2)
 
-    report = run(request, memory=memory)
+    report = run(request, session=session)
 
     steps = [event.step for event in report.trace]
     assert steps == sorted(steps)
@@ -176,8 +176,8 @@ def test_steps_are_flexgens_barriers_and_phases_follow_tokens(
     assert report.trace.tokens == {"prefill": ROWS * PROMPT, "decode": ROWS * (NEW - 1)}
 
 
-def test_nothing_is_recorded_unless_asked(request_tiny: FlexGenRun, memory: Memory) -> None:
-    report = run(replace(request_tiny, record=False), memory=memory)
+def test_nothing_is_recorded_unless_asked(request_tiny: FlexGenRun, session: Session) -> None:
+    report = run(replace(request_tiny, record=False), session=session)
 
     assert len(report.trace) == 0
     assert report.trace.tokens == {}

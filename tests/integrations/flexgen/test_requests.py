@@ -11,7 +11,7 @@ import pytest
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen import FlexGenRun, TierLimit, parse_place, parse_tier, run
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.topology import Gpu
 
 from .conftest import machine
@@ -75,56 +75,56 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_request_is_refused_in_one_line_before_anything_happens(
-    name: str, request_tiny: FlexGenRun, memory: Memory, offload_dir: Path
+    name: str, request_tiny: FlexGenRun, session: Session, offload_dir: Path
 ) -> None:
     options, words = REFUSED[name]
     cached = offload_dir.parent / "weights"
 
     with pytest.raises(ConfigError, match=words) as refused:
-        run(replace(request_tiny, path=str(cached), **options), memory=memory)
+        run(replace(request_tiny, path=str(cached), **options), session=session)
 
     assert "\n" not in str(refused.value)
-    assert memory.stats().asked_bytes.total == 0
+    assert session.stats().asked_bytes.total == 0
     assert not cached.exists()
 
 
 def test_cuda_without_a_device_is_refused(
-    request_tiny: FlexGenRun, memory: Memory, monkeypatch: pytest.MonkeyPatch
+    request_tiny: FlexGenRun, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
     with pytest.raises(ConfigError, match="--accelerator host"):
-        run(replace(request_tiny, accelerator="cuda"), memory=memory)
+        run(replace(request_tiny, accelerator="cuda"), session=session)
 
-    assert memory.stats().asked_bytes.total == 0
+    assert session.stats().asked_bytes.total == 0
 
 
 def test_accelerator_of_the_machine_that_is_too_small_is_refused(
     request_tiny: FlexGenRun,
 ) -> None:
     gpu = Gpu("tiny", memory_bytes=500 * KIB)
-    session = Memory.simulated(replace(machine(), gpus=(gpu,)))
+    session = Session.simulated(replace(machine(), gpus=(gpu,)))
 
     with pytest.raises(MemoryError, match=r"accelerator tiny of two-sockets.*500 KiB"):
-        run(replace(request_tiny, percent=(100, 0, 100, 0, 100, 0)), memory=session)
-    run(request_tiny, memory=session)  # what it must hold of this fits
+        run(replace(request_tiny, percent=(100, 0, 100, 0, 100, 0)), session=session)
+    run(request_tiny, session=session)  # what it must hold of this fits
 
     assert session.stats().asked_bytes.current == 0
 
 
 def test_more_than_the_memory_of_this_machine_is_refused(
-    request_tiny: FlexGenRun, memory: Memory, monkeypatch: pytest.MonkeyPatch
+    request_tiny: FlexGenRun, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulated nodes are backed by it, and the OOM killer would choose a victim."""
-    real = Memory.linux(memory.machine)
+    real = Session.linux(session.machine)
     nothing = SimpleNamespace(process_headroom=lambda: SimpleNamespace(free_bytes=100 * KIB))
-    monkeypatch.setattr(Memory, "linux", lambda _: SimpleNamespace(kernel=nothing))
+    monkeypatch.setattr(Session, "linux", lambda _: SimpleNamespace(kernel=nothing))
 
     with pytest.raises(MemoryError, match=r"host tiers.*100 KiB free"):
-        run(request_tiny, memory=memory)
+        run(request_tiny, session=session)
 
     assert real.kernel.process_headroom().free_bytes > 100 * KIB
-    assert memory.stats().asked_bytes.total == 0
+    assert session.stats().asked_bytes.total == 0
 
 
 @pytest.mark.parametrize(
@@ -148,30 +148,30 @@ def test_tier_too_small_is_refused_before_anything_is_allocated(
     tiers: tuple[str, ...],
     words: str,
     request_tiny: FlexGenRun,
-    memory: Memory,
+    session: Session,
     offload_dir: Path,
 ) -> None:
     limits = tuple(parse_tier(text) for text in tiers)
 
     with pytest.raises(MemoryError, match=words):
-        run(replace(request_tiny, place=place, tiers=limits), memory=memory)
+        run(replace(request_tiny, place=place, tiers=limits), session=session)
 
-    assert memory.stats().asked_bytes.total == 0
+    assert session.stats().asked_bytes.total == 0
     assert not offload_dir.exists()
 
 
-def test_tier_of_exactly_the_size_is_enough(request_tiny: FlexGenRun, memory: Memory) -> None:
+def test_tier_of_exactly_the_size_is_enough(request_tiny: FlexGenRun, session: Session) -> None:
     weights = 378_240  # of the tiny model, its embedding twice as FlexGen keeps it
     exact = (TierLimit("cxl", (2,), weights),)
     place = {"weights": "bind:cxl", "kv": "bind:ldram", "act": "bind:ldram"}
 
-    report = run(replace(request_tiny, place=place, tiers=exact), memory=memory)
+    report = run(replace(request_tiny, place=place, tiers=exact), session=session)
 
     (row,) = (row for row in report.placement if row.role == "weights")
     assert (row.requested_bytes, row.tiers) == (weights, {"cxl": weights})
     one_less = (TierLimit("cxl", (2,), weights - 1),)
     with pytest.raises(MemoryError):
-        run(replace(request_tiny, place=place, tiers=one_less), memory=memory)
+        run(replace(request_tiny, place=place, tiers=one_less), session=session)
 
 
 @pytest.mark.parametrize(

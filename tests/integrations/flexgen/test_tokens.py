@@ -19,7 +19,7 @@ from cxl_offload.integrations.flexgen.tokens import (
     load_tokenizer,
     pad_prompts,
 )
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 
 @given(st.text())
@@ -83,7 +83,7 @@ def test_prompts_that_do_not_fit_are_refused(prompts: list[list[int]], words: st
 
 
 def test_tokenizer_of_another_folder_is_used_when_named(
-    tiny: Path, memory: Memory, tmp_path: Path
+    tiny: Path, session: Session, tmp_path: Path
 ) -> None:
     _write_tokenizer(tmp_path)
     request = FlexGenRun(
@@ -94,12 +94,12 @@ def test_tokenizer_of_another_folder_is_used_when_named(
         tokenizer=str(tmp_path),
     )
 
-    named = run(request, memory=memory)
-    of_bytes = run(replace(request, tokenizer=None), memory=memory)
+    named = run(request, session=session)
+    of_bytes = run(replace(request, tokenizer=None), session=session)
 
     assert named.tokens[:, 0].tolist() == [3, 4]
     assert named.notes == ()
     assert of_bytes.tokens[0, :2].tolist() == [2, 4 + ord("m")]
     assert "a byte" in of_bytes.notes[0]
     with pytest.raises(ConfigError, match="--tokenizer"):
-        run(replace(request, tokenizer=str(tiny)), memory=memory)
+        run(replace(request, tokenizer=str(tiny)), session=session)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cxl_offload.integrations.flexgen import FlexGenRun, run
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 
 from .damage import generate_damaged
 from .reference import Reference
@@ -107,20 +107,20 @@ DAMAGES = [(name, place) for name, (_, places) in CASES.items() for place in pla
 
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_equal_transformers_wherever_tensors_live(
-    name: str, request_tiny: FlexGenRun, memory: Memory, reference: Reference
+    name: str, request_tiny: FlexGenRun, session: Session, reference: Reference
 ) -> None:
-    report = run(replace(request_tiny, **CASES[name][0]), memory=memory)
+    report = run(replace(request_tiny, **CASES[name][0]), session=session)
 
     np.testing.assert_array_equal(report.tokens, reference.tokens)
 
 
 @pytest.mark.parametrize(("name", "place"), DAMAGES, ids=lambda value: str(value))
 def test_tokens_change_when_kv_of_one_place_is_spoilt(
-    name: str, place: str | int, request_tiny: FlexGenRun, memory: Memory, reference: Reference
+    name: str, place: str | int, request_tiny: FlexGenRun, session: Session, reference: Reference
 ) -> None:
     options, places = CASES[name]
 
-    report = generate_damaged(replace(request_tiny, **options), memory, place)
+    report = generate_damaged(replace(request_tiny, **options), session, place)
 
     same = (report.tokens == reference.tokens).all(axis=1)
     affected = places[place] or set(range(8))
@@ -133,7 +133,7 @@ def test_tokens_change_when_kv_of_one_place_is_spoilt(
 
 def test_one_workspace_as_flexgen_makes_it_gives_wrong_tokens(
     request_tiny: FlexGenRun,
-    memory: Memory,
+    session: Session,
     reference: Reference,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -149,19 +149,19 @@ def test_one_workspace_as_flexgen_makes_it_gives_wrong_tokens(
     monkeypatch.setattr(HostDevice, "init_attention_compute_workspace", one)
     options = CASES["CPU attention, four batches, overlap, workspace"][0]
 
-    report = run(replace(request_tiny, **options), memory=memory)
+    report = run(replace(request_tiny, **options), session=session)
 
     assert not (report.tokens == reference.tokens).all()
 
 
 def test_generating_again_in_one_session_gives_the_same_tokens(
-    request_tiny: FlexGenRun, memory: Memory, reference: Reference
+    request_tiny: FlexGenRun, session: Session, reference: Reference
 ) -> None:
-    from cxl_offload.integrations.flexgen import Session
+    from cxl_offload.integrations.flexgen import LoadedModel
 
-    with Session(replace(request_tiny, warmup=True), memory=memory) as session:
-        first = session.generate()
-        second = session.generate()
+    with LoadedModel(replace(request_tiny, warmup=True), session=session) as loaded:
+        first = loaded.generate()
+        second = loaded.generate()
 
     np.testing.assert_array_equal(first.tokens, reference.tokens)
     np.testing.assert_array_equal(second.tokens, reference.tokens)
@@ -170,11 +170,11 @@ def test_generating_again_in_one_session_gives_the_same_tokens(
 
 
 def test_rows_end_after_the_stop_token(
-    request_tiny: FlexGenRun, memory: Memory, reference: Reference
+    request_tiny: FlexGenRun, session: Session, reference: Reference
 ) -> None:
     stop = int(reference.tokens[0, 14])
 
-    report = run(replace(request_tiny, stop=stop), memory=memory)
+    report = run(replace(request_tiny, stop=stop), session=session)
 
     for row, expected in zip(report.tokens[:, 12:], reference.tokens[:, 12:], strict=True):
         hits = np.flatnonzero(expected == stop)

@@ -132,8 +132,8 @@ def tiers(engine: Engine) -> Answer:
     damaged = [engine.ask(seed)[0] for seed in seeds]
     engine.llm.reset_prefix_cache(reset_connector=True)
     after = [engine.ask(seed)[0] for seed in seeds]
-    memory = cxl_offload.memory.active()
-    place = memory.placement(cold.memory.address, cold.memory.nbytes)
+    session = cxl_offload.memory.current_session()
+    place = session.placement(cold.memory.address, cold.memory.nbytes)
     return {
         "first": first,
         "second": second,

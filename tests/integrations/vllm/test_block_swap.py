@@ -14,9 +14,9 @@ import torch
 from cxl_offload import _C
 from cxl_offload.integrations.vllm import block_swap
 from cxl_offload.integrations.vllm.block_swap import STOCK, CopierSwap, choose_swap, tune_worker
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.transfer import BlockCopier, blocks
-from tests.transfer.conftest import driver, memory  # noqa: F401
+from tests.transfer.conftest import driver, session  # noqa: F401
 from tests.transfer.test_blocks import CXX, library  # noqa: F401
 
 STREAM = 8
@@ -77,7 +77,7 @@ def lists(source: torch.Tensor, target: torch.Tensor, pairs: list[tuple[int, int
 @pytest.mark.skipif(CXX is None, reason="needs g++")
 @pytest.mark.parametrize("kernel_below_bytes", [0, None])
 def test_swap_copies_blocks_of_every_size_to_their_places(
-    memory: Memory,  # noqa: F811
+    session: Session,  # noqa: F811
     driver: _C.FakeDriver,  # noqa: F811
     library: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -87,7 +87,7 @@ def test_swap_copies_blocks_of_every_size_to_their_places(
     source = torch.randint(-128, 128, (6, PAGE), dtype=torch.int8)
     target = torch.zeros(6, PAGE, dtype=torch.int8)
     pairs = [(0, 5, PAGE), (3, 1, 256), (2, 2, PAGE), (4, 0, 256)]
-    copier = BlockCopier(memory, node=0, kernel_below_bytes=kernel_below_bytes)
+    copier = BlockCopier(session, node=0, kernel_below_bytes=kernel_below_bytes)
     CopierSwap(copier, lambda: STREAM)(*lists(source, target, pairs), is_src_access_order_any=True)
     driver.finish(STREAM)
     expected = torch.zeros_like(target)
@@ -124,7 +124,7 @@ class Worker:
 
 @pytest.fixture
 def tune(
-    memory: Memory,  # noqa: F811
+    session: Session,  # noqa: F811
     driver: _C.FakeDriver,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[Worker, float], dict[str, Any]]:
@@ -149,7 +149,7 @@ def tune(
             queue()
             driver.finish(STREAM)
 
-        found = tune_worker(worker, memory, node=0, run=run, stream=lambda: STREAM)
+        found = tune_worker(worker, session, node=0, run=run, stream=lambda: STREAM)
         if any(worker.__dict__[name]._swap_blocks_batch is timed for name in HANDLERS):
             assert all(each.name == STOCK for each in found.values())
         return found
@@ -162,9 +162,9 @@ HANDLERS = ("_store_handler", "_load_handler")
 
 def test_worker_gets_the_quicker_function_and_its_cache_is_unchanged(
     tune: Callable[[Worker, float], dict[str, Any]],
-    memory: Memory,  # noqa: F811
+    session: Session,  # noqa: F811
 ) -> None:
-    copier = BlockCopier(memory, node=0, kernel_below_bytes=0)
+    copier = BlockCopier(session, node=0, kernel_below_bytes=0)
     worker = Worker(CopierSwap(copier, lambda: STREAM))
     before = [each.clone() for each in worker.cache]
     found = tune(worker, 2.0)
@@ -179,9 +179,9 @@ def test_worker_gets_the_quicker_function_and_its_cache_is_unchanged(
 
 def test_worker_keeps_vllm_s_function_where_nothing_is_quicker(
     tune: Callable[[Worker, float], dict[str, Any]],
-    memory: Memory,  # noqa: F811
+    session: Session,  # noqa: F811
 ) -> None:
-    copier = BlockCopier(memory, node=0, kernel_below_bytes=0)
+    copier = BlockCopier(session, node=0, kernel_below_bytes=0)
     worker = Worker(CopierSwap(copier, lambda: STREAM))
     found = tune(worker, 1.0)
     assert [choice.name for choice in found.values()] == [STOCK, STOCK]
@@ -190,15 +190,15 @@ def test_worker_keeps_vllm_s_function_where_nothing_is_quicker(
     )
 
 
-def test_worker_whose_pool_is_not_pinned_is_left_alone(memory: Memory) -> None:  # noqa: F811
+def test_worker_whose_pool_is_not_pinned_is_left_alone(session: Session) -> None:  # noqa: F811
     worker = Worker(print)
     worker._mmap_region.is_pinned = False
-    assert tune_worker(worker, memory, node=0, run=lambda _: None) == {}
+    assert tune_worker(worker, session, node=0, run=lambda _: None) == {}
     assert worker._store_handler._swap_blocks_batch is print
 
 
-def test_worker_that_is_not_as_tested_is_left_alone(memory: Memory) -> None:  # noqa: F811
-    assert tune_worker(object(), memory, node=0, run=lambda _: None) == {}
+def test_worker_that_is_not_as_tested_is_left_alone(session: Session) -> None:  # noqa: F811
+    assert tune_worker(object(), session, node=0, run=lambda _: None) == {}
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")

@@ -46,7 +46,7 @@ def test_flags_mean_the_same_to_vllm_in_both_shapes(model: Path, shape: Shape) -
     assert GIB < arguments.cpu_offload_gb * GIB < 1.01 * GIB
     options = read_weight_options(arguments.additional_config, load_machine("epyc9354-cxl-a"))
     assert options is not None
-    assert options.placement == "bind:2"
+    assert options.policy == "bind:2"
     arguments.cpu_offload_gb, arguments.additional_config = 0.0, {}  # of another machine than this
     config: Any = arguments.create_engine_config().kv_transfer_config
     assert (config.kv_connector, config.kv_role) == ("OffloadingConnector", "kv_both")

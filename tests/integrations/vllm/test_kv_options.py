@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cxl_offload import Memory, load_machine
+from cxl_offload import Session, load_machine
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.vllm.kv_options import KvOptions, KvTier
 from cxl_offload.memory import Bind, Dax, Interleave, Policy, Preferred, Weighted
@@ -72,7 +72,7 @@ def test_what_vllm_reads_itself_is_left_to_it() -> None:
         ({"cpu_bytes_to_use": True}, "cpu_bytes_to_use is True; give bytes"),
         ({"pages": "2MiB"}, "pages is '2MiB'; known here are base, thp"),
         ({"policy": "fastest"}, "'fastest' is neither a node id nor a tier; tiers: "),
-        ({"policy": 7}, "a placement is a policy, a mapping"),
+        ({"policy": 7}, "is no policy: give one of the classes"),
         ({"policy": {"0": 0.5}}, "weight 0.5 of node 0 is not an integer"),
         ({"policy": "weighted"}, "'weighted' needs nodes, such as nodes: [0, 2]"),
         (
@@ -168,22 +168,22 @@ def test_missing_bytes_are_asked_for() -> None:
 def test_nodes_without_memory_or_room_are_named_in_one_line(
     config: dict[str, Any], message: str
 ) -> None:
-    memory = Memory.simulated(MACHINE)
-    memory.kernel.set_used_by_others(1, memory.free_bytes(1) - 40 * GIB)  # type: ignore[attr-defined]
+    session = Session.simulated(MACHINE)
+    session.kernel.set_used_by_others(1, session.free_bytes(1) - 40 * GIB)  # type: ignore[attr-defined]
     options = read(**config)
     with pytest.raises(ConfigError) as caught:
-        options.check(memory, shared_free_bytes=1 << 40)
+        options.check(session, shared_free_bytes=1 << 40)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_room_that_is_there_is_not_refused() -> None:
-    memory = Memory.simulated(MACHINE)
+    session = Session.simulated(MACHINE)
     for config in ({"policy": "cxl"}, {}, {"nodes": [0, 1]}, {"policy": "preferred:0,1"}):
-        read(**config).check(memory, shared_free_bytes=1 << 40)
+        read(**config).check(session, shared_free_bytes=1 << 40)
 
 
 def test_shared_memory_that_is_too_small_is_named_with_the_remedy() -> None:
-    memory = Memory.simulated(MACHINE)
+    session = Session.simulated(MACHINE)
     with pytest.raises(ConfigError, match="is 2 GiB and /dev/shm has 1 GiB left; ask for less"):
-        read(cpu_bytes_to_use=2 * GIB).check(memory, shared_free_bytes=GIB)
+        read(cpu_bytes_to_use=2 * GIB).check(session, shared_free_bytes=GIB)

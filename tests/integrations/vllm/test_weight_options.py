@@ -30,15 +30,15 @@ def test_options_of_weights_are_none_without_the_section(machine: Machine) -> No
     assert read_weight_options({"cxl_offload": {}}, machine) is None
 
 
-def test_nodes_and_policy_become_one_placement(machine: Machine) -> None:
-    assert read(machine, weight_nodes=[2]).placement == "bind:2"
+def test_nodes_and_policy_become_one_policy(machine: Machine) -> None:
+    assert read(machine, weight_nodes=[2]).policy == "bind:2"
     found = read(machine, weight_nodes=[0, 2], weight_policy="interleave", weight_pages="2MiB")
-    assert (found.placement, found.pages, found.strict) == ("interleave:0,2", "2MiB", True)
-    assert read(machine, weight_placement="weighted:ldram=3,cxl=1").placement == "weighted:0=3,2=1"
+    assert (found.policy, found.pages, found.strict) == ("interleave:0,2", "2MiB", True)
+    assert read(machine, weight_placement="weighted:ldram=3,cxl=1").policy == "weighted:0=3,2=1"
 
 
-def test_weights_without_a_placement_stay_near(machine: Machine) -> None:
-    assert read(machine, weight_pages="thp").placement == f"preferred:{machine.initiator}"
+def test_weights_without_a_policy_stay_near(machine: Machine) -> None:
+    assert read(machine, weight_pages="thp").policy == f"preferred:{machine.initiator}"
 
 
 def test_kind_decides_where_a_parameter_goes(machine: Machine) -> None:
@@ -47,19 +47,19 @@ def test_kind_decides_where_a_parameter_goes(machine: Machine) -> None:
         weight_nodes=[0],
         weight_kinds={"*.down_proj.*": "bind:1", "mlp": "cxl", "attention": "device"},
     )
-    assert found.placement_of("mlp.down_proj.weight") == "bind:1"
-    assert found.placement_of("mlp.gate_up_proj.weight") == "bind:2"
-    assert found.placement_of("self_attn.qkv_proj.weight") is None
-    assert found.placement_of("input_layernorm.weight") == "bind:0"
+    assert found.policy_of("mlp.down_proj.weight") == "bind:1"
+    assert found.policy_of("mlp.gate_up_proj.weight") == "bind:2"
+    assert found.policy_of("self_attn.qkv_proj.weight") is None
+    assert found.policy_of("input_layernorm.weight") == "bind:0"
 
 
 def test_embeddings_and_head_leave_the_device_only_when_named(machine: Machine) -> None:
     silent = read(machine, weight_nodes=[2])
-    assert silent.placement_of("model.embed_tokens.weight") is None
+    assert silent.policy_of("model.embed_tokens.weight") is None
     assert not silent.names_outside_layers()
     named = read(machine, weight_nodes=[2], weight_kinds={"embedding": "bind:0"})
-    assert named.placement_of("model.embed_tokens.weight") == "bind:0"
-    assert named.placement_of("lm_head.weight") is None
+    assert named.policy_of("model.embed_tokens.weight") == "bind:0"
+    assert named.policy_of("lm_head.weight") is None
     assert named.names_outside_layers()
 
 
@@ -101,8 +101,8 @@ def test_kind_of_a_parameter_is_told_by_its_name(name: str, kind: str) -> None:
         ({"weight_nodes": [0], "weight_strict": "yes"}, "must be true or false"),
         ({"weight_kinds": {"attn": "bind:0"}}, "must be one of norm, experts"),
         ({"weight_kinds": {"mlp": "bind:9"}}, "node 9 has no memory"),
-        ({"weight_kinds": {"mlp": 2}}, "must be a placement as text"),
-        ({"weight_kinds": ["mlp"]}, "must be an object of kind to placement"),
+        ({"weight_kinds": {"mlp": 2}}, "must be a policy as text"),
+        ({"weight_kinds": ["mlp"]}, "must be an object of kind to policy"),
     ],
 )
 def test_wrong_option_is_refused_in_one_line(

@@ -16,7 +16,7 @@ import vllm.model_executor.offloader.uva as uva
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.model_loader import utils
 
-from cxl_offload import _C, Memory, load_machine, use
+from cxl_offload import _C, Session, load_machine, use
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.vllm import weight_patch
 from cxl_offload.integrations.vllm.weight_offloader import (
@@ -54,14 +54,16 @@ def driver() -> _C.FakeDriver:
 
 
 @pytest.fixture
-def memory(driver: _C.FakeDriver) -> Iterator[Memory]:
-    session = Memory.simulated(load_machine("epyc9354-cxl-a"), driver=driver)
+def session(driver: _C.FakeDriver) -> Iterator[Session]:
+    session = Session.simulated(load_machine("epyc9354-cxl-a"), driver=driver)
     with use(session):
         yield session
 
 
 @pytest.fixture
-def offloader(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PlacedUVAOffloader]:
+def offloader(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., PlacedUVAOffloader]:
     """Makes the real class as on a machine with a GPU that has UVA."""
     monkeypatch.setattr(uva, "should_pin_memory", lambda: True)
     monkeypatch.setattr(uva, "is_uva_available", lambda: True)
@@ -77,15 +79,15 @@ def offloader(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 
 def test_gpu_weights_are_pinned_on_the_node_of_their_kind(
-    offloader: Callable[..., PlacedUVAOffloader], memory: Memory, driver: _C.FakeDriver
+    offloader: Callable[..., PlacedUVAOffloader], session: Session, driver: _C.FakeDriver
 ) -> None:
     layer = Layer()
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     made = offloader(1 << 20, weight_nodes=[0], weight_kinds={"mlp": "cxl"})
     (wrapped,) = made.wrap_modules(iter([layer]))
     assert wrapped is layer
-    assert placement_of(layer.mlp.weight.data, memory=memory).granted == {2: 64 * 256 * 4}
-    attention = placement_of(layer.self_attn.weight.data, memory=memory)
+    assert placement_of(layer.mlp.weight.data, session=session).granted == {2: 64 * 256 * 4}
+    attention = placement_of(layer.self_attn.weight.data, session=session)
     assert attention.granted == {0: 64 * 64 * 4}
     assert attention.pinned
     for name, value in layer.state_dict().items():
@@ -98,7 +100,7 @@ def test_gpu_weights_are_pinned_on_the_node_of_their_kind(
 
 
 def test_gpu_weights_beyond_what_was_asked_stay_on_the_gpu(
-    offloader: Callable[..., PlacedUVAOffloader], memory: Memory
+    offloader: Callable[..., PlacedUVAOffloader], session: Session
 ) -> None:
     layers = [Layer() for _ in range(3)]
     made = offloader(200_000, weight_nodes=[2])
@@ -108,23 +110,23 @@ def test_gpu_weights_beyond_what_was_asked_stay_on_the_gpu(
     # two layers of 80 KiB, and of the third what fits into the rest: attention's 16 KiB
     assert report.held_bytes == 2 * 81_920 + 16_384
     assert report.left_bytes == 65_536
-    assert memory.find(layers[2].mlp.weight.data_ptr()) is None
+    assert session.find(layers[2].mlp.weight.data_ptr()) is None
     assert "more than --cpu-offload-gb would have been held" in report.lines()[-1]
 
 
 def test_params_flag_still_chooses_names(
-    offloader: Callable[..., PlacedUVAOffloader], memory: Memory
+    offloader: Callable[..., PlacedUVAOffloader], session: Session
 ) -> None:
     layer = Layer()
     made = offloader(1 << 20, {"mlp"}, weight_nodes=[2])
     made.wrap_modules(iter([layer]))
-    assert memory.find(layer.mlp.weight.data_ptr()) is not None
-    assert memory.find(layer.self_attn.weight.data_ptr()) is None
+    assert session.find(layer.mlp.weight.data_ptr()) is not None
+    assert session.find(layer.self_attn.weight.data_ptr()) is None
 
 
 def test_weight_that_loading_replaced_is_brought_back(
     offloader: Callable[..., PlacedUVAOffloader],
-    memory: Memory,
+    session: Session,
     driver: _C.FakeDriver,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -134,10 +136,10 @@ def test_weight_that_loading_replaced_is_brought_back(
     made.wrap_modules(iter([layer]))
     with utils.device_loading_context(layer.mlp, torch.device("cuda")):  # vLLM's own
         layer.mlp.weight = GpuParameter(torch.full((128, 128), 2.0))
-    assert memory.find(layer.mlp.weight.data_ptr()) is None, "vLLM no longer takes its own memory"
+    assert session.find(layer.mlp.weight.data_ptr()) is None, "vLLM no longer takes its own memory"
     report = made.finish(layer)
     assert report is not None
-    found = placement_of(layer.mlp.weight.data, memory=memory)
+    found = placement_of(layer.mlp.weight.data, session=session)
     assert found.granted == {2: 128 * 128 * 4}
     assert found.pinned
     assert bool((layer.mlp.weight == 2.0).all())
@@ -145,7 +147,7 @@ def test_weight_that_loading_replaced_is_brought_back(
 
 
 def test_embedding_leaves_the_gpu_when_it_is_named(
-    offloader: Callable[..., PlacedUVAOffloader], memory: Memory
+    offloader: Callable[..., PlacedUVAOffloader], session: Session
 ) -> None:
     model = torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(512, 64)})
     model["embed_tokens"].weight = GpuParameter(model["embed_tokens"].weight.data)
@@ -177,14 +179,14 @@ def test_forward_copies_state_for_every_call_without_uva() -> None:
 
 
 def test_offloader_without_options_is_vllm_s_own(
-    offloader: Callable[..., PlacedUVAOffloader], memory: Memory, monkeypatch: pytest.MonkeyPatch
+    offloader: Callable[..., PlacedUVAOffloader], session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = Layer()
     made = offloader(1 << 20)
     made.pin_memory = False  # torch's pinning needs a GPU
     made.wrap_modules(iter([layer]))
     assert made.cpu_offload_bytes == 5 * 64 * 64 * 4
-    assert memory.stats().mapped_bytes.current == 0
+    assert session.stats().mapped_bytes.current == 0
     assert made.finish(layer) is None
 
 

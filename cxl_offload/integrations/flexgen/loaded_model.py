@@ -38,17 +38,19 @@ from cxl_offload.integrations.flexgen.wiring import (
     make_copier,
     scratch_folder,
 )
-from cxl_offload.memory import Memory, active
+from cxl_offload.memory import Session, current_session
+from cxl_offload.renamed import renamed_keywords
 from cxl_offload.topology import Machine
 
-__all__ = ["FLEXGEN_VERSION", "Session", "run"]
+__all__ = ["FLEXGEN_VERSION", "LoadedModel", "run"]
 
 FLEXGEN_VERSION = "0.1.8"
 _log = logging.getLogger(__name__)
 
 
+@renamed_keywords(memory="session")
 def run(
-    request: FlexGenRun, *, memory: Memory | None = None, progress: Progress | None = None
+    request: FlexGenRun, *, session: Session | None = None, progress: Progress | None = None
 ) -> FlexGenReport:
     """Generate with FlexGen, every tensor in the tier the request names.
 
@@ -56,8 +58,8 @@ def run(
     ----------
     request
         What to run.
-    memory
-        Where host tensors come from; ``None`` takes the active session.
+    session
+        Where host tensors come from; ``None`` takes the current session.
     progress
         Called with a stage (``convert``, ``load``, ``generate``), what is done and the total.
 
@@ -70,11 +72,11 @@ def run(
     OSError
         A disk is too full, or the kernel refused a call.
     """
-    with Session(request, memory=memory, progress=progress) as session:
-        return session.generate()
+    with LoadedModel(request, session=session, progress=progress) as loaded:
+        return loaded.generate()
 
 
-class Session:
+class LoadedModel:
     """A loaded model that can generate; a context manager that gives everything back.
 
     Also when loading or generating raises: then the frames of the exception are cleared, so that
@@ -82,7 +84,7 @@ class Session:
 
     Parameters
     ----------
-    request, memory, progress
+    request, session, progress
         As for :func:`run`; all checks happen here, before anything is allocated or written.
 
     Attributes
@@ -97,17 +99,18 @@ class Session:
 
     store: TierStore
 
+    @renamed_keywords(memory="session")
     def __init__(
         self,
         request: FlexGenRun,
         *,
-        memory: Memory | None = None,
+        session: Session | None = None,
         progress: Progress | None = None,
     ) -> None:
         request.check()
         self.request = request
-        self.memory = memory or active()
-        self.machine: Machine = with_tiers(self.memory.machine, request.tiers)
+        self.session = session or current_session()
+        self.machine: Machine = with_tiers(self.session.machine, request.tiers)
         self.source: ModelSource = resolve_model(request.model, request.path)
         self.inputs, self._tokenizer = prompt_tokens(request, self.source)
         self._progress = progress
@@ -116,8 +119,8 @@ class Session:
         prompt_len = int(self.inputs.shape[1])
         self.layout: Layout = lay_out(request, self.source.config, groups, prompt_len, self.machine)
         check_stripes(self.layout.needs)
-        check_fit(self.layout.needs, room(self.memory, request.tiers))
-        check_accelerator(request, self.layout, self.memory)
+        check_fit(self.layout.needs, room(self.session, request.tiers))
+        check_accelerator(request, self.layout, self.session)
         self._open = contextlib.ExitStack()
         self._model: TieredOptLM | None = None
         self._load_seconds = 0.0
@@ -129,7 +132,7 @@ class Session:
             raise RuntimeError("the session is not open; use it in a with statement")
         return self._model
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> LoadedModel:
         if version("flexgen") != FLEXGEN_VERSION:
             _log.warning("flexgen %s found, checked with %s", version("flexgen"), FLEXGEN_VERSION)
         started = time.perf_counter()
@@ -158,10 +161,10 @@ class Session:
         request, layout, config = self.request, self.layout, self.source.config
         scratch = self._open.enter_context(scratch_folder(request.offload_dir))
         folder = weights_folder(self.source, scratch, progress=self._progress)
-        source = MemorySource(self.memory)
+        source = MemorySource(self.session)
         self.store = TierStore(source, layout.parts, pin=request.accelerator == "cuda")
-        self._recorder = Recorder(source.bytes_per_node, local_node=self.memory.kernel.local_node)
-        copies = make_copier(request, self.memory, source, self._recorder)
+        self._recorder = Recorder(source.bytes_per_node, local_node=self.session.kernel.local_node)
+        copies = make_copier(request, self.session, source, self._recorder)
         self._open.callback(copies.close)
         placer = WeightPlacer(layout.weights.percents)
         self._open.enter_context(
@@ -254,7 +257,7 @@ class Session:
             answers=self._answers(tokens),
             accelerator=request.accelerator,
             machine=self.machine.name,
-            simulated_placement=self.memory.is_simulated,
+            simulated_placement=self.session.is_simulated,
             config=self.source.config,
             parameters=self.source.parameters,
             prompt_len=prompt_len,

@@ -1,0 +1,51 @@
+"""Names that a package hands out before it has loaded the modules they are in."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cxl_offload.renamed import old_names
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The ``__getattr__`` and the ``__dir__`` of a package whose names load on their first use.
+
+    Parameters
+    ----------
+    package
+        Its ``__name__``.
+    homes
+        Module inside of the package to the names it gives.
+
+    Notes
+    -----
+    Old names of the package come from :data:`cxl_offload.renamed.RENAMED`.
+    """
+    home_of = {name: home for home, names in homes.items() for name in names}
+    find_old = old_names(package, depth=3)
+
+    def find(name: str) -> Any:
+        if name not in home_of:
+            return find_old(name)
+        try:
+            value = getattr(importlib.import_module(f"{package}.{home_of[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ImportError(
+                f"{package}.{name} needs torch; install it, e.g. pip install torch"
+            ) from error
+        vars(sys.modules[package])[name] = value
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of})
+
+    return find, names
