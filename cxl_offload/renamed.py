@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
@@ -120,6 +121,15 @@ def _load(dotted: str) -> Any:
         return importlib.import_module(dotted)
 
 
+def _is_module(old: str) -> bool:
+    """Whether an old name is now called what is a module."""
+    new = new_name(old)
+    try:
+        return new is not None and find_spec(new) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 class _GoneModules(MetaPathFinder, Loader):
     """Makes up the modules that exist only as old names."""
 
@@ -128,8 +138,10 @@ class _GoneModules(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         if not fullname.startswith("cxl_offload."):
             return None
-        old_modules = (old for table in (RENAMED, GONE) for old in table)
-        if any(old == fullname or old.startswith(f"{fullname}.") for old in old_modules):
+        gone = _longest(fullname, GONE)
+        if gone is not None:
+            raise ModuleNotFoundError(f"{fullname} is gone: {gone[0]}", name=fullname)
+        if any(old.startswith(f"{fullname}.") for old in RENAMED) or _is_module(fullname):
             return ModuleSpec(fullname, self, is_package=True)
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,19 @@ def test_every_public_name_of_the_version_before_is_there_or_names_its_successor
     assert lost == [], "list them in cxl_offload/renamed.py"
 
 
+def test_importer_finds_every_module_of_the_version_before() -> None:
+    modules = [line.split()[0] for line in PUBLIC_NAMES.read_text().splitlines()]
+    moved = [name for name in modules if file_of(name) is None and name not in GONE]
+    lost = [name for name in moved if importlib.util.find_spec(name) is None]
+    assert lost == []
+
+
+def test_module_without_successor_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GONE, "cxl_offload.attic", "look in the cellar")
+    with pytest.raises(ModuleNotFoundError, match="is gone: look in the cellar"):
+        importlib.import_module("cxl_offload.attic.tiers")
+
+
 def test_no_old_name_is_listed_that_is_still_there() -> None:
     assert [old for old in (*RENAMED, *GONE) if is_there(old)] == []
 
@@ -98,12 +112,12 @@ def test_old_name_warns_at_the_caller_and_is_the_new_one() -> None:
 
 
 def test_module_that_moved_is_imported_by_its_old_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RENAMED, "cxl_offload.attic.tiers", "cxl_offload.topology.tiers")
+    monkeypatch.setitem(RENAMED, "cxl_offload.attic.rooms", "cxl_offload.topology")
     monkeypatch.setitem(RENAMED, "cxl_offload.attic.pair", "cxl_offload.memory.use")
     with pytest.warns(
         DeprecationWarning, match=r"tiers\.assign_tiers is now cxl_offload\.topology"
     ):
-        old = importlib.import_module("cxl_offload.attic.tiers").assign_tiers
+        old = importlib.import_module("cxl_offload.attic.rooms.tiers").assign_tiers
     from cxl_offload.topology.tiers import assign_tiers
 
     assert old is assign_tiers
