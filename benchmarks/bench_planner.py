@@ -18,7 +18,7 @@ from dataclasses import replace
 from cxl_offload.plan.flexgen.job import flexgen_job
 from cxl_offload.plan.flexgen.planner import plan_flexgen
 from cxl_offload.plan.flexgen.prices import relaxed_tokens_per_s
-from cxl_offload.plan.hardware import flexgen_hardware
+from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.topology import Access, Machine, Node, NodeKind, Tier, load_machine
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    hardware, _ = flexgen_hardware(four_tiers())
+    hardware = hardware_of(four_tiers())
     rows = []
     for name, prompt, generated in (
         ("opt-175b", 512, 32),
@@ -65,7 +65,7 @@ def main() -> None:
         assert found.phases.tokens_per_s <= bound * (1 + 1e-6)
         assert all(
             nbytes <= tier.usable_bytes
-            for nbytes, tier in zip(found.loads.host, hardware.tiers, strict=True)
+            for nbytes, tier in zip(found.loads.host, hardware.nodes, strict=True)
         )
         rows.append(
             {

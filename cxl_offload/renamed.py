@@ -44,7 +44,22 @@ RENAMED = {
     "cxl_offload.memory.policy.PlacementLike": "cxl_offload.memory.PolicyLike",
     "cxl_offload.memory.session.Memory": "cxl_offload.memory.Session",
     # plan
+    "cxl_offload.plan.equations.footprint": "cxl_offload.validation.footprint",
+    "cxl_offload.plan.flexgen.model.Throughput": "cxl_offload.validation.flexgen_shape.Throughput",
+    "cxl_offload.plan.flexgen.model.throughput": "cxl_offload.validation.flexgen_shape.throughput",
+    "cxl_offload.plan.flexgen.search": "cxl_offload.validation.flexgen_search",
+    "cxl_offload.plan.flexgen.search.Request": (
+        "cxl_offload.validation.flexgen_search.SearchRequest"
+    ),
+    "cxl_offload.plan.flexgen.terms.Placement": (
+        "cxl_offload.validation.flexgen_shape.ShapeOnTiers"
+    ),
+    "cxl_offload.plan.flexgen.phases.phases_of": "cxl_offload.plan.flexgen.choice.phases_of",
+    "cxl_offload.plan.hardware.HostRoom": "cxl_offload.plan.hardware.HostNode",
     "cxl_offload.plan.laws": "cxl_offload.plan.equations",
+    "cxl_offload.plan.laws.footprint": "cxl_offload.validation.footprint",
+    "cxl_offload.plan.preset": "cxl_offload.plan.machine_rates",
+    "cxl_offload.plan.preset.MachineNumbers": "cxl_offload.plan.machine_rates.MachineRates",
     "cxl_offload.plan.validate": "cxl_offload.validation",
     # integrations
     "cxl_offload.integrations.deepspeed.placement": "cxl_offload.integrations.deepspeed.placing",
@@ -60,6 +75,15 @@ RENAMED = {
 """Old dotted name to new; what begins with an old name and a dot follows it."""
 
 GONE: dict[str, str] = {
+    "cxl_offload.plan.flexgen.flags.bytes_per_node": "Hardware.node_bytes takes its place",
+    "cxl_offload.plan.flexgen.model": "cxl_offload.plan.flexgen.phases has the equations",
+    "cxl_offload.plan.flexgen.terms": (
+        "rates are in cxl_offload.plan.flexgen.engine, equations in cxl_offload.plan.flexgen.phases"
+    ),
+    "cxl_offload.plan.hardware.flexgen_hardware": (
+        "cxl_offload.plan.hardware.hardware_of returns the hardware; its notes are in it"
+    ),
+    "cxl_offload.plan.preset.mixed_tiers": "it was for the validation alone, which has it now",
     "cxl_offload.plan.laws.topology_path": "cxl_offload.sim.fabric.Fabric knows trees of switches",
 }
 """Old dotted name of what has no successor, to what to do instead; using it is an error."""

@@ -215,6 +215,7 @@ def objects(
     as_json: _Json = False,
 ) -> None:
     """Object-level interleaving: which objects to spread over tiers, and with which policy."""
+    from cxl_offload.plan.machine_rates import MachineRates
     from cxl_offload.plan.object_policy import (
         ObjectUse,
         TierRate,
@@ -222,10 +223,9 @@ def objects(
         uses_by_kind,
         uses_of_trace,
     )
-    from cxl_offload.plan.preset import MachineNumbers
     from cxl_offload.sim.trace import Trace
 
-    numbers = MachineNumbers(_read_machine(machine, profile))
+    numbers = MachineRates(_read_machine(machine, profile))
     sizes = {}
     for text in given:
         name, _, counts = text.partition("=")

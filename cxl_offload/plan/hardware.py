@@ -1,4 +1,4 @@
-"""A machine as FlexGen's planner sees it: nodes with room and rates, a GPU, perhaps a drive."""
+"""A machine as planners see it: nodes with room and rates, a GPU, perhaps a drive."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.flexgen.terms import FlexGenMachine, HostTier
 from cxl_offload.plan.gpu import GpuRates
+from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.plan.missing import MissingNumberError
-from cxl_offload.plan.preset import MachineNumbers
-from cxl_offload.topology import Machine, Node, Tier
+from cxl_offload.renamed import old_names
+from cxl_offload.topology import Machine, Node
 from cxl_offload.topology.model import TIER_NAMES
 
-__all__ = ["GPU_USABLE", "HOST_USABLE", "Hardware", "HostRoom", "flexgen_hardware"]
+__all__ = ["GPU_USABLE", "HOST_USABLE", "NVME", "Hardware", "HostNode", "hardware_of"]
 
 GPU_USABLE = 0.8
 """Share of GPU memory to plan with: FlexGen's alpha_g (experimental/cost_model.py)."""
@@ -23,6 +23,8 @@ HOST_USABLE = 0.95
 own buffers and page tables. Assumed."""
 
 NVME = "nvme"
+LOCAL = "ldram"
+"""The tier that calibrated rates refer to."""
 
 
 _RESERVE_SHARE = 1 / 128
@@ -32,64 +34,67 @@ _RESERVE_LEAST, _RESERVE_MOST = 16 << 20, 1 << 30
 _POOL_SHARE = 1 / 128
 _POOL_LEAST = 1 << 20
 """What pools may have mapped beyond their blocks (memory/pool.h): 1/128, and at most 64 KiB and a
-slab or two for each of the roles."""
+slab or two for each kind of tensor."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostRoom:
-    """One node: its rates, what it can hold, and what may be planned.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostNode:
+    """One node: what may be planned on it, and its rates.
 
     ``name`` is how policies call it: its tier, or its number where the tier has several nodes.
+    ``read_bytes_per_s`` and ``latency_ns`` are those of the initiator's CPUs, ``copy_bytes_per_s``
+    is what the node delivers to the GPU's copy engine, apart from the link.
     """
 
-    rates: HostTier
+    name: str
     tier: str
     node: int
     usable_bytes: float
+    read_bytes_per_s: float
+    latency_ns: float
+    copy_bytes_per_s: float
 
     @property
-    def name(self) -> str:
-        """How policies call it."""
-        return self.rates.name
+    def where(self) -> str:
+        """How a plan calls it."""
+        return self.tier if self.name == self.tier else f"{self.tier} node {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Nodes of the tiers, fastest first; without a drive of known rate its bytes are 0."""
+    """Nodes in the order of their tiers; without a drive of known rate its bytes are 0.
+
+    ``local_latency_ns`` is that of local DRAM, which calibrated rates refer to. ``notes`` say what
+    had to be assumed of the machine.
+    """
 
     machine: str
-    tiers: tuple[HostRoom, ...]
+    nodes: tuple[HostNode, ...]
     link_bytes_per_s: float
     local_latency_ns: float
     gpu: GpuRates
+    gpu_memory_bytes: float
     gpu_usable_bytes: float
     cores: int
     drive_read_bytes_per_s: float = 0.0
     drive_write_bytes_per_s: float = 0.0
     drive_usable_bytes: float = 0.0
+    notes: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the host's nodes, as policies have them."""
-        return tuple(tier.name for tier in self.tiers)
+        return tuple(node.name for node in self.nodes)
 
     def without(self, name: str) -> Hardware:
         """The same without one tier."""
         if name == NVME:
             return replace(self, drive_usable_bytes=0.0)
-        return replace(self, tiers=tuple(tier for tier in self.tiers if tier.tier != name))
+        return replace(self, nodes=tuple(node for node in self.nodes if node.tier != name))
 
-    def rates(self) -> FlexGenMachine:
-        """What the equations need of it."""
-        return FlexGenMachine(
-            tiers=tuple(tier.rates for tier in self.tiers),
-            local_latency_ns=self.local_latency_ns,
-            link_bytes_per_s=self.link_bytes_per_s,
-            gpu=self.gpu,
-            cores=self.cores,
-            drive_read_bytes_per_s=self.drive_read_bytes_per_s or None,
-            drive_write_bytes_per_s=self.drive_write_bytes_per_s or None,
-        )
+    def node_bytes(self, host: Sequence[int]) -> dict[int, int]:
+        """Bytes by the number of the node, of bytes in the order of ``nodes``."""
+        return {node.node: nbytes for node, nbytes in zip(self.nodes, host, strict=True)}
 
 
 def _host_names(machine: Machine, wanted: Sequence[str] | None) -> tuple[str, ...]:
@@ -111,15 +116,15 @@ def _host_names(machine: Machine, wanted: Sequence[str] | None) -> tuple[str, ..
     return tuple(name for name in have if name in wanted)
 
 
-def flexgen_hardware(
+def hardware_of(
     machine: Machine,
     *,
     tiers: Sequence[str] | None = None,
     limits: Mapping[str, int] | None = None,
     host_usable: float = HOST_USABLE,
     gpu_usable: float = GPU_USABLE,
-) -> tuple[Hardware, tuple[str, ...]]:
-    """The hardware, and sentences on what had to be assumed of it.
+) -> Hardware:
+    """What may be planned with.
 
     Parameters
     ----------
@@ -137,7 +142,6 @@ def flexgen_hardware(
     for what, share in (("host", host_usable), ("GPU", gpu_usable)):
         if not 0 < share <= 1:
             raise ConfigError(f"usable share of {what} memory {share:g}: above 0 and at most 1")
-    numbers = MachineNumbers(machine)
     names = _host_names(machine, tiers)
     if not names:
         message = f"{machine.name}: no host tier with memory to plan for"
@@ -149,36 +153,48 @@ def flexgen_hardware(
                 f"limit of {name}: {machine.name} offers {', '.join(names)}; name one of them"
             )
     try:
-        rates = numbers.flexgen_machine(names)
-        rooms = tuple(
-            room for name in names for room in _rooms(numbers, name, limits.get(name), host_usable)
-        )
-        gpu = numbers.gpu()
+        return _read(machine, names, tiers, limits, (host_usable, gpu_usable))
+    except ConfigError:
+        raise
     except ValueError as error:
         raise MissingNumberError(str(error), section="gpus") from error
+
+
+def _read(
+    machine: Machine,
+    names: Sequence[str],
+    tiers: Sequence[str] | None,
+    limits: Mapping[str, int],
+    usable: tuple[float, float],
+) -> Hardware:
+    rates = MachineRates(machine)
+    local_ns = rates.latencies_ns([LOCAL, *names])[0]
+    nodes = tuple(each for name in names for each in _nodes(rates, name, limits, usable[0]))
+    gpu = rates.gpu()
     if gpu.memory_bytes is None:
         message = f"machine {machine.name}: GPU {gpu.name} has no memory size"
         raise MissingNumberError(message, section="gpus")
-    drive = machine.drives[0] if machine.drives else None
-    with_drive = drive is not None and rates.drive_read_bytes_per_s is not None
-    if tiers is not None and NVME not in tiers:
-        with_drive = False
-    drive_bytes = 0.0
-    if with_drive and drive is not None:
-        drive_bytes = _limited(NVME, drive.capacity_bytes, limits.get(NVME), host_usable)
-    read = rates.drive_read_bytes_per_s if with_drive else None
+    read, write, room = 0.0, 0.0, 0.0
+    if machine.drives and (tiers is None or NVME in tiers):
+        drive = machine.drives[0]
+        read = drive.read_bandwidth_bytes_per_s or 0.0
+        write = min(drive.write_bandwidth_bytes_per_s or read, read)
+        if read:
+            room = _limited(NVME, drive.capacity_bytes, limits.get(NVME), usable[0])
     return Hardware(
         machine=machine.name,
-        tiers=rooms,
-        link_bytes_per_s=rates.link_bytes_per_s,
-        local_latency_ns=rates.local_latency_ns,
-        gpu=rates.gpu,
-        gpu_usable_bytes=gpu.memory_bytes * gpu_usable,
-        cores=rates.cores,
-        drive_read_bytes_per_s=read or 0.0,
-        drive_write_bytes_per_s=(rates.drive_write_bytes_per_s or read or 0.0) if read else 0.0,
-        drive_usable_bytes=drive_bytes,
-    ), tuple(numbers.notes)
+        nodes=nodes,
+        link_bytes_per_s=rates.link_bytes_per_s(),
+        local_latency_ns=local_ns,
+        gpu=rates.gpu_rates(),
+        gpu_memory_bytes=float(gpu.memory_bytes),
+        gpu_usable_bytes=gpu.memory_bytes * usable[1],
+        cores=rates.cores(),
+        drive_read_bytes_per_s=read,
+        drive_write_bytes_per_s=write,
+        drive_usable_bytes=room,
+        notes=tuple(rates.notes),
+    )
 
 
 def _limited(name: str, capacity: int, limit: int | None, usable: float) -> float:
@@ -196,24 +212,30 @@ def _node_bytes(node: Node) -> float:
     return max(0.0, (free - kept - _POOL_LEAST) / (1 + _POOL_SHARE))
 
 
-def _rooms(
-    numbers: MachineNumbers, name: str, limit: int | None, usable: float
-) -> Iterator[HostRoom]:
+def _nodes(
+    rates: MachineRates, tier: str, limits: Mapping[str, int], usable: float
+) -> Iterator[HostNode]:
     """The nodes of a tier; a limit of the tier is used up in their order."""
-    machine = numbers.machine
+    machine = rates.machine
     allowed = {node.id: node for node in machine.usable_nodes()}
-    nodes = [allowed[node] for node in machine.tier(name).nodes if node in allowed]
-    left = _limited(name, sum(node.capacity_bytes for node in nodes), limit, 1.0)
+    nodes = [allowed[node] for node in machine.tier(tier).nodes if node in allowed]
+    left = _limited(tier, sum(node.capacity_bytes for node in nodes), limits.get(tier), 1.0)
     for node in nodes:
-        # the same machine with this node for the whole tier: its rates alone
-        tiers = tuple(
-            Tier(name, (node.id,)) if tier.name == name else tier for tier in machine.tiers
-        )
-        alone = MachineNumbers(replace(machine, tiers=tiers))
-        (rates,) = alone.flexgen_machine([name]).tiers
-        for text in alone.notes:
-            numbers.note(text)
         room = min(left, node.capacity_bytes * usable, _node_bytes(node))
         left -= room
-        called = name if len(nodes) == 1 else str(node.id)
-        yield HostRoom(replace(rates, name=called), name, node.id, room)
+        local = rates.latency_ns(LOCAL)
+        latency = rates.latency_ns(tier, [node.id])
+        if latency is None or local is None:
+            latency = local or latency or 1.0
+        yield HostNode(
+            name=tier if len(nodes) == 1 else str(node.id),
+            tier=tier,
+            node=node.id,
+            usable_bytes=room,
+            read_bytes_per_s=rates.read_bytes_per_s(tier, [node.id]),
+            latency_ns=latency,
+            copy_bytes_per_s=rates.copy_bytes_per_s(tier, [node.id]),
+        )
+
+
+__getattr__ = old_names(__name__)

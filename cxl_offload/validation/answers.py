@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cxl_offload.plan.preset import MachineNumbers
+from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.topology import load_machine
 from cxl_offload.validation.inputs import Inputs
 from cxl_offload.validation.scoring import Predicted
@@ -50,7 +50,7 @@ def machine_name(inputs: Inputs) -> str:
     return name
 
 
-def machine_numbers(inputs: Inputs) -> MachineNumbers:
+def machine_numbers(inputs: Inputs) -> MachineRates:
     """The machine that ``system`` names.
 
     Raises
@@ -60,4 +60,4 @@ def machine_numbers(inputs: Inputs) -> MachineNumbers:
     ValueError
         ``system`` is missing or ``none``: this model needs a machine.
     """
-    return MachineNumbers(load_machine(machine_name(inputs)))
+    return MachineRates(load_machine(machine_name(inputs)))

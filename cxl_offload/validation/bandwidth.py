@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from cxl_offload.plan.equations import interleave, loaded_latency, mixed_tier
-from cxl_offload.plan.preset import mixed_tiers
+from cxl_offload.plan.equations.mixed_tier import MixedTiers, TierRates
+from cxl_offload.plan.machine_rates import UNBOUND, MachineRates
+from cxl_offload.topology import load_machine
 from cxl_offload.units import GB, GIB
 from cxl_offload.validation.answers import Answer, PublicModel, machine_name
 from cxl_offload.validation.inputs import Inputs
@@ -102,10 +104,40 @@ def _loop(inputs: Inputs, cores: int) -> mixed_tier.Loop:
     )
 
 
+def _tier_rates(numbers: MachineRates) -> TierRates:
+    latencies = [numbers.latency_ns(tier) for tier in ("ldram", "cxl")]
+    rates = (numbers.read_bytes_per_s("ldram"), numbers.read_bytes_per_s("cxl"))
+    first, second = latencies
+    if first is None or second is None or UNBOUND in rates:
+        raise ValueError(
+            f"machine {numbers.machine.name} has no table of bandwidths and latencies of ldram and "
+            "cxl, which interleaving needs"
+        )
+    return TierRates(rates, (first, second))
+
+
+def _mixed_tiers(name: str, *, snc: int) -> tuple[MixedTiers, int]:
+    """The socket of a machine file with variants ``snc`` and ``prefetch``, and its cores.
+
+    Raises
+    ------
+    ConfigError
+        No such machine, or it has no such variant or choice.
+    ValueError
+        Its file lacks a bandwidth or latency.
+    """
+    on, off = (
+        MachineRates(load_machine(name, variant={"snc": snc, "prefetch": prefetch}))
+        for prefetch in (True, False)
+    )
+    cache = on.machine.node(on.machine.initiator).llc_bytes or 0
+    return MixedTiers(_tier_rates(on), _tier_rates(off), float(cache)), on.cores()
+
+
 def _interleave_speedup(inputs: Inputs) -> Answer:
     metrics = ("speedup", "gain_over_cxl_peak", "best_weights", "smt_gain")
     metric = inputs.choice("metric", metrics)
-    tiers, cores = mixed_tiers(machine_name(inputs), snc=inputs.integer("snc", low=1))
+    tiers, cores = _mixed_tiers(machine_name(inputs), snc=inputs.integer("snc", low=1))
     loop = _loop(inputs, cores)
     if "weights" in inputs and metric in ("speedup", "gain_over_cxl_peak"):
         dram, cxl = inputs.numbers("weights", length=2)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cxl_offload.plan.equations import footprint
 from cxl_offload.plan.equations.pages import spread_evenly
 from cxl_offload.plan.exact import exact
-from cxl_offload.plan.flexgen import model as flexgen_model
-from cxl_offload.plan.flexgen import search as flexgen_search
-from cxl_offload.plan.flexgen import terms as flexgen_terms
 from cxl_offload.plan.gpu import GpuRates
-from cxl_offload.plan.preset import MachineNumbers
+from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.plan.vllm import offload as vllm_offload
 from cxl_offload.units import GB, GIB
+from cxl_offload.validation import flexgen_search, footprint
 from cxl_offload.validation.answers import (
     LLM_KEYS,
     LLM_SHAPE,
     Answer,
     PublicModel,
     machine_numbers,
+)
+from cxl_offload.validation.flexgen_shape import (
+    ShapeOnTiers,
+    Throughput,
+    hardware_of_tiers,
+    throughput,
 )
 from cxl_offload.validation.inputs import Inputs
 
@@ -96,7 +99,7 @@ def _flexgen_search(inputs: Inputs) -> Answer:
     llm, sizes, lengths = _llm(inputs)
     numbers = machine_numbers(inputs)
     offered = _offered(inputs)
-    request = flexgen_search.Request(
+    request = flexgen_search.SearchRequest(
         llm=llm,
         sizes=sizes,
         lengths=lengths,
@@ -106,7 +109,7 @@ def _flexgen_search(inputs: Inputs) -> Answer:
         weights_gpu_fraction=inputs.fraction("weights_gpu_fraction"),
         activations_gpu_fraction=inputs.fraction("activations_gpu_fraction"),
     )
-    found = flexgen_search.search(request, numbers.flexgen_machine(list(offered.host)))
+    found = flexgen_search.search(request, hardware_of_tiers(numbers, list(offered.host)))
     notes = tuple(numbers.notes)
     if found is None:
         return Answer(0, (*notes, "no batch fits"))
@@ -125,7 +128,7 @@ def _interleaved(
     llm: footprint.LlmShape,
     sizes: footprint.ElementBytes,
     lengths: footprint.Lengths,
-) -> tuple[list[str], flexgen_terms.Placement]:
+) -> tuple[list[str], ShapeOnTiers]:
     """Host tiers and the placement of ``a`` or ``b``: spread evenly, full tiers passed over."""
     offered = _offered(case)
     batch, on_gpu = case.integer("batch", low=1), case.fraction("kv_gpu_fraction")
@@ -142,7 +145,7 @@ def _interleaved(
         ) from error
     shares = tuple(amount / need for amount in placed)
     hosts = len(offered.host)
-    place = flexgen_terms.Placement(
+    place = ShapeOnTiers(
         batch=batch,
         host_shares=shares[:hosts],
         drive_share=sum(shares[hosts:]),
@@ -151,16 +154,14 @@ def _interleaved(
     return list(offered.host), place
 
 
-def _rates(
-    inputs: Inputs, key: str, numbers: MachineNumbers, drive: float | None
-) -> flexgen_model.Throughput:
+def _rates(inputs: Inputs, key: str, numbers: MachineRates, drive: float | None) -> Throughput:
     llm, sizes, lengths = _llm(inputs)
     case = inputs.nested(key, ("tiers_gib", "batch", "kv_gpu_fraction"))
     tiers, place = _interleaved(case, llm, sizes, lengths)
     if place.drive_share > 0 and drive is None:
         raise ValueError(f"{case.where} uses nvme: 'nvme_read_gb_s' is missing in inputs")
-    machine = numbers.flexgen_machine(tiers, drive_read_bytes_per_s=drive)
-    return flexgen_model.throughput(machine, llm, sizes, lengths, place)
+    machine = hardware_of_tiers(numbers, tiers, drive_read_bytes_per_s=drive)
+    return throughput(machine, llm, sizes, lengths, place)
 
 
 def _flexgen_throughput_ratio(inputs: Inputs) -> Answer:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cxl_offload.plan.equations import copies
 from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
-from cxl_offload.plan.preset import MachineNumbers
+from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.plan.training import zero_offload
 from cxl_offload.units import GB, GIB
 from cxl_offload.validation.answers import Answer, PublicModel, machine_numbers
@@ -75,7 +75,7 @@ class _Training:
 
 
 def _interleaved_step(
-    training: _Training, numbers: MachineNumbers, tiers: list[str]
+    training: _Training, numbers: MachineRates, tiers: list[str]
 ) -> tuple[zero_offload.StepInputs, float]:
     """The step with state and staging spread evenly over ``tiers``, and its transfer time."""
     if not tiers or len(set(tiers)) != len(tiers):

@@ -9,14 +9,19 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
-from cxl_offload.plan.flexgen.choice import Choice, Loads, loads_of, page_slack, segments
+from cxl_offload.plan.flexgen.choice import (
+    Choice,
+    Loads,
+    loads_of,
+    page_slack,
+    phases_of,
+    segments,
+)
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightGroup
-from cxl_offload.plan.flexgen.phases import phases_of
 from cxl_offload.plan.flexgen.planner import modes
 from cxl_offload.plan.flexgen.program import Mode, kv_stripe_slack, stripe_slack
-from cxl_offload.plan.flexgen.terms import HostTier
 from cxl_offload.plan.gpu import GpuRates
-from cxl_offload.plan.hardware import Hardware, HostRoom
+from cxl_offload.plan.hardware import Hardware, HostNode
 
 MIB = 1 << 20
 
@@ -39,7 +44,7 @@ def choices(job: FlexGenJob, hardware: Hardware, mode: Mode, batches: int) -> It
                 continue
             if not hardware.drive_usable_bytes and (cuts[0] or kv[0]):
                 continue
-            for act, scratch in itertools.product((False, True), range(len(hardware.tiers))):
+            for act, scratch in itertools.product((False, True), range(len(hardware.nodes))):
                 if act and mode.kv_on_gpu and scratch:
                     continue  # nothing is on the scratch tier, wherever that is
                 yield Choice(
@@ -76,7 +81,7 @@ def fits(job: FlexGenJob, hardware: Hardware, choice: Choice, loads: Loads) -> b
                 ideal += kv_stripe_slack(job, choice.kv_stripe) * choice.batches
             assert loads.kv_host[at] <= ideal + 1e-6
             host[at] += ideal - loads.kv_host[at]
-    return all(have <= tier.usable_bytes for have, tier in zip(host, hardware.tiers, strict=True))
+    return all(have <= tier.usable_bytes for have, tier in zip(host, hardware.nodes, strict=True))
 
 
 def best_by_hand(
@@ -123,15 +128,13 @@ def random_instance(seed: int) -> tuple[FlexGenJob, Hardware]:
     work = job.gpu_work_bytes(2) + job.gpu_loaded_bytes() + 4 * job.hidden_bytes(2)
     reads = sorted((rng.uniform(5e9, 4e11) for _ in range(2)), reverse=rng.random() < 0.8)
     tiers = tuple(
-        HostRoom(
-            rates=HostTier(
-                name,
-                reads[at],
-                rng.uniform(90, 350),
-                rng.choice([reads[at], 2e10, 1e11]),
-            ),
+        HostNode(
+            name=name,
             tier=name,
             node=at,
+            read_bytes_per_s=reads[at],
+            latency_ns=rng.uniform(90, 350),
+            copy_bytes_per_s=rng.choice([reads[at], 2e10, 1e11]),
             usable_bytes=need * rng.uniform(0.05, 0.9),
         )
         for at, name in enumerate(("ldram", "cxl"))
@@ -139,10 +142,11 @@ def random_instance(seed: int) -> tuple[FlexGenJob, Hardware]:
     drive = rng.random() < 0.4
     return job, Hardware(
         machine="random",
-        tiers=tiers,
+        nodes=tiers,
         link_bytes_per_s=rng.choice([1.2e10, 2.5e10, 6.4e10, 4e11]),
         local_latency_ns=rng.uniform(80, 140),
         gpu=GpuRates(rng.uniform(1e13, 1e15), rng.uniform(2e11, 3e12)),
+        gpu_memory_bytes=0.0,
         gpu_usable_bytes=work * rng.uniform(0.85, 1.1) + need * rng.choice([0.0, 0.0, 0.05, 0.3]),
         cores=rng.choice([16, 4000, 40000]),
         drive_read_bytes_per_s=rng.uniform(1e9, 1e10) if drive else 0.0,

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from cxl_offload.plan.equations.footprint import ElementBytes, Lengths, LlmShape
 from cxl_offload.plan.flexgen.bound import least_seconds
-from cxl_offload.plan.flexgen.choice import Choice, granule_bytes, loads_of
+from cxl_offload.plan.flexgen.choice import Choice, granule_bytes, loads_of, phases_of
 from cxl_offload.plan.flexgen.flags import spell
 from cxl_offload.plan.flexgen.job import flexgen_job
-from cxl_offload.plan.flexgen.model import throughput
-from cxl_offload.plan.flexgen.phases import phases_of
 from cxl_offload.plan.flexgen.planner import TIDY_LOSS, modes, plan_flexgen
 from cxl_offload.plan.flexgen.prices import knobs, prices, relaxed_tokens_per_s
 from cxl_offload.plan.flexgen.program import PlacementProgram
-from cxl_offload.plan.flexgen.terms import Placement
-from cxl_offload.plan.hardware import flexgen_hardware
+from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.topology import load_machine
 
@@ -107,28 +102,6 @@ def test_program_and_equations_agree_on_seconds() -> None:
             assert seconds == pytest.approx(total, rel=1e-6), (seed, mode)
 
 
-def test_equations_are_those_of_the_validated_model_where_both_speak() -> None:
-    """One tier, weights and KV alike: the model that the published cases are answered by."""
-    model = load_model("opt-6.7b")
-    job = flexgen_job(model, prompt=512, generated=32)
-    whole, _ = flexgen_hardware(load_machine("epyc9354-cxl-a"), tiers=["ldram"])
-    choice = Choice(8, 4, (0, len(job.levels()) - 1), None, (0, 8, 0), None, False, 0)
-    loads = loads_of(job, whole, choice, job.levels())
-
-    made = phases_of(job, whole, choice, loads)
-
-    params = job.weight_bytes / 2
-    theirs = throughput(
-        replace(whole.rates()),
-        LlmShape(params, model.layers, model.hidden, model.heads, model.kv_heads),
-        ElementBytes(2, 2, 2),
-        Lengths(512, 32),
-        Placement(batch=32, host_shares=(1.0,), gpu_batch=8),
-    )
-    assert 32 / made.prefill_s == pytest.approx(theirs.prefill, rel=0.06)  # embeddings' operations
-    assert 32 / made.decode_token_s == pytest.approx(theirs.decode, rel=1e-6)
-
-
 def test_prices_are_slopes_of_the_relaxed_optimum() -> None:
     """Each lies between the slopes to either side, which differ only at a kink."""
     checked, seen = 0, 0
@@ -161,7 +134,7 @@ def test_every_choice_can_be_said_in_percentages() -> None:
     rng = random.Random(1)
     model = load_model("opt-125m")
     job = flexgen_job(model, prompt=64, generated=16)
-    hardware, _ = flexgen_hardware(load_machine("epyc9354-cxl-a"))
+    hardware = hardware_of(load_machine("epyc9354-cxl-a"))
     levels = job.levels()
     for _ in range(400):
         size = rng.choice([1, 2, 3, 4, 8, 16, 32, 64])

@@ -11,7 +11,7 @@ from cxl_offload.plan.flexgen.choice import Choice, loads_of
 from cxl_offload.plan.flexgen.job import flexgen_job
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
 from cxl_offload.plan.flexgen.trace import planned_trace
-from cxl_offload.plan.hardware import flexgen_hardware
+from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.sim import Engines, Trace
 from cxl_offload.topology import Machine, load_machine
@@ -29,7 +29,7 @@ def moved(trace: Trace, phase: str, engine: str) -> tuple[Counter[int], Counter[
 
 def test_trace_moves_what_lies_on_every_node() -> None:
     job = flexgen_job(load_model("opt-13b"), prompt=256, generated=32)
-    hardware, _ = flexgen_hardware(load_machine("epyc9354-cxl-a"))
+    hardware = hardware_of(load_machine("epyc9354-cxl-a"))
     levels = job.levels()
     top = len(levels) - 1
     choice = Choice(8, 2, (1, 2, 4, top - 1), None, (1, 3, 2, 1, 1), None, False, 1)

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Session
-from cxl_offload.plan.flexgen.terms import HostTier
 from cxl_offload.plan.gpu import GpuRates
-from cxl_offload.plan.hardware import Hardware, HostRoom
+from cxl_offload.plan.hardware import Hardware, HostNode
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan, parse_plan, plan_text
 from cxl_offload.plan.training.job import TrainingJob, gpu_bytes, host_kinds
@@ -35,20 +34,24 @@ def random_step(seed: int) -> tuple[TrainingStep, Hardware]:
     kinds = host_kinds(params, 2 if stage == 2 else 3)
     total = sum(kind.bytes for kind in kinds)
     tiers = tuple(
-        HostRoom(
-            HostTier(name, rng.uniform(1e10, 4e11), rng.uniform(80, 500), rng.uniform(1e10, 6e10)),
-            name,
-            at,
-            total * rng.uniform(0.2, 0.9) + (64 << 20),
+        HostNode(
+            name=name,
+            tier=name,
+            node=at,
+            read_bytes_per_s=rng.uniform(1e10, 4e11),
+            latency_ns=rng.uniform(80, 500),
+            copy_bytes_per_s=rng.uniform(1e10, 6e10),
+            usable_bytes=total * rng.uniform(0.2, 0.9) + (64 << 20),
         )
         for at, name in enumerate(("ldram", "cxl"))
     )
     hardware = Hardware(
         machine="random",
-        tiers=tiers,
+        nodes=tiers,
         link_bytes_per_s=rng.uniform(1e10, 6e10),
-        local_latency_ns=tiers[0].rates.latency_ns,
+        local_latency_ns=tiers[0].latency_ns,
         gpu=GpuRates(1e14, 1e12),
+        gpu_memory_bytes=1e12,
         gpu_usable_bytes=1e12,
         cores=rng.choice([4, 32]),
     )
@@ -73,7 +76,7 @@ def best_by_hand(step: TrainingStep, hardware: Hardware, grid: int) -> float:
             sum(k.bytes * weights[k.name][at] / grid + (4 << 20) for k in step.kinds)
             for at in range(2)
         ]
-        if all(have <= tier.usable_bytes for have, tier in zip(room, hardware.tiers, strict=True)):
+        if all(have <= tier.usable_bytes for have, tier in zip(room, hardware.nodes, strict=True)):
             best = min(best, estimate(step, hardware, weights).step_s)
     return best
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Weighted, parse_policy
-from cxl_offload.plan.hardware import flexgen_hardware
+from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan, parse_plan, plan_text
 from cxl_offload.plan.vllm.offload import WeightOffload, kv_room_bytes, tokens_per_s
@@ -37,10 +37,10 @@ def request(model: str = "llama-3-70b", machine: str = "spr3-h100", **extra: Any
 
 def best_by_hand(wanted: VllmRequest) -> float:
     """Every split of layers over all nodes that have room."""
-    hardware, _ = flexgen_hardware(wanted.machine, tiers=wanted.tiers, limits=wanted.limits)
+    hardware = hardware_of(wanted.machine, tiers=wanted.tiers, limits=wanted.limits)
     model, each = wanted.model, layer_bytes(wanted.model)
     best = 0.0
-    most = [int(tier.usable_bytes // each) for tier in hardware.tiers]
+    most = [int(tier.usable_bytes // each) for tier in hardware.nodes]
     for layers in itertools.product(*(range(min(top, model.layers) + 1) for top in most)):
         if sum(layers) > model.layers:
             continue

@@ -17,13 +17,6 @@ from cxl_offload.plan.flexgen.choice import Stripe
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
 from cxl_offload.plan.flexgen.phases import decode_gpu_seconds, prefill_flops
 from cxl_offload.plan.flexgen.program import Mode
-from cxl_offload.plan.flexgen.terms import (
-    CPU_ATTENTION_FLOPS_PER_CORE,
-    HIDDEN_STORE_BYTES_PER_S,
-    KV_DRIVE_STORE_BYTES_PER_S,
-    KV_STORE_BYTES_PER_S,
-    WORKSPACE_BYTES_PER_ELEMENT,
-)
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 
@@ -58,7 +51,7 @@ def _whole(quotient: Array) -> Array:
 
 def most_sequences(job: FlexGenJob, hardware: Hardware) -> int:
     """No block has more sequences than all memory has room for beside the weights."""
-    room = sum(tier.usable_bytes for tier in hardware.tiers)
+    room = sum(tier.usable_bytes for tier in hardware.nodes)
     room += hardware.gpu_usable_bytes + hardware.drive_usable_bytes - job.weight_bytes
     return max(0, int(room // job.kv_sequence_bytes))
 
@@ -103,14 +96,14 @@ def _host_buckets(
     hardware: Hardware, stripe: Stripe | None, costs: list[float], striped: float
 ) -> list[_Bucket]:
     if stripe is None:
-        rooms = [tier.usable_bytes for tier in hardware.tiers]
+        rooms = [tier.usable_bytes for tier in hardware.nodes]
         return [_Bucket(room, cost) for room, cost in zip(rooms, costs, strict=True)]
     return [_Bucket(_stripe_room(hardware, stripe), striped)]
 
 
 def _stripe_room(hardware: Hardware, stripe: Stripe) -> float:
     total = sum(stripe)
-    rooms = zip(hardware.tiers, stripe, strict=True)
+    rooms = zip(hardware.nodes, stripe, strict=True)
     return min(tier.usable_bytes * total / weight for tier, weight in rooms if weight)
 
 
@@ -148,7 +141,7 @@ def _split(
         tensors = np.where(n > 1, 4, 2)
         scratch = scratch + (n + 1) * job.mask_bytes(size)
         scratch = scratch + tensors * job.workspace_tensor_bytes(size)
-    total = sum(tier.usable_bytes for tier in hardware.tiers)
+    total = sum(tier.usable_bytes for tier in hardware.nodes)
     host_room = total - (off_gpu - on_drive) - scratch
     feasible &= host_room >= 0
     host_most = _whole(host_room / sequence)
@@ -175,9 +168,9 @@ def _bound(
 ) -> Array:
     on_drive, off_gpu = weights
     split = _split(job, hardware, mode, weights, n, act)
-    rates = hardware.rates().tiers
+    rates = hardware.nodes
     link = hardware.link_bytes_per_s
-    dma = [min(link, tier.dma_bytes_per_s) for tier in rates]
+    dma = [min(link, tier.copy_bytes_per_s) for tier in rates]
     striped = 0.0 if mode.weight_stripe is None else _stripe_cost(mode.weight_stripe, dma)
     buckets = _host_buckets(hardware, mode.weight_stripe, [1 / rate for rate in dma], striped)
     load = _least_cost(off_gpu - on_drive, buckets) + on_drive / dma[0]
@@ -191,7 +184,7 @@ def _bound(
     prefill = np.maximum(prefill, job.weight_bytes / hardware.gpu.memory_bytes_per_s)
     hidden = n * mode.gpu_batch * job.layers * job.width * 2.0 * (1 - act)
     slowest = np.maximum(
-        hidden / HIDDEN_STORE_BYTES_PER_S, _attention(job, hardware, mode, split, n)
+        hidden / job.engine.hidden_store_bytes_per_s, _attention(job, hardware, mode, split, n)
     )
     if hardware.drive_usable_bytes:
         kv = n * split.drive_least * job.mean_kv_tokens * job.kv_bytes_per_token
@@ -201,8 +194,8 @@ def _bound(
 
 
 def _stores(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n: Array) -> Array:
-    each = 1 / hardware.local_latency_ns / KV_STORE_BYTES_PER_S
-    latencies = [tier.rates.latency_ns for tier in hardware.tiers]
+    each = 1 / hardware.local_latency_ns / job.engine.kv_store_bytes_per_s
+    latencies = [tier.latency_ns for tier in hardware.nodes]
     stripe = mode.kv_stripe
     mean = 0.0
     if stripe is not None:
@@ -211,7 +204,7 @@ def _stores(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n: A
     scale = job.positions / job.prompt  # rooms are of full caches, stores of prompts
     buckets = _host_buckets(hardware, stripe, [cost / scale for cost in costs], each * mean / scale)
     if hardware.drive_usable_bytes:
-        written = min(hardware.drive_write_bytes_per_s, KV_DRIVE_STORE_BYTES_PER_S)
+        written = min(hardware.drive_write_bytes_per_s, job.engine.kv_drive_store_bytes_per_s)
         cost = (each * latencies[0] + 1 / written) / scale
         buckets.append(_Bucket(split.drive_most * n * job.kv_sequence_bytes, cost))
     return _least_cost(split.off_gpu * n * float(job.kv_sequence_bytes), buckets)
@@ -220,15 +213,17 @@ def _stores(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n: A
 def _attention(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n: Array) -> Array:
     """GPU work and CPU attention: arithmetic or memory, whichever is longer."""
     kv = job.mean_kv_tokens * job.kv_bytes_per_token
-    rates = [tier.rates.read_bytes_per_s for tier in hardware.tiers]
+    rates = [tier.read_bytes_per_s for tier in hardware.nodes]
     gpu_rate = hardware.gpu.memory_bytes_per_s
     work = n * decode_gpu_seconds(job, hardware, mode.gpu_batch)
     flops = 4 * job.mean_kv_tokens * job.width * job.layers
-    each = flops / (hardware.cores * CPU_ATTENTION_FLOPS_PER_CORE)
+    each = flops / (hardware.cores * job.engine.attention_flops_per_core)
     # KV moved off the GPU costs at least `each`, so it is dearer there only if the GPU is slower
     if kv / gpu_rate <= each:
         work = work + n * split.gpu * kv / gpu_rate
-    elements = job.mean_kv_tokens * job.kv_elements_per_token * WORKSPACE_BYTES_PER_ELEMENT
+    elements = (
+        job.mean_kv_tokens * job.kv_elements_per_token * job.engine.workspace_bytes_per_element
+    )
     least = n * split.off_gpu * elements / max(rates)
     scale = job.positions / job.mean_kv_tokens
     striped = 0.0 if mode.kv_stripe is None else _stripe_cost(mode.kv_stripe, rates) / scale

@@ -10,11 +10,13 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
+from cxl_offload.plan.equations.interleave import shares_of_weights
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
+from cxl_offload.plan.flexgen.phases import Block, Phases, phases_of_block
 from cxl_offload.plan.hardware import Hardware
 
-__all__ = ["Choice", "Loads", "Stripe", "granule_bytes", "loads_of", "segments"]
+__all__ = ["Choice", "Loads", "Stripe", "granule_bytes", "loads_of", "phases_of", "segments"]
 
 _PAGE = 4096
 _LARGEST_GRANULE = 2 << 20
@@ -91,7 +93,7 @@ class Loads:
 
 def segments(hardware: Hardware, stripe: Stripe | None) -> tuple[Stripe, ...]:
     """The host's segments: every tier by itself, or the one stripe."""
-    tiers = range(len(hardware.tiers))
+    tiers = range(len(hardware.nodes))
     if stripe is not None:
         return (stripe,)
     return tuple(tuple(int(at == tier) for at in tiers) for tier in tiers)
@@ -188,7 +190,7 @@ def loads_of(
     job: FlexGenJob, hardware: Hardware, choice: Choice, levels: tuple[WeightLevel, ...]
 ) -> Loads:
     """Bytes of a candidate, exact."""
-    tiers = len(hardware.tiers)
+    tiers = len(hardware.nodes)
     drive, *host, gpu = choice.kv
     kv_host, share = [0] * tiers, [0.0] * tiers
     for count, stripe in zip(host, segments(hardware, choice.kv_stripe), strict=True):
@@ -210,3 +212,23 @@ def loads_of(
         scratch=tuple(scratch),
         gpu_bytes=gpu_need_bytes(job, choice, levels),
     )
+
+
+def phases_of(job: FlexGenJob, hardware: Hardware, choice: Choice, loads: Loads) -> Phases:
+    """What the equations predict for a candidate."""
+    weights, kv = choice.weight_stripe, choice.kv_stripe
+    block = Block(
+        sequences=choice.sequences,
+        batches=choice.batches,
+        gpu_batch=choice.gpu_batch,
+        weights_drive=loads.weights_drive,
+        weights_host=loads.weights_host,
+        weight_shares=None if weights is None else shares_of_weights(weights),
+        kv_drive=choice.kv[0] / choice.gpu_batch,
+        kv_host=loads.kv_share_host,
+        kv_gpu=choice.kv[-1] / choice.gpu_batch,
+        kv_shares=None if kv is None else shares_of_weights(kv),
+        activations_gpu=float(choice.activations_on_gpu),
+        scratch=choice.scratch,
+    )
+    return phases_of_block(job, hardware, block)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from cxl_offload.plan.flexgen.choice import (
     Choice,
-    Loads,
     Stripe,
     kv_granule,
     scratch_bytes,
@@ -22,8 +21,9 @@ from cxl_offload.plan.flexgen.choice import (
 )
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel, weight_homes
 from cxl_offload.plan.hardware import Hardware
+from cxl_offload.renamed import old_names
 
-__all__ = ["Spelled", "bytes_per_node", "flags_of", "kv_sequences", "spell"]
+__all__ = ["Spelled", "flags_of", "kv_sequences", "spell"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +213,4 @@ def flags_of(
     return tuple(made)
 
 
-def bytes_per_node(hardware: Hardware, loads: Loads) -> dict[int, int]:
-    """Bytes on every node."""
-    return {tier.node: nbytes for tier, nbytes in zip(hardware.tiers, loads.host, strict=True)}
+__getattr__ = old_names(__name__)

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
 
+from cxl_offload.plan.flexgen.engine import STOCK, EngineRates
 from cxl_offload.plan.model.config import ModelConfig
 
 __all__ = ["FlexGenJob", "WeightLevel", "flexgen_job", "runs_in_flexgen", "weight_homes"]
@@ -60,6 +61,12 @@ class FlexGenJob:
     vocab: int
     prompt: int
     generated: int
+    engine: EngineRates = STOCK
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes of one element between layers: half precision."""
+        return 2.0
 
     @property
     def positions(self) -> int:

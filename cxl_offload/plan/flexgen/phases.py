@@ -1,33 +1,129 @@
-"""Seconds of FlexGen's phases with weights and KV placed apart, term by term.
+"""FlexGen inference over several host nodes: seconds of prefill and of a decoded token.
 
-The equations of ``flexgen.model``, for weights and KV that lie differently: what lies on the tiers
-in whole tensors or whole sequences is read from one tier after the other, ``sum(X_i / B_i)``, what
-is striped from all at once, ``max(f_i / B_i)`` a byte. Same range of validity.
+FlexGen's cost model (Sheng et al., FlexGen, ICML 2023, section 4.3; the package's
+experimental/cost_model.py) knows one kind of host memory. Here every host stream is charged to the
+nodes its pages lie on, and what its model omits is added: bandwidth of the nodes under CPU
+attention, its workspace, and the latency of the node that KV is stored to. What lies on nodes in
+whole tensors or whole sequences is read from one node after the other, ``sum(X_i / B_i)``; what is
+striped from all at once, ``max(f_i / B_i)`` a byte.
+
+One decoded token, all layers::
+
+    T_gen = weights over the link + max(hidden to host, drive reads, GPU work + CPU attention)
+
+and the prefill of a block::
+
+    T_pre = max(weights over the link + drive reads, KV to host + drive writes, GPU work)
+
+Valid for attention of host-resident KV on the CPU, weights streamed for every layer and token, and
+FlexGen's overlap of one layer. Kernel launches, the embedding and sampling are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from cxl_offload.plan.equations.interleave import (
-    bandwidth_bound,
-    mean_latency_ns,
-    shares_of_weights,
-)
-from cxl_offload.plan.flexgen.choice import Choice, Loads
-from cxl_offload.plan.flexgen.job import FlexGenJob
-from cxl_offload.plan.flexgen.terms import (
-    CPU_ATTENTION_FLOPS_PER_CORE,
-    HIDDEN_STORE_BYTES_PER_S,
-    KV_DRIVE_STORE_BYTES_PER_S,
-    KV_STORE_BYTES_PER_S,
-    WORKSPACE_BYTES_PER_ELEMENT,
-)
+from cxl_offload.plan.equations.interleave import bandwidth_bound, mean_latency_ns
+from cxl_offload.plan.flexgen.engine import EngineRates
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, roofline_seconds
 from cxl_offload.plan.hardware import Hardware
+from cxl_offload.renamed import old_names
 
-__all__ = ["Phases", "decode_gpu_seconds", "phases_of", "prefill_flops", "prefill_gpu_seconds"]
+__all__ = [
+    "Block",
+    "Phases",
+    "Sizes",
+    "decode_gpu_seconds",
+    "phases_of_block",
+    "prefill_flops",
+    "prefill_gpu_seconds",
+]
+
+
+class Sizes(Protocol):
+    """What the equations need of a model and its lengths; ``params`` are those a token meets."""
+
+    @property
+    def params(self) -> float:
+        """Numbers in the weights that one token meets."""
+
+    @property
+    def layers(self) -> int:
+        """Layers."""
+
+    @property
+    def width(self) -> int:
+        """Elements of a token between layers."""
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt."""
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated after it."""
+
+    @property
+    def mean_kv_tokens(self) -> float:
+        """Length of a sequence at a decode step, in the mean."""
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of all weights."""
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """K and V of one token over all layers."""
+
+    @property
+    def kv_elements_per_token(self) -> float:
+        """Numbers in them."""
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes of one element between layers."""
+
+    @property
+    def engine(self) -> EngineRates:
+        """Rates of what runs it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Sequences under way together, and where their bytes are.
+
+    Attributes
+    ----------
+    sequences, batches, gpu_batch
+        All of them, in how many GPU batches, and rows of one of those.
+    weights_drive, weights_host
+        Bytes; the host's one a node.
+    weight_shares
+        Shares of the nodes in striped weights; None: whole tensors.
+    kv_drive, kv_host, kv_gpu
+        Shares of the KV cache; together 1.
+    kv_shares
+        As ``weight_shares``, of KV.
+    activations_gpu
+        Share of the hidden states on the GPU.
+    scratch
+        Index of the node of the workspace.
+    """
+
+    sequences: int
+    batches: int
+    gpu_batch: int
+    weights_drive: float
+    weights_host: Sequence[float]
+    weight_shares: Sequence[float] | None
+    kv_drive: float
+    kv_host: Sequence[float]
+    kv_gpu: float
+    kv_shares: Sequence[float] | None
+    activations_gpu: float
+    scratch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +142,7 @@ class Phases:
     tokens_per_s: float
 
 
-def decode_gpu_seconds(job: FlexGenJob, hardware: Hardware, gpu_batch: int) -> float:
+def decode_gpu_seconds(job: Sizes, hardware: Hardware, gpu_batch: int) -> float:
     """GPU work of one decoded token of one GPU batch, attention left out."""
     return roofline_seconds(
         hardware.gpu,
@@ -56,7 +152,7 @@ def decode_gpu_seconds(job: FlexGenJob, hardware: Hardware, gpu_batch: int) -> f
     )
 
 
-def prefill_gpu_seconds(job: FlexGenJob, hardware: Hardware, sequences: int) -> float:
+def prefill_gpu_seconds(job: Sizes, hardware: Hardware, sequences: int) -> float:
     """GPU work of the prefill of a block, never less than reading the weights once."""
     return roofline_seconds(
         hardware.gpu,
@@ -66,87 +162,95 @@ def prefill_gpu_seconds(job: FlexGenJob, hardware: Hardware, sequences: int) -> 
     )
 
 
-def prefill_flops(job: FlexGenJob, sequences: int) -> float:
+def prefill_flops(job: Sizes, sequences: int) -> float:
     """Arithmetic of a prefill: the weights' products and the attention scores."""
     flops = 2.0 * job.params * sequences * job.prompt
     return flops + 4.0 * sequences * job.prompt**2 * job.width * job.layers
 
 
-def _link_seconds(hardware: Hardware, choice: Choice, loads: Loads) -> float:
-    """All weights off the GPU over the link, once; what is on the drive is staged on a tier."""
+def _link_seconds(hardware: Hardware, block: Block) -> float:
+    """All weights off the GPU over the link, once; what is on the drive is staged on a node."""
     link = hardware.link_bytes_per_s
-    rates = [tier.rates.dma_bytes_per_s for tier in hardware.tiers]
-    seconds = loads.weights_drive / min(link, rates[0])
-    if choice.weight_stripe is None:
-        parts = zip(loads.weights_host, rates, strict=True)
+    rates = [node.copy_bytes_per_s for node in hardware.nodes]
+    seconds = block.weights_drive / min(link, rates[0])
+    if block.weight_shares is None:
+        parts = zip(block.weights_host, rates, strict=True)
         return seconds + sum(nbytes / min(link, rate) for nbytes, rate in parts)
-    rate = bandwidth_bound(rates, shares_of_weights(choice.weight_stripe))
-    return seconds + sum(loads.weights_host) / min(link, rate)
+    return seconds + sum(block.weights_host) / min(
+        link, bandwidth_bound(rates, block.weight_shares)
+    )
 
 
-def _kv_read_seconds(hardware: Hardware, choice: Choice, loads: Loads, kv_bytes: float) -> float:
-    """KV that is off the GPU, read by the CPU; the first tier stages what is on the drive."""
-    rates = [tier.rates.read_bytes_per_s for tier in hardware.tiers]
-    drive = choice.kv[0] / choice.gpu_batch
-    seconds = kv_bytes * drive / rates[0]
-    if choice.kv_stripe is None:
-        parts = zip(loads.kv_share_host, rates, strict=True)
+def _kv_read_seconds(hardware: Hardware, block: Block, kv_bytes: float) -> float:
+    """KV that is off the GPU, read by the CPU; the first node stages what is on the drive."""
+    rates = [node.read_bytes_per_s for node in hardware.nodes]
+    seconds = kv_bytes * block.kv_drive / rates[0]
+    if block.kv_shares is None:
+        parts = zip(block.kv_host, rates, strict=True)
         return seconds + sum(kv_bytes * share / rate for share, rate in parts)
-    host = sum(loads.kv_share_host)
-    return seconds + kv_bytes * host / bandwidth_bound(rates, shares_of_weights(choice.kv_stripe))
+    return seconds + kv_bytes * sum(block.kv_host) / bandwidth_bound(rates, block.kv_shares)
 
 
-def _prefill_terms(
-    job: FlexGenJob, hardware: Hardware, choice: Choice, loads: Loads
-) -> dict[str, float]:
-    weights = _link_seconds(hardware, choice, loads)
-    if loads.weights_drive:
-        weights += loads.weights_drive / hardware.drive_read_bytes_per_s
-    kv = choice.sequences * job.prompt * job.kv_bytes_per_token
-    drive = choice.kv[0] / choice.gpu_batch
-    latencies = [tier.rates.latency_ns for tier in hardware.tiers]
-    on_host = mean_latency_ns(latencies, loads.kv_share_host) + drive * latencies[0]
-    stores = kv * on_host / hardware.local_latency_ns / KV_STORE_BYTES_PER_S
-    if drive:
-        stores += kv * drive / min(hardware.drive_write_bytes_per_s, KV_DRIVE_STORE_BYTES_PER_S)
+def _drive_seconds(nbytes: float, bytes_per_s: float) -> float:
+    if nbytes and not bytes_per_s:
+        raise ValueError("bytes on nvme, but neither the machine nor the inputs give its rate")
+    return nbytes / bytes_per_s if nbytes else 0.0
+
+
+def _prefill_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, float]:
+    engine = job.engine
+    weights = _link_seconds(hardware, block)
+    weights += _drive_seconds(block.weights_drive, hardware.drive_read_bytes_per_s)
+    kv = block.sequences * job.prompt * job.kv_bytes_per_token
+    latencies = [node.latency_ns for node in hardware.nodes]
+    on_host = mean_latency_ns(latencies, block.kv_host) + block.kv_drive * latencies[0]
+    stores = kv * on_host / hardware.local_latency_ns / engine.kv_store_bytes_per_s
+    written = min(hardware.drive_write_bytes_per_s, engine.kv_drive_store_bytes_per_s)
     return {
         "weights over the link": weights,
-        "KV stores": stores,
-        "GPU work": prefill_gpu_seconds(job, hardware, choice.sequences),
+        "KV stores": stores + _drive_seconds(kv * block.kv_drive, written),
+        "GPU work": prefill_gpu_seconds(job, hardware, block.sequences),
     }
 
 
-def _decode_terms(
-    job: FlexGenJob, hardware: Hardware, choice: Choice, loads: Loads
-) -> dict[str, float]:
-    tokens = choice.sequences * job.mean_kv_tokens
+def _decode_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, float]:
+    engine, off_gpu = job.engine, 1 - block.kv_gpu
+    tokens = block.sequences * job.mean_kv_tokens
     kv = tokens * job.kv_bytes_per_token
-    on_gpu, on_drive = (choice.kv[at] / choice.gpu_batch for at in (-1, 0))
-    off_gpu = 1 - on_gpu
-    work = choice.batches * decode_gpu_seconds(job, hardware, choice.gpu_batch)
-    work += kv * on_gpu / hardware.gpu.memory_bytes_per_s
+    work = block.batches * decode_gpu_seconds(job, hardware, block.gpu_batch)
+    work += kv * block.kv_gpu / hardware.gpu.memory_bytes_per_s
     flops = 4 * tokens * off_gpu * job.width * job.layers
-    arithmetic = flops / (hardware.cores * CPU_ATTENTION_FLOPS_PER_CORE)
+    arithmetic = flops / (hardware.cores * engine.attention_flops_per_core)
     elements = tokens * off_gpu * job.kv_elements_per_token
-    scratch = hardware.tiers[choice.scratch].rates.read_bytes_per_s
-    memory = _kv_read_seconds(hardware, choice, loads, kv)
-    memory += elements * WORKSPACE_BYTES_PER_ELEMENT / scratch
-    hidden = choice.sequences * job.layers * job.width * 2.0 * (not choice.activations_on_gpu)
-    drive = loads.weights_drive + kv * on_drive
+    scratch = hardware.nodes[block.scratch].read_bytes_per_s
+    memory = _kv_read_seconds(hardware, block, kv)
+    memory += elements * engine.workspace_bytes_per_element / scratch
+    hidden = block.sequences * job.layers * job.width * job.activation_bytes
+    hidden *= 1 - block.activations_gpu
+    drive = block.weights_drive + kv * block.kv_drive
     return {
-        "weights over the link": _link_seconds(hardware, choice, loads),
+        "weights over the link": _link_seconds(hardware, block),
         "hidden loads": hidden / hardware.link_bytes_per_s,
-        "hidden stores": hidden / HIDDEN_STORE_BYTES_PER_S,
-        "drive reads": drive / hardware.drive_read_bytes_per_s if drive else 0.0,
+        "hidden stores": hidden / engine.hidden_store_bytes_per_s,
+        "drive reads": _drive_seconds(drive, hardware.drive_read_bytes_per_s),
         "GPU work + CPU attention (arithmetic)": work + arithmetic,
         "GPU work + CPU attention (memory)": work + memory,
     }
 
 
-def phases_of(job: FlexGenJob, hardware: Hardware, choice: Choice, loads: Loads) -> Phases:
-    """What the equations predict for a candidate."""
-    prefill = _prefill_terms(job, hardware, choice, loads)
-    decode = _decode_terms(job, hardware, choice, loads)
+def phases_of_block(job: Sizes, hardware: Hardware, block: Block) -> Phases:
+    """What the equations predict: one prefill, then ``generated - 1`` decode steps.
+
+    KV grows linearly, so a decode step is charged the mean length, prompt + generated / 2, as in
+    FlexGen's model.
+
+    Raises
+    ------
+    ValueError
+        Bytes on a drive of unknown rate.
+    """
+    prefill = _prefill_terms(job, hardware, block)
+    decode = _decode_terms(job, hardware, block)
     in_turn = decode["weights over the link"] + decode["hidden loads"]
     token = in_turn + max(list(decode.values())[2:])
     total = max(prefill.values()) + (job.generated - 1) * token
@@ -156,5 +260,8 @@ def phases_of(job: FlexGenJob, hardware: Hardware, choice: Choice, loads: Loads)
         prefill_terms=prefill,
         decode_terms=decode,
         total_s=total,
-        tokens_per_s=choice.sequences * job.generated / total,
+        tokens_per_s=block.sequences * job.generated / total,
     )
+
+
+__getattr__ = old_names(__name__)

@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cxl_offload.plan.flexgen.choice import Loads
-from cxl_offload.plan.flexgen.flags import Spelled, bytes_per_node, flags_of, spell
+from cxl_offload.plan.flexgen.flags import Spelled, flags_of, spell
 from cxl_offload.plan.flexgen.job import FlexGenJob, flexgen_job, runs_in_flexgen
-from cxl_offload.plan.flexgen.planner import Found, Interleave, plan_flexgen
+from cxl_offload.plan.flexgen.planner import GPU_BATCHES, Found, Interleave, plan_flexgen
 from cxl_offload.plan.flexgen.prices import prices
-from cxl_offload.plan.flexgen.search import GPU_BATCHES
 from cxl_offload.plan.flexgen.trace import cpu_attention_engines, planned_trace
 from cxl_offload.plan.hardware import (
     GPU_USABLE,
     HOST_USABLE,
     NVME,
     Hardware,
-    flexgen_hardware,
+    hardware_of,
 )
 from cxl_offload.plan.known_errors import FLEXGEN_ERROR
 from cxl_offload.plan.model.config import ModelConfig
@@ -92,7 +91,7 @@ def plan_inference(request: InferenceRequest) -> Plan:
         Lengths the model cannot have.
     """
     job = flexgen_job(request.model, prompt=request.prompt, generated=request.generated)
-    hardware, notes = flexgen_hardware(
+    hardware = hardware_of(
         request.machine,
         tiers=request.tiers,
         limits=request.limits,
@@ -127,7 +126,7 @@ def plan_inference(request: InferenceRequest) -> Plan:
             tokens=job.generated,
         ),
         homes=_homes(job, hardware, found, spelled),
-        node_bytes=bytes_per_node(hardware, found.loads),
+        node_bytes=hardware.node_bytes(found.loads.host),
         gpu_bytes=found.loads.gpu_bytes,
         drive_bytes=found.loads.weights_drive + found.loads.kv_drive,
         tokens_per_s=unit.tokens_per_s,
@@ -139,7 +138,7 @@ def plan_inference(request: InferenceRequest) -> Plan:
         ),
         error=FLEXGEN_ERROR,
         notes=(
-            *notes,
+            *hardware.notes,
             *_notes(request, hardware, found),
             *_replayed(request, job, hardware, found),
         ),
@@ -147,7 +146,7 @@ def plan_inference(request: InferenceRequest) -> Plan:
 
 
 def _search(request: InferenceRequest, job: FlexGenJob, hardware: Hardware) -> Found | None:
-    if not hardware.tiers:
+    if not hardware.nodes:
         return None
     return plan_flexgen(
         job,
@@ -171,7 +170,7 @@ def weigh_cxl(
     best = _search(request, job, hardware)
     if best is None:
         raise MemoryError(_does_not_fit(request, job, hardware))
-    cxl = [at for at, tier in enumerate(hardware.tiers) if tier.tier == CXL]
+    cxl = [at for at, tier in enumerate(hardware.nodes) if tier.tier == CXL]
     if not cxl:
         return hardware, best, CxlUse(used=False, gain=None, reason="there is no CXL tier to use")
     used = sum(best.loads.host[at] for at in cxl) > 0
@@ -200,7 +199,7 @@ def _why_used(best: Found, without: Found) -> str:
 
 
 def _why_not(request: InferenceRequest, gain: float, without: Found, alone: Hardware) -> str:
-    unused = sum(tier.usable_bytes for tier in alone.tiers) - sum(without.loads.host)
+    unused = sum(tier.usable_bytes for tier in alone.nodes) - sum(without.loads.host)
     if gain <= 1e-9:
         start = "CXL memory adds nothing"
     else:
@@ -212,7 +211,7 @@ def _why_not(request: InferenceRequest, gain: float, without: Found, alone: Hard
 
 
 def _does_not_fit(request: InferenceRequest, job: FlexGenJob, hardware: Hardware) -> str:
-    rooms = {tier.name: tier.usable_bytes for tier in hardware.tiers}
+    rooms = {tier.name: tier.usable_bytes for tier in hardware.nodes}
     rooms |= {"gpu": hardware.gpu_usable_bytes}
     if hardware.drive_usable_bytes:
         rooms[NVME] = hardware.drive_usable_bytes
@@ -234,10 +233,7 @@ def _homes(job: FlexGenJob, hardware: Hardware, found: Found, spelled: Spelled) 
     made: list[Home] = []
     for kind, (drive, host, gpu) in tables.items():
         total = drive + sum(host) + gpu
-        named = [
-            tier.tier if tier.name == tier.tier else f"{tier.tier} node {tier.name}"
-            for tier in hardware.tiers
-        ]
+        named = [node.where for node in hardware.nodes]
         entries = [("gpu", gpu), *zip(named, host, strict=True), (NVME, drive)]
         for where, nbytes in entries:
             if nbytes:
@@ -257,7 +253,7 @@ def _scratch_table(
     if choice.cpu_attention:
         workspace = job.workspace_tensors(choice.batches) * job.workspace_tensor_bytes(size)
     held = choice.batches * job.hidden_bytes(size) if choice.activations_on_gpu else 0
-    tiers = range(len(hardware.tiers))
+    tiers = range(len(hardware.nodes))
     act = [loads.scratch[at] - (workspace if at == choice.scratch else 0) for at in tiers]
     work = [workspace if at == choice.scratch else 0 for at in tiers]
     return {"act": (0, act, held), "workspace": (0, work, 0)}
@@ -291,7 +287,9 @@ def _replayed(
     replay, machine = request.replay, request.machine
     trace = planned_trace(job, hardware, found.choice, found.loads)
     equations = {"prefill": found.phases.prefill_s, "decode": found.phases.decode_token_s}
-    return disagreements(equations, lambda: replay(trace, machine, cpu_attention_engines(machine)))
+    return disagreements(
+        equations, lambda: replay(trace, machine, cpu_attention_engines(machine, job.engine))
+    )
 
 
 def _notes(request: InferenceRequest, hardware: Hardware, found: Found) -> list[str]:

@@ -23,15 +23,18 @@ from cxl_offload.plan.flexgen.choice import (
     Stripe,
     kv_granule,
     loads_of,
+    phases_of,
     weight_granule,
 )
 from cxl_offload.plan.flexgen.job import FlexGenJob
-from cxl_offload.plan.flexgen.phases import Phases, phases_of
+from cxl_offload.plan.flexgen.phases import Phases
 from cxl_offload.plan.flexgen.program import Mode, PlacementProgram
-from cxl_offload.plan.flexgen.search import GPU_BATCHES
 from cxl_offload.plan.hardware import Hardware
 
-__all__ = ["MOST_SEQUENCES", "Found", "Interleave", "modes", "plan_flexgen"]
+__all__ = ["GPU_BATCHES", "MOST_SEQUENCES", "Found", "Interleave", "modes", "plan_flexgen"]
+
+GPU_BATCHES = (1, 2, 3, 4, 8, 16, 32, 64)
+"""GPU batch sizes that FlexGen's own search walks."""
 
 MOST_SEQUENCES = 8192
 """Largest block that is searched; FlexGen prepares all of its rows before the first token."""
@@ -66,13 +69,13 @@ def _stripes(hardware: Hardware, rates: Sequence[float]) -> Iterator[Stripe]:
 
     Only as far as rates are known: a stripe over an unknown rate has no best weights.
     """
-    for count in range(2, len(hardware.tiers) + 1):
+    for count in range(2, len(hardware.nodes) + 1):
         known = [rate for rate in rates[:count] if 0 < rate < float("inf")]
         if len(known) < count:
             return
         weights = best_weights(known, total=_STRIPE_TOTAL)
         if min(weights) > 0:
-            yield (*weights, *(0,) * (len(hardware.tiers) - count))
+            yield (*weights, *(0,) * (len(hardware.nodes) - count))
 
 
 def modes(
@@ -89,8 +92,8 @@ def modes(
     them away, or leaves nothing else of what is on the host.
     """
     wanted = {"weights": "auto", "kv": "auto", **(interleave or {})}
-    dma = [tier.rates.dma_bytes_per_s for tier in hardware.tiers]
-    reads = [tier.rates.read_bytes_per_s for tier in hardware.tiers]
+    dma = [tier.copy_bytes_per_s for tier in hardware.nodes]
+    reads = [tier.read_bytes_per_s for tier in hardware.nodes]
     weights: list[Stripe | None] = [None]
     if min(dma) < hardware.link_bytes_per_s or wanted["weights"] == "always":
         capped = [min(rate, hardware.link_bytes_per_s) for rate in dma]
@@ -202,6 +205,6 @@ def _holds(hardware: Hardware, loads: Loads) -> bool:
         loads.gpu_bytes <= hardware.gpu_usable_bytes
         and on_drive <= hardware.drive_usable_bytes
         and all(
-            have <= tier.usable_bytes for have, tier in zip(loads.host, hardware.tiers, strict=True)
+            have <= tier.usable_bytes for have, tier in zip(loads.host, hardware.nodes, strict=True)
         )
     )

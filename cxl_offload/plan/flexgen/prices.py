@@ -45,25 +45,23 @@ class Price:
 
 
 def _tier(hardware: Hardware, at: int, **changes: float) -> Hardware:
-    tiers = list(hardware.tiers)
-    rates = {key: value for key, value in changes.items() if key != "usable_bytes"}
-    tier = replace(tiers[at], rates=replace(tiers[at].rates, **rates))  # type: ignore[arg-type]
-    tiers[at] = replace(tier, usable_bytes=changes.get("usable_bytes", tier.usable_bytes))
-    return replace(hardware, tiers=tuple(tiers))
+    tiers = list(hardware.nodes)
+    tiers[at] = replace(tiers[at], **changes)  # type: ignore[arg-type]
+    return replace(hardware, nodes=tuple(tiers))
 
 
 def knobs(hardware: Hardware) -> Iterator[Knob]:
     """Every room and every known rate."""
-    for at, tier in enumerate(hardware.tiers):
+    for at, tier in enumerate(hardware.nodes):
         rooms = {"usable_bytes": tier.usable_bytes}
         reads = {
-            "read_bytes_per_s": tier.rates.read_bytes_per_s,
-            "dma_bytes_per_s": tier.rates.dma_bytes_per_s,
+            "read_bytes_per_s": tier.read_bytes_per_s,
+            "copy_bytes_per_s": tier.copy_bytes_per_s,
         }
         labels = {
             "usable_bytes": f"{tier.name} capacity",
             "read_bytes_per_s": f"{tier.name} bandwidth (CPU)",
-            "dma_bytes_per_s": f"{tier.name} bandwidth (GPU copies)",
+            "copy_bytes_per_s": f"{tier.name} bandwidth (GPU copies)",
         }
         for key, value in {**rooms, **reads}.items():
             if value == float("inf"):

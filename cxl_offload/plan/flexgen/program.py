@@ -26,13 +26,6 @@ from cxl_offload.plan.flexgen.choice import (
 )
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
 from cxl_offload.plan.flexgen.phases import decode_gpu_seconds, prefill_flops
-from cxl_offload.plan.flexgen.terms import (
-    CPU_ATTENTION_FLOPS_PER_CORE,
-    HIDDEN_STORE_BYTES_PER_S,
-    KV_DRIVE_STORE_BYTES_PER_S,
-    KV_STORE_BYTES_PER_S,
-    WORKSPACE_BYTES_PER_ELEMENT,
-)
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.solve import TOLERANCE, Program, Solution
@@ -140,7 +133,7 @@ class PlacementProgram:
         self.program.row(name, scaled, high=0.0)
 
     def _columns(self) -> None:
-        column, tiers = self.program.column, self.hardware.tiers
+        column, tiers = self.program.column, self.hardware.nodes
         fixed = 1.0 if self.batches is None else float(self.batches)
         self.n = column("n", low=fixed, high=fixed)
         self.one = column("one", low=0.0 if self.batches is None else 1.0, high=1.0)
@@ -238,7 +231,7 @@ class PlacementProgram:
         hidden = job.hidden_bytes(size) / self.unit_bytes
         slack = stripe_slack(job, self.mode.weight_stripe)
         self.capacity_rows: dict[str, int] = {}
-        for at, tier in enumerate(self.hardware.tiers):
+        for at, tier in enumerate(self.hardware.nodes):
             terms: Terms = {self.one: -tier.usable_bytes / self.unit_bytes}
             for column, stripe in zip(self.weights[1:-1], self._weight_segments, strict=True):
                 terms[column] = stripe[at] / sum(stripe)
@@ -285,14 +278,14 @@ class PlacementProgram:
 
     def _decode(self) -> None:
         job, hardware, size = self.job, self.hardware, self.mode.gpu_batch
-        rates = hardware.rates().tiers
+        rates = hardware.nodes
         link = hardware.link_bytes_per_s
         self.weights_link = self._link_terms()
         hidden = 2.0 * size * job.layers * job.width
         load: Terms = {self.load: -1.0, **self.weights_link}
         load |= {self.n: hidden / link, self.act_n: -hidden / link}
         self._timed("load", load)
-        stores = {self.n: hidden / HIDDEN_STORE_BYTES_PER_S}
+        stores = {self.n: hidden / job.engine.hidden_store_bytes_per_s}
         stores |= {self.act_n: -stores[self.n], self.slowest: -1.0}
         self._timed("hidden stores", stores)
         kv = job.mean_kv_tokens * job.kv_bytes_per_token  # bytes of a sequence
@@ -308,19 +301,21 @@ class PlacementProgram:
         work[self.kv[-1]] = kv / hardware.gpu.memory_bytes_per_s
         off_gpu = self.kv[:-1]
         flops = 4 * job.mean_kv_tokens * job.width * job.layers
-        each = flops / (hardware.cores * CPU_ATTENTION_FLOPS_PER_CORE)
+        each = flops / (hardware.cores * job.engine.attention_flops_per_core)
         self._timed("attention arithmetic", {**work, **dict.fromkeys(off_gpu, each)})
         memory = {**work, self.read: 1.0, self.kv[0]: kv / rates[0].read_bytes_per_s}
         for column, stripe in zip(self.kv[1:-1], self._kv_segments, strict=True):
             memory[column] = kv * _slowest(stripe, [tier.read_bytes_per_s for tier in rates])
         self._timed("attention memory", memory)
-        elements = job.mean_kv_tokens * job.kv_elements_per_token * WORKSPACE_BYTES_PER_ELEMENT
+        elements = (
+            job.mean_kv_tokens * job.kv_elements_per_token * job.engine.workspace_bytes_per_element
+        )
         self._workspace(elements)
 
     def _workspace(self, elements: float) -> None:
         """``read >= seconds * sequences off the GPU`` with the rate of the scratch tier."""
         size, off_gpu = self.mode.gpu_batch, self.kv[:-1]
-        rates = [tier.rates.read_bytes_per_s for tier in self.hardware.tiers]
+        rates = [tier.read_bytes_per_s for tier in self.hardware.nodes]
         if self._like is not None or self.batches is None:
             rate = max(rates) if self._like is None else rates[self._like.scratch]
             self._timed("workspace", {self.read: -1.0, **dict.fromkeys(off_gpu, elements / rate)})
@@ -333,7 +328,7 @@ class PlacementProgram:
 
     def _link_terms(self) -> Terms:
         hardware, link = self.hardware, self.hardware.link_bytes_per_s
-        rates = [tier.rates.dma_bytes_per_s for tier in hardware.tiers]
+        rates = [tier.copy_bytes_per_s for tier in hardware.nodes]
         terms = {self.weights[0]: self.unit_bytes / min(link, rates[0])}
         for column, stripe in zip(self.weights[1:-1], self._weight_segments, strict=True):
             terms[column] = self.unit_bytes * max(_slowest(stripe, rates), 1 / link)
@@ -343,15 +338,15 @@ class PlacementProgram:
         job, hardware, size = self.job, self.hardware, self.mode.gpu_batch
         load = {**self.weights_link, self.pre: -1.0}
         kv = job.prompt * job.kv_bytes_per_token
-        latencies = [tier.rates.latency_ns for tier in hardware.tiers]
-        each = kv / hardware.local_latency_ns / KV_STORE_BYTES_PER_S
+        latencies = [tier.latency_ns for tier in hardware.nodes]
+        each = kv / hardware.local_latency_ns / job.engine.kv_store_bytes_per_s
         store: Terms = {self.pre: -1.0}
         for column, stripe in zip(self.kv[1:-1], self._kv_segments, strict=True):
             mean = sum(w * ns for w, ns in zip(stripe, latencies, strict=True)) / sum(stripe)
             store[column] = each * mean
         if self._drive:
             load[self.weights[0]] += self.unit_bytes / hardware.drive_read_bytes_per_s
-            written = min(hardware.drive_write_bytes_per_s, KV_DRIVE_STORE_BYTES_PER_S)
+            written = min(hardware.drive_write_bytes_per_s, job.engine.kv_drive_store_bytes_per_s)
             store[self.kv[0]] = each * latencies[0] + kv / written
         self._timed("prefill weights", load)
         self._timed("prefill KV stores", store)

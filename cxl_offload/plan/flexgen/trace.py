@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cxl_offload.plan.flexgen.choice import Choice, Loads
+from cxl_offload.plan.flexgen.engine import EngineRates
 from cxl_offload.plan.flexgen.job import FlexGenJob
 from cxl_offload.plan.flexgen.phases import prefill_flops
-from cxl_offload.plan.flexgen.terms import CPU_ATTENTION_FLOPS_PER_CORE
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.sim import Engines
@@ -22,10 +22,10 @@ from cxl_offload.topology import Machine
 __all__ = ["cpu_attention_engines", "planned_trace"]
 
 
-def cpu_attention_engines(machine: Machine) -> Engines:
-    """CPU attention's arithmetic at FlexGen's rate, which no machine file has."""
+def cpu_attention_engines(machine: Machine, engine: EngineRates) -> Engines:
+    """CPU attention's arithmetic at the engine's rate, which no machine file has."""
     cores = len(machine.node(machine.initiator).cpus)
-    return Engines(cpu_flops_per_s=max(1, cores) * CPU_ATTENTION_FLOPS_PER_CORE)
+    return Engines(cpu_flops_per_s=max(1, cores) * engine.attention_flops_per_core)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Layer:
 
 def _layer(job: FlexGenJob, hardware: Hardware, choice: Choice, loads: Loads) -> _Layer:
     each = job.kv_bytes_per_token / job.layers * choice.sequences
-    nodes = [tier.node for tier in hardware.tiers]
+    nodes = [tier.node for tier in hardware.nodes]
     weights = zip(nodes, loads.weights_host, strict=True)
     kv = zip(nodes, loads.kv_share_host, strict=True)
     return _Layer(

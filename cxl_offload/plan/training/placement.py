@@ -84,7 +84,7 @@ def kind_bytes(kind: HostKind, weights: Sequence[int]) -> tuple[int, ...]:
 
 def _copy_seconds(hardware: Hardware, weights: Sequence[int], nbytes: float) -> float:
     """A copy from or to interleaved pages: link and every node's part bound it."""
-    rates = [tier.rates.dma_bytes_per_s for tier in hardware.tiers]
+    rates = [tier.copy_bytes_per_s for tier in hardware.nodes]
     total = sum(weights)
     parts = [w / total / rate for w, rate in zip(weights, rates, strict=True)]
     return nbytes * max(1 / hardware.link_bytes_per_s, *parts)
@@ -96,7 +96,7 @@ def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEs
     Every micro-batch sends its gradients during its backward; stage 3 also fetches parameters for
     forward and backward, hidden behind them as far as they last. Parameters return once.
     """
-    shares = [0.0] * len(hardware.tiers)
+    shares = [0.0] * len(hardware.nodes)
     for kind in step.kinds:
         for at, weight in enumerate(weights[kind.name]):
             shares[at] += kind.traffic * weight / sum(weights[kind.name]) / step.traffic
@@ -104,8 +104,8 @@ def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEs
         step.traffic,
         cpu_bytes_per_s=step.cpu_bytes_per_s,
         cores=hardware.cores,
-        bandwidth_bytes_per_s=[tier.rates.read_bytes_per_s for tier in hardware.tiers],
-        latency_ns=[tier.rates.latency_ns for tier in hardware.tiers],
+        bandwidth_bytes_per_s=[tier.read_bytes_per_s for tier in hardware.nodes],
+        latency_ns=[tier.latency_ns for tier in hardware.nodes],
         local_latency_ns=hardware.local_latency_ns,
         shares=shares,
     )
@@ -204,7 +204,7 @@ class _StepProgram:
 
     def _rooms(self) -> None:
         kinds = self.step.kinds
-        for at, tier in enumerate(self.hardware.tiers):
+        for at, tier in enumerate(self.hardware.nodes):
             room = {self.weights[k.name][at]: k.bytes / self.grid / self._unit_b for k in kinds}
             high = (tier.usable_bytes - _ROOM_SLACK * len(kinds)) / self._unit_b
             self.program.row(f"room of {tier.name}", room, high=high)
@@ -214,15 +214,15 @@ class _StepProgram:
         hardware, step = self.hardware, self.step
         on_cpu = step.traffic / step.cpu_bytes_per_s / self._unit_s
         late: dict[int, float] = {}
-        for at, tier in enumerate(hardware.tiers):
+        for at, tier in enumerate(hardware.nodes):
             moved = {
                 self.weights[kind.name][at]: kind.traffic / self.grid / self._unit_s
                 for kind in step.kinds
                 if kind.traffic
             }
-            busy = {column: each / tier.rates.read_bytes_per_s for column, each in moved.items()}
+            busy = {column: each / tier.read_bytes_per_s for column, each in moved.items()}
             self.program.row(f"optimizer on {tier.name}", {**busy, self.optimizer: -1.0}, high=0.0)
-            extra_ns = tier.rates.latency_ns - hardware.local_latency_ns
+            extra_ns = tier.latency_ns - hardware.local_latency_ns
             page_s = extra_ns * 1e-9 / PREFETCH_SPAN_BYTES / hardware.cores
             late |= {column: each * page_s for column, each in moved.items()}
         self.program.row("optimizer on the CPU", {self.optimizer: 1.0}, low=on_cpu)
@@ -239,8 +239,8 @@ class _StepProgram:
         for kind, column, hidden in copies:
             at_link = step.low_bytes / self.hardware.link_bytes_per_s
             self.program.row("link", {column: 1.0}, low=(at_link - hidden) / self._unit_s)
-            for at, tier in enumerate(self.hardware.tiers):
-                each = step.low_bytes / self.grid / tier.rates.dma_bytes_per_s / self._unit_s
+            for at, tier in enumerate(self.hardware.nodes):
+                each = step.low_bytes / self.grid / tier.copy_bytes_per_s / self._unit_s
                 terms = {self.weights[kind][at]: each, column: -1.0}
                 self.program.row(f"copies of {tier.name}", terms, high=hidden / self._unit_s)
 

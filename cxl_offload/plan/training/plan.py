@@ -15,7 +15,7 @@ from cxl_offload.plan.hardware import (
     HOST_USABLE,
     NVME,
     Hardware,
-    flexgen_hardware,
+    hardware_of,
 )
 from cxl_offload.plan.missing import MissingNumberError
 from cxl_offload.plan.model.config import ModelConfig
@@ -125,7 +125,7 @@ def plan_training(request: TrainingRequest) -> Plan:
         raise ConfigError(
             "tier nvme: DeepSpeed's NVMe offload (swap_tensor) is not planned; leave it out"
         )
-    hardware, notes = flexgen_hardware(
+    hardware = hardware_of(
         request.machine,
         tiers=tiers,
         limits=request.limits,
@@ -134,7 +134,7 @@ def plan_training(request: TrainingRequest) -> Plan:
     )
     hardware = hardware.without(NVME)
     found, cxl = _weigh_cxl(request, job, hardware)
-    return _plan(request, job, found, cxl, notes)
+    return _plan(request, job, found, cxl)
 
 
 def _cpu_rate(request: TrainingRequest, hardware: Hardware) -> float:
@@ -142,20 +142,20 @@ def _cpu_rate(request: TrainingRequest, hardware: Hardware) -> float:
         if request.optimizer_bytes_per_s <= 0:
             raise ConfigError("optimizer rate: above 0 GB/s")
         return request.optimizer_bytes_per_s
-    local = hardware.tiers[0]
-    if local.rates.read_bytes_per_s == float("inf"):
+    local = hardware.nodes[0]
+    if local.read_bytes_per_s == float("inf"):
         raise MissingNumberError(
             f"machine {hardware.machine} has no read_bandwidth from its initiator to node "
             f"{local.node} ({local.name}); profile it, or give --optimizer-gb-s",
             section="accesses",
         )
-    return ADAM_SHARE * local.rates.read_bytes_per_s
+    return ADAM_SHARE * local.read_bytes_per_s
 
 
 def _search(
     request: TrainingRequest, job: TrainingJob, hardware: Hardware, cpu_rate: float
 ) -> _Found | None:
-    if not hardware.tiers:
+    if not hardware.nodes:
         return None
     best: _Found | None = None
     flops = hardware.gpu.flops_per_s * TRAINING_EFFICIENCY
@@ -191,7 +191,7 @@ def _weigh_cxl(
     best = _search(request, job, hardware, cpu_rate)
     if best is None:
         raise MemoryError(_does_not_fit(request, job, hardware))
-    cxl = [at for at, tier in enumerate(hardware.tiers) if tier.tier == CXL]
+    cxl = [at for at, tier in enumerate(hardware.nodes) if tier.tier == CXL]
     if not cxl:
         return best, CxlUse(used=False, gain=None, reason="there is no CXL tier to use")
     used = any(weights[at] for weights in best.weights.values() for at in cxl)
@@ -213,7 +213,7 @@ def _does_not_fit(request: TrainingRequest, job: TrainingJob, hardware: Hardware
     stage: Stage = request.stage or 3
     least = gpu_bytes(job, 1, stage)
     host = sum(kind.bytes for kind in host_kinds(job.model.parameters, request.stage or 2))
-    rooms = ", ".join(f"{tier.name} {format_bytes(tier.usable_bytes)}" for tier in hardware.tiers)
+    rooms = ", ".join(f"{tier.name} {format_bytes(tier.usable_bytes)}" for tier in hardware.nodes)
     return (
         f"train {job.model.name} on {hardware.machine}: one sequence needs {format_bytes(least)} "
         f"of the GPU's usable {format_bytes(hardware.gpu_usable_bytes)}, and the optimizer "
@@ -228,18 +228,16 @@ def _policy(hardware: Hardware, weights: Sequence[int]) -> str:
     return "weighted:" + ",".join(f"{name}={weight}" for name, weight in used)
 
 
-def _plan(
-    request: TrainingRequest, job: TrainingJob, found: _Found, cxl: CxlUse, notes: Sequence[str]
-) -> Plan:
+def _plan(request: TrainingRequest, job: TrainingJob, found: _Found, cxl: CxlUse) -> Plan:
     hardware, estimate = found.hardware, found.estimate
     homes: list[Home] = []
-    node_bytes = dict.fromkeys((tier.node for tier in hardware.tiers), 0)
+    node_bytes = dict.fromkeys((tier.node for tier in hardware.nodes), 0)
     for kind in found.step.kinds:
         weights = found.weights[kind.name]
-        for tier, nbytes in zip(hardware.tiers, kind_bytes(kind, weights), strict=True):
+        for tier, nbytes in zip(hardware.nodes, kind_bytes(kind, weights), strict=True):
             node_bytes[tier.node] += nbytes
             if nbytes:
-                where = tier.tier if tier.name == tier.tier else f"{tier.tier} node {tier.name}"
+                where = tier.where
                 share = 100 * nbytes / kind.bytes
                 policy = _policy(hardware, weights)
                 homes.append(
@@ -266,7 +264,7 @@ def _plan(
         settings={CONFIG: _config(found)},
         threads={initiator: threads} if threads else {},
         notes=(
-            *notes,
+            *hardware.notes,
             f"ZeRO stage {found.stage}, bf16, activation checkpointing, one GPU",
             f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
             "memory",

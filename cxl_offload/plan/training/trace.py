@@ -37,7 +37,7 @@ def model_shape(model: ModelConfig) -> ModelShape:
 
 def _home(hardware: Hardware, weights: Sequence[int]) -> Home:
     total = sum(weights)
-    nodes = [tier.node for tier in hardware.tiers]
+    nodes = [tier.node for tier in hardware.nodes]
     return Home(nodes={n: w / total for n, w in zip(nodes, weights, strict=True) if w})
 
 
@@ -55,7 +55,7 @@ def planned_work(
         master=_home(hardware, weights["fp32_master"]),
         momentum=_home(hardware, weights["exp_avg"]),
         variance=_home(hardware, weights["exp_avg_sq"]),
-        stage=hardware.tiers[staging.index(max(staging))].node,
+        stage=hardware.nodes[staging.index(max(staging))].node,
         early_return=False,
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.flexgen.plan import CXL, CXL_MARGIN
 from cxl_offload.plan.flexgen.prices import knobs
-from cxl_offload.plan.hardware import HOST_USABLE, NVME, Hardware, flexgen_hardware
+from cxl_offload.plan.hardware import HOST_USABLE, NVME, Hardware, hardware_of
 from cxl_offload.plan.known_errors import VLLM_ERROR
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.plan_file import Batch, CxlUse, Home, PhaseEstimate, Plan, PriceEstimate
@@ -97,7 +97,7 @@ def layer_bytes(model: ModelConfig) -> int:
 
 def copies_bytes_per_s(hardware: Hardware, layers: Sequence[int]) -> float:
     """Rate at which the offloaded layers cross the link, one after the other."""
-    rates = [min(t.rates.dma_bytes_per_s, hardware.link_bytes_per_s) for t in hardware.tiers]
+    rates = [min(t.copy_bytes_per_s, hardware.link_bytes_per_s) for t in hardware.nodes]
     seconds = sum(count / rate for count, rate in zip(layers, rates, strict=True))
     return sum(layers) / seconds if seconds else hardware.link_bytes_per_s
 
@@ -107,7 +107,7 @@ def _fill(hardware: Hardware, count: int, each: int, rooms: Sequence[float]) -> 
     order = sorted(
         range(len(rooms)),
         key=lambda at: (
-            -min(hardware.tiers[at].rates.dma_bytes_per_s, hardware.link_bytes_per_s),
+            -min(hardware.nodes[at].copy_bytes_per_s, hardware.link_bytes_per_s),
             at,
         ),
     )
@@ -140,7 +140,7 @@ def _case(
 def _search(request: VllmRequest, hardware: Hardware, gpu_memory: float) -> _Found | None:
     each = layer_bytes(request.model)
     best: _Found | None = None
-    rooms = [tier.usable_bytes for tier in hardware.tiers]
+    rooms = [tier.usable_bytes for tier in hardware.nodes]
     for count in range(request.model.layers + 1):
         layers = _fill(hardware, count, each, rooms)
         if layers is None:
@@ -193,7 +193,7 @@ def plan_vllm(request: VllmRequest) -> Plan:
         )
     if request.tiers is not None and NVME in request.tiers:
         raise ConfigError("tier nvme: vLLM's weight offload has no drive; leave it out")
-    hardware, notes = flexgen_hardware(
+    hardware = hardware_of(
         request.machine,
         tiers=request.tiers,
         limits=request.limits,
@@ -201,7 +201,7 @@ def plan_vllm(request: VllmRequest) -> Plan:
     )
     gpu_memory = float(request.machine.gpus[0].memory_bytes or 0)
     found, cxl = _weigh_cxl(request, hardware.without(NVME), gpu_memory)
-    return _plan(request, found, cxl, notes)
+    return _plan(request, found, cxl)
 
 
 def _weigh_cxl(
@@ -209,18 +209,18 @@ def _weigh_cxl(
 ) -> tuple[_Found, CxlUse]:
     best = _search(request, hardware, gpu_memory)
     if best is None:
-        rooms = ", ".join(f"{t.name} {format_bytes(t.usable_bytes)}" for t in hardware.tiers)
+        rooms = ", ".join(f"{t.name} {format_bytes(t.usable_bytes)}" for t in hardware.nodes)
         raise MemoryError(
             f"plan {request.model.name} on {hardware.machine} for vLLM: "
             f"{format_bytes(2 * request.model.parameters)} of weights and one sequence fit in no "
             f"way; GPU {format_bytes(gpu_memory * request.gpu_usable)}, host {rooms}"
         )
-    cxl = [at for at, tier in enumerate(hardware.tiers) if tier.tier == CXL]
+    cxl = [at for at, tier in enumerate(hardware.nodes) if tier.tier == CXL]
     if not cxl:
         return best, CxlUse(used=False, gain=None, reason="there is no CXL tier to use")
     used = any(best.layers[at] or best.kv[at] for at in cxl)
     alone = hardware.without(CXL)
-    without = _search(request, alone, gpu_memory) if alone.tiers else None
+    without = _search(request, alone, gpu_memory) if alone.nodes else None
     if without is None:
         return best, CxlUse(used=used, gain=None, reason="without CXL memory nothing fits")
     gain = best.tokens_per_s / without.tokens_per_s - 1
@@ -240,8 +240,8 @@ def _homes(model: ModelConfig, found: _Found, each: int) -> tuple[Home, ...]:
             Home(kind="weights", where="gpu", bytes=resident, percent=100 * resident / total)
         )
     evicted = sum(found.kv)
-    for tier, layers, kv in zip(found.hardware.tiers, found.layers, found.kv, strict=True):
-        where = tier.tier if tier.name == tier.tier else f"{tier.tier} node {tier.name}"
+    for tier, layers, kv in zip(found.hardware.nodes, found.layers, found.kv, strict=True):
+        where = tier.where
         parts = (("weights", layers * each, total), ("kv evicted", kv, evicted))
         for kind, nbytes, whole in parts:
             if nbytes:
@@ -258,19 +258,19 @@ def _command(request: VllmRequest, found: _Found, each: int) -> tuple[str, ...]:
     made += ["--max-model-len", str(request.prompt + request.generated)]
     made += ["--max-num-seqs", str(request.most_sequences)]
     made += ["--gpu-memory-utilization", f"{request.gpu_usable:g}"]
-    names = [tier.name for tier in found.hardware.tiers]
+    names = [tier.name for tier in found.hardware.nodes]
     weights = {name: count * each for name, count in zip(names, found.layers, strict=True)}
     made += offload_flags(weights, dict(zip(names, found.kv, strict=True)))
     return tuple(made)
 
 
-def _plan(request: VllmRequest, found: _Found, cxl: CxlUse, notes: Sequence[str]) -> Plan:
+def _plan(request: VllmRequest, found: _Found, cxl: CxlUse) -> Plan:
     model, case, hardware = request.model, found.case, found.hardware
     each = layer_bytes(model)
     offload = float(found.offload_bytes)
     node_bytes = {
         tier.node: layers * each + kv
-        for tier, layers, kv in zip(hardware.tiers, found.layers, found.kv, strict=True)
+        for tier, layers, kv in zip(hardware.nodes, found.layers, found.kv, strict=True)
     }
     terms = {
         "weight copies": copy_seconds_per_step(case, offload),
@@ -303,7 +303,7 @@ def _plan(request: VllmRequest, found: _Found, cxl: CxlUse, notes: Sequence[str]
         prices=_prices(request, found),
         error=VLLM_ERROR,
         notes=(
-            *notes,
+            *hardware.notes,
             f"{sum(found.layers)} of {model.layers} layers off the GPU, {running:.1f} sequences "
             "at once in the mean",
             f"{format_bytes(request.gpu_reserved_bytes)} of GPU memory taken for workspaces: "
@@ -318,7 +318,7 @@ def _replayed(request: VllmRequest, found: _Found, step_s: float) -> list[str]:
     if request.replay is None:
         return []
     replay = request.replay
-    tiers = zip(found.hardware.tiers, found.layers, strict=True)
+    tiers = zip(found.hardware.nodes, found.layers, strict=True)
     nodes = [tier.node for tier, count in tiers for _ in range(count)]
     each = layer_bytes(request.model)
     trace = planned_step(found.case, request.model.layers, each, nodes)

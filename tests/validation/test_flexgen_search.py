@@ -4,24 +4,35 @@ from dataclasses import replace
 
 import pytest
 
-from cxl_offload.plan.equations.footprint import (
+from cxl_offload.plan.gpu import GpuRates
+from cxl_offload.plan.hardware import Hardware, HostNode
+from cxl_offload.validation import flexgen_search
+from cxl_offload.validation.flexgen_search import SearchRequest
+from cxl_offload.validation.flexgen_shape import throughput
+from cxl_offload.validation.footprint import (
     ElementBytes,
     Lengths,
     LlmShape,
     host_bytes,
     kv_bytes_per_sequence,
 )
-from cxl_offload.plan.flexgen import search as flexgen_search
-from cxl_offload.plan.flexgen.model import throughput
-from cxl_offload.plan.flexgen.search import Request
-from cxl_offload.plan.flexgen.terms import FlexGenMachine, HostTier
-from cxl_offload.plan.gpu import GpuRates
 
 GIB = 2**30
-TIERS = (HostTier("ldram", 400e9, 140, 400e9), HostTier("cxl", 40e9, 290, 40e9))
-MACHINE = FlexGenMachine(TIERS, 140, 25e9, GpuRates(125e12, 600e9), 32, 7e9)
+NODES = tuple(
+    HostNode(
+        name=name,
+        tier=name,
+        node=at,
+        usable_bytes=0,
+        read_bytes_per_s=rate,
+        latency_ns=latency,
+        copy_bytes_per_s=rate,
+    )
+    for at, (name, rate, latency) in enumerate((("ldram", 400e9, 140), ("cxl", 40e9, 290)))
+)
+MACHINE = Hardware("made", NODES, 25e9, 140, GpuRates(125e12, 600e9), 0, 0, 32, 7e9, 7e9)
 OPT = LlmShape(params=30e9, layers=48, width=7168, heads=56, kv_heads=56)
-REQUEST = Request(
+REQUEST = SearchRequest(
     llm=OPT,
     sizes=ElementBytes(2, 2, 2),
     lengths=Lengths(1024, 64),

@@ -10,19 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cxl_offload.plan.equations.copies import CopyPath
-from cxl_offload.plan.equations.mixed_tier import MixedTiers, TierRates
-from cxl_offload.plan.flexgen.terms import FlexGenMachine, HostTier
 from cxl_offload.plan.gpu import GpuRates
-from cxl_offload.topology import Access, Gpu, Machine, load_machine
+from cxl_offload.topology import Access, Gpu, Machine
 
-__all__ = ["MachineNumbers", "mixed_tiers"]
+__all__ = ["UNBOUND", "MachineRates"]
 
 UNBOUND = float("inf")
 
 
 @dataclass(slots=True)
-class MachineNumbers:
-    """Reads one machine, seen from its initiator; ``notes`` grows with every assumption."""
+class MachineRates:
+    """Reads one machine, seen from its initiator; ``notes`` grows with every assumption.
+
+    Rates are of a whole tier, or of some ``nodes`` of it.
+    """
 
     machine: Machine
     notes: list[str] = field(default_factory=list)
@@ -32,8 +33,8 @@ class MachineNumbers:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _accesses(self, tier: str) -> list[Access]:
-        nodes = self.machine.tier(tier).nodes
+    def _accesses(self, tier: str, nodes: Sequence[int] | None) -> list[Access]:
+        nodes = self.machine.tier(tier).nodes if nodes is None else nodes
         if not nodes:
             raise ValueError(f"machine {self.machine.name}: tier {tier} has no memory of its own")
         found = [self.machine.access(self.machine.initiator, node) for node in nodes]
@@ -42,9 +43,9 @@ class MachineNumbers:
             for access, node in zip(found, nodes, strict=True)
         ]
 
-    def read_bytes_per_s(self, tier: str) -> float:
+    def read_bytes_per_s(self, tier: str, nodes: Sequence[int] | None = None) -> float:
         """Saturated read rate of the initiator's CPUs on a tier, the sum over its nodes."""
-        rates = [access.read_bandwidth_bytes_per_s for access in self._accesses(tier)]
+        rates = [access.read_bandwidth_bytes_per_s for access in self._accesses(tier, nodes)]
         known = [rate for rate in rates if rate is not None]
         if len(known) < len(rates):
             self.note(
@@ -53,14 +54,15 @@ class MachineNumbers:
             return UNBOUND
         return sum(known)
 
-    def latency_ns(self, tier: str) -> float | None:
+    def latency_ns(self, tier: str, nodes: Sequence[int] | None = None) -> float | None:
         """Idle read latency of a tier, the mean over its nodes; None where nothing gives it.
 
         A node without a printed latency gets one by its kernel distance, on the line through the
         nearest and the farthest node that have one (CXL looks like a two-hop NUMA node: Wang et
         al., Performance Characterization of CXL Memory, III).
         """
-        latencies = [self._node_latency_ns(tier, access) for access in self._accesses(tier)]
+        accesses = self._accesses(tier, nodes)
+        latencies = [self._node_latency_ns(tier, access) for access in accesses]
         known = [latency for latency in latencies if latency is not None]
         return sum(known) / len(known) if len(known) == len(latencies) else None
 
@@ -119,18 +121,19 @@ class MachineNumbers:
             raise ValueError(f"machine {self.machine.name}: link of GPU {gpu.name} has no rate")
         return rate
 
-    def dma_bytes_per_s(self, tier: str) -> float:
+    def copy_bytes_per_s(self, tier: str, nodes: Sequence[int] | None = None) -> float:
         """What a tier delivers to the GPU's copy engine, apart from the link.
 
         The printed copy rate of its nodes; where none is printed, what CPUs read there bounds it,
         and where that is not known either, nothing does.
         """
-        gpu, nodes = self.gpu(), self.machine.tier(tier).nodes
+        gpu = self.gpu()
+        nodes = self.machine.tier(tier).nodes if nodes is None else nodes
         copies = [self.machine.dma_bandwidth(gpu, node) for node in nodes]
         known = [rate for rate in copies if rate is not None]
         if nodes and len(known) == len(copies):
             return sum(known)
-        bound = self.read_bytes_per_s(tier)
+        bound = self.read_bytes_per_s(tier, nodes)
         if bound < self.link_bytes_per_s():
             self.note(f"{self.machine.name} prints no copy rate of {tier}: CPU reads bound it")
         return bound
@@ -146,7 +149,7 @@ class MachineNumbers:
         """Copies from the named host tiers to the GPU."""
         return CopyPath(
             link_bytes_per_s=self.link_bytes_per_s(),
-            tier_bytes_per_s={tier: self.dma_bytes_per_s(tier) for tier in tiers},
+            tier_bytes_per_s={tier: self.copy_bytes_per_s(tier) for tier in tiers},
             tier_setup_s={tier: self._copy_setup_s(tier) for tier in tiers},
         )
 
@@ -163,56 +166,3 @@ class MachineNumbers:
     def cores(self) -> int:
         """Cores of the initiator."""
         return len(self.machine.node(self.machine.initiator).cpus)
-
-    def flexgen_machine(
-        self, tiers: Sequence[str], *, drive_read_bytes_per_s: float | None = None
-    ) -> FlexGenMachine:
-        """The machine as FlexGen's equations see it, with the named host tiers in this order."""
-        local, *latencies = self.latencies_ns(["ldram", *tiers])
-        drive = self.machine.drives[0] if self.machine.drives else None
-        read = drive_read_bytes_per_s
-        if read is None and drive is not None:
-            read = drive.read_bandwidth_bytes_per_s
-        write = drive.write_bandwidth_bytes_per_s if drive is not None else None
-        return FlexGenMachine(
-            tiers=tuple(
-                HostTier(tier, self.read_bytes_per_s(tier), latency, self.dma_bytes_per_s(tier))
-                for tier, latency in zip(tiers, latencies, strict=True)
-            ),
-            local_latency_ns=local,
-            link_bytes_per_s=self.link_bytes_per_s(),
-            gpu=self.gpu_rates(),
-            cores=self.cores(),
-            drive_read_bytes_per_s=read,
-            drive_write_bytes_per_s=write if write is None or read is None else min(write, read),
-        )
-
-
-def _tier_rates(numbers: MachineNumbers) -> TierRates:
-    latencies = [numbers.latency_ns(tier) for tier in ("ldram", "cxl")]
-    rates = (numbers.read_bytes_per_s("ldram"), numbers.read_bytes_per_s("cxl"))
-    first, second = latencies
-    if first is None or second is None or UNBOUND in rates:
-        raise ValueError(
-            f"machine {numbers.machine.name} has no table of bandwidths and latencies of ldram and "
-            "cxl, which interleaving needs"
-        )
-    return TierRates(rates, (first, second))
-
-
-def mixed_tiers(name: str, *, snc: int) -> tuple[MixedTiers, int]:
-    """The socket of a machine file with variants ``snc`` and ``prefetch``, and its cores.
-
-    Raises
-    ------
-    ConfigError
-        No such machine, or it has no such variant or choice.
-    ValueError
-        Its file lacks a bandwidth or latency.
-    """
-    on, off = (
-        MachineNumbers(load_machine(name, variant={"snc": snc, "prefetch": prefetch}))
-        for prefetch in (True, False)
-    )
-    cache = on.machine.node(on.machine.initiator).llc_bytes or 0
-    return MixedTiers(_tier_rates(on), _tier_rates(off), float(cache)), on.cores()

@@ -1,7 +1,7 @@
 """The batch FlexGen's policy search chooses when only the share of KV on the GPU is free.
 
-For every GPU batch size of FlexGen's list and every number of GPU batches that fits, the model of
-``flexgen.model`` gives the throughput; the highest wins. What fits follows FlexGen's peak-memory
+For every GPU batch size of FlexGen's list and every number of GPU batches that fits, the planner's
+equations give the throughput; the highest wins. What fits follows FlexGen's peak-memory
 constraints (experimental/cost_model.py), written for any element size.
 """
 
@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cxl_offload.plan.equations.footprint import (
+from cxl_offload.plan.equations.pages import spread_evenly
+from cxl_offload.plan.flexgen.planner import GPU_BATCHES
+from cxl_offload.plan.hardware import Hardware
+from cxl_offload.validation.flexgen_shape import ShapeOnTiers, throughput
+from cxl_offload.validation.footprint import (
     ElementBytes,
     Lengths,
     LlmShape,
@@ -19,11 +23,8 @@ from cxl_offload.plan.equations.footprint import (
     kv_elements_per_token,
     weight_bytes_total,
 )
-from cxl_offload.plan.equations.pages import spread_evenly
-from cxl_offload.plan.flexgen.model import throughput
-from cxl_offload.plan.flexgen.terms import FlexGenMachine, Placement
 
-__all__ = ["Request", "SearchResult", "gpu_kv_bytes", "host_need_bytes", "search"]
+__all__ = ["SearchRequest", "SearchResult", "gpu_kv_bytes", "host_need_bytes", "search"]
 
 GPU_USABLE_FRACTION = 0.8
 """FlexGen's alpha_g: share of GPU memory its search plans with."""
@@ -36,14 +37,11 @@ RELAY_BYTES = 8 * 2**30
 """Pinned relay buffers that FlexGen always takes: 4 copy threads, 2 GiB each (pytorch_backend.py,
 copy_worker_func)."""
 
-GPU_BATCHES = (1, 2, 3, 4, 8, 16, 32, 64)
-"""GPU batch sizes that FlexGen's search walks."""
-
 COARSE_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SearchRequest:
     """A model and its lengths on host tiers, a GPU and perhaps a drive; capacities in bytes.
 
     ``host_capacity_bytes`` has one entry a tier of the machine, in its order.
@@ -63,15 +61,15 @@ class Request:
 class SearchResult:
     """The chosen placement and its generated tokens a second."""
 
-    placement: Placement
+    placement: ShapeOnTiers
     tokens_per_s: float
 
 
-def _layer_bytes(request: Request) -> float:
+def _layer_bytes(request: SearchRequest) -> float:
     return weight_bytes_total(request.llm, request.sizes) / request.llm.layers
 
 
-def _gpu_prefill_work_bytes(request: Request, gpu_batch: int) -> float:
+def _gpu_prefill_work_bytes(request: SearchRequest, gpu_batch: int) -> float:
     """Intermediates of one layer in prefill: 13 vectors a token, and the attention scores.
 
     FlexGen cost model, inter_gpu_working_p, with a feed-forward width of four times the model's.
@@ -82,7 +80,7 @@ def _gpu_prefill_work_bytes(request: Request, gpu_batch: int) -> float:
     return gpu_batch * (vectors + scores) * request.sizes.activations
 
 
-def gpu_kv_bytes(request: Request, *, batch: int, gpu_batch: int) -> float:
+def gpu_kv_bytes(request: SearchRequest, *, batch: int, gpu_batch: int) -> float:
     """KV bytes the GPU can keep for ``batch`` sequences; negative when not even the work fits.
 
     GPU memory at FlexGen's share, less resident weights and activations, two layers of streamed
@@ -98,7 +96,7 @@ def gpu_kv_bytes(request: Request, *, batch: int, gpu_batch: int) -> float:
 
 
 def host_need_bytes(
-    request: Request, *, batch: int, gpu_batch: int, kv_gpu_fraction: float
+    request: SearchRequest, *, batch: int, gpu_batch: int, kv_gpu_fraction: float
 ) -> float:
     """Host (and drive) bytes at the peak: weights, KV, activations and the work beside them.
 
@@ -116,7 +114,7 @@ def host_need_bytes(
     return weights + kv + activations + workspace + staged + RELAY_BYTES
 
 
-def _place(request: Request, *, batch: int, gpu_batch: int) -> Placement | None:
+def _place(request: SearchRequest, *, batch: int, gpu_batch: int) -> ShapeOnTiers | None:
     """The placement of a batch with as much KV on the GPU as fits, or None when it does not."""
     room = gpu_kv_bytes(request, batch=batch, gpu_batch=gpu_batch)
     if room < 0:
@@ -129,7 +127,7 @@ def _place(request: Request, *, batch: int, gpu_batch: int) -> Placement | None:
     if on_drive > HOST_USABLE_FRACTION * request.drive_capacity_bytes:
         return None
     placed = spread_evenly(need - on_drive, usable)
-    return Placement(
+    return ShapeOnTiers(
         batch=batch,
         gpu_batch=gpu_batch,
         host_shares=tuple(amount / need for amount in placed),
@@ -140,7 +138,7 @@ def _place(request: Request, *, batch: int, gpu_batch: int) -> Placement | None:
     )
 
 
-def _largest_rounds(request: Request, gpu_batch: int) -> int:
+def _largest_rounds(request: SearchRequest, gpu_batch: int) -> int:
     """Most GPU batches that fit, by doubling and bisection as in FlexGen."""
     high = 1
     while _place(request, batch=gpu_batch * high, gpu_batch=gpu_batch) is not None:
@@ -166,7 +164,7 @@ def _candidates(most: int) -> Sequence[int]:
     )
 
 
-def _placements(request: Request) -> Iterator[Placement]:
+def _placements(request: SearchRequest) -> Iterator[ShapeOnTiers]:
     for gpu_batch in GPU_BATCHES:
         for rounds in _candidates(_largest_rounds(request, gpu_batch)):
             place = _place(request, batch=gpu_batch * rounds, gpu_batch=gpu_batch)
@@ -174,7 +172,7 @@ def _placements(request: Request) -> Iterator[Placement]:
                 yield place
 
 
-def search(request: Request, machine: FlexGenMachine) -> SearchResult | None:
+def search(request: SearchRequest, machine: Hardware) -> SearchResult | None:
     """The placement with the highest overall throughput, or None when no batch fits.
 
     Source: FlexGen's policy search (Sheng et al., ICML 2023, 4.3), its linear program replaced by

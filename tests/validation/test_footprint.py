@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.plan.equations import footprint
-from cxl_offload.plan.equations.footprint import ElementBytes, Lengths, LlmShape
+from cxl_offload.validation import footprint
+from cxl_offload.validation.footprint import ElementBytes, Lengths, LlmShape
 
 GIB = 2**30
 OPT = LlmShape(params=30e9, layers=48, width=7168, heads=56, kv_heads=56)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cxl_offload.plan.preset import MachineNumbers, mixed_tiers
+from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.topology import Access, Gpu, Link, Machine, Node, NodeKind, Tier, load_machine
 
 
@@ -20,7 +20,7 @@ def machine(accesses: tuple[Access, ...], gpus: tuple[Gpu, ...] = ()) -> Machine
 
 
 def test_latency_that_is_not_printed_lies_between_its_neighbours_by_distance() -> None:
-    numbers = MachineNumbers(
+    numbers = MachineRates(
         machine((Access(0, 0, read_latency_ns=100), Access(0, 2, read_latency_ns=300)))
     )
     assert numbers.latency_ns("rdram") == pytest.approx(200)
@@ -29,19 +29,19 @@ def test_latency_that_is_not_printed_lies_between_its_neighbours_by_distance() -
 
 
 def test_latencies_that_nothing_gives_are_taken_as_equal_with_a_note() -> None:
-    numbers = MachineNumbers(machine((Access(0, 0, read_latency_ns=100),)))
+    numbers = MachineRates(machine((Access(0, 0, read_latency_ns=100),)))
     assert numbers.latencies_ns(["ldram", "cxl"]) == (100, 100)
     assert any("taken as equal" in note for note in numbers.notes)
 
 
 def test_bandwidth_that_is_not_printed_does_not_bind_and_says_so() -> None:
-    numbers = MachineNumbers(machine(()))
+    numbers = MachineRates(machine(()))
     assert numbers.read_bytes_per_s("ldram") == float("inf")
     assert numbers.notes == ["made prints no read bandwidth of ldram: taken as not binding"]
 
 
 def test_tier_without_memory_or_machine_without_gpu_raise() -> None:
-    numbers = MachineNumbers(machine(()))
+    numbers = MachineRates(machine(()))
     with pytest.raises(ValueError, match="nvme has no memory"):
         numbers.read_bytes_per_s("nvme")
     with pytest.raises(ValueError, match="no GPU"):
@@ -50,7 +50,7 @@ def test_tier_without_memory_or_machine_without_gpu_raise() -> None:
 
 def test_copies_without_a_printed_rate_are_bound_by_what_cpus_read() -> None:
     gpu = Gpu("G", node=0, link=Link(h2d_bandwidth_bytes_per_s=50e9))
-    numbers = MachineNumbers(machine((Access(0, 0, read_bandwidth_bytes_per_s=30e9),), (gpu,)))
+    numbers = MachineRates(machine((Access(0, 0, read_bandwidth_bytes_per_s=30e9),), (gpu,)))
     path = numbers.copy_path(["ldram"])
     assert path.link_bytes_per_s == 50e9
     assert path.tier_bytes_per_s == {"ldram": 30e9}
@@ -58,22 +58,8 @@ def test_copies_without_a_printed_rate_are_bound_by_what_cpus_read() -> None:
 
 
 def test_small_copies_carry_the_machine_files_setup_and_extra() -> None:
-    numbers = MachineNumbers(load_machine("epyc9354-cxl-a"))
+    numbers = MachineRates(load_machine("epyc9354-cxl-a"))
     path = numbers.copy_path(["ldram", "cxl"])
     extra = path.tier_setup_s["cxl"] - path.tier_setup_s["ldram"]
     assert extra == pytest.approx(numbers.extra_copy_latency_s("cxl"))
-    assert MachineNumbers(load_machine("spr3-h100")).extra_copy_latency_s("cxl") is None
-
-
-def test_mixed_tiers_read_both_prefetch_settings_of_the_wanted_cluster() -> None:
-    whole, cores = mixed_tiers("xeon8468", snc=1)
-    quarter, _ = mixed_tiers("xeon8468", snc=4)
-    assert cores == 48
-    assert whole.prefetch_on.bytes_per_s[0] > whole.prefetch_off.bytes_per_s[0]
-    assert quarter.prefetch_on.bytes_per_s[0] < whole.prefetch_on.bytes_per_s[0] / 3
-    assert quarter.cache_bytes == whole.cache_bytes > 0
-
-
-def test_mixed_tiers_of_a_machine_without_such_tables_raise() -> None:
-    with pytest.raises(ValueError, match="snc"):
-        mixed_tiers("epyc9354-cxl-a", snc=1)
+    assert MachineRates(load_machine("spr3-h100")).extra_copy_latency_s("cxl") is None
