@@ -36,12 +36,12 @@ from rich.table import Table
 from skipped_prompt import skipped_prompt
 
 from cxl_offload import Session
-from cxl_offload.executor.operators import measure_operators
 from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, OptShape, make_opt
 from cxl_offload.integrations.flexgen.expected import decode_shape
 from cxl_offload.memory.heap import keep_freed_memory
 from cxl_offload.plan.flexgen.decode_time import DecodeShape, decode_time
-from cxl_offload.profile.operators import OperatorProfile
+from cxl_offload.profile.operators.measure import measure_operators
+from cxl_offload.profile.operators.model import OperatorProfile
 
 HEAD_DIM = 64
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}

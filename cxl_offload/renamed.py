@@ -61,6 +61,18 @@ RENAMED = {
     "cxl_offload.plan.preset": "cxl_offload.plan.machine_rates",
     "cxl_offload.plan.preset.MachineNumbers": "cxl_offload.plan.machine_rates.MachineRates",
     "cxl_offload.plan.validate": "cxl_offload.validation",
+    # executor, whose rooms are true to their names now
+    "cxl_offload.executor.RankShare": "cxl_offload.ranks.RankShare",
+    "cxl_offload.executor.Recording": "cxl_offload.objects.Recording",
+    "cxl_offload.executor.cache_operators": "cxl_offload.profile.operators.cache_operators",
+    "cxl_offload.executor.decoder_layer": "cxl_offload.profile.operators.decoder_layer",
+    "cxl_offload.executor.framework_code": "cxl_offload.profile.operators.framework_code",
+    "cxl_offload.executor.operators": "cxl_offload.profile.operators.measure",
+    "cxl_offload.executor.ranks": "cxl_offload.ranks.share",
+    "cxl_offload.executor.record": "cxl_offload.objects.record",
+    "cxl_offload.executor.record.Recording": "cxl_offload.objects.Recording",
+    "cxl_offload.executor.record.record": "cxl_offload.objects.record",
+    "cxl_offload.executor.share_machine": "cxl_offload.ranks.share_machine",
     # integrations
     "cxl_offload.integrations.deepspeed.placement": "cxl_offload.integrations.deepspeed.placing",
     "cxl_offload.integrations.deepspeed.scope.placement": (

@@ -32,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import OPTForCausalLM
 
 import cxl_offload
-from cxl_offload.executor import share_machine
+from cxl_offload.ranks import share_machine
 from cxl_offload.topology import load_machine
 
 

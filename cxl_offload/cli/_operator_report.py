@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cxl_offload.cli._report_table import show, table
-from cxl_offload.profile.operators import OperatorProfile
+from cxl_offload.profile.operators.model import OperatorProfile
 from cxl_offload.units import MIB, format_bandwidth
 
 __all__ = ["print_operators"]

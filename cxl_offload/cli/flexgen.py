@@ -20,7 +20,7 @@ from cxl_offload.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun
     from cxl_offload.memory import Session
-    from cxl_offload.profile.operators import OperatorProfile
+    from cxl_offload.profile.operators.model import OperatorProfile
     from cxl_offload.sim import Timeline
 
 __all__ = ["print_report", "progress_bar", "register"]

@@ -127,7 +127,7 @@ def profile(
 
 def _operators(device: str) -> OperatorProfile:
     try:
-        from cxl_offload.executor.operators import measure_operators
+        from cxl_offload.profile.operators.measure import measure_operators
     except ModuleNotFoundError as error:
         raise ConfigError(f"--operators {device}: {error.name} is not installed") from None
     with progress_bar() as progress:

@@ -2,7 +2,7 @@
 
 Large objects with many accesses are interleaved over the tiers, by their bandwidths; all others
 stay on the local tier and spill only when it is full. Accesses are recorded around a step
-(:func:`cxl_offload.executor.record`), taken from a trace, or assumed from the kind of tensor.
+(:func:`cxl_offload.objects.record`), taken from a trace, or assumed from the kind of tensor.
 
 Source: Wang et al., Performance Characterization of CXL Memory, V-B (object-level interleaving).
 The paper leaves the cut-off of "the largest number of accesses" open: here it is ``top_k``, or the

@@ -23,7 +23,7 @@ from cxl_offload.profile.curves import (
     estimate,
     saturation_threads,
 )
-from cxl_offload.profile.operators import CachePoint, LayerPoint, LinearPoint, OperatorProfile
+from cxl_offload.profile.operators.model import CachePoint, LayerPoint, LinearPoint, OperatorProfile
 from cxl_offload.topology import Access, DmaPath, Machine
 from cxl_offload.units import format_bytes
 

@@ -10,7 +10,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.profile.codec import DecodeError, Where, decode, encode
 from cxl_offload.profile.fingerprint import check_same_machine
 from cxl_offload.profile.model import PROFILE_VERSION, Profile
-from cxl_offload.profile.operators import OPERATORS_VERSION
+from cxl_offload.profile.operators.model import OPERATORS_VERSION
 from cxl_offload.topology import Machine
 from cxl_offload.topology.document import Field, read_document
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cxl_offload.plan.flexgen import decode_time as equations
 from cxl_offload.plan.flexgen.decode_time import DecodeShape, KvHome, decode_time
 from cxl_offload.profile.curves import Estimate
-from cxl_offload.profile.operators import (
+from cxl_offload.profile.operators.model import (
     CacheOperator,
     CachePoint,
     LayerPoint,

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from cxl_offload.executor import RankShare, share_machine
 from cxl_offload.integrations.deepspeed.accelerator import Capture, installed
 from cxl_offload.integrations.deepspeed.attached import AttachedEngine
 from cxl_offload.integrations.deepspeed.kinds import (
@@ -27,6 +26,7 @@ from cxl_offload.integrations.deepspeed.kinds import (
 )
 from cxl_offload.integrations.deepspeed.store import Store
 from cxl_offload.memory import Pages, Session, chosen_session, current_session
+from cxl_offload.ranks import RankShare, share_machine
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine
 
@@ -140,7 +140,7 @@ def placing(
         See :func:`cxl_offload.empty`.
     session
         The session to allocate in. None means that of :func:`cxl_offload.use`; where the script
-        chose none, this rank's part of the machine (:func:`cxl_offload.executor.share_machine`), or
+        chose none, this rank's part of the machine (:func:`cxl_offload.ranks.share_machine`), or
         all of it for a process that is alone.
 
     Yields

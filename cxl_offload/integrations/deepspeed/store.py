@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from cxl_offload import tensor
-from cxl_offload.executor import RankShare
 from cxl_offload.integrations.deepspeed.kinds import KindPolicies
 from cxl_offload.memory import Dax, Interleave, Pages, Policy, Session, Weighted
+from cxl_offload.ranks import RankShare
 from cxl_offload.units import MIB
 
 __all__ = ["Store"]

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from cxl_offload.profile.operators import OperatorProfile
+from cxl_offload.profile.operators.model import OperatorProfile
 
 __all__ = ["DecodeShape", "DecodeTime", "KvHome", "decode_time"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cxl_offload.executor import record
+from cxl_offload.objects import record
 from cxl_offload.plan.object_policy import TierRate, object_policies
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import cxl_offload
 from cxl_offload import load_machine
-from cxl_offload.executor import share_machine
+from cxl_offload.ranks import share_machine
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -23,7 +23,7 @@ def run_ranks(
     folder: Path, size: int, *flags: str, options: dict[int, Any] | None = None
 ) -> list[dict[str, Any]]:
     """What every rank printed."""
-    command = [sys.executable, "-m", "tests.executor.rank_worker", "--size", str(size)]
+    command = [sys.executable, "-m", "tests.ranks.rank_worker", "--size", str(size)]
     command += ["--store", str(folder / "store"), "--options", json.dumps(options or {}), *flags]
     started = [
         subprocess.Popen(

@@ -11,20 +11,20 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cxl_offload.executor import decoder_layer
-from cxl_offload.executor.cache_operators import (
+from cxl_offload.profile.operators import decoder_layer
+from cxl_offload.profile.operators.cache_operators import (
     CacheLoader,
     attention_in_place,
     copied_attention,
 )
-from cxl_offload.executor.decoder_layer import (
+from cxl_offload.profile.operators.decoder_layer import (
     CALLS,
     DecoderLayer,
     Decoding,
     LayerCache,
     Stopwatch,
 )
-from cxl_offload.executor.framework_code import FrameworkCode, copies_of_the_code
+from cxl_offload.profile.operators.framework_code import FrameworkCode, copies_of_the_code
 
 CPU = torch.device("cpu")
 ROWS, HIDDEN, POSITIONS = 2, 128, 33

@@ -1,4 +1,4 @@
-"""One rank of tests/executor/test_ranks.py: joins a real gloo group and says what it got."""
+"""One rank of tests/ranks/test_ranks.py: joins a real gloo group and says what it got."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 import torch.distributed as dist
 
 from cxl_offload import load_machine
-from cxl_offload.executor import share_machine
 from cxl_offload.memory import Session
+from cxl_offload.ranks import share_machine
 
 
 def fill(session: Session, node: int, share: int) -> int:

@@ -18,9 +18,13 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from cxl_offload.executor.cache_operators import CacheLoader, attention_in_place, copied_attention
-from cxl_offload.executor.framework_code import FrameworkCode
-from cxl_offload.profile.operators import CacheOperator
+from cxl_offload.profile.operators.cache_operators import (
+    CacheLoader,
+    attention_in_place,
+    copied_attention,
+)
+from cxl_offload.profile.operators.framework_code import FrameworkCode
+from cxl_offload.profile.operators.model import CacheOperator
 
 __all__ = [
     "CALLS",
@@ -36,7 +40,7 @@ __all__ = [
 HEAD_DIM = 64
 
 CALLS = 28
-"""Of torch in a layer, besides products and attention (tests/executor/test_decoder_layer.py)."""
+"""Of torch in a layer, besides products and attention; a test counts them."""
 
 Clock = Callable[[], float]
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

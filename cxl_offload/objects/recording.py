@@ -101,7 +101,7 @@ def record(objects: Objects) -> Recording:
     """Watch named tensors around a step.
 
     >>> import torch
-    >>> from cxl_offload.executor import record
+    >>> from cxl_offload.objects import record
     >>> weight, state = torch.ones(4, 4), torch.zeros(4)
     >>> with record({"weight": weight, "state": state}) as seen:
     ...     _ = state.add_(weight @ torch.ones(4))

@@ -1,8 +1,8 @@
 """Times the operators of torch that decoding is made of; no framework and no model runs.
 
-A profile of them (:mod:`cxl_offload.profile.operators`) is what decode times are predicted from
-(:mod:`cxl_offload.plan.flexgen.decode_time`). All are timed in the sequence of a plain decoder
-layer (:mod:`cxl_offload.executor.decoder_layer`).
+Decode times are predicted from a profile of them (:mod:`cxl_offload.plan.flexgen.decode_time`). All
+are timed in the sequence of a plain decoder layer
+(:mod:`cxl_offload.profile.operators.decoder_layer`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import get_args
 
 import torch
 
-from cxl_offload.executor.cache_operators import CacheLoader
-from cxl_offload.executor.decoder_layer import (
+from cxl_offload.memory.heap import keep_freed_memory
+from cxl_offload.ops.linear import SinglePrecisionLinear
+from cxl_offload.profile.curves import Estimate, estimate
+from cxl_offload.profile.operators.cache_operators import CacheLoader
+from cxl_offload.profile.operators.decoder_layer import (
     CALLS,
     HEAD_DIM,
     Clock,
@@ -26,11 +29,8 @@ from cxl_offload.executor.decoder_layer import (
     LayerCache,
     Stopwatch,
 )
-from cxl_offload.executor.framework_code import FrameworkCode, copies_of_the_code
-from cxl_offload.memory.heap import keep_freed_memory
-from cxl_offload.ops.linear import SinglePrecisionLinear
-from cxl_offload.profile.curves import Estimate, estimate
-from cxl_offload.profile.operators import (
+from cxl_offload.profile.operators.framework_code import FrameworkCode, copies_of_the_code
+from cxl_offload.profile.operators.model import (
     CacheOperator,
     CachePoint,
     LayerPoint,
