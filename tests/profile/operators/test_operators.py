@@ -18,7 +18,6 @@ from cxl_offload.profile.codec import encode
 from cxl_offload.profile.operators import measure as timed
 from cxl_offload.profile.operators.measure import measure_operators
 from cxl_offload.profile.operators.model import OperatorProfile
-
 from tests.profile.test_profile import profile_of
 
 
