@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from cxl_offload.tune import Recording, Tuner
+    from cxl_offload.tune import StepRecording, Tuner
 
 __all__ = ["register"]
 
@@ -28,7 +28,7 @@ class TunerName(str, Enum):
 
 def tune(
     replay: Annotated[
-        Path, typer.Option(help="A recording of step times, written by Recording.save.")
+        Path, typer.Option(help="A recording of step times, written by StepRecording.save.")
     ],
     tuner: Annotated[
         TunerName,
@@ -43,9 +43,9 @@ def tune(
 
     Example: cxl-offload tune --replay run.json --tuner climb
     """
-    from cxl_offload.tune import Recording, replay_recording
+    from cxl_offload.tune import StepRecording, replay_recording
 
-    recording = Recording.load(replay)
+    recording = StepRecording.load(replay)
     decisions = replay_recording(recording, _make(tuner, recording))
     if as_json:
         rows = [dataclasses.asdict(one) for one in decisions]
@@ -62,7 +62,7 @@ def tune(
     Console().print(table)
 
 
-def _make(name: TunerName, recording: Recording) -> Tuner:
+def _make(name: TunerName, recording: StepRecording) -> Tuner:
     from cxl_offload.tune import Climb, ModelTuner, PublishedCaption
 
     match name:

@@ -15,7 +15,7 @@ from cxl_offload.tune.hot import HotRule, HotSet, Swap
 from cxl_offload.tune.machine import tier_ratios
 from cxl_offload.tune.model_based import ModelRule, ModelTuner
 from cxl_offload.tune.phases import CycleShares, PhaseTuner, cycle_shares
-from cxl_offload.tune.recording import Recording, ReplayedDecision, replay_recording
+from cxl_offload.tune.recording import ReplayedDecision, StepRecording, replay_recording
 from cxl_offload.tune.step_tuner import StepTuner
 from cxl_offload.tune.window import StepTimes, Window
 
@@ -32,8 +32,8 @@ __all__ = [
     "Moved",
     "PhaseTuner",
     "PublishedCaption",
-    "Recording",
     "ReplayedDecision",
+    "StepRecording",
     "StepTimes",
     "StepTuner",
     "Swap",

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.equations.caption import CaptionRule, CaptionState, tune
+from cxl_offload.tune.caption import CaptionRule, CaptionState, tune
 from cxl_offload.tune.decision import FAR_WEIGHTS, Bounds, Decision, share_of_weight
 from cxl_offload.tune.window import Window
 

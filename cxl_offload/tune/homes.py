@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cxl_offload.memory import Bind, Memory, Weighted, active
+from cxl_offload.memory import Bind, Session, Weighted, current_session
 from cxl_offload.memory.placement import NOT_FAULTED_IN
 from cxl_offload.tune.decision import Bounds, weights_of_share
 
 if TYPE_CHECKING:
     import torch
-
-    from cxl_offload._C import Allocation
 
 __all__ = ["Moved", "TunedHomes"]
 
@@ -55,7 +53,7 @@ class TunedHomes:
         together. The tensors are kept alive.
     near, far
         Nodes of the two tiers. Bytes of a tier spread evenly over its nodes.
-    memory
+    session
         The session that the tensors are in; None means the active one.
 
     Raises
@@ -70,14 +68,14 @@ class TunedHomes:
         *,
         near: Sequence[int],
         far: Sequence[int],
-        memory: Memory | None = None,
+        session: Session | None = None,
     ) -> None:
         self._near, self._far = tuple(near), tuple(far)
         if not near or not far or set(near) & set(far):
             raise ValueError(
                 f"near nodes {list(near)}, far nodes {list(far)}: need some of each, none in both"
             )
-        self._session = memory or active()
+        self._session = session or current_session()
         self._kept = tuple(tensors.values())
         self._owners = {}
         for name, tensor in tensors.items():
@@ -89,7 +87,9 @@ class TunedHomes:
                 )
             self._owners[owner.address] = owner
         # Pages are asked once, since that takes long for many gibibytes; moves keep the books.
-        self._far_share = {address: self._ask(owner) for address, owner in self._owners.items()}
+        self._far_share = {
+            address: self._ask(address, owner.nbytes) for address, owner in self._owners.items()
+        }
         self._fixed: set[int] = set()
         self._waiting: list[int] = []
         self._target: float | None = None
@@ -106,16 +106,19 @@ class TunedHomes:
         """Bytes of the tensors that have not moved to the target yet."""
         return sum(self._owners[address].nbytes for address in self._waiting)
 
-    def _ask(self, owner: Allocation) -> float:
-        """Share of an allocation's bytes on the far tier, asked from its pages."""
-        found = self._session.bytes_per_node(owner.address, owner.nbytes)
+    def _ask(self, address: int, nbytes: int) -> float:
+        """Share of a range's bytes on the far tier, asked from its pages."""
+        found = self._session.bytes_per_node(address, nbytes)
         there = sum(count for node, count in found.items() if node != NOT_FAULTED_IN)
         return sum(found.get(node, 0) for node in self._far) / there if there else 0.0
 
     def granted(self) -> float:
         """Share of the bytes on the far tier now, asked from all pages: slow for many of them."""
         held = self.nbytes
-        far = sum(self._ask(owner) * owner.nbytes for owner in self._owners.values())
+        far = sum(
+            self._ask(address, owner.nbytes) * owner.nbytes
+            for address, owner in self._owners.items()
+        )
         return far / held if held else 0.0
 
     @property

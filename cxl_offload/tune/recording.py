@@ -13,13 +13,13 @@ from cxl_offload.tune.curves import TierRatios
 from cxl_offload.tune.decision import Bounds, Tuner
 from cxl_offload.tune.window import Window
 
-__all__ = ["Recording", "ReplayedDecision", "replay_recording"]
+__all__ = ["ReplayedDecision", "StepRecording", "replay_recording"]
 
 _VERSION = 1
 
 
 @dataclass(slots=True)
-class Recording:
+class StepRecording:
     """What a run measured.
 
     Attributes
@@ -49,7 +49,7 @@ class Recording:
         )
 
     @classmethod
-    def load(cls, path: str | Path) -> Recording:
+    def load(cls, path: str | Path) -> StepRecording:
         """Reads what :meth:`save` wrote.
 
         Raises
@@ -108,7 +108,7 @@ class ReplayedDecision:
 
 
 def replay_recording(
-    recording: Recording, tuner: Tuner, *, decisions: int | None = None
+    recording: StepRecording, tuner: Tuner, *, decisions: int | None = None
 ) -> list[ReplayedDecision]:
     """What ``tuner`` would have decided.
 

@@ -12,7 +12,7 @@ from typing import Any
 from cxl_offload.errors import ConfigError
 from cxl_offload.tune.decision import Decision, Tuner
 from cxl_offload.tune.homes import TunedHomes
-from cxl_offload.tune.recording import Recording
+from cxl_offload.tune.recording import StepRecording
 from cxl_offload.tune.window import StepTimes
 
 __all__ = ["StepTuner"]
@@ -61,7 +61,7 @@ class StepTuner:
         steps: int = 20,
         warm_up: int = 3,
         state: str | Path | None = None,
-        recording: Recording | None = None,
+        recording: StepRecording | None = None,
         on_decision: Callable[[Decision], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:

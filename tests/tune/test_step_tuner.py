@@ -10,13 +10,13 @@ import torch
 
 from cxl_offload import zeros
 from cxl_offload.errors import ConfigError
-from cxl_offload.memory import Memory
+from cxl_offload.memory import Session
 from cxl_offload.topology import load_machine
 from cxl_offload.tune import (
     Bounds,
     Decision,
     ModelTuner,
-    Recording,
+    StepRecording,
     StepTuner,
     TierRatios,
     TunedHomes,
@@ -29,13 +29,13 @@ NEAR, FAR = 0, 2
 
 
 @pytest.fixture
-def session() -> Memory:
-    return Memory.simulated(load_machine("epyc9354-cxl-a"))
+def session() -> Session:
+    return Session.simulated(load_machine("epyc9354-cxl-a"))
 
 
-def states(session: Memory, count: int = 4, nbytes: int = 24 * MIB) -> dict[str, torch.Tensor]:
+def states(session: Session, count: int = 4, nbytes: int = 24 * MIB) -> dict[str, torch.Tensor]:
     return {
-        f"state{at}": zeros(nbytes, dtype=torch.uint8, placement=f"bind:{NEAR}", memory=session)
+        f"state{at}": zeros(nbytes, dtype=torch.uint8, policy=f"bind:{NEAR}", session=session)
         for at in range(count)
     }
 
@@ -68,11 +68,11 @@ def run(tuner: StepTuner, steps: int) -> None:
         tuner.step(0.01)
 
 
-def test_pages_are_where_the_last_decision_says(session: Memory) -> None:
+def test_pages_are_where_the_last_decision_says(session: Session) -> None:
     tensors = states(session)
     for at, one in enumerate(tensors.values()):
         one.fill_(at + 1)
-    homes = TunedHomes(tensors, near=[NEAR], far=[FAR], memory=session)
+    homes = TunedHomes(tensors, near=[NEAR], far=[FAR], session=session)
     tuner = StepTuner(homes, Scripted(0.5, 1.0, 0.0, 1 / 6), budget_bytes_per_step=1 << 30, steps=4)
     seen = []
     for _ in range(200):
@@ -85,8 +85,8 @@ def test_pages_are_where_the_last_decision_says(session: Memory) -> None:
     assert all(bool((one == at + 1).all()) for at, one in enumerate(tensors.values()))
 
 
-def test_no_more_moves_between_two_steps_than_the_budget(session: Memory) -> None:
-    homes = TunedHomes(states(session), near=[NEAR], far=[FAR], memory=session)
+def test_no_more_moves_between_two_steps_than_the_budget(session: Session) -> None:
+    homes = TunedHomes(states(session), near=[NEAR], far=[FAR], session=session)
     tuner = StepTuner(homes, Scripted(1.0), budget_bytes_per_step=12 * MIB, steps=2, warm_up=0)
     run(tuner, 2)
     for moves in range(1, 9):
@@ -95,8 +95,8 @@ def test_no_more_moves_between_two_steps_than_the_budget(session: Memory) -> Non
     assert homes.granted() == 1.0
 
 
-def test_nothing_moves_without_a_budget(session: Memory, caplog: pytest.LogCaptureFixture) -> None:
-    homes = TunedHomes(states(session), near=[NEAR], far=[FAR], memory=session)
+def test_nothing_moves_without_a_budget(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+    homes = TunedHomes(states(session), near=[NEAR], far=[FAR], session=session)
     seen: list[Decision] = []
     tuner = StepTuner(homes, Scripted(0.5), steps=4, on_decision=seen.append)
     with caplog.at_level("INFO", "cxl_offload.tune"):
@@ -106,25 +106,25 @@ def test_nothing_moves_without_a_budget(session: Memory, caplog: pytest.LogCaptu
     assert "advice only" in caplog.text
 
 
-def test_tuner_is_told_what_room_there_is(session: Memory) -> None:
+def test_tuner_is_told_what_room_there_is(session: Session) -> None:
     tensors = states(session)
     total = sum(one.numel() for one in tensors.values())
     filled = session.free_bytes(FAR) - total // 4
     session.kernel.set_used_by_others(FAR, filled)
     script = Scripted(0.1)
-    homes = TunedHomes(tensors, near=[NEAR], far=[FAR], memory=session)
+    homes = TunedHomes(tensors, near=[NEAR], far=[FAR], session=session)
     run(StepTuner(homes, script, budget_bytes_per_step=1 << 30, steps=4, warm_up=0), 4)
     assert script.asked[0].lowest == 0.0
     assert script.asked[0].highest == pytest.approx(0.25, abs=0.02)
 
 
 def test_full_node_stops_the_moves_and_loses_nothing(
-    session: Memory, caplog: pytest.LogCaptureFixture
+    session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     tensors = states(session)
     for at, one in enumerate(tensors.values()):
         one.fill_(at + 1)
-    homes = TunedHomes(tensors, near=[NEAR], far=[FAR], memory=session)
+    homes = TunedHomes(tensors, near=[NEAR], far=[FAR], session=session)
     script = Scripted(1.0)
     tuner = StepTuner(homes, script, budget_bytes_per_step=1 << 30, steps=2, warm_up=0)
     run(tuner, 2)
@@ -138,13 +138,13 @@ def test_full_node_stops_the_moves_and_loses_nothing(
     assert all(bool((one == at + 1).all()) for at, one in enumerate(tensors.values()))
 
 
-def test_state_survives_a_restart(session: Memory, tmp_path: Path) -> None:
+def test_state_survives_a_restart(session: Session, tmp_path: Path) -> None:
     file = tmp_path / "tuner.json"
     tensors = states(session)
 
     def make() -> tuple[StepTuner, ModelTuner, TunedHomes]:
         model = ModelTuner(TierRatios(0.5, 2.0))
-        homes = TunedHomes(tensors, near=[NEAR], far=[FAR], memory=session)
+        homes = TunedHomes(tensors, near=[NEAR], far=[FAR], session=session)
         return (
             StepTuner(homes, model, budget_bytes_per_step=1 << 30, steps=4, state=file),
             model,
@@ -160,25 +160,25 @@ def test_state_survives_a_restart(session: Memory, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"tuner": "climb"}', "[" * 100_000])
-def test_damaged_state_file_is_named(session: Memory, tmp_path: Path, text: str) -> None:
+def test_damaged_state_file_is_named(session: Session, tmp_path: Path, text: str) -> None:
     file = tmp_path / "tuner.json"
     file.write_text(text)
-    homes = TunedHomes(states(session, 1), near=[NEAR], far=[FAR], memory=session)
+    homes = TunedHomes(states(session, 1), near=[NEAR], far=[FAR], session=session)
     with pytest.raises(ConfigError, match=r"tuner\.json"):
         StepTuner(homes, ModelTuner(TierRatios(0.5, 2.0)), state=file)
 
 
-def test_tensors_of_others_are_refused(session: Memory) -> None:
+def test_tensors_of_others_are_refused(session: Session) -> None:
     with pytest.raises(ValueError, match="'w' is not in memory of this session"):
-        TunedHomes({"w": torch.zeros(1024)}, near=[NEAR], far=[FAR], memory=session)
+        TunedHomes({"w": torch.zeros(1024)}, near=[NEAR], far=[FAR], session=session)
     with pytest.raises(ValueError, match="near nodes"):
-        TunedHomes({}, near=[0], far=[0], memory=session)
+        TunedHomes({}, near=[0], far=[0], session=session)
 
 
-def test_recording_replays_to_the_decisions_of_the_run(session: Memory, tmp_path: Path) -> None:
+def test_recording_replays_to_the_decisions_of_the_run(session: Session, tmp_path: Path) -> None:
     ratios = TierRatios(0.5, 2.0)
-    recording = Recording(ratios)
-    homes = TunedHomes(states(session), near=[NEAR], far=[FAR], memory=session)
+    recording = StepRecording(ratios)
+    homes = TunedHomes(states(session), near=[NEAR], far=[FAR], session=session)
     live: list[Decision] = []
     tuner = StepTuner(
         homes, ModelTuner(ratios), budget_bytes_per_step=1 << 30, steps=4, recording=recording,
@@ -187,7 +187,7 @@ def test_recording_replays_to_the_decisions_of_the_run(session: Memory, tmp_path
     for at in range(120):
         tuner.step(0.01 + 0.0001 * (at % 3))
     recording.save(tmp_path / "run.json")
-    again = replay_recording(Recording.load(tmp_path / "run.json"), ModelTuner(ratios))
+    again = replay_recording(StepRecording.load(tmp_path / "run.json"), ModelTuner(ratios))
     assert [one.share for one in again][:2] == [one.share for one in live][:2]
 
 
@@ -211,4 +211,4 @@ def test_hostile_recordings_are_refused(tmp_path: Path, change: dict[str, object
     file = tmp_path / "run.json"
     file.write_text(json.dumps(sound | change))
     with pytest.raises(ConfigError, match=r"run\.json"):
-        Recording.load(file)
+        StepRecording.load(file)
