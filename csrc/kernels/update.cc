@@ -18,7 +18,6 @@ constexpr size_t kMostElements = size_t{256} << 10;
 constexpr size_t kFewestElements = size_t{16} << 10;
 constexpr size_t kChunksPerThread = 16;
 constexpr size_t kPageBytes = 4096;
-constexpr size_t kLine = 64;
 // Copies that are smaller stay in the caches of the reader.
 constexpr size_t kCachedCopyBytes = size_t{4} << 20;
 
@@ -101,8 +100,7 @@ Task make_task(const Update& update, Isa isa) {
   if (update.states.size() > 1) task.streams.second = update.states[1].data;
   if (update.copy) {
     task.streams.copy = update.copy->data;
-    const bool aligned = reinterpret_cast<uintptr_t>(update.copy->data) % kLine == 0;
-    task.streams.copy_past_caches = aligned && update.copy->bytes() > kCachedCopyBytes;
+    task.streams.copy_past_caches = update.copy->bytes() > kCachedCopyBytes;
   }
   task.constants = std::visit([](const auto& rule) { return constants_of(rule); }, update.rule);
   task.numel = update.param.numel();

@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 
+#include <cstdint>
 #include <type_traits>
 
 #include "core/half.h"

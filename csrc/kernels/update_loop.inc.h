@@ -11,6 +11,7 @@
 // Elements between what is computed and what is fetched from memory, in every stream. Measured: see
 // docs/adam.md.
 constexpr size_t kPrefetchElements = CXL_OFFLOAD_PREFETCH_ELEMENTS;
+constexpr size_t kLineBytes = 64;
 
 template <class T>
 CXL_OFFLOAD_INLINE void fetch_ahead(const T* at) {
@@ -150,26 +151,44 @@ struct Loop {
     }
   }
 
+  // Elements before the copy's first whole line: stores past the caches write nothing less, and
+  // ranges begin anywhere in a copy, as they are cut at the pages of the parameters.
+  static size_t before_line(const CopyElement* copy) {
+    const auto address = reinterpret_cast<uintptr_t>(copy);
+    return (kLineBytes - address % kLineBytes) % kLineBytes / sizeof(CopyElement);
+  }
+
   static void pass(const Streams& streams, size_t begin, size_t end, const Constants& constants) {
     const Constants c = constants;  // stores through the streams cannot change it: kept at hand
-    P* param = reinterpret_cast<P*>(streams.param) + begin;
-    const G* grad = reinterpret_cast<const G*>(streams.grad) + begin;
-    S* first = reinterpret_cast<S*>(streams.first) + begin;
-    S* second = Rule::kTwoStates ? reinterpret_cast<S*>(streams.second) + begin : nullptr;
-    CopyElement* copy = kCopies ? reinterpret_cast<CopyElement*>(streams.copy) + begin : nullptr;
+    P* param = reinterpret_cast<P*>(streams.param);
+    const G* grad = reinterpret_cast<const G*>(streams.grad);
+    S* first = reinterpret_cast<S*>(streams.first);
+    S* second = Rule::kTwoStates ? reinterpret_cast<S*>(streams.second) : nullptr;
+    CopyElement* copy = kCopies ? reinterpret_cast<CopyElement*>(streams.copy) : nullptr;
+    const auto advance = [&](size_t count) __attribute__((always_inline)) {
+      param += count;
+      grad += count;
+      first += count;
+      if constexpr (Rule::kTwoStates) second += count;
+      if constexpr (kCopies) copy += count;
+    };
+    advance(begin);
     const bool past_caches = kCopies && streams.copy_past_caches;
     size_t left = end - begin;
+    if (past_caches) {
+      const size_t before = before_line(copy);
+      const size_t head = before < left ? before : left;
+      if (head > 0) rest(param, grad, first, second, copy, head, c);
+      advance(head);
+      left -= head;
+    }
     for (; left >= kBlockElements; left -= kBlockElements) {
       fetch_ahead(param);
       fetch_ahead(grad);
       fetch_ahead(first);
       if constexpr (Rule::kTwoStates) fetch_ahead(second);
       block(param, grad, first, second, copy, past_caches, c);
-      param += kBlockElements;
-      grad += kBlockElements;
-      first += kBlockElements;
-      if constexpr (Rule::kTwoStates) second += kBlockElements;
-      if constexpr (kCopies) copy += kBlockElements;
+      advance(kBlockElements);
     }
     if (left > 0) rest(param, grad, first, second, copy, left, c);
     if (past_caches) V::wait_for_stores();

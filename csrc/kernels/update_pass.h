@@ -37,7 +37,7 @@ struct Streams {
   std::byte* second = nullptr;
   std::byte* copy = nullptr;
   // Whether the copy goes past the caches: nobody reads it soon, and a cached store would first
-  // read the line. Needs a copy that begins at a multiple of a line.
+  // read the line.
   bool copy_past_caches = false;
 };
 

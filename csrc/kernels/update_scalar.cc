@@ -1,5 +1,6 @@
 // The updates in plain C++, for every processor, and the oracle of the vector builds.
 #include <cmath>
+#include <cstdint>
 #include <type_traits>
 
 #include "core/half.h"

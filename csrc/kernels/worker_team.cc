@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "kernels/float_mode.h"
 #include "kernels/openmp.h"
 #include "memory/fork_guard.h"
 #include "probe/team.h"
@@ -65,7 +66,12 @@ class WorkerTeam::Crew {
 
   bool in_child() const { return guard_.in_child(); }
 
-  void run(const std::function<void(size_t)>& job) {
+  void run(const std::function<void(size_t)>& given) {
+    const std::function<void(size_t)> job = [&given,
+                                             mode = FloatMode::of_this_thread()](size_t group) {
+      const ScopedFloatMode as_the_caller(mode);
+      given(group);
+    };
     const std::lock_guard turn(turn_);
     if (borrow(job)) return;
     if (threads_.empty()) start();

@@ -33,8 +33,9 @@ class WorkerTeam {
   // groups, or has one group that is bound to no CPUs; the caller is then one of them, as it is in
   // a group that is not bound. Otherwise the caller waits. Several callers take turns. A job takes
   // its work from a queue, its group's first, as fewer threads than asked for may run it, and must
-  // not throw. In a forked child, where the threads of the parent are not, new ones are started.
-  // Throws SystemError when a thread cannot be made or bound; then no job has run.
+  // not throw. All threads compute in the caller's mode (kernels/float_mode.h). In a forked child,
+  // where the threads of the parent are not, new ones are started. Throws SystemError when a thread
+  // cannot be made or bound; then no job has run.
   void run(const std::function<void(size_t group)>& job);
 
  private:

@@ -1,0 +1,47 @@
+// How this thread computes: rounding, and what becomes of numbers below the normal ones. Threads
+// that work for a caller compute as the caller does, or the result would depend on which of them
+// took which part.
+#ifndef CXL_OFFLOAD_KERNELS_FLOAT_MODE_H_
+#define CXL_OFFLOAD_KERNELS_FLOAT_MODE_H_
+
+#include <cstdint>
+
+namespace cxl_offload {
+
+// The register that holds it: MXCSR of x86-64, FPCR of Arm. Without the marks that operations
+// leave there.
+class FloatMode {
+ public:
+  static FloatMode of_this_thread();
+
+  bool operator==(const FloatMode&) const = default;
+
+ private:
+  friend class ScopedFloatMode;
+  explicit FloatMode(uint64_t bits) : bits_(bits) {}
+  void set() const;
+
+  uint64_t bits_;
+};
+
+// Gives the thread a mode for as long as it lives: threads of OpenMP belong to others too.
+class ScopedFloatMode {
+ public:
+  explicit ScopedFloatMode(FloatMode mode) : before_(FloatMode::of_this_thread()) {
+    changed_ = mode != before_;
+    if (changed_) mode.set();
+  }
+  ~ScopedFloatMode() {
+    if (changed_) before_.set();
+  }
+  ScopedFloatMode(const ScopedFloatMode&) = delete;
+  ScopedFloatMode& operator=(const ScopedFloatMode&) = delete;
+
+ private:
+  const FloatMode before_;
+  bool changed_ = false;
+};
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_KERNELS_FLOAT_MODE_H_
