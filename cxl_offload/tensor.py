@@ -111,7 +111,7 @@ def empty(
         raise ValueError(f"{dtype} has no plain storage; allocate its integer type instead")
     count = _count(shape)
     if count == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     session = session or current_session()
     if policy is None:
         policy = Preferred((session.kernel.local_node,))
@@ -119,7 +119,8 @@ def empty(
         count * dtype.itemsize, policy, pages=pages, pin=pin, strict=strict
     )
     base = torch.utils.dlpack.from_dlpack(cast("Any", allocation))
-    return torch.empty(0, dtype=dtype).set_(base.untyped_storage(), 0, shape)  # type: ignore[call-overload, no-any-return]
+    made = torch.empty(0, dtype=dtype, device="cpu")
+    return made.set_(base.untyped_storage(), 0, shape)  # type: ignore[call-overload, no-any-return]
 
 
 @renamed_keywords(placement="policy", memory="session")

@@ -39,6 +39,7 @@ class CPUAdagrad(OnePassOptimizer):
         initial_accumulator_value: float = 0.0,
         eps: float = 1e-10,
         *,
+        maximize: bool = False,
         state_dtype: torch.dtype = torch.float32,
         policy: PolicyLike | None = None,
         pages: Pages = "thp",
@@ -54,6 +55,7 @@ class CPUAdagrad(OnePassOptimizer):
             "eps": eps,
             "weight_decay": weight_decay,
             "initial_accumulator_value": initial_accumulator_value,
+            "maximize": maximize,
         }
         super().__init__(
             params,

@@ -20,11 +20,13 @@ from cxl_offload.memory import Pages, PolicyLike
 from cxl_offload.ops.optimizer import OnePassOptimizer
 from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.update import ParamUpdate, run
+from cxl_offload.ops.view import untraced
 from cxl_offload.renamed import renamed_keywords
 
 __all__ = ["CPUAdam", "adam_step"]
 
 
+@untraced
 def adam_step(
     param: torch.Tensor,
     grad: torch.Tensor,
@@ -103,6 +105,8 @@ class CPUAdam(OnePassOptimizer):
         As in ``torch.optim.AdamW``; no weight decay unless given.
     adamw
         False for Adam with weight decay in the gradient (L2).
+    maximize
+        Whether to go up the gradient, as in ``torch.optim.AdamW``.
     state_dtype
         float32, or bfloat16 for states of half the size.
     policy, pages
@@ -113,8 +117,9 @@ class CPUAdam(OnePassOptimizer):
     Raises
     ------
     ValueError
-        A setting outside of its range, or ``amsgrad``, ``maximize`` or ``differentiable`` in a
-        group, which this class does not have.
+        A setting outside of its range, or ``amsgrad`` or ``differentiable`` in a group, which this
+        class does not have; a group is looked at again in every step. ``foreach``, ``fused`` and
+        ``capturable``, which say how torch computes, change nothing.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
@@ -130,6 +135,7 @@ class CPUAdam(OnePassOptimizer):
         *,
         adamw: bool = True,
         bias_correction: bool = True,
+        maximize: bool = False,
         state_dtype: torch.dtype = torch.float32,
         policy: PolicyLike | None = None,
         pages: Pages = "thp",
@@ -142,6 +148,7 @@ class CPUAdam(OnePassOptimizer):
             "weight_decay": weight_decay,
             "decoupled_weight_decay": adamw,
             "bias_correction": bias_correction,
+            "maximize": maximize,
         }
         super().__init__(
             params,

@@ -27,6 +27,7 @@ class CPULion(OnePassOptimizer):
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
+    counts_steps: ClassVar[bool] = False
 
     @renamed_keywords(placement="policy")
     def __init__(
@@ -36,6 +37,7 @@ class CPULion(OnePassOptimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
         *,
+        maximize: bool = False,
         state_dtype: torch.dtype = torch.float32,
         policy: PolicyLike | None = None,
         pages: Pages = "thp",
@@ -43,7 +45,7 @@ class CPULion(OnePassOptimizer):
     ) -> None:
         super().__init__(
             params,
-            {"lr": lr, "betas": betas, "weight_decay": weight_decay},
+            {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize},
             state_dtype=state_dtype,
             policy=policy,
             pages=pages,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
 from typing import Any, ClassVar, cast, overload
 
 import torch
 
 from cxl_offload import _C, tensor
 from cxl_offload.memory import Pages, PolicyLike
+from cxl_offload.ops.checkpoint import read_states, step_count
 from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.update import ParamUpdate, run
-from cxl_offload.ops.view import local_tensor
+from cxl_offload.ops.view import local_tensor, untraced
 from cxl_offload.renamed import renamed_attribute
 
 __all__ = ["OnePassOptimizer"]
@@ -38,7 +38,9 @@ class OnePassOptimizer(torch.optim.Optimizer):
     """
 
     state_names: ClassVar[tuple[str, ...]]
-    unsupported: ClassVar[tuple[str, ...]] = ("amsgrad", "maximize", "differentiable")
+    counts_steps: ClassVar[bool] = True
+    """Whether a step's number changes what the step does."""
+    unsupported: ClassVar[tuple[str, ...]] = ("amsgrad", "differentiable")
 
     def __init__(
         self,
@@ -77,14 +79,18 @@ class OnePassOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         given = {**self.defaults, **param_group}
-        self._check_group(given)
+        self.check_group(given)
         super().add_param_group(param_group)
 
-    def _check_group(self, group: dict[str, Any]) -> None:
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Raises ValueError for settings that no step can be made with."""
+        self._check_variant(group)
+        self._rule(group, 1, 1.0)
+
+    def _check_variant(self, group: dict[str, Any]) -> None:
         for name in self.unsupported:
             if group.get(name):
                 raise ValueError(f"{type(self).__name__} has no {name}; turn it off")
-        self._rule(group, 1, 1.0)
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("state_dtype", "policy", "pages", "threads")
@@ -95,31 +101,54 @@ class OnePassOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
+            for param in group["params"]:
+                self._place_again(param)
+
+    @torch.no_grad()
+    def _place_again(self, param: torch.Tensor) -> None:
+        """Moves the states of a parameter to their tier: copies and pickles bring ordinary ones."""
+        state = self.state.get(param, {})
+        for name in self.state_names:
+            if name in state:
+                state[name] = self.place_state(param, state[name])
 
     def init_state(self, param: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Makes the states of a parameter that has none yet, and returns them."""
         state = cast("dict[str, Any]", self.state[param])
-        if state:
+        missing = [name for name in ("step", *self.state_names) if name not in state]
+        if not missing:
             return state
-        made = {name: self._make_state(param, group, name) for name in self.state_names}
-        state["step"] = torch.tensor(0.0)
+        if len(missing) <= len(self.state_names):
+            raise ValueError(
+                f"the states of a parameter of shape {tuple(param.shape)} have no "
+                f"{', '.join(missing)}; load a whole checkpoint, or clear them to begin again"
+            )
+        made = {
+            name: self.place_state(param, self._first_value(group, name))
+            for name in self.state_names
+        }
+        state["step"] = step_count(0.0)
         state.update(made)
         return state
 
-    def _make_state(self, param: torch.Tensor, group: dict[str, Any], name: str) -> torch.Tensor:
+    def place_state(self, param: torch.Tensor, value: float | torch.Tensor) -> torch.Tensor:
+        """A state of a parameter where states live, of their type: filled with, or copied from."""
         local = local_tensor(param)
         if local.device.type != "cpu":
             raise ValueError(
                 f"a parameter is on {local.device}; {type(self).__name__} updates parameters in "
                 "host memory (DeepSpeed: set offload_optimizer to cpu)"
             )
-        placed = tensor.full(
+        placed = tensor.empty(
             tuple(local.shape),
-            self._first_value(group, name),
             dtype=self.state_dtype,
             policy=self.policy,
             pages=self.pages,
         )
+        if isinstance(value, torch.Tensor):
+            placed.copy_(local_tensor(value))
+        else:
+            placed.fill_(value)
         if local is param:
             return placed
         like = torch.zeros_like(param, dtype=self.state_dtype)
@@ -132,6 +161,7 @@ class OnePassOptimizer(torch.optim.Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
+    @untraced  # the states would be made for the trace only
     @torch.no_grad()
     def step(
         self,
@@ -141,6 +171,8 @@ class OnePassOptimizer(torch.optim.Optimizer):
         low_precision_copies: Mapping[torch.Tensor, torch.Tensor] | None = None,
     ) -> float | None:
         """Updates every parameter that has a gradient; all of them or, on an error, none.
+
+        Inside of ``torch.compile`` it runs as it is.
 
         Parameters
         ----------
@@ -155,62 +187,93 @@ class OnePassOptimizer(torch.optim.Optimizer):
         Raises
         ------
         TypeError, ValueError
-            A parameter, gradient, state or copy does not fit; nothing has been written.
+            A parameter, gradient, state or copy does not fit, or a group asks for what this class
+            does not have; nothing has been written.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         copies = low_precision_copies or {}
+        self._check_copies(copies)
         updates: list[ParamUpdate] = []
         steps: list[tuple[dict[str, Any], int]] = []
         for group in self.param_groups:
+            self._check_variant(group)
             for param in group["params"]:
                 if param.grad is None:
                     continue
                 state = self.init_state(param, group)
                 step = int(state["step"]) + 1
                 steps.append((state, step))
-                updates.append(
-                    ParamUpdate(
-                        rule=self._rule(group, step, grad_scale),
-                        param=local_tensor(param),
-                        grad=local_tensor(param.grad),
-                        states=[(name, local_tensor(state[name])) for name in self.state_names],
-                        copy=copies.get(param),
-                    )
-                )
+                updates.append(self._update(param, group, step, grad_scale, copies.get(param)))
         run(updates, threads=self.threads)
         for state, step in steps:
             _count(state, step)
         return loss
 
+    def _update(
+        self,
+        param: torch.Tensor,
+        group: dict[str, Any],
+        step: int,
+        grad_scale: float,
+        copy: torch.Tensor | None,
+    ) -> ParamUpdate:
+        assert param.grad is not None
+        state = self.state[param]
+        sign = -1.0 if group.get("maximize") else 1.0
+        return ParamUpdate(
+            rule=self._rule(group, step, sign * grad_scale),
+            param=local_tensor(param),
+            grad=local_tensor(param.grad),
+            states=[(name, local_tensor(state[name])) for name in self.state_names],
+            copy=copy,
+        )
+
+    def _check_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        if not copies:
+            return
+        own = {param for group in self.param_groups for param in group["params"]}
+        strangers = sum(param not in own for param in copies)
+        if strangers:
+            raise ValueError(
+                f"low_precision_copies: {strangers} of {len(copies)} are of tensors that are no "
+                f"parameters of this {type(self).__name__}; their copies would never be written"
+            )
+
+    @untraced
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over a checkpoint of this class, of the class of torch, or of DeepSpeed.
 
         The states keep this optimizer's ``state_dtype`` and placement; torch's own loading would
-        give them the type of the parameters.
-        """
-        for group in state_dict["param_groups"]:
-            self._check_group({**self.defaults, **group})
-        super().load_state_dict(state_dict)
-        saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        own = [(group, param) for group in self.param_groups for param in group["params"]]
-        for index, (group, param) in zip(saved, own, strict=True):
-            values = state_dict["state"].get(index)
-            if values:
-                self._take_over(param, group, values)
+        give them the type of the parameters. What was here stays until all of the checkpoint is
+        known to fit and its states are in their tier, so that an error changes nothing; the tier
+        has to have room for both.
 
-    def _take_over(
-        self, param: torch.Tensor, group: dict[str, Any], values: Mapping[str, Any]
-    ) -> None:
-        state = self.state[param]
-        for name in self.state_names:
-            placed = self._make_state(param, group, name)
-            local_tensor(placed).copy_(local_tensor(values[name]))
-            state[name] = placed
-        state.setdefault("step", torch.tensor(0.0))
+        Raises
+        ------
+        ValueError
+            The checkpoint is of another optimizer, of other shapes, or of a variant that this class
+            does not have.
+        """
+        loaded: dict[torch.Tensor, dict[str, Any]] = {}
+
+        def take(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            states, others = read_states(self, given)
+            loaded.update(states)
+            return {**given, "state": others}
+
+        def put(_: torch.optim.Optimizer) -> None:
+            self.state.update(loaded)
+
+        # After all other hooks that change what is loaded, before all that look at the result.
+        with (
+            self.register_load_state_dict_pre_hook(take),
+            self.register_load_state_dict_post_hook(put, prepend=True),
+        ):
+            super().load_state_dict(state_dict)
 
 
 def _count(state: dict[str, Any], step: int) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from cxl_offload import _C
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
-from cxl_offload.ops.view import tensor_view, touch
+from cxl_offload.ops.view import tensor_view, touch, untraced
 
 __all__ = ["ParamUpdate", "run"]
 
@@ -67,6 +67,7 @@ def _prepare(update: ParamUpdate) -> _C.Update:
     return _C.Update(update.rule, param, grad, states, low)
 
 
+@untraced
 def run(updates: Sequence[ParamUpdate], *, threads: Threads = None, isa: str | None = None) -> None:
     """Runs all updates in one go of the team; nothing is written unless all of them are right.
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import torch
+from torch._compile import _disable_dynamo
 
 from cxl_offload import _C
 
-__all__ = ["FLOATS", "READ_FLOATS", "local_tensor", "tensor_view", "touch"]
+__all__ = ["FLOATS", "READ_FLOATS", "local_tensor", "tensor_view", "touch", "untraced"]
+
+untraced = _disable_dynamo
+"""Marks a function that torch.compile runs as it is: while it traces, addresses of tensors mean
+nothing, and what is written through them is not seen. torch.compiler.disable would import the
+compiler at once."""
 
 FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """The types that kernels read and write, and their names there."""

@@ -69,7 +69,7 @@ def bits(tensor: torch.Tensor) -> bytes:
     plain = tensor.detach().clone(memory_format=torch.contiguous_format)
     if plain.is_floating_point():
         plain[plain.isnan()] = float("nan")
-    return plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 
 def same_bits(first: Inputs, second: Inputs) -> bool:

@@ -1,0 +1,131 @@
+"""States out of the checkpoints of optimizers: checked as a whole before any of them is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cxl_offload.ops.view import local_tensor
+
+if TYPE_CHECKING:
+    from cxl_offload.ops.optimizer import OnePassOptimizer
+
+__all__ = ["read_states", "step_count"]
+
+States = dict[str, Any]
+
+
+def step_count(value: float) -> torch.Tensor:
+    """A step as torch's optimizers count it: never of torch's default type, nor on its default
+    device, as a count in bfloat16 would stay at 256."""
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
+
+
+def read_states(
+    optimizer: OnePassOptimizer, given: Mapping[str, Any]
+) -> tuple[dict[torch.Tensor, States], dict[Any, Any]]:
+    """The states that a checkpoint has for the parameters of an optimizer, in their tier.
+
+    Parameters
+    ----------
+    optimizer
+        Is not changed.
+    given
+        What ``state_dict()`` of this class, of torch's or of DeepSpeed's gave. None of its tensors
+        is shared by the result.
+
+    Returns
+    -------
+    tuple
+        Parameter to its states, and what the checkpoint has for none of the parameters.
+
+    Raises
+    ------
+    ValueError
+        The checkpoint is not one, or does not fit; the message says where.
+    """
+    if not {"state", "param_groups"} <= set(given):
+        raise ValueError(
+            f"load_state_dict: no optimizer's checkpoint: it has {sorted(map(str, given))} "
+            "rather than 'state' and 'param_groups'"
+        )
+    for group in given["param_groups"]:
+        optimizer.check_group({**optimizer.defaults, **group})
+    pairs = dict(_pairs(optimizer, given["param_groups"]))
+    for key, param in pairs.items():
+        _check(optimizer, key, param, given["state"].get(key) or {})
+    states = {
+        param: _placed(optimizer, param, given["state"][key])
+        for key, param in pairs.items()
+        if given["state"].get(key)
+    }
+    return states, {key: value for key, value in given["state"].items() if key not in pairs}
+
+
+def _pairs(
+    optimizer: OnePassOptimizer, groups: list[dict[str, Any]]
+) -> Iterator[tuple[Any, torch.Tensor]]:
+    """The checkpoint's names of the parameters, which are matched by their order in the groups."""
+    saved = [len(group["params"]) for group in groups]
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    if saved != own:
+        raise ValueError(
+            f"load_state_dict: the checkpoint has groups of {saved} parameters and this "
+            f"{type(optimizer).__name__} groups of {own}"
+        )
+    for saved_group, group in zip(groups, optimizer.param_groups, strict=True):
+        yield from zip(saved_group["params"], group["params"], strict=True)
+
+
+def _check(
+    optimizer: OnePassOptimizer, key: Any, param: torch.Tensor, values: Mapping[str, Any]
+) -> None:
+    if not values:
+        return
+    where = f"load_state_dict: parameter {key!r}"
+    needed = (*optimizer.state_names, *(("step",) if optimizer.counts_steps else ()))
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise ValueError(
+            f"{where} has {', '.join(map(str, values))} but no {', '.join(missing)}: "
+            "a checkpoint of another optimizer"
+        )
+    if "step" in values:
+        _check_step(where, values["step"])
+    shape = tuple(local_tensor(param).shape)
+    for name in optimizer.state_names:
+        _check_value(f"{where}: {name}", values[name], shape)
+
+
+def _check_step(where: str, step: Any) -> None:
+    count = step.item() if isinstance(step, torch.Tensor) and step.numel() == 1 else step
+    if isinstance(count, bool) or not isinstance(count, int | float):
+        raise ValueError(f"{where}: step is a {type(step).__name__}; it must be one number")
+    if not (count >= 0 and float(count).is_integer()):
+        raise ValueError(f"{where}: step is {count}; it must be a whole number from 0")
+
+
+def _check_value(where: str, value: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"{where} is a {type(value).__name__}; it must be a tensor")
+    local = local_tensor(value)
+    if tuple(local.shape) != shape:
+        raise ValueError(
+            f"{where} has shape {tuple(local.shape)} and the parameter {shape}; "
+            "they must be the same"
+        )
+    if not local.is_floating_point() or local.layout is not torch.strided or local.is_meta:
+        raise ValueError(
+            f"{where} is {local.dtype}, {local.layout}, on {local.device}; it must hold numbers of "
+            "a floating-point type"
+        )
+
+
+def _placed(optimizer: OnePassOptimizer, param: torch.Tensor, values: Mapping[str, Any]) -> States:
+    step = values.get("step", 0.0)
+    placed = {name: optimizer.place_state(param, values[name]) for name in optimizer.state_names}
+    kept = {key: value for key, value in values.items() if key not in placed}
+    # DeepSpeed's are integers and stay so.
+    return {**kept, "step": step if isinstance(step, int) else step_count(float(step)), **placed}
