@@ -73,6 +73,9 @@ RENAMED = {
     "cxl_offload.executor.record.Recording": "cxl_offload.objects.Recording",
     "cxl_offload.executor.record.record": "cxl_offload.objects.record",
     "cxl_offload.executor.share_machine": "cxl_offload.ranks.share_machine",
+    # files
+    "cxl_offload.profile.codec": "cxl_offload.files.codec",
+    "cxl_offload.topology.document": "cxl_offload.files.document",
     # integrations
     "cxl_offload.integrations.deepspeed.placement": "cxl_offload.integrations.deepspeed.placing",
     "cxl_offload.integrations.deepspeed.scope.placement": (
@@ -86,7 +89,11 @@ RENAMED = {
 }
 """Old dotted name to new; what begins with an old name and a dot follows it."""
 
+_REACH = "give Cache the bytes by node; Machine.node(...).llc_bytes is the size of a cache"
+
 GONE: dict[str, str] = {
+    "cxl_offload.sim.llc_reach_bytes": _REACH,
+    "cxl_offload.sim.cache.llc_reach_bytes": _REACH,
     "cxl_offload.plan.flexgen.flags.bytes_per_node": "Hardware.node_bytes takes its place",
     "cxl_offload.plan.flexgen.model": "cxl_offload.plan.flexgen.phases has the equations",
     "cxl_offload.plan.flexgen.terms": (

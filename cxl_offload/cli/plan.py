@@ -348,8 +348,8 @@ def _size(where: str, text: str) -> int:
 
 
 def _deliver(plan: Plan, output: Path | None, as_json: bool) -> None:
+    from cxl_offload.files import encode
     from cxl_offload.plan.plan_file import save_plan
-    from cxl_offload.profile.codec import encode
 
     if output is not None:
         save_plan(plan, output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.topology.document import read_document
+from cxl_offload.files import read_document, read_text
 
 __all__ = ["MissingNumberError", "located"]
 
@@ -28,8 +28,7 @@ class MissingNumberError(ConfigError):
 
 def located(error: MissingNumberError, path: Path) -> ConfigError:
     """The same with the line of the section in the machine's file; of its first one if new."""
-    text = path.read_text(encoding="utf-8")
-    document = read_document(text, file=path.name)
+    document = read_document(read_text(path), file=path.name)
     field = document.entries().get(error.section, document)
     hint = "" if error.section in document.entries() else f" (the file has no {error.section!r})"
     return ConfigError(f"{error}{hint}", file=path.name, line=field.line)

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
-from cxl_offload.errors import ConfigError
-from cxl_offload.profile.codec import DecodeError, decode, encode
-from cxl_offload.topology.document import Field, read_document
+from cxl_offload.files import decode_document, encode, read_document, read_text, write_text
 
 __all__ = [
     "PLAN_VERSION",
@@ -187,10 +185,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     OSError
         The file cannot be written.
     """
-    target = Path(path)
-    beside = target.with_name(target.name + ".part")
-    beside.write_text(plan_text(plan), encoding="utf-8")
-    beside.replace(target)
+    write_text(path, plan_text(plan))
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -201,13 +196,7 @@ def load_plan(path: str | Path) -> Plan:
     ConfigError
         With file, line and key, as :func:`parse_plan`, or the file cannot be read.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError("is not UTF-8 text", file=str(path)) from error
-    return parse_plan(text, file=str(path))
+    return parse_plan(read_text(path), file=str(path))
 
 
 def parse_plan(text: str, *, file: str) -> Plan:
@@ -226,30 +215,4 @@ def parse_plan(text: str, *, file: str) -> Plan:
             f"plan version {entries['version'].text()}: this program reads {PLAN_VERSION}; "
             "plan again"
         )
-    try:
-        return decode(Plan, _value(root))
-    except DecodeError as error:
-        raise ConfigError(str(error), file=file, line=_line(root, error.where)) from error
-
-
-def _value(part: Field) -> Any:
-    """What the field says, keys that appear twice refused."""
-    if isinstance(part.node, yaml.MappingNode):
-        return {key: _value(entry) for key, entry in part.entries().items()}
-    if isinstance(part.node, yaml.SequenceNode):
-        return [_value(entry) for entry in part.items()]
-    loader = yaml.SafeLoader("")
-    try:
-        return loader.construct_object(part.node, deep=True)
-    except (yaml.YAMLError, ValueError) as error:
-        part.fail(f"not a value that a plan has: {error}")
-
-
-def _line(root: Field, where: tuple[str | int, ...]) -> int:
-    found = root
-    for step in where:
-        try:
-            found = found.items()[step] if isinstance(step, int) else found.entries()[step]
-        except (ConfigError, LookupError):
-            break
-    return found.line
+    return decode_document(Plan, root)

@@ -119,10 +119,6 @@ class Program:
             made[at] = float(np.dot(self._value[first:last], values[picked]))
         return made
 
-    def cost_of(self, values: NDArray[np.float64]) -> float:
-        """The objective at ``values``."""
-        return float(np.dot(self._cost, values))
-
     def solve(self, *, whole: bool = True) -> Solution | None:
         """The optimum, or None where no point keeps all rows.
 

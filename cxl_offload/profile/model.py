@@ -159,11 +159,6 @@ class Fingerprint:
     isa: str
     gpus: tuple[str, ...] = ()
 
-    def differences(self, other: Fingerprint) -> tuple[str, ...]:
-        """Lines on all that is not the same in ``other``."""
-        names = (entry.name for entry in fields(self))
-        return _compared(((name, getattr(self, name)) for name in names), other)
-
     def mismatches(self, other: Fingerprint) -> tuple[str, ...]:
         """Lines on what makes ``other`` another machine, whose numbers are of no use here.
 

@@ -5,7 +5,7 @@ Nothing here is measured, and nothing here knows the planner's equations.
 
 from __future__ import annotations
 
-from cxl_offload.sim.cache import Cache, WorkingSet, llc_reach_bytes
+from cxl_offload.sim.cache import Cache, WorkingSet
 from cxl_offload.sim.fabric import Fabric, SwitchLink
 from cxl_offload.sim.inference import InferenceWork, inference_trace
 from cxl_offload.sim.loaded import loaded_latency_ns
@@ -32,7 +32,6 @@ __all__ = [
     "TrainingWork",
     "WorkingSet",
     "inference_trace",
-    "llc_reach_bytes",
     "loaded_latency_ns",
     "replay",
     "training_trace",

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.topology import Machine, NodeKind
 
-__all__ = ["Cache", "WorkingSet", "llc_reach_bytes"]
+__all__ = ["Cache", "WorkingSet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,47 +60,3 @@ class Cache:
         if work.pattern == "stream":
             return 1.0 if fits >= 1.0 else 0.0
         return min(1.0, fits)
-
-
-def llc_reach_bytes(
-    machine: Machine,
-    *,
-    initiator: int | None = None,
-    clusters: int = 1,
-    remote_cxl_share: float = 1.0,
-) -> dict[int, float]:
-    """Node -> last-level cache of the initiator's socket that data of the node may fill.
-
-    Parameters
-    ----------
-    clusters
-        Sub-NUMA clusters of a socket: DRAM of the initiator's own cluster fills one's slices. 1
-        also on AMD, whose NPS setting does not partition the cache.
-    remote_cxl_share
-        Part of the cache for CXL memory that hangs on another socket.
-
-    Raises
-    ------
-    ConfigError
-        The machine file has no cache size, or a parameter is out of range.
-    """
-    start = machine.node(machine.initiator if initiator is None else initiator)
-    if start.llc_bytes is None:
-        raise ConfigError(
-            f"machine {machine.name}: no llc of node {start.id}; the reach of its last-level cache "
-            "needs it, add it to the machine file"
-        )
-    if clusters < 1 or not 0 <= remote_cxl_share <= 1:
-        raise ConfigError(
-            f"cache reach with {clusters} clusters and a remote share of {remote_cxl_share}: "
-            "clusters must be >= 1, the share in [0, 1]"
-        )
-    whole = float(start.llc_bytes)
-    reach = {}
-    for node in machine.usable_nodes():
-        if node.kind is NodeKind.CXL:
-            remote = node.socket is not None and node.socket != start.socket
-            reach[node.id] = whole * (remote_cxl_share if remote else 1.0)
-        else:
-            reach[node.id] = whole / clusters
-    return reach

@@ -70,11 +70,6 @@ class TrainingWork:
                 f"{self.tokens} tokens: each is at least 1"
             )
 
-    @property
-    def step_tokens(self) -> int:
-        """Tokens of one step; over the seconds of its timeline they are its tokens/s."""
-        return self.micro_batch * self.accumulation * self.tokens
-
 
 def training_trace(work: TrainingWork) -> Trace:
     """Events of one step; phases ``forward``, ``backward`` and ``optimizer``."""

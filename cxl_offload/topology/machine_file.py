@@ -23,13 +23,18 @@ A QUANTITY is described in quantity.py.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from pathlib import Path
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.topology.document import Field, MappedFields, read_document
+from cxl_offload.files import (
+    Field,
+    MappedFields,
+    read_document,
+    read_text,
+    shipped_file,
+    shipped_names,
+)
 from cxl_offload.topology.machine_schema import Sections
 from cxl_offload.topology.model import Machine, Variant
 from cxl_offload.topology.node import Node
@@ -53,8 +58,7 @@ _OPTIONAL = (
 
 def machine_names() -> tuple[str, ...]:
     """Names of the machine files that come with the package."""
-    folder = _shipped_folder()
-    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+    return shipped_names("machines")
 
 
 def load_machine(
@@ -81,17 +85,11 @@ def load_machine(
         base, choices = wanted, ""
     chosen = {**_parse_choices(choices, wanted), **(variant or {})}
     if base.endswith((".yaml", ".yml")) or "/" in base:
-        try:
-            text = Path(base).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot read: {error.strerror}", file=base) from error
-        except UnicodeDecodeError as error:
-            raise ConfigError("is not UTF-8 text", file=base) from error
-        return parse_machine(text, file=base, variant=chosen)
+        return parse_machine(read_text(base), file=base, variant=chosen)
     if base not in machine_names():
         known = ", ".join(machine_names())
         raise ConfigError(f"no machine file is called {base!r}; known: {known}; or give a path")
-    text = (_shipped_folder() / f"{base}.yaml").read_text(encoding="utf-8")
+    text = read_text(shipped_file("machines", base))
     return parse_machine(text, file=f"{base}.yaml", variant=chosen)
 
 
@@ -102,7 +100,7 @@ def machine_path(name_or_path: str | Path) -> Path | None:
     if not base or "=" not in choices:
         base = wanted
     if base in machine_names():
-        return _shipped_folder() / f"{base}.yaml"
+        return shipped_file("machines", base)
     path = Path(base)
     return path if path.is_file() else None
 
@@ -201,12 +199,3 @@ def _choose(field: Field | None, wanted: Variant, file: str) -> Variant:
 
 def _shown(choice: str | int | bool) -> str:
     return {True: "on", False: "off"}[choice] if isinstance(choice, bool) else str(choice)
-
-
-def _shipped_folder() -> Path:
-    """configs/machines of the installed package, or of the source tree next to it."""
-    with contextlib.suppress(ModuleNotFoundError):
-        folder = Path(str(resources.files("cxl_offload.configs"))) / "machines"
-        if folder.is_dir():
-            return folder
-    return Path(__file__).parents[2] / "configs" / "machines"

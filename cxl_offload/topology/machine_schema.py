@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from cxl_offload.topology.document import Field
+from cxl_offload.files import Field
 from cxl_offload.topology.links import Access, DmaPath, Drive, Gpu, Link
 from cxl_offload.topology.model import TIER_NAMES, Fact, Tier, Variant
 from cxl_offload.topology.node import Node, NodeKind

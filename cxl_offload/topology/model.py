@@ -79,13 +79,6 @@ class Limits:
     cgroup_current_bytes: int | None = None
     memlock_bytes: int | None = None
 
-    @property
-    def cgroup_free_bytes(self) -> int | None:
-        """Bytes below ``cgroup_max_bytes``, never negative; ``None`` without such a limit."""
-        if self.cgroup_max_bytes is None:
-            return None
-        return max(0, self.cgroup_max_bytes - (self.cgroup_current_bytes or 0))
-
 
 @dataclass(frozen=True, slots=True)
 class Fact:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from cxl_offload.files import Field, MappedFields
 from cxl_offload.topology.cpulist import parse_cpulist
-from cxl_offload.topology.document import Field, MappedFields
 from cxl_offload.topology.model import Citation
 from cxl_offload.units import parse_bandwidth, parse_bytes, parse_latency_ns
 

@@ -13,7 +13,7 @@ import math
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cxl_offload import _C
-from cxl_offload.errors import ConfigError
+from cxl_offload.files import decode_json, encode, read_text, write_text
 from cxl_offload.topology import Machine
 from cxl_offload.transfer.blocks import Addresses
 
@@ -59,6 +59,16 @@ class CopyRule:
     @property
     def way(self) -> Way:
         return self.non_temporal, self.threads
+
+
+@dataclass(frozen=True, slots=True)
+class _RulesFile:
+    copy_rules: tuple[CopyRule, ...]
+
+    def __post_init__(self) -> None:
+        ascend = all(a.from_bytes < b.from_bytes for a, b in itertools.pairwise(self.copy_rules))
+        if not self.copy_rules or self.copy_rules[0].from_bytes != 0 or not ascend:
+            raise ValueError("copy rules must begin at 0 bytes and ascend")
 
 
 class StridedTensor(Protocol):
@@ -328,9 +338,7 @@ def fewest_rules(
 
 def save_rules(path: str | Path, rules: Sequence[CopyRule]) -> None:
     """Writes rules as JSON."""
-    Path(path).write_text(
-        json.dumps({"copy_rules": [asdict(rule) for rule in rules]}, indent=1) + "\n"
-    )
+    write_text(path, json.dumps(encode(_RulesFile(tuple(rules))), indent=1) + "\n")
 
 
 def load_rules(path: str | Path) -> tuple[CopyRule, ...]:
@@ -341,14 +349,4 @@ def load_rules(path: str | Path) -> tuple[CopyRule, ...]:
     ConfigError
         The file cannot be read, or is not what :func:`save_rules` writes.
     """
-    try:
-        rows = json.loads(Path(path).read_text())["copy_rules"]
-        rules = tuple(CopyRule(**row) for row in rows)
-        ordered = all(a.from_bytes < b.from_bytes for a, b in itertools.pairwise(rules))
-        if not rules or rules[0].from_bytes != 0 or not ordered:
-            raise ValueError("rules must begin at 0 bytes and ascend")
-    except OSError as error:
-        raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"not a table of copy rules: {error}", file=str(path)) from error
-    return rules
+    return decode_json(_RulesFile, read_text(path), file=str(path)).copy_rules

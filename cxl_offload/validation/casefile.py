@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.files import read_text
 
 __all__ = ["Case", "Expectation", "load_cases", "parse_cases"]
 
@@ -53,13 +54,7 @@ def load_cases(path: str | Path) -> list[Case]:
     ConfigError
         The file cannot be read or is not a JSON array of objects; with file and line.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError("is not UTF-8 text", file=str(path)) from error
-    return parse_cases(text, file=str(path))
+    return parse_cases(read_text(path), file=str(path))
 
 
 def parse_cases(text: str, *, file: str) -> list[Case]:

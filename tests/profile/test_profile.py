@@ -183,8 +183,8 @@ def test_spoilt_file_is_named_with_what_is_wrong(
 
 def test_other_machine_is_told_apart(measured: Profile) -> None:
     other = dataclasses.replace(measured.machine, cpu_model="another", cpus=999)
-    assert measured.machine.differences(measured.machine) == ()
-    lines = measured.machine.differences(other)
+    assert measured.machine.mismatches(measured.machine) == ()
+    lines = measured.machine.mismatches(other)
     assert [line.partition(":")[0] for line in lines] == ["cpu_model", "cpus"]
 
 

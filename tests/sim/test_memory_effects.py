@@ -18,7 +18,6 @@ from cxl_offload.sim import (
     Event,
     Trace,
     WorkingSet,
-    llc_reach_bytes,
     loaded_latency_ns,
     replay,
 )
@@ -169,23 +168,6 @@ def test_working_set_of_nothing_is_refused() -> None:
         WorkingSet(0, "random")
     with pytest.raises(ConfigError):
         WorkingSet(1, "zigzag")  # type: ignore[arg-type]
-
-
-def test_cxl_data_reaches_the_whole_cache_and_dram_only_its_clusters() -> None:
-    published = load_machine("epyc9354-cxl-a")
-    llc = published.node(0).llc_bytes
-    assert llc_reach_bytes(published) == {0: llc, 1: llc, 2: llc}
-    assert llc_reach_bytes(published, clusters=4) == {0: llc / 4, 1: llc / 4, 2: llc}
-    # The card hangs on socket 1, which is node 0.
-    remote = llc_reach_bytes(published, initiator=1, remote_cxl_share=1 / 8)
-    assert remote == {0: llc, 1: llc, 2: llc / 8}
-
-
-def test_cache_size_that_the_machine_lacks_is_named() -> None:
-    with pytest.raises(ConfigError, match="no llc of node 0"):
-        llc_reach_bytes(machine())
-    with pytest.raises(ConfigError, match="clusters"):
-        llc_reach_bytes(load_machine("epyc9354-cxl-a"), clusters=0)
 
 
 def test_cxl_memory_without_a_dma_rate_is_refused_for_copies() -> None:

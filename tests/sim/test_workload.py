@@ -224,7 +224,6 @@ def test_accumulated_gradients_are_added_on_the_cpu() -> None:
     reads, writes = moved(three, engine="cpu", kind="gradients")
     assert reads == {0: 3 * 2 * PARAMS + 2 * 4 * PARAMS}
     assert writes == {0: 3 * 4 * PARAMS}
-    assert training(accumulation=3).step_tokens == 96
 
 
 def test_parameters_on_the_host_are_loaded_for_forward_and_backward() -> None:

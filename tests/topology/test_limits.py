@@ -35,7 +35,7 @@ def test_v1_limit_of_the_group(tmp_path: Path) -> None:
         },
     )
     assert (found.cgroup_version, found.cgroup_path) == (1, "/job")
-    assert (found.cgroup_max_bytes, found.cgroup_free_bytes) == (2 * GIB, GIB)
+    assert (found.cgroup_max_bytes, found.cgroup_current_bytes) == (2 * GIB, GIB)
     assert found.cgroup_high_bytes is None
 
 
@@ -65,7 +65,7 @@ def test_the_level_with_the_least_room_counts(tmp_path: Path) -> None:
             "a/b/memory.current": 2 * GIB,
         },
     )
-    assert (found.cgroup_max_bytes, found.cgroup_free_bytes) == (10 * GIB, GIB)
+    assert (found.cgroup_max_bytes, found.cgroup_current_bytes) == (10 * GIB, 9 * GIB)
     assert found.cgroup_high_bytes == 8 * GIB
 
 

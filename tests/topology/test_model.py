@@ -11,7 +11,6 @@ from cxl_offload.topology import (
     Access,
     DmaPath,
     Gpu,
-    Limits,
     Machine,
     Node,
     NodeKind,
@@ -121,10 +120,3 @@ def test_seen_from_refuses_a_node_without_cpus() -> None:
 def test_movable_bytes_count_only_the_movable_zone() -> None:
     zones = (Zone("Normal", GIB), Zone("Movable", 3 * GIB))
     assert Node(2, NodeKind.CXL, (), 4 * GIB, zones=zones).movable_bytes == 3 * GIB
-
-
-@pytest.mark.parametrize(
-    ("maximum", "current", "free"), [(None, 5, None), (10, None, 10), (10, 4, 6), (10, 12, 0)]
-)
-def test_cgroup_free_bytes(maximum: int | None, current: int | None, free: int | None) -> None:
-    assert Limits(cgroup_max_bytes=maximum, cgroup_current_bytes=current).cgroup_free_bytes == free

@@ -6,31 +6,27 @@ a ``config.json``. Nothing is loaded but the configuration.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.files import (
+    Field,
+    MappedFields,
+    read_document,
+    read_text,
+    shipped_file,
+    shipped_names,
+)
 from cxl_offload.plan.model.config import ModelConfig
-from cxl_offload.topology.document import Field, MappedFields, read_document
 
 __all__ = ["load_model", "model_names", "parse_model"]
 
 
 def model_names() -> tuple[str, ...]:
     """Names of the model files that come with the package."""
-    return tuple(sorted(path.stem for path in _shipped_folder().glob("*.yaml")))
-
-
-def _shipped_folder() -> Path:
-    """configs/models of the installed package, or of the source tree next to it."""
-    with contextlib.suppress(ModuleNotFoundError):
-        folder = Path(str(resources.files("cxl_offload.configs"))) / "models"
-        if folder.is_dir():
-            return folder
-    return Path(__file__).parents[2] / "configs" / "models"
+    return shipped_names("models")
 
 
 def load_model(name_or_path: str | Path) -> ModelConfig:
@@ -51,19 +47,13 @@ def load_model(name_or_path: str | Path) -> ModelConfig:
             wanted,
         )
     elif short in model_names():
-        name, file = short, _shipped_folder() / f"{short}.yaml"
+        name, file = short, shipped_file("models", short)
     else:
         raise ConfigError(
             f"model {name_or_path}: no such folder or file, and no model file of that name; known: "
             f"{', '.join(model_names())}"
         )
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read: {error.strerror}", file=str(file)) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError("is not UTF-8 text", file=str(file)) from error
-    return parse_model(text, name=name, file=str(file))
+    return parse_model(read_text(file), name=name, file=str(file))
 
 
 def parse_model(text: str, *, name: str, file: str) -> ModelConfig:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cxl_offload.cli.main import main
 from cxl_offload.errors import ConfigError
+from cxl_offload.files import encode
 from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, attention
 from cxl_offload.integrations.flexgen.accelerator import HostAccelerator
 from cxl_offload.integrations.flexgen.expected import decode_shape
@@ -23,7 +24,6 @@ from cxl_offload.memory import Session
 from cxl_offload.ops.linear import SinglePrecisionLinear
 from cxl_offload.plan.flexgen import decode_time as equations
 from cxl_offload.plan.flexgen.decode_time import KvHome
-from cxl_offload.profile.codec import encode
 
 from ...plan.test_decode_time import operators
 from ...profile.test_profile import profile_of

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app, main
 from cxl_offload.errors import ConfigError
+from cxl_offload.files import encode
 from cxl_offload.profile import load_profile
-from cxl_offload.profile.codec import encode
 from cxl_offload.profile.operators import measure as timed
 from cxl_offload.profile.operators.measure import measure_operators
 from cxl_offload.profile.operators.model import OperatorProfile

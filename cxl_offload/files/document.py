@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
@@ -106,6 +106,27 @@ class Field:
         if self.node.tag == _TAG + "bool":
             return self.boolean()
         return int(text) if _INTEGER.fullmatch(text) else text
+
+    def value(self) -> Any:
+        """What the field says, as plain values; keys that appear twice are refused."""
+        if isinstance(self.node, yaml.MappingNode):
+            return {key: entry.value() for key, entry in self.entries().items()}
+        if isinstance(self.node, yaml.SequenceNode):
+            return [entry.value() for entry in self.items()]
+        try:
+            return yaml.SafeLoader("").construct_object(self.node, deep=True)
+        except (yaml.YAMLError, ValueError) as error:
+            self.fail(f"not a plain value: {error}")
+
+    def nearest(self, where: Iterable[str | int]) -> Field:
+        """What keys and list indices lead to, as far as the document goes."""
+        found = self
+        for step in where:
+            try:
+                found = found.items()[step] if isinstance(step, int) else found.entries()[step]
+            except (ConfigError, LookupError):
+                break
+        return found
 
     def _kind(self) -> str:
         if isinstance(self.node, yaml.MappingNode):

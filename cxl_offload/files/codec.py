@@ -1,12 +1,17 @@
-"""Frozen dataclasses to JSON values and back, strictly: an unknown or missing key is an error."""
+"""Frozen dataclasses to JSON values and back, strictly: an unknown or missing key is an error.
+
+The names of the fields are the format.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
+from enum import Enum
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
@@ -44,6 +49,8 @@ def encode(value: Any) -> Any:
         return {entry.name: encode(getattr(value, entry.name)) for entry in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, Enum):
+        return value.value
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
     return value
@@ -86,9 +93,19 @@ def _decode(kind: Any, value: Any, where: Where) -> Any:
             _fail("one of " + ", ".join(map(repr, arguments)), value, where)
         return value
     if origin in (Union, types.UnionType):
-        inner = next(part for part in arguments if part is not type(None))
-        return None if value is None else _decode(inner, value, where)
+        return _decode_union(arguments, value, where)
     return _decode_scalar(kind, value, where)
+
+
+def _decode_union(kinds: tuple[Any, ...], value: Any, where: Where) -> Any:
+    """The first that fits, in the order of the annotation."""
+    if value is None and type(None) in kinds:
+        return None
+    *others, last = [kind for kind in kinds if kind is not type(None)]
+    for kind in others:
+        with contextlib.suppress(DecodeError):
+            return _decode(kind, value, where)
+    return _decode(last, value, where)
 
 
 def _decode_key(kind: Any, key: str, where: Where) -> Any:
@@ -100,6 +117,9 @@ def _decode_key(kind: Any, key: str, where: Where) -> Any:
 
 
 def _decode_scalar(kind: Any, value: Any, where: Where) -> Any:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        known = [member.value for member in kind]
+        return kind(value) if value in known else _fail(f"one of {known}", value, where)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if kind is int and isinstance(value, int) and not isinstance(value, bool):

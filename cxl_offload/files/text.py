@@ -1,0 +1,124 @@
+"""Text files: read and decoded with errors that name file and line, replaced as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.files.codec import DecodeError, decode
+from cxl_offload.files.document import Field, read_document
+
+__all__ = ["decode_document", "decode_json", "parse_json", "read_text", "write_text"]
+
+T = TypeVar("T")
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a file.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or is not UTF-8.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("is not UTF-8 text", file=str(path)) from error
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a file; one of that name is replaced as a whole or not at all.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():  # /dev/stdout and pipes are written to
+        target.write_text(text, encoding="utf-8")
+        return
+    beside = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def parse_json(text: str, *, file: str | None = None) -> Any:
+    """The value of a JSON text, without what JSON forbids: keys that come twice, NaN, infinity.
+
+    Raises
+    ------
+    ConfigError
+        With file and line where it is known.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"not JSON: {error.msg}", file=file, line=error.lineno) from error
+    except DecodeError as error:
+        raise ConfigError(str(error), file=file) from error
+
+
+def decode_json(
+    kind: type[T], text: str, *, file: str | None = None, check: Callable[[Any], None] | None = None
+) -> T:
+    """The ``kind`` (a dataclass) of a JSON text.
+
+    Parameters
+    ----------
+    check
+        Sees the value first, and raises :class:`DecodeError` for one of another version.
+
+    Raises
+    ------
+    ConfigError
+        With file, line and key, for anything unknown, missing, twice there or of the wrong kind.
+    """
+    value = parse_json(text, file=file)
+    try:
+        if check is not None:
+            check(value)
+        return decode(kind, value)
+    except DecodeError as error:
+        # A JSON text is YAML too, whose reader knows the lines.
+        line = read_document(text, file=file or "").nearest(error.where).line if file else None
+        raise ConfigError(str(error), file=file, line=line) from error
+
+
+def decode_document(kind: type[T], root: Field) -> T:
+    """The ``kind`` (a dataclass) of a YAML document.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`decode_json`.
+    """
+    try:
+        return decode(kind, root.value())
+    except DecodeError as error:
+        line = root.nearest(error.where).line
+        raise ConfigError(str(error), file=root.file, line=line) from error
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise DecodeError(f"key {twice!r} appears twice", ())
+    return entries
+
+
+def _no_constant(name: str) -> float:
+    raise DecodeError(f"{name} is not a number that JSON knows", ())
