@@ -55,7 +55,8 @@ MINUTES ?= 10
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-# The pool under libFuzzer for FUZZ_SECONDS; says so and skips where clang is not there.
+# Every fuzz target of C++ under libFuzzer for FUZZ_SECONDS; says so and skips where clang is not
+# there.
 fuzz:
 	$(MAKE) -C tests/cpp fuzz
 

@@ -1,5 +1,9 @@
 #include "core/cpu_features.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 
 #include "core/error.h"
@@ -7,13 +11,20 @@
 namespace cxl_offload {
 namespace {
 
+#if CXL_OFFLOAD_X86
+// Asked of the processor: __builtin_cpu_supports of Clang does not know the name before version 15.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
+
 // __builtin_cpu_supports also asks whether the operating system saves the wide registers.
 bool has(Isa isa) {
   if (isa == Isa::kScalar) return true;
 #if CXL_OFFLOAD_X86
   if (isa == Isa::kAvx2) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   }
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

@@ -1,6 +1,6 @@
 // What libFuzzer drives (make -C tests/cpp fuzz), and test_fuzz_pool.cc replays with any compiler:
 // bytes become operations on a pool, or on a session over simulated nodes, which are compared with
-// a model after each. Anything wrong ends in an exception, and libFuzzer keeps the input.
+// a model after each.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -8,12 +8,11 @@
 #include <iterator>
 #include <map>
 #include <memory>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "core/error.h"
 #include "fake_regions.h"
+#include "fuzz_input.h"
 #include "gpu/fake_driver.h"
 #include "memory/pool.h"
 #include "memory/session.h"
@@ -21,34 +20,6 @@
 
 namespace cxl_offload {
 namespace {
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::logic_error(std::string("fuzz: ") + what);
-}
-
-// Takes its decisions from the input, and zeros when that is used up.
-class Input {
- public:
-  Input(const uint8_t* data, size_t size) : data_(data), left_(size) {}
-
-  bool empty() const { return left_ == 0; }
-  size_t byte() {
-    if (left_ == 0) return 0;
-    --left_;
-    return *data_++;
-  }
-  size_t below(size_t count) { return byte() % count; }
-  // Every order of magnitude up to `most` alike, with all low bits.
-  size_t size(size_t most) {
-    const size_t bits = byte() % 40;
-    const size_t value = (byte() << 16 | byte() << 8 | byte()) | size_t{1} << 24;
-    return 1 + (bits < 24 ? value >> (24 - bits) : value << (bits - 24)) % most;
-  }
-
- private:
-  const uint8_t* data_;
-  size_t left_;
-};
 
 // Live blocks by address; knows nothing of regions, extents or slabs.
 class Model {
