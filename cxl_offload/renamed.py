@@ -60,6 +60,7 @@ RENAMED = {
     "cxl_offload.plan.laws.footprint": "cxl_offload.validation.footprint",
     "cxl_offload.plan.preset": "cxl_offload.plan.machine_rates",
     "cxl_offload.plan.preset.MachineNumbers": "cxl_offload.plan.machine_rates.MachineRates",
+    "cxl_offload.plan.laws.caption": "cxl_offload.tune.caption",
     "cxl_offload.plan.validate": "cxl_offload.validation",
     # executor, whose rooms are true to their names now
     "cxl_offload.executor.RankShare": "cxl_offload.ranks.RankShare",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.plan.equations.caption import (
+from cxl_offload.tune.caption import (
     CaptionRule,
     CaptionState,
     replay_on_bandwidth,

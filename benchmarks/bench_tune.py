@@ -1,0 +1,296 @@
+"""Tuners against each other on simulated workloads, and what watching a step costs.
+
+Every step time is *simulated* (:class:`cxl_offload.sim.step_time.TwoTierStep`, which knows nothing
+of the tuners' curves), with normal noise; only the cost of watching a step is *measured*.
+
+    python -m benchmarks.bench_tune [--workloads 200] [--noise 0.05] [--plot FILE] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.sim.step_time import TwoTierStep
+from cxl_offload.topology import load_machine
+from cxl_offload.tune import (
+    Climb,
+    Decision,
+    ModelTuner,
+    PublishedCaption,
+    StepTimes,
+    TierRatios,
+    Tuner,
+    Window,
+    tier_ratios,
+)
+from cxl_offload.tune.curves import SHARES
+
+DECISIONS = 15
+STEPS = 20
+CLOSE = 0.03
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload, what is known of its machine, and where it comes from."""
+
+    name: str
+    step: TwoTierStep
+    ratios: TierRatios
+    drift: float = 0.0  # relative change of the step time over all decisions
+    tails: bool = False  # one step in twenty takes twice as long
+
+
+def random_case(seed: int) -> Case:
+    draw = np.random.default_rng(seed)
+    near = draw.uniform(60e9, 400e9)
+    far = near * math.exp(draw.uniform(math.log(0.08), math.log(0.6)))
+    near_ns = draw.uniform(90, 140)
+    far_ns = near_ns * draw.uniform(1.5, 3.0)
+    lines = near * near_ns * 1e-9 / 64 * math.exp(draw.uniform(math.log(0.3), math.log(6.0)))
+    step = TwoTierStep(
+        latency_ns=(near_ns, far_ns),
+        bandwidth_bytes_per_s=(near, far),
+        lines_in_flight=max(1.0, min(lines, 2000.0)),
+        memory_bytes=near * 0.01,
+        compute_s=float(draw.choice([0.0, draw.uniform(0.0, 0.03)])),
+        mixing_loss=float(draw.choice([0.0, 0.0, draw.uniform(0.0, 0.25)])),
+        far_cached=float(draw.choice([0.0, 0.0, draw.uniform(0.0, 0.4)])),
+    )
+    known = TierRatios(
+        far / near * math.exp(draw.normal(0, 0.15)),
+        far_ns / near_ns * math.exp(draw.normal(0, 0.08)),
+    )
+    return Case(
+        f"random {seed}", step, known, drift=float(draw.choice([0.0, draw.uniform(-0.04, 0.04)])),
+        tails=bool(draw.random() < 0.3),
+    )  # fmt: skip
+
+
+def published_cases() -> list[Case]:
+    """Every shipped machine with two tiers, under four kinds of load."""
+    kinds = {  # lines in flight over those that saturate the near tier, compute, loss of mixes
+        "optimizer, saturated": (3.0, 0.0, 0.0),
+        "decode on the CPU": (1.5, 0.3, 0.0),
+        "few threads, latency": (0.4, 0.0, 0.0),
+        "prefetchers lose mixes": (2.0, 0.0, 0.2),
+    }
+    cases = []
+    for file in sorted((ROOT / "configs" / "machines").glob("*.yaml")):
+        machine = load_machine(file.stem)
+        far = [tier for tier in machine.tiers if tier.name in ("cxl", "rdram") and tier.nodes]
+        near = next((tier for tier in machine.tiers if tier.name == "ldram" and tier.nodes), None)
+        if near is None:
+            continue
+        for tier in far:
+            try:
+                ratios = tier_ratios(machine, near.nodes[:1], tier.nodes[:1])
+            except ConfigError:
+                continue  # the paper prints no bandwidth of this tier
+            rate = machine.access(machine.initiator, near.nodes[0]).read_bandwidth_bytes_per_s
+            near_ns = 110.0  # mean of the published local latencies where a paper prints none
+            for kind, (load, compute, loss) in kinds.items():
+                step = TwoTierStep(
+                    latency_ns=(near_ns, near_ns * ratios.latency),
+                    bandwidth_bytes_per_s=(rate, rate * ratios.bandwidth),
+                    lines_in_flight=max(1.0, rate * near_ns * 1e-9 / 64 * load),
+                    memory_bytes=rate * 0.01,
+                    compute_s=0.01 * compute,
+                    mixing_loss=loss,
+                )
+                cases.append(Case(f"{machine.name}, {tier.name}: {kind}", step, ratios))
+    return cases
+
+
+class RandomSearch:
+    """A peer: tries random shares, then stays at the best one seen."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = np.random.default_rng(seed)
+        self._seen: dict[float, float] = {}
+        self._left = DECISIONS - 2
+        self.share = 0.0
+
+    def decide(self, window: Window) -> Decision:
+        self._seen[self.share] = min(window.mean_s, self._seen.get(self.share, math.inf))
+        self._left -= 1
+        tried = float(self._draw.choice(SHARES))
+        self.share = tried if self._left > 0 else min(self._seen, key=self._seen.__getitem__)
+        return Decision(self.share, "random")
+
+
+def tuners(case: Case, seed: int) -> dict[str, Callable[[], Any]]:
+    return {
+        "model": lambda: ModelTuner(case.ratios),
+        "climb": Climb,
+        "caption": PublishedCaption,
+        "random search": lambda: RandomSearch(seed),
+    }
+
+
+def run(
+    case: Case, tuner: Any, truth: Callable[[float], float], seed: int, noise: float
+) -> list[float]:
+    """The share after each decision."""
+    draw = np.random.default_rng(seed)
+    shares = []
+    for at in range(DECISIONS):
+        slow = 1.0 + case.drift * at / DECISIONS
+        times = truth(tuner.share) * slow * np.maximum(1 + noise * draw.standard_normal(STEPS), 0.2)
+        if case.tails:
+            times = times * np.where(draw.random(STEPS) < 0.05, 2.0, 1.0)
+        shares.append(tuner.decide(Window.of(times)).share)
+    return shares
+
+
+def first_settled(times: list[float], best: float) -> int:
+    """Decisions after which the step stays within 3 % of the best; one more than all if never."""
+    at = len(times)
+    while at and times[at - 1] <= (1 + CLOSE) * best:
+        at -= 1
+    return at + 1
+
+
+def score(cases: list[Case], noise: float) -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, list[float]]] = {}
+    for number, case in enumerate(cases):
+        known = dict(zip(SHARES, case.step.curve(SHARES).tolist(), strict=True))
+
+        def truth(share: float, known: dict[float, float] = known, case: Case = case) -> float:
+            if share not in known:
+                known[share] = case.step.seconds(share)
+            return known[share]
+
+        best, near = min(truth(share) for share in SHARES), truth(0.0)
+        fixed = case.ratios.bandwidth / (1 + case.ratios.bandwidth)
+        paths = {
+            name: run(case, make(), truth, 7919 + number, noise)
+            for name, make in tuners(case, number).items()
+        }
+        paths |= {"first touch": [0.0], "static 50 %": [0.5], "static by bandwidth": [fixed]}
+        for name, path in paths.items():
+            row = rows.setdefault(name, {"regret": [], "decisions": [], "worse": [], "zero": []})
+            times = [truth(share) for share in path]
+            row["regret"].append(times[-1] / best - 1)
+            row["decisions"].append(first_settled(times, best))
+            row["worse"].append(float(times[-1] > 1.02 * near))
+            if near <= best * (1 + 1e-9):
+                row["zero"].append(float(path[-1] == 0.0))
+    return {name: summary(row, len(cases)) for name, row in rows.items()}
+
+
+def summary(row: dict[str, list[float]], cases: int) -> dict[str, Any]:
+    return {
+        "within_3_percent": sum(one <= CLOSE for one in row["regret"]) / cases,
+        "mean_regret": statistics.fmean(row["regret"]),
+        "worst_regret": max(row["regret"]),
+        "median_decisions": statistics.median(row["decisions"]),
+        "mean_decisions": statistics.fmean(row["decisions"]),
+        "over_2_percent_worse_than_first_touch": sum(row["worse"]) / cases,
+        "back_to_zero_where_near_is_best": statistics.fmean(row["zero"]) if row["zero"] else None,
+    }
+
+
+def watching_s(steps: int = 200_000) -> float:
+    """Seconds that collecting one step time takes, measured on this machine."""
+    collector = StepTimes(steps=steps + 1, warm_up=0)
+    begin = time.perf_counter()
+    for _ in range(steps):
+        collector.add(time.perf_counter() - begin + 1.0)
+    return (time.perf_counter() - begin) / steps
+
+
+def print_table(title: str, rows: dict[str, dict[str, Any]]) -> None:
+    print(f"\n{title}")
+    print("| tuner | within 3 % | mean regret | worst | decisions, median (mean) | "
+          "> 2 % worse than first touch | back to 0 |")  # fmt: skip
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for name, one in rows.items():
+        zero = one["back_to_zero_where_near_is_best"]
+        print(
+            f"| {name} | {one['within_3_percent']:.1%} | {one['mean_regret']:.2%} | "
+            f"{one['worst_regret']:.1%} | {one['median_decisions']:.0f} "
+            f"({one['mean_decisions']:.1f}) | "
+            f"{one['over_2_percent_worse_than_first_touch']:.1%} | "
+            f"{'-' if zero is None else f'{zero:.0%}'} |"
+        )
+
+
+def plot(cases: list[Case], noise: float, file: Path) -> None:
+    """Regret by decision: median and 95 % of the workloads."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    makers: dict[str, Callable[[Case, int], Tuner]] = {
+        "model": lambda case, _: ModelTuner(case.ratios),
+        "climb": lambda case, _: Climb(),
+        "caption": lambda case, _: PublishedCaption(),
+    }
+    for name, make in makers.items():
+        regrets = []
+        for number, case in enumerate(cases):
+            known = dict(zip(SHARES, case.step.curve(SHARES).tolist(), strict=True))
+
+            def truth(share: float, known: dict[float, float] = known, case: Case = case) -> float:
+                if share not in known:
+                    known[share] = case.step.seconds(share)
+                return known[share]
+
+            best = min(known.values())
+            path = run(case, make(case, number), truth, 7919 + number, noise)
+            regrets.append([100 * (truth(share) / best - 1) for share in [0.0, *path]])
+        table = np.asarray(regrets)
+        (line,) = axis.plot(table.mean(axis=0), label=f"{name}, mean")
+        axis.plot(np.quantile(table, 0.95, axis=0), color=line.get_color(), ls=":",
+                  label=f"{name}, 95 % of workloads are below")  # fmt: skip
+    axis.axhline(100 * CLOSE, color="0.7", lw=0.8)
+    axis.set(
+        xlabel="decisions", ylabel="slower than the best static share, %", ylim=(0, 40),
+        title=f"{len(cases)} simulated workloads, {noise:.0%} noise of a step",
+    )  # fmt: skip
+    axis.legend(fontsize=8)
+    figure.savefig(file, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workloads", type=int, default=200)
+    parser.add_argument("--noise", type=float, default=0.05)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    random_cases = [random_case(seed) for seed in range(options.workloads)]
+    published = published_cases()
+    result: dict[str, Any] = {
+        "random": score(random_cases, options.noise),
+        "published": score(published, options.noise),
+        "watching_a_step_s": watching_s(),
+    }
+    print_table(f"{len(random_cases)} random workloads, simulated, {options.noise:.0%} noise, "
+                f"{STEPS} steps a decision, {DECISIONS} decisions", result["random"])  # fmt: skip
+    print_table(f"{len(published)} workloads on published machines, simulated", result["published"])
+    cost = result["watching_a_step_s"]
+    print(f"\nwatching a step: {cost * 1e6:.2f} us measured, {cost / 0.01:.4%} of a step of 10 ms")
+    if options.plot:
+        plot(random_cases, options.noise, options.plot)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""``cxl-offload tune``: what a tuner makes of a recorded run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from cxl_offload.tune import StepRecording, Tuner
+
+__all__ = ["register"]
+
+
+class TunerName(str, Enum):
+    """Tuners of the command line."""
+
+    MODEL = "model"
+    CLIMB = "climb"
+    CAPTION = "caption"
+
+
+def tune(
+    replay: Annotated[
+        Path, typer.Option(help="A recording of step times, written by StepRecording.save.")
+    ],
+    tuner: Annotated[
+        TunerName,
+        typer.Option(
+            help="model: from the machine's profile; climb: hill climbing on whole weights; "
+            "caption: the published listing."
+        ),
+    ] = TunerName.MODEL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Replay a recorded run: which share each window leads to, and why.
+
+    Example: cxl-offload tune --replay run.json --tuner climb
+    """
+    from cxl_offload.tune import StepRecording, replay_recording
+
+    recording = StepRecording.load(replay)
+    decisions = replay_recording(recording, _make(tuner, recording))
+    if as_json:
+        rows = [dataclasses.asdict(one) for one in decisions]
+        print(json.dumps({"version": 1, "tuner": tuner.value, "decisions": rows}, indent=1))
+        return
+    table = Table(title=f"{tuner.value} on {replay.name}, step times measured in that run")
+    for column in ("asked", "measured at", "step"):
+        table.add_column(column, justify="right")
+    table.add_column("decision")
+    for one in decisions:
+        table.add_row(
+            f"{one.asked:.0%}", f"{one.measured_at:.0%}", f"{one.mean_s:.4g} s", one.reason
+        )
+    Console().print(table)
+
+
+def _make(name: TunerName, recording: StepRecording) -> Tuner:
+    from cxl_offload.tune import Climb, ModelTuner, PublishedCaption
+
+    match name:
+        case TunerName.MODEL:
+            return ModelTuner(recording.ratios, start=recording.windows[0][0])
+        case TunerName.CLIMB:
+            return Climb()
+        case TunerName.CAPTION:
+            return PublishedCaption()
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(tune)

@@ -1,0 +1,24 @@
+"""Decoders of Hugging Face transformers with their KV cache in tiers.
+
+>>> from cxl_offload.integrations.transformers import offload
+>>> with offload(model, {"kv": "bind:cxl"}):
+...     model.generate(**inputs, max_new_tokens=64)
+
+torch and transformers are loaded by the first name that needs them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cxl_offload.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from cxl_offload.integrations.transformers.attention import AttentionCalls
+    from cxl_offload.integrations.transformers.scope import Offloaded, offload
+
+_HOMES = {"attention": ("AttentionCalls",), "scope": ("Offloaded", "offload")}
+
+__all__ = ["AttentionCalls", "Offloaded", "offload"]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

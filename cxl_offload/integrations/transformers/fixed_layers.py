@@ -1,0 +1,79 @@
+"""Layers of a fixed cache with keys and values in tiers: all positions, or a sliding window."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.growing_layers import refuse_gradients
+from cxl_offload.integrations.transformers.room import KvMemory, gather_rows
+
+__all__ = ["FixedStates", "TierStaticLayer", "TierStaticSlidingLayer"]
+
+
+class FixedStates:
+    """What both fixed layers change: where their memory comes from, and how beams reorder it."""
+
+    keys: Any
+    values: Any
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Room for all positions, zeros as transformers has them."""
+        refuse_gradients(key_states)
+        if key_states.device.type != "cpu":
+            raise ConfigError(
+                "a fixed cache of a model on an accelerator cannot lie in a tier; leave "
+                "cache_implementation out"
+            )
+        # A fixed layer of one position is what transformers would make, at the size of our choice.
+        most, self.max_cache_len = self.max_cache_len, 1
+        super().lazy_initialization(key_states, value_states)  # type: ignore[misc]
+        self.max_cache_len = most
+        self.keys = self._zeros(key_states)
+        self.values = self._zeros(value_states)
+
+    max_cache_len: int
+    _memory: KvMemory
+
+    def _zeros(self, states: torch.Tensor) -> torch.Tensor:
+        batch, heads, _, dim = states.shape
+        return self._memory.empty((batch, heads, self.max_cache_len, dim), states.dtype).zero_()
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Beam search goes on with these sequences."""
+        if self.keys is not None:
+            gather_rows(self.keys, beam_idx.to("cpu"))
+            gather_rows(self.values, beam_idx.to("cpu"))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy in the same tiers."""
+        made = copy.copy(self)
+        memo[id(self)] = made
+        if self.keys is not None:
+            made.keys = self._memory.empty(tuple(self.keys.shape), self.keys.dtype).copy_(self.keys)
+            made.values = self._memory.empty(tuple(self.values.shape), self.values.dtype)
+            made.values.copy_(self.values)
+        made.cumulative_length = copy.deepcopy(self.cumulative_length, memo)
+        return made
+
+    cumulative_length: Any
+
+
+class TierStaticLayer(FixedStates, StaticLayer):  # type: ignore[misc]
+    """A fixed number of positions."""
+
+    def __init__(self, max_cache_len: int, memory: KvMemory) -> None:
+        StaticLayer.__init__(self, max_cache_len)
+        self._memory = memory
+
+
+class TierStaticSlidingLayer(FixedStates, StaticSlidingWindowLayer):  # type: ignore[misc]
+    """A fixed number of positions, the last that a window reaches."""
+
+    def __init__(self, max_cache_len: int, memory: KvMemory) -> None:
+        StaticSlidingWindowLayer.__init__(self, max_cache_len, max_cache_len)
+        self._memory = memory

@@ -1,0 +1,174 @@
+"""K and V of one layer in memory of a policy: written once, read where they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cxl_offload.memory import FirstTouch, Policy, Session
+from cxl_offload.tensor import empty
+
+__all__ = ["KvMemory", "KvRoom", "gather_rows", "slack_of"]
+
+_LEAST_SLACK = 64
+_SLACK_SHARE = 8
+"""Room grows by an eighth: a position is then moved about eight times before as many are new."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """Where a cache gets its memory.
+
+    Parameters
+    ----------
+    policy
+        Of every tensor.
+    session
+        The session that allocates.
+    """
+
+    policy: Policy
+    session: Session
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor with its pages in place.
+
+        It is an ordinary one also where the caller infers: what is written there is written
+        again later, when nobody may be inferring.
+
+        Raises
+        ------
+        MemoryError
+            A node has no room.
+        """
+        with torch.inference_mode(False):
+            made = empty(shape, dtype=dtype, policy=self.policy, session=self.session)
+            if isinstance(self.policy, FirstTouch):
+                made.view(-1).view(torch.uint8).zero_()  # this thread is the first to touch
+        return made
+
+
+def slack_of(positions: int) -> int:
+    """Positions that memory for so many has beside them."""
+    return max(_LEAST_SLACK, positions // _SLACK_SHARE)
+
+
+def gather_rows(tensor: torch.Tensor, rows: torch.Tensor) -> None:
+    """``tensor[:] = tensor[rows]``, with a copy of one head at a time and only of what changes.
+
+    Parameters
+    ----------
+    tensor
+        ``(batch, heads, positions, dim)``.
+    rows
+        ``(batch,)``, which sequence each is to be.
+    """
+    changed = (rows != torch.arange(tensor.shape[0])).nonzero().flatten()
+    if changed.numel() == 0:
+        return
+    for head in range(tensor.shape[1]):
+        part = tensor[:, head]
+        part.index_copy_(0, changed, part.index_select(0, rows[changed]))
+
+
+class KvRoom:
+    """Session for keys and values, in which the positions from ``begin`` to ``end`` are kept.
+
+    Parameters
+    ----------
+    source
+        Where the memory comes from.
+    keys, values
+        Shapes and types: ``(batch, heads, any, dim)``.
+    positions
+        Room at first.
+    """
+
+    def __init__(
+        self, source: KvMemory, keys: torch.Tensor, values: torch.Tensor, positions: int
+    ) -> None:
+        self._source = source
+        self._k = self._like(keys, positions)
+        self._v = self._like(values, positions)
+        self.begin = 0
+        self.end = 0
+
+    def _like(self, states: torch.Tensor, positions: int, batch: int | None = None) -> torch.Tensor:
+        rows, heads, _, dim = states.shape
+        return self._source.empty((batch or rows, heads, positions, dim), states.dtype)
+
+    @property
+    def positions(self) -> int:
+        """How many are kept."""
+        return self.end - self.begin
+
+    @property
+    def capacity(self) -> int:
+        """How many have room."""
+        return int(self._k.shape[2])
+
+    def view(self, last: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the last positions, or of all; no copy."""
+        begin = self.begin if last is None else max(self.begin, self.end - last)
+        return self._k[:, :, begin : self.end], self._v[:, :, begin : self.end]
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write positions behind the others."""
+        count = keys.shape[2]
+        if self.end + count > self.capacity:
+            self._make_room(self.positions + count)
+        at = slice(self.end, self.end + count)
+        self._k[:, :, at].copy_(keys)
+        self._v[:, :, at].copy_(values)
+        self.end += count
+
+    def _make_room(self, needed: int) -> None:
+        if needed <= self.capacity and self.begin >= slack_of(self.positions):
+            self._move_to_front(self._k)
+            self._move_to_front(self._v)
+            self.begin, self.end = 0, self.positions
+        else:
+            self._replace(needed + slack_of(needed), None)
+
+    def reserve(self, positions: int) -> None:
+        """Have room for so many positions, those before ``begin`` not counted."""
+        if self.begin + positions > self.capacity:
+            self._replace(positions, None)
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep these sequences in this order, some perhaps twice; memory for as many is taken."""
+        if rows.shape[0] != self._k.shape[0]:
+            self._replace(self.capacity, rows)
+            return
+        for tensor in self.view():
+            gather_rows(tensor, rows)
+
+    def _replace(self, positions: int, rows: torch.Tensor | None) -> None:
+        """Move to other memory, one after the other, so that never both are there twice."""
+        kept = self.positions
+        chosen = range(self._k.shape[0]) if rows is None else rows.tolist()
+
+        def moved(old: torch.Tensor) -> torch.Tensor:
+            made = self._like(old, positions, len(chosen))
+            for at, row in enumerate(chosen):
+                made[at, :, :kept].copy_(old[row, :, self.begin : self.end])
+            return made
+
+        self._k = moved(self._k)
+        self._v = moved(self._v)
+        self.begin, self.end = 0, kept
+
+    def _move_to_front(self, tensor: torch.Tensor) -> None:
+        """In steps that do not overlap."""
+        step = self.begin
+        for to in range(0, self.positions, step):
+            count = min(step, self.positions - to)
+            tensor[:, :, to : to + count].copy_(tensor[:, :, to + step : to + step + count])
+
+    def copy(self) -> KvRoom:
+        """The same positions in memory of their own."""
+        keys, values = self.view()
+        made = KvRoom(self._source, keys, values, self.capacity)
+        made.append(keys, values)
+        return made

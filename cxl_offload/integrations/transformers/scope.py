@@ -1,0 +1,228 @@
+"""``offload``: a model's KV cache in tiers for the length of a ``with`` block."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import traceback
+import types
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.attention import (
+    AttentionCalls,
+    count_in,
+    registered_name,
+)
+from cxl_offload.integrations.transformers.cache import put_in_tiers, reserve
+from cxl_offload.integrations.transformers.conventions import (
+    check_conventions,
+    own_attention,
+    takes_room,
+    text_config,
+)
+from cxl_offload.integrations.transformers.room import KvMemory
+from cxl_offload.memory import Policy, PolicyLike, Session, as_policy, current_session
+
+__all__ = ["KINDS", "Offloaded", "offload"]
+
+KINDS = ("kv",)
+"""Kinds of tensors that can be placed."""
+
+_PREPARE = "_prepare_cache_for_generation"
+_log = logging.getLogger(__name__)
+
+
+def offload(
+    model: PreTrainedModel, policies: Mapping[str, PolicyLike], *, session: Session | None = None
+) -> Offloaded:
+    """Put the KV cache of a model in tiers while a ``with`` block lasts.
+
+    Inside of the block ``model.generate()`` and ``model()`` use caches whose keys and values are
+    where ``policies["kv"]`` says, and decode by the package's kernel over them where they lie.
+    Prompts, and what the kernel does not compute, are attended to by the model's own attention.
+    When the block ends the model is as before; a cache that the caller keeps stays valid.
+
+    Parameters
+    ----------
+    model
+        A decoder of transformers, with its head, in eval mode.
+    policies
+        Kind of tensor to policy; kinds are ``kv``. What is missing stays where it is.
+    session
+        The session that allocates; None means the current session.
+
+    Returns
+    -------
+    Offloaded
+        The context manager; in the block it also says what was done.
+
+    Raises
+    ------
+    ConfigError
+        In one line: an unknown kind or tier, or a model that does not follow transformers'
+        conventions.
+    """
+    session = session or current_session()
+    chosen: dict[str, Policy] = {}
+    for kind, policy in policies.items():
+        if kind not in KINDS:
+            raise ConfigError(f"kind {kind!r}: kinds are {', '.join(KINDS)}")
+        chosen[kind] = _checked(kind, policy, session)
+    if not chosen:
+        raise ConfigError(f"no policy; give one for {' or '.join(KINDS)}")
+    check_conventions(model)
+    return Offloaded(model, chosen, session)
+
+
+def _checked(kind: str, policy: PolicyLike, session: Session) -> Policy:
+    try:
+        made = as_policy(policy, session.machine)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"policy of {kind}: {error}") from None
+    usable = sorted(node.id for node in session.machine.usable_nodes(include_gpu_memory=True))
+    for node in getattr(made, "nodes", ()):
+        if node not in usable:
+            raise ConfigError(
+                f"policy of {kind}: {made} names node {node}, which has no memory that this "
+                f"process may use; usable nodes are {', '.join(map(str, usable))}"
+            )
+    return made
+
+
+class Offloaded:
+    """A model whose KV cache goes to tiers, inside of the ``with`` block.
+
+    Attributes
+    ----------
+    calls
+        Who computed attention how often, since the block began.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, policies: Mapping[str, Policy], session: Session
+    ) -> None:
+        self.model = model
+        self.calls = AttentionCalls()
+        self._kv = KvMemory(policies["kv"], session)
+        self._open: contextlib.ExitStack | None = None
+
+    def __enter__(self) -> Offloaded:
+        check_conventions(self.model)  # again: another block may have begun since
+        with contextlib.ExitStack() as stack:
+            self._take_attention(stack)
+            count_in(self.model, self.calls)
+            stack.callback(count_in, self.model, None)
+            hook = self.model.register_forward_pre_hook(_cache_giver(self._kv), with_kwargs=True)
+            stack.callback(hook.remove)
+            self._patch_generate(stack)
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            _forget_locals(error)
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _take_attention(self, stack: contextlib.ExitStack) -> None:
+        model, config = self.model, text_config(self.model)
+        before = config._attn_implementation
+
+        def ask_for(name: str) -> None:
+            key = next(
+                (
+                    part
+                    for part in model.config.sub_configs
+                    if getattr(model.config, part) is config
+                ),
+                "",
+            )
+            model.set_attn_implementation({key: name})
+
+        ask_for(registered_name(own_attention(model)))
+        stack.callback(ask_for, before)
+
+    def _patch_generate(self, stack: contextlib.ExitStack) -> None:
+        """Learn how many positions a cache will have; generate() has no hook that says so."""
+        if not takes_room(self.model):
+            _log.warning(
+                "%s does not say how long its cache will be; it grows, and may hold an eighth more",
+                type(self.model).__name__,
+            )
+            return
+        stock, kv = getattr(type(self.model), _PREPARE), self._kv
+
+        def prepare(
+            model: PreTrainedModel,
+            generation_config: Any,
+            model_kwargs: dict[str, Any],
+            generation_mode: Any,
+            batch_size: int,
+            max_cache_length: int,
+        ) -> Any:
+            made = stock(
+                model,
+                generation_config,
+                model_kwargs,
+                generation_mode,
+                batch_size,
+                max_cache_length,
+            )
+            cache = model_kwargs.get("past_key_values")
+            if isinstance(cache, Cache):
+                put_in_tiers(cache, kv, max_cache_length)
+                reserve(cache, max_cache_length)
+            return made
+
+        setattr(self.model, _PREPARE, types.MethodType(prepare, self.model))
+        stack.callback(delattr, self.model, _PREPARE)
+
+
+def _cache_giver(kv: KvMemory) -> Callable[..., Any]:
+    """What puts a model's cache in tiers before it computes, also when generate() did not make it.
+
+    It knows no model, so that a copy of the model made in the block has its own.
+    """
+
+    def give_cache(
+        model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+        given = {**given, **given.get("kwargs", {})}
+        cache, config = given.get("past_key_values"), text_config(model)
+        if isinstance(cache, Cache):
+            put_in_tiers(cache, kv)
+            return None
+        use_cache = given.get("use_cache")
+        wanted = config.use_cache if use_cache is None else use_cache
+        if cache is not None or not wanted or model.training or torch.is_grad_enabled():
+            return None
+        made = DynamicCache(config=config)
+        put_in_tiers(made, kv)
+        return args, {**kwargs, "past_key_values": made}
+
+    return give_cache
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Drop what the frames of an exception still hold, tensors above all."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

@@ -1,0 +1,47 @@
+"""Placement that adapts: tuners choose the share on the far tier from step times.
+
+Tuners are plain objects that move nothing (:class:`ModelTuner`, :class:`Climb`,
+:class:`PublishedCaption`, :class:`PhaseTuner`, :class:`HotSet`); :class:`StepTuner` measures, asks
+one and carries its decisions out on tensors (:class:`TunedHomes`).
+"""
+
+from __future__ import annotations
+
+from cxl_offload.tune.climb import Climb, ClimbRule, PublishedCaption
+from cxl_offload.tune.curves import TierRatios
+from cxl_offload.tune.decision import Bounds, Decision, Tuner
+from cxl_offload.tune.homes import Moved, TunedHomes
+from cxl_offload.tune.hot import HotRule, HotSet, Swap
+from cxl_offload.tune.machine import tier_ratios
+from cxl_offload.tune.model_based import ModelRule, ModelTuner
+from cxl_offload.tune.phases import CycleShares, PhaseTuner, cycle_shares
+from cxl_offload.tune.recording import ReplayedDecision, StepRecording, replay_recording
+from cxl_offload.tune.step_tuner import StepTuner
+from cxl_offload.tune.window import StepTimes, Window
+
+__all__ = [
+    "Bounds",
+    "Climb",
+    "ClimbRule",
+    "CycleShares",
+    "Decision",
+    "HotRule",
+    "HotSet",
+    "ModelRule",
+    "ModelTuner",
+    "Moved",
+    "PhaseTuner",
+    "PublishedCaption",
+    "ReplayedDecision",
+    "StepRecording",
+    "StepTimes",
+    "StepTuner",
+    "Swap",
+    "TierRatios",
+    "TunedHomes",
+    "Tuner",
+    "Window",
+    "cycle_shares",
+    "replay_recording",
+    "tier_ratios",
+]

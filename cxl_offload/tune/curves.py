@@ -1,0 +1,113 @@
+"""The family of curves that step times follow over the share on the far tier.
+
+A step is a part that does not wait for memory, and a part that does. The waiting part is bound by
+the bandwidth of the two tiers or by the latency of what is in flight; hardware prefetchers may do
+worse where pages of two tiers mix; caches may take some of the far tier's accesses. A
+:class:`Family` is a sample of such curves: what is known of the machine narrows it, and measured
+steps weigh its members (:mod:`cxl_offload.tune.belief`).
+
+Source of the terms: Wang et al., Hitchhiker's Guide to CXL Memory, 3.4 (bandwidth); Lebedev et al.,
+Demystifying CXL Memory Bandwidth Expansion, 5.1 (loss of mixed pages), 7 (latency); Sun et al.,
+Demystifying CXL Memory with Genuine CXL-Ready Systems, 4.3 (caches hold more far lines).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cxl_offload.tune.decision import FAR_WEIGHTS, share_of_weight
+
+__all__ = ["SHARES", "Family", "TierRatios", "curve_family"]
+
+Floats = NDArray[np.float64]
+
+SHARES: tuple[float, ...] = (*(share_of_weight(weight) for weight in FAR_WEIGHTS), 1.0)
+"""Shares that are chosen from: near only, the mixes of the grid, far only."""
+
+_MOST_MIXING_LOSS = 0.3
+"""Published: mixes lose 20 % in the mean where prefetchers lose track (Lebedev et al., 5.1)."""
+
+_MOST_CACHED = 0.5
+"""Of the far accesses. Far data may use two to four times the cache of near data (Sun et al.)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierRatios:
+    """The far tier against the near one, as the profile or the machine file has it.
+
+    Attributes
+    ----------
+    bandwidth
+        Bandwidth of the far tier over that of the near one.
+    latency
+        Idle latency of the far tier over that of the near one.
+    bandwidth_error, latency_error
+        One standard deviation of their logarithms: small where measured, larger where published for
+        another mix of reads and writes.
+    """
+
+    bandwidth: float
+    latency: float
+    bandwidth_error: float = 0.35
+    latency_error: float = 0.15
+
+    def __post_init__(self) -> None:
+        if not (self.bandwidth > 0 and self.latency > 0):
+            raise ValueError(
+                f"far tier with {self.bandwidth} of the bandwidth and {self.latency} times the "
+                "latency: both must be above 0"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A sample of curves.
+
+    Attributes
+    ----------
+    log_time
+        float64 ``(curves, shares)``: logarithm of the step time over that of the near tier alone.
+    memory_part
+        float64 ``(curves,)``: part of the step that waits for memory with all pages near.
+    pressure
+        float64 ``(curves,)``: bandwidth-bound over latency-bound time with all pages near; above 1
+        the near tier is saturated.
+    """
+
+    log_time: Floats
+    memory_part: Floats
+    pressure: Floats
+
+
+def curve_family(ratios: TierRatios, *, curves: int = 4000, seed: int = 0) -> Family:
+    """Curves drawn from what is known before anything is measured.
+
+    Half of them lose nothing where tiers mix and half have no help from caches, so that both are
+    believed only when they show.
+    """
+    draw = np.random.default_rng(seed)
+    shares = np.asarray(SHARES)
+    memory_part = draw.uniform(0.0, 1.0, curves)
+    pressure = np.exp(draw.uniform(np.log(0.25), np.log(6.0), curves))
+    bandwidth = ratios.bandwidth * np.exp(draw.normal(0.0, ratios.bandwidth_error, curves))
+    latency = ratios.latency * np.exp(draw.normal(0.0, ratios.latency_error, curves))
+    loss = _half_zero(draw, _MOST_MIXING_LOSS, curves)
+    cached = _half_zero(draw, _MOST_CACHED, curves)
+    knee = draw.uniform(1.5, 8.0, curves)[:, None]
+
+    far = shares[None, :] * (1.0 - cached[:, None])
+    near = 1.0 - shares[None, :]
+    bandwidth_time = pressure[:, None] * np.maximum(near, far / bandwidth[:, None])
+    latency_time = near + far * latency[:, None]
+    wait = (bandwidth_time**knee + latency_time**knee) ** (1.0 / knee)
+    mixed = (shares > 0) & (shares < 1)
+    wait = wait * np.where(mixed[None, :], 1.0 + loss[:, None], 1.0)
+    time = (1.0 - memory_part[:, None]) + memory_part[:, None] * wait / wait[:, :1]
+    return Family(np.log(time), memory_part, pressure)
+
+
+def _half_zero(draw: np.random.Generator, most: float, count: int) -> Floats:
+    return np.where(draw.random(count) < 0.5, 0.0, draw.uniform(0.0, most, count))

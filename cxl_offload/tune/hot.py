@@ -1,0 +1,137 @@
+"""Which items live on the near tier: experts, embedding rows, sequences; by their use.
+
+Uses are counted and decay, so that what was hot an hour ago does not stay. An item moves near only
+when it is used clearly more than the one that it replaces, and only as many move at once as the
+budget allows, so that two items of like use do not trade places for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["HotRule", "HotSet", "Swap"]
+
+
+@dataclass(frozen=True, slots=True)
+class HotRule:
+    """When an item moves.
+
+    Attributes
+    ----------
+    half_life
+        Rounds after which a use counts half.
+    margin
+        An item moves near when its uses exceed this many times those of the item it replaces.
+    repay
+        Rounds within which the near tier must have saved the bytes that the two moves cost.
+    """
+
+    half_life: float = 256.0
+    margin: float = 1.1
+    repay: float = 128.0
+
+    def __post_init__(self) -> None:
+        if not (self.half_life > 0 and self.margin >= 1 and self.repay > 0):
+            raise ValueError(f"{self}: need half_life > 0, margin >= 1, repay > 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """One item to the near tier and one back; ``far`` is -1 while the near tier has room."""
+
+    near: int
+    far: int
+
+
+class HotSet:
+    """Items of equal size, a number of which fit the near tier.
+
+    Parameters
+    ----------
+    items
+        How many there are.
+    room
+        How many the near tier holds.
+    near
+        Those that lie there now; the first ``room`` by default.
+    """
+
+    def __init__(
+        self,
+        items: int,
+        room: int,
+        *,
+        near: Sequence[int] | None = None,
+        rule: HotRule = HotRule(),
+    ) -> None:
+        if items < 1 or not 0 <= room <= items:
+            raise ValueError(
+                f"room for {room} of {items} items: need 0 <= room <= items, items >= 1"
+            )
+        chosen = list(range(room)) if near is None else sorted(set(near))
+        if len(chosen) > room or (chosen and not 0 <= chosen[0] <= chosen[-1] < items):
+            raise ValueError(
+                f"{len(chosen)} items are near and there is room for {room} of {items}"
+            )
+        self._rule = rule
+        self._room = room
+        self._uses = np.zeros(items)
+        self._near = np.zeros(items, dtype=bool)
+        self._near[chosen] = True
+        self._rounds = 0.0
+
+    @property
+    def near(self) -> tuple[int, ...]:
+        """Items that are to lie on the near tier."""
+        return tuple(int(item) for item in np.flatnonzero(self._near))
+
+    def note(self, uses: ArrayLike) -> None:
+        """One round: how often each item was used.
+
+        Parameters
+        ----------
+        uses
+            float or int ``(items,)``, not negative.
+        """
+        counts: NDArray[np.float64] = np.asarray(uses, dtype=np.float64)
+        if counts.shape != self._uses.shape or not (counts >= 0).all():
+            raise ValueError(f"uses of shape {counts.shape}: need {self._uses.shape}, none below 0")
+        keep = 0.5 ** (1.0 / self._rule.half_life)
+        self._uses *= keep
+        self._uses += counts
+        self._rounds = self._rounds * keep + 1.0
+
+    def swaps(self, most: int) -> tuple[Swap, ...]:
+        """What to move now, the most useful first; the set counts it as done.
+
+        Parameters
+        ----------
+        most
+            Swaps at most, from the budget in bytes.
+        """
+        if not self._rounds:
+            return ()
+        rate = self._uses / self._rounds
+        far = np.flatnonzero(~self._near)
+        far = far[np.argsort(-rate[far], kind="stable")][:most]
+        near = np.flatnonzero(self._near)
+        near = near[np.argsort(rate[near], kind="stable")]
+        room = self._room - len(near)
+        leaving = [-1] * room + [int(item) for item in near]
+        done: list[Swap] = []
+        for comes, goes in zip(far, leaving, strict=False):
+            lost = 0.0 if goes < 0 else float(rate[goes])
+            moves = 1.0 if goes < 0 else 2.0
+            gained = float(rate[comes]) - lost
+            pays = gained * self._rule.repay > moves
+            if rate[comes] <= lost * self._rule.margin or not pays:
+                break
+            self._near[comes] = True
+            if goes >= 0:
+                self._near[goes] = False
+            done.append(Swap(int(comes), goes))
+        return tuple(done)

@@ -1,0 +1,57 @@
+"""The far tier against the near one, from what is known of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.topology import Machine
+from cxl_offload.tune.curves import TierRatios
+
+__all__ = ["tier_ratios"]
+
+_UNKNOWN_LATENCY_RATIO = 2.1
+"""CXL over local DRAM (Wang et al., Performance Characterization of CXL Memory, V-A)."""
+
+_UNKNOWN_LATENCY_ERROR = 0.3
+"""Published ratios go from 1.4 to 2.8, which is this many times 2.1 up and down."""
+
+
+def tier_ratios(
+    machine: Machine, near: Sequence[int], far: Sequence[int], *, initiator: int | None = None
+) -> TierRatios:
+    """Ratios of two groups of nodes, seen from the CPUs of ``initiator``.
+
+    Bandwidths of a group add up, latencies are averaged. Where a latency is not known, the
+    published ratio of CXL to local DRAM stands in, with a wide error.
+
+    Raises
+    ------
+    ConfigError
+        A bandwidth is not known; says of which node, and what to do.
+    """
+    seen_from = machine.initiator if initiator is None else initiator
+
+    def bandwidth(nodes: Sequence[int]) -> float:
+        total = 0.0
+        for node in nodes:
+            access = machine.access(seen_from, node)
+            rate = None if access is None else access.read_bandwidth_bytes_per_s
+            if rate is None:
+                raise ConfigError(
+                    f"machine {machine.name}: no bandwidth from node {seen_from} to node {node}; "
+                    "run `cxl-offload profile`, or give TierRatios yourself"
+                )
+            total += rate
+        return total
+
+    def latency(nodes: Sequence[int]) -> float | None:
+        found = [machine.access(seen_from, node) for node in nodes]
+        known = [one.read_latency_ns for one in found if one and one.read_latency_ns is not None]
+        return sum(known) / len(known) if len(known) == len(nodes) and known else None
+
+    rate = bandwidth(far) / bandwidth(near)
+    near_ns, far_ns = latency(near), latency(far)
+    if near_ns is None or far_ns is None:
+        return TierRatios(rate, _UNKNOWN_LATENCY_RATIO, latency_error=_UNKNOWN_LATENCY_ERROR)
+    return TierRatios(rate, far_ns / near_ns)

@@ -1,0 +1,213 @@
+"""A tuner that begins with what the machine's profile says and corrects it by what is measured.
+
+It needs fewer decisions than hill climbing, because one window at one share says something of all
+others, and it tries only shares that are unlikely to cost much.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.tune.belief import Belief, Measured
+from cxl_offload.tune.curves import SHARES, Family, TierRatios, curve_family
+from cxl_offload.tune.decision import Bounds, Decision
+from cxl_offload.tune.window import Window
+
+__all__ = ["ModelRule", "ModelTuner", "Record", "Regime", "choose"]
+
+Regime = Literal["latency", "bandwidth", "not memory", "unknown"]
+_Floats = NDArray[np.float64]
+
+_LEAST_MEMORY_PART = 0.15
+"""Below this part of the step, halving the memory's time gains less than what a fair guess of
+bandwidths is wrong by; the regime is then called "not memory"."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRule:
+    """What does not change while tuning.
+
+    Attributes
+    ----------
+    worth
+        Expected gain of another share, as a fraction of the step, below which it is not tried.
+    risk
+        Loss, as a fraction of the step, that a share which is tried must keep with
+        ``risk_confidence`` standard deviations.
+    evidence
+        Standard deviations by which the far tier must be better than the near tier alone to stay.
+    jump
+        Relative change of the step time under an unchanged share that means another workload, if
+        it is also beyond ``jump_evidence`` standard errors.
+    """
+
+    worth: float = 0.004
+    risk: float = 0.25
+    risk_confidence: float = 1.0
+    evidence: float = 1.0
+    jump: float = 0.08
+    jump_evidence: float = 4.0
+
+
+class Record:
+    """What was measured at each share, until the workload changes."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self.measured: dict[int, Measured] = {}
+
+    def note(self, at: int, window: Window, rule: ModelRule) -> bool:
+        """Adds a window at share ``SHARES[at]``; True where the workload has changed."""
+        new = Measured.of(window)
+        known = self.measured.get(at)
+        jumped = False
+        if known is not None:
+            change = abs(new.log_s - known.log_s)
+            noise = math.sqrt(new.variance + known.variance)
+            jumped = change > max(rule.jump, rule.jump_evidence * noise)
+        if jumped:
+            self.measured.clear()
+            known = None
+        self.measured[at] = new if known is None else known.and_then(new)
+        return jumped
+
+    def belief(self) -> Belief:
+        """What the windows say of every share."""
+        return Belief.from_measurements(self._family, self.measured)
+
+
+def _expected_gain(advantage: _Floats, deviation: _Floats) -> _Floats:
+    """Mean of ``max(0, gain)`` for normal gains."""
+    safe = np.maximum(deviation, 1e-12)
+    z = advantage / safe
+    density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+    below = np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in z])
+    result: _Floats = advantage * below + safe * density
+    return result
+
+
+def choose(
+    belief: Belief, tried: set[int], rule: ModelRule, bounds: Bounds
+) -> tuple[int, int, float]:
+    """The best tried share, the untried one that promises most, and the gain expected of it.
+
+    Shares are indices of :data:`~cxl_offload.tune.curves.SHARES`. Where no tried share is within
+    the bounds, the allowed share of the lowest expected time counts as the best.
+    """
+    allowed = np.array([bounds.lowest <= share <= bounds.highest for share in SHARES])
+    if not allowed.any():
+        middle = (bounds.lowest + bounds.highest) / 2
+        allowed[min(range(len(SHARES)), key=lambda at: abs(SHARES[at] - middle))] = True
+    possible = [at for at in sorted(tried) if allowed[at]] or list(np.flatnonzero(allowed))
+    best = int(min(possible, key=lambda at: belief.log_s[at]))
+    if best and allowed[0] and 0 in tried:
+        doubt = rule.evidence * float(belief.deviation_against(0)[best])
+        if belief.log_s[0] - belief.log_s[best] < doubt:
+            best = 0
+    deviation = belief.deviation_against(best)
+    advantage = belief.log_s[best] - belief.log_s
+    gain = _expected_gain(advantage, deviation)
+    gain[list(tried)] = 0.0
+    gain[~allowed] = 0.0
+    gain[rule.risk_confidence * deviation - advantage > rule.risk] = 0.0
+    try_next = int(np.argmax(gain))
+    return best, try_next, float(gain[try_next])
+
+
+def _nearest(share: float) -> int:
+    return min(range(len(SHARES)), key=lambda at: abs(SHARES[at] - share))
+
+
+class ModelTuner:
+    """Tries the share with the largest expected gain until none is worth it.
+
+    Parameters
+    ----------
+    ratios
+        The far tier against the near one, of the machine's profile or file.
+    rule
+        What is worth a try.
+    start
+        The share in force at the beginning, for example the plan's.
+    """
+
+    def __init__(
+        self,
+        ratios: TierRatios,
+        rule: ModelRule = ModelRule(),
+        *,
+        start: float = 0.0,
+    ) -> None:
+        self._rule = rule
+        self._at = _nearest(start)
+        self._record = Record(curve_family(ratios))
+
+    @property
+    def share(self) -> float:
+        return SHARES[self._at]
+
+    @property
+    def regime(self) -> Regime:
+        """What binds the step with all pages near, as far as the windows tell."""
+        if len(self._record.measured) < 2:
+            return "unknown"
+        belief = self._record.belief()
+        if belief.memory_part < _LEAST_MEMORY_PART:
+            return "not memory"
+        return "bandwidth" if belief.pressure > 1.0 else "latency"
+
+    def decide(self, window: Window, bounds: Bounds = Bounds()) -> Decision:  # noqa: B008 - frozen
+        jumped = self._record.note(self._at, window, self._rule)
+        belief = self._record.belief()
+        best, try_next, gain = choose(belief, set(self._record.measured), self._rule, bounds)
+        before = self.share
+        explore = gain > self._rule.worth
+        self._at = try_next if explore else best
+        what = f"{before:.0%} -> {self.share:.0%} far"
+        if jumped:
+            reason = f"{what}: another workload, step time is now {window.mean_s:.4g} s"
+        elif explore:
+            reason = f"{what}: may gain {gain:.1%}"
+        elif best == 0:
+            reason = f"{what}: the far tier gains nothing that can be told; leave it alone"
+        else:
+            reason = f"{what}: nothing better in sight"
+            if 0 in self._record.measured:
+                gained = 1.0 - math.exp(belief.log_s[best] - belief.log_s[0])
+                reason += f", {gained:.1%} faster than the near tier alone"
+        return Decision(self.share, reason, settled=not explore)
+
+    def hold(self, share: float) -> None:
+        self._at = _nearest(share)
+
+    def saved(self) -> dict[str, Any]:
+        measured = self._record.measured.items()
+        return {
+            "tuner": "model",
+            "at": self._at,
+            "measured": {str(at): [one.log_s, one.variance] for at, one in measured},
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        try:
+            at = int(saved["at"])
+            measured = {
+                int(index): Measured(float(log_s), float(variance))
+                for index, (log_s, variance) in saved["measured"].items()
+            }
+            inside = all(0 <= index < len(SHARES) for index in [at, *measured])
+            sound = all(
+                math.isfinite(one.log_s) and 0 < one.variance < math.inf
+                for one in measured.values()
+            )
+            if saved["tuner"] != "model" or not inside or not sound:
+                raise ValueError("tuner")
+        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+            raise ConfigError("the saved state is not that of the tuner 'model'") from problem
+        self._at, self._record.measured = at, measured

@@ -1,0 +1,185 @@
+"""Work that alternates between phases: prefill and decode, or forward, backward and optimizer.
+
+Each phase has its own curve over the share on the far tier. Pages can be moved between phases,
+which costs time; so the shares of a cycle are chosen together: one for all phases, or one for each
+where the moves between them cost less than they gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cxl_offload.tune.belief import Belief
+from cxl_offload.tune.curves import SHARES, TierRatios, curve_family
+from cxl_offload.tune.decision import Bounds
+from cxl_offload.tune.model_based import ModelRule, Record, choose
+from cxl_offload.tune.window import Window
+
+__all__ = ["CycleShares", "PhaseTuner", "cycle_shares"]
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class CycleShares:
+    """Shares for the phases of one cycle.
+
+    Attributes
+    ----------
+    shares
+        Indices of :data:`~cxl_offload.tune.curves.SHARES`, one a phase, in their order.
+    seconds
+        Expected time of a cycle, moves included.
+    fixed_seconds
+        Expected time of a cycle with the best share that is the same in all phases.
+    """
+
+    shares: tuple[int, ...]
+    seconds: float
+    fixed_seconds: float
+
+    @property
+    def moves(self) -> bool:
+        """Whether pages move between phases."""
+        return len(set(self.shares)) > 1
+
+
+def cycle_shares(phase_s: ArrayLike, *, whole_move_s: float) -> CycleShares:
+    """The shares of a cycle with the lowest expected time.
+
+    Exact over all shares of all phases: the phases are a ring, so one is fixed and the others
+    follow by dynamic programming.
+
+    Parameters
+    ----------
+    phase_s
+        float ``(phases, shares)``: seconds that each phase takes in a cycle at each share.
+    whole_move_s
+        Seconds to move all bytes from one tier to the other; a change of the share by a part takes
+        that part of it. ``inf`` keeps one share for all phases.
+
+    Raises
+    ------
+    ValueError
+        No phase, or a time that is negative or no number.
+    """
+    times = np.atleast_2d(np.asarray(phase_s, dtype=np.float64))
+    if times.size == 0 or not (times >= 0).all() or not whole_move_s >= 0:
+        raise ValueError(f"phase times {times.shape} and a move of {whole_move_s} s: need >= 0")
+    shares = np.asarray(SHARES[: times.shape[1]])
+    distance = np.abs(shares[:, None] - shares[None, :])
+    cost = np.where(distance > 0, distance * whole_move_s, 0.0) if np.isfinite(whole_move_s) else (
+        np.where(distance > 0, np.inf, 0.0)
+    )  # fmt: skip
+    fixed = times.sum(axis=0)
+    best_fixed = int(np.argmin(fixed))
+    best = CycleShares((best_fixed,) * len(times), float(fixed.min()), float(fixed.min()))
+    for first in range(times.shape[1]):
+        so_far = np.full(times.shape[1], np.inf)
+        so_far[first] = times[0, first]
+        came: list[NDArray[np.intp]] = []
+        for row in times[1:]:
+            ways = so_far[:, None] + cost
+            came.append(np.argmin(ways, axis=0))
+            so_far = ways.min(axis=0) + row
+        closing = so_far + cost[:, first]
+        last = int(np.argmin(closing))
+        if closing[last] < best.seconds * (1 - 1e-12):
+            path = [last]
+            for back in reversed(came):
+                path.append(int(back[path[-1]]))
+            best = CycleShares(tuple(reversed(path)), float(closing[last]), float(fixed.min()))
+    return best
+
+
+class PhaseTuner:
+    """Learns the curve of each phase and chooses the shares of the next cycle.
+
+    Parameters
+    ----------
+    ratios
+        The far tier against the near one.
+    phases
+        Names in the order of a cycle.
+    whole_move_s
+        Seconds to move all tuned bytes from tier to tier: bytes over the measured rate of moves.
+    start
+        Share of all phases in the first cycle.
+    """
+
+    def __init__(
+        self,
+        ratios: TierRatios,
+        phases: Sequence[str],
+        *,
+        whole_move_s: float,
+        rule: ModelRule = ModelRule(),  # noqa: B008 - frozen
+        start: float = 0.0,
+    ) -> None:
+        if not phases or len(set(phases)) != len(phases):
+            raise ValueError(f"phases {list(phases)}: need at least one, each once")
+        family = curve_family(ratios)
+        self.phases = tuple(phases)
+        self._rule = rule
+        self._move_s = whole_move_s
+        self._records = {phase: Record(family) for phase in phases}
+        at = min(range(len(SHARES)), key=lambda index: abs(SHARES[index] - start))
+        self._at = dict.fromkeys(phases, at)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share that is to be in force in each phase."""
+        return {phase: SHARES[at] for phase, at in self._at.items()}
+
+    def decide(
+        self,
+        windows: Mapping[str, Window],
+        steps: Mapping[str, int],
+        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+    ) -> tuple[dict[str, float], str]:
+        """Shares of the next cycle and the reason.
+
+        Parameters
+        ----------
+        windows
+            Step times of each phase, measured under :attr:`shares`.
+        steps
+            How many steps each phase has in a cycle.
+        """
+        for phase in self.phases:
+            self._records[phase].note(self._at[phase], windows[phase], self._rule)
+        beliefs = {phase: self._records[phase].belief() for phase in self.phases}
+        times = np.array([np.exp(beliefs[phase].log_s) * steps[phase] for phase in self.phases])
+        outside = [not bounds.lowest <= share <= bounds.highest for share in SHARES]
+        times[:, outside] = np.inf if not all(outside) else times[:, outside]
+        chosen = cycle_shares(times, whole_move_s=self._move_s)
+        tries = self._worth_trying(beliefs, times, bounds)
+        if tries is not None:
+            phase, at, gain = tries
+            self._at = dict.fromkeys(self.phases, at)
+            return self.shares, f"all phases at {SHARES[at]:.0%} far: {phase} may gain {gain:.1%}"
+        self._at = dict(zip(self.phases, chosen.shares, strict=True))
+        if chosen.moves:
+            gain = 1.0 - chosen.seconds / chosen.fixed_seconds
+            return (
+                self.shares,
+                f"a share for each phase: moves cost less than the {gain:.1%} gained",
+            )
+        return self.shares, "one share for all phases: moves between them would cost what they gain"
+
+    def _worth_trying(
+        self, beliefs: Mapping[str, Belief], times: _Floats, bounds: Bounds
+    ) -> tuple[str, int, float] | None:
+        """The phase and share that promise most of the whole cycle, if it is worth a try."""
+        weight = times.min(axis=1) / times.min(axis=1).sum()
+        found: tuple[str, int, float] | None = None
+        for part, phase in zip(weight, self.phases, strict=True):
+            tried = set(self._records[phase].measured)
+            _, at, gain = choose(beliefs[phase], tried, self._rule, bounds)
+            if gain * part > max(self._rule.worth, 0.0 if found is None else found[2]):
+                found = (phase, at, float(gain * part))
+        return found

@@ -1,0 +1,137 @@
+"""Windows of a run in a file, and what a tuner would have decided on them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.tune.curves import TierRatios
+from cxl_offload.tune.decision import Bounds, Tuner
+from cxl_offload.tune.window import Window
+
+__all__ = ["ReplayedDecision", "StepRecording", "replay_recording"]
+
+_VERSION = 1
+
+
+@dataclass(slots=True)
+class StepRecording:
+    """What a run measured.
+
+    Attributes
+    ----------
+    ratios
+        The far tier against the near one.
+    windows
+        Share in force and window, in the order of the run.
+    """
+
+    ratios: TierRatios
+    windows: list[tuple[float, Window]] = field(default_factory=list)
+
+    def add(self, share: float, window: Window) -> None:
+        """One more window."""
+        self.windows.append((share, window))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the recording as JSON."""
+        rows = [
+            {"share": share, "mean_s": one.mean_s, "error": one.error, "steps": one.steps}
+            for share, one in self.windows
+        ]
+        ratios = {"bandwidth": self.ratios.bandwidth, "latency": self.ratios.latency}
+        Path(path).write_text(
+            json.dumps({"version": _VERSION, "ratios": ratios, "windows": rows}, indent=1) + "\n"
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> StepRecording:
+        """Reads what :meth:`save` wrote.
+
+        Raises
+        ------
+        ConfigError
+            The file is no recording; says where it is wrong.
+        """
+        try:
+            text = Path(path).read_text()
+            document: Any = json.loads(text)
+            if document["version"] != _VERSION:
+                raise ConfigError(f"{path}: version {document['version']!r}, known is {_VERSION}")
+            ratios = TierRatios(
+                float(document["ratios"]["bandwidth"]), float(document["ratios"]["latency"])
+            )
+            made = cls(ratios)
+            for number, row in enumerate(document["windows"]):
+                made.add(float(row["share"]), _window(path, number, row))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
+            raise ConfigError(f"{path}: not JSON ({problem})") from problem
+        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+            raise ConfigError(f"{path}: not a recording of step times ({problem!r})") from problem
+        if not made.windows:
+            raise ConfigError(f"{path}: the recording has no window")
+        return made
+
+
+def _window(path: str | Path, number: int, row: Any) -> Window:
+    window = Window(float(row["mean_s"]), float(row["error"]), int(row["steps"]))
+    sound = 0 < window.mean_s < math.inf and 0 <= window.error < math.inf and window.steps > 0
+    if not sound or not 0 <= float(row["share"]) <= 1:
+        raise ConfigError(
+            f"{path}: window {number}: need a share from 0 to 1, a positive mean_s, an error of at "
+            "least 0 and at least one step"
+        )
+    return window
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedDecision:
+    """One decision of a replay.
+
+    Attributes
+    ----------
+    asked, measured_at
+        The share that the tuner wanted measured, and the nearest one that the run has.
+    share, reason
+        The decision.
+    """
+
+    asked: float
+    measured_at: float
+    mean_s: float
+    share: float
+    reason: str
+
+
+def replay_recording(
+    recording: StepRecording, tuner: Tuner, *, decisions: int | None = None
+) -> list[ReplayedDecision]:
+    """What ``tuner`` would have decided.
+
+    A run has measured only the shares that were in force. Where the tuner wants another one, it
+    gets a window of the nearest share that was measured, and the answer says so. The windows of a
+    share are given in the order of the run, and again from the first when they are used up.
+
+    Parameters
+    ----------
+    decisions
+        How many; as many as the recording has windows by default.
+    """
+    by_share: dict[float, list[Window]] = {}
+    for share, window in recording.windows:
+        by_share.setdefault(share, []).append(window)
+    used = dict.fromkeys(by_share, 0)
+    bounds = Bounds(min(by_share), max(by_share))
+    made = []
+    for _ in range(len(recording.windows) if decisions is None else decisions):
+        asked = tuner.share
+        at = min(by_share, key=lambda share: abs(share - asked))
+        window = by_share[at][used[at] % len(by_share[at])]
+        used[at] += 1
+        decision = tuner.decide(window, bounds)
+        made.append(ReplayedDecision(asked, at, window.mean_s, decision.share, decision.reason))
+    return made

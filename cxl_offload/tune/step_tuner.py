@@ -1,0 +1,159 @@
+"""Tunes the share on the far tier from step times, at step boundaries, with no privileges."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.tune.decision import Decision, Tuner
+from cxl_offload.tune.homes import TunedHomes
+from cxl_offload.tune.recording import StepRecording
+from cxl_offload.tune.window import StepTimes
+
+__all__ = ["StepTuner"]
+
+_LOG = logging.getLogger("cxl_offload.tune")
+
+
+class StepTuner:
+    """Measures steps, asks a tuner, and moves tensors between steps.
+
+    Call :meth:`step` once after every step. With a budget, decisions are carried out; without one
+    they are only reported, and nothing ever moves.
+
+    Parameters
+    ----------
+    homes
+        The tensors and their two tiers.
+    tuner
+        Who decides, for example :class:`cxl_offload.tune.ModelTuner`.
+    budget_bytes_per_step
+        Bytes that may move between two steps, in the mean; 0 only advises.
+    steps, warm_up
+        Steps measured for a decision, and steps left out after a change.
+    state
+        A JSON file: read now where it exists, written after every decision, so that a restart
+        goes on. None keeps no state.
+    recording
+        Collects windows and decisions for ``cxl-offload tune --replay``.
+    on_decision
+        Called with every decision.
+    clock
+        Seconds, monotonic.
+
+    Raises
+    ------
+    ConfigError
+        The state file is damaged or of another tuner.
+    """
+
+    def __init__(
+        self,
+        homes: TunedHomes,
+        tuner: Tuner,
+        *,
+        budget_bytes_per_step: int = 0,
+        steps: int = 20,
+        warm_up: int = 3,
+        state: str | Path | None = None,
+        recording: StepRecording | None = None,
+        on_decision: Callable[[Decision], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if budget_bytes_per_step < 0:
+            raise ValueError(f"a budget of {budget_bytes_per_step} bytes a step: need at least 0")
+        self._homes = homes
+        self._tuner = tuner
+        self._budget = budget_bytes_per_step
+        self._times = StepTimes(steps=steps, warm_up=warm_up)
+        self._state = None if state is None else Path(state)
+        self._recording = recording
+        self._on_decision = on_decision
+        self._clock = clock
+        self._last: float | None = None
+        self._advice: str | None = None
+        self._moving = False
+        self.decisions = 0
+        if self._state is not None and self._state.exists():
+            self._restore(self._state)
+        if self._budget:
+            self._homes.aim(self._tuner.share)
+            self._moving = self._homes.pending_bytes > 0
+
+    def step(self, seconds: float | None = None) -> None:
+        """One step is over; pages may move before this returns.
+
+        Parameters
+        ----------
+        seconds
+            What it took; None takes the time since the last call, moves not included.
+        """
+        now = self._clock()
+        if seconds is None and self._last is not None:
+            seconds = now - self._last
+        if self._moving:
+            self._advance()
+        elif seconds is not None:
+            self._times.add(seconds)
+            if self._times.is_full:
+                self._decide()
+        self._last = self._clock()
+
+    def _advance(self) -> None:
+        moved = self._homes.advance(self._budget)
+        if moved.refused is not None:
+            self._tuner.hold(self._homes.share)
+            _LOG.warning(
+                "tune: moves stopped at %.0f %%: %s", 100 * self._homes.share, moved.refused
+            )
+        self._moving = self._homes.pending_bytes > 0
+        self._times.restart()
+
+    def _decide(self) -> None:
+        before = self._tuner.share
+        window = self._times.take(policy_changed=False)
+        if self._recording is not None:
+            self._recording.add(before, window)
+        unchanged = self._tuner.saved()
+        decision = self._tuner.decide(window, self._homes.bounds())
+        if not self._budget:
+            # Nothing moves, so the next window is measured under the same share as this one.
+            self._tuner.restore(unchanged)
+            if decision.share == before or decision.reason == self._advice:
+                return
+            self._advice = decision.reason
+            _LOG.info("tune, advice only: %s", decision.reason)
+        else:
+            _LOG.info("tune: %s", decision.reason)
+            if decision.share != before:
+                self._homes.aim(decision.share)
+                self._moving = True
+                self._times.restart()
+        self.decisions += 1
+        self._save()
+        if self._on_decision is not None:
+            self._on_decision(decision)
+
+    def _save(self) -> None:
+        if self._state is None:
+            return
+        fresh = self._state.with_name(self._state.name + ".new")
+        fresh.write_text(json.dumps(self._tuner.saved()))
+        fresh.replace(self._state)
+
+    def _restore(self, path: Path) -> None:
+        try:
+            saved: Any = json.loads(path.read_text())
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
+            raise ConfigError(f"{path}: not a saved state of a tuner ({problem})") from problem
+        if not isinstance(saved, dict):
+            raise ConfigError(f"{path}: not a saved state of a tuner (no mapping)")
+        try:
+            self._tuner.restore(saved)
+        except ConfigError as problem:
+            raise ConfigError(f"{path}: {problem}") from problem

@@ -1,0 +1,109 @@
+"""Step times since the last decision, and what they say.
+
+A step time is one positive number of seconds. Outliers (a garbage collection, another process) are
+drawn in to three median absolute deviations before the mean is taken, so that one of them does not
+decide; the standard error is that of the values so drawn in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean, median
+
+__all__ = ["StepTimes", "Window"]
+
+_OUTLIER_DEVIATIONS = 3.0
+_NORMAL_DEVIATION = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A number of steps under one policy.
+
+    Attributes
+    ----------
+    mean_s
+        Mean step time, in seconds.
+    error
+        Standard error of the mean, as a fraction of it.
+    steps
+        How many steps were measured.
+    """
+
+    mean_s: float
+    error: float
+    steps: int
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> Window:
+        """The window of some step times.
+
+        Raises
+        ------
+        ValueError
+            No step, or a time that is not a positive finite number.
+        """
+        times = list(seconds)
+        if not times or not all(0 < time < math.inf for time in times):
+            raise ValueError(f"{len(times)} step times: need at least one, all positive and finite")
+        middle = median(times)
+        deviation = _NORMAL_DEVIATION * median(abs(time - middle) for time in times)
+        if deviation > 0:
+            reach = _OUTLIER_DEVIATIONS * deviation
+            times = [min(max(time, middle - reach), middle + reach) for time in times]
+        mean = fmean(times)
+        if len(times) == 1:
+            return cls(mean, math.inf, 1)
+        spread = math.sqrt(sum((time - mean) ** 2 for time in times) / (len(times) - 1))
+        return cls(mean, spread / math.sqrt(len(times)) / mean, len(times))
+
+
+class StepTimes:
+    """Collects steps until a decision can be made.
+
+    The first steps after a change of policy are left out: they fault pages in and fill caches.
+
+    Parameters
+    ----------
+    steps
+        Steps of a window.
+    warm_up
+        Steps that are left out after :meth:`restart`.
+    """
+
+    __slots__ = ("_skip", "_times", "steps", "warm_up")
+
+    def __init__(self, *, steps: int, warm_up: int) -> None:
+        if steps < 2 or warm_up < 0:
+            raise ValueError(f"a window of {steps} steps after {warm_up}: need at least 2 and 0")
+        self.steps = steps
+        self.warm_up = warm_up
+        self._times: list[float] = []
+        self._skip = warm_up
+
+    def add(self, seconds: float) -> None:
+        """One more step. Steps that took no time, or less, are no measurement and are left out."""
+        if self._skip:
+            self._skip -= 1
+        elif 0 < seconds < math.inf:
+            self._times.append(seconds)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are enough steps for a decision."""
+        return len(self._times) >= self.steps
+
+    def take(self, *, policy_changed: bool) -> Window:
+        """The window so far; the next one begins, after the warm-up where the policy changed."""
+        window = Window.of(self._times)
+        self._times = []
+        self._skip = self.warm_up if policy_changed else 0
+        return window
+
+    def restart(self) -> None:
+        """Forgets what was collected: the policy changed in the middle of a window."""
+        self._times = []
+        self._skip = self.warm_up

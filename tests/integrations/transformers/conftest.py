@@ -1,0 +1,51 @@
+"""Simulated nodes for caches to lie on, and one thread for tiny matrices."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from transformers.utils import logging as transformers_logging
+
+from cxl_offload.memory import Session
+from cxl_offload.topology import Machine, Node, NodeKind, Tier
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny matrices; more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()
+    yield
+    torch.set_num_threads(before)
+
+
+def machine(cxl_bytes: int = 4 * GIB) -> Machine:
+    """Two sockets and a CXL node."""
+    kinds = (NodeKind.DRAM, NodeKind.DRAM, NodeKind.CXL)
+    sizes = (8 * GIB, 8 * GIB, cxl_bytes)
+    cpus = ((0, 1), (2, 3), ())
+    return Machine(
+        name="two-sockets-and-cxl",
+        nodes=tuple(
+            Node(id=at, kind=kinds[at], cpus=cpus[at], capacity_bytes=sizes[at]) for at in range(3)
+        ),
+        distances={0: {0: 10, 1: 21, 2: 24}, 1: {0: 21, 1: 10, 2: 34}, 2: {0: 24, 1: 34, 2: 10}},
+        tiers=(Tier("ldram", (0,)), Tier("rdram", (1,)), Tier("cxl", (2,))),
+        simulated=True,
+    )
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    """A simulated session; whatever a test does, nothing may be left of it."""
+    session = Session.simulated(machine())
+    yield session
+    if session.stats().asked_bytes.current:
+        gc.collect()  # a failed test's frames, or a cycle of transformers' own
+    assert session.stats().asked_bytes.current == 0

@@ -1,0 +1,215 @@
+"""Tokens under ``offload`` are those of stock transformers, family by family and way by way."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from cxl_offload.integrations.transformers import offload
+from cxl_offload.memory import Session
+
+from .models import ALIKE, FAMILIES, PAD, generate, in_double, make, prompts
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "fixed cache": {"cache_implementation": "static"},
+}
+CXL = {"kv": "bind:2"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", ALIKE)
+def test_tokens_are_those_of_stock_attention(family: str, way: str, session: Session) -> None:
+    model, options = make(family), WAYS[way]
+    by_eager = generate(model, "eager", **options)
+    by_sdpa = generate(model, "sdpa", **options)
+    assert len(by_eager[:, 20:].unique()) > 12  # the tokens say something
+    assert torch.equal(by_eager, by_sdpa)
+    with offload(model, CXL, session=session) as done:
+        tokens = generate(model, **options)
+    assert torch.equal(tokens, by_sdpa)
+    assert done.calls.kernel >= 9 * model.config.num_hidden_layers
+    assert not done.calls.own
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("loaded_with", ["eager", "sdpa"])
+def test_soft_caps_are_kept_where_stock_sdpa_drops_them(
+    loaded_with: str, way: str, session: Session
+) -> None:
+    model, options = make("gemma2"), WAYS[way]
+    by_eager = generate(model, "eager", **options)
+    assert not torch.equal(by_eager, generate(model, "sdpa", **options))
+    model.set_attn_implementation(loaded_with)
+    with offload(model, CXL, session=session):
+        tokens = generate(model, **options)
+    assert torch.equal(tokens, by_eager)
+
+
+def test_sampling_draws_the_same_tokens(session: Session) -> None:
+    model = make("llama")
+    options = {"do_sample": True, "top_p": 0.95, "temperature": 0.8}
+    torch.manual_seed(7)
+    stock = generate(model, "sdpa", **options)
+    torch.manual_seed(7)
+    with offload(model, CXL, session=session):
+        tokens = generate(model, **options)
+    assert torch.equal(tokens, stock)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+def test_assisted_decoding_gives_the_tokens_of_the_model_alone(
+    family: str, session: Session
+) -> None:
+    """Candidates are taken back: also out of a window that is full."""
+    model, assistant = make(family), make(family)
+    with torch.no_grad():
+        for weight in assistant.parameters():
+            weight.add_(0.002 * torch.randn_like(weight))
+    assistant.generation_config.assistant_confidence_threshold = 0  # a tiny model is never sure
+    one = {name: rows[2:3] for name, rows in prompts().items()}
+    alone = generate(model, "sdpa", **one)
+    stock = generate(model, "sdpa", **one, assistant_model=assistant)
+    assert torch.equal(stock, alone)
+    with (
+        offload(model, CXL, session=session) as done,
+        offload(assistant, {"kv": "bind:1"}, session=session) as helped,
+    ):
+        tokens = generate(model, **one, assistant_model=assistant)
+        assert session.stats().nodes[1].peak_bytes > 0
+    assert torch.equal(tokens, alone)
+    assert done.calls.prompt > model.config.num_hidden_layers  # several candidates at once
+    assert helped.calls.kernel > 0
+
+
+@pytest.mark.parametrize("family", ["opt", "mistral", "gemma3"])
+def test_prefix_computed_once_serves_several_prompts(family: str, session: Session) -> None:
+    model = make(family)
+    ids = prompts()["input_ids"][2:3]
+    follow = torch.tensor([[9, 8, 7], [20, 30, 40]])
+    stock = [generate(model, "sdpa", **_after(ids, row)) for row in follow]
+    with offload(model, CXL, session=session), torch.no_grad():
+        prefix = model(ids).past_key_values
+        for row, expected in zip(follow, stock, strict=True):
+            kept = copy.deepcopy(prefix)
+            assert _on_node(session, kept) == {2}
+            tokens = generate(model, **_after(ids, row), past_key_values=kept)
+            assert torch.equal(tokens, expected)
+        del kept, prefix
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_chat_goes_on_with_the_cache_of_the_turn_before(family: str, session: Session) -> None:
+    model = make(family)
+    ids = prompts()["input_ids"][2:4]
+    more = torch.tensor([[9, 8, 7, 6], [20, 30, 40, 50]])
+    with offload(model, CXL, session=session):
+        first = generate(model, **_whole(ids), return_dict_in_generate=True)
+        turn = torch.cat([first.sequences, more], dim=1)
+        tokens = generate(model, **_whole(turn), past_key_values=first.past_key_values)
+        del first
+    assert torch.equal(tokens, generate(model, "sdpa", **_whole(turn)))
+
+
+def test_cache_from_before_the_block_goes_on_in_the_tier(session: Session) -> None:
+    model = make("gemma3")
+    ids = prompts()["input_ids"][2:4]
+    stock = generate(model, "sdpa", **_after(ids, torch.tensor([5, 6]).expand(2, -1)))
+    with torch.no_grad():
+        cache = model(ids, past_key_values=DynamicCache(config=model.config)).past_key_values
+    with offload(model, CXL, session=session):
+        options = _after(ids, torch.tensor([5, 6]).expand(2, -1))
+        tokens = generate(model, **options, past_key_values=cache)
+        assert _on_node(session, cache) == {2}
+        del cache
+    assert torch.equal(tokens, stock)
+
+
+def test_cache_stays_valid_after_the_block(session: Session) -> None:
+    model = make("qwen2")
+    ids = prompts()["input_ids"][2:4]
+    more = _after(ids, torch.tensor([5, 6]).expand(2, -1))
+    stock = generate(model, "sdpa", **more)
+    with offload(model, CXL, session=session), torch.no_grad():
+        cache = model(ids).past_key_values
+    assert torch.equal(generate(model, **more, past_key_values=cache), stock)
+    del cache
+
+
+@pytest.mark.parametrize("damage", ["keys", "values", "weights"])
+def test_damaged_bytes_change_the_tokens(damage: str, session: Session) -> None:
+    """Or the comparisons above would compare nothing."""
+    model = make("llama")
+    ids = prompts()["input_ids"][2:4]
+    more = _after(ids, torch.tensor([5, 6]).expand(2, -1))
+    stock = generate(model, "sdpa", **more)
+    with offload(model, CXL, session=session), torch.no_grad():
+        cache = model(ids).past_key_values
+        if damage == "weights":
+            model.model.layers[1].mlp.down_proj.weight[:8] *= -1
+        else:
+            getattr(cache.layers[1], damage)[:, :, 4:12] *= -1
+        tokens = generate(model, **more, past_key_values=cache)
+        del cache
+    assert not torch.equal(tokens, stock)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_is_as_near_to_double_as_stock(
+    family: str, dtype: torch.dtype, session: Session
+) -> None:
+    """Logits of single steps over the same tokens, against the formula in double precision."""
+    model = make(family, dtype)
+    exact = _step_logits(in_double(model))
+    errors = {
+        own: (_step_logits(model, own) - exact).abs().mean().item()
+        for own in ("eager", "sdpa")
+        if not (family == "gemma2" and own == "sdpa")
+    }
+    model.set_attn_implementation("sdpa")
+    with offload(model, CXL, session=session):
+        ours = (_step_logits(model) - exact).abs().mean().item()
+    assert ours <= 1.2 * max(errors.values())  # most of it comes from the linear layers
+
+
+def _after(ids: torch.Tensor, row: torch.Tensor) -> dict[str, torch.Tensor]:
+    return _whole(torch.cat([ids, row.reshape(ids.shape[0], -1)], dim=1))
+
+
+def _whole(ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _on_node(session: Session, cache: DynamicCache) -> set[int]:
+    """The nodes of all keys and values, asked from their pages."""
+    found: set[int] = set()
+    for layer in cache.layers:
+        for states in (layer.keys, layer.values):
+            found |= set(session.placement(states.data_ptr(), states[0, 0].nbytes).granted)
+    return found
+
+
+def _step_logits(model: PreTrainedModel, own: str | None = None) -> torch.Tensor:
+    """Of four tokens, one at a time after a prompt; float64 ``(rows, 4, vocab)``."""
+    if own is not None:
+        model.set_attn_implementation(own)
+    given = prompts()
+    mask, follow = given["attention_mask"], torch.arange(40, 44)
+    logits = []
+    with torch.no_grad():
+        cache = model(**given, use_cache=True).past_key_values
+        for token in follow:
+            mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], dim=1)
+            ids = token.expand(mask.shape[0], 1)
+            positions = (mask.sum(dim=1, keepdim=True) - 1) if PAD in given["input_ids"] else None
+            made = model(
+                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache
+            )
+            logits.append(made.logits[:, -1].double())
+    return torch.stack(logits, dim=1)
