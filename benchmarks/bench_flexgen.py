@@ -104,7 +104,7 @@ class StockProcess:
 
 def policy_fields(request: FlexGenRun) -> list[Any]:
     """FlexGen's Policy of a request, in the order in which the stock process takes it."""
-    fields = asdict(flexgen_policy(request))
+    fields = asdict(flexgen_policy(request, request.percent))
     kept = [value for name, value in fields.items() if not name.startswith("com")]
     return [*kept, request.compress_weight, request.compress_cache]
 

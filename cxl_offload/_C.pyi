@@ -272,6 +272,9 @@ class Rule:
         device: str = ...,
     ) -> None: ...
 
+def stripe_bytes(
+    shares: Sequence[tuple[int, int]], granule_bytes: int, nbytes: int
+) -> dict[int, int]: ...
 def stripe_runs(
     shares: Sequence[tuple[int, int]], granule_bytes: int, nbytes: int
 ) -> list[tuple[int, int, int]]: ...

@@ -83,6 +83,9 @@ RENAMED = {
         "cxl_offload.integrations.deepspeed.placing"
     ),
     "cxl_offload.integrations.flexgen.Session": "cxl_offload.integrations.flexgen.LoadedModel",
+    "cxl_offload.integrations.flexgen.sizes.Sizes": (
+        "cxl_offload.integrations.flexgen.sizes.RunSizes"
+    ),
     "cxl_offload.integrations.flexgen.session": "cxl_offload.integrations.flexgen.loaded_model",
     "cxl_offload.integrations.flexgen.session.Session": (
         "cxl_offload.integrations.flexgen.LoadedModel"
@@ -91,10 +94,21 @@ RENAMED = {
 """Old dotted name to new; what begins with an old name and a dot follows it."""
 
 _REACH = "give Cache the bytes by node; Machine.node(...).llc_bytes is the size of a cache"
+_PLAN_IS_EXECUTED = "a plan is executed as data: cxl-offload flexgen --plan"
 
 GONE: dict[str, str] = {
     "cxl_offload.sim.llc_reach_bytes": _REACH,
     "cxl_offload.sim.cache.llc_reach_bytes": _REACH,
+    "cxl_offload.integrations.flexgen.lm.weight_groups": (
+        "cxl_offload.plan.flexgen.layout.opt_groups has FlexGen's groups of weights"
+    ),
+    "cxl_offload.plan.flexgen.flags.Spelled": _PLAN_IS_EXECUTED,
+    "cxl_offload.plan.flexgen.flags.flags_of": _PLAN_IS_EXECUTED,
+    "cxl_offload.plan.flexgen.flags.kv_sequences": _PLAN_IS_EXECUTED,
+    "cxl_offload.plan.flexgen.flags.spell": _PLAN_IS_EXECUTED,
+    "cxl_offload.plan.flexgen.job.weight_homes": (
+        "cxl_offload.plan.flexgen.layout.weight_homes takes cuts, not shares"
+    ),
     "cxl_offload.plan.flexgen.flags.bytes_per_node": "Hardware.node_bytes takes its place",
     "cxl_offload.plan.flexgen.model": "cxl_offload.plan.flexgen.phases has the equations",
     "cxl_offload.plan.flexgen.terms": (

@@ -44,7 +44,15 @@ BESIDE = {
     ("errors", "units"),
 }
 
-CORE_USERS = ("memory", "transfer", "ops", "profile.measure", "sim.replay", "sim.sharing")
+CORE_USERS = (
+    "memory",
+    "transfer",
+    "ops",
+    "plan.equations.stripe",
+    "profile.measure",
+    "sim.replay",
+    "sim.sharing",
+)
 TORCH_USERS = ("tensor", "ops", "tune", "ranks", "objects", "profile.operators", "integrations")
 TORCH_FREE = ("profile.operators.model",)
 FRAMEWORKS = ("flexgen", "deepspeed", "vllm")

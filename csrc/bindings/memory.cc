@@ -18,6 +18,12 @@ namespace py = pybind11;
 
 using Shares = std::vector<std::pair<NodeId, uint32_t>>;
 
+Stripe make_stripe(const Shares& shares, size_t granule_bytes) {
+  std::vector<Share> list;
+  for (const auto& [node, weight] : shares) list.push_back({node, weight});
+  return Stripe(std::move(list), granule_bytes);
+}
+
 Rule make_rule(RuleKind kind, const Shares& shares, size_t granule_bytes, bool strict,
                PageKind pages, const std::string& device) {
   Rule rule{kind, {}, granule_bytes, strict, pages, device};
@@ -134,12 +140,21 @@ void bind_rule(py::module_& module) {
            py::arg("pages") = PageKind::kBase, py::arg("device") = "")
       .def("__str__", &Rule::describe);
   module.def(
+      "stripe_bytes",
+      [](const Shares& shares, size_t granule_bytes, size_t bytes) {
+        const Stripe stripe = make_stripe(shares, granule_bytes);
+        const auto placed = stripe.allocation_bytes(bytes);
+        std::map<NodeId, size_t> result;
+        for (size_t i = 0; i < placed.size(); ++i) result[stripe.shares()[i].node] = placed[i];
+        return result;
+      },
+      py::arg("shares"), py::arg("granule_bytes"), py::arg("nbytes"),
+      "Bytes of one allocation on every node of a weighted interleave.");
+  module.def(
       "stripe_runs",
       [](const Shares& shares, size_t granule_bytes, size_t bytes) {
-        std::vector<Share> list;
-        for (const auto& [node, weight] : shares) list.push_back({node, weight});
         std::vector<std::tuple<size_t, size_t, NodeId>> runs;
-        for (const Run& run : Stripe(list, granule_bytes).runs(bytes)) {
+        for (const Run& run : make_stripe(shares, granule_bytes).runs(bytes)) {
           runs.emplace_back(run.offset, run.bytes, run.node);
         }
         return runs;

@@ -19,8 +19,7 @@ void simplify(Rule& rule, size_t bytes, std::vector<std::string>& notes) {
   if (rule.kind != RuleKind::kStripe) return;
   const Stripe stripe(rule.shares, rule.granule_bytes);
   if (rule.shares.size() > 1 && bytes >= stripe.cycle_bytes()) return;
-  const Share heaviest = *std::ranges::max_element(
-      rule.shares, [](const Share& a, const Share& b) { return a.weight < b.weight; });
+  const Share heaviest = rule.shares[stripe.heaviest()];
   if (rule.shares.size() > 1) {
     notes.push_back(format_bytes(bytes) + " is less than one cycle of the interleave (" +
                     format_bytes(stripe.cycle_bytes()) + "), so all of it is on node " +

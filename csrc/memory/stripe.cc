@@ -87,6 +87,29 @@ bool Stripe::cut_keeps_shares(size_t total, size_t offset, size_t bytes) const {
   return true;
 }
 
+size_t Stripe::heaviest() const {
+  const auto by_weight = [](const Share& a, const Share& b) { return a.weight < b.weight; };
+  return std::ranges::max_element(shares_, by_weight) - shares_.begin();
+}
+
+std::vector<size_t> Stripe::allocation_bytes(size_t bytes) const {
+  if (bytes < cycle_bytes()) {
+    std::vector<size_t> placed(shares_.size());
+    placed[heaviest()] = bytes;
+    return placed;
+  }
+  const size_t granules = granules_in(bytes);
+  std::vector<size_t> placed = prefix_granules(granules, granules);
+  const auto tail = tail_granules(granules % weight_sum_);
+  size_t last = placed.size() - 1;  // holds the last granule, which may be a part of one
+  if (granules % weight_sum_ != 0) {
+    while (tail[last] == 0) --last;
+  }
+  for (size_t& count : placed) count *= granule_bytes_;
+  placed[last] -= granules * granule_bytes_ - bytes;
+  return placed;
+}
+
 std::vector<Run> Stripe::runs(size_t bytes) const {
   const size_t granules = granules_in(bytes);
   const size_t cycles = granules / weight_sum_;

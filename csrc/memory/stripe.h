@@ -43,6 +43,11 @@ class Stripe {
 
   // The layout of a range, neighbours on one node merged; the last granule may be a part of one.
   std::vector<Run> runs(size_t bytes) const;
+  // The share that gets the whole of an allocation of less than one cycle: that of the largest
+  // weight, the earlier one of two.
+  size_t heaviest() const;
+  // Bytes of one allocation on every share's node, in the order of shares().
+  std::vector<size_t> allocation_bytes(size_t bytes) const;
   // Whether `bytes` cut at `offset` out of a range of `total` bytes hold as many granules of every
   // node as a range of `bytes` of its own would.
   bool cut_keeps_shares(size_t total, size_t offset, size_t bytes) const;

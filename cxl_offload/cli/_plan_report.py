@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from cxl_offload.cli._report_table import NONE, show, table
+from cxl_offload.plan.plan_file import OWN_FILE
 from cxl_offload.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["print_plan"]
 
 
-def print_plan(console: Console, plan: Plan) -> None:
-    """The tables of a plan."""
+def print_plan(console: Console, plan: Plan, file: str | None = None) -> None:
+    """The tables of a plan, and the command that runs it from its file."""
     batch = plan.batch
     status = "runs there" if plan.runs else f"advice only: {plan.advice}"
     console.print(f"{plan.model} on {plan.machine} with {plan.executor} ({status})")
@@ -40,8 +41,10 @@ def print_plan(console: Console, plan: Plan) -> None:
         console.print(f"Note: {note}.")
     for name, text in plan.settings.items():
         console.print(f"\n{name}\n{text}")
+    if file is None and plan.command_in("") != plan.command:
+        console.print(f"\nThe command reads the plan: write it with --output {OWN_FILE}.")
     if plan.command:
-        print(f"\n{shlex.join(plan.command)}")
+        print(f"\n{shlex.join(plan.command_in(file or OWN_FILE))}")
 
 
 def _print_homes(console: Console, plan: Plan) -> None:

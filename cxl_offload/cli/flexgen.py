@@ -40,7 +40,7 @@ def flexgen(context: typer.Context) -> None:
     try:
         from cxl_offload.integrations.flexgen import run
         from cxl_offload.integrations.flexgen.options import (
-            build_parser,
+            parse_flags,
             request_from,
             write_flexgen_log,
         )
@@ -49,7 +49,7 @@ def flexgen(context: typer.Context) -> None:
         raise ConfigError(
             f"flexgen: {error.name} is not installed; pip install 'cxl_offload[flexgen]'"
         ) from None
-    args = build_parser(_PROGRAM).parse_args(context.args)
+    args = parse_flags(_PROGRAM, context.args)
     request = request_from(args)
     operators = None if args.profile is None else _operators(args.profile, request.accelerator)
     session = _memory(args.machine, request)

@@ -260,7 +260,7 @@ def show_plan(
     """Check a plan file and print it."""
     from cxl_offload.plan.plan_file import load_plan
 
-    _deliver(load_plan(file), None, as_json)
+    _deliver(load_plan(file), None, as_json, file=file)
 
 
 def _read_machine(machine: str | None, profile: str | None) -> Machine:
@@ -347,16 +347,21 @@ def _size(where: str, text: str) -> int:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _deliver(plan: Plan, output: Path | None, as_json: bool) -> None:
+def _deliver(plan: Plan, output: Path | None, as_json: bool, *, file: Path | None = None) -> None:
     from cxl_offload.files import encode
     from cxl_offload.plan.plan_file import save_plan
 
     if output is not None:
         save_plan(plan, output)
+        file = output
     if as_json:
         json.dump(encode(plan), sys.stdout, indent=1, allow_nan=False)
         print()
         return
-    print_plan(Console(markup=False, emoji=False, highlight=False), plan)
+    print_plan(
+        Console(markup=False, emoji=False, highlight=False),
+        plan,
+        None if file is None else str(file),
+    )
     if output is not None:
         print(f"\nwritten: {output}")

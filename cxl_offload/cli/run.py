@@ -103,7 +103,7 @@ def plan_command(plan: Plan, path: str, folder: Path) -> list[str]:
     Parameters
     ----------
     path
-        The plan's own, for messages.
+        The plan's own.
     folder
         Where its settings are written to, for the command to read.
 
@@ -116,7 +116,8 @@ def plan_command(plan: Plan, path: str, folder: Path) -> list[str]:
         raise ConfigError(f"{path} is advice only: {plan.advice}")
     for name, setting in plan.settings.items():
         (folder / name).write_text(setting + "\n", encoding="utf-8")
-    command = [str(folder / word) if word in plan.settings else word for word in plan.command]
+    words = plan.command_in(path)
+    command = [str(folder / word) if word in plan.settings else word for word in words]
     if command[:1] == ["cxl-offload"]:
         return [sys.executable, "-m", "cxl_offload.cli.main", *command[1:]]
     programs = [word for word in command if word in ("numactl", "vllm")]

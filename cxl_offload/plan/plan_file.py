@@ -17,6 +17,7 @@ import yaml
 from cxl_offload.files import decode_document, encode, read_document, read_text, write_text
 
 __all__ = [
+    "OWN_FILE",
     "PLAN_VERSION",
     "Batch",
     "CxlUse",
@@ -32,6 +33,10 @@ __all__ = [
 ]
 
 PLAN_VERSION = 1
+
+OWN_FILE = "plan.yaml"
+"""In a command: the file of the plan that it is in."""
+
 _PERCENT_SLACK = 1e-3
 
 
@@ -120,7 +125,8 @@ class Plan:
     runs
         False: the plan is advice only, ``advice`` says why.
     command
-        Program and arguments, as they are given to the executor.
+        Program and arguments, as they are given to the executor; ``OWN_FILE`` stands for the file
+        that this plan is kept in.
     node_bytes
         Host bytes on every NUMA node.
     settings
@@ -162,6 +168,10 @@ class Plan:
             total = sum(home.percent for home in self.homes if home.kind == kind)
             if abs(total - 100) > _PERCENT_SLACK:
                 raise ValueError(f"homes of {kind} sum to {total:g} %, not 100")
+
+    def command_in(self, path: str) -> tuple[str, ...]:
+        """The command, with the path of the file that the plan is kept in."""
+        return tuple(path if word == OWN_FILE else word for word in self.command)
 
     def of(self, kind: str) -> Mapping[str, int]:
         """Bytes of one kind of tensor by home."""

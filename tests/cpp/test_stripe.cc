@@ -57,6 +57,27 @@ TEST(stripe_ends_in_a_part_of_a_granule) {
   CHECK_EQ(text(Stripe({{0, 1}, {1, 1}}, 8).runs(0)), "");
 }
 
+TEST(stripe_counts_the_bytes_of_its_runs_and_puts_less_than_a_cycle_on_the_heaviest) {
+  std::mt19937 random(2);
+  for (int round = 0; round < 20000; ++round) {
+    const Stripe stripe(random_shares(random), 1 + random() % 9);
+    const size_t bytes = random() % 700;
+    auto expected = sum(stripe.runs(bytes));
+    if (bytes < stripe.cycle_bytes()) {
+      NodeId first = 0;
+      uint32_t most = 0;
+      for (const Share& share : stripe.shares()) {
+        if (share.weight > most) first = share.node, most = share.weight;
+      }
+      expected = {{first, bytes}};
+    }
+    const auto placed = stripe.allocation_bytes(bytes);
+    for (size_t i = 0; i < placed.size(); ++i) {
+      CHECK_EQ(placed[i], expected[stripe.shares()[i].node]);
+    }
+  }
+}
+
 // Largest remainder (Hamilton) of all granules, by the definition, ties to the earlier node.
 TEST(stripe_shares_are_the_largest_remainder_shares_for_random_weights) {
   std::mt19937 random(1);

@@ -199,17 +199,29 @@ def plan() -> Plan:
     )
 
 
-def test_plan_for_flexgen_runs(plan: Plan, tmp_path: Path) -> None:
-    make_opt(tmp_path / "my-opt", OptShape(layers=2, hidden=64, heads=4))
-    flags = ("--model", str(tmp_path / "my-opt"), "--gen-len", "2", "--prompt-len", "32")
-    flags += ("--percent", "0", "100", "0", "100", "0", "100", "--gpu-batch-size", "1")
-    flags += ("--offload-dir", str(tmp_path / "offload"), "--accelerator", "host")
-    flags += ("--json", str(tmp_path / "report.json"), "--no-log")
-    save_plan(replace(plan, command=("cxl-offload", "flexgen", *flags)), tmp_path / "plan.yaml")
+def test_plan_for_flexgen_is_executed_as_it_is(tmp_path: Path) -> None:
+    model = make_opt(tmp_path / "my-opt", OptShape(layers=2, hidden=64, heads=4))
+    plan = plan_inference(
+        InferenceRequest(
+            model=load_model(model),
+            machine=load_machine("epyc9354-cxl-a"),
+            prompt=32,
+            generated=2,
+            model_name=str(model),
+            machine_name="epyc9354-cxl-a",
+            gpu_batches=(1,),
+            most_batches=1,
+        )
+    )
+    words = ("--json", str(tmp_path / "report.json"))
+    save_plan(replace(plan, command=(*plan.command, *words)), tmp_path / "plan.yaml")
+
     done = run(str(tmp_path / "plan.yaml"), folder=tmp_path)
+
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["gen_len"] == 2
+    assert (report["gen_len"], report["machine"]) == (2, "epyc9354-cxl-a")
+    assert report["outside"]["accelerator"]["weights"] == plan.of("weights")["gpu"]
 
 
 def test_plan_that_cannot_run_here_names_what_is_missing(plan: Plan, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from cxl_offload.plan.flexgen.choice import (
     phases_of,
     segments,
 )
-from cxl_offload.plan.flexgen.job import FlexGenJob, WeightGroup
+from cxl_offload.plan.flexgen.job import FlexGenJob
+from cxl_offload.plan.flexgen.layout import WeightGroup
 from cxl_offload.plan.flexgen.planner import modes
 from cxl_offload.plan.flexgen.program import Mode, kv_stripe_slack, stripe_slack
 from cxl_offload.plan.gpu import GpuRates

@@ -155,7 +155,7 @@ def test_command_line_writes_a_plan_that_shows_again(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["plan", "show", str(file), "--json"])
 
     assert made.exit_code == 0, made.output
-    assert "cxl-offload flexgen --model opt-6.7b" in made.output
+    assert f"cxl-offload flexgen --plan {file} --model opt-6.7b" in made.output.replace("\n", "")
     assert "(predicted)" in made.output
     plan = load_plan(file)
     assert json.loads(shown.output)["tokens_per_s"] == plan.tokens_per_s

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flexgen.opt_config import OptConfig
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.request import FlexGenRun
-from cxl_offload.integrations.flexgen.shares import HOST, ShareRow
+from cxl_offload.integrations.flexgen.shares import ACCELERATOR, DISK, HOST, ShareRow
 from cxl_offload.plan.flexgen.decode_time import DecodeShape, KvHome
 
 __all__ = ["decode_shape"]
 
 
 def decode_shape(
-    request: FlexGenRun, config: OptConfig, *, prompt_len: int, shares: tuple[ShareRow, ...] = ()
+    request: FlexGenRun, config: OptConfig, *, prompt_len: int, shares: tuple[ShareRow, ...]
 ) -> DecodeShape:
     """What a request decodes, in the terms of ``plan.flexgen.decode_time``.
 
@@ -22,7 +24,7 @@ def decode_shape(
     prompt_len
         Tokens of every prompt.
     shares
-        Realised ones; without them the requested percentages are taken as realised.
+        What every home of weights and KV cache gets.
 
     Raises
     ------
@@ -30,10 +32,8 @@ def decode_shape(
         The request uses what the equations do not cover: a disk, compression, a KV cache in
         several places, attention over a workspace, linear layers in half precision on the CPU.
     """
-    gpu, host = request.percent[:2]
-    realised = [row for row in shares if row.kind == "weights" and row.home.startswith(HOST)]
-    on_host = sum(row.realised_percent for row in realised) if shares else host
-    if gpu + host != 100 or request.compress_weight or request.compress_cache:
+    weights, kv = (_by_place(shares, kind) for kind in ("weights", "kv"))
+    if weights[DISK] or request.compress_weight or request.compress_cache:
         raise ConfigError("no prediction: tensors on disk or compressed are not covered")
     if request.accelerator == "host" and request.cpu_linear != "single":
         raise ConfigError("no prediction: --cpu-linear half is not covered")
@@ -46,20 +46,30 @@ def decode_shape(
         batches=request.num_gpu_batches,
         # The first token is the prompt's; those after it attend to one more each.
         attended=prompt_len + request.gen_len / 2,
-        kv=_kv_home(request),
-        host_weights=on_host / 100,
+        kv=_kv_home(request, kv),
+        host_weights=weights[HOST] / 100,
     )
 
 
-def _kv_home(request: FlexGenRun) -> KvHome:
-    share = request.percent[2:4]
-    if share == (100, 0) and not request.cpu_cache_compute:
+def _by_place(shares: tuple[ShareRow, ...], kind: str) -> Mapping[str, float]:
+    """Percent on the disk, the accelerator and, all its parts together, the host."""
+    percents = dict.fromkeys((ACCELERATOR, HOST, DISK), 0.0)
+    for row in shares:
+        if row.kind == kind:
+            place = row.home if row.home in (ACCELERATOR, DISK) else HOST
+            percents[place] += row.realised_percent
+    return percents
+
+
+def _kv_home(request: FlexGenRun, kv: Mapping[str, float]) -> KvHome:
+    if not kv[HOST] and not kv[DISK] and not request.cpu_cache_compute:
         return "accelerator"
-    if share == (0, 100) and request.attends_in_place:
-        return "host, in place"
-    if share == (0, 100) and not request.cpu_cache_compute:
-        return "host, loaded"
+    if not kv[ACCELERATOR] and not kv[DISK]:
+        if not request.cpu_cache_compute:
+            return "host, loaded"
+        if request.cpu_attention == "in-place":
+            return "host, in place"
     raise ConfigError(
-        f"no prediction: a KV cache {share[0]:g} % on the accelerator and {share[1]:g} % on the "
-        "host, or attention over a workspace, is not covered"
+        f"no prediction: a KV cache {kv[ACCELERATOR]:g} % on the accelerator and {kv[HOST]:g} % on "
+        "the host, or attention over a workspace, is not covered"
     )

@@ -6,52 +6,22 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Protocol
 
-import flexgen.flex_opt as flex_opt
 import numpy as np
-from flexgen.flex_opt import (
-    DUMMY_WEIGHT,
-    MLP,
-    InputEmbed,
-    OptLM,
-    OutputEmbed,
-    Policy,
-    SelfAttention,
-)
+from flexgen.flex_opt import DUMMY_WEIGHT, OptLM, Policy
 from flexgen.opt_config import OptConfig
 from flexgen.pytorch_backend import DeviceType, TorchTensor
 from flexgen.utils import ExecutionEnv, ValueHolder, torch_dtype_to_np_dtype
 
 from cxl_offload.integrations.flexgen.recorder import Queue, Recorder
-from cxl_offload.integrations.flexgen.scope import replaced
-from cxl_offload.integrations.flexgen.shares import WeightGroup, weight_homes
+from cxl_offload.plan.flexgen.layout import weight_homes
+from cxl_offload.renamed import old_names
 
-__all__ = ["LoadProgress", "TieredOptLM", "WeightPlacer", "delete_tensor", "weight_groups"]
+__all__ = ["LoadProgress", "TieredOptLM", "WeightPlacer", "delete_tensor"]
 
 Spec = tuple[tuple[int, ...], type, str]
 LoadProgress = Callable[[int, int], None]
-
-
-def weight_groups(config: OptConfig, policy: Policy) -> list[WeightGroup]:
-    """The groups of weights FlexGen shares out, taken from its own layers."""
-    groups: list[WeightGroup] = []
-
-    def note(specs: Sequence[Spec], *_: Any) -> list[Any]:
-        groups.append(WeightGroup(tuple(tuple(shape) for shape, _, _ in specs)))
-        return []
-
-    nowhere = SimpleNamespace(compressed_device=None)
-    env = ExecutionEnv(gpu=nowhere, cpu=nowhere, disk=nowhere)
-    layers = [InputEmbed(config, env, policy)]
-    for at in range(config.num_hidden_layers):
-        layers += [SelfAttention(config, env, policy, at), MLP(config, env, policy, at)]
-    layers.append(OutputEmbed(config, env, policy))
-    with replaced(flex_opt, init_weight_list=note):
-        for layer in layers:
-            layer.init_weight(ValueHolder(), "")
-    return groups
 
 
 class WeightPlacer:
@@ -59,8 +29,8 @@ class WeightPlacer:
 
     Parameters
     ----------
-    percents
-        Shares of the homes.
+    cuts
+        Percent at which a group is cut, one cut between every two homes.
 
     Attributes
     ----------
@@ -69,15 +39,15 @@ class WeightPlacer:
         place before its devices can be made, so they come after this.
     """
 
-    def __init__(self, percents: Sequence[float]) -> None:
+    def __init__(self, cuts: Sequence[float]) -> None:
         self.homes: Sequence[Any] = ()
-        self._percents = percents
+        self._cuts = cuts
 
     def __call__(self, specs: Sequence[Spec], policy: Policy, _: ExecutionEnv) -> list[TorchTensor]:
         """Allocate and load the weights of one group."""
         sizes = [int(np.prod(shape)) for shape, _, _ in specs]
         weights = []
-        for spec, at in zip(specs, weight_homes(sizes, self._percents), strict=True):
+        for spec, at in zip(specs, weight_homes(sizes, self._cuts), strict=True):
             weights.append(_load(spec, self.homes[at], policy))
         return weights
 
@@ -263,3 +233,6 @@ def _tensors_in(value: Any) -> Iterable[TorchTensor]:
     elif isinstance(value, tuple | list):
         for each in value:
             yield from _tensors_in(each)
+
+
+__getattr__ = old_names(__name__)

@@ -21,7 +21,7 @@ from cxl_offload.integrations.flexgen.attention import SelfAttentionInPlace
 from cxl_offload.integrations.flexgen.checkpoint import Progress, weights_folder
 from cxl_offload.integrations.flexgen.functional import functional_of
 from cxl_offload.integrations.flexgen.layout import Layout, lay_out, with_tiers
-from cxl_offload.integrations.flexgen.lm import TieredOptLM, WeightPlacer, weight_groups
+from cxl_offload.integrations.flexgen.lm import TieredOptLM, WeightPlacer
 from cxl_offload.integrations.flexgen.model import ModelSource, resolve_model
 from cxl_offload.integrations.flexgen.predict import check_fit, check_stripes
 from cxl_offload.integrations.flexgen.recorder import Recorder
@@ -114,10 +114,8 @@ class LoadedModel:
         self.source: ModelSource = resolve_model(request.model, request.path)
         self.inputs, self._tokenizer = prompt_tokens(request, self.source)
         self._progress = progress
-        self._policy = flexgen_policy(request)
-        groups = weight_groups(self.source.config, self._policy)
         prompt_len = int(self.inputs.shape[1])
-        self.layout: Layout = lay_out(request, self.source.config, groups, prompt_len, self.machine)
+        self.layout: Layout = lay_out(request, self.source.config, prompt_len, self.machine)
         check_stripes(self.layout.needs)
         check_fit(self.layout.needs, room(self.session, request.tiers))
         check_accelerator(request, self.layout, self.session)
@@ -166,12 +164,12 @@ class LoadedModel:
         self._recorder = Recorder(source.bytes_per_node, local_node=self.session.kernel.local_node)
         copies = make_copier(request, self.session, source, self._recorder)
         self._open.callback(copies.close)
-        placer = WeightPlacer(layout.weights.percents)
+        placer = WeightPlacer(layout.homes.cuts)
         self._open.enter_context(
             flexgen_globals(
                 copy=copies,
                 init_weight_list=placer,
-                self_attention=SelfAttentionInPlace if request.attends_in_place else SelfAttention,
+                self_attention=SelfAttentionInPlace if layout.attends_in_place else SelfAttention,
                 functional=functional_of(request),
                 without_cuda=request.accelerator == "host",
             )
@@ -195,7 +193,7 @@ class LoadedModel:
             config,
             env,
             folder,
-            self._policy,
+            flexgen_policy(request, layout.homes.percent),
             recorder=self._recorder,
             copies=copies,
             loaded=lambda done, total: self._tell("load", done, total),

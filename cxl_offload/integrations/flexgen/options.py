@@ -14,9 +14,10 @@ from flexgen.utils import write_benchmark_log
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.places import ROLES, parse_place, parse_tier
 from cxl_offload.integrations.flexgen.report import FlexGenReport
-from cxl_offload.integrations.flexgen.request import FlexGenRun
+from cxl_offload.integrations.flexgen.request import ALL_ON_HOST, FlexGenRun, planned_options
+from cxl_offload.plan.plan_file import load_plan
 
-__all__ = ["build_parser", "read_prompts", "request_from", "write_flexgen_log"]
+__all__ = ["build_parser", "parse_flags", "read_prompts", "request_from", "write_flexgen_log"]
 
 _TEST_PROMPT = "Paris is the capital city of"  # FlexGen's own, when no prompts are given
 
@@ -37,6 +38,12 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     add_parser_arguments(parser)
     _replace_flexgen_flags(parser)
     ours = parser.add_argument_group("where tensors live")
+    ours.add_argument(
+        "--plan",
+        metavar="FILE",
+        help="a plan of `cxl-offload plan inference`: it decides batch, lengths and every home, "
+        "and flags that say otherwise are refused",
+    )
     ours.add_argument(
         "--tier",
         action="append",
@@ -109,7 +116,6 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 def _replace_flexgen_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
-        required=True,
         help="a Hugging Face OPT folder, a FlexGen -np folder, or a name such as opt-1.3b whose "
         "weights are in --path",
     )
@@ -130,6 +136,27 @@ def _replace_flexgen_flags(parser: argparse.ArgumentParser) -> None:
         help="refused: it stops after 20 batches and gives no tokens; use --cut-gen-len",
     )
     parser.add_argument("--log-file", help="append FlexGen's log lines there (default: no log)")
+
+
+def parse_flags(prog: str, words: Sequence[str]) -> argparse.Namespace:
+    """The flags of a command line; what its ``--plan`` decides is the default of those flags.
+
+    Raises
+    ------
+    ConfigError
+        A flag that is unknown or malformed, or a plan that cannot be read or run.
+    """
+    parser = build_parser(prog)
+    args = parser.parse_args(words)
+    if args.model is None:
+        parser.error("the following arguments are required: --model")
+    args.planned = None
+    if args.plan is not None:
+        plan = load_plan(args.plan)
+        parser.set_defaults(**planned_options(plan), planned=plan)
+        parser.set_defaults(percent=None, place=[])
+        args = parser.parse_args(words)
+    return args
 
 
 def read_prompts(file: str) -> tuple[str, ...]:
@@ -166,9 +193,6 @@ def request_from(args: argparse.Namespace) -> FlexGenRun:
     if args.log_file == "auto":
         raise ConfigError("--log-file auto: name the file; without the flag there is no log")
     prompts, batch_size = _prompts(args)
-    if len(args.percent) != 6:
-        raise ConfigError(f"--percent takes six numbers, got {len(args.percent)}")
-    weights, weights_host, kv, kv_host, act, act_host = args.percent
     return FlexGenRun(
         model=args.model,
         path=args.path,
@@ -180,7 +204,8 @@ def request_from(args: argparse.Namespace) -> FlexGenRun:
         cut_gen_len=args.cut_gen_len,
         gpu_batch_size=batch_size,
         num_gpu_batches=args.num_gpu_batches,
-        percent=(weights, weights_host, kv, kv_host, act, act_host),
+        plan=args.planned,
+        percent=_percent(args),
         overlap=args.overlap,
         sep_layer=args.sep_layer,
         pin_weight=args.pin_weight,
@@ -197,6 +222,17 @@ def request_from(args: argparse.Namespace) -> FlexGenRun:
         stop=args.stop,
         warmup=args.warmup,
     )
+
+
+def _percent(args: argparse.Namespace) -> tuple[float, float, float, float, float, float]:
+    if args.planned is not None:
+        if args.percent is not None:
+            raise ConfigError("--percent: the plan says where everything lives; leave it out")
+        return ALL_ON_HOST
+    if len(args.percent) != 6:
+        raise ConfigError(f"--percent takes six numbers, got {len(args.percent)}")
+    weights, weights_host, kv, kv_host, act, act_host = args.percent
+    return (weights, weights_host, kv, kv_host, act, act_host)
 
 
 def _prompts(args: argparse.Namespace) -> tuple[tuple[str, ...], int]:

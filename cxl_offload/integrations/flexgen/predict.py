@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,10 @@ from cxl_offload.memory.policy import (
     Preferred,
     Weighted,
 )
+from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.units import format_bytes
 
-__all__ = ["Need", "Room", "check_fit", "check_stripes", "stripe_bytes"]
+__all__ = ["Need", "Room", "check_fit", "check_stripes"]
 
 _PAGE_BYTES = 4096
 
@@ -32,31 +32,6 @@ class Need:
     policy: Policy
     nbytes: int
     count: int
-
-
-def stripe_bytes(nbytes: int, weights: Mapping[int, int], granule_bytes: int) -> dict[int, int]:
-    """Bytes per node of one interleaved allocation, as the memory layer lays it out.
-
-    Whole granules in cycles, the rest by largest remainder with ties to the earlier node; the last
-    granule may be a part of one. What is smaller than one cycle is all on the node of the largest
-    weight.
-    """
-    divisor = math.gcd(*weights.values())
-    weights = {node: weight // divisor for node, weight in weights.items()}
-    total = sum(weights.values())
-    if nbytes < total * granule_bytes:
-        heaviest = max(weights, key=lambda node: weights[node])
-        return {node: nbytes if node == heaviest else 0 for node in weights}
-    granules = -(-nbytes // granule_bytes)
-    cycles, tail = divmod(granules, total)
-    extra = {node: tail * weight // total for node, weight in weights.items()}
-    order = sorted(weights, key=lambda node: -(tail * weights[node] % total))
-    for node in order[: tail - sum(extra.values())]:
-        extra[node] += 1
-    placed = {node: (cycles * weights[node] + extra[node]) * granule_bytes for node in weights}
-    last = next((node for node in reversed(list(weights)) if extra[node]), list(weights)[-1])
-    placed[last] -= granules * granule_bytes - nbytes
-    return placed
 
 
 def _striped(policy: Policy) -> tuple[Mapping[int, int], int] | None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.places import ROLES, Role, TierLimit, check_tiers, is_split
+from cxl_offload.plan.plan_file import Plan
 
-__all__ = ["FlexGenRun"]
+__all__ = ["ALL_ON_HOST", "FlexGenRun", "planned_options"]
 
+ALL_ON_HOST = (0.0, 100.0, 0.0, 100.0, 0.0, 100.0)
 _LEAST_CUT = 4
 _SPLITTABLE: tuple[Role, ...] = ("weights", "kv")
 
@@ -45,6 +47,9 @@ class FlexGenRun:
         Tokens to generate, and how many of them to really compute (the rest is projected).
     gpu_batch_size, num_gpu_batches
         Rows of one accelerator batch, and batches a block; their product is the number of rows.
+    plan
+        A plan of :mod:`cxl_offload.plan.flexgen`: it says batch, lengths and every home, and
+        ``percent`` and ``place`` say nothing.
     percent
         Weights, KV cache and activations on the accelerator and on the host, six numbers as
         FlexGen takes them; what is missing to 100 goes to disk.
@@ -90,7 +95,8 @@ compress_cache
     cut_gen_len: int | None = None
     gpu_batch_size: int = 4
     num_gpu_batches: int = 1
-    percent: tuple[float, float, float, float, float, float] = (0, 100, 0, 100, 0, 100)
+    plan: Plan | None = None
+    percent: tuple[float, float, float, float, float, float] = ALL_ON_HOST
     overlap: bool = True
     sep_layer: bool = True
     pin_weight: bool = True
@@ -115,20 +121,6 @@ compress_cache
         """Sequences generated together."""
         return self.gpu_batch_size * self.num_gpu_batches
 
-    @property
-    def attends_in_place(self) -> bool:
-        """The CPU computes attention over the cache where it lies."""
-        return (
-            self.cpu_cache_compute
-            and self.cpu_attention == "in-place"
-            and self.percent[2] + self.percent[3] == 100
-        )
-
-    @property
-    def has_workspace(self) -> bool:
-        """The CPU computes attention over single-precision copies of the cache."""
-        return self.cpu_cache_compute and not self.attends_in_place
-
     def check(self) -> None:
         """Refuse, in one line, what FlexGen would get wrong or die of.
 
@@ -139,8 +131,11 @@ compress_cache
             0.1.8 cannot compute.
         """
         _check_numbers(self)
-        _check_percent(self.percent)
-        _check_combinations(self)
+        if self.plan is not None:
+            _check_plan(self, self.plan)
+        else:
+            _check_percent(self.percent)
+            _check_combinations(self)
         for role in self.place:
             if role not in ROLES:
                 raise ConfigError(f"place {role}: unknown role; roles are {', '.join(ROLES)}")
@@ -180,6 +175,43 @@ def _check_numbers(run: FlexGenRun) -> None:
             f"{given} prompts, but --gpu-batch-size {run.gpu_batch_size} x --num-gpu-batches "
             f"{run.num_gpu_batches} are {run.rows} rows; make them equal"
         )
+
+
+def planned_options(plan: Plan) -> dict[str, Any]:
+    """The options of a request that a plan decides.
+
+    Raises
+    ------
+    ConfigError
+        The plan is not one for FlexGen, or is advice only.
+    """
+    if plan.executor != "flexgen" or not plan.runs:
+        why = plan.advice or f"it is for {plan.executor}"
+        raise ConfigError(f"--plan: FlexGen cannot run this plan: {why}")
+    attends_on_cpu = bool(plan.of("workspace"))
+    return {
+        "prompt_len": plan.batch.prompt,
+        "gen_len": plan.batch.tokens,
+        "gpu_batch_size": plan.batch.size,
+        "num_gpu_batches": plan.batch.count,
+        "percent": ALL_ON_HOST,
+        "place": {},
+        "overlap": True,
+        "sep_layer": True,
+        "cpu_cache_compute": attends_on_cpu,
+        # The plan's times and bytes are those of FlexGen's own attention.
+        "cpu_attention": "workspace" if attends_on_cpu else "in-place",
+        "attn_sparsity": 1.0,
+        "compress_weight": False,
+        "compress_cache": False,
+    }
+
+
+def _check_plan(run: FlexGenRun, plan: Plan) -> None:
+    for name, planned in planned_options(plan).items():
+        given = getattr(run, name)
+        if given != planned:
+            raise ConfigError(f"{_flag(name)} {given}: the plan says {planned}; leave it out")
 
 
 def _check_percent(percent: tuple[float, ...]) -> None:

@@ -1,8 +1,8 @@
-"""Which tensor goes where: FlexGen's percentages turned into whole tensors and whole sequences.
+"""Percentages, as people give them, turned into whole tensors and whole sequences.
 
 FlexGen cannot split a weight or a sequence, so what it realises differs from what it was asked,
-sometimes down to nothing. Here both are computed before anything is loaded, and a share that would
-silently be nothing is refused with the nearest request that works.
+sometimes down to nothing. Both are computed here before anything is loaded, and a share that would
+silently be nothing is refused with the nearest request that works. A plan has no percentages.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Literal
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.places import Split
+from cxl_offload.plan.flexgen.layout import LEAST_SHARE, WeightGroup, weight_homes
 
 __all__ = [
     "ACCELERATOR",
@@ -22,20 +23,17 @@ __all__ = [
     "HOST",
     "HomeShares",
     "ShareRow",
-    "WeightGroup",
     "home_shares",
     "kv_sequences",
     "realised_kv",
     "realised_weights",
-    "weight_homes",
 ]
 
 ACCELERATOR = "accelerator"
 HOST = "host"
 DISK = "disk"
 
-_LEAST_PERCENT = 0.5
-"""What rounds to 0 % is nothing: a few layer norms always land somewhere."""
+_LEAST_PERCENT = 100 * LEAST_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +47,16 @@ class ShareRow:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightGroup:
-    """The weights FlexGen shares out together: one attention, one MLP, one embedding.
-
-    Parameters
-    ----------
-    shapes
-        Of every weight, in FlexGen's order.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Elements of every weight."""
-        return tuple(math.prod(shape) for shape in self.shapes)
-
-
-@dataclass(frozen=True, slots=True)
 class HomeShares:
     """Homes in FlexGen's order (disk, host parts, accelerator) and their percentages."""
 
     homes: tuple[str, ...]
     percents: tuple[float, ...]
+
+    @property
+    def cuts(self) -> tuple[float, ...]:
+        """Where a group of weights is cut: between every two homes."""
+        return _cuts(self.percents)
 
 
 def home_shares(accelerator: float, host: float, split: Split | None) -> HomeShares:
@@ -83,27 +68,16 @@ def home_shares(accelerator: float, host: float, split: Split | None) -> HomeSha
     return HomeShares(tuple(name for name, _ in homes), tuple(float(share) for _, share in homes))
 
 
-def weight_homes(sizes: Sequence[int], percents: Sequence[float]) -> list[int]:
-    """Index of the home of every weight of one group.
-
-    FlexGen's rule (``flex_opt.init_weight_list``) for any number of homes: a weight goes where its
-    middle falls when the group is laid out in order and cut at the percentages.
-    """
-    cuts = list(accumulate(percents))
-    ends = list(accumulate(sizes))
-    homes: list[int] = []
-    for size, end in zip(sizes, ends, strict=True):
-        middle = (end - size / 2) / ends[-1] * 100
-        homes.append(next((at for at, cut in enumerate(cuts) if middle < cut), len(cuts) - 1))
-    return homes
+def _cuts(percents: Sequence[float]) -> tuple[float, ...]:
+    return tuple(accumulate(percents))[:-1]
 
 
-def _weight_fractions(groups: Sequence[WeightGroup], percents: Sequence[float]) -> list[float]:
+def _weight_percents(groups: Sequence[WeightGroup], percents: Sequence[float]) -> list[float]:
     placed = [0] * len(percents)
     for group in groups:
-        sizes = group.sizes
-        for size, home in zip(sizes, weight_homes(sizes, percents), strict=True):
-            placed[home] += size
+        homes = weight_homes(group.sizes, _cuts(percents))
+        for size, home in zip(group.sizes, homes, strict=True):
+            placed[home] += size * group.count
     total = sum(placed)
     return [100 * elements / total for elements in placed]
 
@@ -116,10 +90,10 @@ def realised_weights(groups: Sequence[WeightGroup], shares: HomeShares) -> list[
     ConfigError
         A home was asked for and gets no weight matrix.
     """
-    realised = _weight_fractions(groups, shares.percents)
+    realised = _weight_percents(groups, shares.percents)
 
     def works(percents: Sequence[float], home: int) -> bool:
-        return _weight_fractions(groups, percents)[home] >= _LEAST_PERCENT
+        return _weight_percents(groups, percents)[home] >= _LEAST_PERCENT
 
     for home, (asked, got) in enumerate(zip(shares.percents, realised, strict=True)):
         if asked > 0 and got < _LEAST_PERCENT:

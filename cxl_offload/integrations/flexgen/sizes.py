@@ -1,48 +1,60 @@
-"""Bytes of FlexGen's tensors, from its own shapes."""
+"""Bytes of every allocation of one run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flexgen.compression import CompressionConfig
 from flexgen.opt_config import OptConfig
 
+from cxl_offload.integrations.flexgen.homes import Homes
 from cxl_offload.integrations.flexgen.predict import Need
 from cxl_offload.integrations.flexgen.request import FlexGenRun
-from cxl_offload.integrations.flexgen.shares import WeightGroup
 from cxl_offload.integrations.flexgen.store import Part
+from cxl_offload.plan.flexgen.layout import TensorSizes, opt_groups
+from cxl_offload.renamed import old_names
 
-__all__ = ["COMPRESS_KV", "COMPRESS_WEIGHTS", "Sizes"]
+__all__ = ["COMPRESS_KV", "COMPRESS_WEIGHTS", "RunSizes", "tensor_sizes"]
 
 COMPRESS_WEIGHTS = CompressionConfig(num_bits=4, group_size=64, group_dim=0, symmetric=False)
 COMPRESS_KV = CompressionConfig(num_bits=4, group_size=64, group_dim=2, symmetric=False)
 """As FlexGen's own command line sets them."""
 
 
+def tensor_sizes(config: OptConfig, *, prompt_len: int, gen_len: int) -> TensorSizes:
+    """Shapes and sizes of a model as FlexGen allocates them."""
+    hidden = int(config.input_dim)
+    return TensorSizes(
+        groups=opt_groups(
+            layers=config.num_hidden_layers,
+            hidden=hidden,
+            vocab=config.vocab_size,
+            positions=config.max_seq_len,
+        ),
+        layers=config.num_hidden_layers,
+        width=hidden,
+        heads=config.n_head,
+        kv_width=hidden,
+        vocab=config.vocab_size,
+        prompt=prompt_len,
+        generated=gen_len,
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """Bytes of every kind of tensor of one run."""
+class RunSizes:
+    """Bytes of the allocations of one run, compressed ones too."""
 
     run: FlexGenRun
-    config: OptConfig
-    prompt_len: int
-
-    @property
-    def positions(self) -> int:
-        """Tokens a cache holds: all but the last, which nobody attends to."""
-        return self.prompt_len + self.run.gen_len - 1
+    homes: Homes
+    tensors: TensorSizes
 
     @property
     def kv_tensors(self) -> int:
         """K and V of every layer and batch."""
-        return int(2 * self.config.num_hidden_layers * self.run.num_gpu_batches)
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of a head."""
-        return int(self.config.input_dim // self.config.n_head)
+        return self.tensors.kv_tensors * self.run.num_gpu_batches
 
     def weight(self, shape: tuple[int, ...]) -> list[int]:
         """The allocations one weight takes."""
@@ -52,47 +64,55 @@ class Sizes:
 
     def kv(self, sequences: int) -> list[int]:
         """The allocations K (or V) of so many sequences takes, in one layer and batch."""
-        shape = (self.positions, sequences * self.config.n_head, self.head_dim)
-        if self.run.compress_cache:
-            return _compressed(shape, COMPRESS_KV)
-        return [2 * math.prod(shape)]
+        if not self.run.compress_cache:
+            return [self.tensors.kv_tensor_bytes(sequences)]
+        return _compressed(self._cache_shape(sequences), COMPRESS_KV)
+
+    def _cache_shape(self, sequences: int) -> tuple[int, int, int]:
+        heads = self.tensors.heads
+        return (self.tensors.positions, sequences * heads, self.tensors.kv_width // heads)
 
     def workspace(self, part: Part) -> Iterable[Need]:
         """Single-precision K and V of one batch that CPU attention reads."""
-        run = self.run
-        if not run.has_workspace:
+        run, tensors = self.run, self.tensors
+        if not run.cpu_cache_compute or self.attends_in_place:
             return
-        head_dim = self.head_dim
-        copies = 2 if not run.sep_layer or (run.overlap and run.num_gpu_batches > 1) else 1
+        nbytes = tensors.workspace_tensor_bytes(run.gpu_batch_size)
+        count = tensors.workspace_tensors(
+            run.num_gpu_batches, overlap=run.overlap, sep_layer=run.sep_layer
+        )
         if run.compress_cache:
+            positions, columns, width = self._cache_shape(run.gpu_batch_size)
             group = COMPRESS_KV.group_size
-            head_dim, copies = -(-head_dim // group) * group, 1
-        elements = self.positions * run.gpu_batch_size * self.config.n_head * head_dim
-        yield Need("workspace", part.name, part.policy, 4 * elements, 2 * copies)
+            nbytes, count = 4 * positions * columns * -(-width // group) * group, 2
+        yield Need("workspace", part.name, part.policy, nbytes, count)
+
+    @property
+    def attends_in_place(self) -> bool:
+        """The CPU computes attention over the cache where it lies; never over one on disk."""
+        run = self.run
+        in_place = run.cpu_cache_compute and run.cpu_attention == "in-place"
+        return in_place and self.homes.sequences[0] == 0
 
     def activations(self, part: Part) -> Iterable[Need]:
         """Hidden states of every batch and one being moved; masks when the CPU computes."""
-        run, rows = self.run, self.run.gpu_batch_size
-        if run.percent[5] == 100:
-            hidden = 2 * rows * self.prompt_len * int(self.config.input_dim)
-            yield Need("act", part.name, part.policy, hidden, run.num_gpu_batches + 1)
+        run, count = self.run, self.run.num_gpu_batches + 1
+        if not self.homes.hidden_on_accelerator:
+            hidden = self.tensors.hidden_bytes(run.gpu_batch_size)
+            yield Need("act", part.name, part.policy, hidden, count)
         if run.cpu_cache_compute:
-            mask = rows * (self.prompt_len + run.gen_len)
-            yield Need("act", part.name, part.policy, mask, run.num_gpu_batches + 1)
+            mask = self.tensors.mask_bytes(run.gpu_batch_size)
+            yield Need("act", part.name, part.policy, mask, count)
 
-    def accelerator_work(self, groups: Sequence[WeightGroup]) -> int:
+    def accelerator_work(self) -> int:
         """Loaded weights and caches, hidden states, scores and logits of one batch."""
-        run, config = self.run, self.config
-        rows, tokens, heads = run.gpu_batch_size, self.prompt_len, int(config.n_head)
-        largest = max(2 * sum(group.sizes) for group in groups)
-        loaded = 0 if run.percent[0] == 100 else 2 * largest
-        if run.percent[2] < 100 and not run.cpu_cache_compute:
-            loaded += 4 * sum(self.kv(rows))
-        hidden = 2 * rows * tokens * int(config.input_dim)
-        held = run.num_gpu_batches if run.percent[4] == 100 else 2
-        scores = 2 * 2 * rows * heads * tokens * tokens
-        logits = 2 * rows * tokens * int(config.vocab_size)
-        return loaded + held * hidden + max(scores + 6 * hidden, 4 * hidden, logits)
+        run, tensors = self.run, self.tensors
+        loaded = tensors.gpu_loaded_bytes() if self.homes.weights_off_accelerator else 0
+        if not self.homes.kv_on_accelerator and not run.cpu_cache_compute:
+            loaded += 4 * sum(self.kv(run.gpu_batch_size))
+        held = run.num_gpu_batches if self.homes.hidden_on_accelerator else 2
+        hidden = held * tensors.hidden_bytes(run.gpu_batch_size)
+        return loaded + hidden + tensors.gpu_work_bytes(run.gpu_batch_size)
 
 
 def _compressed(shape: tuple[int, ...], how: CompressionConfig) -> list[int]:
@@ -100,3 +120,6 @@ def _compressed(shape: tuple[int, ...], how: CompressionConfig) -> list[int]:
     rest = math.prod(shape) // shape[how.group_dim]
     groups = -(-shape[how.group_dim] // how.group_size)
     return [groups * (how.group_size // 2) * rest, groups * 2 * rest * 2]
+
+
+__getattr__ = old_names(__name__)

@@ -49,7 +49,7 @@ class Devices:
     Attributes
     ----------
     weight_homes
-        In the order of the layout's percentages: disk, host parts, accelerator.
+        In FlexGen's order: disk, host parts, accelerator.
     """
 
     accelerator: Accelerator
@@ -59,12 +59,12 @@ class Devices:
     weight_homes: tuple[Any, ...]
 
 
-def flexgen_policy(run: FlexGenRun) -> Policy:
-    """FlexGen's own policy object."""
+def flexgen_policy(run: FlexGenRun, percent: Sequence[float]) -> Policy:
+    """FlexGen's own policy object, with these six percentages."""
     return Policy(
         run.gpu_batch_size,
         run.num_gpu_batches,
-        *run.percent,
+        *percent,
         run.overlap,
         run.sep_layer,
         run.pin_weight,
@@ -117,8 +117,8 @@ def build_devices(
     kv_parts = _part_devices(store, "kv")
     weight_parts = _part_devices(store, "weights")
     # The last CPU device made is the one FlexGen compresses on while it loads weights.
-    host = HostDevice(store, has_workspace=run.has_workspace)
-    on_disk, *on_host, on_accelerator = layout.sequences
+    host = HostDevice(store, has_workspace=not layout.attends_in_place)
+    on_disk, *on_host, on_accelerator = layout.homes.sequences
     cache = SplitCache(
         [accelerator, *(kv_parts or [host]), disk], [on_accelerator, *on_host, on_disk]
     )

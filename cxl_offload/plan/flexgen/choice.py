@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from cxl_offload.plan.equations.interleave import shares_of_weights
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
+from cxl_offload.plan.flexgen.layout import weight_middles
 from cxl_offload.plan.flexgen.phases import Block, Phases, phases_of_block
 from cxl_offload.plan.hardware import Hardware
 
@@ -159,12 +160,8 @@ def _host_weights(
 
 def tensors_between(sizes: tuple[int, ...], low: float, high: float) -> list[int]:
     """Bytes of the weights of a group that fall between two cuts."""
-    end, total, found = 0, sum(sizes), []
-    for size in sizes:
-        end += size
-        if low <= (end - size / 2) / total * 100 < high:
-            found.append(2 * size)
-    return found
+    middles = zip(sizes, weight_middles(sizes), strict=True)
+    return [2 * size for size, middle in middles if low <= middle < high]
 
 
 def scratch_bytes(job: FlexGenJob, choice: Choice) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cxl_offload.plan.flexgen.choice import Loads
-from cxl_offload.plan.flexgen.flags import Spelled, flags_of, spell
+from cxl_offload.plan.flexgen.flags import command_of, policies_of
 from cxl_offload.plan.flexgen.job import FlexGenJob, flexgen_job, runs_in_flexgen
 from cxl_offload.plan.flexgen.planner import GPU_BATCHES, Found, Interleave, plan_flexgen
 from cxl_offload.plan.flexgen.prices import prices
@@ -99,16 +99,6 @@ def plan_inference(request: InferenceRequest) -> Plan:
         gpu_usable=request.gpu_usable,
     )
     hardware, found, cxl = weigh_cxl(request, job, hardware)
-    levels = job.levels()
-    spelled = spell(job, hardware, found.choice, levels)
-    flags = flags_of(
-        job,
-        found.choice,
-        spelled,
-        model=request.model_name,
-        machine=request.machine_name,
-        path=request.path,
-    )
     refusal = runs_in_flexgen(request.model)
     unit = found.phases
     return Plan(
@@ -118,14 +108,14 @@ def plan_inference(request: InferenceRequest) -> Plan:
         advice=refusal or "",
         model=request.model.name,
         machine=request.machine.name,
-        command=("cxl-offload", "flexgen", *flags),
+        command=command_of(request.model_name, machine=request.machine_name, path=request.path),
         batch=Batch(
             size=found.choice.gpu_batch,
             count=found.choice.batches,
             prompt=job.prompt,
             tokens=job.generated,
         ),
-        homes=_homes(job, hardware, found, spelled),
+        homes=_homes(job, hardware, found),
         node_bytes=hardware.node_bytes(found.loads.host),
         gpu_bytes=found.loads.gpu_bytes,
         drive_bytes=found.loads.weights_drive + found.loads.kv_drive,
@@ -223,21 +213,21 @@ def _does_not_fit(request: InferenceRequest, job: FlexGenJob, hardware: Hardware
     )
 
 
-def _homes(job: FlexGenJob, hardware: Hardware, found: Found, spelled: Spelled) -> tuple[Home, ...]:
+def _homes(job: FlexGenJob, hardware: Hardware, found: Found) -> tuple[Home, ...]:
     loads = found.loads
     tables: dict[str, tuple[int, Sequence[int], int]] = {
         "weights": (loads.weights_drive, loads.weights_host, loads.weights_gpu),
         "kv": (loads.kv_drive, loads.kv_host, loads.kv_gpu),
         **_scratch_table(job, hardware, found, loads),
     }
+    policies = policies_of(job, hardware, found.choice)
+    named = [node.where for node in hardware.nodes]
     made: list[Home] = []
     for kind, (drive, host, gpu) in tables.items():
         total = drive + sum(host) + gpu
-        named = [node.where for node in hardware.nodes]
-        entries = [("gpu", gpu), *zip(named, host, strict=True), (NVME, drive)]
-        for where, nbytes in entries:
+        entries = [("gpu", gpu, ""), *zip(named, host, policies[kind], strict=True)]
+        for where, nbytes, policy in (*entries, (NVME, drive, "")):
             if nbytes:
-                policy = "" if where in ("gpu", NVME) else spelled.place.get(kind, "")
                 share = 100 * nbytes / total
                 made.append(
                     Home(kind=kind, where=where, bytes=nbytes, percent=share, policy=policy)

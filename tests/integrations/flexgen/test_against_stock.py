@@ -58,7 +58,7 @@ PLACES: dict[str, dict[str, str]] = {
 
 
 def _policy_fields(request: FlexGenRun) -> list[Any]:
-    fields = asdict(flexgen_policy(request))
+    fields = asdict(flexgen_policy(request, request.percent))
     kept = [value for name, value in fields.items() if not name.startswith("com")]
     return [*kept, request.compress_weight, request.compress_cache]
 

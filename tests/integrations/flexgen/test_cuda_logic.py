@@ -16,12 +16,10 @@ from cxl_offload.integrations.flexgen import FlexGenRun
 from cxl_offload.integrations.flexgen.copies import RELAY_BYTES, CudaCopies, relay_copy
 from cxl_offload.integrations.flexgen.devices import HostDevice
 from cxl_offload.integrations.flexgen.layout import lay_out
-from cxl_offload.integrations.flexgen.lm import weight_groups
 from cxl_offload.integrations.flexgen.model import resolve_model
 from cxl_offload.integrations.flexgen.places import ROLES
 from cxl_offload.integrations.flexgen.store import Part, TierStore
 from cxl_offload.integrations.flexgen.tiers import MemorySource
-from cxl_offload.integrations.flexgen.wiring import flexgen_policy
 from cxl_offload.memory import Bind, FirstTouch, Policy, Session
 
 from .conftest import machine
@@ -90,8 +88,7 @@ def test_what_no_rule_places_can_be_pinned(
     """First touch cannot: pinning is the touch."""
     request = replace(request_tiny, accelerator=accelerator, place={"kv": "bind:cxl"})
     config = resolve_model(request.model, None).config
-    groups = weight_groups(config, flexgen_policy(request))
-    layout = lay_out(request, config, groups, 12, machine())
+    layout = lay_out(request, config, 12, machine())
     assert str(layout.parts["weights"][0].policy).startswith(policy)
     assert str(layout.parts["kv"][0].policy) == "bind:2"
 

@@ -138,7 +138,7 @@ def test_a_layer_takes_as_many_calls_and_instructions_as_the_equations_say(
 def test_the_shape_is_that_of_the_request(kv: KvHome, request_of: Request) -> None:
     request = request_of(**OPTIONS[kv])
     with LoadedModel(request, session=Session.linux()) as loaded:
-        shape = decode_shape(request, loaded.model.config, prompt_len=12)
+        shape = decode_shape(request, loaded.model.config, prompt_len=12, shares=loaded.layout.rows)
     assert (shape.kv, shape.rows, shape.layers, shape.hidden) == (kv, 8, 3, 64)
     assert (shape.host_weights, shape.attended) == (0.0, 12 + 4)
 
@@ -156,10 +156,10 @@ def test_the_shape_is_that_of_the_request(kv: KvHome, request_of: Request) -> No
 def test_what_the_equations_do_not_cover_is_refused(
     options: dict[str, Any], request_of: Request
 ) -> None:
-    with LoadedModel(request_of(), session=Session.linux()) as loaded:
-        config = loaded.model.config
+    request = request_of(**options)
+    loaded = LoadedModel(request, session=Session.linux())
     with pytest.raises(ConfigError, match="no prediction"):
-        decode_shape(request_of(**options), config, prompt_len=12)
+        decode_shape(request, loaded.source.config, prompt_len=12, shares=loaded.layout.rows)
 
 
 def run(arguments: list[str]) -> object:

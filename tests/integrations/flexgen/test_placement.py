@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, LoadedModel, TierLimit, run
-from cxl_offload.integrations.flexgen.predict import Need, Room, check_fit, stripe_bytes
+from cxl_offload.integrations.flexgen.predict import Need, Room, check_fit
 from cxl_offload.integrations.flexgen.tiers import capacities
 from cxl_offload.memory import Bind, Interleave, Policy, Preferred, Session, Weighted
+from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.tensor import empty
 
 from .conftest import machine

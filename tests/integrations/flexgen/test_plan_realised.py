@@ -5,32 +5,47 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import flexgen.flex_opt as flex_opt
 import pytest
-from flexgen.flex_opt import Policy
+from flexgen.opt_config import OptConfig
+from flexgen.utils import ExecutionEnv, ValueHolder
 
-from cxl_offload.cli.plan import register  # noqa: F401  (the command exists beside the executor)
-from cxl_offload.integrations.flexgen import LoadedModel
+from cxl_offload.cli.main import main
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, make_opt
 from cxl_offload.integrations.flexgen.layout import Layout, lay_out
-from cxl_offload.integrations.flexgen.lm import weight_groups
 from cxl_offload.integrations.flexgen.model import resolve_model
-from cxl_offload.integrations.flexgen.options import build_parser, request_from
-from cxl_offload.integrations.flexgen.predict import check_fit, check_stripes, stripe_bytes
-from cxl_offload.integrations.flexgen.request import FlexGenRun
-from cxl_offload.integrations.flexgen.shares import HomeShares
-from cxl_offload.integrations.flexgen.shares import kv_sequences as executor_kv_sequences
+from cxl_offload.integrations.flexgen.options import parse_flags, request_from
+from cxl_offload.integrations.flexgen.predict import check_fit, check_stripes
+from cxl_offload.integrations.flexgen.request import planned_options
+from cxl_offload.integrations.flexgen.scope import replaced
+from cxl_offload.integrations.flexgen.sizes import tensor_sizes
 from cxl_offload.integrations.flexgen.tiers import room
-from cxl_offload.integrations.flexgen.wiring import check_accelerator, flexgen_policy
+from cxl_offload.integrations.flexgen.wiring import check_accelerator
 from cxl_offload.memory import Session
-from cxl_offload.plan.equations import stripe
-from cxl_offload.plan.flexgen.flags import kv_sequences
 from cxl_offload.plan.flexgen.job import flexgen_job
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
 from cxl_offload.plan.model.file import load_model
-from cxl_offload.plan.plan_file import Plan
-from cxl_offload.topology import Access, Drive, Gpu, Link, Machine, Node, NodeKind, Tier
+from cxl_offload.plan.plan_file import Plan, load_plan, save_plan
+from cxl_offload.topology import (
+    Access,
+    Drive,
+    Gpu,
+    Link,
+    Machine,
+    Node,
+    NodeKind,
+    Tier,
+    load_machine,
+)
+
+from .conftest import SHAPE
 
 MIB = 1 << 20
 KINDS = {"ldram": NodeKind.DRAM, "rdram": NodeKind.DRAM, "cxl": NodeKind.CXL, "hbm": NodeKind.HBM}
@@ -94,16 +109,16 @@ def random_machine(rng: random.Random, scale: int, gpu_least: int) -> Machine:
     )
 
 
-def executor_view(plan: Plan, session: Session) -> tuple[FlexGenRun, Layout]:
-    """The run and its layout, as the executor makes them of the plan's flags."""
-    assert plan.command[:2] == ("cxl-offload", "flexgen")
-    request = request_from(build_parser("cxl-offload flexgen").parse_args(plan.command[2:]))
+def executor_view(plan: Plan, session: Session, folder: Path) -> tuple[FlexGenRun, Layout]:
+    """The run and its layout, as the executor makes them of the plan's command and file."""
+    file = folder / "plan.yaml"
+    save_plan(plan, file)
+    program, command, *words = plan.command_in(str(file))
+    assert (program, command) == ("cxl-offload", "flexgen")
+    request = request_from(parse_flags("cxl-offload flexgen", words))
     request.check()
-    source = resolve_model(request.model, request.path)
-    groups = weight_groups(source.config, flexgen_policy(request))
-    assert request.prompt_len is not None
-    layout = lay_out(request, source.config, groups, request.prompt_len, session.machine)
-    return request, layout
+    config = resolve_model(request.model, request.path).config
+    return request, lay_out(request, config, plan.batch.prompt, session.machine)
 
 
 def random_plan(seed: int, tmp_path: Path) -> tuple[Plan, Machine] | None:
@@ -147,7 +162,7 @@ def test_hundred_random_plans_fit_and_lie_where_planned(tmp_path: Path) -> None:
         plan, machine = made
         session = Session.simulated(machine)
 
-        request, layout = executor_view(plan, session)
+        request, layout = executor_view(plan, session, tmp_path)
         check_stripes(layout.needs)
         laid_out = check_fit(layout.needs, room(session, request.tiers))
         held = [
@@ -173,54 +188,51 @@ def test_hundred_random_plans_fit_and_lie_where_planned(tmp_path: Path) -> None:
         seen["drive"] += plan.drive_bytes > 0
         seen["cxl"] += plan.cxl.used
         seen["two tiers"] += sum(nbytes > 0 for nbytes in planned.values()) > 1
-        seen["striped"] += "weighted:" in " ".join(plan.command)
+        seen["striped"] += any("weighted:" in home.policy for home in plan.homes)
     assert seen["striped"] >= 1
     # every kind of plan was among them
     assert seen["fits"] >= 70
     assert min(seen[kind] for kind in ("drive", "cxl", "two tiers")) >= 3, seen
 
 
-def test_groups_and_sizes_are_the_executors(tmp_path: Path) -> None:
+def flexgens_own_groups(config: OptConfig) -> list[tuple[tuple[int, ...], ...]]:
+    """Shapes of the weights that FlexGen's layers share out together."""
+    seen: list[tuple[tuple[int, ...], ...]] = []
+
+    def note(specs: Sequence[Any], *_: Any) -> list[Any]:
+        seen.append(tuple(tuple(shape) for shape, _, _ in specs))
+        return []
+
+    nowhere = SimpleNamespace(compressed_device=None)
+    env = ExecutionEnv(gpu=nowhere, cpu=nowhere, disk=nowhere)
+    policy = SimpleNamespace(compress_weight=False, cpu_cache_compute=False)
+    layers = [flex_opt.InputEmbed(config, env, policy)]
+    for at in range(config.num_hidden_layers):
+        layers.append(flex_opt.SelfAttention(config, env, policy, at))
+        layers.append(flex_opt.MLP(config, env, policy, at))
+    layers.append(flex_opt.OutputEmbed(config, env, policy))
+    with replaced(flex_opt, init_weight_list=note):
+        for layer in layers:
+            layer.init_weight(ValueHolder(), "")
+    return seen
+
+
+def test_groups_are_those_of_flexgens_own_layers(tmp_path: Path) -> None:
     for seed in range(20):
         folder = write_model(tmp_path / f"groups{seed}", random.Random(seed))
-        source = resolve_model(str(folder), "_DUMMY_")
-        policy = Policy(
-            1, 1, 0, 100, 0, 100, 0, 100, True, True, True, True, 1.0, False, None, False, None
-        )
-        theirs = [group.shapes for group in weight_groups(source.config, policy)]
+        config = resolve_model(str(folder), "_DUMMY_").config
+        theirs = flexgens_own_groups(config)
 
-        job = flexgen_job(load_model(folder), prompt=3, generated=2)
-        first, attention, mlp, last = (group.shapes for group in job.groups)
+        first, attention, mlp, last = flexgen_job(load_model(folder), prompt=3, generated=2).groups
 
-        layers = source.config.num_hidden_layers
-        assert theirs == [first, *([attention, mlp] * layers), last]
-        assert [group.count for group in job.groups] == [1, layers, layers, 1]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_rounding_rules_are_the_executors(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(200):
-        size, parts = rng.randint(1, 64), rng.randint(1, 4)
-        gpu = rng.choice([0.0, 100.0, round(rng.uniform(0, 100), rng.randint(0, 4))])
-        host = rng.choice([100 - gpu, round(rng.uniform(0, 100 - gpu), 2)])
-        shares = [100 / parts] * parts
-        percents = (100 - gpu - host, *(host * share / 100 for share in shares), gpu)
-        names = tuple(str(at) for at in range(parts + 2))
-
-        theirs = executor_kv_sequences(size, HomeShares(names, percents))
-
-        assert kv_sequences(size, gpu, host, shares) == theirs
-        nbytes = rng.randint(1, 1 << 24)
-        weights = {node: rng.randint(1, 9) for node in range(rng.randint(2, 4))}
-        granule = 4096 * rng.randint(1, 8)
-        assert stripe.stripe_bytes(nbytes, weights, granule) == stripe_bytes(
-            nbytes, weights, granule
-        )
+        layers = [attention.shapes, mlp.shapes] * config.num_hidden_layers
+        assert theirs == [first.shapes, *layers, last.shapes]
+        assert [each.count for each in (attention, mlp)] == [config.num_hidden_layers] * 2
+        assert tensor_sizes(config, prompt_len=3, gen_len=2).groups == (first, attention, mlp, last)
 
 
 def test_planned_run_generates_and_holds_what_was_planned(
-    tiny: Path, prompts: tuple[tuple[int, ...], ...]
+    tiny: Path, prompts: tuple[tuple[int, ...], ...], tmp_path: Path
 ) -> None:
     machine = random_machine(random.Random(3), 4 * MIB, 4 * MIB)
     kept = [replace(node, capacity_bytes=18 * MIB + 4096 * 60) for node in machine.nodes]
@@ -239,9 +251,9 @@ def test_planned_run_generates_and_holds_what_was_planned(
         )
     )
     session = Session.simulated(machine)
-    request, _ = executor_view(plan, session)
+    request, layout = executor_view(plan, session, tmp_path)
     request = replace(request, prompts=(), token_ids=prompts[: request.rows], accelerator="host")
-    check_accelerator(request, executor_view(plan, session)[1], session)
+    check_accelerator(request, layout, session)
 
     with LoadedModel(request, session=session) as loaded:
         report = loaded.generate()
@@ -258,3 +270,83 @@ def test_planned_run_generates_and_holds_what_was_planned(
         assert planned == sum(
             sum(row.granted.values()) for row in report.placement if row.role == role
         )
+
+
+@pytest.fixture
+def plan_file(tiny: Path, tmp_path: Path) -> Path:
+    """A plan on a machine whose GPU has room for a part of the tiny model only."""
+    file = tmp_path / "plan.yaml"
+    command = ["plan", "inference", "--model", str(tiny), "--machine", "epyc9354-cxl-a"]
+    command += ["--prompt-len", "32", "--gen-len", "4", "--max-batches", "1"]
+    assert run([*command, "--gpu-usable", "1e-5", "--output", str(file)]) == 0
+    return file
+
+
+def run(arguments: list[str]) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code or 0
+
+
+def test_command_of_a_plan_realises_its_bytes_on_every_node(
+    plan_file: Path, tmp_path: Path
+) -> None:
+    plan = load_plan(plan_file)
+    report_file = tmp_path / "report.json"
+    _, *command = plan.command_in(str(plan_file))
+
+    assert run([*command, "--json", str(report_file)]) == 0
+
+    report = json.loads(report_file.read_text())
+    assert (report["prompt_len"], report["gen_len"]) == (plan.batch.prompt, plan.batch.tokens)
+    granted: Counter[int] = Counter()
+    asked: Counter[str] = Counter()
+    for row in report["placement"]:
+        granted.update({int(n): b for n, b in row["granted_bytes_per_node"].items()})
+        asked[row["role"]] += row["requested_bytes"]
+    planned = {kind: plan.of(kind) for kind in ("weights", "kv", "workspace")}
+    for kind, homes in planned.items():
+        assert asked[kind] == sum(homes.values()) - homes.get("gpu", 0)
+    assert min(sum(homes.values()) for homes in planned.values()) > 0
+    act = sum(plan.of("act").values()) - plan.of("act").get("gpu", 0)
+    for node, nbytes in plan.node_bytes.items():
+        assert nbytes - act <= granted[node] <= nbytes
+    for share in report["shares"]:
+        assert share["requested_percent"] == share["realised_percent"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--gen-len", "5"), "--gen-len 5: the plan says 4; leave it out"),
+        (("--gpu-batch-size", "63"), "--gpu-batch-size 63: the plan says"),
+        (("--percent", "0", "100", "0", "100", "0", "100"), "--percent: the plan says where"),
+        (("--place", "kv=bind:cxl"), "--place {'kv': 'bind:cxl'}: the plan says"),
+        (("--compress-cache",), "--compress-cache True: the plan says False"),
+    ],
+)
+def test_flag_that_contradicts_the_plan_is_refused(
+    flags: tuple[str, ...], words: str, plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, *command = load_plan(plan_file).command_in(str(plan_file))
+    assert run([*command, *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_plan_of_another_model_is_refused(plan_file: Path, tmp_path: Path) -> None:
+    other = make_opt(tmp_path / "other", replace(SHAPE, layers=4))
+    request = FlexGenRun(model=str(other), **planned_request(load_plan(plan_file)))
+    with pytest.raises(ConfigError, match="made for tiny and not for this model: a cut with"):
+        LoadedModel(request, session=Session.simulated(load_machine("epyc9354-cxl-a")))
+
+
+def planned_request(plan: Plan) -> dict[str, Any]:
+    rows = ((5,) * plan.batch.prompt,) * (plan.batch.size * plan.batch.count)
+    return {**planned_options(plan), "plan": plan, "token_ids": rows}
+
+
+def test_plan_for_another_executor_is_refused(plan_file: Path, tmp_path: Path) -> None:
+    plan = replace(load_plan(plan_file), executor="vllm")
+    save_plan(plan, tmp_path / "vllm.yaml")
+    with pytest.raises(ConfigError, match="it is for vllm"):
+        parse_flags("x", ["--model", "m", "--plan", str(tmp_path / "vllm.yaml")])

@@ -16,19 +16,15 @@ from hypothesis import strategies as st
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.places import Split, SplitPart
 from cxl_offload.integrations.flexgen.shares import (
-    WeightGroup,
     home_shares,
     kv_sequences,
     realised_kv,
     realised_weights,
-    weight_homes,
 )
+from cxl_offload.plan.flexgen.layout import opt_groups, weight_homes
 
 H = 9216  # OPT-66B
-LAYER = (
-    WeightGroup(((H, H), (H,)) * 4 + ((H,), (H,))),
-    WeightGroup(((4 * H, H), (4 * H,), (H, 4 * H), (H,), (H,), (H,))),
-)
+LAYER = opt_groups(layers=64, hidden=H, vocab=50272, positions=2048)[1:3]
 
 
 @pytest.mark.parametrize(("requested", "realised"), [(20, 8.3), (30, 41.7), (50, 50.0), (80, 91.7)])
@@ -65,7 +61,7 @@ def test_weight_homes_are_flexgens_for_three_homes(
     percents = [100 - accelerator - host, host, accelerator]
     ends = list(accumulate(sizes))
 
-    ours = weight_homes(sizes, [float(p) for p in percents])
+    ours = weight_homes(sizes, home_shares(accelerator, host, None).cuts)
 
     middles = [(end - size / 2) / ends[-1] * 100 for size, end in zip(sizes, ends, strict=True)]
     assert ours == [get_choice(middle, percents, (0, 1, 2)) for middle in middles]
