@@ -18,7 +18,7 @@ import torch
 
 from cxl_offload import _C
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, run, scope, session
+from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, loaded_model, run, scope
 from cxl_offload.integrations.flexgen.copies import Copier, EngineCopies, HostCopies, Way
 from cxl_offload.memory import Session
 from cxl_offload.transfer import CopyEngine, Link, LinkUse
@@ -71,11 +71,13 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[FlexGenRepo
         finally:
             links[-1].side_stream = False
 
-    monkeypatch.setattr(session, "make_copier", make_copier)
+    monkeypatch.setattr(loaded_model, "make_copier", make_copier)
     monkeypatch.setattr(scope._NoStreams, "stream", staticmethod(on_side))
-    store = session.TierStore
+    store = loaded_model.TierStore
     monkeypatch.setattr(
-        session, "TierStore", lambda source, parts, pin: partial(store, pin=True)(source, parts)
+        loaded_model,
+        "TierStore",
+        lambda source, parts, pin: partial(store, pin=True)(source, parts),
     )
 
     def generated(request: FlexGenRun) -> tuple[FlexGenReport, Watched]:
