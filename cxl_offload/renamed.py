@@ -82,6 +82,16 @@ RENAMED = {
     "cxl_offload.integrations.deepspeed.scope.placement": (
         "cxl_offload.integrations.deepspeed.placing"
     ),
+    "cxl_offload.integrations.flexgen.PlacementRow": "cxl_offload.objects.PlacementRow",
+    "cxl_offload.integrations.flexgen.report.placement_rows": (
+        "cxl_offload.objects.placement_rows.placement_rows"
+    ),
+    "cxl_offload.integrations.flexgen.store": "cxl_offload.objects.kind_store",
+    "cxl_offload.integrations.flexgen.store.RoleUse": "cxl_offload.objects.kind_store.KindUse",
+    "cxl_offload.integrations.flexgen.tiers.MemorySource": (
+        "cxl_offload.objects.kind_store.MemorySource"
+    ),
+    "cxl_offload.integrations.vllm.weight_kinds": "cxl_offload.objects.weight_kinds",
     "cxl_offload.integrations.flexgen.Session": "cxl_offload.integrations.flexgen.LoadedModel",
     "cxl_offload.integrations.flexgen.sizes.Sizes": (
         "cxl_offload.integrations.flexgen.sizes.RunSizes"

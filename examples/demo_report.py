@@ -92,7 +92,7 @@ def print_placement(console: Console, results: Sequence[Result]) -> None:
         for row in result.report.placement:
             granted = ", ".join(f"{n}: {format_bytes(b)}" for n, b in row.granted.items())
             asked = format_bytes(row.requested_bytes)
-            made.add_row(title, row.role, row.policy, asked, granted)
+            made.add_row(title, row.kind, row.policy, asked, granted)
             title = ""
         for home, roles in result.report.outside.items():
             for role, count in roles.items():

@@ -248,7 +248,7 @@ def _placement_table(report: FlexGenReport) -> Table:
     made = table(title, *headings, right=("requested",))
     for row in report.placement:
         made.add_row(
-            row.role,
+            row.kind,
             row.part,
             row.policy,
             format_bytes(row.requested_bytes),

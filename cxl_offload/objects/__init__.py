@@ -1,4 +1,4 @@
-"""Tensors by name, as a program uses them: how often each is read and written.
+"""Tensors by name and kind: how often a program uses each, where each lies, what of each there is.
 
 torch is loaded by the first name that needs it.
 """
@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from cxl_offload.objects.placement_rows import PlacementRow
     from cxl_offload.objects.recording import Recording, record
 
-__all__ = ["Recording", "record"]
+__all__ = ["PlacementRow", "Recording", "record"]
 
-__getattr__, __dir__ = lazy_names(__name__, {"recording": __all__})
+__getattr__, __dir__ = lazy_names(
+    __name__, {"placement_rows": ("PlacementRow",), "recording": ("Recording", "record")}
+)

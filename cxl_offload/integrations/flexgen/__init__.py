@@ -16,14 +16,14 @@ from cxl_offload.lazy import lazy_names
 if TYPE_CHECKING:
     from cxl_offload.integrations.flexgen.loaded_model import LoadedModel, run
     from cxl_offload.integrations.flexgen.places import Role, TierLimit, parse_place, parse_tier
-    from cxl_offload.integrations.flexgen.report import BYPASSES, FlexGenReport, PlacementRow
+    from cxl_offload.integrations.flexgen.report import BYPASSES, FlexGenReport
     from cxl_offload.integrations.flexgen.request import FlexGenRun
     from cxl_offload.integrations.flexgen.seeded import DEMO_SHAPE, OptShape, make_opt
     from cxl_offload.integrations.flexgen.shares import ShareRow
 
 _HOMES = {
     "places": ("Role", "TierLimit", "parse_place", "parse_tier"),
-    "report": ("BYPASSES", "FlexGenReport", "PlacementRow"),
+    "report": ("BYPASSES", "FlexGenReport"),
     "request": ("FlexGenRun",),
     "seeded": ("DEMO_SHAPE", "OptShape", "make_opt"),
     "loaded_model": ("LoadedModel", "run"),
@@ -37,7 +37,6 @@ __all__ = [
     "FlexGenRun",
     "LoadedModel",
     "OptShape",
-    "PlacementRow",
     "Role",
     "ShareRow",
     "TierLimit",

@@ -27,7 +27,7 @@ from flexgen.pytorch_backend import (
 from flexgen.utils import np_dtype_to_torch_dtype
 
 from cxl_offload.integrations.flexgen.places import Role
-from cxl_offload.integrations.flexgen.store import TierStore
+from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.units import format_bytes
 
 __all__ = ["CompressedHost", "HostDevice", "SplitCache", "TierDisk"]

@@ -15,8 +15,8 @@ from cxl_offload.integrations.flexgen.predict import Need
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.integrations.flexgen.shares import ACCELERATOR, DISK, ShareRow
 from cxl_offload.integrations.flexgen.sizes import RunSizes, tensor_sizes
-from cxl_offload.integrations.flexgen.store import Part
 from cxl_offload.memory.policy import Dax, FirstTouch, Policy, Preferred, parse_policy
+from cxl_offload.objects.kind_store import Part
 from cxl_offload.plan.flexgen.layout import weight_homes
 from cxl_offload.topology import Machine, Tier
 
@@ -49,7 +49,7 @@ class Layout:
 
     homes: Homes
     rows: tuple[ShareRow, ...]
-    parts: Mapping[Role, tuple[Part, ...]]
+    parts: Mapping[str, tuple[Part, ...]]
     needs: tuple[Need, ...]
     outside: Mapping[str, Mapping[Role, int]]
     accelerator_bytes: int
@@ -112,7 +112,9 @@ def lay_out(run: FlexGenRun, config: OptConfig, prompt_len: int, machine: Machin
     else:
         homes, rows = planned_homes(run.plan, tensors)
     unplaced = _nearest(machine) if run.accelerator == "cuda" else FirstTouch()
-    parts = {role: _parts(role, homes.host[role], machine, unplaced) for role in ROLES}
+    parts: dict[str, tuple[Part, ...]] = {
+        role: _parts(role, homes.host[role], machine, unplaced) for role in ROLES
+    }
     sizes = RunSizes(run, homes, tensors)
     weights, weights_outside = _weight_needs(sizes, parts["weights"])
     kv, kv_outside = _kv_needs(sizes, parts["kv"])

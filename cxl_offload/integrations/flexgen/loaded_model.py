@@ -25,11 +25,10 @@ from cxl_offload.integrations.flexgen.lm import TieredOptLM, WeightPlacer
 from cxl_offload.integrations.flexgen.model import ModelSource, resolve_model
 from cxl_offload.integrations.flexgen.predict import check_fit, check_stripes
 from cxl_offload.integrations.flexgen.recorder import Recorder
-from cxl_offload.integrations.flexgen.report import FlexGenReport, placement_rows
+from cxl_offload.integrations.flexgen.report import FlexGenReport
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.integrations.flexgen.scope import flexgen_globals
-from cxl_offload.integrations.flexgen.store import TierStore
-from cxl_offload.integrations.flexgen.tiers import MemorySource, room
+from cxl_offload.integrations.flexgen.tiers import room
 from cxl_offload.integrations.flexgen.tokens import ByteTokenizer, prompt_tokens
 from cxl_offload.integrations.flexgen.wiring import (
     build_devices,
@@ -39,6 +38,8 @@ from cxl_offload.integrations.flexgen.wiring import (
     scratch_folder,
 )
 from cxl_offload.memory import Session, current_session
+from cxl_offload.objects.kind_store import MemorySource, TierStore
+from cxl_offload.objects.placement_rows import placement_rows
 from cxl_offload.renamed import renamed_keywords
 from cxl_offload.topology import Machine
 

@@ -11,11 +11,13 @@ from flexgen.opt_config import OptConfig
 
 from cxl_offload.integrations.flexgen.places import Role
 from cxl_offload.integrations.flexgen.shares import ShareRow
-from cxl_offload.integrations.flexgen.store import Part, RoleUse
+from cxl_offload.objects.placement_rows import PlacementRow
+from cxl_offload.renamed import old_names
 from cxl_offload.sim.trace import Trace
-from cxl_offload.topology import Machine
 
-__all__ = ["BYPASSES", "FlexGenReport", "PlacementRow", "placement_rows"]
+__all__ = ["BYPASSES", "FlexGenReport"]
+
+__getattr__ = old_names(__name__)
 
 BYPASSES = (
     "transposed copies of K and V, scores and masks inside CPU attention: PyTorch's own memory",
@@ -23,51 +25,6 @@ BYPASSES = (
     "compressed tensors while they are packed or unpacked on the accelerator: PyTorch's own memory",
 )
 """Host memory of a run that no policy places."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementRow:
-    """Bytes of one part of one role.
-
-    Attributes
-    ----------
-    role, part
-        What for, and which part of a split (``host`` when it is not split).
-    policy
-        In words, as asked.
-    requested_bytes
-        At the moment there were most of them.
-    granted
-        Node to bytes at that moment, read from the pages.
-    tiers
-        The same by tier name; nodes outside every tier are left out.
-    """
-
-    role: Role
-    part: str
-    policy: str
-    requested_bytes: int
-    granted: dict[int, int]
-    tiers: dict[str, int]
-
-
-def placement_rows(
-    use: Mapping[tuple[Role, str], RoleUse],
-    parts: Mapping[Role, tuple[Part, ...]],
-    machine: Machine,
-) -> tuple[PlacementRow, ...]:
-    """What a store counted, with the policy asked for and the machine's tiers beside it."""
-    rows: list[PlacementRow] = []
-    for (role, name), bytes_held in use.items():
-        tiers: dict[str, int] = {}
-        for node, nbytes in bytes_held.granted.items():
-            tier = machine.tier_of(node)
-            if tier is not None:
-                tiers[tier.name] = tiers.get(tier.name, 0) + nbytes
-        policy = next(part.policy for part in parts[role] if part.name == name)
-        granted = dict(bytes_held.granted)
-        rows.append(PlacementRow(role, name, str(policy), bytes_held.peak_bytes, granted, tiers))
-    return tuple(rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,17 +135,7 @@ class FlexGenReport:
                 }
                 for row in self.shares
             ],
-            "placement": [
-                {
-                    "role": row.role,
-                    "part": row.part,
-                    "policy": row.policy,
-                    "requested_bytes": row.requested_bytes,
-                    "granted_bytes_per_node": {str(n): b for n, b in row.granted.items()},
-                    "granted_bytes_per_tier": dict(row.tiers),
-                }
-                for row in self.placement
-            ],
+            "placement": [{"role": row.kind, **row.to_json()} for row in self.placement],
             "outside": {home: dict(roles) for home, roles in self.outside.items()},
             "notes": list(self.notes),
         }

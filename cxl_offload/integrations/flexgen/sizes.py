@@ -12,7 +12,7 @@ from flexgen.opt_config import OptConfig
 from cxl_offload.integrations.flexgen.homes import Homes
 from cxl_offload.integrations.flexgen.predict import Need
 from cxl_offload.integrations.flexgen.request import FlexGenRun
-from cxl_offload.integrations.flexgen.store import Part
+from cxl_offload.objects.kind_store import Part
 from cxl_offload.plan.flexgen.layout import TensorSizes, opt_groups
 from cxl_offload.renamed import old_names
 

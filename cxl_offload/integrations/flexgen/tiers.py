@@ -1,43 +1,19 @@
-"""This package's memory as the source of FlexGen's host tensors."""
+"""What tiers and nodes can still take."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from cxl_offload.integrations.flexgen.places import TierLimit
 from cxl_offload.integrations.flexgen.predict import Room
-from cxl_offload.memory import NOT_FAULTED_IN, Policy, Session
-from cxl_offload.tensor import empty
+from cxl_offload.memory import Session
+from cxl_offload.renamed import old_names
 
-__all__ = ["MemorySource", "capacities", "room"]
+__all__ = ["capacities", "room"]
+
+__getattr__ = old_names(__name__)
 
 _UNLIMITED = 1 << 62
-
-
-class MemorySource:
-    """A :class:`~cxl_offload.integrations.flexgen.store.TensorSource` over one memory session."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-
-    def empty(
-        self, shape: tuple[int, ...], dtype: torch.dtype, policy: Policy, *, pin: bool
-    ) -> torch.Tensor:
-        """An uninitialised tensor whose pages follow ``policy``."""
-        return empty(shape, dtype=dtype, policy=policy, pin=pin, session=self.session)
-
-    def bytes_per_node(self, address: int, nbytes: int) -> dict[int, int]:
-        """Bytes of a range on every node, asked from the pages; pages not there are left out."""
-        found = self.session.bytes_per_node(address, nbytes)
-        return {node: count for node, count in found.items() if node != NOT_FAULTED_IN}
-
-    def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
-        """Keep the tensor's memory from reuse until the work now on ``stream`` is done."""
-        owner = self.session.find(tensor.data_ptr())
-        if owner is not None:
-            owner.record_stream(stream)
 
 
 def capacities(limits: Sequence[TierLimit]) -> dict[int, int]:

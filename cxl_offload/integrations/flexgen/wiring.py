@@ -26,9 +26,8 @@ from cxl_offload.integrations.flexgen.places import Role
 from cxl_offload.integrations.flexgen.recorder import Recorder
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.integrations.flexgen.sizes import COMPRESS_KV, COMPRESS_WEIGHTS
-from cxl_offload.integrations.flexgen.store import TierStore
-from cxl_offload.integrations.flexgen.tiers import MemorySource
 from cxl_offload.memory import Session
+from cxl_offload.objects.kind_store import MemorySource, TierStore
 from cxl_offload.transfer import CopyEngine
 from cxl_offload.units import format_bytes
 

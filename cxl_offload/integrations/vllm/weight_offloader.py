@@ -18,11 +18,11 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.vllm.weight_kinds import kind_of
 from cxl_offload.integrations.vllm.weight_memory import WeightMemory
 from cxl_offload.integrations.vllm.weight_options import WeightOptions, read_weight_options
 from cxl_offload.integrations.vllm.weight_report import WeightReport
 from cxl_offload.memory import current_session
+from cxl_offload.objects.weight_kinds import kind_of
 
 __all__ = ["PlacedUVAOffloader"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.vllm.weight_kinds import KINDS, OUTSIDE_LAYERS, kind_of, matches
 from cxl_offload.memory import Pages, as_policy
+from cxl_offload.objects.weight_kinds import KINDS, OUTSIDE_LAYERS, kind_of, matches
 from cxl_offload.topology import Machine
 
 __all__ = ["ON_DEVICE", "SECTION", "WeightOptions", "read_weight_options"]

@@ -18,9 +18,8 @@ from cxl_offload.integrations.flexgen.devices import HostDevice
 from cxl_offload.integrations.flexgen.layout import lay_out
 from cxl_offload.integrations.flexgen.model import resolve_model
 from cxl_offload.integrations.flexgen.places import ROLES
-from cxl_offload.integrations.flexgen.store import Part, TierStore
-from cxl_offload.integrations.flexgen.tiers import MemorySource
 from cxl_offload.memory import Bind, FirstTouch, Policy, Session
+from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
 
 from .conftest import machine
 

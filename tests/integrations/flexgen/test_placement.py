@@ -30,7 +30,7 @@ KV = 2 * 3 * 19 * 8 * 64 * 2  # K and V, layers, positions, rows, width, half pr
 def _granted(report: FlexGenReport, role: str) -> Counter[int]:
     total: Counter[int] = Counter()
     for row in report.placement:
-        if row.role == role:
+        if row.kind == role:
             total.update(row.granted)
     return total
 
@@ -53,7 +53,7 @@ def test_roles_are_on_the_nodes_of_their_policies(
     assert _granted(report, "workspace") == {0: 2 * 19 * 8 * 64 * 4}
     assert set(_granted(report, "act")) == {1}
     assert report.simulated_placement
-    assert {row.role for row in report.placement} == {"weights", "kv", "act", "workspace"}
+    assert {row.kind for row in report.placement} == {"weights", "kv", "act", "workspace"}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_bytes_are_as_planned_before_the_run(
     planned: Counter[tuple[str, str]] = Counter()
     for need in loaded.layout.needs:
         planned[need.role, need.part] += need.nbytes * need.count
-    held = {(row.role, row.part): row.requested_bytes for row in report.placement}
+    held = {(row.kind, row.part): row.requested_bytes for row in report.placement}
     assert held.keys() == planned.keys()
     for key, nbytes in held.items():
         if key[0] == "act":

@@ -268,7 +268,7 @@ def test_planned_run_generates_and_holds_what_was_planned(
             home.bytes for home in plan.homes if home.kind == kind and home.where != "gpu"
         )
         assert planned == sum(
-            sum(row.granted.values()) for row in report.placement if row.role == role
+            sum(row.granted.values()) for row in report.placement if row.kind == role
         )
 
 

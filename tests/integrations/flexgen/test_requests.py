@@ -167,7 +167,7 @@ def test_tier_of_exactly_the_size_is_enough(request_tiny: FlexGenRun, session: S
 
     report = run(replace(request_tiny, place=place, tiers=exact), session=session)
 
-    (row,) = (row for row in report.placement if row.role == "weights")
+    (row,) = (row for row in report.placement if row.kind == "weights")
     assert (row.requested_bytes, row.tiers) == (weights, {"cxl": weights})
     one_less = (TierLimit("cxl", (2,), weights - 1),)
     with pytest.raises(MemoryError):

@@ -8,8 +8,8 @@ import pytest
 
 from cxl_offload import load_machine
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.vllm.weight_kinds import kind_of
 from cxl_offload.integrations.vllm.weight_options import WeightOptions, read_weight_options
+from cxl_offload.objects.weight_kinds import kind_of
 from cxl_offload.topology import Machine
 
 

@@ -1,4 +1,4 @@
-"""Host memory of one run: a tensor of a role goes where the role's policy says, and is counted."""
+"""Host memory by kind: a tensor goes where the policy of its kind says, and is counted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Protocol
 
 import torch
 
-from cxl_offload.integrations.flexgen.places import Role
-from cxl_offload.memory.policy import FirstTouch, Policy
+from cxl_offload.memory import NOT_FAULTED_IN, FirstTouch, Policy, Session
+from cxl_offload.tensor import empty
 
-__all__ = ["Part", "RoleUse", "TensorSource", "TierStore"]
+__all__ = ["KindUse", "MemorySource", "Part", "TensorSource", "TierStore"]
 
 
 class TensorSource(Protocol):
@@ -30,17 +30,41 @@ class TensorSource(Protocol):
         """Bytes of a range on every node, asked from the pages."""
 
 
+class MemorySource:
+    """A :class:`TensorSource` over one session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: torch.dtype, policy: Policy, *, pin: bool
+    ) -> torch.Tensor:
+        """An uninitialised tensor whose pages follow ``policy``."""
+        return empty(shape, dtype=dtype, policy=policy, pin=pin, session=self.session)
+
+    def bytes_per_node(self, address: int, nbytes: int) -> dict[int, int]:
+        """Bytes of a range on every node, asked from the pages; pages not there are left out."""
+        found = self.session.bytes_per_node(address, nbytes)
+        return {node: count for node, count in found.items() if node != NOT_FAULTED_IN}
+
+    def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
+        """Keep the tensor's memory from reuse until the work now on ``stream`` is done."""
+        owner = self.session.find(tensor.data_ptr())
+        if owner is not None:
+            owner.record_stream(stream)
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A named share of a role's bytes and its policy; a role that is not split has one part."""
+    """A named share of a kind's bytes and its policy; a kind that is not split has one part."""
 
     name: str
     policy: Policy
 
 
 @dataclass(slots=True)
-class RoleUse:
-    """Bytes of one part of one role: what was asked for and where it is.
+class KindUse:
+    """Bytes of one part of one kind: what was asked for and where it is.
 
     Attributes
     ----------
@@ -70,59 +94,59 @@ class RoleUse:
 
 
 class TierStore:
-    """Allocates for roles from a source and keeps count.
+    """Allocates for kinds from a source and keeps count.
 
     Parameters
     ----------
     source
         Gives the memory.
     parts
-        Every role's parts, in the order of the split.
+        Every kind's parts, in the order of the split.
     pin
         Whether to pin what the accelerator copies from and to (only of use with CUDA).
     """
 
     def __init__(
-        self, source: TensorSource, parts: Mapping[Role, tuple[Part, ...]], *, pin: bool
+        self, source: TensorSource, parts: Mapping[str, tuple[Part, ...]], *, pin: bool
     ) -> None:
         self.source = source
         self.parts = dict(parts)
         self._pin = pin
         self._lock = threading.RLock()  # a finalizer may run inside any of our own statements
-        self._use: dict[tuple[Role, str], RoleUse] = {}
+        self._use: dict[tuple[str, str], KindUse] = {}
 
     def empty(
-        self, role: Role, part: int, shape: tuple[int, ...], dtype: torch.dtype, *, pin: bool
+        self, kind: str, part: int, shape: tuple[int, ...], dtype: torch.dtype, *, pin: bool
     ) -> torch.Tensor:
-        """A tensor for ``role``, in its ``part``-th part.
+        """A tensor for ``kind``, in its ``part``-th part.
 
         Raises
         ------
         MemoryError
             A node is too full for it.
         """
-        policy = self.parts[role][part].policy
+        policy = self.parts[kind][part].policy
         tensor = self.source.empty(shape, dtype, policy, pin=pin and self._pin)
         if isinstance(policy, FirstTouch):
             tensor.view(-1).view(torch.uint8).zero_()  # this thread is the first to touch
         return tensor
 
-    def count(self, owner: object, role: Role, part: int, tensor: torch.Tensor) -> None:
-        """Count ``tensor`` under ``role`` for as long as ``owner`` lives."""
+    def count(self, owner: object, kind: str, part: int, tensor: torch.Tensor) -> None:
+        """Count ``tensor`` under ``kind`` for as long as ``owner`` lives."""
         nbytes = math.prod(tensor.shape) * tensor.element_size()
         nodes = self.source.bytes_per_node(tensor.data_ptr(), nbytes)
-        key = (role, self.parts[role][part].name)
+        key = (kind, self.parts[kind][part].name)
         with self._lock:
-            use = self._use.setdefault(key, RoleUse())
+            use = self._use.setdefault(key, KindUse())
             use.add(nbytes, nodes)
         ending = weakref.finalize(owner, self._uncount, use, nbytes, nodes)
         ending.atexit = False
 
-    def _uncount(self, use: RoleUse, nbytes: int, nodes: Mapping[int, int]) -> None:
+    def _uncount(self, use: KindUse, nbytes: int, nodes: Mapping[int, int]) -> None:
         with self._lock:
             use.remove(nbytes, nodes)
 
-    def use(self) -> dict[tuple[Role, str], RoleUse]:
-        """Every role and part that ever held a tensor."""
+    def use(self) -> dict[tuple[str, str], KindUse]:
+        """Every kind and part that ever held a tensor."""
         with self._lock:
             return dict(self._use)

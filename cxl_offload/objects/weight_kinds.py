@@ -1,4 +1,4 @@
-"""Kinds of weights, told by the names that vLLM's models give their parameters."""
+"""Kinds of weights, told by the names that models of transformers and vLLM give parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = (*_PATTERNS, "other")
 """Every kind there is."""
 
 OUTSIDE_LAYERS = ("embedding", "head")
-"""Not part of the stack of layers, so that vLLM's own offloader never sees them."""
+"""Not part of the stack of layers."""
 
 
 def kind_of(name: str) -> str:

@@ -1,0 +1,67 @@
+"""Rows of a report: bytes of every kind of tensor, requested against granted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cxl_offload.objects.kind_store import KindUse, Part
+from cxl_offload.topology import Machine
+
+__all__ = ["PlacementRow", "placement_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRow:
+    """Bytes of one part of one kind.
+
+    Attributes
+    ----------
+    kind, part
+        What for, and which part of a split (``host`` when it is not split).
+    policy
+        In words, as asked.
+    requested_bytes
+        At the moment there were most of them.
+    granted
+        Node to bytes at that moment, read from the pages.
+    tiers
+        The same by tier name; nodes outside every tier are left out.
+    """
+
+    kind: str
+    part: str
+    policy: str
+    requested_bytes: int
+    granted: dict[int, int]
+    tiers: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the kind, whose name differs between reports."""
+        return {
+            "part": self.part,
+            "policy": self.policy,
+            "requested_bytes": self.requested_bytes,
+            "granted_bytes_per_node": {str(node): count for node, count in self.granted.items()},
+            "granted_bytes_per_tier": dict(self.tiers),
+        }
+
+
+def placement_rows(
+    use: Mapping[tuple[str, str], KindUse],
+    parts: Mapping[str, tuple[Part, ...]],
+    machine: Machine,
+) -> tuple[PlacementRow, ...]:
+    """What a store counted, with the policy asked for and the machine's tiers beside it."""
+    rows: list[PlacementRow] = []
+    for (kind, name), bytes_held in use.items():
+        tiers: dict[str, int] = {}
+        for node, nbytes in bytes_held.granted.items():
+            tier = machine.tier_of(node)
+            if tier is not None:
+                tiers[tier.name] = tiers.get(tier.name, 0) + nbytes
+        policy = next(part.policy for part in parts[kind] if part.name == name)
+        granted = dict(bytes_held.granted)
+        rows.append(PlacementRow(kind, name, str(policy), bytes_held.peak_bytes, granted, tiers))
+    return tuple(rows)
