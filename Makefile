@@ -55,10 +55,16 @@ MINUTES ?= 10
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-# Every fuzz target of C++ under libFuzzer for FUZZ_SECONDS; says so and skips where clang is not
-# there.
-fuzz:
-	$(MAKE) -C tests/cpp fuzz
+# Every fuzz target for FUZZ_SECONDS: in C++ under libFuzzer, documents under Atheris. Says so and
+# skips what clang or Atheris (`pip install atheris`) is missing for.
+FUZZ_SECONDS ?= 60
+fuzz: $(STAMP)
+	$(MAKE) -C tests/cpp fuzz FUZZ_SECONDS=$(FUZZ_SECONDS)
+	@mkdir -p build/fuzz/corpus-documents
+	@if $(BIN)/python -c 'import atheris' 2>/dev/null; then \
+	  $(BIN)/python -m tests.fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=64 -timeout=60 \
+	    -rss_limit_mb=2048 -artifact_prefix=build/fuzz/FUZZ_documents- build/fuzz/corpus-documents; \
+	else echo "fuzz: documents skipped, Atheris is not there (pip install atheris)"; fi
 
 -include tests/vm/vm.mk
 -include tests/integrations/deepspeed/deepspeed.mk

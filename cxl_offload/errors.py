@@ -23,13 +23,20 @@ class ConfigError(CxlOffloadError, ValueError):
     Parameters
     ----------
     message
-        What is wrong, with the offending value and what would be right.
+        What is wrong, with the offending value and what would be right. It is shown on one line:
+        what cannot be printed, such as a line break inside of a value, is escaped.
     file, line
         Where, as far as known. ``line`` counts from 1.
     """
 
     def __init__(self, message: str, *, file: str | None = None, line: int | None = None) -> None:
         where = "" if file is None else f"{file}:{line}: " if line is not None else f"{file}: "
-        super().__init__(f"{where}{message}")
+        super().__init__(_one_line(f"{where}{message}"))
         self.file = file
         self.line = line
+
+
+def _one_line(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

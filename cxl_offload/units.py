@@ -39,6 +39,7 @@ _BYTES = {
     "GiB": GIB,
     "TiB": 1 << 40,
 }
+_MOST_BYTES = 1 << 63
 _NANOSECONDS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
 
@@ -64,6 +65,8 @@ def parse_bytes(text: str) -> int:
     value = _split(text, {unit: float(size) for unit, size in _BYTES.items()}, "", "64 GiB")
     if value != int(value):
         raise ValueError(f"{text!r} is {value} bytes; a size is a whole number of bytes")
+    if value >= _MOST_BYTES:
+        raise ValueError(f"{text!r} is more than addresses of 64 bits reach")
     return int(value)
 
 

@@ -10,15 +10,18 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+
+from cxl_offload.files.document import hint, plain_key, shown
 
 __all__ = ["DecodeError", "decode", "encode"]
 
 T = TypeVar("T")
 Where = tuple[str | int, ...]
+_MOST_DIGITS = 18
+_TOO_LARGE = 1 << 63
 
 
 class DecodeError(ValueError):
@@ -39,7 +42,7 @@ def path_text(where: Where) -> str:
     """``("paths", 0, "node")`` as ``"paths[0].node"``."""
     text = ""
     for part in where:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+        text += f"[{part}]" if isinstance(part, int) else f".{plain_key(str(part))}"
     return text.lstrip(".")
 
 
@@ -68,9 +71,13 @@ def decode(kind: type[T], value: Any) -> T:
     return typing.cast(T, _decode(kind, value, ()))
 
 
+def is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8: JSON can escape one half of a character alone."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 def _fail(expected: str, value: Any, where: Where) -> NoReturn:
-    shown = repr(value)
-    raise DecodeError(f"must be {expected}, not {shown[:60]}", where)
+    raise DecodeError(f"must be {expected}, not {shown(value)}", where)
 
 
 def _decode(kind: Any, value: Any, where: Where) -> Any:
@@ -111,8 +118,8 @@ def _decode_union(kinds: tuple[Any, ...], value: Any, where: Where) -> Any:
 def _decode_key(kind: Any, key: str, where: Where) -> Any:
     if kind is not int:
         return key
-    if not key.isdecimal():
-        raise DecodeError(f"key {key!r} must be a whole number", where)
+    if not key.isdecimal() or len(key) > _MOST_DIGITS:
+        raise DecodeError(f"key {shown(key)} must be a whole number", where)
     return int(key)
 
 
@@ -120,11 +127,15 @@ def _decode_scalar(kind: Any, value: Any, where: Where) -> Any:
     if isinstance(kind, type) and issubclass(kind, Enum):
         known = [member.value for member in kind]
         return kind(value) if value in known else _fail(f"one of {known}", value, where)
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        _fail("a number of 64 bits", value, where)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return value
-    if kind in (str, bool) and isinstance(value, kind):
+    if kind is str and isinstance(value, str):
+        return value if is_text(value) else _fail("text that can be written", value, where)
+    if kind is bool and isinstance(value, bool):
         return value
     names = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
     _fail(names[kind], value, where)
@@ -137,9 +148,7 @@ def _decode_dataclass(kind: type, value: Any, where: Where) -> Any:
     known = {entry.name: entry for entry in fields(kind)}
     for key in value:
         if key not in known:
-            close = get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-            raise DecodeError(f"unknown key {key!r}; {hint}", (*where, key))
+            raise DecodeError(f"unknown key {shown(key)}; {hint(key, known)}", (*where, key))
     for name, entry in known.items():
         if name not in value and _is_required(entry):
             raise DecodeError(f"key {name!r} is missing", where)

@@ -1,6 +1,7 @@
 """A YAML document whose every part knows its line, so that errors can say where.
 
 ``yaml.compose`` keeps the marks that ``yaml.load`` throws away; nothing is constructed from tags.
+Documents come from anywhere: what is nested without end, or huge by its aliases, is refused.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from cxl_offload.errors import ConfigError
 __all__ = ["Field", "read_document"]
 
 _TAG = "tag:yaml.org,2002:"
+_MOST_LEVELS = 100
+_MOST_REPEATED = 100_000
+_MOST_DIGITS = 19
+_PLAIN_KEY = re.compile(r"[\w.:@/+-]{1,60}")
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _TRUE = {"true", "yes", "on"}
 
@@ -47,9 +52,7 @@ class Field:
         fields = self.entries()
         for key, value in fields.items():
             if key not in known:
-                close = get_close_matches(key, known, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-                value.fail(f"unknown key {key!r}; {hint}")
+                value.fail(f"unknown key {shown(key)}; {hint(key, known)}")
         for key in required:
             if key not in fields:
                 self.fail(f"key {key!r} is missing")
@@ -63,9 +66,9 @@ class Field:
         for key_node, value_node in self.node.value:
             line = _line(key_node)
             key = Field(key_node, self.file, self.path, line).text()
-            value = Field(value_node, self.file, f"{self.path}.{key}".lstrip("."), line)
+            value = Field(value_node, self.file, f"{self.path}.{plain_key(key)}".lstrip("."), line)
             if key in fields:
-                value.fail(f"key {key!r} appears twice")
+                value.fail(f"key {shown(key)} appears twice")
             fields[key] = value
         return fields
 
@@ -88,16 +91,17 @@ class Field:
         """A whole number of at least ``minimum``."""
         text = self.text()
         if not _INTEGER.fullmatch(text):
-            self.fail(f"must be a whole number, not {text!r}")
-        if int(text) < minimum:
-            self.fail(f"must be at least {minimum}, not {text}")
-        return int(text)
+            self.fail(f"must be a whole number, not {shown(text)}")
+        number = self._whole(text)
+        if number < minimum:
+            self.fail(f"must be at least {minimum}, not {number}")
+        return number
 
     def boolean(self) -> bool:
         """``true``/``false`` (or ``on``/``off``, ``yes``/``no``)."""
         text = self.text()
         if self.node.tag != _TAG + "bool":
-            self.fail(f"must be true or false, not {text!r}")
+            self.fail(f"must be true or false, not {shown(text)}")
         return text.lower() in _TRUE
 
     def choice(self) -> str | int | bool:
@@ -105,7 +109,7 @@ class Field:
         text = self.text()
         if self.node.tag == _TAG + "bool":
             return self.boolean()
-        return int(text) if _INTEGER.fullmatch(text) else text
+        return self._whole(text) if _INTEGER.fullmatch(text) else text
 
     def value(self) -> Any:
         """What the field says, as plain values; keys that appear twice are refused."""
@@ -115,8 +119,9 @@ class Field:
             return [entry.value() for entry in self.items()]
         try:
             return yaml.SafeLoader("").construct_object(self.node, deep=True)
-        except (yaml.YAMLError, ValueError) as error:
-            self.fail(f"not a plain value: {error}")
+        # What the constructors of PyYAML raise for a tag that its text does not fit.
+        except (yaml.YAMLError, ValueError, LookupError, AttributeError):
+            self.fail(f"{shown(self.node.value)} is not a plain value ({shown(self.node.tag)})")
 
     def nearest(self, where: Iterable[str | int]) -> Field:
         """What keys and list indices lead to, as far as the document goes."""
@@ -133,7 +138,12 @@ class Field:
             return "a mapping"
         if isinstance(self.node, yaml.SequenceNode):
             return "a list"
-        return f"the value {self.node.value!r}"
+        return f"the value {shown(self.node.value)}"
+
+    def _whole(self, text: str) -> int:
+        if len(text) > _MOST_DIGITS:
+            self.fail(f"must be a whole number below 10^{_MOST_DIGITS - 1}, not {shown(text)}")
+        return int(text)
 
 
 MappedFields = dict[str, Field]
@@ -143,22 +153,87 @@ def _line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
 
 
+def shown(value: object) -> str:
+    """A value for a message: on one line, and not longer than a line."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python's limit of digits, which hexadecimal ones pass
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+
+
+def plain_key(key: str) -> str:
+    """A key for the path to a value: as it is, or as :func:`shown` where it would be misread."""
+    return key if _PLAIN_KEY.fullmatch(key) else f"[{shown(key)}]"
+
+
+def hint(key: str, known: Iterable[str]) -> str:
+    """What somebody may have meant who wrote a key that is not known."""
+    close = get_close_matches(key[:100], list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+
+
+class _Composer(yaml.SafeLoader):
+    """Refuses what is nested too deeply; aliases may repeat so many values and no more."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._levels = 0
+        self._values: dict[int, int] = {}
+        self._repeated = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        self._levels += 1
+        if self._levels > _MOST_LEVELS:
+            problem = f"nested more than {_MOST_LEVELS} levels deep"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        is_alias = self.check_event(yaml.AliasEvent)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._levels -= 1
+        if is_alias:
+            self._count_repeated(node, event.start_mark)
+        else:
+            self._values[id(node)] = 1 + sum(self._values[id(part)] for part in _parts(node))
+        return node
+
+    def _count_repeated(self, node: yaml.Node | None, mark: yaml.Mark) -> None:
+        values = self._values.get(id(node))
+        if values is None:
+            problem = "an alias inside of what it stands for"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        self._repeated += values
+        if self._repeated > _MOST_REPEATED:
+            problem = f"aliases repeat more than {_MOST_REPEATED} values"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+
+
+def _parts(node: yaml.Node | None) -> Iterable[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return (part for pair in node.value for part in pair)
+    return node.value if isinstance(node, yaml.SequenceNode) else ()
+
+
 def read_document(text: str, *, file: str) -> Field:
     """The root of a YAML document.
 
     Raises
     ------
     ConfigError
-        If the text is not YAML, or empty; with the line.
+        If the text is not YAML, empty, nested too deeply, or huge by its aliases; with the line.
     """
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=_Composer)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
         raise ConfigError(f"not YAML: {error.problem}", file=file, line=line) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"not YAML: {error}", file=file) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        problem = f"the character {text[error.position]!r} is not allowed"
+        raise ConfigError(f"not YAML: {problem}", file=file, line=line) from error
+    except RecursionError as error:  # called with little room left on the stack
+        raise ConfigError("not YAML: nested too deeply", file=file) from error
     if node is None:
         raise ConfigError("the file is empty", file=file, line=1)
     return Field(node, file, "", _line(node))

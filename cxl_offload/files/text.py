@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.codec import DecodeError, decode
-from cxl_offload.files.document import Field, read_document
+from cxl_offload.files.document import Field, read_document, shown
 
 __all__ = ["decode_document", "decode_json", "parse_json", "read_text", "write_text"]
 
@@ -68,6 +68,10 @@ def parse_json(text: str, *, file: str | None = None) -> Any:
         raise ConfigError(f"not JSON: {error.msg}", file=file, line=error.lineno) from error
     except DecodeError as error:
         raise ConfigError(str(error), file=file) from error
+    except RecursionError as error:
+        raise ConfigError("not JSON: nested too deeply", file=file) from error
+    except ValueError as error:  # Python's limit of digits
+        raise ConfigError("not JSON: a number with thousands of digits", file=file) from error
 
 
 def decode_json(
@@ -91,9 +95,15 @@ def decode_json(
             check(value)
         return decode(kind, value)
     except DecodeError as error:
-        # A JSON text is YAML too, whose reader knows the lines.
-        line = read_document(text, file=file or "").nearest(error.where).line if file else None
-        raise ConfigError(str(error), file=file, line=line) from error
+        raise ConfigError(str(error), file=file, line=_line_of(text, error.where)) from error
+
+
+def _line_of(text: str, where: Iterable[str | int]) -> int | None:
+    """The line of a place in a JSON text, which nearly always is YAML too, whose reader knows."""
+    try:
+        return read_document(text, file="").nearest(where).line
+    except ConfigError:
+        return None
 
 
 def decode_document(kind: type[T], root: Field) -> T:
@@ -116,7 +126,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(entries) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise DecodeError(f"key {twice!r} appears twice", ())
+        raise DecodeError(f"key {shown(twice)} appears twice", ())
     return entries
 
 

@@ -32,6 +32,8 @@ __all__ = [
 DEFAULT_GRANULE_BYTES = 2 * MIB
 """Below the size of a transparent huge page, collapsing would destroy a stripe."""
 
+_MAX_NODE = (1 << 20) - 1  # far above any kernel's
+_MAX_DIGITS = 9
 _DAX_NAME = re.compile(r"dax[0-9]+\.[0-9]+")
 
 MAX_WEIGHT = 255
@@ -42,8 +44,8 @@ def _check_nodes(nodes: tuple[int, ...]) -> None:
     if not nodes:
         raise ValueError("a policy needs at least one node")
     for node in nodes:
-        if isinstance(node, bool) or not isinstance(node, int) or node < 0:
-            raise ValueError(f"{node!r} is not a node id; node ids are integers from 0")
+        if isinstance(node, bool) or not isinstance(node, int) or not 0 <= node <= _MAX_NODE:
+            raise ValueError(f"{node!r} is not a node id; node ids are integers 0..{_MAX_NODE}")
     if len(set(nodes)) != len(nodes):
         raise ValueError(f"nodes {list(nodes)} name a node twice")
 
@@ -193,7 +195,7 @@ def _is_exact(text: str, count: int) -> bool:
 def _nodes_of(name: str, machine: Machine | None) -> tuple[int, ...]:
     """The nodes that a node id or the name of a tier stands for."""
     name = name.strip()
-    if name.isdecimal():
+    if name.isdecimal() and len(name) <= _MAX_DIGITS:
         return (int(name),)
     tiers = {} if machine is None else {tier.name: tier.nodes for tier in machine.tiers}
     if name not in tiers:

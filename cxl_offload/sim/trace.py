@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from cxl_offload.errors import ConfigError
+from cxl_offload.files import DecodeError, decode, parse_json, read_text, shown
+
 __all__ = ["ENGINES", "Engine", "Event", "Trace"]
 
 Engine = Literal["h2d", "d2h", "cpu", "gpu", "nvme"]
@@ -184,18 +187,24 @@ class Trace:
 
         Raises
         ------
-        ValueError
-            If the text is not such a trace.
+        ConfigError
+            The text is not such a trace.
         """
-        document = json.loads(text)
+        document = parse_json(text)
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
-            raise ValueError(f'this is no trace: its "format" is not {_FORMAT!r}')
-        if document.get("version") != _VERSION or tuple(document.get("columns", ())) != _COLUMNS:
-            raise ValueError(
-                f"trace of version {document.get('version')!r} with columns "
-                f"{document.get('columns')}; this release reads version {_VERSION}"
+            raise ConfigError(f'this is no trace: its "format" is not {_FORMAT!r}')
+        if document.get("version") != _VERSION or document.get("columns") != list(_COLUMNS):
+            raise ConfigError(
+                f"trace of version {shown(document.get('version'))} with columns "
+                f"{shown(document.get('columns'))}; this release reads version {_VERSION}"
             )
-        return cls((_decode(row) for row in document["events"]), tokens=document["tokens"])
+        events, tokens = document.get("events"), document.get("tokens")
+        if not isinstance(events, list) or not isinstance(tokens, dict):
+            raise ConfigError("trace: 'events' is a list and 'tokens' a mapping; one is missing")
+        for phase, count in tokens.items():
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise ConfigError(f"trace: tokens of {shown(phase)} are {shown(count)}, no count")
+        return cls(map(_decode, events), tokens=tokens)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the trace as JSON."""
@@ -207,13 +216,14 @@ class Trace:
 
         Raises
         ------
-        ValueError
-            If the file is not a trace; the message names it.
+        ConfigError
+            The file cannot be read, or is not a trace; the message names it.
         """
+        text = read_text(path)
         try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{os.fspath(path)}: {error}") from error
+            return cls.from_json(text)
+        except ValueError as error:
+            raise ConfigError(str(error), file=os.fspath(path)) from error
 
 
 def _encode(value: Any) -> Any:
@@ -223,16 +233,10 @@ def _encode(value: Any) -> Any:
     return value
 
 
-def _decode(row: Sequence[Any]) -> Event:
-    phase, step, queue, engine, kind, read, write, accelerator, flops = row
-    return Event(
-        phase=phase,
-        step=step,
-        queue=queue,
-        engine=engine,
-        tensor_kind=kind,
-        read_bytes={int(node): count for node, count in read.items()},
-        write_bytes={int(node): count for node, count in write.items()},
-        accelerator_bytes=accelerator,
-        flops=flops,
-    )
+def _decode(row: Any) -> Event:
+    if not isinstance(row, list) or len(row) != len(_COLUMNS):
+        raise ConfigError(f"trace: an event is a list of {len(_COLUMNS)} values, not {shown(row)}")
+    try:
+        return decode(Event, dict(zip(_COLUMNS, row, strict=True)))
+    except DecodeError as error:
+        raise ConfigError(f"trace: event {shown(row)}: {error}") from error

@@ -9,6 +9,7 @@ __all__ = ["format_cpulist", "parse_cpulist"]
 
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _MAX_ID = 1 << 20  # far above any kernel's CPU or node count; keeps "0-4294967295" from filling RAM
+_MAX_DIGITS = 20  # zeros before it
 
 
 def parse_cpulist(text: str) -> tuple[int, ...]:
@@ -25,11 +26,10 @@ def parse_cpulist(text: str) -> tuple[int, ...]:
         match = _RANGE.fullmatch(part.strip())
         if match is None:
             raise ValueError(f"{text!r} is not a list like '0-3,8': {part!r} is no number or range")
-        first = int(match.group(1))
-        last = first if match.group(2) is None else int(match.group(2))
-        if last < first or last > _MAX_ID:
+        first, last = match.group(1), match.group(2) or match.group(1)
+        if max(len(first), len(last)) > _MAX_DIGITS or not int(first) <= int(last) <= _MAX_ID:
             raise ValueError(f"{text!r}: range {part!r} runs backwards or is beyond {_MAX_ID}")
-        numbers.update(range(first, last + 1))
+        numbers.update(range(int(first), int(last) + 1))
     return tuple(sorted(numbers))
 
 

@@ -42,6 +42,7 @@ from cxl_offload.topology.quantity import Citations
 
 __all__ = ["load_machine", "machine_names", "machine_path", "parse_machine"]
 
+_MOST_DIGITS = 9  # of a choice
 _REQUIRED = ("name", "description", "paper", "nodes", "tiers")
 _OPTIONAL = (
     "initiator",
@@ -173,7 +174,8 @@ def _parse_choices(text: str, wanted: str) -> Variant:
         if not equals or not key or not value:
             raise ConfigError(f"{wanted!r}: {part!r} is not a choice like snc=4")
         words = {"on": True, "true": True, "off": False, "false": False}
-        choices[key] = words.get(value, int(value) if value.isdigit() else value)
+        is_number = value.isdecimal() and len(value) <= _MOST_DIGITS
+        choices[key] = words.get(value, int(value) if is_number else value)
     return choices
 
 

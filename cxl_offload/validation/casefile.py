@@ -92,6 +92,10 @@ def _entries(text: str, file: str) -> list[tuple[object, int]]:
             entry, position = decoder.raw_decode(text, position)
         except json.JSONDecodeError as error:
             raise ConfigError(error.msg, file=file, line=error.lineno) from error
+        except RecursionError as error:
+            raise ConfigError(
+                "case from here on: nested too deeply", file=file, line=line
+            ) from error
         except ValueError as error:
             raise ConfigError(f"case from here on: {error}", file=file, line=line) from error
         entries.append((entry, line))

@@ -25,6 +25,7 @@ __all__ = [
 
 Role = Literal["weights", "kv", "act", "workspace"]
 ROLES: tuple[Role, ...] = ("weights", "kv", "act", "workspace")
+_MAX_DIGITS = 4  # of a node; a kernel has at most 1024
 _HOST_TIERS = tuple(name for name in TIER_NAMES if name != "nvme")
 
 
@@ -116,6 +117,8 @@ def _parse_nodes(nodes_text: str, text: str) -> tuple[int, ...]:
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if match is None:
             raise ConfigError(f"--tier {text}: {part!r} is not a node or a range of nodes")
+        if max(map(len, match.groups(default=""))) > _MAX_DIGITS:
+            raise ConfigError(f"--tier {text}: {part!r}: no machine has so many nodes")
         first = int(match.group(1))
         last = int(match.group(2) or first)
         if last < first:
