@@ -1,6 +1,7 @@
-"""Decoders of Hugging Face transformers with their KV cache in tiers.
+"""Decoders of Hugging Face transformers with their weights and KV cache in tiers.
 
->>> from cxl_offload.integrations.transformers import offload
+>>> from cxl_offload.integrations.transformers import load, offload
+>>> model = load("path/to/model", {"weights": "weighted:ldram=2,cxl=1"})
 >>> with offload(model, {"kv": "bind:cxl"}):
 ...     model.generate(**inputs, max_new_tokens=64)
 
@@ -16,9 +17,14 @@ from cxl_offload.lazy import lazy_names
 if TYPE_CHECKING:
     from cxl_offload.integrations.transformers.attention import AttentionCalls
     from cxl_offload.integrations.transformers.scope import Offloaded, offload
+    from cxl_offload.integrations.transformers.weights import load
 
-_HOMES = {"attention": ("AttentionCalls",), "scope": ("Offloaded", "offload")}
+_HOMES = {
+    "attention": ("AttentionCalls",),
+    "scope": ("Offloaded", "offload"),
+    "weights": ("load",),
+}
 
-__all__ = ["AttentionCalls", "Offloaded", "offload"]
+__all__ = ["AttentionCalls", "Offloaded", "load", "offload"]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

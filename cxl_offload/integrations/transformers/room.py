@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cxl_offload.memory import FirstTouch, Policy, Session
-from cxl_offload.tensor import empty
+from cxl_offload.objects.kind_store import TierStore
 
 __all__ = ["KvMemory", "KvRoom", "gather_rows", "slack_of"]
 
@@ -22,14 +21,11 @@ class KvMemory:
 
     Parameters
     ----------
-    policy
-        Of every tensor.
-    session
-        The session that allocates.
+    store
+        Has the policy of ``kv``, and counts.
     """
 
-    policy: Policy
-    session: Session
+    store: TierStore
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor with its pages in place.
@@ -43,9 +39,8 @@ class KvMemory:
             A node has no room.
         """
         with torch.inference_mode(False):
-            made = empty(shape, dtype=dtype, policy=self.policy, session=self.session)
-            if isinstance(self.policy, FirstTouch):
-                made.view(-1).view(torch.uint8).zero_()  # this thread is the first to touch
+            made = self.store.empty("kv", 0, shape, dtype, pin=False)
+        self.store.count(made, "kv", 0, made)
         return made
 
 

@@ -15,7 +15,6 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.attention import (
     AttentionCalls,
     count_in,
@@ -28,13 +27,13 @@ from cxl_offload.integrations.transformers.conventions import (
     takes_room,
     text_config,
 )
+from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.room import KvMemory
-from cxl_offload.memory import Policy, PolicyLike, Session, as_policy, current_session
+from cxl_offload.integrations.transformers.weights import place_weights, store_for
+from cxl_offload.memory import PolicyLike, Session, current_session
+from cxl_offload.objects.kind_store import TierStore
 
-__all__ = ["KINDS", "Offloaded", "offload"]
-
-KINDS = ("kv",)
-"""Kinds of tensors that can be placed."""
+__all__ = ["Offloaded", "offload"]
 
 _PREPARE = "_prepare_cache_for_generation"
 _log = logging.getLogger(__name__)
@@ -43,21 +42,24 @@ _log = logging.getLogger(__name__)
 def offload(
     model: PreTrainedModel, policies: Mapping[str, PolicyLike], *, session: Session | None = None
 ) -> Offloaded:
-    """Put the KV cache of a model in tiers while a ``with`` block lasts.
+    """Put the KV cache and the weights of a model in tiers while a ``with`` block lasts.
 
     Inside of the block ``model.generate()`` and ``model()`` use caches whose keys and values are
     where ``policies["kv"]`` says, and decode by the package's kernel over them where they lie.
     Prompts, and what the kernel does not compute, are attended to by the model's own attention.
-    When the block ends the model is as before; a cache that the caller keeps stays valid.
+    When the block ends the model is as before, its weights back in ordinary memory; a cache that
+    the caller keeps stays valid.
 
     Parameters
     ----------
     model
         A decoder of transformers, with its head, in eval mode.
     policies
-        Kind of tensor to policy; kinds are ``kv``. What is missing stays where it is.
+        Kind of tensor to policy. Kinds are ``kv``, ``attention``, ``mlp``, ``experts``, ``norm``,
+        ``embedding``, ``head``, ``other``, and ``weights`` for all of weights that are not named.
+        What is missing stays where it is.
     session
-        The session that allocates; None means the current session.
+        What allocates; None means the current session.
 
     Returns
     -------
@@ -71,58 +73,41 @@ def offload(
         conventions.
     """
     session = session or current_session()
-    chosen: dict[str, Policy] = {}
-    for kind, policy in policies.items():
-        if kind not in KINDS:
-            raise ConfigError(f"kind {kind!r}: kinds are {', '.join(KINDS)}")
-        chosen[kind] = _checked(kind, policy, session)
-    if not chosen:
-        raise ConfigError(f"no policy; give one for {' or '.join(KINDS)}")
+    store = store_for(chosen_policies(policies, session), session)
     check_conventions(model)
-    return Offloaded(model, chosen, session)
-
-
-def _checked(kind: str, policy: PolicyLike, session: Session) -> Policy:
-    try:
-        made = as_policy(policy, session.machine)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"policy of {kind}: {error}") from None
-    usable = sorted(node.id for node in session.machine.usable_nodes(include_gpu_memory=True))
-    for node in getattr(made, "nodes", ()):
-        if node not in usable:
-            raise ConfigError(
-                f"policy of {kind}: {made} names node {node}, which has no memory that this "
-                f"process may use; usable nodes are {', '.join(map(str, usable))}"
-            )
-    return made
+    return Offloaded(model, store)
 
 
 class Offloaded:
-    """A model whose KV cache goes to tiers, inside of the ``with`` block.
+    """A model whose KV cache and weights are in tiers, inside of the ``with`` block.
 
     Attributes
     ----------
     calls
         Who computed attention how often, since the block began.
+    store
+        Counts the bytes of every kind.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, policies: Mapping[str, Policy], session: Session
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, store: TierStore) -> None:
         self.model = model
         self.calls = AttentionCalls()
-        self._kv = KvMemory(policies["kv"], session)
+        self.store = store
+        self._kv = KvMemory(store)
         self._open: contextlib.ExitStack | None = None
 
     def __enter__(self) -> Offloaded:
         check_conventions(self.model)  # again: another block may have begun since
         with contextlib.ExitStack() as stack:
-            self._take_attention(stack)
-            count_in(self.model, self.calls)
-            stack.callback(count_in, self.model, None)
-            hook = self.model.register_forward_pre_hook(_cache_giver(self._kv), with_kwargs=True)
-            stack.callback(hook.remove)
-            self._patch_generate(stack)
+            stack.callback(place_weights(self.model, self.store))
+            if "kv" in self.store.parts:
+                self._take_attention(stack)
+                count_in(self.model, self.calls)
+                stack.callback(count_in, self.model, None)
+                hook = _cache_giver(self._kv)
+                removable = self.model.register_forward_pre_hook(hook, with_kwargs=True)
+                stack.callback(removable.remove)
+                self._patch_generate(stack)
             self._open = stack.pop_all()
         return self
 

@@ -16,7 +16,8 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.cache import put_in_tiers, reserve
 from cxl_offload.integrations.transformers.growing_layers import TierLayer, TierSlidingLayer
 from cxl_offload.integrations.transformers.room import KvMemory, slack_of
-from cxl_offload.memory import Bind, FirstTouch, Session
+from cxl_offload.integrations.transformers.weights import store_for
+from cxl_offload.memory import Bind, FirstTouch, Policy, Session
 
 from .conftest import machine
 
@@ -36,6 +37,10 @@ STEPS = st.lists(
     min_size=1,
     max_size=12,
 )
+
+
+def kv_memory(policy: Policy, session: Session) -> KvMemory:
+    return KvMemory(store_for({"kv": policy}, session))
 
 
 def states(batch: int, count: int, seed: int) -> torch.Tensor:
@@ -94,7 +99,7 @@ def test_growing_layer_does_as_that_of_transformers(
     steps: list[tuple[str, int]], expected: int
 ) -> None:
     session = Session.simulated(machine())
-    compare(TierLayer(KvMemory(Bind((2,)), session), expected), DynamicLayer(), steps)
+    compare(TierLayer(kv_memory(Bind((2,)), session), expected), DynamicLayer(), steps)
     assert session.stats().asked_bytes.current == 0
 
 
@@ -110,7 +115,7 @@ def test_sliding_layer_does_as_that_of_transformers(
 ) -> None:
     """Also with candidates taken back, which transformers asks to be told of before."""
     session = Session.simulated(machine())
-    ours = TierSlidingLayer(window, KvMemory(Bind((2,)), session), expected)
+    ours = TierSlidingLayer(window, kv_memory(Bind((2,)), session), expected)
     stock = DynamicSlidingWindowLayer(window)
     if recorded:
         ours.activate_past_recording()
@@ -123,7 +128,7 @@ def test_sliding_layer_does_as_that_of_transformers(
 
 
 def test_crop_of_a_full_window_that_kept_nothing_is_refused(session: Session) -> None:
-    layer = TierSlidingLayer(4, KvMemory(Bind((2,)), session))
+    layer = TierSlidingLayer(4, kv_memory(Bind((2,)), session))
     layer.update(states(1, 9, 0), states(1, 9, 1))
     with pytest.raises(RuntimeError, match="activate_past_recording"):
         layer.crop(-1)
@@ -132,7 +137,7 @@ def test_crop_of_a_full_window_that_kept_nothing_is_refused(session: Session) ->
 def test_window_moves_within_its_own_room(session: Session) -> None:
     """A thousand positions in the room of a window and its slack; one allocation each."""
     window = 40
-    layer = TierSlidingLayer(window, KvMemory(Bind((2,)), session))
+    layer = TierSlidingLayer(window, kv_memory(Bind((2,)), session))
     layer.update(states(1, 300, 0), states(1, 300, 1))
     for seed in range(1000):
         layer.update(states(1, 1, seed), states(1, 1, seed))
@@ -142,7 +147,7 @@ def test_window_moves_within_its_own_room(session: Session) -> None:
 
 
 def test_expected_room_is_taken_once(session: Session) -> None:
-    layer = TierLayer(KvMemory(Bind((2,)), session), expected=500)
+    layer = TierLayer(kv_memory(Bind((2,)), session), expected=500)
     layer.update(states(1, 20, 0), states(1, 20, 1))
     for seed in range(480):
         layer.update(states(1, 1, seed), states(1, 1, seed))
@@ -151,7 +156,7 @@ def test_expected_room_is_taken_once(session: Session) -> None:
 
 def test_states_lie_where_the_policy_says(session: Session) -> None:
     cache = DynamicCache(config=CONFIG)
-    put_in_tiers(cache, KvMemory(Bind((2,)), session))
+    put_in_tiers(cache, kv_memory(Bind((2,)), session))
     cache.update(states(2, 30, 0), states(2, 30, 1), 0)
     for part in (cache.layers[0].keys, cache.layers[0].values):
         span = part.storage_offset() * 4 + part.untyped_storage().nbytes()
@@ -160,7 +165,7 @@ def test_states_lie_where_the_policy_says(session: Session) -> None:
 
 def test_cache_that_learns_its_layers_makes_them_in_the_tier(session: Session) -> None:
     cache = DynamicCache()
-    put_in_tiers(cache, KvMemory(Bind((2,)), session))
+    put_in_tiers(cache, kv_memory(Bind((2,)), session))
     reserve(cache, 100)
     cache.update(states(2, 30, 0), states(2, 30, 1), 1)
     assert [type(layer) for layer in cache.layers] == [TierLayer, TierLayer]
@@ -169,7 +174,7 @@ def test_cache_that_learns_its_layers_makes_them_in_the_tier(session: Session) -
 
 def test_fixed_cache_is_zeros_in_the_tier_and_can_be_copied(session: Session) -> None:
     cache = StaticCache(config=CONFIG, max_cache_len=50)
-    put_in_tiers(cache, KvMemory(Bind((2,)), session))
+    put_in_tiers(cache, kv_memory(Bind((2,)), session))
     keys = states(2, 30, 0)
     seen, _ = cache.update(keys, keys, 0)
     assert torch.equal(seen[:, :, :30], keys)
@@ -184,13 +189,13 @@ def test_fixed_cache_is_zeros_in_the_tier_and_can_be_copied(session: Session) ->
 
 
 def test_gradients_are_refused(session: Session) -> None:
-    layer = TierLayer(KvMemory(Bind((2,)), session))
+    layer = TierLayer(kv_memory(Bind((2,)), session))
     with pytest.raises(RuntimeError, match="no_grad"):
         layer.update(states(1, 2, 0).requires_grad_(), states(1, 2, 1))
 
 
 def test_cache_made_while_inferring_goes_on_outside(session: Session) -> None:
-    layer = TierLayer(KvMemory(FirstTouch(), session))
+    layer = TierLayer(kv_memory(FirstTouch(), session))
     with torch.inference_mode():
         layer.update(states(1, 2, 0), states(1, 2, 1))
     layer.update(states(1, 2, 2), states(1, 2, 3))
@@ -201,4 +206,4 @@ def test_cache_of_another_kind_is_refused(session: Session) -> None:
     cache = DynamicCache(config=CONFIG)
     cache.layers[0] = object()
     with pytest.raises(ConfigError, match="object cannot lie in tiers"):
-        put_in_tiers(cache, KvMemory(Bind((2,)), session))
+        put_in_tiers(cache, kv_memory(Bind((2,)), session))

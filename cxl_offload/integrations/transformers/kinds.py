@@ -1,0 +1,62 @@
+"""What can be placed, and where a user wants it: policies by kind of tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.memory import Policy, PolicyLike, Session, as_policy
+from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
+from cxl_offload.objects.weight_kinds import kind_of
+
+__all__ = ["KINDS", "WEIGHT_KINDS", "chosen_policies", "kind_of_weight"]
+
+KINDS = ("kv", "weights", *WEIGHT_KINDS)
+"""``weights`` stands for every kind of weight that is not named."""
+
+
+def chosen_policies(policies: Mapping[str, PolicyLike], session: Session) -> dict[str, Policy]:
+    """The policy of ``kv`` and of every kind of weight that has one.
+
+    Raises
+    ------
+    ConfigError
+        In one line: no policy, an unknown kind, tier or node.
+    """
+    given = {kind: _checked(kind, policy, session) for kind, policy in policies.items()}
+    if not given:
+        raise ConfigError(f"no policy; give one for a kind of {', '.join(KINDS)}")
+    of_weights = given.pop("weights", None)
+    if of_weights is not None:
+        given = {**dict.fromkeys(WEIGHT_KINDS, of_weights), **given}
+    return given
+
+
+def _checked(kind: str, policy: PolicyLike, session: Session) -> Policy:
+    if kind not in KINDS:
+        raise ConfigError(f"kind {kind!r}: kinds are {', '.join(KINDS)}")
+    try:
+        made = as_policy(policy, session.machine)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"policy of {kind}: {error}") from None
+    usable = sorted(node.id for node in session.machine.usable_nodes(include_gpu_memory=True))
+    for node in getattr(made, "nodes", ()):
+        if node not in usable:
+            raise ConfigError(
+                f"policy of {kind}: {made} names node {node}, which has no memory that this "
+                f"process may use; usable nodes are {', '.join(map(str, usable))}"
+            )
+    return made
+
+
+def kind_of_weight(name: str, tied: Mapping[str, str]) -> str:
+    """The kind of a parameter by its dotted name.
+
+    Parameters
+    ----------
+    tied
+        What uses the parameter besides, to its name: ``{"lm_head.weight": "embed_tokens.weight"}``
+        of transformers. An embedding that is also the head is a head: that reads all of it for
+        every token.
+    """
+    return next((kind_of(user) for user, source in tied.items() if source == name), kind_of(name))

@@ -1,0 +1,209 @@
+"""Weights in tiers by kind: moved where they stand, or loaded straight to their place."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, core_model_loading
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.kinds import (
+    WEIGHT_KINDS,
+    chosen_policies,
+    kind_of_weight,
+)
+from cxl_offload.memory import Policy, PolicyLike, Session, current_session
+from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
+
+__all__ = ["load", "place_weights", "store_for", "weight_bytes"]
+
+_SETTER = "set_param_for_module"
+_SETTER_PARAMETERS = ["model", "target_name", "param_value", "loading_info", "hf_quantizer"]
+_ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
+_one_load = threading.Lock()
+_log = logging.getLogger(__name__)
+
+
+class _Owner:
+    """Whom bytes are counted for while a parameter's memory is in a tier."""
+
+
+def store_for(policies: Mapping[str, Policy], session: Session) -> TierStore:
+    """A store with the policy of every kind."""
+    parts = {kind: (Part("host", policy),) for kind, policy in policies.items()}
+    return TierStore(MemorySource(session), parts, pin=False)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Bytes that are no more than what they say: no subclass, on the CPU, and there."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
+def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None]:
+    """Move a model's weights where the policies of their kinds say, one after another.
+
+    Parameters
+    ----------
+    store
+        Policies of kinds; weights of a kind without one, on an accelerator or quantized by a
+        subclass of tensors, stay where they are. Buffers stay too.
+
+    Returns
+    -------
+    callable
+        Moves them back to ordinary memory.
+
+    Raises
+    ------
+    MemoryError
+        A node has no room; the weights are back in ordinary memory.
+    """
+    tied = getattr(model, "all_tied_weights_keys", {})
+    moved: dict[torch.nn.Parameter, _Owner] = {}
+
+    def back() -> None:
+        for weight in moved:
+            weight.data = torch.empty_like(weight.data).copy_(weight.data)
+        moved.clear()
+
+    try:
+        for name, weight in model.named_parameters():
+            kind = kind_of_weight(name, tied)
+            if kind in store.parts and weight.numel() and _is_plain(weight.data):
+                made = store.empty(kind, 0, tuple(weight.shape), weight.dtype, pin=False)
+                weight.data = made.copy_(weight.data)
+                moved[weight] = owner = _Owner()
+                store.count(owner, kind, 0, made)
+    except BaseException:
+        back()
+        raise
+    return back
+
+
+def load(
+    folder: str | Path,
+    policies: Mapping[str, PolicyLike],
+    *,
+    dtype: torch.dtype | str = "auto",
+    attention: str | None = None,
+    session: Session | None = None,
+    store: TierStore | None = None,
+) -> PreTrainedModel:
+    """Load a decoder with its weights straight into tiers, one weight at a time.
+
+    No more than one weight, or one stack of experts with its parts, is in ordinary memory at a
+    time, so that a model may be larger than the node that reads its file.
+
+    Parameters
+    ----------
+    folder
+        A checkpoint as transformers saves it. Nothing is downloaded.
+    policies
+        Kind of tensor to policy; a kind without one is loaded into ordinary memory.
+    dtype
+        Of the weights; ``"auto"`` is that of the checkpoint.
+    attention
+        ``"eager"`` or ``"sdpa"``; None is the model's own choice.
+    session
+        What allocates; None means the current session.
+    store
+        Counts the bytes by kind, if the caller wants to know; then it also has the policies.
+
+    Returns
+    -------
+    PreTrainedModel
+        In eval mode. Its weights stay in their tiers as long as it lives.
+
+    Raises
+    ------
+    ConfigError
+        No checkpoint there, or an unknown kind, tier or node.
+    MemoryError
+        A node has no room; before anything is loaded where that can be known.
+    """
+    if store is None:
+        session = session or current_session()
+        store = store_for(chosen_policies(policies, session), session)
+    if not (Path(folder) / "config.json").is_file():
+        raise ConfigError(f"{folder}: no config.json; give the folder of a checkpoint")
+    options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
+    with _one_load, _setting_in(store):
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, **options
+        )
+    return model.eval()
+
+
+@contextlib.contextmanager
+def _setting_in(store: TierStore) -> Iterator[None]:
+    """Every weight that transformers sets goes to its place first; it has no hook for that."""
+    stock = getattr(core_model_loading, _SETTER, None)
+    if stock is None or list(inspect.signature(stock).parameters) != _SETTER_PARAMETERS:
+        raise ConfigError(
+            "this transformers sets weights in another way than 5.19, so they cannot be loaded to "
+            "their place; load the model as usual and offload() moves its weights"
+        )
+
+    def set_in_place(
+        model: Any, target_name: str, param_value: Any, loading_info: Any, hf_quantizer: Any
+    ) -> None:
+        kind = kind_of_weight(target_name, getattr(model, "all_tied_weights_keys", {}))
+        is_weight = target_name in names.setdefault(id(model), _parameter_names(model))
+        if is_weight and kind in store.parts and param_value.numel() and _is_plain(param_value):
+            made = store.empty(kind, 0, tuple(param_value.shape), param_value.dtype, pin=False)
+            stock(model, target_name, made.copy_(param_value), loading_info, hf_quantizer)
+            store.count(model.get_parameter(target_name), kind, 0, made)
+        else:
+            stock(model, target_name, param_value, loading_info, hf_quantizer)
+
+    names: dict[int, set[str]] = {}
+    before = os.environ.get(_ONE_BY_ONE)
+    os.environ[_ONE_BY_ONE] = "1"
+    setattr(core_model_loading, _SETTER, set_in_place)
+    try:
+        yield
+    finally:
+        setattr(core_model_loading, _SETTER, stock)
+        if before is None:
+            del os.environ[_ONE_BY_ONE]
+        else:
+            os.environ[_ONE_BY_ONE] = before
+
+
+def _parameter_names(model: torch.nn.Module) -> set[str]:
+    return {name for name, _ in model.named_parameters()}
+
+
+def weight_bytes(folder: str | Path, dtype: torch.dtype | str = "auto") -> dict[str, int]:
+    """Bytes of every kind of weight that a checkpoint's model will have; nothing is loaded.
+
+    Raises
+    ------
+    ConfigError
+        No decoder that transformers knows.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        chosen = config.dtype if dtype == "auto" else dtype
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=chosen)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder}: {str(error).splitlines()[0]}") from None
+    found = dict.fromkeys(WEIGHT_KINDS, 0)
+    tied = getattr(model, "all_tied_weights_keys", {})
+    for name, weight in model.named_parameters():
+        found[kind_of_weight(name, tied)] += weight.nbytes
+    return {kind: count for kind, count in found.items() if count}

@@ -1,0 +1,178 @@
+"""Weights by kind: where they lie, what they cost on the way, and that they are the same."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, core_model_loading
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers import load, offload
+from cxl_offload.integrations.transformers.kinds import kind_of_weight
+from cxl_offload.integrations.transformers.weights import weight_bytes
+from cxl_offload.memory import Session
+
+from .conftest import machine
+from .models import generate, make
+
+
+def nodes_by_kind(model: PreTrainedModel, session: Session) -> dict[str, set[int]]:
+    """Where the weights of every kind are, asked from their pages."""
+    found: dict[str, set[int]] = {}
+    for name, weight in model.named_parameters():
+        kind = kind_of_weight(name, model.all_tied_weights_keys)
+        on = session.bytes_per_node(weight.data_ptr(), weight.nbytes)
+        found.setdefault(kind, set()).update(on)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make("llama").save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [
+        ("opt", {"attention", "mlp", "norm", "embedding", "head"}),
+        ("llama", {"attention", "mlp", "norm", "embedding", "head"}),
+        ("gemma2", {"attention", "mlp", "norm", "embedding", "head"}),
+        ("phi", {"attention", "mlp", "norm", "embedding", "head"}),
+        ("gpt2", {"attention", "mlp", "norm", "embedding", "head"}),
+        ("mixtral", {"attention", "mlp", "experts", "norm", "embedding", "head"}),
+        ("qwen2-moe", {"attention", "mlp", "experts", "norm", "embedding", "head"}),
+    ],
+)
+def test_every_kind_goes_to_its_own_node_and_back(
+    family: str, kinds: set[str], session: Session
+) -> None:
+    model = make(family)
+    stock = generate(model, "sdpa")
+    asked = {"weights": "bind:0", "mlp": "bind:2", "experts": "bind:1", "norm": "bind:1"}
+    with offload(model, {**asked, "kv": "bind:2"}, session=session) as done:
+        lies = nodes_by_kind(model, session)
+        tokens = generate(model)
+        held = {kind: use.live_bytes for (kind, _), use in done.store.use().items()}
+    expected = {"mlp": {2}, "experts": {1}, "norm": {1}}
+    assert lies == {kind: expected.get(kind, {0}) for kind in kinds}
+    assert sum(held[kind] for kind in kinds) == sum(w.nbytes for w in model.parameters())
+    if family != "gemma2":  # whose soft cap stock sdpa drops
+        assert torch.equal(tokens, stock)
+    assert session.stats().asked_bytes.current == 0
+    assert torch.equal(generate(model, "sdpa"), stock)
+
+
+def test_embedding_that_is_the_head_too_lies_with_the_head(session: Session) -> None:
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            tie_word_embeddings=True,
+        )
+    )
+    with offload(model, {"head": "bind:2", "embedding": "bind:1"}, session=session):
+        assert nodes_by_kind(model, session)["head"] == {2}
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_weights_that_do_not_fit_are_back_in_ordinary_memory() -> None:
+    small = Session.simulated(machine(cxl_bytes=16 << 20))
+    model = make("llama")
+    model.lm_head.weight = torch.nn.Parameter(torch.ones(300_000, 64))
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    with (
+        pytest.raises(MemoryError, match="node 2"),
+        offload(model, {"weights": "bind:2"}, session=small),
+    ):
+        pass
+    assert small.stats().asked_bytes.peak > 0  # some were there
+    assert small.stats().asked_bytes.current == 0
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, before[name]), name
+
+
+def test_checkpoint_is_loaded_to_its_place(folder: Path, session: Session) -> None:
+    policies = {"weights": "bind:2", "norm": "bind:0", "kv": "bind:1"}
+    model = load(folder, policies, session=session)
+    lies = nodes_by_kind(model, session)
+    assert lies.pop("norm") == {0}
+    assert set(map(frozenset, lies.values())) == {frozenset({2})}
+    model.generation_config.eos_token_id = None
+    with offload(model, {"kv": "bind:1"}, session=session):
+        tokens = generate(model)
+    assert torch.equal(tokens, generate(make("llama"), "sdpa"))
+    del model
+
+
+def test_experts_are_stacked_on_the_way_to_their_place(tmp_path: Path, session: Session) -> None:
+    """The checkpoint has them one by one, transformers computes with one tensor of all."""
+    stock = make("mixtral")
+    stock.save_pretrained(tmp_path)
+    model = load(tmp_path, {"experts": "bind:2"}, session=session)
+    assert nodes_by_kind(model, session)["experts"] == {2}
+    for name, weight in stock.named_parameters():
+        assert torch.equal(weight, model.get_parameter(name)), name
+    del model
+
+
+def test_no_model_is_in_memory_twice_while_it_is_loaded(
+    tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anonymous memory of this process beside what the tiers hold, at every weight."""
+    wide = {"vocab_size": 4096, "hidden_size": 512, "intermediate_size": 2048}
+    config = LlamaConfig(**wide, num_hidden_layers=6, num_attention_heads=4)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    stock, beside = core_model_loading.set_param_for_module, []
+
+    @functools.wraps(stock)
+    def watched(*args: object) -> None:
+        beside.append(anonymous_bytes() - session.stats().asked_bytes.current)
+        stock(*args)
+
+    monkeypatch.setattr(core_model_loading, "set_param_for_module", watched)
+    start = anonymous_bytes()
+    model = load(tmp_path, {"weights": "bind:2"}, session=session)
+    sizes = [weight.nbytes for weight in model.parameters()]
+    assert sum(sizes) > 100e6
+    assert len(beside) == len(sizes)
+    assert max(beside) - start < 3 * max(sizes)  # 25 MiB; a second copy would be 117 MiB
+    del model
+
+
+def anonymous_bytes() -> int:
+    rows = Path("/proc/self/status").read_text().splitlines()
+    line = next(row for row in rows if row.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+def test_loading_leaves_transformers_as_it_was(folder: Path, session: Session) -> None:
+    before = core_model_loading.set_param_for_module
+    load(folder, {"weights": "bind:2"}, session=session)
+    assert core_model_loading.set_param_for_module is before
+
+
+def test_loader_of_another_shape_is_refused(
+    folder: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_model_loading, "set_param_for_module", lambda name, value: None)
+    with pytest.raises(ConfigError, match="load the model as usual"):
+        load(folder, {"weights": "bind:2"}, session=session)
+
+
+def test_folder_without_a_checkpoint_is_refused(tmp_path: Path, session: Session) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        load(tmp_path, {"weights": "bind:2"}, session=session)
+
+
+def test_bytes_of_kinds_are_known_before_loading(folder: Path) -> None:
+    model = make("llama")
+    found = weight_bytes(folder)
+    assert sum(found.values()) == sum(weight.nbytes for weight in model.parameters())
+    assert found["head"] == model.lm_head.weight.nbytes
