@@ -502,6 +502,24 @@ def run_attention(
     isa: str = "",
     kernel: Kernel | None = None,
 ) -> None: ...
+
+class GroupScales:
+    low_step: GroupScales
+    inverse_low: GroupScales
+    zero_step: GroupScales
+
+def run_linear(
+    x: TensorView,
+    weight: TensorView,
+    y: TensorView,
+    team: WorkerTeam,
+    *,
+    bias: TensorView | None = None,
+    scale: TensorView | None = None,
+    groups: tuple[TensorView, GroupScales] | None = None,
+    isa: str = "",
+    kernel: Kernel | None = None,
+) -> None: ...
 def update_traffic(
     streams: Sequence[tuple[int, int, bool]],
     blocks: int,

@@ -22,6 +22,7 @@ bool has_f16c() {
 // __builtin_cpu_supports also asks whether the operating system saves the wide registers.
 bool has(Isa isa) {
   if (isa == Isa::kScalar) return true;
+  if (isa == Isa::kNeon) return CXL_OFFLOAD_NEON != 0;
 #if CXL_OFFLOAD_X86
   if (isa == Isa::kAvx2) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
@@ -33,7 +34,7 @@ bool has(Isa isa) {
 #endif
 }
 
-constexpr Isa kAll[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512};
+constexpr Isa kAll[] = {Isa::kScalar, Isa::kNeon, Isa::kAvx2, Isa::kAvx512};
 
 }  // namespace
 
@@ -49,6 +50,8 @@ std::string isa_name(Isa isa) {
   switch (isa) {
     case Isa::kScalar:
       return "scalar";
+    case Isa::kNeon:
+      return "neon";
     case Isa::kAvx2:
       return "avx2";
     case Isa::kAvx512:

@@ -15,11 +15,17 @@
 #else
 #define CXL_OFFLOAD_X86 0
 #endif
+#if defined(__aarch64__)
+#define CXL_OFFLOAD_NEON 1
+#else
+#define CXL_OFFLOAD_NEON 0
+#endif
 
 namespace cxl_offload {
 
 enum class Isa {
-  kScalar,  // what every processor of the architecture has
+  kScalar,  // plain C++
+  kNeon,    // Advanced SIMD of AArch64, which all of them have
   kAvx2,    // with FMA and F16C
   kAvx512,  // F, BW, DQ and VL
 };
@@ -28,7 +34,7 @@ enum class Isa {
 std::vector<Isa> supported_isas();
 Isa best_isa();
 
-// "scalar", "avx2", "avx512"
+// "scalar", "neon", "avx2", "avx512"
 std::string isa_name(Isa isa);
 // Throws InvalidArgument for a name that is none, or a level that this processor lacks.
 Isa parse_isa(const std::string& name);

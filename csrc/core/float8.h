@@ -21,12 +21,15 @@ struct E5m2 {
   uint8_t bits;
 };
 
+// Kernels take numbers of E4M3 for as many times less: that is what shifting makes of them.
+inline constexpr float kE4m3Unit = 256;
+
 constexpr float to_float(E4m3 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x80u) << 8;
   const uint32_t magnitude = static_cast<uint32_t>(value.bits & 0x7fu) << 7;
   // Only the NaN carries into bit 14, which makes an exponent of all ones.
   const uint32_t nan = (magnitude + 0x80u) & 0x4000u;
-  return to_float(F16{static_cast<uint16_t>(sign | magnitude | nan)}) * 256.0f;
+  return to_float(F16{static_cast<uint16_t>(sign | magnitude | nan)}) * kE4m3Unit;
 }
 
 constexpr float to_float(E5m2 value) {

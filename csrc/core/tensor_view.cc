@@ -9,7 +9,8 @@ namespace cxl_offload {
 namespace {
 
 constexpr Dtype kDtypes[] = {Dtype::kFloat32,    Dtype::kBfloat16,   Dtype::kFloat16,
-                             Dtype::kFloat8E4m3, Dtype::kFloat8E5m2, Dtype::kUint8};
+                             Dtype::kFloat8E4m3, Dtype::kFloat8E5m2, Dtype::kInt8,
+                             Dtype::kUint8};
 
 }  // namespace
 
@@ -22,6 +23,7 @@ size_t dtype_bytes(Dtype dtype) {
       return 2;
     case Dtype::kFloat8E4m3:
     case Dtype::kFloat8E5m2:
+    case Dtype::kInt8:
     case Dtype::kUint8:
       break;
   }
@@ -42,6 +44,8 @@ std::string dtype_name(Dtype dtype) {
       return "float8_e4m3fn";
     case Dtype::kFloat8E5m2:
       return "float8_e5m2";
+    case Dtype::kInt8:
+      return "int8";
     case Dtype::kUint8:
       return "uint8";
   }

@@ -9,14 +9,14 @@
 
 namespace cxl_offload {
 
-// The 8-bit types are those of caches that are only read: numbers (core/float8.h) and codes.
-enum class Dtype { kFloat32, kBfloat16, kFloat16, kFloat8E4m3, kFloat8E5m2, kUint8 };
+// The 8-bit types are those of caches and weights that are only read: numbers (core/float8.h),
+// whole numbers and codes.
+enum class Dtype { kFloat32, kBfloat16, kFloat16, kFloat8E4m3, kFloat8E5m2, kInt8, kUint8 };
 
 size_t dtype_bytes(Dtype dtype);
 // Whether kernels write it: one of the first three.
 bool is_written(Dtype dtype);
-// "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2",
-// "uint8"
+// "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"
 std::string dtype_name(Dtype dtype);
 // Throws InvalidArgument for a name that is none of these.
 Dtype parse_dtype(const std::string& name);

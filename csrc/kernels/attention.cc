@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 
+#include "core/float8.h"
 #include "kernels/attention_check.h"
 #include "kernels/attention_numbers.h"
 #include "kernels/attention_pass.h"
@@ -26,6 +27,7 @@ AttentionPass find_pass(Dtype dtype, Isa isa) {
       return attention_pass_avx512(dtype);
     case Isa::kAvx2:
       return attention_pass_avx2(dtype);
+    case Isa::kNeon:
     case Isa::kScalar:
       break;
   }

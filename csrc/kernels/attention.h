@@ -9,6 +9,7 @@
 
 #include "core/cpu_features.h"
 #include "core/tensor_view.h"
+#include "kernels/group_scales.h"
 #include "kernels/worker_team.h"
 #include "os/kernel.h"
 
@@ -19,12 +20,6 @@ struct BlockTable {
   const int32_t* data = nullptr;  // null: the cache is not in blocks
   int64_t columns = 0;
   int64_t stride = 0;  // elements between the rows of two sequences
-};
-
-// A code is worth code * step + low.
-enum class GroupScales {
-  kLowStep,     // (low, step), as in transfer/packing.h
-  kInverseLow,  // (1 / step, low), as in FlexGen
 };
 
 struct Attention {

@@ -27,6 +27,7 @@ void check_caches(const Attention& a) {
     throw InvalidArgument("attention: k is " + dtype_name(a.k.dtype) + " and v is " +
                           dtype_name(a.v.dtype) + "; give both one type");
   }
+  if (a.k.dtype == Dtype::kInt8) throw InvalidArgument("attention: k and v cannot be int8");
   for (const TensorView* view : {&a.k, &a.v}) {
     if (view->shape[3] > 1 && view->strides[3] != 1) {
       throw InvalidArgument(

@@ -255,6 +255,7 @@ AttentionPass find_pass(Dtype dtype) {
     case Dtype::kUint8:
       return attend_codes;
     case Dtype::kFloat32:
+    case Dtype::kInt8:  // never a cache
       break;
   }
   return attend<float>;

@@ -19,9 +19,6 @@ inline constexpr size_t kAttentionAhead = 64;
 // Dimensions of q and of the sums are padded with zeros to a multiple of this many.
 inline constexpr size_t kAttentionPad = 16;
 
-// Numbers of E4M3 are taken for as many times less: that is what shifting makes of them.
-inline constexpr float kE4m3Unit = 256;
-
 // Rows of codes whose scales become float together.
 inline constexpr size_t kAttentionScaleRows = 16;
 

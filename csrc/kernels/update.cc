@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "kernels/page_home.h"
 #include "kernels/update_check.h"
 #include "kernels/update_pass.h"
 #include "kernels/work_queues.h"
@@ -76,6 +77,7 @@ UpdatePass find_pass(const Update& update, Isa isa) {
       return update_pass_avx512(key);
     case Isa::kAvx2:
       return update_pass_avx2(key);
+    case Isa::kNeon:
     case Isa::kScalar:
       break;
   }
@@ -137,12 +139,8 @@ void cut(const Task& task, size_t elements, std::vector<Chunk>& chunks) {
 // The node that most of the chunk's streams are on, judged by their first pages; -1: unknown.
 int home_of(const Chunk& chunk, const std::vector<TensorView>& views, const Kernel& kernel) {
   std::vector<int> nodes;
-  const size_t page = kernel.page_bytes(PageKind::kBase);
   for (const TensorView& view : views) {
-    std::byte* at = view.data + chunk.begin * dtype_bytes(view.dtype);
-    at -= reinterpret_cast<uintptr_t>(at) % page;
-    int node = -1;
-    kernel.query({at, page}, page, {&node, 1});
+    const int node = page_home(view.data + chunk.begin * dtype_bytes(view.dtype), kernel);
     if (node >= 0) nodes.insert(nodes.end(), dtype_bytes(view.dtype), node);
   }
   int home = -1;

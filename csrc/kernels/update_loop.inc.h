@@ -222,6 +222,7 @@ UpdatePass pass_with_grad(const PassKey& key) {
       return pass_with_state<Rule, P, F16>(key);
     case Dtype::kFloat8E4m3:
     case Dtype::kFloat8E5m2:
+    case Dtype::kInt8:
     case Dtype::kUint8:
       break;
   }
@@ -239,6 +240,7 @@ UpdatePass pass_with_param(const PassKey& key) {
       return pass_with_grad<Rule, F16>(key);
     case Dtype::kFloat8E4m3:
     case Dtype::kFloat8E5m2:
+    case Dtype::kInt8:
     case Dtype::kUint8:
       break;
   }

@@ -1,8 +1,8 @@
-"""Linear layers of half-precision weights on the CPU, multiplied in single precision.
+"""Linear layers of few rows over weights in host memory: ``y = x w^T + bias``.
 
-Few CPUs multiply matrices of half precision, and PyTorch is then several times slower than in
-single precision. Here weights become single precision a few rows at a time, in a buffer that stays
-in the cache, and products are rounded to half precision once, at the end.
+With the few rows of decoding, reading the weights takes longest. :func:`linear` reads each weight
+once, where it lies and in its own type, and multiplies it in float32. Many rows, as in a prefill,
+are better left to ``torch.nn.functional.linear``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,108 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-__all__ = ["SinglePrecisionLinear"]
+from cxl_offload import _C
+from cxl_offload.ops.int4_weight import Int4Weight
+from cxl_offload.ops.threads import Threads, kernel_for, team_for
+from cxl_offload.ops.view import tensor_view
+
+__all__ = ["WEIGHT_DTYPES", "SinglePrecisionLinear", "linear"]
+
+WEIGHT_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.int8,
+)
+"""What weights may be, besides 4-bit codes."""
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor | Int4Weight,
+    bias: torch.Tensor | None = None,
+    *,
+    scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    threads: Threads = None,
+    isa: str = "",
+) -> torch.Tensor:
+    """As ``torch.nn.functional.linear``, for few rows and weights of fewer bits than they need.
+
+    Parameters
+    ----------
+    x
+        ``(..., width)``, float32, bfloat16 or float16, whatever the weights are; meant for 1 to 64
+        rows, and right for any number.
+    weight
+        ``(outputs, width)`` of a type in :data:`WEIGHT_DTYPES`, in host memory. Rows are
+        contiguous and any number of elements apart, as in views into flat buffers; nothing is
+        copied. Or 4-bit codes: :class:`~cxl_offload.ops.int4_weight.Int4Weight`.
+    bias
+        ``(outputs,)``, float32, bfloat16 or float16, contiguous.
+    scale
+        What weights are multiplied by, float32: one number, ``(outputs,)``, ``(outputs, 1)``, or
+        for weights of 8 bits ``(outputs, groups)``, where a group is ``width / groups`` weights of
+        a row.
+    out_dtype
+        float32, bfloat16 or float16; None: x's.
+    threads
+        See :data:`cxl_offload.ops.threads.Threads`. On several nodes threads begin with the weights
+        on their own.
+    isa
+        "scalar", "neon", "avx2" or "avx512"; empty: the best that this processor has.
+
+    Returns
+    -------
+    torch.Tensor
+        ``(..., outputs)``, a new tensor without a derivative. Products and sums are float32,
+        rounded once to ``out_dtype``. A row has the same bits whatever the other rows and the
+        number of threads are.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Before anything is computed: shapes, types or strides that do not fit, or gradients that are
+        wanted.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or _wants_gradient(weight)):
+        raise ValueError("linear has no derivative; call it under torch.no_grad()")
+    rows = x.reshape(-1, x.shape[-1]) if x.dim() > 0 else x
+    if rows.stride(-1) != 1:
+        rows = rows.contiguous()
+    coded = isinstance(weight, Int4Weight)
+    matrix = weight.codes if isinstance(weight, Int4Weight) else weight
+    dtype = x.dtype if out_dtype is None else out_dtype
+    out = torch.empty(rows.shape[0], matrix.shape[0], dtype=dtype)
+    team = team_for(threads)
+    _C.run_linear(
+        tensor_view(rows, "x", strided=True),
+        tensor_view(
+            matrix, "weight", dtypes=(torch.uint8,) if coded else WEIGHT_DTYPES, strided=True
+        ),
+        tensor_view(out, "out"),
+        team,
+        bias=None if bias is None else tensor_view(bias, "bias"),
+        scale=None if scale is None else _scale_view(scale, matrix.shape[0]),
+        groups=weight.groups_view() if isinstance(weight, Int4Weight) else None,
+        isa=isa,
+        kernel=kernel_for(team),
+    )
+    return out.view(*x.shape[:-1], matrix.shape[0])
+
+
+def _wants_gradient(weight: torch.Tensor | Int4Weight) -> bool:
+    return isinstance(weight, torch.Tensor) and weight.requires_grad
+
+
+def _scale_view(scale: torch.Tensor, outputs: int) -> _C.TensorView:
+    if scale.numel() == 1:
+        scale = scale.reshape(1, 1).expand(outputs, 1)
+    elif scale.dim() == 1:
+        scale = scale.unsqueeze(1)
+    return tensor_view(scale, "scale", dtypes=(torch.float32,), strided=True)
+
 
 BUFFER_ELEMENTS = 2**19
 
@@ -21,7 +122,12 @@ as fast for 8, and 0.7 times for 16."""
 
 
 class SinglePrecisionLinear:
-    """``torch.nn.functional.linear`` for float16 on the CPU; one caller at a time."""
+    """``torch.nn.functional.linear`` for float16 on the CPU; one caller at a time.
+
+    Few CPUs multiply matrices of half precision, and PyTorch is then several times slower than in
+    single precision. Here weights become single precision a few rows at a time, in a buffer that
+    stays in the cache, and products are rounded to half precision once, at the end.
+    """
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0)

@@ -26,7 +26,7 @@ READ_FLOATS = {
 }
 """Those and the types that some kernels read only."""
 
-_NAMES = {**READ_FLOATS, torch.uint8: "uint8"}
+_NAMES = {**READ_FLOATS, torch.int8: "int8", torch.uint8: "uint8"}
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,210 @@
+#include "kernels/linear.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+#include "core/float8.h"
+#include "core/rounding.h"
+#include "kernels/linear_check.h"
+#include "kernels/linear_pass.h"
+#include "kernels/page_home.h"
+#include "kernels/work_queues.h"
+
+namespace cxl_offload {
+namespace {
+
+// Bytes of weights that a thread takes at a time: long enough that the prefetchers run, short
+// enough that a thread which loses its CPU for a while does not hold up the others.
+constexpr size_t kUnitBytes = size_t{256} << 10;
+// Of less than two units' least, waking threads would take longer than the work.
+constexpr size_t kFewestBytes = size_t{64} << 10;
+constexpr size_t kUnitsPerThread = 8;
+
+LinearKernel kernel_for(Dtype weight, Isa isa) {
+  switch (isa) {
+    case Isa::kAvx512:
+      return linear_kernel_avx512(weight);
+    case Isa::kAvx2:
+      return linear_kernel_avx2(weight);
+    case Isa::kNeon:
+      return linear_kernel_neon(weight);
+    case Isa::kScalar:
+      break;
+  }
+  return linear_kernel_scalar(weight);
+}
+
+// Numbers of any written type as float.
+std::vector<float> floats_of(const TensorView& view, const LinearKernel& widen) {
+  const size_t count = view.numel();
+  std::vector<float> numbers(round_up(count, kLinearPad));
+  widen.prepare(view.data, view.dtype, count, numbers.data());
+  return numbers;
+}
+
+// Some outputs: a unit of work.
+struct Outputs {
+  size_t begin = 0;
+  size_t end = 0;
+};
+
+class LinearRun {
+ public:
+  LinearRun(const Linear& linear, Isa isa)
+      : a_(linear),
+        kernel_(kernel_for(linear.weight.dtype, isa)),
+        width_(static_cast<size_t>(linear.x.shape[1])),
+        outputs_(static_cast<size_t>(linear.weight.shape[0])),
+        rows_(static_cast<size_t>(linear.x.shape[0])),
+        x_step_(round_up(width_, kLinearPad) + kLinearPad),
+        row_bytes_(static_cast<size_t>(linear.weight.shape[1]) * dtype_bytes(linear.weight.dtype)) {
+    tile_ = kernel_.tile_of(rows_);
+    padded_rows_ = round_up(rows_, tile_);  // rows beyond the last are zeros
+    read_x();
+    read_factors(isa);
+  }
+
+  void work(WorkerTeam& team, const Kernel* kernel) {
+    const size_t total = outputs_ * row_bytes_;
+    const size_t slots = total < 2 * kFewestBytes ? 1 : team.threads();
+    const size_t wanted =
+        std::clamp(total / (slots * kUnitsPerThread), kFewestBytes, kUnitBytes) / row_bytes_;
+    const size_t each = std::max(wanted / kLinearOutputs, size_t{1}) * kLinearOutputs;
+    sums_.resize(slots * padded_rows_ * each);
+    tables_.resize(slots * tables_each());
+    std::vector<Outputs> units;
+    for (size_t at = 0; at < outputs_; at += each) {
+      units.push_back({at, std::min(outputs_, at + each)});
+    }
+    each_ = each;
+    if (slots == 1) {
+      for (const Outputs& unit : units) multiply(unit, 0, a_.weight.data);
+      return;
+    }
+    share_out(units, team, kernel);
+  }
+
+ private:
+  void read_x() {
+    x_.resize(padded_rows_ * x_step_);
+    const size_t element = dtype_bytes(a_.x.dtype);
+    for (size_t row = 0; row < rows_; ++row) {
+      const auto step = static_cast<int64_t>(row) * a_.x.strides[0] * static_cast<int64_t>(element);
+      kernel_.prepare(a_.x.data + step, a_.x.dtype, width_, x_.data() + row * x_step_);
+    }
+  }
+
+  void read_factors(Isa isa) {
+    const LinearKernel plain = kernel_for(Dtype::kFloat32, isa);
+    if (a_.bias.data != nullptr) bias_ = floats_of(a_.bias, plain);
+    const float unit = a_.weight.dtype == Dtype::kFloat8E4m3 ? kE4m3Unit : 1;
+    const bool of_outputs = a_.scale.data != nullptr && a_.scale.shape[1] == 1;
+    if (unit == 1 && !of_outputs) return;
+    factors_.assign(outputs_, unit);
+    if (!of_outputs) return;
+    const auto* scale = reinterpret_cast<const float*>(a_.scale.data);
+    for (size_t i = 0; i < outputs_; ++i) {
+      factors_[i] *= scale[static_cast<int64_t>(i) * a_.scale.strides[0]];
+    }
+  }
+
+  size_t tables_each() const {
+    if (!is_codes(a_)) return 0;
+    return kMostTogether * static_cast<size_t>(a_.groups.shape[1]) * 2 + kLinearPad;
+  }
+
+  // Every unit in the queue of the node that its weights are on.
+  void share_out(const std::vector<Outputs>& units, WorkerTeam& team, const Kernel* kernel) {
+    WorkQueues<Outputs> queues(team);
+    const bool ask = kernel != nullptr && queues.size() > 1;
+    const size_t step = (units.size() + kMostAsked - 1) / kMostAsked;
+    int home = -1;
+    for (size_t i = 0; i < units.size(); ++i) {
+      if (ask && i % step == 0) home = page_home(weights_of(a_.weight.data, units[i]), *kernel);
+      queues.give(home, units[i]);
+    }
+    std::atomic<size_t> taken = 0;
+    team.run([&](size_t group) {
+      const size_t slot = taken.fetch_add(1);
+      queues.drain(group, [&](const Outputs& unit) { multiply(unit, slot, a_.weight.data); });
+    });
+  }
+
+  const std::byte* weights_of(const std::byte* copy, const Outputs& unit) const {
+    const auto element = static_cast<int64_t>(dtype_bytes(a_.weight.dtype));
+    return copy + static_cast<int64_t>(unit.begin) * a_.weight.strides[0] * element;
+  }
+
+  void multiply(const Outputs& unit, size_t slot, const std::byte* copy) {
+    LinearPanel panel;
+    panel.x = x_.data();
+    panel.x_step = x_step_;
+    panel.rows = padded_rows_;
+    panel.tile = tile_;
+    panel.weight = weights_of(copy, unit);
+    panel.weight_step = static_cast<size_t>(a_.weight.strides[0]) * dtype_bytes(a_.weight.dtype);
+    panel.outputs = unit.end - unit.begin;
+    panel.width = width_;
+    const auto first = static_cast<int64_t>(unit.begin);
+    if (is_codes(a_)) {
+      panel.group = width_ / static_cast<size_t>(a_.groups.shape[1]);
+      panel.pairs = reinterpret_cast<const F16*>(a_.groups.data) + first * a_.groups.strides[0];
+      panel.pairs_step = static_cast<size_t>(a_.groups.strides[0]);
+      panel.form = a_.group_scales;
+      panel.tables = tables_.data() + slot * tables_each();
+    } else if (a_.scale.data != nullptr && a_.scale.shape[1] > 1) {
+      panel.group = width_ / static_cast<size_t>(a_.scale.shape[1]);
+      panel.scale = reinterpret_cast<const float*>(a_.scale.data) + first * a_.scale.strides[0];
+      panel.scale_step = static_cast<size_t>(a_.scale.strides[0]);
+      panel.scale_group_step = static_cast<size_t>(a_.scale.strides[1]);
+    }
+    panel.sums = sums_.data() + slot * padded_rows_ * each_;
+    kernel_.multiply(panel);
+    finish(unit, panel.sums);
+  }
+
+  void finish(const Outputs& unit, const float* sums) const {
+    const size_t count = unit.end - unit.begin;
+    const auto element = static_cast<int64_t>(dtype_bytes(a_.y.dtype));
+    for (size_t row = 0; row < rows_; ++row) {
+      LinearResult result;
+      result.sums = sums + row * count;
+      if (!factors_.empty()) result.factors = factors_.data() + unit.begin;
+      if (!bias_.empty()) result.bias = bias_.data() + unit.begin;
+      result.count = count;
+      result.dtype = a_.y.dtype;
+      result.y = a_.y.data +
+                 (static_cast<int64_t>(row) * a_.y.strides[0] + static_cast<int64_t>(unit.begin)) *
+                     element;
+      kernel_.finish(result);
+    }
+  }
+
+  const Linear& a_;
+  const LinearKernel kernel_;
+  const size_t width_;
+  const size_t outputs_;
+  const size_t rows_;
+  const size_t x_step_;
+  const size_t row_bytes_;
+  size_t tile_ = 0;
+  size_t padded_rows_ = 0;
+  size_t each_ = 0;  // outputs of a unit
+  std::vector<float> x_;
+  std::vector<float> bias_;
+  std::vector<float> factors_;
+  std::vector<float> sums_;
+  std::vector<float> tables_;
+};
+
+}  // namespace
+
+void run_linear(const Linear& linear, WorkerTeam& team, Isa isa, const Kernel* kernel) {
+  check_linear(linear);
+  if (linear.y.numel() == 0) return;
+  LinearRun run(linear, isa);
+  run.work(team, kernel);
+}
+
+}  // namespace cxl_offload

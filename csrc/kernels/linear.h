@@ -1,0 +1,48 @@
+// Linear layers of few rows over weights that stay where they are: y = x w^T + bias.
+//
+// With few rows reading the weights takes longest. Each weight is read once, in its own type, and
+// becomes float in a register, where it serves all rows.
+#ifndef CXL_OFFLOAD_KERNELS_LINEAR_H_
+#define CXL_OFFLOAD_KERNELS_LINEAR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/cpu_features.h"
+#include "core/tensor_view.h"
+#include "kernels/vector/vector.h"
+#include "kernels/worker_team.h"
+#include "os/kernel.h"
+
+namespace cxl_offload {
+
+struct Linear {
+  TensorView x;  // (rows, width) of float32, bfloat16 or float16; a row is contiguous
+  // (outputs, width) of float32, bfloat16, float16, float8_e4m3fn or int8; or of uint8
+  // (outputs, width / 2): two 4-bit codes a byte, the first in the upper half. A row is contiguous,
+  // and rows are any number of elements apart.
+  TensorView weight;
+  // Of codes: what a group of them is worth, float16 of (outputs, groups, 2), the last two
+  // contiguous. A group is a multiple of 32 codes.
+  TensorView groups;
+  GroupScales group_scales = GroupScales::kLowStep;
+  // Of others: what weights are multiplied by, float32 of (outputs, groups) with any strides; a
+  // group has width / groups weights. No data: 1.
+  TensorView scale;
+  TensorView bias;  // (outputs), contiguous, of float32, bfloat16 or float16; no data: none
+  TensorView y;     // (rows, outputs) of float32, bfloat16 or float16; a row is contiguous
+};
+
+// Whether the weights are 4-bit codes.
+inline bool is_codes(const Linear& linear) { return linear.weight.dtype == Dtype::kUint8; }
+
+// Throws InvalidArgument before anything is read or written when the shapes or types do not fit.
+// Products and sums are float32. A row of y depends on no other row of x, and not on the team. In a
+// team of several groups each begins with the weights on its node, which `kernel` is asked for;
+// null: nobody is asked.
+void run_linear(const Linear& linear, WorkerTeam& team, Isa isa, const Kernel* kernel = nullptr);
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_KERNELS_LINEAR_H_

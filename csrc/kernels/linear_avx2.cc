@@ -1,0 +1,32 @@
+// Linear layers with AVX2, FMA and F16C.
+#include "kernels/linear_pass.h"
+
+#if CXL_OFFLOAD_X86
+
+#include "kernels/vector/target_avx2.inc.h"
+
+namespace cxl_offload {
+namespace {
+
+// One after the other.
+#include "kernels/vector/avx2.inc.h"
+//
+#include "kernels/linear_loop.inc.h"
+
+}  // namespace
+
+LinearKernel linear_kernel_avx2(Dtype weight) { return find_kernel(weight); }
+
+}  // namespace cxl_offload
+
+#include "kernels/vector/target_end.inc.h"
+
+#else
+
+namespace cxl_offload {
+
+LinearKernel linear_kernel_avx2(Dtype) { return {}; }
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_X86

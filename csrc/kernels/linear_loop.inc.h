@@ -1,0 +1,387 @@
+// The loops of linear layers, written once over a type `Vector`. Included inside of an unnamed
+// namespace by each instruction set's source, after its vector/*.inc.h.
+//
+// A strip is a few outputs whose weights are read side by side; a tile is a few rows of x. The sums
+// of a strip and a tile stay in registers while the weights pass through.
+
+constexpr size_t kPair = 2 * Vector::kLanes;
+
+struct Codes {};  // two 4-bit codes a byte
+
+// Types that become float in pairs of vectors, the even elements and the odd ones, which is cheaper
+// than neighbours. Numbers of x are then in the same order.
+template <class W>
+constexpr bool kPaired = std::is_same_v<W, Bf16> || std::is_same_v<W, Codes>;
+
+template <class W>
+constexpr size_t bytes_of(size_t weights) {
+  if constexpr (std::is_same_v<W, Codes>) {
+    return weights / 2;
+  } else {
+    return weights * sizeof(W);
+  }
+}
+
+// Weights of R outputs as float; kScaled: times the scales of one group.
+template <class W, size_t R, bool kScaled>
+struct Weights {
+  CXL_OFFLOAD_VECTOR Weights(const LinearPanel& panel, size_t output, size_t group) {
+    if constexpr (kScaled) {
+      const float* from = panel.scale + output * panel.scale_step + group * panel.scale_group_step;
+#pragma GCC unroll 8
+      for (size_t r = 0; r < R; ++r) factor[r] = from[r * panel.scale_step];
+    }
+  }
+  // The first or the second vector of the pair that begins at weight `at`.
+  template <size_t kHalf>
+  CXL_OFFLOAD_VECTOR Vector half(size_t r, const std::byte* row, size_t at) const {
+    const W* from = reinterpret_cast<const W*>(row) + at;
+    if constexpr (kPaired<W>) {
+      Vector pair[2];
+      Vector::load_pair(from, pair[0], pair[1]);
+      return pair[kHalf];
+    } else {
+      return scaled(r, Vector::load(from + kHalf * Vector::kLanes));
+    }
+  }
+  CXL_OFFLOAD_VECTOR Vector some(size_t r, const std::byte* row, size_t at, size_t count) const {
+    return scaled(r, Vector::load_some(reinterpret_cast<const W*>(row) + at, count));
+  }
+  CXL_OFFLOAD_VECTOR Vector scaled(size_t r, Vector number) const {
+    if constexpr (kScaled) return mul(number, Vector::all(factor[r]));
+    return number;
+  }
+
+  float factor[kScaled ? R : 1];
+};
+
+template <size_t R>
+struct Weights<Codes, R, true> {
+  CXL_OFFLOAD_VECTOR Weights(const LinearPanel& panel, size_t, size_t group) {
+    const float* pair = panel.tables + 2 * group;
+    const size_t step = 2 * (panel.width / panel.group);
+#pragma GCC unroll 8
+    for (size_t r = 0; r < R; ++r) table[r] = Table(pair[r * step], pair[r * step + 1]);
+  }
+  template <size_t kHalf>
+  CXL_OFFLOAD_VECTOR Vector half(size_t r, const std::byte* row, size_t at) const {
+    return table[r].template number<kHalf == 0 ? 4 : 0>(load_codes(row + at / 2));
+  }
+
+  Table table[R];
+};
+
+// The sums of a strip of R outputs and a tile of M rows.
+template <class W, size_t M, size_t R, bool kScaled>
+struct Strip {
+  using Source = Weights<W, R, kScaled>;
+
+  CXL_OFFLOAD_VECTOR Strip(const LinearPanel& panel, size_t first_row, size_t output)
+      : panel(panel), x(panel.x + first_row * panel.x_step), output(output) {
+#pragma GCC unroll 8
+    for (size_t m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+      for (size_t r = 0; r < R; ++r) sum[m][r] = Vector::all(0);
+    }
+    // Later weights of the panel, which are asked for now: the prefetchers of the hardware stop at
+    // the end of a page.
+    ahead = output + 2 * R <= panel.outputs ? R * panel.weight_step : 0;
+  }
+
+  CXL_OFFLOAD_VECTOR const std::byte* row(size_t r) const {
+    return panel.weight + (output + r) * panel.weight_step;
+  }
+
+  CXL_OFFLOAD_VECTOR void add(const Vector* weights, size_t at) {
+#pragma GCC unroll 8
+    for (size_t m = 0; m < M; ++m) {
+      const Vector number = Vector::load(x + m * panel.x_step + at);
+#pragma GCC unroll 8
+      for (size_t r = 0; r < R; ++r) sum[m][r] = mul_add(weights[r], number, sum[m][r]);
+    }
+  }
+
+  template <size_t kHalf>
+  CXL_OFFLOAD_VECTOR void half(const Source& source, size_t at) {
+    Vector weights[R];
+#pragma GCC unroll 8
+    for (size_t r = 0; r < R; ++r) weights[r] = source.template half<kHalf>(r, row(r), at);
+    add(weights, at + kHalf * Vector::kLanes);
+  }
+
+  // Adds the products of the columns [begin, end), which are of one group.
+  CXL_OFFLOAD_VECTOR void columns(size_t begin, size_t end, size_t group) {
+    const Source source(panel, output, group);
+    constexpr size_t kLine = std::max(size_t{64} / bytes_of<W>(2) * 2, kPair);
+    size_t at = begin;
+    for (; at + kLine <= end; at += kLine) {
+#pragma GCC unroll 8
+      for (size_t r = 0; r < R; ++r) {
+        for (size_t byte = 0; byte < bytes_of<W>(kLine); byte += 64) {
+          __builtin_prefetch(row(r) + ahead + bytes_of<W>(at) + byte, 0, 2);
+        }
+      }
+#pragma GCC unroll 16
+      for (size_t in = 0; in < kLine; in += kPair) {
+        half<0>(source, at + in);
+        half<1>(source, at + in);
+      }
+    }
+    for (; at + kPair <= end; at += kPair) {
+      half<0>(source, at);
+      half<1>(source, at);
+    }
+    if constexpr (!std::is_same_v<W, Codes>) {  // groups of codes are whole pairs
+      if (at < end) rest(source, at, end);
+    }
+  }
+
+  // Fewer columns than a pair. Nothing of the weights beyond them is read.
+  [[gnu::noinline]] void rest(const Source& source, size_t at, size_t end) {
+    if constexpr (kPaired<W>) {
+      W some[R][kPair] = {};
+      for (size_t r = 0; r < R; ++r)
+        std::memcpy(some[r], row(r) + bytes_of<W>(at), bytes_of<W>(end - at));
+      Vector weights[2][R];
+      for (size_t r = 0; r < R; ++r) Vector::load_pair(some[r], weights[0][r], weights[1][r]);
+      add(weights[0], at);  // x is zero there
+      add(weights[1], at + Vector::kLanes);
+    } else {
+      for (; at < end; at += Vector::kLanes) {
+        const size_t count = std::min(end - at, Vector::kLanes);
+        Vector weights[R];
+        for (size_t r = 0; r < R; ++r) weights[r] = source.some(r, row(r), at, count);
+        for (size_t m = 0; m < M; ++m) {  // x is not zero where another group begins
+          const Vector number = Vector::load_some(x + m * panel.x_step + at, count);
+          for (size_t r = 0; r < R; ++r) sum[m][r] = mul_add(weights[r], number, sum[m][r]);
+        }
+      }
+    }
+  }
+
+  CXL_OFFLOAD_VECTOR void store(size_t first_row, bool adds) const {
+    float totals[(M * R + 3) / 4 * 4];
+    Vector all[(M * R + 3) / 4 * 4];
+#pragma GCC unroll 32
+    for (size_t i = 0; i < (M * R + 3) / 4 * 4; ++i) {
+      all[i] = i < M * R ? sum[i / R][i % R] : Vector::all(0);
+    }
+#pragma GCC unroll 8
+    for (size_t i = 0; i < M * R; i += 4) Vector::totals(all + i, totals + i);
+    float* to = panel.sums + first_row * panel.outputs + output;
+    for (size_t m = 0; m < M; ++m) {
+      for (size_t r = 0; r < R; ++r) {
+        float& sum = to[m * panel.outputs + r];
+        sum = adds ? sum + totals[m * R + r] : totals[m * R + r];
+      }
+    }
+  }
+
+  const LinearPanel& panel;
+  const float* x;
+  size_t output;
+  size_t ahead;  // bytes
+  Vector sum[M][R];
+};
+
+// Rows of x that are multiplied together, and the outputs beside them: the sums of both, the
+// weights and a vector of x are to fit the registers.
+struct Tile {
+  size_t rows;
+  size_t outputs;
+  size_t coded_outputs;  // of 4-bit codes, whose tables are in registers as well
+};
+constexpr size_t kTiles = Vector::kLanes == 1 ? 1 : Vector::kRegisters < 32 ? 3 : 5;
+constexpr Tile tile_at(size_t index) {
+  constexpr Tile kOne[] = {{1, 1, 1}};
+  constexpr Tile kFew[] = {{1, 4, 4}, {2, 4, 3}, {4, 2, 2}};
+  constexpr Tile kMany[] = {{1, 8, 6}, {2, 8, 4}, {4, 6, 4}, {6, 4, 3}, {8, 3, 2}};
+  if constexpr (kTiles == 1) return kOne[index];
+  return kTiles == 3 ? kFew[index] : kMany[index];
+}
+
+template <class W, size_t M, size_t R, bool kScaled>
+[[gnu::noinline]] void multiply_strip(const LinearPanel& panel, size_t first_row, size_t output,
+                                      size_t begin, size_t end) {
+  Strip<W, M, R, kScaled> strip(panel, first_row, output);
+  if constexpr (kScaled) {
+    for (size_t at = begin; at < end;) {
+      const size_t group = at / panel.group;
+      const size_t stop = std::min(end, (group + 1) * panel.group);
+      strip.columns(at, stop, group);
+      at = stop;
+    }
+  } else {
+    strip.columns(begin, end, 0);
+  }
+  strip.store(first_row, begin > 0);
+}
+
+// E4M3 without its NaN is cheaper, so rows that have none are read so.
+template <class W, size_t M, size_t R, bool kScaled>
+CXL_OFFLOAD_VECTOR void choose_strip(const LinearPanel& panel, size_t first_row, size_t output,
+                                     size_t begin, size_t end) {
+  if constexpr (std::is_same_v<W, E4m3>) {
+    using NoNan = Vector::NoNan<W>;
+    if constexpr (!std::is_same_v<NoNan, W>) {
+      const W* rows[R];
+      for (size_t r = 0; r < R; ++r) {
+        const std::byte* row = panel.weight + (output + r) * panel.weight_step;
+        rows[r] = reinterpret_cast<const W*>(row) + begin;
+      }
+      if (!NoNan::any_nan(rows, R, end - begin)) {
+        multiply_strip<NoNan, M, R, kScaled>(panel, first_row, output, begin, end);
+        return;
+      }
+    }
+  }
+  multiply_strip<W, M, R, kScaled>(panel, first_row, output, begin, end);
+}
+
+// The scales of codes as (step, low).
+inline void read_tables(const LinearPanel& panel, size_t output, size_t outputs) {
+  const size_t count = 2 * (panel.width / panel.group);
+  for (size_t r = 0; r < outputs; ++r) {
+    const F16* from = panel.pairs + (output + r) * panel.pairs_step;
+    for (size_t at = 0; at < count; at += Vector::kLanes) {
+      load_pairs(from + at, count - at, panel.form).store(panel.tables + r * count + at);
+    }
+  }
+}
+
+// All rows for R outputs: a tile of M after another, while the weights are in a cache.
+template <class W, size_t M, size_t R, bool kScaled>
+CXL_OFFLOAD_VECTOR void multiply_rows(const LinearPanel& panel, size_t output, size_t begin,
+                                      size_t end) {
+  if constexpr (std::is_same_v<W, Codes>) read_tables(panel, output, R);
+  for (size_t row = 0; row < panel.rows; row += M) {
+    choose_strip<W, M, R, kScaled>(panel, row, output, begin, end);
+  }
+}
+
+template <class W, size_t M, size_t R, bool kScaled>
+void multiply_tiles(const LinearPanel& panel) {
+  static_assert(kLinearOutputs % R == 0 && R <= kMostTogether);
+  for (size_t begin = 0; begin < panel.width; begin += kLinearColumns) {
+    const size_t end = std::min(panel.width, begin + kLinearColumns);
+    size_t output = 0;
+    for (; output + R <= panel.outputs; output += R) {
+      multiply_rows<W, M, R, kScaled>(panel, output, begin, end);
+    }
+    for (; output < panel.outputs; ++output) {
+      multiply_rows<W, M, 1, kScaled>(panel, output, begin, end);
+    }
+  }
+}
+
+template <class W, bool kScaled, size_t kIndex = 0>
+void multiply_as(const LinearPanel& panel) {
+  constexpr Tile kTile = tile_at(kIndex);
+  if constexpr (kIndex + 1 < kTiles) {
+    if (panel.tile != kTile.rows) return multiply_as<W, kScaled, kIndex + 1>(panel);
+  }
+  constexpr size_t kStrip = std::is_same_v<W, Codes> ? kTile.coded_outputs : kTile.outputs;
+  multiply_tiles<W, kTile.rows, kStrip, kScaled>(panel);
+}
+
+template <class W>
+void multiply(const LinearPanel& panel) {
+  if constexpr (std::is_same_v<W, Codes>) {
+    multiply_as<W, true>(panel);
+  } else if constexpr (sizeof(W) == 1) {
+    if (panel.scale == nullptr) return multiply_as<W, false>(panel);
+    multiply_as<W, true>(panel);
+  } else {
+    multiply_as<W, false>(panel);
+  }
+}
+
+template <class T>
+CXL_OFFLOAD_VECTOR void widen(const T* from, size_t width, float* to) {
+  size_t at = 0;
+  for (; at + Vector::kLanes <= width; at += Vector::kLanes) {
+    Vector::load(from + at).store(to + at);
+  }
+  if (at < width) Vector::load_some(from + at, width - at).store(to + at);
+}
+
+// The even numbers of each pair of vectors, then the odd ones.
+inline void take_apart(float* row, size_t padded) {
+  for (size_t at = 0; at < padded; at += kPair) {
+    float pair[kPair];
+    std::memcpy(pair, row + at, sizeof(pair));
+    for (size_t i = 0; i < Vector::kLanes; ++i) {
+      row[at + i] = pair[2 * i];
+      row[at + Vector::kLanes + i] = pair[2 * i + 1];
+    }
+  }
+}
+
+template <bool kPairs>
+void prepare(const std::byte* from, Dtype dtype, size_t width, float* to) {
+  const size_t padded = (width + kLinearPad - 1) / kLinearPad * kLinearPad;
+  std::fill(to + width, to + padded, 0.0f);
+  if (dtype == Dtype::kBfloat16) {
+    widen(reinterpret_cast<const Bf16*>(from), width, to);
+  } else if (dtype == Dtype::kFloat16) {
+    widen(reinterpret_cast<const F16*>(from), width, to);
+  } else {
+    widen(reinterpret_cast<const float*>(from), width, to);
+  }
+  if constexpr (kPairs) take_apart(to, padded);
+}
+
+template <class T>
+void finish_as(const LinearResult& result) {
+  T* y = reinterpret_cast<T*>(result.y);
+  for (size_t at = 0; at < result.count; at += Vector::kLanes) {
+    const size_t count = std::min(result.count - at, Vector::kLanes);
+    Vector sum = Vector::load_some(result.sums + at, count);
+    const Vector bias =
+        result.bias == nullptr ? Vector::all(0) : Vector::load_some(result.bias + at, count);
+    const Vector factor =
+        result.factors == nullptr ? Vector::all(1) : Vector::load_some(result.factors + at, count);
+    sum = mul_add(sum, factor, bias);
+    if (count == Vector::kLanes) {
+      sum.store(y + at);
+    } else {
+      T some[Vector::kLanes];
+      sum.store(some);
+      std::memcpy(y + at, some, count * sizeof(T));
+    }
+  }
+}
+
+void finish(const LinearResult& result) {
+  if (result.dtype == Dtype::kBfloat16) return finish_as<Bf16>(result);
+  if (result.dtype == Dtype::kFloat16) return finish_as<F16>(result);
+  finish_as<float>(result);
+}
+
+// Tiles of about the same length.
+size_t tile_of(size_t rows) {
+  const size_t most = tile_at(kTiles - 1).rows;
+  const size_t tiles = (rows + most - 1) / most;
+  size_t index = 0;
+  while (tile_at(index).rows * tiles < rows) ++index;
+  return tile_at(index).rows;
+}
+
+LinearKernel find_kernel(Dtype weight) {
+  switch (weight) {
+    case Dtype::kBfloat16:
+      return {prepare<true>, multiply<Bf16>, finish, tile_of};
+    case Dtype::kFloat16:
+      return {prepare<false>, multiply<F16>, finish, tile_of};
+    case Dtype::kFloat8E4m3:
+      return {prepare<false>, multiply<E4m3>, finish, tile_of};
+    case Dtype::kInt8:
+      return {prepare<false>, multiply<int8_t>, finish, tile_of};
+    case Dtype::kUint8:
+      return {prepare<true>, multiply<Codes>, finish, tile_of};
+    case Dtype::kFloat8E5m2:  // never weights
+    case Dtype::kFloat32:
+      break;
+  }
+  return {prepare<false>, multiply<float>, finish, tile_of};
+}

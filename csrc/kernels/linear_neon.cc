@@ -1,0 +1,28 @@
+// Linear layers with NEON.
+#include "kernels/linear_pass.h"
+
+#if CXL_OFFLOAD_NEON
+
+namespace cxl_offload {
+namespace {
+
+// One after the other.
+#include "kernels/vector/neon.inc.h"
+//
+#include "kernels/linear_loop.inc.h"
+
+}  // namespace
+
+LinearKernel linear_kernel_neon(Dtype weight) { return find_kernel(weight); }
+
+}  // namespace cxl_offload
+
+#else
+
+namespace cxl_offload {
+
+LinearKernel linear_kernel_neon(Dtype) { return {}; }
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_NEON

@@ -1,0 +1,78 @@
+// The inner loops of linear layers, built once for every instruction set.
+#ifndef CXL_OFFLOAD_KERNELS_LINEAR_PASS_H_
+#define CXL_OFFLOAD_KERNELS_LINEAR_PASS_H_
+
+#include <cstddef>
+
+#include "core/half.h"
+#include "core/tensor_view.h"
+#include "kernels/vector/vector.h"
+
+namespace cxl_offload {
+
+// Rows of x are padded with zeros to a multiple of this many numbers, so that a loop over vectors
+// of any instruction set may read them to the end of the last.
+inline constexpr size_t kLinearPad = 64;
+
+// Columns that are multiplied before the next: so many numbers of some rows of x stay in a cache.
+// It is the same for any number of rows, so that each row of y is summed in the same order.
+inline constexpr size_t kLinearColumns = 4096;
+
+// Outputs of a unit of work are a multiple of this many: of as many as any loop takes together.
+inline constexpr size_t kLinearOutputs = 48;
+
+// Some outputs of all rows.
+struct LinearPanel {
+  const float* x = nullptr;  // [rows][x_step], as LinearKernel::prepare wrote it
+  size_t x_step = 0;
+  size_t rows = 0;                    // whole tiles
+  size_t tile = 0;                    // rows that are multiplied together: LinearKernel::tile_of
+  const std::byte* weight = nullptr;  // of the first output
+  size_t weight_step = 0;             // bytes from one output to the next
+  size_t outputs = 0;
+  size_t width = 0;
+  size_t group = 0;  // weights that share a scale, of types that have them
+  // Of codes: the scales of the first output.
+  const F16* pairs = nullptr;
+  size_t pairs_step = 0;  // elements from one output to the next
+  GroupScales form = GroupScales::kLowStep;
+  float* tables =
+      nullptr;  // what a thread writes to: [kMostTogether][groups][2] and kLinearPad more
+  // Of others with scales of groups.
+  const float* scale = nullptr;
+  size_t scale_step = 0;        // elements from one output to the next
+  size_t scale_group_step = 0;  // and from one group to the next
+  float* sums = nullptr;        // [rows][outputs], written
+};
+
+// Outputs that are multiplied together at most.
+inline constexpr size_t kMostTogether = 8;
+
+// Sums of some outputs of one row become numbers of y.
+struct LinearResult {
+  const float* sums = nullptr;
+  const float* factors = nullptr;  // one for each output; null: 1
+  const float* bias = nullptr;     // null: 0
+  size_t count = 0;
+  std::byte* y = nullptr;
+  Dtype dtype = Dtype::kFloat32;
+};
+
+struct LinearKernel {
+  // Writes `width` numbers as float in the order in which `multiply` takes them, then zeros up to
+  // the next multiple of kLinearPad.
+  void (*prepare)(const std::byte* from, Dtype dtype, size_t width, float* to);
+  void (*multiply)(const LinearPanel& panel);
+  void (*finish)(const LinearResult& result);
+  size_t (*tile_of)(size_t rows);
+};
+
+// Of an instruction set that this build has, for weights of a type.
+LinearKernel linear_kernel_scalar(Dtype weight);
+LinearKernel linear_kernel_neon(Dtype weight);
+LinearKernel linear_kernel_avx2(Dtype weight);
+LinearKernel linear_kernel_avx512(Dtype weight);
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_KERNELS_LINEAR_PASS_H_

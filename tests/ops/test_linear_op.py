@@ -1,0 +1,39 @@
+"""The operator that torch compiles."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cxl_offload.ops import linear_op
+from cxl_offload.ops.int4_weight import int4_quantized
+from cxl_offload.ops.linear import linear
+
+OP = linear_op.linear
+
+
+def test_operator_compiles_without_a_break() -> None:
+    x, weight, bias = torch.randn(3, 64), torch.randn(10, 64).half(), torch.randn(10)
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.cxl_offload.linear(x * 2, weight, bias).relu()
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), linear(x * 2, weight, bias).relu())
+
+
+def test_operator_keeps_the_contract_of_torch_operators() -> None:
+    codes = int4_quantized(torch.randn(10, 64))
+    x = torch.randn(2, 3, 64)
+    torch.library.opcheck(OP, (x, torch.randn(10, 64), torch.randn(10)))
+    given = (x, codes.codes, None, None, codes.groups, codes.form, torch.bfloat16)
+    torch.library.opcheck(OP, given)
+    assert torch.equal(OP(*given), linear(x, codes, out_dtype=torch.bfloat16))
+
+
+def test_operator_refuses_codes_without_groups() -> None:
+    codes = int4_quantized(torch.randn(10, 64))
+    with pytest.raises(ValueError, match="groups"):
+        OP(torch.randn(2, 64), codes.codes)
+    with pytest.raises(ValueError, match="form"):
+        OP(torch.randn(2, 64), codes.codes, None, None, codes.groups, "step")
