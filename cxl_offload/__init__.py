@@ -1,7 +1,7 @@
 """LLM tensor offloading over DRAM and CXL memory tiers.
 
-``import cxl_offload`` loads neither torch nor the C++ core; the names below load what they need
-when they are first used.
+``import cxl_offload`` loads neither torch nor the C++ core; the names below, and the rooms of the
+package (``cxl_offload.plan``), load what they need when they are first used.
 """
 
 from __future__ import annotations
@@ -12,6 +12,21 @@ from cxl_offload.lazy import lazy_names
 from cxl_offload.renamed import remember_gone_modules
 
 if TYPE_CHECKING:
+    from cxl_offload import (
+        integrations,
+        memory,
+        objects,
+        ops,
+        plan,
+        profile,
+        ranks,
+        sim,
+        topology,
+        transfer,
+        tune,
+        validation,
+    )
+    from cxl_offload.errors import ConfigError, CxlOffloadError, PlacementError
     from cxl_offload.memory import (
         Bind,
         Dax,
@@ -20,10 +35,16 @@ if TYPE_CHECKING:
         Placement,
         Preferred,
         Session,
+        SharedRegion,
         Weighted,
+        current_session,
         use,
     )
     from cxl_offload.ops.activations import offload_activations
+    from cxl_offload.ops.adagrad import CPUAdagrad
+    from cxl_offload.ops.adam import CPUAdam
+    from cxl_offload.ops.attention import decode_attention
+    from cxl_offload.ops.lion import CPULion
     from cxl_offload.ops.offload import offload_optimizer
     from cxl_offload.tensor import (
         empty,
@@ -41,18 +62,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "errors": ("ConfigError", "CxlOffloadError", "PlacementError"),
     "memory": (
         "Bind",
         "Dax",
         "FirstTouch",
         "Interleave",
-        "Session",
         "Placement",
         "Preferred",
+        "Session",
+        "SharedRegion",
         "Weighted",
+        "current_session",
         "use",
     ),
     "ops.activations": ("offload_activations",),
+    "ops.adagrad": ("CPUAdagrad",),
+    "ops.adam": ("CPUAdam",),
+    "ops.attention": ("decode_attention",),
+    "ops.lion": ("CPULion",),
     "ops.offload": ("offload_optimizer",),
     "tensor": (
         "empty",
@@ -70,28 +98,64 @@ _HOMES = {
 
 __all__ = [
     "Bind",
+    "CPUAdagrad",
+    "CPUAdam",
+    "CPULion",
+    "ConfigError",
+    "CxlOffloadError",
     "Dax",
     "FirstTouch",
     "Interleave",
     "Placement",
+    "PlacementError",
     "Preferred",
     "Session",
+    "SharedRegion",
     "Weighted",
+    "current_session",
+    "decode_attention",
     "discover",
     "empty",
     "empty_like",
     "from_tensor",
     "full",
+    "integrations",
     "load_machine",
+    "memory",
     "move",
+    "objects",
     "offload_activations",
     "offload_optimizer",
+    "ops",
     "placement_of",
+    "plan",
+    "profile",
+    "ranks",
     "record_stream",
+    "sim",
     "stats",
+    "topology",
+    "transfer",
+    "tune",
     "use",
+    "validation",
     "zeros",
 ]
 
+_ROOMS = (
+    "integrations",
+    "memory",
+    "objects",
+    "ops",
+    "plan",
+    "profile",
+    "ranks",
+    "sim",
+    "topology",
+    "transfer",
+    "tune",
+    "validation",
+)
+
 remember_gone_modules()
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, modules=_ROOMS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from cxl_offload.renamed import old_names
@@ -13,7 +13,7 @@ __all__ = ["lazy_names"]
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, Sequence[str]]
+    package: str, homes: Mapping[str, Sequence[str]], *, modules: Collection[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The ``__getattr__`` and the ``__dir__`` of a package whose names load on their first use.
 
@@ -23,6 +23,8 @@ def lazy_names(
         Its ``__name__``.
     homes
         Module inside of the package to the names it gives.
+    modules
+        Modules inside of it that are names of the package too, without an import of their own.
 
     Notes
     -----
@@ -32,10 +34,14 @@ def lazy_names(
     find_old = old_names(package, depth=3)
 
     def find(name: str) -> Any:
-        if name not in home_of:
+        if name not in home_of and name not in modules:
             return find_old(name)
         try:
-            value = getattr(importlib.import_module(f"{package}.{home_of[name]}"), name)
+            value = (
+                importlib.import_module(f"{package}.{name}")
+                if name in modules
+                else getattr(importlib.import_module(f"{package}.{home_of[name]}"), name)
+            )
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
@@ -46,6 +52,6 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home_of})
+        return sorted({*vars(sys.modules[package]), *home_of, *modules})
 
     return find, names

@@ -12,7 +12,7 @@ What leaves the pool, because torch then allocates by itself: ``clone()``, ``cop
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 
@@ -27,6 +27,9 @@ from cxl_offload.memory import (
 )
 from cxl_offload.renamed import renamed_keywords
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = [
     "empty",
     "empty_like",
@@ -40,6 +43,17 @@ __all__ = [
 ]
 
 _QUANTIZED = (torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4)
+
+
+class Options(TypedDict, total=False):
+    """The keywords of :func:`empty`, which says what they mean."""
+
+    dtype: torch.dtype | None
+    policy: PolicyLike | None
+    pin: bool
+    pages: Pages
+    strict: bool
+    session: Session | None
 
 
 def _shape(size: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
@@ -106,7 +120,9 @@ def empty(
         As :meth:`cxl_offload.memory.Session.allocate`.
     """
     shape = _shape(size)
-    dtype = dtype or torch.get_default_dtype()
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype {dtype!r} is no torch.dtype; torch.float16 is one")
     if dtype in _QUANTIZED:
         raise ValueError(f"{dtype} has no plain storage; allocate its integer type instead")
     count = _count(shape)
@@ -124,26 +140,30 @@ def empty(
 
 
 @renamed_keywords(placement="policy", memory="session")
-def zeros(*size: int | Sequence[int], **options: Any) -> torch.Tensor:
+def zeros(*size: int | Sequence[int], **options: Unpack[Options]) -> torch.Tensor:
     """:func:`empty`, filled with zeros."""
     return empty(*size, **options).zero_()
 
 
 @renamed_keywords(placement="policy", memory="session")
-def full(size: Sequence[int], value: float | bool, **options: Any) -> torch.Tensor:
+def full(size: Sequence[int], value: float | bool, **options: Unpack[Options]) -> torch.Tensor:
     """:func:`empty`, filled with ``value``."""
     return empty(size, **options).fill_(value)
 
 
 @renamed_keywords(placement="policy", memory="session")
-def empty_like(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+def empty_like(tensor: torch.Tensor, **options: Unpack[Options]) -> torch.Tensor:
     """:func:`empty` with the shape and, unless given, the dtype of ``tensor``."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"a {type(tensor).__name__} is no tensor; make one with torch.as_tensor first"
+        )
     options.setdefault("dtype", tensor.dtype)
     return empty(tuple(tensor.shape), **options)
 
 
 @renamed_keywords(placement="policy", memory="session")
-def from_tensor(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+def from_tensor(tensor: torch.Tensor, **options: Unpack[Options]) -> torch.Tensor:
     """A contiguous copy of ``tensor``, from any device, placed as :func:`empty` says.
 
     The copy is detached from the graph and keeps the dtype unless another is given.
@@ -153,6 +173,8 @@ def from_tensor(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """Address and bytes from the first to the last element of a tensor, gaps included."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a {type(tensor).__name__} is no tensor")
     if tensor.device.type != "cpu":
         raise ValueError(f"a tensor on {tensor.device} has no NUMA placement; only CPU tensors do")
     if tensor.numel() == 0:

@@ -45,6 +45,10 @@ def use(session: Session) -> Iterator[Session]:
 
     Tensors made in the block stay valid after it.
     """
+    if not isinstance(session, Session):
+        raise TypeError(
+            f"use {type(session).__name__}: give a session, such as Session.simulated(machine)"
+        )
     with _lock:
         _stack.append(session)
     try:

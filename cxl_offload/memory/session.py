@@ -28,7 +28,7 @@ from cxl_offload.memory.shared import warn_of_leftovers
 from cxl_offload.memory.stats import Count, NodeUse, Stats, tier_use
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import DaxDevice, Machine, Node, discover
-from cxl_offload.units import MIB
+from cxl_offload.units import MIB, format_bytes
 
 __all__ = ["Pages", "Session"]
 
@@ -100,6 +100,13 @@ def _dax_row(device: DaxDevice) -> tuple[str, int, int, str, int]:
     return device.name, usable, align_bytes, device.mode, target
 
 
+def _check_machine(machine: object) -> None:
+    if not isinstance(machine, Machine):
+        raise TypeError(
+            f"{machine!r} is no machine; cxl_offload.load_machine(name) and discover() make one"
+        )
+
+
 class Session:
     """Allocates host memory by policy and answers where it is.
 
@@ -125,6 +132,7 @@ class Session:
         driver: _C.GpuDriver | None = None,
         max_threads: int | None = None,
     ) -> None:
+        _check_machine(machine)
         self.machine = machine
         self.kernel = kernel
         self._driver = driver
@@ -179,6 +187,7 @@ class Session:
             The most threads that fault one allocation in; None takes the process's CPUs. One makes
             the order of calls to the kernel, and so of injected faults, the same in every run.
         """
+        _check_machine(machine)
         nodes = [node for node in machine.nodes if node.has_memory]
         rows = []
         for node in nodes:
@@ -195,6 +204,12 @@ class Session:
             dax=[_dax_row(device) for device in machine.dax if device.size_bytes],
         )
         return cls(kernel, machine, capacities=capacities, driver=driver, max_threads=max_threads)
+
+    def __repr__(self) -> str:
+        found = self.stats().nodes
+        held = [f"node {at}: {format_bytes(use.current_bytes)}" for at, use in found.items()]
+        kind = "simulated " if self.is_simulated else ""
+        return f"<Session of {kind}{self.machine.name}, holds {', '.join(held) or 'nothing'}>"
 
     @property
     def is_simulated(self) -> bool:

@@ -130,7 +130,7 @@ def offload_optimizer(
     pages, pin
         See :func:`cxl_offload.empty`.
     session
-        What allocates to allocate in; None means the active one, also for states made later.
+        What allocates, also states made later; None means the current session.
 
     Returns
     -------
@@ -143,6 +143,11 @@ def offload_optimizer(
     so for a moment each state is there twice. :class:`cxl_offload.ops.adam.CPUAdam` allocates its
     states in place.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"offload_optimizer of a {type(optimizer).__name__}: give a torch.optim.Optimizer, "
+            "such as torch.optim.AdamW(model.parameters())"
+        )
     return OffloadedStates(
         optimizer, policy, pages=pages, pin=pin, session=session or current_session()
     )

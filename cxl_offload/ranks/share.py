@@ -60,16 +60,11 @@ class RankShare:
     node_bytes: Mapping[int, int]
     machine: Machine
 
-    def session(self, **options: Any) -> Session:
-        """A session that keeps within ``node_bytes``; :func:`cxl_offload.use` puts it to use.
-
-        ``options`` are those of :meth:`Session.linux`, or :meth:`Session.simulated` for a machine
-        that is not here.
-        """
+    def session(self) -> Session:
+        """A session that keeps within ``node_bytes``; :func:`cxl_offload.use` puts it to use."""
         if self.machine.simulated:
-            options.setdefault("initiator", self.home)
-            return Session.simulated(self.machine, capacities=self.node_bytes, **options)
-        return Session.linux(self.machine, capacities=self.node_bytes, **options)
+            return Session.simulated(self.machine, capacities=self.node_bytes, initiator=self.home)
+        return Session.linux(self.machine, capacities=self.node_bytes)
 
     memory = renamed_attribute("memory", "session")
 

@@ -1,0 +1,67 @@
+"""What a user sees first: names at the top, and errors of arguments that mean nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import cxl_offload
+from cxl_offload import Session, load_machine
+
+TOP = (
+    "CPUAdam",
+    "ConfigError",
+    "PlacementError",
+    "SharedRegion",
+    "decode_attention",
+    "plan",
+    "integrations",
+)
+
+
+def test_names_at_the_top_load_nothing_before_they_are_used() -> None:
+    script = (
+        "import sys, cxl_offload\n"
+        "assert not {'torch', 'numpy', 'cxl_offload._C', 'cxl_offload.plan'} & set(sys.modules)\n"
+        f"assert set({TOP!r}) <= set(dir(cxl_offload)) & set(cxl_offload.__all__)\n"
+        "cxl_offload.plan, cxl_offload.integrations, cxl_offload.ConfigError\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert issubclass(cxl_offload.CPUAdam, sys.modules['torch'].optim.Optimizer)\n"
+        "assert cxl_offload.decode_attention and cxl_offload.SharedRegion\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("call", "remedy"),
+    [
+        (lambda: cxl_offload.zeros(3, dtype="float16"), "dtype 'float16' is no torch.dtype"),
+        (lambda: cxl_offload.from_tensor([1, 2]), "a list is no tensor; .* torch.as_tensor"),
+        (lambda: cxl_offload.placement_of([1, 2]), "a list is no tensor"),
+        (lambda: cxl_offload.zeros(3, placment="bind:0"), "unexpected keyword .*'placment'"),
+        (lambda: Session.simulated("gh200"), "'gh200' is no machine; .*load_machine"),
+        (lambda: cxl_offload.use(load_machine("gh200")).__enter__(), "use Machine: give a session"),
+        (
+            lambda: cxl_offload.offload_optimizer(torch.nn.Linear(2, 2), "ldram"),
+            "offload_optimizer of a Linear: give a torch.optim.Optimizer",
+        ),
+    ],
+)
+def test_argument_of_the_wrong_kind_is_refused_with_a_remedy(
+    call: Callable[[], object], remedy: str
+) -> None:
+    with pytest.raises(TypeError, match=remedy):
+        call()
+
+
+def test_session_says_in_one_line_what_it_holds() -> None:
+    session = Session.simulated(load_machine("epyc9354-cxl-a"))
+    assert repr(session) == "<Session of simulated epyc9354-cxl-a, holds nothing>"
+    kept = cxl_offload.zeros(5 << 20, dtype=torch.uint8, policy="cxl", session=session)
+    assert kept.nbytes == 5 << 20
+    assert "holds node 2: " in repr(session)
