@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +19,10 @@ def examples() -> Iterator[tuple[str, str]]:
             yield f"{page.name}:{line}", block.group(1)
 
 
-EXAMPLES = dict(examples())
+# DeepSpeed's run in a process of its own, in tests/integrations/deepspeed/test_readme.py.
+EXAMPLES = {
+    where: text for where, text in examples() if "import cxl_offload, deepspeed" not in text
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_example_runs_as_pasted(where: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without imports of ours, on the machine that this is: what a reader does."""
     monkeypatch.chdir(folder)
-    if "deepspeed" not in EXAMPLES[where]:
-        exec(compile(EXAMPLES[where], where, "exec"), {"__name__": "example"})
-        return
-    script = folder / "train.py"
-    script.write_text(EXAMPLES[where])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", str(script)]
-    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    exec(compile(EXAMPLES[where], where, "exec"), {"__name__": "example"})
 
 
 def test_there_are_examples_in_the_readme_and_the_guides() -> None:

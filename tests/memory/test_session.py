@@ -356,11 +356,11 @@ def test_forked_child_reads_and_leaves_the_pool_alone() -> None:
 
 def test_allocations_may_outlive_the_interpreter_s_last_breath() -> None:
     script = (
-        "from cxl_offload.memory import Memory, Bind\n"
+        "from cxl_offload.memory import Session, Bind\n"
         "import threading, builtins\n"
-        "memory = Memory.linux()\n"
-        "builtins.kept = [memory.allocate(1 << 20, Bind((0,))) for _ in range(8)]\n"
-        "threading.Thread(target=lambda: memory.allocate(5, Bind((0,)))).start()\n"
+        "session = Session.linux()\n"
+        "builtins.kept = [session.allocate(1 << 20, Bind((0,))) for _ in range(8)]\n"
+        "threading.Thread(target=lambda: session.allocate(5, Bind((0,)))).start()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
