@@ -54,6 +54,8 @@ RENAMED = {
     "cxl_offload.plan.flexgen.terms.Placement": (
         "cxl_offload.validation.flexgen_shape.ShapeOnTiers"
     ),
+    "cxl_offload.plan.flexgen.plan.CXL_MARGIN": "cxl_offload.plan.request.CXL_MARGIN",
+    "cxl_offload.plan.flexgen.planner.Found": "cxl_offload.plan.flexgen.planner.Optimum",
     "cxl_offload.plan.flexgen.phases.phases_of": "cxl_offload.plan.flexgen.choice.phases_of",
     "cxl_offload.plan.hardware.HostRoom": "cxl_offload.plan.hardware.HostNode",
     "cxl_offload.plan.laws": "cxl_offload.plan.equations",
@@ -124,6 +126,10 @@ GONE: dict[str, str] = {
     "cxl_offload.plan.flexgen.terms": (
         "rates are in cxl_offload.plan.flexgen.engine, equations in cxl_offload.plan.flexgen.phases"
     ),
+    "cxl_offload.plan.flexgen.plan.weigh_cxl": (
+        "cxl_offload.plan.compare.best_without_idle_tiers does it for every executor"
+    ),
+    "cxl_offload.plan.flexgen.prices": "cxl_offload.plan.prices plans again with one unit more",
     "cxl_offload.plan.hardware.flexgen_hardware": (
         "cxl_offload.plan.hardware.hardware_of returns the hardware; its notes are in it"
     ),

@@ -49,14 +49,10 @@ class Solution:
         Its value.
     values
         float64 ``(columns,)``.
-    duals
-        float64 ``(rows,)``: by how much the objective grows for a unit more on the right-hand side
-        of a row. All zero for integer programs.
     """
 
     objective: float
     values: NDArray[np.float64]
-    duals: NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -111,28 +107,15 @@ class Program:
         self._row_high.append(high)
         return len(self.row_names) - 1
 
-    def products(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """``sum(coefficient * value)`` of every row."""
-        made = np.zeros(len(self.row_names))
-        for at, (first, last) in enumerate(zip(self._start, self._start[1:], strict=False)):
-            picked = np.asarray(self._index[first:last], dtype=np.int64)
-            made[at] = float(np.dot(self._value[first:last], values[picked]))
-        return made
-
-    def solve(self, *, whole: bool = True) -> Solution | None:
+    def solve(self) -> Solution | None:
         """The optimum, or None where no point keeps all rows.
-
-        Parameters
-        ----------
-        whole
-            Keep whole columns whole; False solves the linear relaxation, which has duals.
 
         Raises
         ------
         RuntimeError
             HiGHS gives up or finds the program unbounded: a mistake in the program.
         """
-        model = self._model(whole)
+        model = self._model()
         for presolve, tolerance in _ATTEMPTS:
             solver = _solver(presolve, tolerance)
             solver.passModel(model)
@@ -148,14 +131,12 @@ class Program:
         if status != highspy.HighsModelStatus.kOptimal:
             raise RuntimeError(f"HiGHS stopped with {solver.modelStatusToString(status)}")
         found = solver.getSolution()
-        duals = found.row_dual if found.dual_valid else [0.0] * len(self.row_names)
         return Solution(
             float(solver.getInfo().objective_function_value),
             np.asarray(found.col_value, dtype=np.float64),
-            np.asarray(duals, dtype=np.float64),
         )
 
-    def _model(self, whole: bool) -> highspy.HighsLp:
+    def _model(self) -> highspy.HighsLp:
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = len(self.names), len(self.row_names)
         model.col_cost_ = np.asarray(self._cost)
@@ -166,7 +147,7 @@ class Program:
         model.a_matrix_.start_ = np.asarray(self._start, dtype=np.int32)
         model.a_matrix_.index_ = np.asarray(self._index, dtype=np.int32)
         model.a_matrix_.value_ = np.asarray(self._value)
-        if whole and any(self._whole):
+        if any(self._whole):
             kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
             model.integrality_ = [kinds[each] for each in self._whole]
         return model

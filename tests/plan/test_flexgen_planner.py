@@ -7,8 +7,7 @@ import pytest
 
 from cxl_offload.plan.flexgen.bound import least_seconds
 from cxl_offload.plan.flexgen.choice import granule_bytes, loads_of, phases_of
-from cxl_offload.plan.flexgen.planner import TIDY_LOSS, modes, plan_flexgen
-from cxl_offload.plan.flexgen.prices import knobs, prices, relaxed_tokens_per_s
+from cxl_offload.plan.flexgen.planner import TIE_LOSS, modes, plan_flexgen
 from cxl_offload.plan.flexgen.program import PlacementProgram
 
 from .brute_force import best_by_hand, choices, fits, random_instance
@@ -28,7 +27,7 @@ def test_planner_is_optimal_on_random_small_instances(block: int) -> None:
         if found is None or by_hand is None:
             continue
         assert fits(job, hardware, found.choice, found.loads), seed
-        assert found.phases.tokens_per_s >= by_hand[0] * (1 - 2 * TIDY_LOSS), seed
+        assert found.phases.tokens_per_s >= by_hand[0] * (1 - 2 * TIE_LOSS), seed
         assert found.phases.tokens_per_s <= by_hand[0] * (1 + 1e-9), seed
 
 
@@ -93,33 +92,6 @@ def test_program_and_equations_agree_on_seconds() -> None:
             loads = loads_of(job, hardware, choice, levels)
             total = phases_of(job, hardware, choice, loads).total_s
             assert seconds == pytest.approx(total, rel=1e-6), (seed, mode)
-
-
-def test_prices_are_slopes_of_the_relaxed_optimum() -> None:
-    """Each lies between the slopes to either side, which differ only at a kink."""
-    checked, seen = 0, 0
-    for seed in range(45):
-        job, hardware = random_instance(seed)
-        found = plan_flexgen(job, hardware, gpu_batches=SMALL, most_batches=3)
-        if found is None:
-            continue
-        rest = relaxed_tokens_per_s(job, hardware, found)
-        assert rest is not None
-        assert rest >= found.phases.tokens_per_s * (1 - 1e-6)
-        for knob, price in zip(knobs(hardware), prices(job, hardware, found), strict=True):
-            step = knob.value * 1e-4
-            above = relaxed_tokens_per_s(job, knob.with_value(knob.value + step), found)
-            below = relaxed_tokens_per_s(job, knob.with_value(knob.value - step), found)
-            if above is None or below is None or step == 0:
-                continue
-            scale = knob.unit_size / step
-            slopes = sorted(((above - rest) * scale, (rest - below) * scale))
-            slack = 0.01 * slopes[1] + 1e-5 * rest * knob.unit_size / knob.value
-            assert slopes[0] - slack <= price.tokens_per_s <= slopes[1] + slack, (seed, knob.what)
-            checked += 1
-            seen += price.tokens_per_s > slack
-    assert checked > 100
-    assert seen > 25
 
 
 def test_granule_is_none_for_tensors_smaller_than_a_stripe() -> None:

@@ -101,6 +101,34 @@ def test_drive_is_used_only_where_it_may_be() -> None:
     assert plan_inference(without).drive_bytes == 0
 
 
+def test_drive_is_not_read_for_every_token_while_cxl_idles() -> None:
+    """The command that opens docs/plan.md: CXL memory was left alone beside a busy drive."""
+    plan = plan_inference(request("opt-66b"))
+
+    assert plan.drive_bytes == 0 or plan.cxl.used
+    assert "the drive adds" in plan.cxl.reason or "the drive brings" in plan.cxl.reason
+
+
+@pytest.mark.parametrize("tier", ["rdram", "cxl"])
+def test_node_with_hardly_any_room_takes_nothing_from_the_others(tier: str) -> None:
+    other = "cxl" if tier == "rdram" else "rdram"
+    small = plan_inference(
+        request("opt-30b", tiers=("ldram", "rdram", "cxl"), limits={tier: 1 << 20})
+    )
+    without = plan_inference(request("opt-30b", tiers=("ldram", other)))
+    assert small.tokens_per_s == pytest.approx(without.tokens_per_s, rel=1e-5)
+
+
+def test_prices_are_what_one_unit_more_brings() -> None:
+    wanted = request("opt-30b", tiers=("ldram",), limits={"ldram": 100 << 30}, host_usable=1.0)
+    plan = plan_inference(wanted)
+    more = plan_inference(replace(wanted, limits={"ldram": 101 << 30}))
+    (price,) = [each for each in plan.prices if each.what == "ldram capacity"]
+    assert price.gain_tokens_per_s == pytest.approx(
+        more.tokens_per_s - plan.tokens_per_s, rel=1e-3, abs=1e-4
+    )
+
+
 def test_nothing_fits_is_said_with_numbers() -> None:
     with pytest.raises(MemoryError, match=r"weights 326 GiB .* do not fit in any way; usable are"):
         plan_inference(request("opt-175b", tiers=("ldram",)))
@@ -112,6 +140,8 @@ def test_nothing_fits_is_said_with_numbers() -> None:
         ({"tiers": ("hbm",)}, "tier hbm: epyc9354-cxl-a has no such tier"),
         ({"limits": {"hbm": 1}}, "limit of hbm"),
         ({"limits": {"cxl": 1 << 50}}, "limit of cxl: 1.049e\\+06 GiB, but it has 128 GiB"),
+        ({"most_batches": 0}, "at most 0 GPU batches"),
+        ({"cxl_margin": -0.1}, "margin -0.1"),
         ({"host_usable": 1.5}, "usable share of host memory 1.5"),
         ({"machine": "zen4-1"}, "zen4-1 has no GPU"),
         ({"machine": "zen4-2-mi300a"}, "no host tier with memory"),

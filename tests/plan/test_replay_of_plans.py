@@ -24,6 +24,7 @@ TRAINING = TrainingRequest(
     machine=load_machine("epyc9354-cxl-a"),
     batch=12,
     tokens=256,
+    stage=2,
 )
 SERVING = VllmRequest(
     model=load_model("llama-3-70b"),
@@ -88,7 +89,8 @@ def test_training_trace_moves_every_state_once() -> None:
 
 def test_training_passes_after_the_first_count_as_the_second() -> None:
     """The plan has more than two passes: two are replayed, then one; the rest is arithmetic."""
-    plan = plan_training(replace(TRAINING, replay=None))
+    small = replace(TRAINING, gpu_usable=0.15)
+    plan = plan_training(replace(small, replay=None))
     forward = plan.phases[0].terms["forward (GPU)"]
     backward = plan.phases[0].terms["backward (GPU)"]
     backward += plan.phases[0].terms["transfers that no work hides"]
@@ -99,9 +101,9 @@ def test_training_passes_after_the_first_count_as_the_second() -> None:
     each = forward / (passes + 2)
     one = {"forward": 3 * each, "backward": backward / passes, "optimizer": optimizer}
     two = {"forward": 4 * each, "backward": 2 * backward / passes, "optimizer": optimizer}
-    assert said(plan_training(replace(TRAINING, replay=Watched(two, one))).notes) == []
+    assert said(plan_training(replace(small, replay=Watched(two, one))).notes) == []
     wrong = {**two, "optimizer": 1.2 * optimizer}
-    assert said(plan_training(replace(TRAINING, replay=Watched(wrong, one))).notes) == ["optimizer"]
+    assert said(plan_training(replace(small, replay=Watched(wrong, one))).notes) == ["optimizer"]
 
 
 def test_vllm_trace_moves_the_offloaded_layers() -> None:
@@ -123,7 +125,8 @@ def test_vllm_trace_moves_the_offloaded_layers() -> None:
 
 
 def test_vllm_plan_says_where_a_replay_differs() -> None:
-    step_s = plan_vllm(SERVING).phases[0].seconds
+    terms = plan_vllm(SERVING).phases[0].terms
+    step_s = terms["weight copies"] + terms["GPU work"]
     assert said(plan_vllm(replace(SERVING, replay=Watched({"decode": 1.09 * step_s}))).notes) == []
     notes = plan_vllm(replace(SERVING, replay=Watched({"decode": 0.85 * step_s}))).notes
     assert said(notes) == ["decode"]

@@ -169,6 +169,18 @@ def test_stage_three_where_the_gpu_is_too_small_for_parameters() -> None:
         plan_training(request("opt-13b", stage=2))
 
 
+def test_node_with_hardly_any_room_does_not_stop_training() -> None:
+    plan = plan_training(request("opt-1.3b", limits={"cxl": 1 << 20}))
+    assert plan.node_bytes.get(2, 0) == 0
+
+
+def test_of_equally_fast_micro_batches_the_largest_is_taken() -> None:
+    plan = plan_training(request("opt-1.3b", stage=2, gpu_usable=0.9))
+    job = TrainingJob(model=load_model("opt-1.3b"), batch=16, tokens=1024)
+    fits = [size for size in (1, 2, 4, 8, 16) if gpu_bytes(job, size, 2) <= 0.9 * 24 * GIB]
+    assert plan.batch.size == max(fits) > 1
+
+
 def test_larger_micro_batches_send_gradients_less_often() -> None:
     """Where transfers are exposed, the largest micro-batch that fits is taken."""
     slow_link = plan_training(request("gpt2-xl", gpu_usable=1.0))

@@ -55,6 +55,11 @@ def best_by_hand(wanted: VllmRequest) -> float:
             mean_tokens_per_sequence=wanted.prompt + wanted.generated / 2,
             max_running_sequences=wanted.most_sequences,
             link_bytes_per_s=copies_bytes_per_s(hardware, layers),
+            flops_per_token=model.forward_flops(
+                tokens=1, context=wanted.prompt + wanted.generated / 2
+            ),
+            prefill_flops=model.forward_flops(tokens=wanted.prompt, context=wanted.prompt / 2),
+            tokens_per_sequence=wanted.generated,
         )
         whole = case.kv_bytes_per_token * (wanted.prompt + wanted.generated)
         if kv_room_bytes(case, sum(layers) * each) >= whole:
@@ -88,6 +93,25 @@ def test_layers_make_up_the_model() -> None:
 
 def flag(plan: Plan, name: str) -> str:
     return plan.command[plan.command.index(name) + 1]
+
+
+def test_prompts_are_computed_too() -> None:
+    """No rate is above what the GPU's arithmetic allows for prompts and answers together."""
+    plan = plan_vllm(request("qwen2-7b", "epyc9354-cxl-a", prompt=2000, generated=20))
+    model, gpu = load_model("qwen2-7b"), load_machine("epyc9354-cxl-a").gpus[0]
+    requests_per_s = plan.tokens_per_s / 20
+    flops = model.forward_flops(tokens=2000, context=1000)
+    flops += 20 * model.forward_flops(tokens=1, context=2010)
+    assert requests_per_s * flops <= (gpu.peak_flops_per_s or 0)
+    assert plan.phases[0].bottleneck == "prefill of new requests"
+
+
+def test_server_takes_longer_requests_than_planned_where_kv_has_room() -> None:
+    plan = plan_vllm(request("llama-3-8b", prompt=100, generated=20))
+    assert int(flag(plan, "--max-model-len")) == load_model("llama-3-8b").positions
+    tight = plan_vllm(request("llama-3-70b"))
+    longest = int(flag(tight, "--max-model-len"))
+    assert 400 <= longest <= load_model("llama-3-70b").positions
 
 
 def test_flags_say_the_bytes_and_the_node() -> None:
@@ -143,6 +167,8 @@ def test_model_that_fits_the_gpu_stays_there() -> None:
         ({"machine": "zen4-1"}, ConfigError, "no GPU"),
         ({"model": "bert-base-uncased"}, ValueError, "encoder"),
         ({"prompt": 9000}, ValueError, "positions"),
+        ({"most_sequences": 0}, ConfigError, "at least 1"),
+        ({"cxl_margin": math.nan}, ConfigError, "margin nan"),
         ({"limits": {"ldram": GIB, "rdram": GIB, "cxl": GIB}}, MemoryError, "fit in no way"),
     ],
 )

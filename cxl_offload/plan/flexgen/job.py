@@ -16,6 +16,7 @@ from cxl_offload.plan.flexgen.layout import (
     weight_cuts,
 )
 from cxl_offload.plan.model.config import ModelConfig
+from cxl_offload.plan.request import check_lengths
 from cxl_offload.renamed import old_names
 
 __all__ = ["FlexGenJob", "WeightLevel", "flexgen_job", "runs_in_flexgen"]
@@ -114,17 +115,7 @@ def flexgen_job(model: ModelConfig, *, prompt: int, generated: int) -> FlexGenJo
     ValueError
         Lengths below 1 (2 generated), more tokens than the model has positions, or an encoder.
     """
-    if prompt < 1 or generated < 2:
-        raise ValueError(
-            f"prompt {prompt} and {generated} generated tokens: at least 1 and 2 are needed"
-        )
-    if not model.generates:
-        raise ValueError(f"{model.name} is an encoder ({model.family}): it generates nothing")
-    if prompt + generated > model.positions:
-        raise ValueError(
-            f"prompt of {prompt} and answer of {generated} tokens are longer than the "
-            f"{model.positions} positions of {model.name}; shorten one of them"
-        )
+    check_lengths(model, prompt, generated, least=2)
     return FlexGenJob(
         groups=_groups(model),
         params=model.active_parameters,

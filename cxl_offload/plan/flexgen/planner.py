@@ -30,8 +30,9 @@ from cxl_offload.plan.flexgen.job import FlexGenJob
 from cxl_offload.plan.flexgen.phases import Phases
 from cxl_offload.plan.flexgen.program import Mode, PlacementProgram
 from cxl_offload.plan.hardware import Hardware
+from cxl_offload.renamed import old_names
 
-__all__ = ["GPU_BATCHES", "MOST_SEQUENCES", "Found", "Interleave", "modes", "plan_flexgen"]
+__all__ = ["GPU_BATCHES", "MOST_SEQUENCES", "Interleave", "Optimum", "modes", "plan_flexgen"]
 
 GPU_BATCHES = (1, 2, 3, 4, 8, 16, 32, 64)
 """GPU batch sizes that FlexGen's own search walks."""
@@ -46,12 +47,12 @@ _TIE = 1e-9
 
 Interleave = Literal["auto", "always", "never"]
 
-TIDY_LOSS = 1e-6
+TIE_LOSS = 1e-6
 """Share of the throughput that is given up for fewer bytes on slow homes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Optimum:
     """The best choice, what it holds and what the equations say of it.
 
     ``programs`` counts the mixed-integer programs that were solved.
@@ -60,7 +61,6 @@ class Found:
     choice: Choice
     loads: Loads
     phases: Phases
-    mode: Mode
     programs: int
 
 
@@ -124,7 +124,8 @@ def plan_flexgen(
     gpu_batches: Sequence[int] = GPU_BATCHES,
     interleave: Mapping[str, Interleave] | None = None,
     most_batches: int | None = None,
-) -> Found | None:
+    like: Choice | None = None,
+) -> Optimum | None:
     """The choice with the most tokens a second, or None where not one sequence fits.
 
     Parameters
@@ -136,6 +137,8 @@ def plan_flexgen(
         ``always`` as far as they are on the host.
     most_batches
         Most GPU batches in a block; by default what memory holds, up to ``MOST_SEQUENCES`` rows.
+    like
+        A choice that fits; the search begins with it.
     """
     levels = job.levels()
     most = min(most_sequences(job, hardware), MOST_SEQUENCES)
@@ -149,7 +152,7 @@ def plan_flexgen(
         each = seconds / batches / mode.gpu_batch
         queue += [(float(bound), at, n + 1, mode) for n, bound in enumerate(each) if bound < np.inf]
     heapq.heapify(queue)
-    best: tuple[float, Choice, Mode] | None = None
+    best = None if like is None else _known(job, hardware, like)
     programs = 0
     while queue:
         bound, _, count, mode = heapq.heappop(queue)
@@ -170,27 +173,36 @@ def plan_flexgen(
         if found is None or not _holds(hardware, loads_of(job, hardware, found[0], levels)):
             continue
         if best is None or found[1] / rows < best[0]:
-            best = (found[1] / rows, found[0], mode)
+            best = (found[1] / rows, found[0])
     if best is None:
         return None
-    choice = _tidied(job, hardware, best[2], best[1], best[0] * best[1].sequences)
+    choice = _on_fastest_homes(job, hardware, best[1], best[0] * best[1].sequences)
     loads = loads_of(job, hardware, choice, levels)
-    return Found(choice, loads, phases_of(job, hardware, choice, loads), best[2], programs + 1)
+    return Optimum(choice, loads, phases_of(job, hardware, choice, loads), programs + 1)
 
 
-def _tidied(
-    job: FlexGenJob, hardware: Hardware, mode: Mode, choice: Choice, seconds: float
+def _known(job: FlexGenJob, hardware: Hardware, choice: Choice) -> tuple[float, Choice] | None:
+    """Seconds a sequence of a choice, where it fits."""
+    loads = loads_of(job, hardware, choice, job.levels())
+    if not _holds(hardware, loads):
+        return None
+    return phases_of(job, hardware, choice, loads).total_s / choice.sequences, choice
+
+
+def _on_fastest_homes(
+    job: FlexGenJob, hardware: Hardware, choice: Choice, seconds: float
 ) -> Choice:
     """Of the choices of this batch that are as fast, the one with least on slow homes."""
+    mode = Mode(choice.gpu_batch, choice.weight_stripe, choice.kv_stripe, not choice.cpu_attention)
     program = PlacementProgram(
         job,
         hardware,
         mode,
         batches=choice.batches,
         levels=job.levels(),
-        most_seconds=seconds * (1 + TIDY_LOSS),
+        most_seconds=seconds * (1 + TIE_LOSS),
         unit_s=seconds,
-        tidy=True,
+        on_fastest_homes=True,
     )
     found = program.solve()
     if found is None or not _holds(hardware, loads_of(job, hardware, found[0], job.levels())):
@@ -208,3 +220,6 @@ def _holds(hardware: Hardware, loads: Loads) -> bool:
             have <= tier.usable_bytes for have, tier in zip(loads.host, hardware.nodes, strict=True)
         )
     )
+
+
+__getattr__ = old_names(__name__)

@@ -1,12 +1,7 @@
 """FlexGen's placement for one batch as a (mixed-integer) linear program.
 
-Columns: ``n`` (GPU batches) and ``one``; bytes of weights in every home; sequences of a whole
-block in every home of KV; seconds. Every row is homogeneous in them, so one builder serves both:
-
-- a batch: ``n`` and ``one`` are fixed, whole columns choose cuts of weights and sequences;
-- the batch left open: ``n = 1`` and ``one`` free, everything then is a GPU batch's worth, and the
-  optimum is the least time of a GPU batch over all (real) numbers of them (Charnes and Cooper's
-  substitution). Its duals price capacity with the larger batch it allows included.
+Columns: ``n`` (GPU batches) and ``one``, both fixed; bytes of weights in every home; sequences of a
+whole block in every home of KV; seconds. Whole columns choose cuts of weights and sequences.
 
 Seconds are those of ``flexgen.phases``; a test holds the two together. Columns hold bytes and
 seconds in units of their size.
@@ -80,14 +75,12 @@ class PlacementProgram:
     Parameters
     ----------
     batches
-        Number of GPU batches; None leaves it open (relaxed, for bounds and prices).
+        Number of GPU batches.
     most_seconds
         Refuse anything slower than so many seconds a block.
-    tidy
-        Of what keeps ``most_seconds``, the choice with least on slow homes: GPU, then the tiers in
+    on_fastest_homes
+        Of what keeps ``most_seconds``, the choice with least on slow homes: GPU, then the nodes in
         their order, then the drive.
-    like
-        Keep the scratch tier and the home of activations of this choice.
     unit_s
         Seconds of the program's unit of time, near the answer: the solver's tolerances are
         absolute. The unit of bytes is all weights.
@@ -99,18 +92,17 @@ class PlacementProgram:
         hardware: Hardware,
         mode: Mode,
         *,
-        batches: int | None,
+        batches: int,
         levels: tuple[WeightLevel, ...],
         most_seconds: float | None = None,
         unit_s: float = 1.0,
-        tidy: bool = False,
-        like: Choice | None = None,
+        on_fastest_homes: bool = False,
     ) -> None:
         self.unit_bytes, self.unit_s = float(job.weight_bytes), unit_s
         self.job, self.hardware, self.mode, self.levels = job, hardware, mode, levels
         self.batches = batches
         self.program = Program()
-        self._tidy, self._like = tidy, like
+        self._by_rank = on_fastest_homes
         self._drive = hardware.drive_usable_bytes > 0
         self._weight_segments = segments(hardware, mode.weight_stripe)
         self._kv_segments = segments(hardware, mode.kv_stripe)
@@ -134,14 +126,14 @@ class PlacementProgram:
 
     def _columns(self) -> None:
         column, tiers = self.program.column, self.hardware.nodes
-        fixed = 1.0 if self.batches is None else float(self.batches)
+        fixed = float(self.batches)
         self.n = column("n", low=fixed, high=fixed)
-        self.one = column("one", low=0.0 if self.batches is None else 1.0, high=1.0)
+        self.one = column("one", low=1.0, high=1.0)
         ends = [f"segment {at}" for at in range(len(self._weight_segments))]
         most = None if self._drive else 0.0
         high = float("inf") if most is None else most
         each = self.job.kv_sequence_bytes / self.unit_bytes
-        last = 2.0 * (len(tiers) + 1) * self._tidy
+        last = 2.0 * (len(tiers) + 1) * self._by_rank
         self.weights = [column("weights drive", high=high, cost=last)]
         for end, stripe in zip(ends, self._weight_segments, strict=True):
             self.weights.append(column(f"weights {end}", cost=self._rank(stripe)))
@@ -153,18 +145,18 @@ class PlacementProgram:
         self.act = column("activations gpu", high=1.0, whole=True)
         self.act_n = column("n * activations gpu")
         self.scratch = [
-            column(f"scratch {tier.name}", high=1.0, whole=True, cost=1e-3 * at * self._tidy)
+            column(f"scratch {tier.name}", high=1.0, whole=True, cost=1e-3 * at * self._by_rank)
             for at, tier in enumerate(tiers)
         ]
         self.act_scratch = [column(f"activations {tier.name}") for tier in tiers]
         self.some_off_gpu = column("weights off gpu", high=1.0)
-        self.total = column("total", cost=0.0 if self._tidy else 1.0)
+        self.total = column("total", cost=0.0 if self._by_rank else 1.0)
         self.pre, self.load = column("prefill"), column("load")
         self.slowest, self.read = column("slowest"), column("attention memory")
 
     def _rank(self, stripe: Stripe) -> float:
         """How late in the order of homes a segment is, when tidying."""
-        return self._tidy * sum((at + 1) * w for at, w in enumerate(stripe)) / sum(stripe)
+        return self._by_rank * sum((at + 1) * w for at, w in enumerate(stripe)) / sum(stripe)
 
     def _shares(self) -> None:
         """Weights by realisable cuts, KV by whole sequences, one scratch tier."""
@@ -183,18 +175,11 @@ class PlacementProgram:
         # act_n = n * act, exact at both ends
         most = {self.act_n: 1.0, self.n: -1.0}
         add.row("act_n <= n", most, high=0.0)
-        if self.batches is not None:
-            link = {self.act_n: 1.0, self.act: -float(self.batches)}
-            add.row("act_n = n act", link, low=0.0, high=0.0)
-            self._whole()
+        link = {self.act_n: 1.0, self.act: -float(self.batches)}
+        add.row("act_n = n act", link, low=0.0, high=0.0)
+        self._whole()
         add.row("act <= act_n", {self.act: 1.0, self.act_n: -1.0}, high=0.0)
         add.row("act <= one", {self.act: 1.0, self.one: -1.0}, high=0.0)
-        if self._like is not None:
-            held = float(self._like.activations_on_gpu)
-            add.row("act", {self.act: 1.0, self.one: -held}, low=0.0, high=0.0)
-            add.row("act_n", {self.act_n: 1.0, self.n: -held}, low=0.0, high=0.0)
-            kept = {self.scratch[self._like.scratch]: 1.0, self.one: -1.0}
-            add.row("scratch", kept, low=0.0, high=0.0)
 
     def _whole(self) -> None:
         add, top = self.program, len(self.levels) - 1
@@ -222,7 +207,7 @@ class PlacementProgram:
             for at in range(len(self.kv))
         ]
         for all_of_it, each in zip(self.kv, self.sequences, strict=True):
-            terms = {all_of_it: 1.0, each: -float(self.batches or 1)}
+            terms = {all_of_it: 1.0, each: -float(self.batches)}
             add.row("whole sequences", terms, low=0.0, high=0.0)
 
     def _capacities(self) -> None:
@@ -230,35 +215,32 @@ class PlacementProgram:
         sequence = job.kv_sequence_bytes / self.unit_bytes
         hidden = job.hidden_bytes(size) / self.unit_bytes
         slack = stripe_slack(job, self.mode.weight_stripe)
-        self.capacity_rows: dict[str, int] = {}
         for at, tier in enumerate(self.hardware.nodes):
-            terms: Terms = {self.one: -tier.usable_bytes / self.unit_bytes}
+            terms: Terms = {}
             for column, stripe in zip(self.weights[1:-1], self._weight_segments, strict=True):
                 terms[column] = stripe[at] / sum(stripe)
             for column, stripe in zip(self.kv[1:-1], self._kv_segments, strict=True):
                 terms[column] = sequence * stripe[at] / sum(stripe)
+            beside = float(sum(page_slack(job, self.batches)))
             if slack:
-                terms[self.one] += slack[at] / self.unit_bytes
-            extra = 0.0
-            if self.mode.kv_stripe is not None and self.mode.kv_stripe[at]:
-                extra = kv_stripe_slack(job, self.mode.kv_stripe) / self.unit_bytes
-            if extra and not self.mode.kv_on_gpu:
-                terms[self.n] = extra
+                beside += slack[at]
+            striped = None if self.mode.kv_on_gpu else self.mode.kv_stripe
+            if striped is not None and striped[at]:
+                beside += kv_stripe_slack(job, striped) * self.batches
             self._scratch_need(at, terms, hidden)
-            whole, each = page_slack(job, 1)
-            terms[self.one] += ROOM_TOLERANCE + whole / self.unit_bytes
-            terms[self.n] = terms.get(self.n, 0.0) + each / self.unit_bytes
-            self.capacity_rows[tier.name] = add.row(f"room of {tier.name}", terms, high=0.0)
+            # where that alone is more than there is, nothing is put there, and nothing lost
+            room = (tier.usable_bytes - beside) / self.unit_bytes - ROOM_TOLERANCE
+            add.row(f"room of {tier.name}", terms, high=max(0.0, room))
         held = {self.weights[-1]: 1.0, self.kv[-1]: sequence, self.act_n: hidden}
         held[self.some_off_gpu] = job.gpu_loaded_bytes() / self.unit_bytes
         held[self.act] = -2 * hidden
         room = self.hardware.gpu_usable_bytes - job.gpu_work_bytes(size)
         held[self.one] = 2 * hidden - room / self.unit_bytes + ROOM_TOLERANCE
-        self.capacity_rows["gpu"] = add.row("room of gpu", held, high=0.0)
+        add.row("room of gpu", held, high=0.0)
         if self._drive:
             terms = {self.weights[0]: 1.0, self.kv[0]: sequence}
             terms[self.one] = ROOM_TOLERANCE - self.hardware.drive_usable_bytes / self.unit_bytes
-            self.capacity_rows["nvme"] = add.row("room of nvme", terms, high=0.0)
+            add.row("room of nvme", terms, high=0.0)
 
     def _scratch_need(self, at: int, terms: Terms, hidden: float) -> None:
         """Hidden states, masks and the workspace, where this tier is the scratch tier.
@@ -266,14 +248,13 @@ class PlacementProgram:
         Products with the whole ``scratch`` column: exact when it is 0 or 1, below the truth else.
         """
         job, size, add = self.job, self.mode.gpu_batch, self.program
-        copies = 1.0 if self.batches is None else self.batches + 1.0
+        copies = self.batches + 1.0
         terms[self.act_scratch[at]] = copies * hidden
         needed = {self.act_scratch[at]: 1.0, self.scratch[at]: -1.0, self.act: 1.0}
         add.row("activations on scratch", needed, low=0.0)
         if self.mode.kv_on_gpu:
             return
-        per_batch = 1 if self.batches is None else self.batches
-        workspace = job.workspace_tensors(per_batch) * job.workspace_tensor_bytes(size)
+        workspace = job.workspace_tensors(self.batches) * job.workspace_tensor_bytes(size)
         terms[self.scratch[at]] = (copies * job.mask_bytes(size) + workspace) / self.unit_bytes
 
     def _decode(self) -> None:
@@ -316,10 +297,6 @@ class PlacementProgram:
         """``read >= seconds * sequences off the GPU`` with the rate of the scratch tier."""
         size, off_gpu = self.mode.gpu_batch, self.kv[:-1]
         rates = [tier.read_bytes_per_s for tier in self.hardware.nodes]
-        if self._like is not None or self.batches is None:
-            rate = max(rates) if self._like is None else rates[self._like.scratch]
-            self._timed("workspace", {self.read: -1.0, **dict.fromkeys(off_gpu, elements / rate)})
-            return
         for column, rate in zip(self.scratch, rates, strict=True):
             seconds = elements / rate
             most = seconds * size * self.batches  # takes the row back where it is another tier
@@ -361,15 +338,11 @@ class PlacementProgram:
         found = self.program.solve()
         return None if found is None else (self._choice(found), found.objective * self.unit_s)
 
-    def relaxed(self) -> Solution | None:
-        """The linear relaxation, with duals."""
-        return self.program.solve(whole=False)
-
     def _choice(self, found: Solution) -> Choice:
         values = found.values
         return Choice(
             gpu_batch=self.mode.gpu_batch,
-            batches=int(self.batches or 1),
+            batches=self.batches,
             cuts=tuple(max(range(len(cut)), key=lambda at: values[cut[at]]) for cut in self.cuts),
             weight_stripe=self.mode.weight_stripe,
             kv=tuple(round(values[column]) for column in self.sequences),

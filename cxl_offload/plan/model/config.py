@@ -120,6 +120,17 @@ class ModelConfig:
             kinds[tensor.kind] += tensor.elements * element_bytes
         return {kind: nbytes for kind, nbytes in kinds.items() if nbytes}
 
+    def forward_flops(self, *, tokens: int, context: float) -> float:
+        """Operations of ``tokens`` tokens that each attend to ``context`` tokens.
+
+        Two a parameter met, embeddings looked up left out, and four a token, context token and
+        element of the heads. Source: Kaplan et al., Scaling Laws for Neural Language Models, 2.1.
+        """
+        looked_up = 0 if self.tied else self.vocab * self.embed_dim
+        tables = self.positions * self.hidden if self.family in ("opt", "gpt2", "bert") else 0
+        products = 2.0 * (self.active_parameters - looked_up - tables) * tokens
+        return products + 4.0 * tokens * context * self.layers * self.heads * self.head_dim
+
 
 def _each(layers: int, *parts: tuple[WeightKind, str, tuple[int, ...]]) -> list[TensorKind]:
     return [TensorKind(kind, name, shape, layers) for kind, name, shape in parts]

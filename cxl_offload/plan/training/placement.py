@@ -141,9 +141,9 @@ def place(
     if best is None:
         return None
     seconds = estimate(step, hardware, best)
-    tidy = _solve(step, hardware, grid, seconds.step_s * (1 + 1e-6))
-    if tidy is not None:
-        best, seconds = tidy, estimate(step, hardware, tidy)
+    nearest = _solve(step, hardware, grid, seconds.step_s * (1 + 1e-6))
+    if nearest is not None:
+        best, seconds = nearest, estimate(step, hardware, nearest)
     return best, seconds
 
 
@@ -172,7 +172,7 @@ class _StepProgram:
         self._unit_b = float(max(kind.bytes for kind in step.kinds))
         fixed = step.accumulation * (step.forward_s + step.backward_s)
         self._unit_s = fixed + step.traffic / step.cpu_bytes_per_s
-        self._columns(tidy=most_s is not None)
+        self._columns(by_rank=most_s is not None)
         self._rooms()
         self._optimizer()
         self._copies()
@@ -181,20 +181,20 @@ class _StepProgram:
             total = {self.exposed: count, self.fetch: count, self.back: 1.0, self.optimizer: 1.0}
             self.program.row("at most", total, high=(most_s - fixed) / self._unit_s)
 
-    def _columns(self, *, tidy: bool) -> None:
+    def _columns(self, *, by_rank: bool) -> None:
         self.weights = {
             kind.name: [
                 self.program.column(
                     f"{kind.name} {name}",
                     high=float(self.grid),
                     whole=True,
-                    cost=(at + 1) * kind.bytes / self._unit_b if tidy else 0.0,
+                    cost=(at + 1) * kind.bytes / self._unit_b if by_rank else 0.0,
                 )
                 for at, name in enumerate(self.hardware.names)
             ]
             for kind in self.step.kinds
         }
-        count, free = float(self.step.accumulation), 0.0 if tidy else 1.0
+        count, free = float(self.step.accumulation), 0.0 if by_rank else 1.0
         self.exposed = self.program.column("exposed", cost=count * free)
         self.fetch = self.program.column("forward fetch", cost=count * free)
         self.back = self.program.column("back", cost=free)
@@ -207,7 +207,7 @@ class _StepProgram:
         for at, tier in enumerate(self.hardware.nodes):
             room = {self.weights[k.name][at]: k.bytes / self.grid / self._unit_b for k in kinds}
             high = (tier.usable_bytes - _ROOM_SLACK * len(kinds)) / self._unit_b
-            self.program.row(f"room of {tier.name}", room, high=high)
+            self.program.row(f"room of {tier.name}", room, high=max(0.0, high))
 
     def _optimizer(self) -> None:
         """Three bounds: every tier, the CPU, the CPU with the latency of slower tiers."""

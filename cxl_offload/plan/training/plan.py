@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.flexgen.plan import CXL, CXL_MARGIN
-from cxl_offload.plan.flexgen.prices import knobs
+from cxl_offload.plan.executor import Candidate, Executor, KindBytes
 from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
-from cxl_offload.plan.hardware import (
-    GPU_USABLE,
-    HOST_USABLE,
-    NVME,
-    Hardware,
-    hardware_of,
-)
+from cxl_offload.plan.hardware import GPU_USABLE, NVME, Hardware
 from cxl_offload.plan.missing import MissingNumberError
-from cxl_offload.plan.model.config import ModelConfig
-from cxl_offload.plan.plan_file import (
-    Batch,
-    CxlUse,
-    Home,
-    PhaseEstimate,
-    Plan,
-    PriceEstimate,
-)
-from cxl_offload.plan.replay_check import Replay, disagreements, simulated_seconds
+from cxl_offload.plan.pipeline import make_plan
+from cxl_offload.plan.plan_file import Batch, PhaseEstimate, Plan
+from cxl_offload.plan.replay_check import Replay
+from cxl_offload.plan.request import PlanRequest
 from cxl_offload.plan.training.job import (
     GRADIENT_BUCKET_ELEMENTS,
     Stage,
@@ -44,10 +31,9 @@ from cxl_offload.plan.training.placement import (
     place,
 )
 from cxl_offload.plan.training.trace import equation_phases, planned_work, replayed_phases
-from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes
 
-__all__ = ["ADAM_SHARE", "TrainingRequest", "plan_training"]
+__all__ = ["ADAM_SHARE", "DeepSpeed", "TrainingRequest", "plan_training"]
 
 ADAM_SHARE = 0.79
 """Share of the memory's rate that DeepSpeedCPUAdam reaches on torch's memory: measured with fp32
@@ -61,7 +47,7 @@ CONFIG = "ds_config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRequest:
+class TrainingRequest(PlanRequest):
     """What is to be planned for DeepSpeed on one GPU.
 
     Attributes
@@ -71,40 +57,36 @@ class TrainingRequest:
     tokens
         Tokens of a sequence.
     stage
-        2, 3, or None: 2 where the GPU holds the parameters, else 3.
+        2, 3, or None: the faster one.
     optimizer_bytes_per_s
         What the CPU optimizer draws from local memory; None: ``ADAM_SHARE`` of its rate.
     script
         The training script of the printed command.
-    replay
-        Charges time for the step's bytes apart from the equations, the simulator by default; where
-        it differs by more than 10 % the plan's notes say so. None: no replay.
     """
 
-    model: ModelConfig
-    machine: Machine
     batch: int
     tokens: int
     stage: Stage | None = None
-    tiers: Sequence[str] | None = None
-    limits: Mapping[str, int] = field(default_factory=dict)
     optimizer_bytes_per_s: float | None = None
     script: str = "train.py"
-    host_usable: float = HOST_USABLE
     gpu_usable: float = GPU_USABLE
-    cxl_margin: float = CXL_MARGIN
-    replay: Replay | None = simulated_seconds
+
+    def __post_init__(self) -> None:
+        super(TrainingRequest, self).__post_init__()
+        rate = self.optimizer_bytes_per_s
+        if rate is not None and not rate > 0:
+            raise ConfigError("optimizer rate: above 0 GB/s")
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class PlannedStep:
+    """Micro-batch, stage and interleave weights of every kind, and what they take."""
+
     micro: int
     stage: Stage
     step: TrainingStep
     weights: Weights
     estimate: StepEstimate
-    hardware: Hardware
-    gpu_bytes: int
 
 
 def plan_training(request: TrainingRequest) -> Plan:
@@ -119,106 +101,168 @@ def plan_training(request: TrainingRequest) -> Plan:
     ValueError
         A batch or a sequence the model cannot have.
     """
-    job = TrainingJob(model=request.model, batch=request.batch, tokens=request.tokens)
-    tiers = request.tiers
-    if tiers is not None and NVME in tiers:
-        raise ConfigError(
-            "tier nvme: DeepSpeed's NVMe offload (swap_tensor) is not planned; leave it out"
-        )
-    hardware = hardware_of(
-        request.machine,
-        tiers=tiers,
-        limits=request.limits,
-        host_usable=request.host_usable,
-        gpu_usable=request.gpu_usable,
-    )
-    hardware = hardware.without(NVME)
-    found, cxl = _weigh_cxl(request, job, hardware)
-    return _plan(request, job, found, cxl)
+    return make_plan(DeepSpeed(request))
 
 
-def _cpu_rate(request: TrainingRequest, hardware: Hardware) -> float:
-    if request.optimizer_bytes_per_s is not None:
-        if request.optimizer_bytes_per_s <= 0:
-            raise ConfigError("optimizer rate: above 0 GB/s")
-        return request.optimizer_bytes_per_s
-    local = hardware.nodes[0]
-    if local.read_bytes_per_s == float("inf"):
-        raise MissingNumberError(
-            f"machine {hardware.machine} has no read_bandwidth from its initiator to node "
-            f"{local.node} ({local.name}); profile it, or give --optimizer-gb-s",
-            section="accesses",
-        )
-    return ADAM_SHARE * local.read_bytes_per_s
+class DeepSpeed(Executor[PlannedStep]):
+    """DeepSpeed's search and homes."""
 
+    kind = "training"
+    name = "deepspeed"
 
-def _search(
-    request: TrainingRequest, job: TrainingJob, hardware: Hardware, cpu_rate: float
-) -> _Found | None:
-    if not hardware.nodes:
-        return None
-    best: _Found | None = None
-    flops = hardware.gpu.flops_per_s * TRAINING_EFFICIENCY
-    forward, backward = (each / flops for each in job.flops)
-    for stage in STAGES if request.stage is None else (request.stage,):
-        for micro in micro_batches(job):
-            held = gpu_bytes(job, micro, stage)
-            if held > hardware.gpu_usable_bytes:
-                break
-            step = TrainingStep(
-                kinds=host_kinds(job.model.parameters, stage),
-                stage=stage,
-                forward_s=micro * forward,
-                backward_s=micro * backward,
-                accumulation=job.batch // micro,
-                cpu_bytes_per_s=cpu_rate,
+    def __init__(self, request: TrainingRequest) -> None:
+        self._request = request
+        self._job = TrainingJob(model=request.model, batch=request.batch, tokens=request.tokens)
+        if request.tiers is not None and NVME in request.tiers:
+            raise ConfigError(
+                "tier nvme: DeepSpeed's NVMe offload (swap_tensor) is not planned; leave it out"
             )
+
+    @property
+    def request(self) -> TrainingRequest:
+        """What is asked for."""
+        return self._request
+
+    def hardware(self) -> Hardware:
+        """Without the drive."""
+        return self._request.hardware().without(NVME)
+
+    def _optimizer_rate(self, hardware: Hardware) -> float:
+        if self._request.optimizer_bytes_per_s is not None:
+            return self._request.optimizer_bytes_per_s
+        local = hardware.nodes[0]
+        if local.read_bytes_per_s == float("inf"):
+            raise MissingNumberError(
+                f"machine {hardware.machine} has no read_bandwidth from its initiator to node "
+                f"{local.node} ({local.name}); profile it, or give --optimizer-gb-s",
+                section="accesses",
+            )
+        return ADAM_SHARE * local.read_bytes_per_s
+
+    def _steps(self, hardware: Hardware) -> Iterator[tuple[int, TrainingStep]]:
+        """Micro-batches that the GPU holds, and what a step of them does."""
+        job, rate = self._job, self._optimizer_rate(hardware)
+        flops = hardware.gpu.flops_per_s * TRAINING_EFFICIENCY
+        forward, backward = (each / flops for each in job.flops)
+        for stage in STAGES if self._request.stage is None else (self._request.stage,):
+            for micro in micro_batches(job):
+                if gpu_bytes(job, micro, stage) > hardware.gpu_usable_bytes:
+                    break
+                yield (
+                    micro,
+                    TrainingStep(
+                        kinds=host_kinds(job.model.parameters, stage),
+                        stage=stage,
+                        forward_s=micro * forward,
+                        backward_s=micro * backward,
+                        accumulation=job.batch // micro,
+                        cpu_bytes_per_s=rate,
+                    ),
+                )
+
+    def search(
+        self, hardware: Hardware, *, like: Candidate[PlannedStep] | None = None
+    ) -> Candidate[PlannedStep] | None:
+        """The shortest step; of equals the largest micro-batch.
+
+        Stage 3 has to bring more than the margin: what its gathers cost beside the copies is not
+        in the equations.
+        """
+        best: PlannedStep | None = None
+        for micro, step in self._steps(hardware):
             placed = place(step, hardware)
             if placed is None:
-                break
+                continue
             weights, estimate = placed
-            if best is None or estimate.step_s < best.estimate.step_s * (1 - 1e-6):
-                best = _Found(micro, stage, step, weights, estimate, hardware, held)
-        if best is not None:  # stage 3 costs gathers that the equations leave out
-            return best
-    return None
+            if best is not None:
+                slack = -self._request.cxl_margin if step.stage > best.stage else 1e-6
+                if estimate.step_s > best.estimate.step_s * (1 + slack):
+                    continue
+            best = PlannedStep(micro, step.stage, step, weights, estimate)
+        if best is None:
+            return None
+        job = self._job
+        host = [0] * len(hardware.nodes)
+        for kind in best.step.kinds:
+            for at, nbytes in enumerate(kind_bytes(kind, best.weights[kind.name])):
+                host[at] += nbytes
+        return Candidate(
+            hardware=hardware,
+            choice=best,
+            tokens_per_s=job.batch * job.tokens / best.estimate.step_s,
+            sequences=best.micro,
+            host=tuple(host),
+            gpu_bytes=gpu_bytes(job, best.micro, best.stage),
+        )
 
+    def why_nothing_fits(self, hardware: Hardware) -> str:
+        """What is needed and what there is."""
+        job, request = self._job, self._request
+        stages = STAGES if request.stage is None else (request.stage,)
+        least = min(gpu_bytes(job, 1, stage) for stage in stages)
+        host = sum(kind.bytes for kind in host_kinds(job.model.parameters, request.stage or 2))
+        rooms = ", ".join(f"{n.name} {format_bytes(n.usable_bytes)}" for n in hardware.nodes)
+        return (
+            f"train {job.model.name} on {hardware.machine}: one sequence needs "
+            f"{format_bytes(least)} of the GPU's usable {format_bytes(hardware.gpu_usable_bytes)}, "
+            f"and the optimizer {format_bytes(host)} of the host's usable {rooms}; shorten "
+            "sequences or give more room"
+        )
 
-def _weigh_cxl(
-    request: TrainingRequest, job: TrainingJob, hardware: Hardware
-) -> tuple[_Found, CxlUse]:
-    cpu_rate = _cpu_rate(request, hardware)
-    best = _search(request, job, hardware, cpu_rate)
-    if best is None:
-        raise MemoryError(_does_not_fit(request, job, hardware))
-    cxl = [at for at, tier in enumerate(hardware.nodes) if tier.tier == CXL]
-    if not cxl:
-        return best, CxlUse(used=False, gain=None, reason="there is no CXL tier to use")
-    used = any(weights[at] for weights in best.weights.values() for at in cxl)
-    without = _search(request, job, hardware.without(CXL), cpu_rate)
-    if without is None:
-        reason = "without CXL memory the optimizer does not fit on the host"
-        return best, CxlUse(used=used, gain=None, reason=reason)
-    gain = without.estimate.step_s / best.estimate.step_s - 1
-    if used and gain >= max(request.cxl_margin, 1e-12):
-        reason = "its bandwidth adds to that of the other tiers"
-        return best, CxlUse(used=True, gain=gain, reason=reason)
-    reason = "training batches are bound by the GPU, and other memory holds the optimizer"
-    if used:
-        reason = f"it adds {gain:.1%}, below the margin of {request.cxl_margin:.1%}; {reason}"
-    return without, CxlUse(used=False, gain=max(0.0, gain), reason=reason)
+    def batch(self, found: Candidate[PlannedStep]) -> Batch:
+        """Micro-batch and accumulation steps."""
+        choice = found.choice
+        count = choice.step.accumulation
+        return Batch(size=choice.micro, count=count, prompt=0, tokens=self._job.tokens)
 
+    def kinds(self, found: Candidate[PlannedStep]) -> Iterable[KindBytes]:
+        """Host tensors; what the GPU holds is in its own bytes."""
+        for kind in found.choice.step.kinds:
+            weights = found.choice.weights[kind.name]
+            policies = [_policy(found.hardware, weights)] * len(weights)
+            yield KindBytes(kind.name, 0, kind_bytes(kind, weights), 0, policies)
 
-def _does_not_fit(request: TrainingRequest, job: TrainingJob, hardware: Hardware) -> str:
-    stage: Stage = request.stage or 3
-    least = gpu_bytes(job, 1, stage)
-    host = sum(kind.bytes for kind in host_kinds(job.model.parameters, request.stage or 2))
-    rooms = ", ".join(f"{tier.name} {format_bytes(tier.usable_bytes)}" for tier in hardware.nodes)
-    return (
-        f"train {job.model.name} on {hardware.machine}: one sequence needs {format_bytes(least)} "
-        f"of the GPU's usable {format_bytes(hardware.gpu_usable_bytes)}, and the optimizer "
-        f"{format_bytes(host)} of the host's usable {rooms}; shorten sequences or give more room"
-    )
+    def command(self, found: Candidate[PlannedStep]) -> tuple[str, ...]:
+        """DeepSpeed's launcher."""
+        start = ("deepspeed", "--num_gpus=1", self._request.script, "--deepspeed")
+        return (*start, "--deepspeed_config", CONFIG)
+
+    def settings(self, found: Candidate[PlannedStep]) -> dict[str, str]:
+        """DeepSpeed's own configuration."""
+        return {CONFIG: _config(found.choice)}
+
+    def threads(self, found: Candidate[PlannedStep]) -> dict[int, int]:
+        """All cores of the initiator update parameters."""
+        machine = self._request.machine
+        cores = len(machine.node(machine.initiator).cpus)
+        return {machine.initiator: cores} if cores else {}
+
+    def phases(self, found: Candidate[PlannedStep]) -> tuple[PhaseEstimate, ...]:
+        """One step."""
+        return _phases(found.choice.estimate)
+
+    def equation_seconds(self, found: Candidate[PlannedStep]) -> Mapping[str, float]:
+        """Predicted seconds by phase."""
+        return equation_phases(found.choice.estimate)
+
+    def replayed_seconds(
+        self, found: Candidate[PlannedStep], replay: Replay
+    ) -> Mapping[str, float]:
+        """One step."""
+        step, weights, hardware = found.choice.step, found.choice.weights, found.hardware
+        work = planned_work(self._job, step, hardware, weights)
+        return replayed_phases(replay, work, step, hardware, self._request.machine)
+
+    def notes(self, found: Candidate[PlannedStep]) -> list[str]:
+        """What the script has to do, and what is not known."""
+        request = self._request
+        return [
+            f"ZeRO stage {found.choice.stage}, bf16, activation checkpointing, one GPU",
+            f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
+            "memory",
+            "the script gives the optimizer: DeepSpeedCPUAdam, or this package's CPUAdam",
+            "no absolute step time is published for these machines, so no error is known",
+        ]
 
 
 def _policy(hardware: Hardware, weights: Sequence[int]) -> str:
@@ -226,84 +270,6 @@ def _policy(hardware: Hardware, weights: Sequence[int]) -> str:
     if len(used) == 1:
         return f"bind:{used[0][0]}"
     return "weighted:" + ",".join(f"{name}={weight}" for name, weight in used)
-
-
-def _plan(request: TrainingRequest, job: TrainingJob, found: _Found, cxl: CxlUse) -> Plan:
-    hardware, estimate = found.hardware, found.estimate
-    homes: list[Home] = []
-    node_bytes = dict.fromkeys((tier.node for tier in hardware.nodes), 0)
-    for kind in found.step.kinds:
-        weights = found.weights[kind.name]
-        for tier, nbytes in zip(hardware.nodes, kind_bytes(kind, weights), strict=True):
-            node_bytes[tier.node] += nbytes
-            if nbytes:
-                where = tier.where
-                share = 100 * nbytes / kind.bytes
-                policy = _policy(hardware, weights)
-                homes.append(
-                    Home(kind=kind.name, where=where, bytes=nbytes, percent=share, policy=policy)
-                )
-    initiator = request.machine.initiator
-    threads = len(request.machine.node(initiator).cpus)
-    command = ("deepspeed", "--num_gpus=1", request.script, "--deepspeed")
-    return Plan(
-        kind="training",
-        executor="deepspeed",
-        runs=True,
-        model=job.model.name,
-        machine=hardware.machine,
-        command=(*command, "--deepspeed_config", CONFIG),
-        batch=Batch(size=found.micro, count=found.step.accumulation, prompt=0, tokens=job.tokens),
-        homes=tuple(homes),
-        node_bytes=node_bytes,
-        gpu_bytes=found.gpu_bytes,
-        tokens_per_s=job.batch * job.tokens / estimate.step_s,
-        phases=_phases(estimate),
-        cxl=cxl,
-        prices=_prices(request, job, found),
-        settings={CONFIG: _config(found)},
-        threads={initiator: threads} if threads else {},
-        notes=(
-            *hardware.notes,
-            f"ZeRO stage {found.stage}, bf16, activation checkpointing, one GPU",
-            f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
-            "memory",
-            "the script gives the optimizer: DeepSpeedCPUAdam, or this package's CPUAdam",
-            "no absolute step time is published for these machines, so no error is known",
-            *_replayed(request, job, found),
-        ),
-    )
-
-
-def _replayed(request: TrainingRequest, job: TrainingJob, found: _Found) -> list[str]:
-    """What a replay of the step's bytes disagrees on."""
-    if request.replay is None:
-        return []
-    replay, step, hardware = request.replay, found.step, found.hardware
-    work = planned_work(job, step, hardware, found.weights)
-    return disagreements(
-        equation_phases(found.estimate),
-        lambda: replayed_phases(replay, work, step, hardware, request.machine),
-    )
-
-
-def _prices(request: TrainingRequest, job: TrainingJob, found: _Found) -> tuple[PriceEstimate, ...]:
-    """Tokens/s that one unit more of everything brings, each planned again."""
-    made = []
-    rows = job.batch * job.tokens
-    rest = rows / found.estimate.step_s
-    for knob in knobs(found.hardware):
-        more = knob.with_value(knob.value + knob.unit_size)
-        step = replace(found.step, cpu_bytes_per_s=_cpu_rate(request, more))
-        if more.gpu_usable_bytes > found.hardware.gpu_usable_bytes:
-            again = _search(request, job, more, step.cpu_bytes_per_s)
-            seconds = found.estimate.step_s if again is None else again.estimate.step_s
-        else:
-            placed = place(step, more)
-            seconds = found.estimate.step_s if placed is None else placed[1].step_s
-        gain = max(0.0, rows / seconds - rest)
-        made.append(PriceEstimate(what=knob.what, unit=knob.unit, gain_tokens_per_s=gain))
-    return tuple(made)
 
 
 def _phases(estimate: StepEstimate) -> tuple[PhaseEstimate, ...]:
@@ -319,7 +285,7 @@ def _phases(estimate: StepEstimate) -> tuple[PhaseEstimate, ...]:
     return (step,)
 
 
-def _config(found: _Found) -> str:
+def _config(found: PlannedStep) -> str:
     """DeepSpeed's own configuration for the plan."""
     zero: dict[str, object] = {
         "stage": found.stage,

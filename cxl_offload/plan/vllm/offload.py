@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cxl_offload.plan.gpu import GpuRates, roofline_seconds
+from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, GpuRates, roofline_seconds
 
 __all__ = [
     "WeightOffload",
@@ -24,6 +24,7 @@ __all__ = [
     "copy_seconds_per_step",
     "kv_room_bytes",
     "mean_throughput_ratio",
+    "prefill_seconds_per_step",
     "running_sequences",
     "step_seconds",
     "tokens_per_s",
@@ -35,7 +36,9 @@ class WeightOffload:
     """A model on one GPU with a host link; sizes in bytes.
 
     ``mean_tokens_per_sequence`` is the KV that a running sequence holds on average and
-    ``max_running_sequences`` the scheduler's cap.
+    ``max_running_sequences`` the scheduler's cap. ``flops_per_token`` is the arithmetic of one
+    decoded token, two operations a parameter where it is 0; ``prefill_flops`` that of one prompt,
+    of which ``tokens_per_sequence`` tokens are generated (0: decode alone is asked for).
     """
 
     params: float
@@ -48,6 +51,9 @@ class WeightOffload:
     mean_tokens_per_sequence: float
     max_running_sequences: float
     link_bytes_per_s: float
+    flops_per_token: float = 0.0
+    prefill_flops: float = 0.0
+    tokens_per_sequence: float = 0.0
 
 
 def kv_room_bytes(case: WeightOffload, offload_bytes: float) -> float:
@@ -72,21 +78,32 @@ def compute_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float
     """Seconds of GPU work in a step: all weights and the running KV are read once from memory."""
     sequences = running_sequences(case, offload_bytes)
     kv = sequences * case.mean_tokens_per_sequence * case.kv_bytes_per_token
-    return roofline_seconds(
-        case.gpu, flops=2 * case.params * sequences, nbytes=case.weight_bytes + kv
-    )
+    flops = (case.flops_per_token or 2 * case.params) * sequences
+    return roofline_seconds(case.gpu, flops=flops, nbytes=case.weight_bytes + kv)
+
+
+def prefill_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float:
+    """Seconds of a step in which prompts are computed: as many begin as end.
+
+    Of ``n`` running sequences ``n / generated`` end in a step and as many prompts take their
+    place, in the same step (vLLM's chunked prefill), so their weights are not copied again.
+    """
+    if not case.tokens_per_sequence:
+        return 0.0
+    begun = running_sequences(case, offload_bytes) / case.tokens_per_sequence
+    return begun * case.prefill_flops / (case.gpu.flops_per_s * PREFILL_EFFICIENCY)
 
 
 def step_seconds(case: WeightOffload, offload_bytes: float) -> float:
-    """Seconds of one decode step, copies and compute one after the other."""
+    """Seconds of one step, copies, prefill and decode one after the other."""
     if not 0 <= offload_bytes <= case.weight_bytes:
         raise ValueError(
             f"offload {offload_bytes / 2**30:.6g} GiB of {case.weight_bytes / 2**30:.6g} GiB of "
             "weights: need 0 <= offload <= weights"
         )
-    return copy_seconds_per_step(case, offload_bytes) + compute_seconds_per_step(
-        case, offload_bytes
-    )
+    copies = copy_seconds_per_step(case, offload_bytes)
+    prefill = prefill_seconds_per_step(case, offload_bytes)
+    return copies + prefill + compute_seconds_per_step(case, offload_bytes)
 
 
 def tokens_per_s(case: WeightOffload, offload_bytes: float) -> float:

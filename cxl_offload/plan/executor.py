@@ -1,0 +1,148 @@
+"""What a framework contributes to planning: a search, and the homes of what it found."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Literal, TypeVar
+
+from cxl_offload.plan.hardware import NVME, Hardware
+from cxl_offload.plan.plan_file import Batch, ErrorEstimate, Home, PhaseEstimate
+from cxl_offload.plan.replay_check import Replay
+from cxl_offload.plan.request import PlanRequest
+
+__all__ = ["Candidate", "Executor", "KindBytes", "homes"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate(Generic[T]):
+    """The best that a search found on some hardware.
+
+    Attributes
+    ----------
+    choice
+        In the executor's own terms.
+    sequences
+        Under way at once.
+    host
+        Bytes on every node, in the order of the hardware's.
+    """
+
+    hardware: Hardware
+    choice: T
+    tokens_per_s: float
+    sequences: int
+    host: tuple[int, ...]
+    gpu_bytes: int
+    drive_bytes: int = 0
+
+    def bytes_on(self, tier: str) -> int:
+        """Bytes on a tier, ``nvme`` included."""
+        if tier == NVME:
+            return self.drive_bytes
+        nodes = zip(self.hardware.nodes, self.host, strict=True)
+        return sum(nbytes for node, nbytes in nodes if node.tier == tier)
+
+
+@dataclass(frozen=True, slots=True)
+class KindBytes:
+    """Where one kind of tensor is; ``policies`` are those of the host's part, one a node."""
+
+    kind: str
+    gpu: int
+    host: Sequence[int]
+    drive: int
+    policies: Sequence[str]
+
+
+class Executor(ABC, Generic[T]):
+    """One framework with one request; everything else of planning is common to all."""
+
+    kind: ClassVar[Literal["inference", "training"]] = "inference"
+    name: ClassVar[Literal["flexgen", "deepspeed", "vllm"]]
+    error: ClassVar[ErrorEstimate | None] = None
+    computes_on_cpu: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def request(self) -> PlanRequest:
+        """What is asked for."""
+
+    @abstractmethod
+    def search(
+        self, hardware: Hardware, *, like: Candidate[T] | None = None
+    ) -> Candidate[T] | None:
+        """The candidate with the most tokens a second; None where nothing fits.
+
+        ``like`` is a candidate for hardware that is no better: a place to begin.
+        """
+
+    @abstractmethod
+    def why_nothing_fits(self, hardware: Hardware) -> str:
+        """What is needed and what there is."""
+
+    @abstractmethod
+    def batch(self, found: Candidate[T]) -> Batch:
+        """What is under way together."""
+
+    @abstractmethod
+    def kinds(self, found: Candidate[T]) -> Iterable[KindBytes]:
+        """Homes of every kind of tensor."""
+
+    @abstractmethod
+    def command(self, found: Candidate[T]) -> tuple[str, ...]:
+        """What runs the plan."""
+
+    @abstractmethod
+    def phases(self, found: Candidate[T]) -> tuple[PhaseEstimate, ...]:
+        """Predicted seconds; the last phase is the one that repeats."""
+
+    @abstractmethod
+    def equation_seconds(self, found: Candidate[T]) -> Mapping[str, float]:
+        """Predicted seconds under the names of the replay's phases."""
+
+    @abstractmethod
+    def replayed_seconds(self, found: Candidate[T], replay: Replay) -> Mapping[str, float]:
+        """What a replay of the same bytes takes."""
+
+    def hardware(self) -> Hardware:
+        """What may be planned with."""
+        return self.request.hardware()
+
+    def refusal(self) -> str | None:
+        """Why the executor does not run this model; the plan is advice then."""
+        return None
+
+    def settings(self, found: Candidate[T]) -> dict[str, str]:
+        """Files that the command reads."""
+        return {}
+
+    def threads(self, found: Candidate[T]) -> dict[int, int]:
+        """CPU threads on every node."""
+        return {}
+
+    def notes(self, found: Candidate[T]) -> list[str]:
+        """What the reader must know."""
+        return []
+
+
+def homes(hardware: Hardware, kinds: Iterable[KindBytes]) -> tuple[Home, ...]:
+    """The homes that have bytes."""
+    made = []
+    for each in kinds:
+        total = each.gpu + sum(each.host) + each.drive
+        parts = [("gpu", each.gpu, "")]
+        for node, nbytes, policy in zip(hardware.nodes, each.host, each.policies, strict=True):
+            parts.append((node.where, nbytes, policy))
+        parts.append((NVME, each.drive, ""))
+        for where, nbytes, policy in parts:
+            if nbytes:
+                percent = 100 * nbytes / total
+                home = Home(
+                    kind=each.kind, where=where, bytes=nbytes, percent=percent, policy=policy
+                )
+                made.append(home)
+    return tuple(made)

@@ -1,0 +1,64 @@
+"""The one way from a request to a plan, whoever runs it.
+
+request -> hardware -> search -> without the tiers that bring little -> replay -> prices -> plan
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from cxl_offload.plan.compare import best_without_idle_tiers
+from cxl_offload.plan.executor import Candidate, Executor, homes
+from cxl_offload.plan.plan_file import Plan
+from cxl_offload.plan.prices import prices
+from cxl_offload.plan.replay_check import disagreements
+
+__all__ = ["make_plan"]
+
+T = TypeVar("T")
+
+
+def make_plan(executor: Executor[T]) -> Plan:
+    """The plan with the most tokens a second.
+
+    Raises
+    ------
+    ConfigError
+        The machine lacks what the equations need, or a limit is impossible.
+    MemoryError
+        Nothing fits; says what is needed and what there is.
+    """
+    found, cxl = best_without_idle_tiers(executor)
+    request, refusal = executor.request, executor.refusal()
+    return Plan(
+        kind=executor.kind,
+        executor=executor.name,
+        runs=refusal is None,
+        advice=refusal or "",
+        model=request.model.name,
+        machine=found.hardware.machine,
+        command=executor.command(found),
+        batch=executor.batch(found),
+        homes=homes(found.hardware, executor.kinds(found)),
+        node_bytes=found.hardware.node_bytes(found.host),
+        gpu_bytes=found.gpu_bytes,
+        drive_bytes=found.drive_bytes,
+        tokens_per_s=found.tokens_per_s,
+        phases=executor.phases(found),
+        cxl=cxl,
+        prices=prices(executor, found),
+        error=executor.error,
+        settings=executor.settings(found),
+        threads=executor.threads(found),
+        notes=(*found.hardware.notes, *executor.notes(found), *_replayed(executor, found)),
+    )
+
+
+def _replayed(executor: Executor[T], found: Candidate[T]) -> list[str]:
+    """What a replay of the plan's bytes disagrees on."""
+    replay = executor.request.replay
+    if replay is None:
+        return []
+    return disagreements(
+        executor.equation_seconds(found), lambda: executor.replayed_seconds(found, replay)
+    )

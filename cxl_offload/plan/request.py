@@ -1,0 +1,82 @@
+"""What every plan is asked for, whoever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.plan.hardware import HOST_USABLE, Hardware, hardware_of
+from cxl_offload.plan.model.config import ModelConfig
+from cxl_offload.plan.replay_check import Replay, simulated_seconds
+from cxl_offload.topology import Machine
+
+__all__ = ["CXL_MARGIN", "PlanRequest", "check_lengths"]
+
+CXL_MARGIN = 0.03
+"""Gain below which a slower tier is left alone: equations are not exact to less, and published
+hierarchies that differ by 3 % count as equal (Wang et al., Performance Characterization, LIO 1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """A model on a machine.
+
+    Attributes
+    ----------
+    tiers
+        Tiers that may be used, all by default; ``limits`` are the most bytes of a tier.
+    host_usable, gpu_usable
+        Shares of host and GPU memory to plan with.
+    cxl_margin
+        Gain (a fraction) below which CXL memory, and the drive, are left alone; 0 uses them
+        wherever they are faster.
+    replay
+        Charges time for the plan's bytes apart from the equations, the simulator by default;
+        where it differs by more than 10 % the plan's notes say so. None: no replay.
+    """
+
+    model: ModelConfig
+    machine: Machine
+    tiers: Sequence[str] | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
+    host_usable: float = HOST_USABLE
+    gpu_usable: float = 1.0
+    cxl_margin: float = CXL_MARGIN
+    replay: Replay | None = simulated_seconds
+
+    def __post_init__(self) -> None:
+        if not self.cxl_margin >= 0:
+            raise ConfigError(f"margin {self.cxl_margin:g}: a fraction of 0 or more")
+
+    def hardware(self) -> Hardware:
+        """What may be planned with."""
+        return hardware_of(
+            self.machine,
+            tiers=self.tiers,
+            limits=self.limits,
+            host_usable=self.host_usable,
+            gpu_usable=self.gpu_usable,
+        )
+
+
+def check_lengths(model: ModelConfig, prompt: int, generated: int, *, least: int = 1) -> None:
+    """Refuses what a model cannot generate.
+
+    Raises
+    ------
+    ValueError
+        An encoder, a prompt below 1 or an answer below ``least`` tokens, or more tokens than the
+        model has positions.
+    """
+    if prompt < 1 or generated < least:
+        raise ValueError(
+            f"prompt {prompt} and {generated} generated tokens: at least 1 and {least} are needed"
+        )
+    if not model.generates:
+        raise ValueError(f"{model.name} is an encoder ({model.family}): it generates nothing")
+    if prompt + generated > model.positions:
+        raise ValueError(
+            f"prompt of {prompt} and answer of {generated} tokens are longer than the "
+            f"{model.positions} positions of {model.name}; shorten one of them"
+        )
