@@ -15,6 +15,7 @@ import torch
 from cxl_offload import tensor as tiers
 from cxl_offload.memory import Pages, PolicyLike, Session, current_session
 from cxl_offload.ops.saved import HostWay, Order, Saved, StreamWay, Way, as_bytes, part_of
+from cxl_offload.ops.view import untraced
 from cxl_offload.renamed import renamed_keywords
 
 __all__ = ["ActivationUse", "OffloadedActivations", "offload_activations"]
@@ -85,6 +86,18 @@ class _View:
         return made.set_(raw.untyped_storage(), self.offset, self.shape, self.strides)
 
 
+class _OfThread(threading.local):
+    """What one thread entered, and what it packed in which order.
+
+    Autograd packs on threads that entered nothing: those of a GPU, and those that it starts where
+    checkpoints are nested deeply. Each begins with an order of its own.
+    """
+
+    def __init__(self) -> None:
+        self.entered: list[torch.autograd.graph.saved_tensors_hooks] = []
+        self.order = Order()
+
+
 class OffloadedActivations:
     """The context manager that :func:`offload_activations` makes; may be entered many times."""
 
@@ -111,7 +124,7 @@ class OffloadedActivations:
         self._session = session or current_session()
         self._lock = threading.Lock()
         self._ways: dict[torch.device, Way] = {}
-        self._thread = threading.local()
+        self._thread = _OfThread()
         # By storage, version and part; a copy keeps a mark of its storage, so keys stay unique.
         self._copies: weakref.WeakValueDictionary[tuple[int, ...], Saved] = (
             weakref.WeakValueDictionary()
@@ -119,21 +132,26 @@ class OffloadedActivations:
         self._kept: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
 
+    @untraced
     def __enter__(self) -> OffloadedActivations:
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         hooks.__enter__()
-        if not hasattr(self._thread, "entered"):
-            self._thread.entered = []
-            self._thread.order = Order()
         self._thread.entered.append(hooks)
         return self
 
+    @untraced
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self._thread.entered:
+            raise RuntimeError(
+                f"offload_activations: thread {threading.current_thread().name!r} leaves a context "
+                "that it did not enter; autograd's hooks belong to a thread: leave it where it was "
+                "entered"
+            )
         self._thread.entered.pop().__exit__(kind, error, trace)
         with self._lock:
             for way in self._ways.values():
@@ -147,6 +165,7 @@ class OffloadedActivations:
             kept = MappingProxyType(dict(self._kept))
             return ActivationUse(counts["saved"], counts["copies"], counts["bytes"], kept)
 
+    @untraced  # torch.compile would trace what autograd calls inside of a compiled function
     def _pack(self, tensor: torch.Tensor) -> _Kept | _View:
         reason = self._reason_to_stay(tensor)
         part = None if reason is not None else part_of(tensor)
@@ -207,6 +226,7 @@ class OffloadedActivations:
             )
         return self._ways[device]
 
+    @untraced
     def _unpack(self, packed: _Kept | _View) -> torch.Tensor:
         if isinstance(packed, _Kept):
             return packed.give()
@@ -276,8 +296,10 @@ def offload_activations(
     storage share one copy. Parameters, their views, tensors of this package and small ones stay.
     The copy is of the moment of saving, so that changing an offloaded tensor in place afterwards is
     no error, and not seen; for tensors that stay it is the error that it is in torch. Hooks are
-    those of the thread that entered; inner contexts (also those of non-reentrant checkpointing)
-    take what is saved in them.
+    those of the thread that entered, which has to leave, and of the threads on which autograd runs
+    for it; inner contexts (also those of non-reentrant checkpointing) take what is saved in them.
+    ``torch.compile`` runs the context as it is: it breaks the graph, so ``fullgraph=True`` refuses
+    it inside; a compiled function that is called inside of it is offloaded.
     """
     return OffloadedActivations(
         policy, min_bytes=min_bytes, prefetch=prefetch, pin=pin, pages=pages, session=session
