@@ -62,7 +62,7 @@ def run(
         marks.mkdir()
         if plan is None and len(words) == 1 and words[0].endswith(_FILES):
             text, found = words[0], _read(words[0])
-            words = plan_command(found, text, Path(folder))
+            words = plan_command(found, text, None if dry_run else Path(folder))
             if found.executor != "deepspeed":
                 path = str(Path(text).resolve())
                 _finish(_run(words, {**os.environ, _PLAN: path}, dry_run=dry_run))
@@ -71,8 +71,9 @@ def run(
         code = _run(words, environment, dry_run=dry_run)
         if code == 0 and not dry_run and not os.listdir(marks):
             typer.echo(
-                "cxl-offload: warning: nothing was placed: no process on this machine imported "
-                "DeepSpeed (with -S, -E or -I Python does not load the autostart)",
+                "cxl-offload: warning: nothing was placed: no process on this machine trained with "
+                "a DeepSpeed engine that offloads (with -S, -E or -I Python does not load the "
+                "autostart)",
                 err=True,
             )
     _finish(code)
@@ -88,7 +89,7 @@ def launch_environment(text: str, base: Mapping[str, str], marks: str = "") -> d
     base
         The environment to start from.
     marks
-        A folder where every process that places leaves a file.
+        A folder where every process that has placed something leaves a file.
     """
     path = [str(_AUTOSTART), *filter(None, [base.get("PYTHONPATH")])]
     if _PACKAGE.parent.name not in ("site-packages", "dist-packages"):
@@ -97,7 +98,7 @@ def launch_environment(text: str, base: Mapping[str, str], marks: str = "") -> d
     return {**made, _MARKS: marks} if marks else made
 
 
-def plan_command(plan: Plan, path: str, folder: Path) -> list[str]:
+def plan_command(plan: Plan, path: str, folder: Path | None) -> list[str]:
     """The command that a plan names, ready to be run.
 
     Parameters
@@ -105,7 +106,8 @@ def plan_command(plan: Plan, path: str, folder: Path) -> list[str]:
     path
         The plan's own.
     folder
-        Where its settings are written to, for the command to read.
+        Where its settings are written to, for the command to read; None writes nothing, and the
+        command names them as the plan does.
 
     Raises
     ------
@@ -114,10 +116,11 @@ def plan_command(plan: Plan, path: str, folder: Path) -> list[str]:
     """
     if not plan.runs:
         raise ConfigError(f"{path} is advice only: {plan.advice}")
-    for name, setting in plan.settings.items():
-        (folder / name).write_text(setting + "\n", encoding="utf-8")
-    words = plan.command_in(path)
-    command = [str(folder / word) if word in plan.settings else word for word in words]
+    command = list(plan.command_in(path))
+    if folder is not None:
+        for name, setting in plan.settings.items():
+            (folder / name).write_text(setting + "\n", encoding="utf-8")
+        command = [str(folder / word) if word in plan.settings else word for word in command]
     if command[:1] == ["cxl-offload"]:
         return [sys.executable, "-m", "cxl_offload.cli.main", *command[1:]]
     programs = [word for word in command if word in ("numactl", "vllm")]

@@ -12,6 +12,7 @@ from cxl_offload.memory.policy import (
     Preferred,
     Weighted,
     as_policy,
+    known_policy,
     parse_policy,
 )
 from cxl_offload.memory.session import Pages, Session
@@ -42,6 +43,7 @@ __all__ = [
     "chosen_session",
     "current_session",
     "find_leftovers",
+    "known_policy",
     "parse_policy",
     "remove_leftovers",
     "use",

@@ -26,6 +26,7 @@ __all__ = [
     "Preferred",
     "Weighted",
     "as_policy",
+    "known_policy",
     "parse_policy",
 ]
 
@@ -299,3 +300,34 @@ def as_policy(policy: PolicyLike, machine: Machine | None = None) -> Policy:
 
 
 __getattr__ = old_names(__name__)
+
+
+def known_policy(policy: PolicyLike, machine: Machine) -> Policy:
+    """The policy that ``policy`` means, for nodes and devices that this process has here.
+
+    What a later allocation would refuse for its name is refused now; whether there is room is seen
+    only then.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`as_policy`; a node without memory for this process, a device that is not there.
+    """
+    found = as_policy(policy, machine)
+    if isinstance(found, FirstTouch):
+        return found
+    if isinstance(found, Dax):
+        devices = [device.name for device in machine.dax if device.mode == "devdax"]
+        if found.device not in devices:
+            raise ValueError(
+                f"{found}: no such device in mode devdax; there are: {', '.join(devices) or 'none'}"
+            )
+        return found
+    usable = [node.id for node in machine.nodes if node.has_memory and node.allowed]
+    for node in found.nodes:
+        if node not in usable:
+            raise ValueError(
+                f"{found}: node {node} has no memory that this process may use; usable nodes are "
+                f"{_names(usable)}"
+            )
+    return found

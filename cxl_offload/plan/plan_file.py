@@ -7,6 +7,7 @@ back strictly, with file and line for anything that is wrong.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ OWN_FILE = "plan.yaml"
 """In a command: the file of the plan that it is in."""
 
 _PERCENT_SLACK = 1e-3
+_FILE_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +164,11 @@ class Plan:
             raise ValueError("bytes are not negative")
         if self.runs and not self.command:
             raise ValueError("a plan that runs needs a command")
+        for name in self.settings:
+            if name in (".", "..") or not _FILE_NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} in settings is the name of a file beside others, without a folder"
+                )
         if not self.runs and not self.advice:
             raise ValueError("a plan that does not run needs the reason in 'advice'")
         for kind in {home.kind for home in self.homes}:

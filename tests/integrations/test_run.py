@@ -31,10 +31,11 @@ SCRIPT = """
 import sys, types
 assert "torch" not in sys.modules and "cxl_offload" not in sys.modules, "imported too early"
 adapter = types.ModuleType("cxl_offload.integrations.deepspeed")
-def start():
+def start(*, on_placed):
     import os
     print("plan", os.environ["CXL_OFFLOAD_PLAN"], "engine", sys.modules["deepspeed"].ENGINE)
-    return True
+    if "--no-engine" not in sys.argv:
+        on_placed()
 adapter.start_from_environment = start
 sys.modules[adapter.__name__] = adapter
 import importlib.util
@@ -102,6 +103,13 @@ def test_program_that_imports_no_framework_is_warned_of(folder: Path) -> None:
     assert "nothing was placed" in done.stderr
 
 
+def test_framework_that_is_imported_and_places_nothing_is_warned_of(folder: Path) -> None:
+    done = run("--", sys.executable, "train.py", "--no-engine", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "engine loaded" in done.stdout
+    assert "nothing was placed: no process on this machine trained" in done.stderr
+
+
 def test_sitecustomize_of_others_still_runs_and_is_the_one_in_sight(folder: Path) -> None:
     other = folder / "frameworks" / "sitecustomize.py"
     other.write_text("import os; SEEN = 'other'; os.environ['OTHER'] = 'ran'\n")
@@ -116,12 +124,15 @@ def test_sitecustomize_of_others_still_runs_and_is_the_one_in_sight(folder: Path
 @pytest.mark.parametrize("name", ["deepspeed", "ds_report"])
 def test_launcher_itself_is_left_alone_and_its_children_are_not(folder: Path, name: str) -> None:
     """It makes no engine; the adapter would open CUDA in it."""
+    runner = folder / "frameworks" / "deepspeed" / "launcher"
+    runner.mkdir()
+    (runner / "runner.py").write_text("main = None\n")
     launcher = folder / name
     launcher.write_text(
         f"#!{sys.executable}\n"
         "import sys, subprocess\n"
         f"sys.path.insert(0, {str(folder / 'frameworks')!r})\n"
-        "import deepspeed\n"
+        "from deepspeed.launcher.runner import main\n"
         "assert 'cxl_offload' not in sys.modules\n"
         "sys.exit(subprocess.call([sys.executable, *sys.argv[1:]]))\n"
     )
@@ -129,6 +140,14 @@ def test_launcher_itself_is_left_alone_and_its_children_are_not(folder: Path, na
     done = run("--", str(launcher), "train.py", folder=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("engine loaded") == 1
+
+
+@pytest.mark.parametrize("name", ["ds", "deepspeed"])
+def test_script_that_is_only_named_like_a_launcher_is_placed(folder: Path, name: str) -> None:
+    (folder / name).write_text(SCRIPT)
+    done = run("--", sys.executable, name, folder=folder)
+    assert "engine loaded" in done.stdout
+    assert "nothing was placed" not in done.stderr
 
 
 def test_python_without_this_package_says_so_instead_of_running_unplaced(folder: Path) -> None:
@@ -199,6 +218,20 @@ def plan() -> Plan:
     )
 
 
+@pytest.fixture(scope="module")
+def training() -> Plan:
+    return plan_training(
+        TrainingRequest(
+            model=load_model("opt-13b"),
+            machine=load_machine("epyc9354-cxl-a"),
+            batch=16,
+            tokens=1024,
+            tiers=("ldram", "cxl"),
+            gpu_usable=0.9,
+        )
+    )
+
+
 def test_plan_for_flexgen_is_executed_as_it_is(tmp_path: Path) -> None:
     model = make_opt(tmp_path / "my-opt", OptShape(layers=2, hidden=64, heads=4))
     plan = plan_inference(
@@ -252,17 +285,9 @@ def test_vllm_command_of_a_plan_is_executed(plan: Plan, tmp_path: Path) -> None:
     assert done.stdout == f"vllm serve opt-6.7b --dtype auto plan {tmp_path / 'plan.yaml'}\n"
 
 
-def test_training_plan_is_executed_with_its_configuration_and_its_places(folder: Path) -> None:
-    training = plan_training(
-        TrainingRequest(
-            model=load_model("opt-13b"),
-            machine=load_machine("epyc9354-cxl-a"),
-            batch=16,
-            tokens=1024,
-            tiers=("ldram", "cxl"),
-            gpu_usable=0.9,
-        )
-    )
+def test_training_plan_is_executed_with_its_configuration_and_its_places(
+    folder: Path, training: Plan
+) -> None:
     assert training.cxl.used
     save_plan(training, folder / "plan.yaml")
     launcher = folder / "deepspeed"
@@ -282,6 +307,41 @@ def test_training_plan_is_executed_with_its_configuration_and_its_places(folder:
     assert training.settings["ds_config.json"] in done.stdout
     assert f"plan {folder / 'plan.yaml'} engine loaded" in said
     assert "nothing was placed" not in done.stderr
+
+
+@pytest.mark.parametrize("where", ["absolute", "above", "below", "here", "nameless"])
+def test_plan_whose_settings_name_a_file_elsewhere_is_refused_and_writes_nothing(
+    training: Plan, tmp_path: Path, where: str
+) -> None:
+    name = {
+        "absolute": str(tmp_path / "written.json"),
+        "above": "../written.json",
+        "below": "folder/written.json",
+        "here": "..",
+        "nameless": "''",
+    }[where]
+    save_plan(training, tmp_path / "plan.yaml")
+    text = (tmp_path / "plan.yaml").read_text()
+    assert text.count("ds_config.json:") == 1
+    (tmp_path / "plan.yaml").write_text(text.replace("ds_config.json:", f"{name}:"))
+    for words in (("--dry-run", "plan.yaml"), ("plan.yaml",)):
+        done = run(*words, folder=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert "in settings is the name of a file beside others, without a folder" in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not (tmp_path / "written.json").exists()
+
+
+def test_dry_run_of_a_plan_names_its_settings_and_writes_none(
+    training: Plan, tmp_path: Path
+) -> None:
+    save_plan(training, tmp_path / "plan.yaml")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = run("--dry-run", "plan.yaml", folder=tmp_path, TMPDIR=str(temporary))
+    assert done.returncode == 0, done.stderr
+    assert "--deepspeed_config ds_config.json" in done.stdout
+    assert list(temporary.iterdir()) == []
 
 
 def test_environment_finds_the_package_of_a_source_tree_and_keeps_the_path() -> None:

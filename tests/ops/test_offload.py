@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -115,3 +117,64 @@ def test_states_on_another_device_are_refused(session: Session) -> None:
     optimizer.state[params[0]]["exp_avg"] = torch.zeros(4, device="meta")
     with pytest.raises(ValueError, match="is on meta"):
         offload_optimizer(optimizer, "bind:0")
+
+
+def test_second_handle_is_refused_until_the_first_is_removed(session: Session) -> None:
+    params, optimizer = make()
+    first = offload_optimizer(optimizer, {"exp_avg": "bind:2"})
+    with pytest.raises(ValueError, match="are offloaded already; call remove"):
+        offload_optimizer(optimizer, {"exp_avg_sq": "bind:1"})
+    first.remove()
+    second = offload_optimizer(optimizer, {"exp_avg_sq": "bind:1"})
+    first.remove()  # has nothing left to remove
+    with pytest.raises(ValueError, match="are offloaded already"):
+        offload_optimizer(optimizer, "bind:1")
+    step(params, optimizer, 1)
+    moved = {key[2] for key, place in second.placements().items() if place.requested is not None}
+    assert moved == {"exp_avg_sq"}
+
+
+def test_handle_that_is_dropped_goes_with_its_optimizer(session: Session) -> None:
+    params, optimizer = make()
+    offload_optimizer(optimizer, "bind:2")
+    step(params, optimizer, 1)
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert gone() is None
+    assert session.stats().asked_bytes.current == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("cxxl", "'cxxl' is neither a node id nor a tier"),
+        ({"exp_avg": "bind:9"}, "node 9 has no memory"),
+        ({"exp_avg": "cxl", "exp_avg_sq": "interleave:0,9"}, "node 9 has no memory"),
+        ("dax:dax9.0", "no such device in mode devdax; there are: none"),
+    ],
+)
+def test_policy_that_is_none_here_is_refused_at_once(
+    session: Session, policy: object, message: str
+) -> None:
+    params, optimizer = make()
+    with pytest.raises(ValueError, match=message):
+        offload_optimizer(optimizer, policy)  # type: ignore[arg-type]
+    step(params, optimizer, 1)
+    offload_optimizer(optimizer, "bind:2")
+
+
+def test_name_of_no_state_is_refused_as_soon_as_the_states_are_known(session: Session) -> None:
+    wrong = {"exp_avg": "cxl", "exp_agv": "cxl"}
+    message = "keeps no state 'exp_agv'; its states are exp_avg, exp_avg_sq"
+    params, optimizer = make(CPUAdam)
+    with pytest.raises(ValueError, match=message):
+        offload_optimizer(optimizer, wrong)
+    params, optimizer = make()
+    offload_optimizer(optimizer, wrong)
+    with pytest.raises(ValueError, match=message):
+        step(params, optimizer, 1)
+    _, other = make()
+    other.load_state_dict(optimizer.state_dict())
+    with pytest.raises(ValueError, match=message):
+        offload_optimizer(other, wrong)

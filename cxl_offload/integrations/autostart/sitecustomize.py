@@ -7,6 +7,7 @@ framework is: a finder waits for the import of one, lets it happen, and then cal
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -20,8 +21,11 @@ ADAPTERS = {"deepspeed": "cxl_offload.integrations.deepspeed"}
 """Framework to the adapter whose ``start_from_environment()`` is called."""
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_LAUNCHERS = ("deepspeed", "deepspeed.pt", "ds", "ds_ssh", "ds_report", "ds_io", "ds_bench")
+_LAUNCHERS = ("deepspeed", "deepspeed.pt", "ds", "ds_report", "dsr", "ds_io", "ds_nvme_tune")
 """Programs of DeepSpeed that only start others: no engine, and no CUDA context for them."""
+_OF_LAUNCHERS = (b"deepspeed.launcher.", b"deepspeed.env_report", b"deepspeed.nvme")
+"""What their text imports; a script of somebody else may have any name."""
+_HEAD_BYTES = 4096
 
 
 def starts_others(command: Sequence[str]) -> bool:
@@ -30,12 +34,21 @@ def starts_others(command: Sequence[str]) -> bool:
         if word == "-m":
             return command[at + 1 : at + 2] != [] and command[at + 1].startswith("deepspeed.")
         if not word.startswith("-"):
-            return os.path.basename(word) in _LAUNCHERS
+            return os.path.basename(word) in _LAUNCHERS and _is_of_deepspeed(word)
     return False
 
 
+def _is_of_deepspeed(path: str) -> bool:
+    try:
+        with open(path, "rb") as script:
+            head = script.read(_HEAD_BYTES)
+    except OSError:
+        return False
+    return any(name in head for name in _OF_LAUNCHERS)
+
+
 def start(framework: str) -> None:
-    """Calls the adapter of a framework that was just imported, and leaves a mark that it was."""
+    """Calls the adapter of a framework that was just imported."""
     name = ADAPTERS[framework]
     try:
         adapter = importlib.import_module(name)
@@ -46,9 +59,13 @@ def start(framework: str) -> None:
             f"cxl-offload run: {sys.executable} has no {error.name}, so {framework} would run "
             "without placement; install cxl_offload there"
         ) from error
-    started = adapter.start_from_environment()
+    adapter.start_from_environment(on_placed=functools.partial(leave_mark, framework))
+
+
+def leave_mark(framework: str) -> None:
+    """Tells ``cxl-offload run`` that this process has placed something."""
     folder = os.environ.get("CXL_OFFLOAD_RUN")
-    if started and folder and os.path.isdir(folder):
+    if folder and os.path.isdir(folder):
         with open(os.path.join(folder, str(os.getpid())), "w", encoding="utf-8") as mark:
             mark.write(framework)
 

@@ -188,11 +188,16 @@ def attach(
     return _attach(engine, _store(plan_or_policy, session or chosen_session(), pages), installed())
 
 
-def start_from_environment() -> bool:
+def start_from_environment(*, on_placed: Callable[[], None] | None = None) -> bool:
     """Places the engines of a script that cannot be changed, as ``CXL_OFFLOAD_PLAN`` says.
 
     To be called before the script makes its engine; imports DeepSpeed. The engine is taken in hand
     at its first forward pass.
+
+    Parameters
+    ----------
+    on_placed
+        Called for every engine that then has something at a place of the request.
 
     Returns
     -------
@@ -216,7 +221,9 @@ def start_from_environment() -> bool:
         if isinstance(module, deepspeed.DeepSpeedEngine) and module not in known:
             known.add(module)
             _show_information()
-            _attach(module, store(), capture)
+            attached = _attach(module, store(), capture)
+            if on_placed is not None and any(row.requested for row in attached.rows()):
+                on_placed()
 
     register_module_forward_pre_hook(first_forward)
     return True
