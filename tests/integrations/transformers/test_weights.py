@@ -83,7 +83,7 @@ def test_embedding_that_is_the_head_too_lies_with_the_head(session: Session) -> 
 
 
 def test_weights_that_do_not_fit_are_back_in_ordinary_memory() -> None:
-    small = Session.simulated(machine(cxl_bytes=16 << 20))
+    small = Session.simulated(machine(cxl_bytes=64 << 20))
     model = make("llama")
     model.lm_head.weight = torch.nn.Parameter(torch.ones(300_000, 64))
     before = {name: weight.clone() for name, weight in model.named_parameters()}
