@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cxl_offload.cli._report_table import NONE, lines, show, table
+from cxl_offload.cli._report_table import NONE, show, table
+from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table
 from cxl_offload.errors import ConfigError
 from cxl_offload.units import format_bytes, format_seconds
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["print_report", "progress_bar", "register"]
 
 _PROGRAM = "cxl-offload flexgen"
-_STAGES = {"convert": "converting weights", "load": "loading layers", "generate": "tokens"}
 
 
 def register(app: typer.Typer) -> None:
@@ -133,27 +130,6 @@ def _memory(machine: str | None, request: FlexGenRun) -> Session:
     return Session.simulated(load_machine(machine), capacities=limits)
 
 
-@contextlib.contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr for every stage of a run; silent when stderr is no terminal."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(_STAGES.get(stage, stage), total=total)
-            bar.update(tasks[stage], completed=done)
-
-        yield show
-
-
 def print_report(
     console: Console,
     report: FlexGenReport,
@@ -186,11 +162,21 @@ def print_report(
         f"{report.model}: {report.parameters / 1e6:.1f} M parameters, {report.rows} rows of "
         f"{report.prompt_len} + {report.gen_len} tokens; {stand_in}; {pages} of {report.machine}"
     )
-    show(console, _speed_table(report))
+    how = "measured, host in place of a GPU" if report.accelerator == "host" else "measured"
+    phases: dict[str, tuple[float | None, float]] = {"load": (None, report.load_seconds)}
+    phases["prefill"] = (report.prefill_tokens_per_s, report.prefill_seconds)
+    decode = "decode, projected" if report.projected else "decode"
+    phases[decode] = (report.decode_tokens_per_s, report.decode_seconds)
+    show(console, speed_table(how, phases))
     if timeline is not None:
         show(console, _simulated_table(timeline))
     show(console, _share_table(report))
-    show(console, _placement_table(report))
+    where = placement_table(report.placement, "role", simulated=report.simulated_placement)
+    for home, roles in report.outside.items():
+        for role, nbytes in roles.items():
+            if nbytes > 0:
+                where.add_row(role, home, "--percent", format_bytes(nbytes), NONE, home)
+    show(console, where)
     console.print("\nNot placed by any policy: " + "; ".join(BYPASSES) + ".")
     for note in report.notes:
         console.print(f"Note: {note}.")
@@ -198,18 +184,6 @@ def print_report(
         console.print("\nAnswers")
         for at, text in enumerate(report.answers):
             console.print(f"{at}: {text}")
-
-
-def _speed_table(report: FlexGenReport) -> Table:
-    how = "measured, host in place of a GPU" if report.accelerator == "host" else "measured"
-    made = table(f"Speed ({how})", "phase", "tokens/s", "time", right=("tokens/s", "time"))
-    decode = "decode, projected" if report.projected else "decode"
-    made.add_row("load", NONE, format_seconds(report.load_seconds))
-    made.add_row(
-        "prefill", f"{report.prefill_tokens_per_s:.1f}", format_seconds(report.prefill_seconds)
-    )
-    made.add_row(decode, f"{report.decode_tokens_per_s:.1f}", format_seconds(report.decode_seconds))
-    return made
 
 
 def _simulated_table(timeline: Timeline) -> Table:
@@ -238,25 +212,4 @@ def _share_table(report: FlexGenReport) -> Table:
     for row in report.shares:
         requested, realised = f"{row.requested_percent:.1f} %", f"{row.realised_percent:.1f} %"
         made.add_row(row.kind, row.home, requested, realised)
-    return made
-
-
-def _placement_table(report: FlexGenReport) -> Table:
-    pages = "pages of simulated nodes" if report.simulated_placement else "read from the pages"
-    title = f"Where the bytes are, at their peak (host memory: {pages})"
-    headings = ("role", "part", "policy", "requested", "granted by node", "by tier")
-    made = table(title, *headings, right=("requested",))
-    for row in report.placement:
-        made.add_row(
-            row.kind,
-            row.part,
-            row.policy,
-            format_bytes(row.requested_bytes),
-            lines(f"{node}: {format_bytes(count)}" for node, count in row.granted.items()),
-            lines(f"{name}: {format_bytes(count)}" for name, count in row.tiers.items()),
-        )
-    for home, roles in report.outside.items():
-        for role, nbytes in roles.items():
-            if nbytes > 0:
-                made.add_row(role, home, "--percent", format_bytes(nbytes), NONE, home)
     return made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -15,6 +14,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.places import ROLES, parse_place, parse_tier
 from cxl_offload.integrations.flexgen.report import FlexGenReport
 from cxl_offload.integrations.flexgen.request import ALL_ON_HOST, FlexGenRun, planned_options
+from cxl_offload.integrations.prompts import read_prompts
 from cxl_offload.plan.plan_file import load_plan
 
 __all__ = ["build_parser", "parse_flags", "read_prompts", "request_from", "write_flexgen_log"]
@@ -157,24 +157,6 @@ def parse_flags(prog: str, words: Sequence[str]) -> argparse.Namespace:
         parser.set_defaults(percent=None, place=[])
         args = parser.parse_args(words)
     return args
-
-
-def read_prompts(file: str) -> tuple[str, ...]:
-    """Prompts of a text file, one a line; blank lines are left out.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read or has no prompt.
-    """
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompts {file}: {error}") from None
-    prompts = tuple(line for line in lines if line.strip())
-    if not prompts:
-        raise ConfigError(f"--prompts {file}: no prompt in it")
-    return prompts
 
 
 def request_from(args: argparse.Namespace) -> FlexGenRun:

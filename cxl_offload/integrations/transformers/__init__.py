@@ -16,15 +16,25 @@ from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
     from cxl_offload.integrations.transformers.attention import AttentionCalls
+    from cxl_offload.integrations.transformers.generation import GenerateReport, GenerateRun, run
     from cxl_offload.integrations.transformers.scope import Offloaded, offload
     from cxl_offload.integrations.transformers.weights import load
 
 _HOMES = {
     "attention": ("AttentionCalls",),
+    "generation": ("GenerateReport", "GenerateRun", "run"),
     "scope": ("Offloaded", "offload"),
     "weights": ("load",),
 }
 
-__all__ = ["AttentionCalls", "Offloaded", "load", "offload"]
+__all__ = [
+    "AttentionCalls",
+    "GenerateReport",
+    "GenerateRun",
+    "Offloaded",
+    "load",
+    "offload",
+    "run",
+]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -7,11 +7,12 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, core_model_loading
 
 from cxl_offload.errors import ConfigError
@@ -23,12 +24,14 @@ from cxl_offload.integrations.transformers.kinds import (
 from cxl_offload.memory import Policy, PolicyLike, Session, current_session
 from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
 
-__all__ = ["load", "place_weights", "store_for", "weight_bytes"]
+__all__ = ["load", "meta_model", "place_weights", "store_for", "weight_bytes"]
 
 _SETTER = "set_param_for_module"
 _SETTER_PARAMETERS = ["model", "target_name", "param_value", "loading_info", "hf_quantizer"]
 _ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
 _one_load = threading.Lock()
+_loaded_by: MutableMapping[torch.Tensor, Policy] = WeakIdKeyDictionary()
+"""Weights that were loaded to their place, to their policy: they need no moving there."""
 _log = logging.getLogger(__name__)
 
 
@@ -59,7 +62,8 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
     ----------
     store
         Policies of kinds; weights of a kind without one, on an accelerator or quantized by a
-        subclass of tensors, stay where they are. Buffers stay too.
+        subclass of tensors, or loaded to that place by :func:`load`, stay where they are. Buffers
+        stay too.
 
     Returns
     -------
@@ -82,7 +86,9 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
     try:
         for name, weight in model.named_parameters():
             kind = kind_of_weight(name, tied)
-            if kind in store.parts and weight.numel() and _is_plain(weight.data):
+            if kind not in store.parts or _loaded_by.get(weight) == store.parts[kind][0].policy:
+                continue
+            if weight.numel() and _is_plain(weight.data):
                 made = store.empty(kind, 0, tuple(weight.shape), weight.dtype, pin=False)
                 weight.data = made.copy_(weight.data)
                 moved[weight] = owner = _Owner()
@@ -165,7 +171,9 @@ def _setting_in(store: TierStore) -> Iterator[None]:
         if is_weight and kind in store.parts and param_value.numel() and _is_plain(param_value):
             made = store.empty(kind, 0, tuple(param_value.shape), param_value.dtype, pin=False)
             stock(model, target_name, made.copy_(param_value), loading_info, hf_quantizer)
-            store.count(model.get_parameter(target_name), kind, 0, made)
+            weight = model.get_parameter(target_name)
+            store.count(weight, kind, 0, made)
+            _loaded_by[weight] = store.parts[kind][0].policy
         else:
             stock(model, target_name, param_value, loading_info, hf_quantizer)
 
@@ -187,21 +195,33 @@ def _parameter_names(model: torch.nn.Module) -> set[str]:
     return {name for name, _ in model.named_parameters()}
 
 
-def weight_bytes(folder: str | Path, dtype: torch.dtype | str = "auto") -> dict[str, int]:
-    """Bytes of every kind of weight that a checkpoint's model will have; nothing is loaded.
+def meta_model(
+    folder: str | Path, dtype: torch.dtype | str = "auto", attention: str | None = None
+) -> PreTrainedModel:
+    """The model of a checkpoint without its weights; nothing is loaded.
 
     Raises
     ------
     ConfigError
         No decoder that transformers knows.
     """
+    if isinstance(dtype, str) and dtype != "auto":
+        named = getattr(torch, dtype, None)
+        if not isinstance(named, torch.dtype):
+            raise ConfigError(f"dtype {dtype}: give auto or a type of torch, such as bfloat16")
+        dtype = named
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         chosen = config.dtype if dtype == "auto" else dtype
+        options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=chosen)
+            return AutoModelForCausalLM.from_config(config, dtype=chosen, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder}: {str(error).splitlines()[0]}") from None
+
+
+def weight_bytes(model: PreTrainedModel) -> dict[str, int]:
+    """Bytes of every kind of weight of a model, which may be without its weights."""
     found = dict.fromkeys(WEIGHT_KINDS, 0)
     tied = getattr(model, "all_tied_weights_keys", {})
     for name, weight in model.named_parameters():

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, core_mo
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import load, offload
 from cxl_offload.integrations.transformers.kinds import kind_of_weight
-from cxl_offload.integrations.transformers.weights import weight_bytes
+from cxl_offload.integrations.transformers.weights import meta_model, weight_bytes
 from cxl_offload.memory import Session
 
 from .conftest import machine
@@ -111,6 +111,20 @@ def test_checkpoint_is_loaded_to_its_place(folder: Path, session: Session) -> No
     del model
 
 
+def test_weights_loaded_to_their_place_are_not_moved_again(folder: Path, session: Session) -> None:
+    model = load(folder, {"weights": "bind:2"}, session=session)
+    places = [weight.data_ptr() for weight in model.parameters()]
+    with offload(model, {"weights": "bind:2", "norm": "bind:0"}, session=session):
+        assert nodes_by_kind(model, session)["norm"] == {0}
+    kept = [weight.data_ptr() for weight in model.parameters()]
+    moved = [
+        name for at, (name, _) in enumerate(model.named_parameters()) if places[at] != kept[at]
+    ]
+    assert moved
+    assert all("norm" in name for name in moved)
+    del model
+
+
 def test_experts_are_stacked_on_the_way_to_their_place(tmp_path: Path, session: Session) -> None:
     """The checkpoint has them one by one, transformers computes with one tensor of all."""
     stock = make("mixtral")
@@ -173,6 +187,6 @@ def test_folder_without_a_checkpoint_is_refused(tmp_path: Path, session: Session
 
 def test_bytes_of_kinds_are_known_before_loading(folder: Path) -> None:
     model = make("llama")
-    found = weight_bytes(folder)
+    found = weight_bytes(meta_model(folder))
     assert sum(found.values()) == sum(weight.nbytes for weight in model.parameters())
     assert found["head"] == model.lm_head.weight.nbytes

@@ -1,0 +1,130 @@
+"""``cxl-offload generate``: a decoder of transformers, its weights and KV cache in tiers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from cxl_offload.cli._report_table import show
+from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table
+from cxl_offload.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cxl_offload.integrations.transformers import GenerateReport
+    from cxl_offload.memory import Session
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+    app.command("generate")(generate)
+
+
+def generate(
+    model: Annotated[str, typer.Option(help="Folder of a checkpoint as transformers saves it.")],
+    prompts: Annotated[str, typer.Option(help="A text file with one prompt a line.")],
+    place: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND=POLICY",
+            help="Where kv, weights, or the attention, mlp, experts, norm, embedding, head and "
+            "other weights go, e.g. kv=bind:cxl or weights=weighted:ldram=3,cxl=1; may be repeated",
+        ),
+    ] = None,
+    gen_len: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 32,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            help="A machine file or the name of one that comes with the package: placements are on "
+            "its simulated nodes; without it, on this machine's."
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder with tokenizer files (default: the model's).")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of weights and cache: auto, bfloat16, ...")] = "auto",
+    attention: Annotated[
+        str | None, typer.Option(help="Of prompts: eager or sdpa (default: the model's choice).")
+    ] = None,
+    answers: Annotated[bool, typer.Option(help="Print what was generated.")] = True,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the report there.")
+    ] = None,
+) -> None:
+    """Generate with transformers: weights and KV cache of any decoder in tiers."""
+    places = _places(place or [])
+    try:
+        from cxl_offload.integrations.prompts import read_prompts
+        from cxl_offload.integrations.transformers import GenerateRun, run
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"generate: {error.name} is not installed; pip install 'cxl_offload[transformers]'"
+        ) from None
+    request = GenerateRun(
+        model=model,
+        prompts=read_prompts(prompts),
+        place=places,
+        gen_len=gen_len,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        attention=attention,
+    )
+    session = _session(machine)
+    with progress_bar() as progress:
+        report = run(request, session=session, progress=progress)
+    # Answers and paths are no markup.
+    _print(Console(markup=False, emoji=False, highlight=False), report, answers=answers)
+    if json_file is not None:
+        text = json.dumps(report.to_json(), indent=1) + "\n"
+        Path(json_file).write_text(text, encoding="utf-8")
+
+
+def _places(texts: list[str]) -> dict[str, str]:
+    places: dict[str, str] = {}
+    for text in texts:
+        kind, sign, policy = text.partition("=")
+        if not (kind and sign and policy):
+            raise ConfigError(f"--place {text}: expected KIND=POLICY, such as kv=bind:cxl")
+        if kind in places:
+            raise ConfigError(f"--place {text}: {kind} is placed twice")
+        places[kind] = policy
+    if not places:
+        raise ConfigError("--place: name at least one kind, such as kv=bind:cxl")
+    return places
+
+
+def _session(machine: str | None) -> Session:
+    from cxl_offload.memory import Session
+    from cxl_offload.topology import load_machine
+
+    return Session.linux() if machine is None else Session.simulated(load_machine(machine))
+
+
+def _print(console: Console, report: GenerateReport, *, answers: bool) -> None:
+    pages = "simulated nodes" if report.simulated_placement else "real nodes"
+    console.print(
+        f"{report.model}: {report.parameters / 1e6:.1f} M parameters, {report.rows} rows of "
+        f"{report.prompt_len} + {report.gen_len} tokens; on the CPU; {pages} of {report.machine}"
+    )
+    phases: dict[str, tuple[float | None, float]] = {
+        "load": (None, report.load_seconds),
+        "prefill": (report.prefill_tokens_per_s, report.prefill_seconds),
+        "decode": (report.decode_tokens_per_s, report.decode_seconds),
+    }
+    show(console, speed_table("measured", phases))
+    show(console, placement_table(report.placement, "kind", simulated=report.simulated_placement))
+    calls = report.calls
+    console.print(
+        f"\nCalls of attention: {calls.kernel} over the cache in place, {calls.prompt} of prompts"
+    )
+    for why, count in calls.own.items():
+        console.print(f"Note: {count} calls by the model's own attention, for {why}.")
+    if answers:
+        console.print("\nAnswers")
+        for at, text in enumerate(report.answers):
+            console.print(f"{at}: {text}")

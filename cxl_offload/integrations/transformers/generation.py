@@ -1,0 +1,252 @@
+"""One generation from request to report: what ``cxl-offload generate`` does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoTokenizer,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.attention import AttentionCalls
+from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
+from cxl_offload.integrations.transformers.fit import check_room, kv_bytes
+from cxl_offload.integrations.transformers.kinds import chosen_policies
+from cxl_offload.integrations.transformers.scope import Offloaded
+from cxl_offload.integrations.transformers.weights import load, meta_model, store_for, weight_bytes
+from cxl_offload.memory import Session, current_session
+from cxl_offload.objects.placement_rows import PlacementRow, placement_rows
+
+__all__ = ["GenerateReport", "GenerateRun", "run"]
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRun:
+    """What to generate, and where each kind of tensor lies.
+
+    Parameters
+    ----------
+    model
+        Folder of a checkpoint.
+    prompts
+        Texts, one a row; all are one batch.
+    place
+        Kind to policy, as of :func:`~cxl_offload.integrations.transformers.offload`.
+    gen_len
+        Tokens to generate; a row may end earlier.
+    tokenizer
+        Folder with tokenizer files; None: the model's.
+    dtype
+        Of weights and cache; ``"auto"`` is that of the checkpoint.
+    attention
+        ``"eager"`` or ``"sdpa"`` for prompts; None is the model's own choice.
+    """
+
+    model: str
+    prompts: tuple[str, ...]
+    place: Mapping[str, str] = field(default_factory=dict)
+    gen_len: int = 32
+    tokenizer: str | None = None
+    dtype: str = "auto"
+    attention: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateReport:
+    """Tokens, measured seconds, and every byte requested against granted.
+
+    Attributes
+    ----------
+    tokens
+        int64 ``(rows, prompt_len + generated)``, prompts included.
+    answers
+        Text of the generated tokens.
+    load_seconds, prefill_seconds, decode_seconds
+        Measured.
+    placement
+        Bytes of every kind with a policy, at their peak.
+    calls
+        Who computed attention.
+    """
+
+    model: str
+    parameters: int
+    machine: str
+    simulated_placement: bool
+    tokens: torch.Tensor
+    answers: tuple[str, ...]
+    prompt_len: int
+    load_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    placement: tuple[PlacementRow, ...]
+    calls: AttentionCalls
+
+    @property
+    def rows(self) -> int:
+        """Sequences."""
+        return int(self.tokens.shape[0])
+
+    @property
+    def gen_len(self) -> int:
+        """Tokens generated for every row."""
+        return int(self.tokens.shape[1]) - self.prompt_len
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Tokens of prompts."""
+        return self.rows * self.prompt_len / self.prefill_seconds
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens after the first; 0 where there are none."""
+        made = self.rows * (self.gen_len - 1)
+        return made / self.decode_seconds if made else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, ready for ``json.dumps``."""
+        return {
+            "model": self.model,
+            "parameters": self.parameters,
+            "machine": self.machine,
+            "simulated_placement": self.simulated_placement,
+            "rows": self.rows,
+            "prompt_len": self.prompt_len,
+            "gen_len": self.gen_len,
+            "tokens": self.tokens.tolist(),
+            "answers": list(self.answers),
+            "measured": {
+                "load_s": self.load_seconds,
+                "prefill_s": self.prefill_seconds,
+                "decode_s": self.decode_seconds,
+                "prefill_tokens_per_s": self.prefill_tokens_per_s,
+                "decode_tokens_per_s": self.decode_tokens_per_s,
+            },
+            "placement": [{"kind": row.kind, **row.to_json()} for row in self.placement],
+            "attention": {
+                "kernel": self.calls.kernel,
+                "prompt": self.calls.prompt,
+                "own": dict(self.calls.own),
+            },
+        }
+
+
+def run(
+    request: GenerateRun, *, session: Session | None = None, progress: Progress | None = None
+) -> GenerateReport:
+    """Load a model with its weights in place and generate with its KV cache in place.
+
+    Raises
+    ------
+    ConfigError, MemoryError
+        In one line, before the model is loaded: an unknown kind, tier or node, a model against the
+        conventions, prompts too long for it, nodes too small.
+    """
+    session = session or current_session()
+    policies = chosen_policies(request.place, session)
+    inputs, tokenizer = _inputs(request)
+    rows, prompt_len = inputs["input_ids"].shape
+    _check(request, policies, session, rows, prompt_len)
+    store = store_for(policies, session)
+    started = time.perf_counter()
+    model = load(request.model, {}, dtype=request.dtype, attention=request.attention, store=store)
+    load_seconds = time.perf_counter() - started
+    clock = _Clock(request.gen_len, progress)
+    with Offloaded(model, store) as done:
+        clock.start()
+        tokens = model.generate(
+            **inputs,
+            max_new_tokens=request.gen_len,
+            do_sample=False,
+            pad_token_id=tokenizer.pad_token_id,
+            stopping_criteria=StoppingCriteriaList([clock]),
+        )
+    return GenerateReport(
+        model=Path(request.model).name,
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        machine=session.machine.name,
+        simulated_placement=session.is_simulated,
+        tokens=tokens,
+        answers=tuple(tokenizer.batch_decode(tokens[:, prompt_len:], skip_special_tokens=True)),
+        prompt_len=prompt_len,
+        load_seconds=load_seconds,
+        prefill_seconds=clock.times[1] - clock.times[0],
+        decode_seconds=clock.times[-1] - clock.times[1],
+        placement=placement_rows(store.use(), store.parts, session.machine),
+        calls=done.calls,
+    )
+
+
+def _inputs(request: GenerateRun) -> tuple[Any, Any]:
+    """Prompts padded on the left, and the tokenizer."""
+    folder = request.tokenizer or request.model
+    if not (Path(request.model) / "config.json").is_file():
+        raise ConfigError(f"--model {request.model}: no config.json in this folder")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, padding_side="left"
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"no tokenizer in {folder}: {reason}; name one by --tokenizer") from None
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None and len(request.prompts) > 1:
+        raise ConfigError(f"the tokenizer in {folder} cannot pad: it has no pad and no eos token")
+    padding = len(request.prompts) > 1
+    inputs = tokenizer(list(request.prompts), return_tensors="pt", padding=padding)
+    return {name: inputs[name] for name in ("input_ids", "attention_mask")}, tokenizer
+
+
+def _check(
+    request: GenerateRun,
+    policies: Mapping[str, Any],
+    session: Session,
+    rows: int,
+    prompt_len: int,
+) -> None:
+    """All that can be known without the weights."""
+    model = meta_model(request.model, request.dtype, request.attention)
+    check_conventions(model)
+    config = text_config(model)
+    most = getattr(config, "max_position_embeddings", None)
+    if most is not None and prompt_len + request.gen_len > most:
+        raise ConfigError(
+            f"prompts of {prompt_len} and answers of {request.gen_len} tokens are longer than the "
+            f"{most} positions of {Path(request.model).name}; shorten one of them"
+        )
+    needs = weight_bytes(model)
+    positions = prompt_len + request.gen_len - 1
+    needs["kv"] = kv_bytes(config, model.dtype, rows=rows, positions=positions)
+    placed = {kind: count for kind, count in needs.items() if kind in policies}
+    check_room(placed, policies, session)
+
+
+class _Clock(StoppingCriteria):  # type: ignore[misc]
+    """Asked after every token whether to stop; it only looks at its watch."""
+
+    def __init__(self, tokens: int, progress: Progress | None) -> None:
+        self._tokens = tokens
+        self._progress = progress
+        self.times: list[float] = []
+
+    def start(self) -> None:
+        """The prompt begins."""
+        self.times = [time.perf_counter()]
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        """Never stop."""
+        self.times.append(time.perf_counter())
+        if self._progress is not None:
+            self._progress("generate", len(self.times) - 1, self._tokens)
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
