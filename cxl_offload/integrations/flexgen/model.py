@@ -28,6 +28,7 @@ __all__ = [
     "weight_shapes",
 ]
 
+_OPT_PAD = 1
 _ACTIVATIONS = ("relu", "gelu")
 
 
@@ -161,10 +162,23 @@ def config_of_checkpoint(folder: Path) -> OptConfig:
         n_head=_whole(where, raw, "num_attention_heads"),
         ffn_embed_dim=4 * hidden,
         vocab_size=_whole(where, raw, "vocab_size"),
-        pad=int(raw.get("pad_token_id", 1)),
-        pad_token_id=int(raw.get("pad_token_id", 1)),
+        pad=_pad_token(where, raw),
+        pad_token_id=_pad_token(where, raw),
         activation_fn=str(raw.get("activation_function", "relu")),
     )
+
+
+def _pad_token(where: Path, raw: Mapping[str, Any]) -> int:
+    """OPT's where the file has none, or null."""
+    value = raw.get("pad_token_id")
+    if value is None:
+        return _OPT_PAD
+    vocabulary = _whole(where, raw, "vocab_size")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < vocabulary:
+        raise ConfigError(
+            f"{where}: pad_token_id is {value!r}, expected a token of the {vocabulary}, or null"
+        )
+    return value
 
 
 def _check_architecture(where: Path, raw: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cxl_offload.integrations.vllm.kv_plugin import TIER_TYPE
 from cxl_offload.integrations.vllm.kv_read import (
     check_names,
     read_bytes,
@@ -24,6 +25,7 @@ from cxl_offload.memory import (
     Preferred,
     Session,
     Weighted,
+    known_policy,
 )
 from cxl_offload.memory.shared import SHARED_ROOT
 from cxl_offload.plan.equations.stripe import stripe_bytes
@@ -62,6 +64,9 @@ _VLLM_KEYS = (
     "secondary_tiers",
     "backpressure",
 )
+
+_VLLM_TIER_KEYS = ("type", "module_path", "backpressure")
+"""What vLLM reads of one of its ``secondary_tiers``, whoever makes the tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +110,23 @@ class ColdTier:
     copy_threads: int | None
 
     @classmethod
-    def read(cls, config: Mapping[str, Any], machine: Machine) -> ColdTier:
-        """The options of ``cold``; raises as :meth:`KvOptions.read`."""
-        check_names(config, _COLD_KEYS, "cold.")
+    def read(cls, config: Mapping[str, Any], machine: Machine, where: str = "cold.") -> ColdTier:
+        """The options of ``cold``, or of another tier named ``where``; raises as KvOptions.read."""
+        check_names(config, _COLD_KEYS, where)
         if config.get("bytes") is None:
-            raise wrong("cold.bytes", "is missing; give the bytes of the cold tier")
-        policy = read_placement(config, machine, "cold.")
+            raise wrong(f"{where}bytes", "is missing; give the bytes of the cold tier")
+        policy = read_placement(config, machine, where)
         if policy is None:
             tiers = ", ".join(tier.name for tier in machine.tiers if tier.nodes)
-            raise wrong("cold.policy", f"is missing; name nodes, or one of the tiers: {tiers}")
+            raise wrong(f"{where}policy", f"is missing; name nodes, or one of the tiers: {tiers}")
         tier = KvTier(
-            nbytes=read_bytes("cold.bytes", config["bytes"]),
+            nbytes=read_bytes(f"{where}bytes", config["bytes"]),
             policy=policy,
-            pages=read_pages("cold.pages", config.get("pages", "base"), PAGES),
-            eviction=_read_eviction(config, "cold."),
+            pages=read_pages(f"{where}pages", config.get("pages", "base"), PAGES),
+            eviction=_read_eviction(config, where),
         )
-        pending = read_bytes("cold.pending_bytes", config.get("pending_bytes", PENDING_BYTES))
-        threads = read_count("cold.copy_threads", config.get("copy_threads"))
+        pending = read_bytes(f"{where}pending_bytes", config.get("pending_bytes", PENDING_BYTES))
+        threads = read_count(f"{where}copy_threads", config.get("copy_threads"))
         return cls(tier=tier, pending_bytes=pending, copy_threads=threads)
 
 
@@ -140,12 +145,15 @@ class KvOptions:
         The tier behind it, if any.
     prefill_tokens_per_s
         How fast lost KV blocks are computed again, for the eviction policy ``cost``.
+    secondary
+        Tiers of this package among vLLM's own ``secondary_tiers``.
     """
 
     hot: KvTier
     copy_threads: int | None
     cold: ColdTier | None
     prefill_tokens_per_s: float | None
+    secondary: tuple[ColdTier, ...] = ()
 
     @classmethod
     def read(cls, config: Mapping[str, Any], machine: Machine) -> KvOptions:
@@ -173,7 +181,10 @@ class KvOptions:
             copy_threads=read_count("copy_threads", config.get("copy_threads")),
             cold=_read_cold(config, machine),
             prefill_tokens_per_s=read_rate(config.get("prefill_tokens_per_s")),
+            secondary=_read_secondary(config, machine),
         )
+        for name in ("blocks_per_chunk", "block_size"):  # vLLM divides by them
+            read_count(name, config.get(name))
         options._check_eviction()
         return options
 
@@ -208,20 +219,20 @@ class KvOptions:
         _check_tier(self.hot, session, "")
         if self.cold is not None:
             _check_tier(self.cold.tier, session, "cold.")
+        for number, secondary in enumerate(self.secondary):
+            _check_tier(secondary.tier, session, f"secondary_tiers[{number}].")
 
 
 def _check_tier(tier: KvTier, session: Session, where: str) -> None:
     policy = tier.policy
-    if policy is None or isinstance(policy, FirstTouch | Dax):
+    if policy is None:
         return
-    usable = session.kernel.allowed_nodes
-    for node in policy.nodes:
-        if node not in usable:
-            raise wrong(
-                f"{where}policy",
-                f"is {policy}: node {node} has no memory that this process may use; usable nodes "
-                f"are {', '.join(map(str, usable))}",
-            )
+    try:
+        known_policy(policy, session.machine)
+    except ValueError as error:
+        raise wrong(f"{where}policy", f"is {error}") from error
+    if isinstance(policy, FirstTouch | Dax):
+        return
     free = {node: session.free_bytes(node, tier.pages) for node in policy.nodes}
     if isinstance(policy, Preferred):
         return
@@ -233,10 +244,14 @@ def _check_tier(tier: KvTier, session: Session, where: str) -> None:
         needs = {str(node): (shares.get(node, 0), free[node]) for node in policy.nodes}
     for name, (wanted, there) in needs.items():
         if wanted > there:
+            pool = "" if tier.pages in SHARED_PAGES else f" in its pool of {tier.pages} pages"
+            remedy = "ask for less, or for more nodes"
+            if pool:
+                remedy = "reserve more (nr_hugepages of the node), or ask for less"
             raise wrong(
                 f"{where}policy",
                 f"is {policy}: {format_bytes(wanted)} would go to node {name}, which has "
-                f"{format_bytes(there)} free; ask for less, or for more nodes",
+                f"{format_bytes(there)} free{pool}; {remedy}",
             )
 
 
@@ -255,6 +270,25 @@ def _read_cold(config: Mapping[str, Any], machine: Machine) -> ColdTier | None:
         return None
     if not isinstance(cold, Mapping):
         raise wrong("cold", f"is {cold!r}; give a mapping, such as {{'bytes': '64GiB'}}")
-    if config.get("store_threshold", 0) >= 2:
+    threshold = config.get("store_threshold", 0)
+    if isinstance(threshold, bool) or not isinstance(threshold, int):
+        raise wrong("store_threshold", f"is {threshold!r}; give a whole number")
+    if threshold >= 2:
         raise wrong("store_threshold", "does not go with cold: vLLM's tiers do not have it")
     return ColdTier.read(cold, machine)
+
+
+def _read_secondary(config: Mapping[str, Any], machine: Machine) -> tuple[ColdTier, ...]:
+    """Those of vLLM's own list that this package makes; vLLM reads the others."""
+    given = config.get("secondary_tiers") or []
+    if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
+        raise wrong("secondary_tiers", f"is {given!r}; give a list of mappings")
+    return tuple(
+        ColdTier.read(
+            {key: value for key, value in each.items() if key not in _VLLM_TIER_KEYS},
+            machine,
+            f"secondary_tiers[{number}].",
+        )
+        for number, each in enumerate(given)
+        if each.get("type") == TIER_TYPE
+    )

@@ -102,9 +102,22 @@ def read_placement(config: Mapping[str, Any], machine: Machine, where: str = "")
 
 
 def _whole_policy(policy: Any, machine: Machine) -> Policy:
-    if isinstance(policy, Mapping):  # JSON has text keys only
-        policy = {int(node): weight for node, weight in policy.items()}
-    return as_policy(policy, machine)
+    if not isinstance(policy, Mapping):
+        return as_policy(policy, machine)
+    weights: dict[int, int] = {}
+    for name, weight in policy.items():  # JSON has text keys only: ids, or names of tiers
+        for node in _nodes_of(str(name), machine):
+            if node in weights:
+                raise ValueError(f"{name!r} gives node {node} a second weight")
+            weights[node] = weight
+    return as_policy(weights, machine)
+
+
+def _nodes_of(name: str, machine: Machine) -> tuple[int, ...]:
+    """The nodes that an id or the name of a tier stands for."""
+    policy = parse_policy(f"bind:{name}", machine)
+    assert isinstance(policy, Bind)
+    return policy.nodes
 
 
 def _listed_policy(policy: Any, nodes: Any, config: Mapping[str, Any], machine: Machine) -> Policy:
@@ -133,18 +146,17 @@ def _weights_by_bandwidth(parts: Sequence[str], machine: Machine) -> tuple[int, 
     """By what the machine's firmware (HMAT) or file says of reading each node or tier."""
     rates = []
     for part in parts:
-        policy = parse_policy(f"bind:{part}", machine)
-        assert isinstance(policy, Bind)
+        nodes = _nodes_of(part, machine)
         known = [
             max(
                 access.read_bandwidth_bytes_per_s or 0.0
                 for access in machine.accesses
                 if access.target == node
             )
-            for node in policy.nodes
+            for node in nodes
             if any(access.target == node for access in machine.accesses)
         ]
-        if len(known) < len(policy.nodes) or not all(known):
+        if len(known) < len(nodes) or not all(known):
             raise ValueError(
                 f"the bandwidth of {part} is not known here; give weights, such as weights: [4, 1]"
             )

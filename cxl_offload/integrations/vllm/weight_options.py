@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.memory import Pages, as_policy
+from cxl_offload.memory import Pages, known_policy
 from cxl_offload.objects.weight_kinds import KINDS, OUTSIDE_LAYERS, kind_of, matches
 from cxl_offload.topology import Machine
 
@@ -169,18 +169,9 @@ def _policy_text(where: str, given: Any, machine: Machine) -> str:
     if not isinstance(given, str):
         raise _refused(f"{where} {given!r}: must be a policy as text, such as 'bind:2'")
     try:
-        policy = as_policy(given, machine)
+        return str(known_policy(given, machine))
     except ValueError as error:
         raise _refused(f"{where}: {error}") from None
-    known = {node.id for node in machine.nodes if node.has_memory and node.allowed}
-    named = getattr(policy, "nodes", None) or tuple(getattr(policy, "weights", ()))
-    for node in named:
-        if node not in known:
-            raise _refused(
-                f"{where}: node {node} has no memory for this process; nodes with memory are "
-                f"{', '.join(str(each) for each in sorted(known))}"
-            )
-    return str(policy)
 
 
 def _refused(message: str) -> ConfigError:

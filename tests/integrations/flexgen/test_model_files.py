@@ -100,6 +100,9 @@ def test_cache_of_another_checkpoint_is_refused(
         ({"activation_function": "silu"}, "'silu'"),
         ({"num_attention_heads": 5}, "5 heads"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
+        ({"pad_token_id": "1"}, "pad_token_id is '1', expected a token of the 272, or null"),
+        ({"pad_token_id": -1}, "pad_token_id is -1"),
+        ({"pad_token_id": 272}, "pad_token_id is 272"),
         ({"num_hidden_layers": 4}, "decoder.layers.3"),
         ({"vocab_size": 300}, r"\(272, 64\), config.json says \(300, 64\)"),
     ],
@@ -122,6 +125,12 @@ def test_checkpoint_flexgen_would_get_wrong_is_refused(
     assert "\n" not in str(refused.value)
     assert not cache.exists() or not list(cache.iterdir())
     assert session.stats().asked_bytes.total == 0
+
+
+def test_checkpoint_without_a_pad_token_has_that_of_opt(tiny: Path, tmp_path: Path) -> None:
+    folder = _copy(tiny, tmp_path / "null", pad_token_id=None)
+    assert config_of_checkpoint(folder).pad_token_id == 1
+    assert config_of_checkpoint(_copy(tiny, tmp_path / "other", pad_token_id=3)).pad == 3
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])

@@ -30,6 +30,8 @@ def read(**config: Any) -> KvOptions:
         ({"policy": "bind:0"}, Bind((0,))),
         ({"policy": "cxl"}, Bind(CXL)),
         ({"policy": {"0": 4, "2": 1}}, Weighted({0: 4, 2: 1})),
+        ({"policy": {"ldram": 4, "cxl": 1}}, Weighted({DRAM[0]: 4, CXL[0]: 1})),
+        ({"policy": {"cxl": 1}}, Bind(CXL)),
         ({"nodes": [2]}, Bind((2,))),
         ({"nodes": [0, 2]}, Interleave((0, 2))),
         ({"nodes": ["ldram", "cxl"]}, Interleave((*DRAM, *CXL))),
@@ -107,6 +109,23 @@ def test_what_vllm_reads_itself_is_left_to_it() -> None:
         ),
         ({"copy_threads": 0}, "copy_threads is 0; give a whole number from 1"),
         ({"copy_threads": 1.5}, "copy_threads is 1.5; give a whole number"),
+        ({"blocks_per_chunk": 0}, "blocks_per_chunk is 0; give a whole number from 1"),
+        ({"block_size": "16"}, "block_size is '16'; give a whole number from 1"),
+        ({"policy": {"pmem": 1}}, "'pmem' is neither a node id nor a tier; tiers: "),
+        ({"policy": {"cxl": 1, "2": 1}}, "'2' gives node 2 a second weight"),
+        (
+            {"cold": {"bytes": 1, "policy": "cxl"}, "store_threshold": "2"},
+            "store_threshold is '2'; give a whole number",
+        ),
+        ({"secondary_tiers": {"type": "cxl"}}, "give a list of mappings"),
+        (
+            {"secondary_tiers": [{"type": "fs"}, {"type": "cxl", "bytes": 1, "policy": "pmem"}]},
+            "secondary_tiers[1].policy is wrong: 'pmem' is neither",
+        ),
+        (
+            {"secondary_tiers": [{"type": "cxl", "policy": "cxl"}]},
+            "secondary_tiers[0].bytes is missing",
+        ),
     ],
 )
 def test_wrong_options_are_named_in_one_line(config: dict[str, Any], message: str) -> None:
@@ -156,6 +175,18 @@ def test_missing_bytes_are_asked_for() -> None:
     [
         ({"policy": "bind:9"}, "node 9 has no memory that this process may use; usable nodes are "),
         ({"cold": {"bytes": GIB, "nodes": [9]}}, "cold.policy is bind:9: node 9 has no memory"),
+        (
+            {"secondary_tiers": [{"type": "cxl", "bytes": GIB, "nodes": [9]}]},
+            "secondary_tiers[0].policy is bind:9: node 9 has no memory",
+        ),
+        (
+            {"cold": {"bytes": GIB, "policy": "dax:dax9.0"}},
+            "cold.policy is dax:dax9.0: no such device in mode devdax; there are: ",
+        ),
+        (
+            {"cold": {"bytes": GIB, "policy": "cxl", "pages": "2MiB"}},
+            "0 B free in its pool of 2MiB pages; reserve more (nr_hugepages of the node), or ask",
+        ),
         ({"cold": {"bytes": 48 * GIB, "nodes": [1]}}, "48 GiB would go to node 1, which has 40"),
         ({"policy": "bind:1", "cpu_bytes_to_use": 48 * GIB}, "48 GiB would go to node 1, which"),
         ({"nodes": [0, 1], "cpu_bytes_to_use": 90 * GIB}, "45 GiB would go to node 1, which has"),
