@@ -9,6 +9,9 @@ from __future__ import annotations
 __all__ = ["ConfigError", "CxlOffloadError", "PlacementError"]
 
 
+_LONGEST = 1600
+
+
 class CxlOffloadError(Exception):
     """Base of the errors that only this package can raise."""
 
@@ -24,7 +27,8 @@ class ConfigError(CxlOffloadError, ValueError):
     ----------
     message
         What is wrong, with the offending value and what would be right. It is shown on one line:
-        what cannot be printed, such as a line break inside of a value, is escaped.
+        what cannot be printed, such as a line break inside of a value, is escaped, and the middle
+        of very long ones is left out.
     file, line
         Where, as far as known. ``line`` counts from 1.
     """
@@ -37,6 +41,9 @@ class ConfigError(CxlOffloadError, ValueError):
 
 
 def _one_line(text: str) -> str:
-    if text.isprintable():
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    if len(text) <= _LONGEST:
         return text
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    half = _LONGEST // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"

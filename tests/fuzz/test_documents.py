@@ -106,6 +106,15 @@ def test_error_of_a_file_is_one_line_whatever_the_file_is_called() -> None:
     assert str(caught.value) == r"a\nb\ud800:1: the file is empty"
 
 
+def test_error_leaves_out_the_middle_of_what_is_very_long() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_model("model_type: " + "x" * 100_000, name="m", file="config.json")
+
+    assert str(caught.value).startswith("config.json:1: model_type: 'xxx")
+    assert "characters) ..." in str(caught.value)
+    assert len(str(caught.value)) < 1700
+
+
 def test_digits_that_are_no_numbers_are_no_choice_of_a_machine() -> None:
     with pytest.raises(ConfigError, match="snc=²: choices are"):
         load_machine("xeon8468:snc=²")
