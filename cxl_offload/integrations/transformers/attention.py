@@ -134,10 +134,9 @@ def _by_kernel(
     scaling: float | None,
 ) -> torch.Tensor:
     """``(batch, 1, heads, dim)``, on the query's device."""
-    batch = query.shape[0]
     attended = None
     if mask is not None:
-        attended = mask[:, 0, -1].expand(batch, -1).to("cpu").contiguous()
+        attended = mask[:, 0, -1].expand(query.shape[0], -1).to("cpu").contiguous()
     queries = query[:, :, 0].to("cpu").contiguous()
     out = decode_attention(
         queries,

@@ -15,6 +15,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.attention import (
     AttentionCalls,
     count_in,
@@ -28,6 +29,7 @@ from cxl_offload.integrations.transformers.conventions import (
     text_config,
 )
 from cxl_offload.integrations.transformers.kinds import chosen_policies
+from cxl_offload.integrations.transformers.linear_layers import take_linear_layers
 from cxl_offload.integrations.transformers.room import KvMemory
 from cxl_offload.integrations.transformers.weights import place_weights, store_for
 from cxl_offload.memory import PolicyLike, Session, current_session
@@ -40,7 +42,11 @@ _log = logging.getLogger(__name__)
 
 
 def offload(
-    model: PreTrainedModel, policies: Mapping[str, PolicyLike], *, session: Session | None = None
+    model: PreTrainedModel,
+    policies: Mapping[str, PolicyLike],
+    *,
+    linear_rows: int = 0,
+    session: Session | None = None,
 ) -> Offloaded:
     """Put the KV cache and the weights of a model in tiers while a ``with`` block lasts.
 
@@ -58,6 +64,10 @@ def offload(
         Kind of tensor to policy. Kinds are ``kv``, ``attention``, ``mlp``, ``experts``, ``norm``,
         ``embedding``, ``head``, ``other``, and ``weights`` for all of weights that are not named.
         What is missing stays where it is.
+    linear_rows
+        Linear layers of up to so many rows (sequences, when decoding) are computed by
+        :func:`cxl_offload.ops.linear.linear`; 0: all by torch. Where that is faster depends on
+        the processor: ``benchmarks/bench_transformers.py --linear-rows`` measures it.
     session
         What allocates; None means the current session.
 
@@ -75,7 +85,7 @@ def offload(
     session = session or current_session()
     store = store_for(chosen_policies(policies, session), session)
     check_conventions(model)
-    return Offloaded(model, store)
+    return Offloaded(model, store, linear_rows=linear_rows)
 
 
 class Offloaded:
@@ -85,12 +95,17 @@ class Offloaded:
     ----------
     calls
         Who computed attention how often, since the block began.
+    linear_rows
+        As asked.
     store
         Counts the bytes of every kind.
     """
 
-    def __init__(self, model: PreTrainedModel, store: TierStore) -> None:
+    def __init__(self, model: PreTrainedModel, store: TierStore, *, linear_rows: int = 0) -> None:
+        if linear_rows < 0:
+            raise ConfigError(f"linear_rows {linear_rows}: 0 or more")
         self.model = model
+        self.linear_rows = linear_rows
         self.calls = AttentionCalls()
         self.store = store
         self._kv = KvMemory(store)
@@ -100,6 +115,8 @@ class Offloaded:
         check_conventions(self.model)  # again: another block may have begun since
         with contextlib.ExitStack() as stack:
             stack.callback(place_weights(self.model, self.store))
+            if self.linear_rows:
+                take_linear_layers(self.model, self.linear_rows, stack)
             if "kv" in self.store.parts:
                 self._take_attention(stack)
                 count_in(self.model, self.calls)

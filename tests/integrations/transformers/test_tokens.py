@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from cxl_offload.integrations.transformers import offload
+from cxl_offload.integrations.transformers import linear_layers, offload
 from cxl_offload.memory import Session
 
 from .models import ALIKE, FAMILIES, PAD, generate, in_double, make, prompts
@@ -139,6 +140,32 @@ def test_cache_stays_valid_after_the_block(session: Session) -> None:
         cache = model(ids).past_key_values
     assert torch.equal(generate(model, **more, past_key_values=cache), stock)
     del cache
+
+
+@pytest.mark.parametrize("family", ["opt", "llama", "qwen2-moe"])
+def test_linear_layers_of_few_rows_give_the_same_tokens(
+    family: str, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their weights on a node of their own, and biases."""
+    model = make(family)
+    stock = generate(model, "sdpa")
+    layers = [module for module in model.modules() if type(module) is torch.nn.Linear]
+    called = Mock(wraps=linear_layers.linear)
+    monkeypatch.setattr(linear_layers, "linear", called)
+    with offload(model, {**CXL, "weights": "bind:1"}, linear_rows=4, session=session):
+        tokens = generate(model)
+    assert called.call_count >= 9 * len(layers)
+    assert torch.equal(tokens, stock)
+    assert not any("forward" in vars(layer) for layer in layers)
+
+
+def test_linear_layers_of_few_rows_are_as_near_to_double_as_torch(session: Session) -> None:
+    model = make("llama", torch.bfloat16)
+    exact = _step_logits(in_double(model))
+    by_torch = (_step_logits(model, "sdpa") - exact).abs().mean()
+    with offload(model, CXL, linear_rows=4, session=session):
+        ours = (_step_logits(model) - exact).abs().mean()
+    assert ours <= 1.2 * by_torch
 
 
 @pytest.mark.parametrize("damage", ["keys", "values", "weights"])

@@ -1,0 +1,54 @@
+"""Linear layers of few rows, as in decoding, by the kernel over weights where they lie."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from cxl_offload.ops.linear import linear
+
+__all__ = ["take_linear_layers"]
+
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def take_linear_layers(model: nn.Module, rows: int, stack: contextlib.ExitStack) -> int:
+    """Let the kernel compute layers of up to so many rows; the others stay torch's.
+
+    torch has no way to say how a layer is computed, so ``forward`` of every plain ``nn.Linear``
+    object is replaced, and given back when ``stack`` closes. Layers of other classes (quantized,
+    with adapters) and layers whose ``forward`` somebody replaced before are left alone.
+
+    Returns
+    -------
+    int
+        Layers that were taken.
+    """
+    taken = 0
+    for module in model.modules():
+        if type(module) is nn.Linear and "forward" not in vars(module):
+            module.forward = types.MethodType(_forward(rows), module)  # type: ignore[method-assign]
+            stack.callback(delattr, module, "forward")
+            taken += 1
+    return taken
+
+
+def _forward(rows: int) -> Callable[[nn.Linear, torch.Tensor], torch.Tensor]:
+    def forward(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        weight = layer.weight
+        if (
+            x.numel() <= rows * layer.in_features
+            and x.dtype is weight.dtype
+            and x.dtype in _TYPES
+            and x.device.type == weight.device.type == "cpu"
+            and not torch.is_grad_enabled()
+        ):
+            return linear(x, weight, layer.bias, threads=torch.get_num_threads())
+        return functional.linear(x, weight, layer.bias)
+
+    return forward
