@@ -87,7 +87,7 @@ class BuildWithCuda(build_ext):
         sources = relative_sources("gpu/*.cu")
         nvcc = find_nvcc()
         if not sources:
-            return
+            raise SystemExit("cxl_offload: csrc/gpu has no CUDA kernels; this source is incomplete")
         if nvcc is None:
             print("cxl_offload: no nvcc found; built without the CUDA kernels")
             return
@@ -118,7 +118,7 @@ setup(
     packages=[*find_packages(include=["cxl_offload", "cxl_offload.*"]), "cxl_offload.configs"],
     package_dir={"cxl_offload.configs": "configs"},
     package_data={
-        "cxl_offload": ["py.typed", CUDA_LIBRARY],
+        "cxl_offload": ["py.typed", "_C.pyi", CUDA_LIBRARY],
         "cxl_offload.configs": ["*/*.yaml"],
         "cxl_offload.validation": ["cases/*.json"],
     },
