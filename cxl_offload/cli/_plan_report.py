@@ -22,16 +22,18 @@ def print_plan(console: Console, plan: Plan, file: str | None = None) -> None:
     batch = plan.batch
     status = "runs there" if plan.runs else f"advice only: {plan.advice}"
     console.print(f"{plan.model} on {plan.machine} with {plan.executor} ({status})")
+    prompt = f"{batch.prompt} + " if batch.prompt else ""
     console.print(
-        f"batch {batch.size} x {batch.count}, {batch.prompt} + {batch.tokens} tokens; "
+        f"batch {batch.size} x {batch.count}, {prompt}{batch.tokens} tokens; "
         f"{plan.tokens_per_s:.4g} tokens/s (predicted)"
     )
+    cxl = "used" if plan.cxl.used else "left alone"
+    gain = "" if plan.cxl.gain is None else f" ({plan.cxl.gain:+.1%} predicted)"
+    console.print(f"CXL memory: {cxl}{gain}; {plan.cxl.reason}.")
     _print_homes(console, plan)
     _print_phases(console, plan)
     _print_prices(console, plan)
-    cxl = "used" if plan.cxl.used else "left alone"
-    gain = "" if plan.cxl.gain is None else f" ({plan.cxl.gain:+.1%} predicted)"
-    console.print(f"\nCXL memory: {cxl}{gain}; {plan.cxl.reason}.")
+    console.print()
     if plan.error is not None:
         console.print(
             f"Predicted error: median {plan.error.median:.1%}, worst {plan.error.worst:.1%} of "

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.topology import Machine
 
-__all__ = ["NONE", "Marks", "lines", "or_none", "show", "table"]
+__all__ = ["NONE", "Marks", "lines", "need_matplotlib", "or_none", "show", "table"]
 
 NONE = "-"
 _BOUNDS = {"upper": "≤", "lower": "≥", None: ""}
@@ -51,6 +53,12 @@ def lines(items: Iterable[str]) -> str:
 def or_none(value: int | None) -> str:
     """A number, or the sign for none."""
     return NONE if value is None else str(value)
+
+
+def need_matplotlib(option: str) -> None:
+    """Refuses an option that draws where nothing can draw, before any work is done."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError(f"{option} needs matplotlib; install it, e.g. pip install matplotlib")
 
 
 class Marks:

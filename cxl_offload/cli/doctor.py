@@ -20,6 +20,9 @@ from cxl_offload.topology.hazards import SEVERITIES, Hazard, find_hazards
 
 __all__ = ["register"]
 
+_VERSION = 1
+"""Of what ``--json`` prints."""
+
 _PIPED_WIDTH = 140  # a pipe has no width of its own
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -46,7 +49,8 @@ def doctor(
     else:
         hazards = find_hazards(sysfs)
     if as_json:
-        print(json.dumps([asdict(hazard) for hazard in hazards], indent=2))
+        rows = [asdict(hazard) for hazard in hazards]
+        print(json.dumps({"version": _VERSION, "hazards": rows}, indent=2))
     else:
         piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
         width = _PIPED_WIDTH if piped else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import sys
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,6 +13,7 @@ from rich.table import Table
 from cxl_offload.cli._report_table import NONE, show, table
 from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table
 from cxl_offload.errors import ConfigError
+from cxl_offload.files import write_text
 from cxl_offload.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def flexgen(context: typer.Context) -> None:
         from cxl_offload.memory.heap import keep_freed_memory
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"flexgen: {error.name} is not installed; pip install 'cxl_offload[flexgen]'"
+            f"flexgen: {error.name} is not installed; pip install flexgen==0.1.8 transformers"
         ) from None
     args = parse_flags(_PROGRAM, context.args)
     request = request_from(args)
@@ -57,15 +58,20 @@ def flexgen(context: typer.Context) -> None:
     timeline, why_not = _replayed(report, session)
     # Answers and paths are no markup.
     console = Console(markup=False, emoji=False, highlight=False)
-    print_report(console, report, timeline, answers=args.verbose >= 2)
-    if operators is not None:
-        console.print(_expected(request, report, operators))
-    if why_not:
-        console.print(f"Note: no simulated tokens/s: {why_not}")
+    if args.json != "-":
+        print_report(console, report, timeline, answers=args.verbose >= 2)
+        if operators is not None:
+            console.print(_expected(request, report, operators))
+        if why_not:
+            console.print(f"Note: no simulated tokens/s: {why_not}")
     if args.json is not None:
         simulated = None if timeline is None else timeline.to_json()
         document = {**report.to_json(), "simulated": simulated}
-        Path(args.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(document, indent=1) + "\n"
+        if args.json == "-":
+            sys.stdout.write(text)
+        else:
+            write_text(args.json, text)
     if args.trace is not None:
         report.trace.save(args.trace)
     if args.log_file is not None and not args.no_log:

@@ -90,7 +90,11 @@ def _start(
 
 
 def _make_app() -> typer.Typer:
-    made = typer.Typer(cls=_OneLineErrors, pretty_exceptions_enable=False, add_completion=False)
+    made = typer.Typer(
+        cls=_OneLineErrors,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
     made.callback(invoke_without_command=True)(_start)
     for module in pkgutil.iter_modules(cli.__path__):
         if module.name.startswith("_") or module.name == "main":

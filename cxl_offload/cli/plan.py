@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from cxl_offload.cli._plan_report import print_plan
-from cxl_offload.cli._report_table import show, table
+from cxl_offload.cli._report_table import need_matplotlib, show, table
 from cxl_offload.errors import ConfigError
 from cxl_offload.units import parse_bytes
 
@@ -37,6 +37,9 @@ def register(app: typer.Typer) -> None:
 
 
 _DRAWN_STEPS = 12
+
+_OBJECTS_VERSION = 1
+"""Of what ``plan objects --json`` prints."""
 
 _WISHES: dict[str, Interleave] = {"auto": "auto", "always": "always", "never": "never"}
 
@@ -108,7 +111,9 @@ def inference(
         executor = "vllm" if runs_in_flexgen(config) else "flexgen"
     if executor not in ("vllm", "flexgen"):
         raise ConfigError(f"--executor {executor}: must be auto, flexgen or vllm")
-    with _names_the_line(machine):
+    of_flexgen = {"--max-batches": max_batches, "--interleave": interleave, "--path": path}
+    _refuse_given(executor, of_flexgen if executor == "vllm" else {"--kv-host": kv_host})
+    with _names_the_line(machine), _drawn(timeline) as replay:
         if executor == "vllm":
             plan = plan_vllm(
                 VllmRequest(
@@ -123,7 +128,7 @@ def inference(
                     host_usable=host_usable,
                     gpu_usable=GPU_UTILIZATION if gpu_usable is None else gpu_usable,
                     cxl_margin=cxl_margin,
-                    replay=_replay(timeline),
+                    replay=replay,
                 )
             )
         else:
@@ -143,10 +148,17 @@ def inference(
                     host_usable=host_usable,
                     gpu_usable=GPU_USABLE if gpu_usable is None else gpu_usable,
                     cxl_margin=cxl_margin,
-                    replay=_replay(timeline),
+                    replay=replay,
                 )
             )
     _deliver(plan, output, as_json)
+
+
+def _refuse_given(executor: str, options: Mapping[str, object]) -> None:
+    """An option that the executor does not have is an error, not ignored."""
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ConfigError(f"{given[0]}: {executor} has no such option; leave it out")
 
 
 def training(
@@ -177,23 +189,24 @@ def training(
     from cxl_offload.plan.model.file import load_model
     from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 
-    request = TrainingRequest(
-        model=load_model(model),
-        machine=_read_machine(machine, profile),
-        batch=batch,
-        tokens=seq_len,
-        stage=None if stage is None else (2 if stage == 2 else 3),
-        tiers=_names(tiers),
-        limits=_limits(limit),
-        optimizer_bytes_per_s=None if optimizer_gb_s is None else optimizer_gb_s * 1e9,
-        script=script,
-        host_usable=host_usable,
-        gpu_usable=gpu_usable,
-        cxl_margin=cxl_margin,
-        replay=_replay(timeline),
-    )
-    with _names_the_line(machine):
-        plan = plan_training(request)
+    with _names_the_line(machine), _drawn(timeline) as replay:
+        plan = plan_training(
+            TrainingRequest(
+                model=load_model(model),
+                machine=_read_machine(machine, profile),
+                batch=batch,
+                tokens=seq_len,
+                stage=None if stage is None else (2 if stage == 2 else 3),
+                tiers=_names(tiers),
+                limits=_limits(limit),
+                optimizer_bytes_per_s=None if optimizer_gb_s is None else optimizer_gb_s * 1e9,
+                script=script,
+                host_usable=host_usable,
+                gpu_usable=gpu_usable,
+                cxl_margin=cxl_margin,
+                replay=replay,
+            )
+        )
     _deliver(plan, output, as_json)
 
 
@@ -243,7 +256,7 @@ def objects(
     found = object_policies(uses, rates, min_share=min_share, top_k=top_k)
     if as_json:
         entries = [{"name": e.name, "policy": e.policy, "reason": e.reason} for e in found]
-        print(json.dumps(entries, indent=1))
+        print(json.dumps({"version": _OBJECTS_VERSION, "objects": entries}, indent=1))
         return
     made = table("Policies, in the order to allocate", "object", "policy", "why")
     for each in found:
@@ -273,29 +286,37 @@ def _read_machine(machine: str | None, profile: str | None) -> Machine:
     return load_profile(profile, machine=found if machine is None else None).applied_to(found)
 
 
-def _replay(timeline: Path | None) -> Replay:
-    """The simulator; the first trace that it replays is drawn."""
+@contextmanager
+def _drawn(timeline: Path | None) -> Iterator[Replay]:
+    """The simulator; the first trace that it replays is drawn, and one must be."""
     from cxl_offload.plan.replay_check import simulated_seconds
     from cxl_offload.sim import Engines, Trace, replay
     from cxl_offload.sim.plot import plot_timeline
 
     if timeline is None:
-        return simulated_seconds
-    missing = True
+        yield simulated_seconds
+        return
+    need_matplotlib("--timeline")
+    is_drawn = False
 
     def drawn(trace: Trace, machine: Machine, engines: Engines) -> Mapping[str, float]:
-        nonlocal missing
+        nonlocal is_drawn
         found = replay(trace, machine, engines=engines)
-        if missing:
+        if not is_drawn:
             decode = [event.step for event in trace if event.phase == "decode"]
             if decode:  # a prefill is so much longer that nothing of a token would be seen
                 plot_timeline(found, timeline, first_step=min(decode), steps=_DRAWN_STEPS)
             else:
                 plot_timeline(found, timeline, steps=None)
-            missing = False
+            is_drawn = True
         return found.phase_seconds
 
-    return drawn
+    yield drawn
+    if not is_drawn:
+        raise ConfigError(
+            f"--timeline {timeline}: nothing was drawn, since the simulator cannot replay this "
+            "plan; without --timeline its notes say why"
+        )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from cxl_offload.cli._operator_report import print_operators
-from cxl_offload.cli._report_table import NONE, show, table
+from cxl_offload.cli._report_table import NONE, need_matplotlib, show, table
 from cxl_offload.errors import ConfigError
 from cxl_offload.profile.model import Estimate, OperatorProfile, PathProfile, Profile
 from cxl_offload.profile.schedule import Progress
@@ -92,6 +92,8 @@ def profile(
     for device in operators or ():
         if device not in ("cpu", "cuda"):
             raise ConfigError(f"--operators {device}: must be cpu or cuda")
+    if plot is not None:
+        need_matplotlib("--plot")
     session = Session.linux()
     with progress_bar() as progress:
         found = measure_machine(

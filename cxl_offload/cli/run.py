@@ -60,6 +60,8 @@ def run(
     with tempfile.TemporaryDirectory(prefix="cxl-offload-run-") as folder:
         marks = Path(folder, "placed")
         marks.mkdir()
+        if plan is None and words[0].endswith(_FILES) and words[1:] == ["--dry-run"]:
+            words, dry_run = words[:1], True  # behind a plan there is no program to give it to
         if plan is None and len(words) == 1 and words[0].endswith(_FILES):
             text, found = words[0], _read(words[0])
             words = plan_command(found, text, None if dry_run else Path(folder))

@@ -84,7 +84,7 @@ def test_doctor_lists_it_with_the_command_that_removes_it(path: Path) -> None:
     holder = start_holder(path)
     holder.kill()
     holder.communicate()
-    rows = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
+    rows = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)["hazards"]
     (row,) = (row for row in rows if str(path) in row["found"])
     assert (row["name"], row["severity"]) == ("shared-leftover", "warning")
     assert row["remedy"] == f"rm {path}"

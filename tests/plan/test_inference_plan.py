@@ -235,7 +235,8 @@ def test_objects_are_given_policies_on_the_command_line() -> None:
     made = CliRunner().invoke(app, arguments)
 
     assert made.exit_code == 0, made.output
-    policies = {each["name"]: each["policy"] for each in json.loads(made.output)}
+    assert json.loads(made.output)["version"] == 1
+    policies = {each["name"]: each["policy"] for each in json.loads(made.output)["objects"]}
     assert policies["kv"].startswith("weighted:ldram=")
     assert policies["exp_avg"] == policies["act"] == "preferred:ldram,cxl"
     wrong = CliRunner().invoke(app, [*arguments, "--object", "x=1GiB,2GiB"])

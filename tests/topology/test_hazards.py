@@ -260,7 +260,9 @@ def test_command_prints_json_that_says_the_same(tmp_path: Path) -> None:
     movable_zone(root)
     code, out = run("--json", "--sysfs", str(root))
     assert code == 0
-    assert [Hazard(**row) for row in json.loads(out)] == list(find_hazards(root))
+    made = json.loads(out)
+    assert made["version"] == 1
+    assert [Hazard(**row) for row in made["hazards"]] == list(find_hazards(root))
 
 
 def test_command_fails_only_when_strict_and_worse_than_a_note(tmp_path: Path) -> None:
@@ -284,5 +286,5 @@ def test_command_prints_finding_cost_and_remedy_within_the_terminal(tmp_path: Pa
 def test_command_looks_at_this_machine_and_really_places_a_page() -> None:
     code, out = run("--json")
     assert code == 0
-    names = [row["name"] for row in json.loads(out)]
+    names = [row["name"] for row in json.loads(out)["hazards"]]
     assert "placing-refused" not in names  # the memory tests of this suite need it to work

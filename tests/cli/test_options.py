@@ -1,0 +1,112 @@
+"""Options that every command has, and those that do not apply: they are refused, not ignored."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cxl_offload.cli import plan as plan_commands
+from cxl_offload.cli.main import app
+
+PLAN = ["plan", "inference", "--model", "opt-30b", "--machine", "epyc9354-cxl-a"]
+TRAINING = ["plan", "training", "--model", "opt-1.3b", "--machine", "epyc9354-cxl-a"]
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    made = CliRunner().invoke(app, arguments)
+    return made.exit_code, made.stdout, made.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["plan"], ["plan", "inference"], ["doctor"], ["run"]])
+def test_short_help_is_the_long_one(command: list[str]) -> None:
+    short, long = run(*command, "-h"), run(*command, "--help")
+    assert short == long
+    assert short[0] == 0
+    assert "Usage" in short[1]
+
+
+@pytest.mark.parametrize(
+    ("executor", "option", "value"),
+    [
+        ("vllm", "--max-batches", "4"),
+        ("vllm", "--interleave", "kv=auto"),
+        ("vllm", "--path", "weights"),
+        ("flexgen", "--kv-host", "1GiB"),
+    ],
+)
+def test_option_of_the_other_executor_is_refused(executor: str, option: str, value: str) -> None:
+    code, _, error = run(*PLAN, "--executor", executor, option, value)
+    assert code == 2
+    assert f"{option}: {executor} has no such option" in error
+
+
+def test_picture_that_was_not_drawn_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cxl_offload.plan.training.plan as training
+
+    def nothing(request: training.TrainingRequest) -> None:
+        """A plan whose replay was refused never calls the simulator."""
+
+    monkeypatch.setattr(training, "plan_training", nothing)
+    picture = tmp_path / "step.png"
+    code, _, error = run(*TRAINING, "--timeline", str(picture))
+    assert (code, picture.exists()) == (2, False)
+    assert "nothing was drawn" in error
+
+
+def test_picture_without_matplotlib_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cxl_offload.cli._report_table.find_spec", lambda name: None)
+    for command in ([*TRAINING, "--timeline", "a.png"], ["profile", "--plot", str(tmp_path)]):
+        code, _, error = run(*command)
+        assert code == 2
+        assert "needs matplotlib; install it" in error
+
+
+def test_verdict_of_a_plan_comes_before_its_tables(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    code, out, _ = run(*TRAINING, "--output", str(file))
+    assert code == 0
+    lines = out.splitlines()
+    assert next(i for i, line in enumerate(lines) if line.startswith("CXL memory:")) <= 3
+    assert "0 + " not in lines[1]
+
+
+def test_dry_run_behind_a_plan_prints_a_command_without_folders_that_are_gone(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "plan.yaml"
+    assert run(*TRAINING, "--output", str(file))[0] == 0
+    behind, before = run("run", str(file), "--dry-run"), run("run", "--dry-run", str(file))
+    assert behind == before
+    code, out, _ = behind
+    assert code == 0
+    assert "cxl-offload-run-" not in out
+    assert " ds_config.json" in out
+
+
+def test_shell_completes_the_subcommands() -> None:
+    asked = {"_CXL_OFFLOAD_COMPLETE": "complete_bash", "COMP_WORDS": "cxl-offload top"}
+    done = subprocess.run(
+        [sys.executable, "-m", "cxl_offload.cli.main"],
+        env={**os.environ, **asked, "COMP_CWORD": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["topology"]
+
+
+def test_objects_say_the_version_of_their_json() -> None:
+    machine = ["--machine", "epyc9354-cxl-a", "--json"]
+    _, out, _ = run("plan", "objects", *machine, "--object", "kv=60GiB")
+    made = json.loads(out)
+    assert made["version"] == plan_commands._OBJECTS_VERSION
+    assert [each["name"] for each in made["objects"]] == ["kv"]
