@@ -63,7 +63,7 @@ def generate(
         from cxl_offload.integrations.transformers import GenerateRun, run
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"generate: {error.name} is not installed; pip install 'cxl_offload[transformers]'"
+            f"generate: {error.name} is not installed; pip install transformers torch"
         ) from None
     request = GenerateRun(
         model=model,
