@@ -44,6 +44,7 @@ class CPUAdagrad(OnePassOptimizer):
         policy: PolicyLike | None = None,
         pages: Pages = "thp",
         threads: Threads = None,
+        overlap: bool = False,
     ) -> None:
         if not initial_accumulator_value >= 0:
             raise ValueError(
@@ -64,6 +65,7 @@ class CPUAdagrad(OnePassOptimizer):
             policy=policy,
             pages=pages,
             threads=threads,
+            overlap=overlap,
         )
 
     def _first_value(self, group: dict[str, Any], name: str) -> float:

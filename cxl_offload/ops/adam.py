@@ -113,6 +113,9 @@ class CPUAdam(OnePassOptimizer):
         Where the states live: see :func:`cxl_offload.empty`. None prefers the nearest node.
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
+    overlap
+        Updates each parameter in the backward, as soon as its gradient is final; see
+        :meth:`~cxl_offload.ops.optimizer.OnePassOptimizer.accumulate`.
 
     Raises
     ------
@@ -140,6 +143,7 @@ class CPUAdam(OnePassOptimizer):
         policy: PolicyLike | None = None,
         pages: Pages = "thp",
         threads: Threads = None,
+        overlap: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -157,6 +161,7 @@ class CPUAdam(OnePassOptimizer):
             policy=policy,
             pages=pages,
             threads=threads,
+            overlap=overlap,
         )
 
     def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> _C.AdamRule:

@@ -42,6 +42,7 @@ class CPULion(OnePassOptimizer):
         policy: PolicyLike | None = None,
         pages: Pages = "thp",
         threads: Threads = None,
+        overlap: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -50,6 +51,7 @@ class CPULion(OnePassOptimizer):
             policy=policy,
             pages=pages,
             threads=threads,
+            overlap=overlap,
         )
 
     def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> _C.LionRule:

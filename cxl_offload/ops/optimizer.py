@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast, overload
 
 import torch
@@ -11,12 +12,16 @@ import torch
 from cxl_offload import _C, tensor
 from cxl_offload.memory import Pages, PolicyLike
 from cxl_offload.ops.checkpoint import read_states, step_count
+from cxl_offload.ops.overlap import EarlyUpdates
 from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.update import ParamUpdate, run
 from cxl_offload.ops.view import local_tensor, untraced
 from cxl_offload.renamed import renamed_attribute
 
 __all__ = ["OnePassOptimizer"]
+
+Given = tuple[torch.Tensor, dict[str, Any], torch.Tensor | None]
+"""A parameter, its group, and the copy that receives its new values."""
 
 
 class OnePassOptimizer(torch.optim.Optimizer):
@@ -35,6 +40,9 @@ class OnePassOptimizer(torch.optim.Optimizer):
         Where the states live; see :func:`cxl_offload.empty`.
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
+    overlap
+        Whether parameters are updated in the backward, as their gradients arrive; see
+        :meth:`accumulate`.
     """
 
     state_names: ClassVar[tuple[str, ...]]
@@ -51,6 +59,7 @@ class OnePassOptimizer(torch.optim.Optimizer):
         policy: PolicyLike | None,
         pages: Pages,
         threads: Threads,
+        overlap: bool = False,
     ) -> None:
         if state_dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"state_dtype {state_dtype}; it is torch.float32 or torch.bfloat16")
@@ -58,6 +67,8 @@ class OnePassOptimizer(torch.optim.Optimizer):
         self.policy = policy
         self.pages: Pages = pages
         self.threads = threads
+        self.overlap = overlap
+        self._early = EarlyUpdates(self) if self.overlap else None
         super().__init__(params, defaults)
 
     placement = renamed_attribute("placement", "policy")
@@ -81,28 +92,52 @@ class OnePassOptimizer(torch.optim.Optimizer):
         given = {**self.defaults, **param_group}
         self.check_group(given)
         super().add_param_group(param_group)
+        if self._early is not None:
+            for param in self.param_groups[-1]["params"]:
+                self._early.follow(param)
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """For every backward but the last before a step, where ``overlap`` is on.
+
+        With ``overlap`` a parameter changes as soon as a backward has its gradient, and is as
+        ``step()`` would leave it when the backward returns; ``step()`` updates what is left.
+        Learning rates are those of the backward. Between backward and step, gradients must not be
+        changed (clipping by global norm, unscaling): that is an error, in ``step()``. Where an
+        update fails, others may have been made.
+        """
+        with contextlib.nullcontext() if self._early is None else self._early.held():
+            yield
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Raises ValueError for settings that no step can be made with."""
-        self._check_variant(group)
+        self.check_variant(group)
         self._rule(group, 1, 1.0)
 
-    def _check_variant(self, group: dict[str, Any]) -> None:
+    def check_variant(self, group: dict[str, Any]) -> None:
+        """Raises ValueError for a variant of the optimizer that this class does not have."""
         for name in self.unsupported:
             if group.get(name):
                 raise ValueError(f"{type(self).__name__} has no {name}; turn it off")
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("state_dtype", "policy", "pages", "threads")
+        own = ("state_dtype", "policy", "pages", "threads", "overlap")
+        if self._early is not None:
+            self._early.wait()
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        is_copy = "overlap" in state
+        if is_copy:
+            self._early = EarlyUpdates(self) if self.overlap else None
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
             for param in group["params"]:
                 self._place_again(param)
+                if is_copy and self._early is not None:
+                    self._early.follow(param)
 
     @torch.no_grad()
     def _place_again(self, param: torch.Tensor) -> None:
@@ -196,21 +231,39 @@ class OnePassOptimizer(torch.optim.Optimizer):
                 loss = closure()
         copies = low_precision_copies or {}
         self._check_copies(copies)
-        updates: list[ParamUpdate] = []
-        steps: list[tuple[dict[str, Any], int]] = []
+        updated: set[torch.Tensor] = set()
+        if self._early is not None:
+            if copies or grad_scale != 1.0:
+                raise ValueError(
+                    "step: grad_scale and low_precision_copies come too late with overlap=True, "
+                    "which updates in the backward; leave one of them out"
+                )
+            updated = self._early.finish()
         for group in self.param_groups:
-            self._check_variant(group)
-            for param in group["params"]:
-                if param.grad is None:
-                    continue
-                state = self.init_state(param, group)
-                step = int(state["step"]) + 1
-                steps.append((state, step))
-                updates.append(self._update(param, group, step, grad_scale, copies.get(param)))
+            self.check_variant(group)
+        self.update(
+            [
+                (param, group, copies.get(param))
+                for group in self.param_groups
+                for param in group["params"]
+                if param.grad is not None and param not in updated
+            ],
+            grad_scale,
+        )
+        return loss
+
+    def update(self, given: Sequence[Given], grad_scale: float) -> None:
+        """One call of the kernels for all, and their steps counted when it is over."""
+        steps = []
+        updates = []
+        for param, group, copy in given:
+            state = self.init_state(param, group)
+            step = int(state["step"]) + 1
+            steps.append((state, step))
+            updates.append(self._update(param, group, step, grad_scale, copy))
         run(updates, threads=self.threads)
         for state, step in steps:
             _count(state, step)
-        return loss
 
     def _update(
         self,
@@ -267,6 +320,9 @@ class OnePassOptimizer(torch.optim.Optimizer):
 
         def put(_: torch.optim.Optimizer) -> None:
             self.state.update(loaded)
+
+        if self._early is not None:
+            self._early.wait()
 
         # After all other hooks that change what is loaded, before all that look at the result.
         with (

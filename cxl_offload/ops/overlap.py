@@ -1,0 +1,133 @@
+"""Updates while the backward goes on: a parameter as soon as its gradient is final.
+
+Torch calls a hook of a parameter when its gradient has been accumulated. What arrives is updated by
+a thread beside the backward, in the kernels' own threads, so that on a GPU the optimizer on the CPU
+hides behind it. An element's update needs nothing but its own gradient, so the bits are those of
+one step after the backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from cxl_offload.ops.view import touch, untraced
+
+if TYPE_CHECKING:
+    from cxl_offload.ops.optimizer import Given, OnePassOptimizer
+
+__all__ = ["EarlyUpdates"]
+
+
+class EarlyUpdates:
+    """The updates of one optimizer that begin in the backward.
+
+    States are made and settings looked at on autograd's thread, so that an error ends the backward;
+    parameters are updated on a thread of this object.
+    """
+
+    def __init__(self, optimizer: OnePassOptimizer) -> None:
+        # Weak, or the hooks of the parameters would keep the optimizer.
+        self._optimizer = weakref.ref(optimizer)
+        self._groups: dict[torch.Tensor, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._waiting: list[Given] = []
+        self._running: list[Future[None]] = []
+        self._taken: dict[torch.Tensor, int] = {}
+        self._held = 0
+        self._handles: list[Any] = []
+        weakref.finalize(optimizer, _remove, self._handles)
+
+    def follow(self, param: torch.Tensor) -> None:
+        """Takes the gradients of a parameter; one that wants none now is left to the step."""
+        if param.requires_grad:
+            hook = param.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+            self._handles.append(hook)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Leaves gradients that arrive meanwhile alone: more will be added to them."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+
+    @untraced
+    @torch.no_grad()
+    def _arrived(self, param: torch.Tensor) -> None:
+        optimizer = self._optimizer()
+        if optimizer is None or self._held or param.grad is None:
+            return
+        if param in self._taken:
+            raise RuntimeError(
+                f"overlap: a second gradient for a parameter of shape {tuple(param.shape)} before "
+                "step(); put every backward but the last under `with optimizer.accumulate():`, or "
+                "leave overlap out (parameters shared by reentrant checkpoints)"
+            )
+        group = self._group_of(param, optimizer)
+        optimizer.check_variant(group)
+        optimizer.init_state(param, group)
+        self._taken[param] = param.grad._version
+        # At once, so that autograd refuses whatever still needs the old values in this backward.
+        touch(param)
+        with self._lock:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="cxl-offload-updates")
+            self._waiting.append((param, group, None))
+            self._running.append(self._thread.submit(self._run))
+        engine = cast("Any", torch.autograd.Variable)._execution_engine
+        engine.queue_callback(self.wait)  # nobody sees a parameter between two values
+
+    def _group_of(self, param: torch.Tensor, optimizer: OnePassOptimizer) -> dict[str, Any]:
+        """Groups are read again after every step: loading replaces them."""
+        if not self._groups:
+            groups = optimizer.param_groups
+            self._groups = {each: group for group in groups for each in group["params"]}
+        return self._groups[param]
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        optimizer = self._optimizer()
+        with self._lock:
+            given, self._waiting = self._waiting, []
+        if given and optimizer is not None:
+            optimizer.update(given, 1.0)
+
+    def wait(self) -> None:
+        """Returns when everything that arrived is updated; raises what an update raised."""
+        with self._lock:
+            running, self._running = self._running, []
+        for future in running:
+            future.result()
+
+    def finish(self) -> set[torch.Tensor]:
+        """The parameters that are updated already, once for a step.
+
+        Raises
+        ------
+        RuntimeError
+            A gradient was changed after it was used.
+        """
+        self.wait()
+        taken, self._taken, self._groups = self._taken, {}, {}
+        for param, version in taken.items():
+            if param.grad is not None and param.grad._version != version:
+                raise RuntimeError(
+                    f"overlap: the gradient of a parameter of shape {tuple(param.shape)} was "
+                    "changed after the parameter was updated with it (clipping, unscaling); what "
+                    "changes gradients between backward and step() needs overlap=False"
+                )
+        return set(taken)
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
