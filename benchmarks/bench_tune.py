@@ -28,7 +28,7 @@ from cxl_offload.tune import (
     Decision,
     ModelTuner,
     PublishedCaption,
-    StepTimes,
+    StepSamples,
     TierRatios,
     Tuner,
     Window,
@@ -205,7 +205,7 @@ def summary(row: dict[str, list[float]], cases: int) -> dict[str, Any]:
 
 def watching_s(steps: int = 200_000) -> float:
     """Seconds that collecting one step time takes, measured on this machine."""
-    collector = StepTimes(steps=steps + 1, warm_up=0)
+    collector = StepSamples(steps=steps + 1, warm_up=0)
     begin = time.perf_counter()
     for _ in range(steps):
         collector.add(time.perf_counter() - begin + 1.0)

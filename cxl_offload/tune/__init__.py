@@ -17,7 +17,7 @@ from cxl_offload.tune.model_based import ModelRule, ModelTuner
 from cxl_offload.tune.phases import CycleShares, PhaseTuner, cycle_shares
 from cxl_offload.tune.recording import ReplayedDecision, StepRecording, replay_recording
 from cxl_offload.tune.step_tuner import StepTuner
-from cxl_offload.tune.window import StepTimes, Window
+from cxl_offload.tune.window import StepSamples, Window
 
 __all__ = [
     "Bounds",
@@ -34,7 +34,7 @@ __all__ = [
     "PublishedCaption",
     "ReplayedDecision",
     "StepRecording",
-    "StepTimes",
+    "StepSamples",
     "StepTuner",
     "Swap",
     "TierRatios",

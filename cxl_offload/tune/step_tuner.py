@@ -13,7 +13,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.tune.decision import Decision, Tuner
 from cxl_offload.tune.homes import TunedHomes
 from cxl_offload.tune.recording import StepRecording
-from cxl_offload.tune.window import StepTimes
+from cxl_offload.tune.window import StepSamples
 
 __all__ = ["StepTuner"]
 
@@ -70,7 +70,7 @@ class StepTuner:
         self._homes = homes
         self._tuner = tuner
         self._budget = budget_bytes_per_step
-        self._times = StepTimes(steps=steps, warm_up=warm_up)
+        self._times = StepSamples(steps=steps, warm_up=warm_up)
         self._state = None if state is None else Path(state)
         self._recording = recording
         self._on_decision = on_decision

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
 
-__all__ = ["StepTimes", "Window"]
+__all__ = ["StepSamples", "Window"]
 
 _OUTLIER_DEVIATIONS = 3.0
 _NORMAL_DEVIATION = 1.4826
@@ -61,7 +61,7 @@ class Window:
         return cls(mean, spread / math.sqrt(len(times)) / mean, len(times))
 
 
-class StepTimes:
+class StepSamples:
     """Collects steps until a decision can be made.
 
     The first steps after a change of policy are left out: they fault pages in and fill caches.
