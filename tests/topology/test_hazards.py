@@ -91,11 +91,31 @@ def no_driver_for_dax(root: Path) -> None:
     (root / "sys/bus/dax/devices/dax1.0/driver").unlink()
 
 
+def damon_scheme(action: str, *, state: str = "on") -> Change:
+    def change(root: Path) -> None:
+        daemon = "sys/kernel/mm/damon/admin/kdamonds/0"
+        put(root, f"{daemon}/state", state)
+        put(root, f"{daemon}/contexts/0/schemes/0/action", action)
+        put(root, f"{daemon}/contexts/0/schemes/0/target_nid", "2")
+
+    return change
+
+
+def automatic_weights(root: Path) -> None:
+    folder = "sys/kernel/mm/mempolicy/weighted_interleave"
+    for name, text in {"auto": "true", "node0": "9", "node1": "9", "node2": "1"}.items():
+        put(root, f"{folder}/{name}", text)
+
+
 # name, what brings it about on a healthy machine, severity, and the command's first words
 CAUSES: list[tuple[str, Change, str, str]] = [
     ("numa-balancing", write("proc/sys/kernel/numa_balancing", "1"), "warning", "sudo sysctl"),
     ("numa-balancing", write("proc/sys/kernel/numa_balancing", "2"), "warning", "sudo sysctl"),
     ("demotion", write("sys/kernel/mm/numa/demotion_enabled", "true"), "warning", "echo false"),
+    ("damon", damon_scheme("migrate_cold"), "warning", "echo off"),
+    ("damon", damon_scheme("pageout"), "warning", "echo off"),
+    ("damon", write("sys/module/damon_reclaim/parameters/enabled", "Y"), "warning", "echo off"),
+    ("automatic-weights", automatic_weights, "note", "echo false"),
     ("swap", write("proc/swaps", "Filename\n/dev/sda2 partition 8388604 0 -2"), "warning", "sudo"),
     (
         "thp-never",
@@ -169,6 +189,8 @@ def test_hazard_is_found_and_only_it_when_its_cause_is_there(
     [
         status(seccomp=2, capabilities=1 << 23),  # a filter, but CAP_SYS_NICE
         status(seccomp=0),
+        damon_scheme("stat"),  # it only watches
+        damon_scheme("migrate_cold", state="off"),
         write("proc/sys/kernel/osrelease", "6.9.0"),
         write("proc/sys/kernel/osrelease", "7.0"),
         write("proc/sys/vm/max_map_count", "65530"),  # the default, on a small machine

@@ -17,6 +17,8 @@ _BALANCING = "/proc/sys/kernel/numa_balancing"
 _DEMOTION = "/sys/kernel/mm/numa/demotion_enabled"
 _HUGE = "/sys/kernel/mm/transparent_hugepage/enabled"
 _WEIGHTS = "/sys/kernel/mm/mempolicy/weighted_interleave"
+_DAMON = "/sys/kernel/mm/damon/admin/kdamonds"
+_DAMON_RECLAIM = "/sys/module/damon_reclaim/parameters/enabled"
 _RELEASE = "/proc/sys/kernel/osrelease"
 
 
@@ -167,7 +169,64 @@ def _old_kernel(scene: Scene) -> Iterator[Hazard]:
         )
 
 
+def _damon_schemes(scene: Scene) -> Iterator[str]:
+    """Actions of running DAMON schemes that take pages from where they are."""
+    tree = scene.tree
+    for daemon in tree.names(_DAMON, r"\d+"):
+        if tree.text(f"{_DAMON}/{daemon}/state") != "on":
+            continue
+        contexts = f"{_DAMON}/{daemon}/contexts"
+        for context in tree.names(contexts, r"\d+"):
+            schemes = f"{contexts}/{context}/schemes"
+            for scheme in tree.names(schemes, r"\d+"):
+                action = tree.text(f"{schemes}/{scheme}/action") or ""
+                if action.startswith(("migrate_", "pageout", "cold")):
+                    target = tree.text(f"{schemes}/{scheme}/target_nid")
+                    moves = action.startswith("migrate_") and target is not None
+                    yield f"{action} to node {target}" if moves else action
+    if tree.text(_DAMON_RECLAIM) in ("Y", "1"):
+        yield "pageout by damon_reclaim"
+
+
+def _damon(scene: Scene) -> Iterator[Hazard]:
+    actions = sorted(set(_damon_schemes(scene)))
+    if not actions:
+        return
+    yield Hazard(
+        "damon",
+        "warning",
+        f"DAMON moves pages by itself ({', '.join(actions)})",
+        "its schemes ask no memory policy: tensors leave the node they were placed on, and what a "
+        "tuner decides is undone while it measures. Pinned pages stay",
+        f"echo off | sudo tee {_DAMON}/*/state  (and sudo damo stop, where damo started it)",
+        f"{_DAMON}; Documentation/admin-guide/mm/damon/usage.rst",
+    )
+
+
+def _automatic_weights(scene: Scene) -> Iterator[Hazard]:
+    if scene.tree.text(f"{_WEIGHTS}/auto") not in ("true", "1", "Y"):
+        return
+    weights = {
+        name.removeprefix("node"): scene.tree.text(f"{_WEIGHTS}/{name}")
+        for name in scene.tree.names(_WEIGHTS, r"node\d+")
+    }
+    if len(weights) < 2:
+        return
+    shown = ", ".join(f"node {node}: {weight}" for node, weight in weights.items())
+    yield Hazard(
+        "automatic-weights",
+        "note",
+        f"the kernel chooses the weights of weighted interleave from firmware data ({shown})",
+        "none for tensors of this package, which have weights of their own and leave the kernel's "
+        "alone; other programs' weights change when memory is added, until somebody writes one",
+        f"echo false | sudo tee {_WEIGHTS}/auto  (only if another program needs fixed weights)",
+        f"{_WEIGHTS}; Documentation/ABI/testing/sysfs-kernel-mm-mempolicy-weighted-interleave",
+    )
+
+
 KERNEL_CHECKS = (
+    _damon,
+    _automatic_weights,
     _numa_balancing,
     _demotion,
     _swap,
