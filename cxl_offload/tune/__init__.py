@@ -2,22 +2,30 @@
 
 Tuners are plain objects that move nothing (:class:`ModelTuner`, :class:`Climb`,
 :class:`PublishedCaption`, :class:`PhaseTuner`, :class:`HotSet`); :class:`StepTuner` measures, asks
-one and carries its decisions out on tensors (:class:`TunedHomes`).
+one and carries its decisions out on tensors (:class:`TunedHomes`). :func:`tune_optimizer` does all
+of it for the states of a torch optimizer; only that needs torch.
 """
 
 from __future__ import annotations
 
-from cxl_offload.tune.climb import Climb, ClimbRule, PublishedCaption
-from cxl_offload.tune.curves import TierRatios
-from cxl_offload.tune.decision import Bounds, Decision, Tuner
-from cxl_offload.tune.homes import Moved, TunedHomes
-from cxl_offload.tune.hot import HotRule, HotSet, Swap
-from cxl_offload.tune.machine import tier_ratios
-from cxl_offload.tune.model_based import ModelRule, ModelTuner
-from cxl_offload.tune.phases import CycleShares, PhaseTuner, cycle_shares
-from cxl_offload.tune.recording import ReplayedDecision, StepRecording, replay_recording
-from cxl_offload.tune.step_tuner import StepTuner
-from cxl_offload.tune.window import StepSamples, Window
+from typing import TYPE_CHECKING
+
+from cxl_offload.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from cxl_offload.tune.climb import Climb, ClimbRule, PublishedCaption
+    from cxl_offload.tune.curves import TierRatios
+    from cxl_offload.tune.decision import Bounds, Decision, Tuner
+    from cxl_offload.tune.homes import Moved, TunedHomes
+    from cxl_offload.tune.hot import HotRule, HotSet, Swap
+    from cxl_offload.tune.machine import tier_ratios
+    from cxl_offload.tune.model_based import ModelRule, ModelTuner
+    from cxl_offload.tune.optimizer import TunedOptimizer, tune_optimizer
+    from cxl_offload.tune.phases import CycleShares, PhaseTuner, cycle_shares
+    from cxl_offload.tune.recording import ReplayedDecision, StepRecording, replay_recording
+    from cxl_offload.tune.step_tuner import StepTuner
+    from cxl_offload.tune.tiers import near_and_far
+    from cxl_offload.tune.window import StepSamples, Window
 
 __all__ = [
     "Bounds",
@@ -39,9 +47,63 @@ __all__ = [
     "Swap",
     "TierRatios",
     "TunedHomes",
+    "TunedOptimizer",
     "Tuner",
     "Window",
     "cycle_shares",
+    "near_and_far",
     "replay_recording",
     "tier_ratios",
+    "tune_optimizer",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "climb": (
+            "Climb",
+            "ClimbRule",
+            "PublishedCaption",
+        ),
+        "curves": ("TierRatios",),
+        "decision": (
+            "Bounds",
+            "Decision",
+            "Tuner",
+        ),
+        "homes": (
+            "Moved",
+            "TunedHomes",
+        ),
+        "hot": (
+            "HotRule",
+            "HotSet",
+            "Swap",
+        ),
+        "machine": ("tier_ratios",),
+        "model_based": (
+            "ModelRule",
+            "ModelTuner",
+        ),
+        "optimizer": (
+            "TunedOptimizer",
+            "tune_optimizer",
+        ),
+        "phases": (
+            "CycleShares",
+            "PhaseTuner",
+            "cycle_shares",
+        ),
+        "recording": (
+            "ReplayedDecision",
+            "StepRecording",
+            "replay_recording",
+        ),
+        "step_tuner": ("StepTuner",),
+        "tiers": ("near_and_far",),
+        "window": (
+            "StepSamples",
+            "Window",
+        ),
+    },
+)

@@ -6,13 +6,15 @@ between steps, within a budget of bytes; their addresses and contents stay.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cxl_offload.memory import Bind, Session, Weighted, current_session
+from cxl_offload.memory import Bind, Policy, Session, Weighted, current_session
 from cxl_offload.memory.placement import NOT_FAULTED_IN
+from cxl_offload.memory.policy import DEFAULT_GRANULE_BYTES
 from cxl_offload.tune.decision import Bounds, weights_of_share
 
 if TYPE_CHECKING:
@@ -22,6 +24,10 @@ __all__ = ["Moved", "TunedHomes"]
 
 _SAME_SHARE = 0.01
 """Shares closer than this are the same: whole stripes of a tensor round that much."""
+
+_FINE_GRANULE_BYTES = 64 << 10
+_FINE_BELOW_BYTES = 60 * DEFAULT_GRANULE_BYTES
+"""Two cycles of the longest mix, 10 to 20: from there on, rounding to granules costs below 1 %."""
 
 _LOG = logging.getLogger("cxl_offload.tune")
 
@@ -141,20 +147,27 @@ class TunedHomes:
         room_near, room_far = self._room(self._near), self._room(self._far)
         return Bounds(max(0.0, share - room_near / held), min(1.0, share + room_far / held))
 
-    def policy(self, share: float) -> Bind | Weighted:
+    def policy(self, share: float, *, granule_bytes: int = DEFAULT_GRANULE_BYTES) -> Policy:
         """The policy that puts ``share`` of a tensor's bytes on the far tier."""
         near, far = weights_of_share(share)
-        if far == 0:
-            return self._even(self._near)
-        if near == 0:
-            return self._even(self._far)
-        weights = {node: near * len(self._far) for node in self._near}
-        weights |= {node: far * len(self._near) for node in self._far}
-        return Weighted(weights)
+        weights = {node: near * len(self._far) for node in self._near if near}
+        weights |= {node: far * len(self._near) for node in self._far if far}
+        if len(weights) == 1:
+            return Bind(tuple(weights))
+        return Weighted(weights, granule_bytes=granule_bytes)
 
-    @staticmethod
-    def _even(nodes: tuple[int, ...]) -> Bind | Weighted:
-        return Bind(nodes) if len(nodes) == 1 else Weighted(dict.fromkeys(nodes, 1))
+    def _move(self, address: int, share: float) -> None:
+        """Moves one allocation; raises as :meth:`Session.move`.
+
+        Large granules would round the share of a small tensor. Where its pages are larger than
+        small granules, it has to take the rounded share.
+        """
+        owner = self._owners[address]
+        if owner.nbytes < _FINE_BELOW_BYTES:
+            with contextlib.suppress(ValueError):
+                self._session.move(owner, self.policy(share, granule_bytes=_FINE_GRANULE_BYTES))
+                return
+        self._session.move(owner, self.policy(share))
 
     def aim(self, share: float) -> None:
         """Sets the target; :meth:`advance` moves towards it."""
@@ -176,13 +189,12 @@ class TunedHomes:
             self._credit = 0
             return Moved()
         self._credit += most_bytes
-        policy = self.policy(self._target)
         tensors = nbytes = 0
         while self._waiting and self._owners[self._waiting[0]].nbytes <= self._credit:
             address = self._waiting.pop(0)
             owner = self._owners[address]
             try:
-                self._session.move(owner, policy)
+                self._move(address, self._target)
             except ValueError as reason:  # smaller than a page, or pinned together with others
                 _LOG.debug("tune: %d bytes stay where they are: %s", owner.nbytes, reason)
                 self._fixed.add(address)
@@ -193,7 +205,7 @@ class TunedHomes:
                 for node in towards:
                     self._unusable[node] = self._session.free_bytes(node)
                 return Moved(tensors, nbytes, str(reason))
-            self._far_share[address] = self._target
+            self._far_share[address] = self._ask(address, owner.nbytes)
             tensors += 1
             nbytes += owner.nbytes
             self._credit -= owner.nbytes

@@ -17,6 +17,9 @@ from cxl_offload.tune.window import StepSamples
 
 __all__ = ["StepTuner"]
 
+_ROUNDED = 0.01
+"""Difference of two shares that whole granules explain."""
+
 _LOG = logging.getLogger("cxl_offload.tune")
 
 
@@ -46,6 +49,13 @@ class StepTuner:
     clock
         Seconds, monotonic.
 
+    Attributes
+    ----------
+    homes
+        As given.
+    decisions
+        How many were made: those that asked for nothing new in advice-only mode do not count.
+
     Raises
     ------
     ConfigError
@@ -67,7 +77,7 @@ class StepTuner:
     ) -> None:
         if budget_bytes_per_step < 0:
             raise ValueError(f"a budget of {budget_bytes_per_step} bytes a step: need at least 0")
-        self._homes = homes
+        self.homes = homes
         self._tuner = tuner
         self._budget = budget_bytes_per_step
         self._times = StepSamples(steps=steps, warm_up=warm_up)
@@ -82,8 +92,8 @@ class StepTuner:
         if self._state is not None and self._state.exists():
             self._restore(self._state)
         if self._budget:
-            self._homes.aim(self._tuner.share)
-            self._moving = self._homes.pending_bytes > 0
+            self.homes.aim(self._tuner.share)
+            self._moving = self.homes.pending_bytes > 0
 
     def step(self, seconds: float | None = None) -> None:
         """One step is over; pages may move before this returns.
@@ -105,13 +115,13 @@ class StepTuner:
         self._last = self._clock()
 
     def _advance(self) -> None:
-        moved = self._homes.advance(self._budget)
+        moved = self.homes.advance(self._budget)
+        self._moving = self.homes.pending_bytes > 0
+        share = self.homes.share
+        if not self._moving and abs(share - self._tuner.share) > _ROUNDED:
+            self._tuner.hold(share)  # a node was full, or the tensors are too small for the share
         if moved.refused is not None:
-            self._tuner.hold(self._homes.share)
-            _LOG.warning(
-                "tune: moves stopped at %.0f %%: %s", 100 * self._homes.share, moved.refused
-            )
-        self._moving = self._homes.pending_bytes > 0
+            _LOG.warning("tune: moves stopped at %.0f %% far: %s", 100 * share, moved.refused)
         self._times.restart()
 
     def _decide(self) -> None:
@@ -120,7 +130,7 @@ class StepTuner:
         if self._recording is not None:
             self._recording.add(before, window)
         unchanged = self._tuner.saved()
-        decision = self._tuner.decide(window, self._homes.bounds())
+        decision = self._tuner.decide(window, self.homes.bounds())
         if not self._budget:
             # Nothing moves, so the next window is measured under the same share as this one.
             self._tuner.restore(unchanged)
@@ -131,7 +141,7 @@ class StepTuner:
         else:
             _LOG.info("tune: %s", decision.reason)
             if decision.share != before:
-                self._homes.aim(decision.share)
+                self.homes.aim(decision.share)
                 self._moving = True
                 self._times.restart()
         self.decisions += 1

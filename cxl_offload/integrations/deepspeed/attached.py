@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 from weakref import ref
 
@@ -16,6 +16,7 @@ from cxl_offload.integrations.deepspeed.kinds import KINDS, cxl_note
 from cxl_offload.integrations.deepspeed.objects import HostObject
 from cxl_offload.integrations.deepspeed.report import KindRow, table
 from cxl_offload.integrations.deepspeed.store import Store
+from cxl_offload.integrations.deepspeed.tuning import TunedEngine
 from cxl_offload.ops.optimizer import OnePassOptimizer
 from cxl_offload.units import format_bytes
 
@@ -32,6 +33,13 @@ class AttachedEngine:
     """Keeps the host tensors of one engine at their places; made by ``placing`` and ``attach``.
 
     Holds no reference to the engine, so that dropping the engine returns its memory.
+
+    Attributes
+    ----------
+    store
+        What allocates, by kind.
+    tuned
+        What tunes its placement; None without ``tune``.
     """
 
     def __init__(self, engine: Any, store: Store, capture: Capture) -> None:
@@ -43,6 +51,7 @@ class AttachedEngine:
         self._missed = list(objects.unplaced(engine))
         self._frozen = objects.in_other_process(engine)
         self._hooks: list[Any] = []
+        self.tuned: TunedEngine | None = None
         self._settled = True
         inner = objects.inner_optimizer(zero)
         if zero is None or not any(True for _ in objects.host_objects(zero)):
@@ -139,6 +148,14 @@ class AttachedEngine:
         value.data = placed.copy_(value.detach())
         return True
 
+    def placed_tensors(self, kinds: Collection[str]) -> dict[str, torch.Tensor]:
+        """The tensors of some kinds that lie in this package's memory, by kind and number."""
+        return {
+            f"{each.kind}.{number}": each.tensor
+            for number, each in enumerate(self._objects())
+            if each.kind in kinds and self.store.owns(each.tensor)
+        }
+
     def rows(self) -> tuple[KindRow, ...]:
         """Every kind that is on the host now, placed or not."""
         found = list(self._objects())
@@ -218,6 +235,8 @@ class AttachedEngine:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self.tuned is not None:
+            self.tuned.remove()
 
 
 def _span(value: torch.Tensor) -> tuple[int, int]:

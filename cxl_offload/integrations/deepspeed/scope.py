@@ -8,7 +8,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, TypeAlias
 from weakref import WeakSet
 
 import deepspeed
@@ -25,14 +25,20 @@ from cxl_offload.integrations.deepspeed.kinds import (
     parse_request,
 )
 from cxl_offload.integrations.deepspeed.store import Store
+from cxl_offload.integrations.deepspeed.tuning import TunedEngine
 from cxl_offload.memory import Pages, Session, chosen_session, current_session
 from cxl_offload.ranks import RankShare, share_machine
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine
+from cxl_offload.tune.machine import tier_ratios
+from cxl_offload.tune.tiers import near_and_far
 
 __all__ = ["Placed", "attach", "placing", "start_from_environment"]
 
 _LOG = logging.getLogger("cxl_offload.integrations.deepspeed")
+Tuning: TypeAlias = Literal["step_time"]
+"""What tuning goes by."""
+
 SETTING = "CXL_OFFLOAD_PLAN"
 
 
@@ -124,10 +130,29 @@ def _attach(engine: Any, store: Store, capture: Capture) -> AttachedEngine:
     return attached
 
 
+def _checked(tune: Tuning | None, budget_bytes: int, machine: Machine) -> int | None:
+    """The budget of tuning; None for no tuning. What is wrong shows before an engine is made."""
+    if tune is None:
+        if budget_bytes:
+            raise ValueError("tune_budget_bytes without tune; give tune='step_time' too")
+        return None
+    if tune != "step_time" or budget_bytes < 0:
+        raise ValueError(
+            f"tune={tune!r} with {budget_bytes} bytes a step; known is 'step_time', with at least 0"
+        )
+    tier_ratios(machine, *near_and_far(machine))
+    return budget_bytes
+
+
 @renamed_keywords(memory="session")
 @contextlib.contextmanager
 def placing(
-    plan_or_policy: PlanOrPolicy = None, *, pages: Pages = "thp", session: Session | None = None
+    plan_or_policy: PlanOrPolicy = None,
+    *,
+    pages: Pages = "thp",
+    session: Session | None = None,
+    tune: Tuning | None = None,
+    tune_budget_bytes: int = 0,
 ) -> Iterator[Placed]:
     """Engines that ``deepspeed.initialize`` makes in the block keep their host tensors in tiers.
 
@@ -142,6 +167,11 @@ def placing(
         The session to allocate in. None means that of :func:`cxl_offload.use`; where the script
         chose none, this rank's part of the machine (:func:`cxl_offload.ranks.share_machine`), or
         all of it for a process that is alone.
+    tune
+        ``"step_time"``: the share of the optimizer's tensors on the far tier (CXL, else the other
+        sockets) follows the time of the steps, see docs/tuning.md. None: they stay.
+    tune_budget_bytes
+        Bytes that may move between two steps, in the mean; 0 only logs advice.
 
     Yields
     ------
@@ -159,6 +189,7 @@ def placing(
     -----
     A model that is built under ``deepspeed.zero.Init`` allocates there: build it in the block too.
     """
+    tuning = _checked(tune, tune_budget_bytes, (session or current_session()).machine)
     capture = installed()
     store = _store_later(plan_or_policy, session, pages)
     before = WeakSet(_engines())
@@ -169,7 +200,11 @@ def placing(
     finally:
         capture.scopes.remove(store)
     made = [engine for engine in _engines() if engine not in before]
-    placed.engines += [_attach(engine, store(), capture) for engine in made]
+    for engine in made:
+        attached = _attach(engine, store(), capture)
+        if tuning is not None:
+            attached.tuned = TunedEngine(engine, attached, budget_bytes_per_step=tuning)
+        placed.engines.append(attached)
 
 
 @renamed_keywords(memory="session")

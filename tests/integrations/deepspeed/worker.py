@@ -131,7 +131,7 @@ def start(job: dict[str, Any]) -> tuple[Any, Any]:
     if job.get("attach"):
         engine = deepspeed.initialize(**arguments)[0]
         return engine, attach(engine, job.get("policy"))
-    with placing(job.get("policy")) as placed:
+    with placing(job.get("policy"), **job.get("tune", {})) as placed:
         engine = deepspeed.initialize(**arguments)[0]
     return engine, placed.engines[0]
 
@@ -263,6 +263,13 @@ def run(job: dict[str, Any], session: Session) -> dict[str, Any]:
             for row in attached.rows()
         ]
         result["missed"] = attached.missed()
+        if attached.tuned is not None and attached.tuned.tuner is not None:
+            tuner = attached.tuned.tuner
+            result["tuned"] = {
+                "decisions": tuner.decisions,
+                "granted": tuner.homes.granted(),
+                "nbytes": tuner.homes.nbytes,
+            }
         result["held"] = session.stats().asked_bytes.current
     engine.destroy()
     result["held_after_destroy"] = session.stats().asked_bytes.current

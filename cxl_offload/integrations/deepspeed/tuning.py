@@ -1,0 +1,55 @@
+"""Tunes where the optimizer's tensors of an engine live, by the time of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cxl_offload.integrations.deepspeed.kinds import STREAMED
+from cxl_offload.tune.optimizer import step_tuner
+from cxl_offload.tune.step_tuner import StepTuner
+
+if TYPE_CHECKING:
+    from cxl_offload.integrations.deepspeed.attached import AttachedEngine
+
+__all__ = ["TunedEngine"]
+
+
+class TunedEngine:
+    """Follows the steps of an engine; made by ``placing(..., tune="step_time")``.
+
+    A step is over at the first forward pass after the optimizer has stepped: then gradients are
+    consumed, parameters are back, and no copy of the optimizer's tensors is under way.
+
+    Attributes
+    ----------
+    tuner
+        The tuner; None before the first step, and where the engine has nothing on the host.
+    """
+
+    def __init__(
+        self, engine: Any, attached: AttachedEngine, *, budget_bytes_per_step: int
+    ) -> None:
+        self.tuner: StepTuner | None = None
+        self._attached = attached
+        self._budget = budget_bytes_per_step
+        self._steps = engine.global_steps
+        self._begun = False
+        hook = engine.register_forward_pre_hook(self._before_forward)
+        self.remove: Callable[[], None] = hook.remove
+
+    def _before_forward(self, engine: Any, inputs: Any) -> None:
+        if engine.global_steps == self._steps:
+            return
+        self._steps = engine.global_steps
+        if not self._begun:
+            self._begin()
+        elif self.tuner is not None:
+            self.tuner.step()
+
+    def _begin(self) -> None:
+        self._begun = True
+        found = self._attached.placed_tensors(STREAMED)
+        if found:
+            session = self._attached.store.session
+            self.tuner = step_tuner(found, session=session, budget_bytes_per_step=self._budget)

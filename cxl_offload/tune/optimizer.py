@@ -1,0 +1,134 @@
+"""One call that tunes where the states of a torch optimizer live."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cxl_offload.memory import Session, current_session
+from cxl_offload.tune.curves import TierRatios
+from cxl_offload.tune.homes import TunedHomes
+from cxl_offload.tune.machine import tier_ratios
+from cxl_offload.tune.model_based import ModelTuner
+from cxl_offload.tune.step_tuner import StepTuner
+from cxl_offload.tune.tiers import near_and_far
+
+__all__ = ["TunedOptimizer", "step_tuner", "tune_optimizer"]
+
+_LOG = logging.getLogger("cxl_offload.tune")
+
+
+def step_tuner(
+    tensors: dict[str, torch.Tensor],
+    *,
+    session: Session,
+    near: Sequence[int] | None = None,
+    far: Sequence[int] | None = None,
+    ratios: TierRatios | None = None,
+    budget_bytes_per_step: int = 0,
+    state: str | Path | None = None,
+) -> StepTuner:
+    """A model-based tuner of tensors that are there; arguments as for :func:`tune_optimizer`."""
+    if near is None or far is None:
+        near, far = near_and_far(session.machine)
+    homes = TunedHomes(tensors, near=near, far=far, session=session)
+    known = ratios or tier_ratios(session.machine, near, far)
+    tuner = ModelTuner(known, start=homes.share)
+    return StepTuner(homes, tuner, budget_bytes_per_step=budget_bytes_per_step, state=state)
+
+
+class TunedOptimizer:
+    """Follows the steps of one optimizer; made by :func:`tune_optimizer`.
+
+    Attributes
+    ----------
+    tuner
+        The tuner, once the first step has made the states; None before, or where no state lies in
+        memory of this package.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, session: Session, options: dict[str, Any]
+    ) -> None:
+        self.tuner: StepTuner | None = None
+        self._session = session
+        self._options = options
+        self._begun = False
+        self._hook = optimizer.register_step_post_hook(self._after_step)
+
+    def _states(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+        for number, states in enumerate(optimizer.state.values()):
+            for name, value in states.items():
+                if not isinstance(value, torch.Tensor) or not value.dim() or not value.numel():
+                    continue
+                if value.device.type == "cpu" and self._session.find(value.data_ptr()) is not None:
+                    yield f"{number}.{name}", value
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.tuner is not None:
+            self.tuner.step()
+        elif not self._begun:
+            self._begun = True
+            found = dict(self._states(optimizer))
+            if found:
+                self.tuner = step_tuner(found, session=self._session, **self._options)
+            else:
+                _LOG.warning(
+                    "tune: no state of %s lies in memory of this package; nothing to tune (see "
+                    "cxl_offload.offload_optimizer and ops.adam.CPUAdam)",
+                    type(optimizer).__name__,
+                )
+
+    def remove(self) -> None:
+        """Stops measuring and moving. States stay where they are."""
+        self._hook.remove()
+
+
+def tune_optimizer(
+    optimizer: torch.optim.Optimizer,
+    *,
+    near: Sequence[int] | None = None,
+    far: Sequence[int] | None = None,
+    ratios: TierRatios | None = None,
+    budget_bytes_per_step: int = 0,
+    state: str | Path | None = None,
+    session: Session | None = None,
+) -> TunedOptimizer:
+    """Tunes the share of an optimizer's states on the far tier by the time between its steps.
+
+    Call it after :func:`cxl_offload.offload_optimizer`, or for a :class:`CPUAdam` with a policy.
+    States that are replaced later (``load_state_dict``) are no longer followed: call it again.
+
+    Parameters
+    ----------
+    near, far
+        Nodes of the two tiers; by default local DRAM, and CXL memory or DRAM of other sockets.
+    ratios
+        The far tier against the near one; by default from the machine file or profile.
+    budget_bytes_per_step
+        Bytes that may move between two steps, in the mean; 0 only logs advice.
+    state
+        A JSON file that lets a restart go on.
+    session
+        The session that the states are in; None means the current one.
+
+    Raises
+    ------
+    ConfigError
+        The machine has only one tier, or its bandwidths are not known.
+    """
+    session = session or current_session()
+    if near is None or far is None:
+        near, far = near_and_far(session.machine)
+    options = {
+        "near": near,
+        "far": far,
+        "ratios": ratios or tier_ratios(session.machine, near, far),
+        "budget_bytes_per_step": budget_bytes_per_step,
+        "state": state,
+    }
+    return TunedOptimizer(optimizer, session, options)
