@@ -84,8 +84,9 @@ class TunedOptimizer:
                 )
 
     def remove(self) -> None:
-        """Stops measuring and moving. States stay where they are."""
+        """Stops measuring and moving, and lets go of the states, which stay where they are."""
         self._hook.remove()
+        self.tuner = None
 
 
 def tune_optimizer(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cxl_offload.integrations.deepspeed.kinds import STREAMED
@@ -35,8 +34,12 @@ class TunedEngine:
         self._budget = budget_bytes_per_step
         self._steps = engine.global_steps
         self._begun = False
-        hook = engine.register_forward_pre_hook(self._before_forward)
-        self.remove: Callable[[], None] = hook.remove
+        self._hook = engine.register_forward_pre_hook(self._before_forward)
+
+    def remove(self) -> None:
+        """Stops measuring and moving, and lets go of the tensors, which stay where they are."""
+        self._hook.remove()
+        self.tuner = None
 
     def _before_forward(self, engine: Any, inputs: Any) -> None:
         if engine.global_steps == self._steps:

@@ -264,12 +264,13 @@ def run(job: dict[str, Any], session: Session) -> dict[str, Any]:
         ]
         result["missed"] = attached.missed()
         if attached.tuned is not None and attached.tuned.tuner is not None:
-            tuner = attached.tuned.tuner
+            homes = attached.tuned.tuner.homes
             result["tuned"] = {
-                "decisions": tuner.decisions,
-                "granted": tuner.homes.granted(),
-                "nbytes": tuner.homes.nbytes,
+                "decisions": attached.tuned.tuner.decisions,
+                "granted": homes.granted(),
+                "nbytes": homes.nbytes,
             }
+            del homes  # it keeps the tensors alive
         result["held"] = session.stats().asked_bytes.current
     engine.destroy()
     result["held_after_destroy"] = session.stats().asked_bytes.current
