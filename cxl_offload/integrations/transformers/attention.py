@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
+from cxl_offload.integrations.transformers.room import SMALL_TYPES
 from cxl_offload.ops.attention import decode_attention
 
 __all__ = ["OWN_ATTENTIONS", "AttentionCalls", "count_in", "eager_attention_of", "registered_name"]
@@ -106,7 +107,8 @@ def _why_not(
     options: dict[str, Any],
 ) -> str:
     """Why the kernel does not compute this one query a sequence; empty when it does."""
-    if query.dtype not in _KERNEL_TYPES or not query.dtype == key.dtype == value.dtype:
+    kept_as = (query.dtype, *SMALL_TYPES)
+    if query.dtype not in _KERNEL_TYPES or key.dtype is not value.dtype or key.dtype not in kept_as:
         return f"types {query.dtype}, {key.dtype}, {value.dtype}"
     if not query.shape[-1] == key.shape[-1] == value.shape[-1]:
         return "keys and values of different widths"
@@ -177,7 +179,7 @@ def _attention(own: str) -> Callable[..., Any]:
         else:
             calls.kernel += 1
             return _by_kernel(query, key, value, attention_mask, scaling), None
-        key, value = key.to(query.device), value.to(query.device)
+        key, value = key.to(query), value.to(query)
         given = {"scaling": scaling, "dropout": dropout, **options}
         if own == "sdpa":
             made = sdpa_attention_forward(module, query, key, value, attention_mask, **given)

@@ -24,6 +24,11 @@ class FixedStates:
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Room for all positions, zeros as transformers has them."""
         refuse_gradients(key_states)
+        if self._memory.dtype is not None:
+            raise ConfigError(
+                "a fixed cache keeps keys and values in their own type; leave kv_dtype or "
+                "cache_implementation out"
+            )
         if key_states.device.type != "cpu":
             raise ConfigError(
                 "a fixed cache of a model on an accelerator cannot lie in a tier; leave "

@@ -237,8 +237,7 @@ def _joined(
     past: tuple[torch.Tensor, torch.Tensor], new: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     keys, values = (
-        torch.cat([old.to(states.device), states], dim=2)
-        for old, states in zip(past, new, strict=True)
+        torch.cat([old.to(states), states], dim=2) for old, states in zip(past, new, strict=True)
     )
     return keys, values
 

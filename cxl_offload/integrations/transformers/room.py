@@ -8,7 +8,10 @@ import torch
 
 from cxl_offload.objects.kind_store import TierStore
 
-__all__ = ["KvMemory", "KvRoom", "gather_rows", "slack_of"]
+__all__ = ["SMALL_TYPES", "KvMemory", "KvRoom", "gather_rows", "slack_of"]
+
+SMALL_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""What keys and values can be kept as, besides their own type."""
 
 _LEAST_SLACK = 64
 _SLACK_SHARE = 8
@@ -23,9 +26,12 @@ class KvMemory:
     ----------
     store
         Has the policy of ``kv``, and counts.
+    dtype
+        Of what is kept, an 8-bit float type; None: that of the states.
     """
 
     store: TierStore
+    dtype: torch.dtype | None = None
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor with its pages in place.
@@ -62,6 +68,8 @@ def gather_rows(tensor: torch.Tensor, rows: torch.Tensor) -> None:
     changed = (rows != torch.arange(tensor.shape[0])).nonzero().flatten()
     if changed.numel() == 0:
         return
+    if tensor.dtype in SMALL_TYPES:
+        tensor = tensor.view(torch.uint8)  # torch does not index numbers of these types
     for head in range(tensor.shape[1]):
         part = tensor[:, head]
         part.index_copy_(0, changed, part.index_select(0, rows[changed]))
@@ -91,7 +99,8 @@ class KvRoom:
 
     def _like(self, states: torch.Tensor, positions: int, batch: int | None = None) -> torch.Tensor:
         rows, heads, _, dim = states.shape
-        return self._source.empty((batch or rows, heads, positions, dim), states.dtype)
+        dtype = self._source.dtype or states.dtype
+        return self._source.empty((batch or rows, heads, positions, dim), dtype)
 
     @property
     def positions(self) -> int:
@@ -114,9 +123,16 @@ class KvRoom:
         if self.end + count > self.capacity:
             self._make_room(self.positions + count)
         at = slice(self.end, self.end + count)
-        self._k[:, :, at].copy_(keys)
-        self._v[:, :, at].copy_(values)
+        self._k[:, :, at].copy_(self._kept_as(keys))
+        self._v[:, :, at].copy_(self._kept_as(values))
         self.end += count
+
+    def _kept_as(self, states: torch.Tensor) -> torch.Tensor:
+        """The largest number of a small type in place of one beyond it, which would be NaN."""
+        if self._source.dtype in (None, states.dtype):
+            return states
+        most = torch.finfo(self._source.dtype).max
+        return states.clamp(-most, most)
 
     def _make_room(self, needed: int) -> None:
         if needed <= self.capacity and self.begin >= slack_of(self.positions):

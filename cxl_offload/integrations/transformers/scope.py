@@ -30,7 +30,7 @@ from cxl_offload.integrations.transformers.conventions import (
 )
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.linear_layers import take_linear_layers
-from cxl_offload.integrations.transformers.room import KvMemory
+from cxl_offload.integrations.transformers.room import SMALL_TYPES, KvMemory
 from cxl_offload.integrations.transformers.weights import place_weights, store_for
 from cxl_offload.memory import PolicyLike, Session, current_session
 from cxl_offload.objects.kind_store import TierStore
@@ -45,6 +45,7 @@ def offload(
     model: PreTrainedModel,
     policies: Mapping[str, PolicyLike],
     *,
+    kv_dtype: torch.dtype | None = None,
     linear_rows: int = 0,
     session: Session | None = None,
 ) -> Offloaded:
@@ -64,6 +65,9 @@ def offload(
         Kind of tensor to policy. Kinds are ``kv``, ``attention``, ``mlp``, ``experts``, ``norm``,
         ``embedding``, ``head``, ``other``, and ``weights`` for all of weights that are not named.
         What is missing stays where it is.
+    kv_dtype
+        ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``: keys and values are kept as these, in half
+        the room, and decoding attends to them as they are; None: in their own type.
     linear_rows
         Linear layers of up to so many rows (sequences, when decoding) are computed by
         :func:`cxl_offload.ops.linear.linear`; 0: all by torch. Where that is faster depends on
@@ -85,7 +89,7 @@ def offload(
     session = session or current_session()
     store = store_for(chosen_policies(policies, session), session)
     check_conventions(model)
-    return Offloaded(model, store, linear_rows=linear_rows)
+    return Offloaded(model, store, kv_dtype=kv_dtype, linear_rows=linear_rows)
 
 
 class Offloaded:
@@ -101,14 +105,26 @@ class Offloaded:
         Counts the bytes of every kind.
     """
 
-    def __init__(self, model: PreTrainedModel, store: TierStore, *, linear_rows: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        store: TierStore,
+        *,
+        kv_dtype: torch.dtype | None = None,
+        linear_rows: int = 0,
+    ) -> None:
+        if kv_dtype is not None and kv_dtype not in SMALL_TYPES:
+            raise ConfigError(
+                f"kv_dtype {kv_dtype}: it is {' or '.join(map(str, SMALL_TYPES))}, or None for the "
+                "type of the states"
+            )
         if linear_rows < 0:
             raise ConfigError(f"linear_rows {linear_rows}: 0 or more")
         self.model = model
         self.linear_rows = linear_rows
         self.calls = AttentionCalls()
         self.store = store
-        self._kv = KvMemory(store)
+        self._kv = KvMemory(store, kv_dtype)
         self._open: contextlib.ExitStack | None = None
 
     def __enter__(self) -> Offloaded:

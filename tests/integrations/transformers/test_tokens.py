@@ -11,7 +11,10 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from cxl_offload.integrations.transformers import linear_layers, offload
-from cxl_offload.memory import Session
+from cxl_offload.integrations.transformers.growing_layers import TierLayer
+from cxl_offload.integrations.transformers.room import SMALL_TYPES, KvMemory
+from cxl_offload.integrations.transformers.weights import store_for
+from cxl_offload.memory import Bind, Session
 
 from .models import ALIKE, FAMILIES, PAD, generate, in_double, make, prompts
 
@@ -166,6 +169,49 @@ def test_linear_layers_of_few_rows_are_as_near_to_double_as_torch(session: Sessi
     with offload(model, CXL, linear_rows=4, session=session):
         ours = (_step_logits(model) - exact).abs().mean()
     assert ours <= 1.2 * by_torch
+
+
+@pytest.mark.parametrize("dtype", SMALL_TYPES)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_small_types_of_states_err_as_much_as_they_round(
+    family: str, dtype: torch.dtype, session: Session
+) -> None:
+    """In half the room; the error is of rounding, far below what the logits say."""
+    model = make(family, torch.bfloat16)
+    exact = _step_logits(in_double(model))
+    with offload(model, CXL, kv_dtype=dtype, session=session) as done:
+        ours = (_step_logits(model) - exact).abs().mean()
+        held = done.store.use()[("kv", "host")].peak_bytes
+        assert (done.calls.kernel == 0) == (family == "gemma2")  # whose soft cap the kernel lacks
+    with offload(model, CXL, session=session) as done:
+        fine = (_step_logits(model) - exact).abs().mean()
+        assert held * 2 == done.store.use()[("kv", "host")].peak_bytes
+    assert fine < ours < 0.25 * exact.abs().mean()
+
+
+@pytest.mark.parametrize("way", ["beams", "chat"])
+def test_small_types_of_states_serve_beams_and_turns(way: str, session: Session) -> None:
+    """Beams reorder them, and several new positions attend to them by the model's own attention."""
+    model = make("mistral", torch.bfloat16)
+    ids = prompts()["input_ids"][2:4]
+    with offload(model, CXL, kv_dtype=torch.float8_e4m3fn, session=session), torch.no_grad():
+        if way == "beams":
+            assert generate(model, num_beams=3).shape == (4, 30)
+        else:
+            cache = model(ids).past_key_values
+            more = _after(ids, torch.tensor([5, 6]).expand(2, -1))
+            assert generate(model, **more, past_key_values=cache).shape == (2, 32)
+            assert {layer.keys.dtype for layer in cache.layers} == {torch.float8_e4m3fn}
+            del cache
+
+
+def test_states_beyond_a_small_type_become_its_largest_number(session: Session) -> None:
+    store = store_for({"kv": Bind((2,))}, session)
+    layer = TierLayer(KvMemory(store, torch.float8_e4m3fn))
+    states = torch.tensor([1e9, -1e9, 3.0, 0.0]).expand(1, 1, 2, 4)
+    layer.update(states, states)
+    assert layer.keys.float()[0, 0, 0].tolist() == [448.0, -448.0, 3.0, 0.0]
+    del layer
 
 
 @pytest.mark.parametrize("damage", ["keys", "values", "weights"])
