@@ -110,7 +110,11 @@ def policy_fields(request: FlexGenRun) -> list[Any]:
 
 
 def requests(
-    model: Path, rows: int, prompt_len: int, gen_len: int, cpu_linear: Literal["single", "half"]
+    model: Path,
+    rows: int,
+    prompt_len: int,
+    gen_len: int,
+    cpu_linear: Literal["fastest", "single", "half"],
 ) -> dict[str, FlexGenRun]:
     """The request of every case, on the same prompts if it names none of its own."""
     made = {}
@@ -250,7 +254,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--prompt-len", type=int, default=128)
     parser.add_argument("--gen-len", type=int, default=16)
-    parser.add_argument("--cpu-linear", choices=("single", "half"), default="single")
+    parser.add_argument("--cpu-linear", choices=("fastest", "single", "half"), default="fastest")
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -115,11 +115,6 @@ def _scale_view(scale: torch.Tensor, outputs: int) -> _C.TensorView:
 
 BUFFER_ELEMENTS = 2**19
 
-FEW_ROWS = 7
-"""Up to so many, reading the weights takes longest and PyTorch's own product is faster: measured in
-decoding on two cores with AVX-512 and no half-precision arithmetic, 1.5 times as fast for 4 rows,
-as fast for 8, and 0.7 times for 16."""
-
 
 class SinglePrecisionLinear:
     """``torch.nn.functional.linear`` for float16 on the CPU; one caller at a time.
@@ -140,8 +135,7 @@ class SinglePrecisionLinear:
         Parameters
         ----------
         inputs
-            ``(..., width)``. Of another type than float16, not on the CPU, or of few rows: torch
-            computes it.
+            ``(..., width)``. Of another type than float16, or not on the CPU: torch computes it.
         weight, bias
             ``(outputs, width)`` and ``(outputs,)``.
 
@@ -152,7 +146,7 @@ class SinglePrecisionLinear:
         """
         outputs, width = weight.shape
         on_cpu = inputs.dtype is torch.float16 and inputs.device.type == "cpu"
-        if not on_cpu or inputs.numel() <= FEW_ROWS * width:
+        if not on_cpu:
             return functional.linear(inputs, weight, bias)
         rows = inputs.float().reshape(-1, width)
         result = torch.empty(rows.shape[0], outputs, dtype=torch.float16)

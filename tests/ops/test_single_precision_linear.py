@@ -51,11 +51,3 @@ def test_other_types_are_left_to_torch() -> None:
     inputs, weight = draw(8, 64, seed=1).double(), draw(5, 64, seed=2).double()
     ours = SinglePrecisionLinear()
     assert torch.equal(ours(inputs, weight), functional.linear(inputs, weight))
-
-
-@pytest.mark.parametrize("rows", [0, 1, linear.FEW_ROWS])
-def test_few_rows_are_left_to_torch(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    inputs, weight = draw(rows, 64, seed=1), draw(5, 64, seed=2)
-    expected = functional.linear(inputs, weight)
-    monkeypatch.setattr(torch, "mm", None)
-    assert torch.equal(SinglePrecisionLinear()(inputs, weight), expected)

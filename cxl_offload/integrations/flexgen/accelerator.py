@@ -14,6 +14,7 @@ from flexgen.pytorch_backend import DeviceType, TorchDevice, TorchTensor
 from torch.nn import functional
 
 from cxl_offload.integrations.flexgen.attention import CacheInPlace, attend_in_place
+from cxl_offload.integrations.flexgen.devices import SharesHostMemory, TierTensor
 from cxl_offload.integrations.flexgen.recorder import Recorder
 
 __all__ = ["Accelerator", "HostAccelerator"]
@@ -33,6 +34,9 @@ class Accelerator(TorchDevice):  # type: ignore[misc]
     activation
         ``relu`` as in OPT, which is what FlexGen computes, or ``gelu`` as in Galactica.
     """
+
+    attends_everywhere = False
+    """The CPU's attention computes over the accelerator's part of a cache, too."""
 
     def __init__(self, name: str, recorder: Recorder, *, activation: str = "relu") -> None:
         super().__init__(name)
@@ -91,7 +95,7 @@ class Accelerator(TorchDevice):  # type: ignore[misc]
                 (k_new, v_new),
                 mask,
                 heads=sizes[-2],
-                on_accelerator=self._attention_value,
+                on_accelerator=None if self.attends_everywhere else self._attention_value,
             )
         value: torch.Tensor = super()._mixed_device_attention(
             q, k_cache, v_cache, k_new, v_new, mask, *sizes
@@ -177,6 +181,8 @@ def host_cache_views(
 
     A compressed cache is decompressed whole into the workspace, whatever of it is attended to.
     """
+    if isinstance(k_cache, CacheInPlace) and k_cache.loaded:
+        return (), ()
     if isinstance(k_cache, CacheInPlace):
         return (*k_cache.host_views(attended), *v_cache.host_views(attended)), ()
     if isinstance(k_cache, tuple):  # (accelerator's part, workspace with the rest)
@@ -202,18 +208,38 @@ class _Resident(torch.Tensor):
         return self.as_subclass(torch.Tensor)
 
 
-class HostAccelerator(Accelerator):
+class HostAccelerator(Accelerator, SharesHostMemory):
     """Ordinary memory and the CPU in the accelerator's place, for machines without a GPU.
 
-    To FlexGen it is a CUDA device, so every copy and every branch is that of a run with a GPU.
-    Attention over the cache is computed in single precision wherever the cache is, so that a
-    sequence gives the same tokens in every tier.
+    To FlexGen it is a CUDA device, so it loads and stores as for a GPU, and that is what is
+    recorded. What it loads from host memory is read where it lies instead, since both are the same
+    memory; without ``loads_nothing`` it is copied. Attention over the cache sums in single
+    precision wherever the cache is, so that a sequence gives the same tokens in every tier.
     """
 
-    def __init__(self, recorder: Recorder, *, activation: str = "relu") -> None:
+    def __init__(
+        self, recorder: Recorder, *, activation: str = "relu", loads_nothing: bool = True
+    ) -> None:
         super().__init__("cpu", recorder, activation=activation)
+        self.loads_nothing = self.attends_everywhere = loads_nothing
         self.name = "host memory and CPU as accelerator"
         self.device_type = DeviceType.CUDA
+
+    def view_of(self, tensor: TierTensor, indices: Any) -> TorchTensor:
+        """What would be loaded; recorded, and not copied."""
+        data = tensor.data if indices is None else tensor.data[tuple(indices)]
+        self.loaded(data)
+        view = TorchTensor.create_from_torch(data, self)
+        view.home = tensor  # whose memory is counted for as long as it is read
+        return view
+
+    def loaded(self, data: torch.Tensor) -> None:
+        """Record host memory that a GPU would load."""
+        self._recorder.copied("h2d", source=data, accelerator_bytes=data.numel() * data.itemsize)
+
+    def gathered(self, data: torch.Tensor) -> None:
+        """Record memory of the accelerator that it would copy to where the loaded rest is."""
+        self._recorder.copied("gpu", accelerator_bytes=2 * data.numel() * data.itemsize)
 
     def _attention_value(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any

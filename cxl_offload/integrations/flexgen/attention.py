@@ -25,7 +25,7 @@ from cxl_offload.ops.attention import (
 )
 from cxl_offload.ops.int4_cache import Int4Cache, int4_from_flexgen
 
-__all__ = ["CacheInPlace", "SelfAttentionInPlace", "attend_in_place"]
+__all__ = ["CacheInPlace", "SelfAttentionInPlace", "SelfAttentionOnHost", "attend_in_place"]
 
 AttentionValue = Callable[..., torch.Tensor]
 
@@ -39,9 +39,12 @@ class CacheInPlace:
     pieces
         ``(positions, sequences * heads, head_dim)``, float16, on the accelerator or the host; or
         compressed, on the host.
+    loaded
+        The accelerator attends over all of it, which a GPU would have loaded.
     """
 
     pieces: tuple[TorchTensor, ...]
+    loaded: bool = False
 
     def host_views(self, attended: int) -> tuple[torch.Tensor, ...]:
         """What is read of the pieces on the host for the first so many positions."""
@@ -71,6 +74,26 @@ class SelfAttentionInPlace(SelfAttention):  # type: ignore[misc]
         cache_read_buf.store(((_in_place(k_home), False), (_in_place(v_home), False)))
 
 
+class SelfAttentionOnHost(SelfAttention):  # type: ignore[misc]
+    """The same where the accelerator's memory is the host's: loads are recorded, and not done."""
+
+    def load_cache(self, cache_home: Any, cache_read_buf: Any, i: int) -> None:
+        """Every position up to the new one's, K and V; the prompt (``i`` 0) has no cache yet."""
+        if i == 0:
+            return
+        caches = []
+        for home in cache_home.val:
+            cache = CacheInPlace(tuple(_pieces(home)), loaded=True)
+            for piece in cache.pieces:
+                data = piece.data[: self.task.prompt_len + i]
+                if _on_host(piece):
+                    self.compute.loaded(data)
+                elif len(cache.pieces) > 1:
+                    self.compute.gathered(data)
+            caches.append((cache, False))
+        cache_read_buf.store(tuple(caches))
+
+
 def attend_in_place(
     q: torch.Tensor,
     caches: tuple[CacheInPlace, CacheInPlace],
@@ -78,7 +101,7 @@ def attend_in_place(
     mask: torch.Tensor,
     *,
     heads: int,
-    on_accelerator: AttentionValue,
+    on_accelerator: AttentionValue | None,
 ) -> torch.Tensor:
     """Attention of one new token a sequence, every piece of the cache by whoever is near it.
 
@@ -94,7 +117,7 @@ def attend_in_place(
     mask
         ``(sequences, positions)``, bool, on the host; False is padding.
     on_accelerator
-        FlexGen's ``_attention_value``.
+        FlexGen's ``_attention_value``; None where the accelerator's memory is the host's.
 
     Returns
     -------
@@ -114,7 +137,7 @@ def attend_in_place(
         for piece, row in ((k, new[0]), (v, new[1])):
             piece.data[attended - 1].copy_(row[0, columns])
         keys, entries = k.data[:attended], v.data[:attended]
-        if _on_host(k):
+        if on_accelerator is None or _on_host(k):
             values.append(_on_cpu(q[columns], keys, entries, mask[rows], heads).to(q.device))
         else:
             values.append(

@@ -189,6 +189,9 @@ class Copier:
     def __init__(self, link: Link, recorder: Recorder) -> None:
         self._link = link
         self._recorder = recorder
+        # NumPy reads a file's header with Python's parser, which fails at random in CPython 3.11
+        # when two threads use it at once (python/cpython issue 106905).
+        self._headers = threading.Lock()
 
     def __call__(
         self, dst: TorchTensor, dst_indices: Any, src: TorchTensor, src_indices: Any
@@ -210,9 +213,15 @@ class Copier:
         self, dst: TorchTensor, dst_indices: Any, src: TorchTensor, src_indices: Any
     ) -> None:
         """One queued copy; called in the disk's copy threads."""
-        to = map_to_torch_tensor(dst, _plain(dst_indices))
-        source = map_to_torch_tensor(src, _plain(src_indices))
+        with self._headers:
+            to = map_to_torch_tensor(dst, _plain(dst_indices))
+            source = map_to_torch_tensor(src, _plain(src_indices))
         self._link.move_from_disk_thread(to, source)
+
+    @property
+    def stays_in_host_memory(self) -> bool:
+        """Both ends of every copy are host memory."""
+        return isinstance(self._link, HostCopies)
 
     def synchronize(self) -> None:
         """Wait for all copies between host and accelerator."""

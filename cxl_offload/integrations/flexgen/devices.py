@@ -11,6 +11,7 @@ import os
 import queue
 import shutil
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,9 +31,39 @@ from cxl_offload.integrations.flexgen.places import Role
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.units import format_bytes
 
-__all__ = ["CompressedHost", "HostDevice", "SplitCache", "TierDisk"]
+__all__ = [
+    "CompressedHost",
+    "HostDevice",
+    "SharesHostMemory",
+    "SplitCache",
+    "TierDisk",
+    "TierTensor",
+]
 
 fix_recursive_import()  # FlexGen's devices need what its compression module defines
+
+
+class TierTensor(TorchTensor):  # type: ignore[misc]
+    """A tensor in a tier, read where it lies by a device whose memory is the host's too."""
+
+    def copy(self, dst: Any, src_indices: Any = None) -> TorchTensor:
+        """A copy on ``dst``; a view, as the device says, where there is nothing to cross."""
+        if isinstance(dst, SharesHostMemory) and dst.loads_nothing:
+            return dst.view_of(self, src_indices)
+        return super().copy(dst, src_indices)
+
+
+class SharesHostMemory(ABC):
+    """A device that computes in host memory, so that nothing has to be loaded to it.
+
+    ``loads_nothing`` is False where it stands for one that has memory of its own.
+    """
+
+    loads_nothing: bool
+
+    @abstractmethod
+    def view_of(self, tensor: TierTensor, indices: Any) -> TorchTensor:
+        """The tensor, or a part of it, as one of this device; it is only read."""
 
 
 class HostDevice(TorchDevice):  # type: ignore[misc]
@@ -93,7 +124,7 @@ class HostDevice(TorchDevice):  # type: ignore[misc]
         data = self.store.empty(
             self._role, self._part, tuple(shape), np_dtype_to_torch_dtype[dtype], pin=pin
         )
-        tensor = TorchTensor.create_from_torch(data, self, name=name)
+        tensor = TierTensor.create_from_torch(data, self, name=name)
         self.store.count(tensor, self._role, self._part, data)
         return tensor
 

@@ -35,8 +35,8 @@ def decode_shape(
     weights, kv = (_by_place(shares, kind) for kind in ("weights", "kv"))
     if weights[DISK] or request.compress_weight or request.compress_cache:
         raise ConfigError("no prediction: tensors on disk or compressed are not covered")
-    if request.accelerator == "host" and request.cpu_linear != "single":
-        raise ConfigError("no prediction: --cpu-linear half is not covered")
+    if request.accelerator == "host" and request.cpu_linear != "fastest":
+        raise ConfigError(f"no prediction: --cpu-linear {request.cpu_linear} is not covered")
     return DecodeShape(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
@@ -47,7 +47,8 @@ def decode_shape(
         # The first token is the prompt's; those after it attend to one more each.
         attended=prompt_len + request.gen_len / 2,
         kv=_kv_home(request, kv),
-        host_weights=weights[HOST] / 100,
+        # Host memory that is the accelerator's too is read where it is.
+        host_weights=weights[HOST] / 100 if request.accelerator == "cuda" else 0.0,
     )
 
 
@@ -62,12 +63,15 @@ def _by_place(shares: tuple[ShareRow, ...], kind: str) -> Mapping[str, float]:
 
 
 def _kv_home(request: FlexGenRun, kv: Mapping[str, float]) -> KvHome:
+    in_place = request.cpu_attention == "in-place"
+    if request.accelerator == "host" and in_place and not kv[DISK]:
+        return "host, in place"
     if not kv[HOST] and not kv[DISK] and not request.cpu_cache_compute:
         return "accelerator"
     if not kv[ACCELERATOR] and not kv[DISK]:
         if not request.cpu_cache_compute:
             return "host, loaded"
-        if request.cpu_attention == "in-place":
+        if in_place:
             return "host, in place"
     raise ConfigError(
         f"no prediction: a KV cache {kv[ACCELERATOR]:g} % on the accelerator and {kv[HOST]:g} % on "

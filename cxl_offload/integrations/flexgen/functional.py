@@ -8,15 +8,16 @@ from torch.nn import functional
 
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.ops.linear import SinglePrecisionLinear
+from cxl_offload.ops.measured_linear import MeasuredLinear
 
 __all__ = ["functional_of"]
 
 
-class _SinglePrecision:
+class _WithLinear:
     """``torch.nn.functional`` with another ``linear``."""
 
-    def __init__(self) -> None:
-        self.linear = SinglePrecisionLinear()
+    def __init__(self, linear: Any) -> None:
+        self.linear = linear
 
     def __getattr__(self, name: str) -> Any:
         return getattr(functional, name)
@@ -24,6 +25,7 @@ class _SinglePrecision:
 
 def functional_of(run: FlexGenRun) -> Any:
     """The functions of a run."""
-    if run.accelerator == "host" and run.cpu_linear == "single":
-        return _SinglePrecision()
-    return functional
+    if run.accelerator != "host" or run.cpu_linear == "half":
+        return functional
+    linear = MeasuredLinear() if run.cpu_linear == "fastest" else SinglePrecisionLinear()
+    return _WithLinear(linear)

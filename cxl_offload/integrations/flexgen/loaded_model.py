@@ -17,7 +17,7 @@ from flexgen.flex_opt import SelfAttention
 from flexgen.timer import timers
 from flexgen.utils import ExecutionEnv, project_decode_latency
 
-from cxl_offload.integrations.flexgen.attention import SelfAttentionInPlace
+from cxl_offload.integrations.flexgen.attention import SelfAttentionInPlace, SelfAttentionOnHost
 from cxl_offload.integrations.flexgen.checkpoint import Progress, weights_folder
 from cxl_offload.integrations.flexgen.functional import functional_of
 from cxl_offload.integrations.flexgen.layout import Layout, lay_out, with_tiers
@@ -170,7 +170,9 @@ class LoadedModel:
             flexgen_globals(
                 copy=copies,
                 init_weight_list=placer,
-                self_attention=SelfAttentionInPlace if layout.attends_in_place else SelfAttention,
+                self_attention=self_attention_of(
+                    request, layout, loads_nothing=copies.stays_in_host_memory
+                ),
                 functional=functional_of(request),
                 without_cuda=request.accelerator == "host",
             )
@@ -286,6 +288,17 @@ class LoadedModel:
         start, pad = self.inputs.shape[1], self.source.config.pad_token_id
         rows = [[int(token) for token in row[start:] if token != pad] for row in tokens]
         return tuple(self._tokenizer.decode(row) for row in rows)
+
+
+def self_attention_of(request: FlexGenRun, layout: Layout, *, loads_nothing: bool) -> Any:
+    """FlexGen's layer, or one of ours that moves no cache."""
+    if layout.attends_in_place:
+        return SelfAttentionInPlace
+    is_plain = not request.cpu_cache_compute and not request.compress_cache
+    in_place = request.cpu_attention == "in-place" and layout.homes.sequences[0] == 0
+    if loads_nothing and is_plain and in_place:
+        return SelfAttentionOnHost
+    return SelfAttention
 
 
 def _decode_seconds(costs: list[float], request: FlexGenRun, prompt_len: int) -> float:

@@ -75,16 +75,17 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         "--cpu-attention",
         choices=("in-place", "workspace"),
         default="in-place",
-        help="with --cpu-cache-compute: read the KV cache where it lies (default), or as FlexGen "
-        "does, over single-precision copies; a cache with a share on disk always goes through the "
-        "copies",
+        help="with --cpu-cache-compute or --accelerator host: read the KV cache where it lies "
+        "(default), or as FlexGen does, over copies; a cache with a share on disk always goes "
+        "through the copies",
     )
     ours.add_argument(
         "--cpu-linear",
-        choices=("single", "half"),
-        default="single",
-        help="with --accelerator host: multiply in single precision, several times faster "
-        "(default), or in half as FlexGen does; as exact, but not the same in the last bit",
+        choices=("fastest", "single", "half"),
+        default="fastest",
+        help="with --accelerator host: the fastest of this package's kernel, single and half "
+        "precision, which the first calls of every shape measure (default), or always PyTorch in "
+        "one of them, in half as FlexGen does; as exact, but not the same in the last bit",
     )
     ours.add_argument(
         "--copies",

@@ -57,13 +57,14 @@ class FlexGenRun:
 compress_cache
         FlexGen's own switches.
     cpu_attention
-        With ``cpu_cache_compute``: ``"in-place"`` reads the cache where it lies; ``"workspace"`` is
-        FlexGen's own way, over single-precision copies. A cache with a share on disk is always
-        attended in the workspace.
+        With ``cpu_cache_compute``, and where the host is the accelerator: ``"in-place"`` reads the
+        cache where it lies; ``"workspace"`` is FlexGen's own way, over copies. A cache with a share
+        on disk is always attended over copies.
     cpu_linear
-        Where the host is the accelerator: ``"single"`` multiplies in single precision, several
-        times faster; ``"half"`` leaves it to PyTorch, as FlexGen does. Both round to half precision
-        and are as exact, but not the same in the last bit.
+        Where the host is the accelerator: ``"fastest"`` takes the fastest of this package's kernel,
+        single and half precision, which the first calls of every shape measure; ``"single"`` and
+        ``"half"`` leave it to PyTorch, as FlexGen does in half. All round to half precision and are
+        as exact, but not the same in the last bit.
     place
         Policy of every role on the host, in the grammar of ``memory.policy.parse_policy`` or
         ``split:TIER=PERCENT,...``. A role that is missing is placed by first touch.
@@ -102,7 +103,7 @@ compress_cache
     pin_weight: bool = True
     cpu_cache_compute: bool = False
     cpu_attention: Literal["in-place", "workspace"] = "in-place"
-    cpu_linear: Literal["single", "half"] = "single"
+    cpu_linear: Literal["fastest", "single", "half"] = "fastest"
     attn_sparsity: float = 1.0
     compress_weight: bool = False
     compress_cache: bool = False
@@ -155,8 +156,8 @@ def _check_numbers(run: FlexGenRun) -> None:
         )
     if run.cpu_attention not in ("in-place", "workspace"):
         raise ConfigError(f"--cpu-attention {run.cpu_attention}: must be in-place or workspace")
-    if run.cpu_linear not in ("single", "half"):
-        raise ConfigError(f"--cpu-linear {run.cpu_linear}: must be single or half")
+    if run.cpu_linear not in ("fastest", "single", "half"):
+        raise ConfigError(f"--cpu-linear {run.cpu_linear}: must be fastest, single or half")
     if run.accelerator not in ("cuda", "host"):
         raise ConfigError(f"--accelerator {run.accelerator}: must be cuda or host")
     if run.copies not in ("stream", "engine"):

@@ -108,7 +108,9 @@ def build_devices(
     """Make every device; the caller closes the disk."""
     accelerator: Accelerator
     if run.accelerator == "host":
-        accelerator = HostAccelerator(recorder, activation=activation)
+        accelerator = HostAccelerator(
+            recorder, activation=activation, loads_nothing=copies.stays_in_host_memory
+        )
     else:
         accelerator = Accelerator("cuda:0", recorder, activation=activation)
         torch.empty(1, device=accelerator.dev)  # host memory is pinned in this thread's context

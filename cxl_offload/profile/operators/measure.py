@@ -16,7 +16,7 @@ from typing import get_args
 import torch
 
 from cxl_offload.memory.heap import keep_freed_memory
-from cxl_offload.ops.linear import SinglePrecisionLinear
+from cxl_offload.ops.measured_linear import MeasuredLinear
 from cxl_offload.profile.curves import Estimate, estimate
 from cxl_offload.profile.operators.cache_operators import CacheLoader
 from cxl_offload.profile.operators.decoder_layer import (
@@ -161,7 +161,7 @@ def _runs(
         caches = _caches(rows, hidden, device, count)
         mask = torch.ones(rows, _POSITIONS, dtype=torch.bool, device=device)
         x = torch.rand(rows, 1, hidden, device=device).half()
-        load, linear = CacheLoader(device), SinglePrecisionLinear()  # on a GPU it is torch's own
+        load, linear = CacheLoader(device), MeasuredLinear()  # on a GPU it is torch's own
         samples: defaultdict[Label, list[float]] = defaultdict(list)
         end, turn = time.perf_counter() + seconds, 0
         while turn <= _LEAST_TURNS or time.perf_counter() < end:

@@ -7,6 +7,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,9 +20,10 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.files import encode
 from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, attention
 from cxl_offload.integrations.flexgen.accelerator import HostAccelerator
+from cxl_offload.integrations.flexgen.copies import Copier
 from cxl_offload.integrations.flexgen.expected import decode_shape
 from cxl_offload.memory import Session
-from cxl_offload.ops.linear import SinglePrecisionLinear
+from cxl_offload.ops.measured_linear import MeasuredLinear
 from cxl_offload.plan.flexgen import decode_time as equations
 from cxl_offload.plan.flexgen.decode_time import KvHome
 
@@ -76,7 +78,7 @@ def is_paused() -> bool:
 def operators_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is counted inside of linear layers and attention."""
     for owner, name in (
-        (SinglePrecisionLinear, "__call__"),
+        (MeasuredLinear, "__call__"),
         (HostAccelerator, "_attention_value"),
         (attention, "decode_attention"),
     ):
@@ -126,8 +128,10 @@ def one_token(loaded: LoadedModel) -> tuple[int, int]:
 @pytest.mark.usefixtures("operators_apart")
 @pytest.mark.parametrize("kv", OPTIONS)
 def test_a_layer_takes_as_many_calls_and_instructions_as_the_equations_say(
-    kv: KvHome, request_of: Request
+    kv: KvHome, request_of: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # What FlexGen does for a GPU is counted where its loads are copies.
+    monkeypatch.setattr(Copier, "stays_in_host_memory", kv == "host, in place")
     with LoadedModel(request_of(**OPTIONS[kv]), session=Session.linux()) as loaded:
         layers = loaded.model.config.num_hidden_layers
         calls, instructions = (each / (layers + 1) for each in one_token(loaded))
@@ -137,29 +141,45 @@ def test_a_layer_takes_as_many_calls_and_instructions_as_the_equations_say(
 @pytest.mark.parametrize("kv", OPTIONS)
 def test_the_shape_is_that_of_the_request(kv: KvHome, request_of: Request) -> None:
     request = request_of(**OPTIONS[kv])
-    with LoadedModel(request, session=Session.linux()) as loaded:
-        shape = decode_shape(request, loaded.model.config, prompt_len=12, shares=loaded.layout.rows)
+    loaded = LoadedModel(request, session=Session.linux())
+    config, shares = loaded.source.config, loaded.layout.rows
+    on_gpu = replace(request, accelerator="cuda")
+    shape = decode_shape(on_gpu, config, prompt_len=12, shares=shares)
     assert (shape.kv, shape.rows, shape.layers, shape.hidden) == (kv, 8, 3, 64)
     assert (shape.host_weights, shape.attended) == (0.0, 12 + 4)
+    shape = decode_shape(request, config, prompt_len=12, shares=shares)
+    assert shape.kv == "host, in place"
+
+
+def test_weights_on_the_host_are_loaded_to_a_gpu_only(request_of: Request) -> None:
+    request = request_of(percent=(0, 100, 0, 100, 0, 100))
+    loaded = LoadedModel(request, session=Session.linux())
+    config, shares = loaded.source.config, loaded.layout.rows
+    shapes = [
+        decode_shape(replace(request, accelerator=where), config, prompt_len=12, shares=shares)
+        for where in ("cuda", "host")
+    ]
+    assert [shape.host_weights for shape in shapes] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "accelerator"),
     [
-        {"percent": (100, 0, 50, 50, 100, 0)},
-        {"percent": (100, 0, 0, 0, 100, 0)},
-        {"compress_cache": True},
-        {"cpu_cache_compute": True, "cpu_attention": "workspace"},
-        {"cpu_linear": "half"},
+        ({"percent": (100, 0, 50, 50, 100, 0)}, "cuda"),
+        ({"percent": (100, 0, 0, 0, 100, 0)}, "host"),
+        ({"compress_cache": True}, "host"),
+        ({"cpu_cache_compute": True, "cpu_attention": "workspace"}, "host"),
+        ({"cpu_linear": "half"}, "host"),
     ],
 )
 def test_what_the_equations_do_not_cover_is_refused(
-    options: dict[str, Any], request_of: Request
+    options: dict[str, Any], accelerator: Any, request_of: Request
 ) -> None:
     request = request_of(**options)
     loaded = LoadedModel(request, session=Session.linux())
+    asked = replace(request, accelerator=accelerator)
     with pytest.raises(ConfigError, match="no prediction"):
-        decode_shape(request, loaded.source.config, prompt_len=12, shares=loaded.layout.rows)
+        decode_shape(asked, loaded.source.config, prompt_len=12, shares=loaded.layout.rows)
 
 
 def run(arguments: list[str]) -> object:

@@ -11,17 +11,17 @@ from torch.nn import functional
 
 from cxl_offload.integrations.flexgen import FlexGenRun, run
 from cxl_offload.memory import Session
-from cxl_offload.ops.linear import SinglePrecisionLinear
+from cxl_offload.ops.measured_linear import MeasuredLinear
 
 
 def test_flexgen_has_its_own_functions_again_after_a_run(
     request_tiny: FlexGenRun, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[int, ...]] = []
-    original = SinglePrecisionLinear.__call__
+    original = MeasuredLinear.__call__
 
     def counted(
-        self: SinglePrecisionLinear,
+        self: MeasuredLinear,
         inputs: torch.Tensor,
         *rest: torch.Tensor,
         **named: torch.Tensor,
@@ -29,7 +29,7 @@ def test_flexgen_has_its_own_functions_again_after_a_run(
         calls.append(tuple(inputs.shape))
         return original(self, inputs, *rest, **named)
 
-    monkeypatch.setattr(SinglePrecisionLinear, "__call__", counted)
+    monkeypatch.setattr(MeasuredLinear, "__call__", counted)
     run(request_tiny, session=session)
     assert len(calls) > 6 * request_tiny.gen_len
     calls.clear()

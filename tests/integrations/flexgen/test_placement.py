@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, LoadedModel, TierLimit, run
+from cxl_offload.integrations.flexgen.copies import HostCopies, Way
 from cxl_offload.integrations.flexgen.predict import Need, Room, check_fit
 from cxl_offload.integrations.flexgen.tiers import capacities
 from cxl_offload.memory import Bind, Interleave, Policy, Preferred, Session, Weighted
@@ -259,3 +260,33 @@ def test_prediction_refuses_a_full_node() -> None:
             [_need(Interleave((0, 1), granule_bytes=100), 400)],
             Room({0: 1000, 1: 100}, (), 0),
         )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"percent": (50, 50, 50, 50, 0, 100)},
+        {"place": {"weights": "split:ldram=50,cxl=50", "kv": "split:ldram=50,cxl=50"}},
+        {"gpu_batch_size": 4, "num_gpu_batches": 2},
+    ],
+)
+def test_host_as_accelerator_copies_no_weight_and_no_cache(
+    options: dict[str, Any],
+    request_tiny: FlexGenRun,
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved: Counter[str] = Counter()
+    copy = HostCopies.move
+
+    def counted(self: HostCopies, dst: torch.Tensor, src: torch.Tensor, way: Way) -> None:
+        moved[way] += dst.numel() * dst.itemsize
+        copy(self, dst, src, way)
+
+    monkeypatch.setattr(HostCopies, "move", counted)
+    run(replace(request_tiny, **options), session=session)
+
+    # Hidden states and new keys and values are written to their homes; nothing is loaded.
+    assert moved["h2d"] == 0
+    assert moved["d2h"] > 0

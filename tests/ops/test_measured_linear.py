@@ -1,0 +1,62 @@
+"""The way of a linear layer is chosen once for a shape, by time, and computes the product."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from cxl_offload.ops.measured_linear import MeasuredLinear
+
+
+def layer(rows: int, outputs: int = 96, width: int = 64) -> tuple[torch.Tensor, ...]:
+    source = torch.Generator().manual_seed(0)
+    shapes = ((rows, 1, width), (outputs, width), (outputs,))
+    return tuple(torch.randn(shape, generator=source).half() for shape in shapes)
+
+
+@pytest.mark.parametrize("way", ["kernel", "single", "half"])
+@pytest.mark.parametrize("rows", [1, 8, 100])
+def test_every_way_is_the_product_rounded_once(way: str, rows: int) -> None:
+    ours = MeasuredLinear()
+    x, weight, bias = layer(rows)
+    found = ours._ways[way](x, weight, bias)
+    expected = functional.linear(x.double(), weight.double(), bias.double())
+    assert found.shape == (rows, 1, 96)
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found.double(), expected, rtol=2**-10, atol=2**-10)
+
+
+@pytest.mark.parametrize("fast", ["kernel", "single", "half"])
+def test_fastest_way_is_found_in_the_first_call_and_kept(fast: str) -> None:
+    ours, calls = MeasuredLinear(), Counter[str]()
+
+    def slowed(name: str, way: Any) -> Any:
+        def call(*arguments: Any) -> torch.Tensor:
+            calls[name] += 1
+            time.sleep(0.0 if name == fast else 0.05)
+            made: torch.Tensor = way(*arguments)
+            return made
+
+        return call
+
+    ours._ways = {name: slowed(name, way) for name, way in ours._ways.items()}
+    x, weight, bias = layer(8)
+    found = ours(x, weight, bias)
+    torch.testing.assert_close(found, functional.linear(x, weight, bias), rtol=2**-9, atol=2**-9)
+    assert ours.chosen == {(3, 96, 64): fast}
+    calls.clear()
+    ours(x, weight, bias)
+    ours(x[:5], weight, bias)  # as many rows, to the next power of two
+    assert calls == {fast: 2}
+
+
+def test_other_types_are_left_to_torch() -> None:
+    ours = MeasuredLinear()
+    x, weight, bias = (each.float() for each in layer(2))
+    assert torch.equal(ours(x, weight, bias), functional.linear(x, weight, bias))
+    assert not ours.chosen
