@@ -19,7 +19,7 @@ from cxl_offload.memory import (
     current_session,
     known_policy,
 )
-from cxl_offload.ops.view import local_tensor
+from cxl_offload.ops.view import local_tensor, untraced
 from cxl_offload.renamed import renamed_keywords
 
 __all__ = ["OffloadedStates", "offload_optimizer"]
@@ -97,6 +97,7 @@ class OffloadedStates:
             )
         self._are_known = True
 
+    @untraced
     @torch.no_grad()
     def sweep(self) -> int:
         """Moves every state that is not at its place yet; the hooks call it.

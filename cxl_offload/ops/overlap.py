@@ -12,11 +12,12 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from cxl_offload.ops.beside import OneThread
 from cxl_offload.ops.view import touch, untraced
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class EarlyUpdates:
         self._optimizer = weakref.ref(optimizer)
         self._groups: dict[torch.Tensor, dict[str, Any]] = {}
         self._lock = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = OneThread("cxl-offload-updates")
         self._waiting: list[Given] = []
         self._running: list[Future[None]] = []
         self._taken: dict[torch.Tensor, int] = {}
@@ -79,8 +80,6 @@ class EarlyUpdates:
         # At once, so that autograd refuses whatever still needs the old values in this backward.
         touch(param)
         with self._lock:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="cxl-offload-updates")
             self._waiting.append((param, group, None))
             self._running.append(self._thread.submit(self._run))
         engine = cast("Any", torch.autograd.Variable)._execution_engine

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from cxl_offload import tensor
 from cxl_offload.memory import Session
+from cxl_offload.ops.beside import OneThread
 
 __all__ = ["HostWay", "Order", "Part", "Saved", "StreamWay", "Way", "as_bytes", "part_of"]
 
@@ -167,8 +166,7 @@ class HostWay:
 
     def __init__(self, prefetch: int) -> None:
         self._in_place = prefetch == 0
-        self._thread: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._thread = OneThread("cxl-offload-activations")
 
     def leave(self, saved: Saved, source: torch.Tensor) -> None:
         saved.home.copy_(source)
@@ -176,9 +174,6 @@ class HostWay:
     def start(self, saved: Saved) -> None:
         if self._in_place or saved.back is not None:
             return
-        with self._lock:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="cxl-offload-activations")
         saved.back = self._thread.submit(_copied, saved.home)
 
     def bring(self, saved: Saved) -> torch.Tensor:

@@ -178,3 +178,19 @@ def test_name_of_no_state_is_refused_as_soon_as_the_states_are_known(session: Se
     other.load_state_dict(optimizer.state_dict())
     with pytest.raises(ValueError, match=message):
         offload_optimizer(other, wrong)
+
+
+def test_compiled_steps_are_followed_without_a_word(
+    session: Session, recwarn: pytest.WarningsRecorder
+) -> None:
+    torch.compiler.reset()
+    params, optimizer = make()
+    handle = offload_optimizer(optimizer, "bind:2")
+    compiled = torch.compile(optimizer.step, backend="eager")
+    for _ in range(2):
+        for param in params:
+            param.grad = torch.ones_like(param)
+        compiled()
+    torch.compiler.reset()
+    assert {tuple(place.granted) for place in handle.placements().values()} == {(2,)}
+    assert not [w for w in recwarn if "Dynamo does not know" in str(w.message)]

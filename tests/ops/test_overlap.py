@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import signal
 import threading
 import time
 import weakref
@@ -17,8 +18,10 @@ from torch import nn
 
 from cxl_offload.ops.adagrad import CPUAdagrad
 from cxl_offload.ops.adam import CPUAdam
+from cxl_offload.ops.beside import OneThread
 from cxl_offload.ops.lion import CPULion
 
+from ..placement.child import run_in_child
 from .tensors import bits
 
 WIDTH = 48
@@ -214,3 +217,37 @@ def test_frozen_and_added_parameters_are_trained_when_they_have_gradients() -> N
     model.first.weight.requires_grad_(True)
     train(model, optimizer, range(1, 2))
     assert bits(model.first.weight) != start[0]
+
+
+def test_forked_child_overlaps_on_a_thread_of_its_own() -> None:
+    """It would wait for ever for the thread of its parent."""
+    model = Model()
+    optimizer = CPUAdam(model.parameters(), lr=0.1, overlap=True)
+    train(model, optimizer, range(2))
+    twins, other = copy.deepcopy((model, optimizer))
+    train(twins, other, range(2, 4))
+
+    def child() -> None:
+        signal.alarm(60)
+        train(model, optimizer, range(2, 4))
+        assert picture(model, optimizer) == picture(twins, other)
+
+    run_in_child(child)
+
+
+def test_update_that_the_parent_has_not_made_is_an_error_in_its_child() -> None:
+    thread = OneThread("slow")
+    go = threading.Event()
+    future = thread.submit(go.wait, 60)
+    done = thread.submit(int, "7")
+
+    def child() -> None:
+        signal.alarm(60)
+        with pytest.raises(RuntimeError, match="slow: begun by the process that forked"):
+            future.result()
+        assert thread.submit(int, "8").result() == 8
+
+    run_in_child(child)
+    go.set()
+    assert future.result()
+    assert done.result() == 7
