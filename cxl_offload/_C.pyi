@@ -24,12 +24,21 @@ class FaultEffect:
     partial: FaultEffect
     stray: FaultEffect
     hidden: FaultEffect
+    shared: FaultEffect
+    signal: FaultEffect
 
 @final
 class Headroom:
     total_bytes: int
     free_bytes: int
     limit: str
+
+@final
+class ForkGuard:
+    def __init__(self) -> None: ...
+    @property
+    def in_child(self) -> bool: ...
+    def refuse_in_child(self, what: str) -> None: ...
 
 class Kernel:
     @property
@@ -234,8 +243,7 @@ class CopyEngine:
         self,
         driver: GpuDriver,
         copier: HostCopier,
-        staging: int,
-        staging_nbytes: int,
+        staging: Allocation | None,
         *,
         chunk_bytes: int,
         limit_bytes: int,
@@ -250,6 +258,8 @@ class CopyEngine:
     ) -> CopyHandle | None: ...
     def drain(self) -> None: ...
     def use(self, direction: Direction) -> dict[int, tuple[int, int, int]]: ...
+    @property
+    def in_child(self) -> bool: ...
     def unfinished_bytes(self, direction: Direction) -> int: ...
     @property
     def streams(self) -> list[int]: ...
@@ -334,7 +344,7 @@ class Session:
     def node_use(self) -> dict[int, tuple[int, int, int, int | None]]: ...
     def device_use(self) -> dict[str, tuple[int, int, int, int | None]]: ...
     def statistics(self) -> dict[str, tuple[int, int, int]]: ...
-    def trim(self) -> int: ...
+    def trim(self) -> tuple[int, str]: ...
 
 class Traffic:
     def __init__(

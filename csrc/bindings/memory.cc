@@ -35,9 +35,8 @@ std::shared_ptr<Session> make_session(std::shared_ptr<Kernel> kernel,
                                       std::map<NodeId, uint64_t> capacities, size_t max_threads,
                                       std::map<std::string, uint64_t> device_capacities) {
   auto budget = std::make_shared<NodeBudget>(std::move(capacities));
-  return std::make_shared<Session>(
-      Placer{std::move(kernel), std::move(budget), Reserve{}, std::max<size_t>(1, max_threads)},
-      std::move(device_capacities));
+  Placer placer{std::move(kernel), std::move(budget), Reserve{}, std::max<size_t>(1, max_threads)};
+  return {new Session(std::move(placer), std::move(device_capacities)), WithoutGil()};
 }
 
 // The block as one dimension of bytes; torch and numpy view it as what they want.
@@ -87,7 +86,14 @@ py::object make_capsule(Managed* managed, const char* name) {
 
 py::object to_dlpack(const std::shared_ptr<PlacedBlock>& block, const py::object& /*stream*/,
                      const std::optional<std::pair<uint32_t, uint32_t>>& max_version,
-                     const py::object& /*dl_device*/, const std::optional<bool>& copy) {
+                     const std::optional<std::pair<int32_t, int32_t>>& device,
+                     const std::optional<bool>& copy) {
+  if (device && *device != std::pair<int32_t, int32_t>{dlpack::kHostDevice, 0}) {
+    throw py::buffer_error(
+        "__dlpack__(dl_device=(" + std::to_string(device->first) + ", " +
+        std::to_string(device->second) +
+        ")): the memory is on device (1, 0), the CPU; copy it where you want it");
+  }
   if (copy.value_or(false)) {
     throw py::buffer_error("__dlpack__(copy=True): exports share memory; copy what you import");
   }
@@ -188,25 +194,18 @@ void bind_allocation(py::module_& module) {
           "runs",
           [](const PlacedBlock& block, size_t offset, size_t bytes) {
             std::vector<std::tuple<size_t, size_t, NodeId>> rows;
-            const Allocation& memory = block.memory();
-            if (bytes == 0 || offset > memory.bytes() || bytes > memory.bytes() - offset) {
-              if (bytes == 0) return rows;
-              throw InvalidArgument("runs of " + format_bytes(bytes) + " at " +
-                                    std::to_string(offset) + " of an allocation of " +
-                                    format_bytes(memory.bytes()));
-            }
-            for (const Run& run : memory.region()->runs(memory.offset() + offset, bytes)) {
+            for (const Run& run : block.runs(offset, bytes)) {
               rows.emplace_back(run.offset, run.bytes, run.node);
             }
             return rows;
           },
           py::arg("offset"), py::arg("nbytes"),
           "(offset, bytes, node) of every run in a part, as they were put; empty if unknown.")
+      .def("record_stream", &PlacedBlock::record_stream, py::arg("stream"))
       .def(
-          "record_stream",
-          [](PlacedBlock& block, StreamId stream) { block.memory().record_stream(stream); },
-          py::arg("stream"))
-      .def("move", &PlacedBlock::move, py::arg("rule"), py::call_guard<py::gil_scoped_release>())
+          "move",
+          [](PlacedBlock& block, const Rule& rule) { interruptible([&] { block.move(rule); }); },
+          py::arg("rule"))
       .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
            py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
            py::arg("copy") = py::none())
@@ -222,18 +221,23 @@ void bind_memory(py::module_& module) {
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def(py::init(&make_session), py::arg("kernel"), py::arg("capacities"),
            py::arg("max_threads"), py::arg("device_capacities") = py::dict())
-      .def("allocate", &Session::allocate, py::arg("nbytes"), py::arg("rule"),
-           py::arg("driver") = nullptr, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "allocate",
+          [](Session& session, size_t bytes, const Rule& rule,
+             const std::shared_ptr<GpuDriver>& driver) {
+            return interruptible([&] { return session.allocate(bytes, rule, driver); });
+          },
+          py::arg("nbytes"), py::arg("rule"), py::arg("driver") = nullptr)
       .def(
           "place",
           [](const Session& session, uintptr_t address, size_t nbytes, const Rule& rule,
              size_t part_bytes, size_t stride_bytes, size_t count) {
             auto* begin = reinterpret_cast<std::byte*>(address);
-            return session.place({{begin, nbytes}, part_bytes, stride_bytes, count}, rule);
+            const Parts parts{{begin, nbytes}, part_bytes, stride_bytes, count};
+            return interruptible([&] { return session.place(parts, rule); });
           },
           py::arg("address"), py::arg("nbytes"), py::arg("rule"), py::kw_only(),
-          py::arg("part_bytes"), py::arg("stride_bytes"), py::arg("count"),
-          py::call_guard<py::gil_scoped_release>())
+          py::arg("part_bytes"), py::arg("stride_bytes"), py::arg("count"))
       .def(
           "find",
           [](const Session& session, uintptr_t address) {
@@ -249,7 +253,14 @@ void bind_memory(py::module_& module) {
       .def("node_use", [](const Session& session) { return rows(session.node_use()); })
       .def("device_use", [](const Session& session) { return rows(session.device_use()); })
       .def("statistics", &statistics_of)
-      .def("trim", &Session::trim, py::call_guard<py::gil_scoped_release>());
+      .def(
+          "trim",
+          [](Session& session) {
+            Trimmed trimmed = session.trim();
+            return std::pair(trimmed.bytes, std::move(trimmed.kept_because));
+          },
+          py::call_guard<py::gil_scoped_release>(),
+          "Bytes returned, and why the rest was kept: \"\" where nothing was.");
 }
 
 }  // namespace cxl_offload::bindings

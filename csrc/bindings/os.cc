@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bind.h"
+#include "core/fork_guard.h"
 #include "os/kernel.h"
 #include "os/linux_kernel.h"
 
@@ -31,6 +32,11 @@ void bind_os(py::module_& module) {
       .def("node_headroom", &Kernel::node_headroom, py::arg("node"), py::arg("pages"))
       .def("process_headroom", &Kernel::process_headroom)
       .def("fallback_order", &Kernel::fallback_order, py::arg("node"));
+
+  py::class_<ForkGuard>(module, "ForkGuard")
+      .def(py::init())
+      .def_property_readonly("in_child", &ForkGuard::in_child)
+      .def("refuse_in_child", &ForkGuard::refuse_in_child, py::arg("what"));
 
   module.def("linux_kernel", &make_linux_kernel, py::arg("dax_root") = "",
              "The kernel of this machine; Device-DAX devices are looked for below dax_root.");

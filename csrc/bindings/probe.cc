@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bind.h"
+#include "core/cpus.h"
 #include "probe/gpu_copies.h"
 #include "probe/random.h"
 #include "probe/traffic.h"

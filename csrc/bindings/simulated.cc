@@ -60,7 +60,9 @@ void bind_simulated(py::module_& module) {
       .value("refuse", FaultEffect::kRefuse)
       .value("partial", FaultEffect::kPartial)
       .value("stray", FaultEffect::kStray)
-      .value("hidden", FaultEffect::kHidden);
+      .value("hidden", FaultEffect::kHidden)
+      .value("shared", FaultEffect::kShared)
+      .value("signal", FaultEffect::kSignal);
 
   py::class_<SimulatedKernel, Kernel, std::shared_ptr<SimulatedKernel>>(module, "SimulatedKernel")
       .def(py::init(&make_kernel), py::arg("nodes"), py::arg("distances"), py::kw_only(),

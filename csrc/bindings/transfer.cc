@@ -12,6 +12,7 @@
 
 #include "bindings/bind.h"
 #include "core/error.h"
+#include "memory/session.h"
 #include "transfer/chunk_plan.h"
 #include "transfer/copy_engine.h"
 #include "transfer/copy_timing.h"
@@ -120,8 +121,9 @@ void bind_host_copy(py::module_& module) {
   py::class_<HostCopier, std::shared_ptr<HostCopier>>(module, "HostCopier")
       .def(
           py::init([](const std::vector<int>& cpus, const RuleRows& rules, const std::string& isa) {
-            return std::make_shared<HostCopier>(cpus, rules_of(rules),
-                                                isa.empty() ? best_isa() : parse_isa(isa));
+            return std::shared_ptr<HostCopier>(
+                new HostCopier(cpus, rules_of(rules), isa.empty() ? best_isa() : parse_isa(isa)),
+                WithoutGil());
           }),
           py::arg("helper_cpus"), py::arg("rules"), py::arg("isa") = "")
       .def_static(
@@ -174,22 +176,50 @@ std::vector<PieceRow> plan_rows(const std::vector<PieceRow>& rows, size_t chunk_
   return planned;
 }
 
-std::map<Lane, std::tuple<uint64_t, uint64_t, uint64_t>> use_of(const CopyEngine& engine,
+// An engine and the pinned block that its slots are cut from, which goes after it.
+class PlacedEngine {
+ public:
+  PlacedEngine(std::shared_ptr<GpuDriver> driver, std::shared_ptr<HostCopier> copier,
+               std::shared_ptr<PlacedBlock> staging, EngineOptions options)
+      : staging_(std::move(staging)),
+        engine_(std::move(driver), std::move(copier),
+                staging_ ? staging_->range() : std::span<std::byte>(), std::move(options)) {}
+  ~PlacedEngine() {
+    if (engine_.in_child() || !staging_) return;
+    try {
+      engine_.drain();
+      // So that dropping the block waits for these streams rather than for the whole GPU.
+      for (const StreamId stream : engine_.streams()) staging_->memory().record_stream(stream);
+    } catch (...) {  // without streams it waits for all
+    }
+  }
+  PlacedEngine(const PlacedEngine&) = delete;
+  PlacedEngine& operator=(const PlacedEngine&) = delete;
+
+  CopyEngine& core() { return engine_; }
+  const CopyEngine& core() const { return engine_; }
+
+ private:
+  const std::shared_ptr<PlacedBlock> staging_;
+  CopyEngine engine_;
+};
+
+using EngineHolder = std::unique_ptr<PlacedEngine, WithoutGil>;
+
+EngineHolder make_engine(std::shared_ptr<GpuDriver> driver, std::shared_ptr<HostCopier> copier,
+                         std::shared_ptr<PlacedBlock> staging, size_t chunk_bytes,
+                         size_t limit_bytes, std::map<Lane, double> rates) {
+  return EngineHolder(new PlacedEngine(std::move(driver), std::move(copier), std::move(staging),
+                                       {chunk_bytes, limit_bytes, std::move(rates)}));
+}
+
+std::map<Lane, std::tuple<uint64_t, uint64_t, uint64_t>> use_of(const PlacedEngine& engine,
                                                                 Direction direction) {
   std::map<Lane, std::tuple<uint64_t, uint64_t, uint64_t>> rows;
-  for (const auto& [lane, use] : engine.use(direction)) {
+  for (const auto& [lane, use] : engine.core().use(direction)) {
     rows[lane] = {use.bytes, use.copies, use.staged_bytes};
   }
   return rows;
-}
-
-std::unique_ptr<CopyEngine> make_engine(std::shared_ptr<GpuDriver> driver,
-                                        std::shared_ptr<HostCopier> copier, uintptr_t staging,
-                                        size_t staging_bytes, size_t chunk_bytes,
-                                        size_t limit_bytes, std::map<Lane, double> rates) {
-  return std::make_unique<CopyEngine>(std::move(driver), std::move(copier),
-                                      std::span(bytes_at(staging), staging_bytes),
-                                      EngineOptions{chunk_bytes, limit_bytes, std::move(rates)});
 }
 
 void bind_engine(py::module_& module) {
@@ -202,22 +232,32 @@ void bind_engine(py::module_& module) {
       .def("wait", &CopyHandle::wait, py::call_guard<py::gil_scoped_release>())
       .def("stream_wait", &CopyHandle::stream_wait, py::arg("stream"),
            py::call_guard<py::gil_scoped_release>());
-  py::class_<CopyEngine>(module, "CopyEngine")
+  py::class_<PlacedEngine, EngineHolder>(module, "CopyEngine")
       .def(py::init(&make_engine), py::arg("driver"), py::arg("copier"), py::arg("staging"),
-           py::arg("staging_nbytes"), py::kw_only(), py::arg("chunk_bytes"), py::arg("limit_bytes"),
-           py::arg("rates"), py::call_guard<py::gil_scoped_release>())
+           py::kw_only(), py::arg("chunk_bytes"), py::arg("limit_bytes"), py::arg("rates"),
+           py::call_guard<py::gil_scoped_release>())
       .def(
           "submit",
-          [](CopyEngine& engine, Direction direction, const std::vector<PieceRow>& pieces,
+          [](PlacedEngine& engine, Direction direction, const std::vector<PieceRow>& pieces,
              const std::vector<StreamId>& after, bool may_wait) {
-            return engine.submit(direction, pieces_of(pieces), after, may_wait);
+            return engine.core().submit(direction, pieces_of(pieces), after, may_wait);
           },
           py::arg("direction"), py::arg("pieces"), py::arg("after"), py::arg("may_wait"),
           py::call_guard<py::gil_scoped_release>())
-      .def("drain", &CopyEngine::drain, py::call_guard<py::gil_scoped_release>())
-      .def("use", &use_of, py::arg("direction"))
-      .def("unfinished_bytes", &CopyEngine::unfinished_bytes, py::arg("direction"))
-      .def_property_readonly("streams", &CopyEngine::streams);
+      .def(
+          "drain", [](PlacedEngine& engine) { engine.core().drain(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def("use", &use_of, py::arg("direction"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "unfinished_bytes",
+          [](const PlacedEngine& engine, Direction direction) {
+            return engine.core().unfinished_bytes(direction);
+          },
+          py::arg("direction"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("in_child",
+                             [](const PlacedEngine& engine) { return engine.core().in_child(); })
+      .def_property_readonly("streams",
+                             [](const PlacedEngine& engine) { return engine.core().streams(); });
   module.def("plan_chunks", &plan_rows, py::arg("pieces"), py::arg("chunk_bytes"), py::arg("rates"),
              "(device, host, bytes, lane, pinned) of every chunk, in order.");
 }

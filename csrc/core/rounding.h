@@ -1,12 +1,27 @@
-// Sizes in whole units.
+// Sizes that users name, added up and multiplied without wrapping round.
 #ifndef CXL_OFFLOAD_CORE_ROUNDING_H_
 #define CXL_OFFLOAD_CORE_ROUNDING_H_
 
 #include <cstddef>
+#include <optional>
 
 namespace cxl_offload {
 
+// More bytes than any address space has: what is below may be rounded up, or taken twice.
+inline constexpr size_t kMostBytes = size_t{1} << 62;
+
 constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Nothing where the result does not fit.
+constexpr std::optional<size_t> checked_product(size_t a, size_t b) {
+  size_t result = 0;
+  return __builtin_mul_overflow(a, b, &result) ? std::nullopt : std::optional(result);
+}
+
+constexpr std::optional<size_t> checked_sum(size_t a, size_t b) {
+  size_t result = 0;
+  return __builtin_add_overflow(a, b, &result) ? std::nullopt : std::optional(result);
+}
 
 }  // namespace cxl_offload
 

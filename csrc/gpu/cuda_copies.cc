@@ -21,6 +21,7 @@ CuContext cuda::InStream::context_of(const CudaApi& api, StreamId stream,
 }
 
 void CudaDriver::destroy_stream(StreamId stream) noexcept {
+  if (in_child()) return;
   try {
     const cuda::InStream current(*api_, stream, "destroy stream");
     api_->stream_destroy(cuda::stream_of(stream));
@@ -29,6 +30,7 @@ void CudaDriver::destroy_stream(StreamId stream) noexcept {
 }
 
 void CudaDriver::copy(uint64_t target, uint64_t source, size_t bytes, StreamId stream) {
+  refuse_in_child();
   if (bytes == 0) return;
   const cuda::InStream current(*api_, stream, "copy");
   const CuResult result = api_->memcpy_async(target, source, bytes, cuda::stream_of(stream));
@@ -39,6 +41,7 @@ bool CudaDriver::batched() const { return api_->memcpy_batch_async != nullptr; }
 
 void CudaDriver::copy_batch(std::span<const uint64_t> targets, std::span<const uint64_t> sources,
                             std::span<const size_t> sizes, StreamId stream) {
+  refuse_in_child();
   if (targets.size() != sources.size() || targets.size() != sizes.size()) {
     throw InvalidArgument("copy " + std::to_string(sources.size()) + " sources of " +
                           std::to_string(sizes.size()) + " sizes to " +

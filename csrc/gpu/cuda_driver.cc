@@ -110,6 +110,7 @@ void* CudaDriver::context_in_use(const Contexts& contexts) const {
 }
 
 void CudaDriver::register_host(std::span<std::byte> range) {
+  refuse_in_child();
   const std::string what = "pin " + format_bytes(range.size());
   const Contexts contexts(*this);
   CuContext context = context_in_use(contexts);
@@ -135,6 +136,7 @@ void CudaDriver::register_host(std::span<std::byte> range) {
 }
 
 void CudaDriver::unregister_host(std::byte* address) noexcept {
+  if (in_child()) return;
   CuContext context = nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -149,6 +151,7 @@ void CudaDriver::unregister_host(std::byte* address) noexcept {
 }
 
 EventId CudaDriver::record_event(StreamId stream) {
+  refuse_in_child();
   if (stream == kPerThreadDefaultStream) {
     throw InvalidArgument(
         "record event: the per-thread default stream is another one in each "
@@ -180,6 +183,7 @@ EventId CudaDriver::record_event(StreamId stream) {
 }
 
 bool CudaDriver::event_done(EventId event) noexcept {
+  if (in_child()) return true;
   for (CuEvent one : reinterpret_cast<const Mark*>(event)->events) {
     const CuResult result = api_->event_query(one);
     // Any other error shows when the event is waited for.
@@ -189,15 +193,20 @@ bool CudaDriver::event_done(EventId event) noexcept {
 }
 
 void CudaDriver::wait_event(EventId event) {
+  refuse_in_child();
   for (CuEvent one : reinterpret_cast<const Mark*>(event)->events) {
     const CuResult result = api_->event_synchronize(one);
     if (!is_gone(result)) api_->check(result, "wait for the GPU: cuEventSynchronize");
   }
 }
 
-void CudaDriver::destroy_event(EventId event) noexcept { delete reinterpret_cast<Mark*>(event); }
+void CudaDriver::destroy_event(EventId event) noexcept {
+  if (in_child()) return;
+  delete reinterpret_cast<Mark*>(event);
+}
 
 StreamId CudaDriver::create_stream() {
+  refuse_in_child();
   const Contexts contexts(*this);
   CuContext context = context_in_use(contexts);
   if (context == nullptr) {
@@ -213,6 +222,7 @@ StreamId CudaDriver::create_stream() {
 }
 
 void CudaDriver::stream_wait(StreamId stream, EventId event) {
+  refuse_in_child();
   const cuda::InStream current(*api_, stream, "stream wait");
   for (CuEvent one : reinterpret_cast<const Mark*>(event)->events) {
     api_->check(api_->stream_wait_event(stream_of(stream), one, 0), "cuStreamWaitEvent");
@@ -220,6 +230,7 @@ void CudaDriver::stream_wait(StreamId stream, EventId event) {
 }
 
 void CudaDriver::synchronize() {
+  refuse_in_child();
   const Contexts contexts(*this);
   for (CuContext context : contexts.all()) {
     const Current current(*api_, context);

@@ -8,6 +8,8 @@
 #include <span>
 #include <string>
 
+#include "core/fork_guard.h"
+
 namespace cxl_offload {
 
 // A stream as an integer (cudaStream_t / CUstream); 0 is the default stream.
@@ -15,6 +17,7 @@ using StreamId = uint64_t;
 // An event as an integer; 0 is none.
 using EventId = uint64_t;
 
+// In a forked child, where no driver works, all that may throw throws InvalidArgument at once.
 class GpuDriver {
  public:
   virtual ~GpuDriver() = default;
@@ -50,6 +53,13 @@ class GpuDriver {
   virtual void copy_batch(std::span<const uint64_t> targets, std::span<const uint64_t> sources,
                           std::span<const size_t> sizes, StreamId stream) = 0;
   virtual bool batched() const = 0;
+
+ protected:
+  void refuse_in_child() const { guard_.refuse_in_child("use a GPU driver"); }
+  bool in_child() const { return guard_.in_child(); }
+
+ private:
+  const ForkGuard guard_;
 };
 
 }  // namespace cxl_offload

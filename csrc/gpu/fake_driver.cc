@@ -9,8 +9,13 @@
 
 namespace cxl_offload {
 
+std::unique_lock<std::mutex> FakeDriver::locked() const {
+  refuse_in_child();
+  return std::unique_lock(mutex_);
+}
+
 void FakeDriver::register_host(std::span<std::byte> range) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   if (fail_in_ > 0 && --fail_in_ == 0) {
     throw SystemError(EIO, "pin " + format_bytes(range.size()) + ": refused, as the test asked");
   }
@@ -34,7 +39,8 @@ void FakeDriver::register_host(std::span<std::byte> range) {
 }
 
 void FakeDriver::unregister_host(std::byte* address) noexcept {
-  const std::lock_guard lock(mutex_);
+  if (in_child()) return;
+  const auto lock = locked();
   const auto range = ranges_.find(address);
   if (range == ranges_.end()) {
     ++counts_.wrong_unregisters;
@@ -47,12 +53,12 @@ void FakeDriver::unregister_host(std::byte* address) noexcept {
 }
 
 void FakeDriver::set_pinning(Pinning pinning) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   pinning_ = std::move(pinning);
 }
 
 EventId FakeDriver::record_event(StreamId stream) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   if (broken_) throw SystemError(EIO, "record event: the context is broken, as the test asked");
   events_.emplace(++last_event_, Event{stream, streams_[stream].queued});
   ++counts_.events;
@@ -60,7 +66,8 @@ EventId FakeDriver::record_event(StreamId stream) {
 }
 
 bool FakeDriver::event_done(EventId event) noexcept {
-  const std::lock_guard lock(mutex_);
+  if (in_child()) return true;
+  const auto lock = locked();
   ++counts_.event_queries;
   const auto found = events_.find(event);
   if (found == events_.end()) return true;
@@ -68,7 +75,7 @@ bool FakeDriver::event_done(EventId event) noexcept {
 }
 
 void FakeDriver::wait_event(EventId event) {
-  std::unique_lock lock(mutex_);
+  auto lock = locked();
   if (broken_) throw SystemError(EIO, "wait for event: the context is broken, as the test asked");
   const Event waited = events_.at(event);
   if (hold_) {
@@ -81,31 +88,33 @@ void FakeDriver::wait_event(EventId event) {
 }
 
 void FakeDriver::destroy_event(EventId event) noexcept {
-  const std::lock_guard lock(mutex_);
+  if (in_child()) return;
+  const auto lock = locked();
   counts_.events -= events_.erase(event);
 }
 
 void FakeDriver::synchronize() {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   if (broken_) throw SystemError(EIO, "synchronize: the context is broken, as the test asked");
   for (auto& [id, stream] : streams_) run_until({id, stream.queued});
   ++counts_.synchronizations;
 }
 
 StreamId FakeDriver::create_stream() {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   streams_.emplace(++last_stream_, Stream{});
   ++counts_.streams;
   return last_stream_;
 }
 
 void FakeDriver::destroy_stream(StreamId) noexcept {
-  const std::lock_guard lock(mutex_);
+  if (in_child()) return;
+  const auto lock = locked();
   --counts_.streams;
 }
 
 void FakeDriver::stream_wait(StreamId stream, EventId event) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   if (broken_) throw SystemError(EIO, "stream wait: the context is broken, as the test asked");
   const auto found = events_.find(event);
   if (found != events_.end()) queue(stream, {0, 0, 0, found->second});
@@ -113,7 +122,7 @@ void FakeDriver::stream_wait(StreamId stream, EventId event) {
 
 void FakeDriver::copy(uint64_t target, uint64_t source, size_t bytes, StreamId stream) {
   if (bytes == 0) return;
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   if (broken_) throw SystemError(EIO, "copy: the context is broken, as the test asked");
   if (fail_copy_in_ > 0 && --fail_copy_in_ == 0) {
     throw SystemError(EIO, "copy " + format_bytes(bytes) + ": refused, as the test asked");
@@ -167,17 +176,17 @@ void FakeDriver::run_until(const Event& event) {
 }
 
 void FakeDriver::launch(StreamId stream) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   queue(stream, {});
 }
 
 void FakeDriver::finish(StreamId stream) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   run_until({stream, streams_[stream].queued});
 }
 
 size_t FakeDriver::step(StreamId stream, size_t count) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   Stream& stepped = streams_[stream];
   size_t ran = 0;
   while (ran < count && !stepped.work.empty() && is_done(stepped.work.front().wait)) {
@@ -188,40 +197,40 @@ size_t FakeDriver::step(StreamId stream, size_t count) {
 }
 
 void FakeDriver::hold_waiters(bool hold) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   hold_ = hold;
   ran_.notify_all();
 }
 
 size_t FakeDriver::pending(StreamId stream) const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   const auto found = streams_.find(stream);
   return found == streams_.end() ? 0 : found->second.work.size();
 }
 
 void FakeDriver::fail_copy(uint64_t nth) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   fail_copy_in_ = nth;
 }
 
 void FakeDriver::fail_registration(uint64_t nth) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   fail_in_ = nth;
 }
 
 void FakeDriver::break_context() {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   broken_ = true;
   ran_.notify_all();
 }
 
 FakeDriver::Counts FakeDriver::counts() const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   return counts_;
 }
 
 bool FakeDriver::is_registered(const std::byte* address) const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   auto after = ranges_.upper_bound(const_cast<std::byte*>(address));
   if (after == ranges_.begin()) return false;
   const auto& [begin, bytes] = *std::prev(after);

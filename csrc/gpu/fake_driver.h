@@ -99,6 +99,7 @@ class FakeDriver final : public GpuDriver {
     uint64_t done = 0;
   };
 
+  std::unique_lock<std::mutex> locked() const;
   // All with the lock held.
   void queue(StreamId stream, const Work& work);
   bool is_done(const Event& event) const;

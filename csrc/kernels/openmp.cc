@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "memory/fork_guard.h"
+#include "core/fork_guard.h"
 
 namespace cxl_offload {
 namespace {
@@ -25,12 +25,15 @@ Function* loaded(const char* name, std::atomic<Function*>& known) {
 
 std::atomic<Parallel*> parallel{nullptr};
 std::atomic<MaxThreads*> max_threads{nullptr};
-const ForkGuard guard;  // from when this library was loaded
+// From when this library was loaded: in a process that was forked before, OpenMP may believe in
+// threads of the parent, and wait for them for ever.
+const ForkGuard guard;
+const bool loaded_in_child = is_forked_process();
 
 }  // namespace
 
 bool run_on_openmp(size_t threads, const std::function<void()>& job) {
-  if (guard.in_child()) return false;
+  if (loaded_in_child || guard.in_child()) return false;
   Parallel* run = loaded("GOMP_parallel", parallel);
   MaxThreads* count = loaded("omp_get_max_threads", max_threads);
   if (run == nullptr || count == nullptr) return false;

@@ -13,7 +13,8 @@ namespace cxl_offload {
 
 // Runs job() on as many OpenMP threads, the caller among them, and returns when all are done.
 // False, and nothing has run, when none are loaded, they are not just as many (to ask for other
-// numbers makes and ends threads at each change), or this is a forked child, where they are gone.
+// numbers makes and ends threads at each change), or this is a forked child, where they are gone:
+// also if this library was loaded after the fork, where nothing tells whether there were any.
 // Inside of a parallel region of OpenMP the caller alone may run the job. It must not throw.
 bool run_on_openmp(size_t threads, const std::function<void()>& job);
 

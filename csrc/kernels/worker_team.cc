@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -11,31 +10,17 @@
 #include <system_error>
 #include <thread>
 
+#include "core/cpus.h"
 #include "core/error.h"
+#include "core/fork_guard.h"
 #include "kernels/float_mode.h"
 #include "kernels/openmp.h"
-#include "memory/fork_guard.h"
-#include "probe/team.h"
 
 namespace cxl_offload {
 namespace {
 
-// Zero, or the errno of the refusal.
-int bind_to(const std::vector<int>& cpus) {
-  if (cpus.empty()) return 0;
-  const auto width = static_cast<size_t>(*std::ranges::max_element(cpus)) + 1;
-  const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> mask(
-      CPU_ALLOC(width), [](cpu_set_t* set) { CPU_FREE(set); });
-  if (!mask) return ENOMEM;
-  const size_t bytes = CPU_ALLOC_SIZE(width);
-  CPU_ZERO_S(bytes, mask.get());
-  for (int cpu : cpus) CPU_SET_S(static_cast<size_t>(cpu), bytes, mask.get());
-  return sched_setaffinity(0, bytes, mask.get()) == 0 ? 0 : errno;
-}
-
 void check_groups(const std::vector<WorkerGroup>& groups) {
   if (groups.empty()) throw InvalidArgument("a team of no threads; give at least one group");
-  const std::vector<int> allowed = allowed_cpus();
   for (size_t i = 0; i < groups.size(); ++i) {
     const WorkerGroup& group = groups[i];
     const std::string name = "the threads of node " + std::to_string(group.node);
@@ -43,10 +28,7 @@ void check_groups(const std::vector<WorkerGroup>& groups) {
     for (size_t j = 0; j < i; ++j) {
       if (groups[j].node == group.node) throw InvalidArgument(name + " are given twice");
     }
-    for (int cpu : group.cpus) {
-      if (std::ranges::binary_search(allowed, cpu)) continue;
-      throw InvalidArgument(name + ": this process may not use CPU " + std::to_string(cpu));
-    }
+    check_cpus(name, group.cpus);
   }
 }
 
@@ -144,7 +126,7 @@ class WorkerTeam::Crew {
   }
 
   void work(size_t group, uint64_t seen) {
-    const int refused = bind_to(groups_[group].cpus);
+    const int refused = bind_thread(groups_[group].cpus);
     std::unique_lock lock(mutex_);
     if (refused != 0) error_ = refused;
     ++ready_;

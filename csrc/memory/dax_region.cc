@@ -8,7 +8,6 @@
 #include "core/rounding.h"
 
 namespace cxl_offload {
-namespace {}  // namespace
 
 DaxStore::DaxStore(std::unique_ptr<DaxDevice> device, std::optional<uint64_t> capacity_bytes)
     : device_(std::move(device)),
@@ -114,22 +113,26 @@ size_t DaxRegion::next_cut(size_t offset) const { return round_up(offset, page_b
 void DaxRegion::release(size_t offset, size_t bytes) {
   const std::lock_guard lock(mutex_);
   const size_t end = offset + bytes;
-  auto at = std::prev(pieces_.upper_bound(offset));
-  while (at != pieces_.end() && at->first < end) {
+  // Cut at both ends first: nothing may fail once pages are gone.
+  cut_at(offset);
+  cut_at(end);
+  for (auto at = pieces_.lower_bound(offset); at != pieces_.end() && at->first < end;) {
     const auto [begin, piece] = *at;
-    const size_t from = std::max(begin, offset);
-    const size_t to = std::min(begin + piece.bytes, end);
-    // The list grows first: nothing may fail once the pages are gone.
-    if (to < begin + piece.bytes) {
-      pieces_.emplace(to, DaxPiece{piece.offset + (to - begin), begin + piece.bytes - to});
-    }
-    at->second.bytes = from - begin;
-    const auto next = std::next(at);
-    if (from == begin) pieces_.erase(at);
-    at = next;
-    store_->device().unmap({address_ + from, to - from});
-    store_->give_back({piece.offset + (from - begin), to - from});
+    at = pieces_.erase(at);
+    store_->device().unmap({address_ + begin, piece.bytes});
+    store_->give_back(piece);
   }
+}
+
+// Makes a piece begin at `offset`, unless it lies in none.
+void DaxRegion::cut_at(size_t offset) {
+  const auto after = pieces_.upper_bound(offset);
+  if (after == pieces_.begin()) return;
+  auto& [begin, piece] = *std::prev(after);
+  const size_t kept = offset - begin;
+  if (kept == 0 || kept >= piece.bytes) return;
+  pieces_.emplace(offset, DaxPiece{piece.offset + kept, piece.bytes - kept});
+  piece.bytes = kept;
 }
 
 }  // namespace cxl_offload

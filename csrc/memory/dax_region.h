@@ -56,6 +56,8 @@ class DaxRegion final : public Region {
   std::string device() const override { return store_->device().name(); }
 
  private:
+  void cut_at(size_t offset);
+
   const std::shared_ptr<DaxStore> store_;
   const size_t bytes_;
   std::byte* address_ = nullptr;

@@ -7,6 +7,8 @@
 #include <system_error>
 #include <thread>
 
+#include "core/interrupt.h"
+
 namespace cxl_offload {
 namespace {
 
@@ -44,8 +46,14 @@ void append_page(std::vector<Run>& runs, size_t offset, size_t bytes, NodeId nod
   }
 }
 
-// Whether pages of one chunk were found on other nodes, and asked to move to theirs.
-bool move_strays(Kernel& kernel, std::span<std::byte> range, const Run& chunk, size_t page_bytes) {
+// What became of the pages of a chunk that were found on other nodes.
+struct StrayMoves {
+  bool moved = false;  // they were asked to move to their node
+  size_t shared = 0;   // pages that did not, for a forked child has them as well
+};
+
+StrayMoves move_strays(Kernel& kernel, std::span<std::byte> range, const Run& chunk,
+                       size_t page_bytes) {
   const auto pages = range.subspan(chunk.offset, chunk.bytes);
   std::vector<int> nodes(chunk.bytes / page_bytes);
   kernel.query(pages, page_bytes, nodes);
@@ -55,13 +63,14 @@ bool move_strays(Kernel& kernel, std::span<std::byte> range, const Run& chunk, s
     kernel.populate(pages, chunk.node);
     kernel.query(pages, page_bytes, nodes);
   }
-  if (std::ranges::all_of(nodes, is_home)) return false;
+  if (std::ranges::all_of(nodes, is_home)) return {};
   const std::vector<NodeId> targets(nodes.size(), chunk.node);
   kernel.move(pages, page_bytes, targets, nodes);
-  return true;
+  return {true, static_cast<size_t>(std::ranges::count(nodes, kPageShared))};
 }
 
-// Runs `work(i)` for i in [0, count) on up to `threads` threads; rethrows the first exception.
+// Runs `work(i)` for i in [0, count) on up to `threads` threads; rethrows the first exception. The
+// caller, one of them, looks between two whether it is to end.
 template <typename Work>
 void share_out(size_t count, size_t threads, const Work& work) {
   std::atomic<size_t> next{0};
@@ -70,6 +79,7 @@ void share_out(size_t count, size_t threads, const Work& work) {
   const auto drain = [&] {
     for (size_t i = next++; i < count; i = next++) {
       try {
+        check_interrupt();
         work(i);
       } catch (...) {
         const std::lock_guard lock(failure_mutex);
@@ -91,26 +101,32 @@ void share_out(size_t count, size_t threads, const Work& work) {
 
 }  // namespace
 
-std::vector<Run> fault_in(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
-                          size_t page_bytes, size_t max_threads) {
+Placed fault_in(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
+                size_t page_bytes, size_t max_threads) {
   const auto chunks = cut_into_chunks(runs, page_bytes);
   const size_t threads = std::clamp<size_t>(range.size() / kBytesPerThread, 1, max_threads);
   std::atomic<bool> moved{false};
+  std::atomic<size_t> shared{0};
   share_out(chunks.size(), threads, [&](size_t i) {
     kernel.populate(range.subspan(chunks[i].offset, chunks[i].bytes), chunks[i].node);
-    if (move_strays(kernel, range, chunks[i], page_bytes)) moved = true;
+    const StrayMoves strays = move_strays(kernel, range, chunks[i], page_bytes);
+    if (strays.moved) moved = true;
+    shared += strays.shared;
   });
   // Asked once more as a whole: what moves may take along what had been found in its place.
-  return moved ? look_for_runs(kernel, range, page_bytes) : runs;
+  return {moved ? look_for_runs(kernel, range, page_bytes) : runs, shared * page_bytes};
 }
 
-std::vector<Run> move_to_runs(Kernel& kernel, std::span<std::byte> range,
-                              const std::vector<Run>& runs, size_t page_bytes) {
-  bool moved = false;
+Placed move_to_runs(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
+                    size_t page_bytes) {
+  StrayMoves all;
   for (const Run& chunk : cut_into_chunks(runs, page_bytes)) {
-    moved = move_strays(kernel, range, chunk, page_bytes) || moved;
+    check_interrupt();
+    const StrayMoves strays = move_strays(kernel, range, chunk, page_bytes);
+    all.moved = all.moved || strays.moved;
+    all.shared += strays.shared;
   }
-  return moved ? look_for_runs(kernel, range, page_bytes) : runs;
+  return {all.moved ? look_for_runs(kernel, range, page_bytes) : runs, all.shared * page_bytes};
 }
 
 std::vector<Run> look_for_runs(const Kernel& kernel, std::span<const std::byte> range,

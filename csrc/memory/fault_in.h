@@ -3,6 +3,7 @@
 #define CXL_OFFLOAD_MEMORY_FAULT_IN_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -12,17 +13,23 @@
 
 namespace cxl_offload {
 
+// How fault-in or a move ended.
+struct Placed {
+  std::vector<Run> runs;      // as they are in the end, in order
+  uint64_t shared_bytes = 0;  // not moved, for a forked child has them as well
+};
+
 // Faults every run in on its node. Pages that landed elsewhere (the kernel passes a full node over
 // silently, and prefers another node to dropping page cache) are moved to their node, which makes
-// the kernel drop page cache there but never kill. Returns the runs as they are in the end, in
-// order; they equal `runs` when everything went to plan. Throws what the kernel throws; pages
-// already there stay, for the caller to unmap.
-std::vector<Run> fault_in(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
-                          size_t page_bytes, size_t max_threads);
+// the kernel drop page cache there but never kill. The runs returned equal `runs` when everything
+// went to plan. Throws what the kernel throws, and
+// Interrupted; pages already there stay, for the caller to unmap.
+Placed fault_in(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
+                size_t page_bytes, size_t max_threads);
 
-// Moves every page of the runs to their nodes; returns the runs as they are in the end.
-std::vector<Run> move_to_runs(Kernel& kernel, std::span<std::byte> range,
-                              const std::vector<Run>& runs, size_t page_bytes);
+// Moves every page of the runs to their nodes. Throws as fault_in.
+Placed move_to_runs(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
+                    size_t page_bytes);
 
 // Which node every part of the range is on, asked from the pages; absent ones under -1.
 std::vector<Run> query_runs(const Kernel& kernel, std::span<const std::byte> range,

@@ -148,21 +148,26 @@ Layout spill_stripe(const Rule& rule, const std::vector<Run>& wanted, const Kern
   return layout;
 }
 
+// Looked at before the runs are listed, of which there may be very many.
 Layout lay_out_stripe(const Rule& rule, size_t bytes, const Kernel& kernel, Rooms& rooms) {
   const Stripe stripe(rule.shares, rule.granule_bytes);
-  Layout layout{stripe.runs(bytes), {}};
-  std::map<NodeId, uint64_t> need;
-  for (const Run& run : layout.runs) need[run.node] += run.bytes;
+  const auto need = stripe.bytes_of_shares(bytes);
   std::string full;
-  for (const auto& [node, amount] : need) {
+  for (size_t i = 0; i < need.size(); ++i) {
+    const NodeId node = rule.shares[i].node;
     const Room& room = rooms.of(node);
-    if (amount <= room.bytes) continue;
+    if (need[i] <= room.bytes) continue;
     full += (full.empty() ? "" : ", ") + std::string("node ") + std::to_string(node) + " needs " +
-            format_bytes(amount) + " and " + room.text;
+            format_bytes(need[i]) + " and " + room.text;
   }
-  if (full.empty()) return layout;
+  if (full.empty()) return {stripe.runs(bytes), {}};
   if (rule.strict) throw_full(rule, bytes, full, "lower its weight or add a node");
-  return spill_stripe(rule, layout.runs, kernel, rooms);
+  uint64_t left = bytes;
+  for (const NodeId node : kernel.allowed_nodes().nodes()) {
+    left -= std::min(left, rooms.of(node).bytes);
+  }
+  if (left > 0) throw_full(rule, bytes, full + "; no other node has room", "ask for less");
+  return spill_stripe(rule, stripe.runs(bytes), kernel, rooms);
 }
 
 }  // namespace

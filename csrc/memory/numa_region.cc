@@ -1,12 +1,13 @@
 #include "memory/numa_region.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <iterator>
 #include <utility>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "core/rounding.h"
-#include "memory/fault_in.h"
 
 namespace cxl_offload {
 namespace {
@@ -69,9 +70,9 @@ Policy later_policy(const Rule& rule, const std::vector<Run>& runs) {
 
 }  // namespace
 
-void check_places(const Rule& rule, const std::vector<Run>& wanted, const std::vector<Run>& actual,
+void check_places(const Rule& rule, const std::vector<Run>& wanted, const Placed& placed,
                   std::vector<std::string>& notes) {
-  const NodeBytes lacking = missing(wanted, actual);
+  const NodeBytes lacking = missing(wanted, placed.runs);
   if (lacking.empty()) return;
   uint64_t total = 0;
   std::string text;
@@ -82,7 +83,16 @@ void check_places(const Rule& rule, const std::vector<Run>& wanted, const std::v
   }
   const bool may_spill =
       rule.kind == RuleKind::kPreferred || (rule.kind == RuleKind::kStripe && !rule.strict);
-  const bool is_absent = std::ranges::any_of(actual, [](const Run& run) { return run.node < 0; });
+  const bool is_absent =
+      std::ranges::any_of(placed.runs, [](const Run& run) { return run.node < 0; });
+  if (placed.shared_bytes > 0) {
+    text = format_bytes(placed.shared_bytes) +
+           " stay where they are, for a forked child has them as well";
+    if (!may_spill) {
+      throw SystemError(EACCES, "place pages (" + rule.describe() + "): " + text +
+                                    "; move them before the fork, or when the child has ended");
+    }
+  }
   if (!may_spill || is_absent) {
     throw OutOfMemory("place pages (" + rule.describe() + "): " + text +
                       " while they were faulted in; free memory there or add a spill node");
@@ -134,8 +144,9 @@ NumaRegion::NumaRegion(const Placer& placer, const Rule& rule, Layout layout, si
   if (rule.kind == RuleKind::kStripe) stripe_.emplace(rule.shares, rule.granule_bytes);
   Kernel& kernel = *placer_.kernel;
   charge_.emplace(placer_.budget, sum(layout.runs));
-  const auto actual = fault_in(kernel, range(), layout.runs, page_bytes_, placer_.max_threads);
-  check_places(rule, layout.runs, actual, notes_);
+  const Placed placed = fault_in(kernel, range(), layout.runs, page_bytes_, placer_.max_threads);
+  const std::vector<Run>& actual = placed.runs;
+  check_places(rule, layout.runs, placed, notes_);
   if (!notes_.empty()) {
     follows_rule_ = false;
     charge_->refund(sum(layout.runs));
@@ -178,8 +189,9 @@ std::vector<std::string> NumaRegion::move(size_t offset, size_t bytes, const Rul
     charge_->add(extra);
   }
   try {
-    const auto actual = place(pages, before, layout.runs);
-    check_places(rule, layout.runs, actual, layout.notes);
+    const Placed placed = place(pages, before, layout.runs);
+    const std::vector<Run>& actual = placed.runs;
+    check_places(rule, layout.runs, placed, layout.notes);
     kernel.set_policy(pages, later_policy(rule, actual));
     account(offset, bytes, extra, actual);
   } catch (...) {
@@ -197,20 +209,23 @@ std::vector<Run> NumaRegion::runs(size_t offset, size_t bytes) const {
   return runs_.slice(offset, bytes);
 }
 
-std::vector<Run> NumaRegion::place(std::span<std::byte> pages, const std::vector<Run>& before,
-                                   const std::vector<Run>& wanted) {
+Placed NumaRegion::place(std::span<std::byte> pages, const std::vector<Run>& before,
+                         const std::vector<Run>& wanted) {
   Kernel& kernel = *placer_.kernel;
   // Pages that were never touched, or that are swapped out, cannot move before they are there.
   const bool all_there = present(before).size() == before.size();
-  auto actual = all_there ? move_to_runs(kernel, pages, wanted, page_bytes_)
+  auto placed = all_there ? move_to_runs(kernel, pages, wanted, page_bytes_)
                           : fault_in(kernel, pages, wanted, page_bytes_, placer_.max_threads);
   // What left late may have made room for what was to come early.
-  if (!missing(wanted, actual).empty()) actual = move_to_runs(kernel, pages, wanted, page_bytes_);
-  return actual;
+  if (!missing(wanted, placed.runs).empty()) {
+    placed = move_to_runs(kernel, pages, wanted, page_bytes_);
+  }
+  return placed;
 }
 
 std::vector<Run> NumaRegion::put_back(std::span<std::byte> pages,
                                       const std::vector<Run>& before) const {
+  const InterruptScope to_the_end({});
   const auto origin = present(before);
   try {
     move_to_runs(*placer_.kernel, pages, origin, page_bytes_);

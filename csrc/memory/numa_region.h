@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory/fault_in.h"
 #include "memory/layout.h"
 #include "memory/mapping.h"
 #include "memory/node_budget.h"
@@ -29,9 +30,9 @@ struct Placer {
   size_t max_threads = 1;
 };
 
-// Accepts pages on other nodes where the rule lets them spill, with a note; throws OutOfMemory
-// else.
-void check_places(const Rule& rule, const std::vector<Run>& wanted, const std::vector<Run>& actual,
+// Accepts pages on other nodes where the rule lets them spill, with a note; else throws
+// OutOfMemory, or SystemError where a forked child keeps them from moving.
+void check_places(const Rule& rule, const std::vector<Run>& wanted, const Placed& placed,
                   std::vector<std::string>& notes);
 
 // Refunds what is charged to the budget when it dies.
@@ -82,8 +83,8 @@ class NumaRegion final : public Region {
 
  private:
   NumaRegion(const Placer& placer, const Rule& rule, Layout layout, size_t bytes);
-  std::vector<Run> place(std::span<std::byte> pages, const std::vector<Run>& before,
-                         const std::vector<Run>& wanted);
+  Placed place(std::span<std::byte> pages, const std::vector<Run>& before,
+               const std::vector<Run>& wanted);
   std::vector<Run> put_back(std::span<std::byte> pages, const std::vector<Run>& before) const;
   void account(size_t offset, size_t bytes, const NodeBytes& extra, const std::vector<Run>& actual);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/rounding.h"
 #include "memory/fault_in.h"
 #include "memory/layout.h"
 
@@ -18,8 +19,12 @@ void check_parts(const Parts& parts, size_t page) {
   if (address % page != 0 || parts.part_bytes % page != 0 || parts.stride_bytes % page != 0) {
     throw InvalidArgument(what + ": they are no whole pages of " + format_bytes(page));
   }
-  const size_t last = (parts.count - 1) * parts.stride_bytes;
-  if (parts.stride_bytes < parts.part_bytes || last + parts.part_bytes > parts.range.size()) {
+  // Of the last part; nothing where it does not fit into a size.
+  const auto begin = checked_product(parts.count - 1, parts.stride_bytes);
+  const auto end = begin ? checked_sum(*begin, parts.part_bytes) : std::nullopt;
+  const bool is_inside =
+      end && *end <= parts.range.size() && checked_sum(address, parts.range.size());
+  if (parts.stride_bytes < parts.part_bytes || !is_inside) {
     throw InvalidArgument(what + ": they overlap, or leave their range of " +
                           format_bytes(parts.range.size()));
   }
@@ -46,16 +51,18 @@ std::vector<std::string> place_outside(const Placer& placer, const Rule& rule, c
   const size_t total = parts.count * parts.part_bytes;
   Layout layout = lay_out(rule, total, kernel, *placer.budget, placer.reserve);
   const RunMap wanted(layout.runs);
-  std::vector<Run> actual;
+  Placed all;
   for (size_t i = 0; i < parts.count; ++i) {
     const auto part = parts.range.subspan(i * parts.stride_bytes, parts.part_bytes);
     const auto runs = wanted.slice(i * parts.part_bytes, parts.part_bytes);
-    for (Run run : fault_in(kernel, part, runs, page, placer.max_threads)) {
+    const Placed placed = fault_in(kernel, part, runs, page, placer.max_threads);
+    all.shared_bytes += placed.shared_bytes;
+    for (Run run : placed.runs) {
       run.offset += i * parts.part_bytes;
-      actual.push_back(run);
+      all.runs.push_back(run);
     }
   }
-  check_places(rule, layout.runs, actual, layout.notes);
+  check_places(rule, layout.runs, all, layout.notes);
   // One by one they would cut the mapping into more pieces than a process may have.
   if (parts.count == 1) kernel.set_policy(parts.range.first(parts.part_bytes), policy_of(rule));
   return layout.notes;

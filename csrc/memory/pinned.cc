@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/interrupt.h"
 
 namespace cxl_offload {
 namespace {
@@ -142,6 +143,7 @@ PinnedRegion::Moved PinnedRegion::move(const Rule& rule, const Rule& origin,
     if (!reading.note.empty()) notes_.push_back(reading.note);
     if (!refused) throw;
     notes_.push_back("not pinned since a move that failed: " + *refused);
+    if (dynamic_cast<const Interrupted*>(&error) != nullptr) throw;
     return {
         false, std::string(error.what()) + "; and it could not be pinned again: " + *refused, {}};
   }
@@ -165,6 +167,7 @@ PinnedRegion::Moved PinnedRegion::move(const Rule& rule, const Rule& origin,
 
 PinnedRegion::Moved PinnedRegion::go_back(const Rule& rule, const Rule& origin,
                                           const std::string& why) {
+  const InterruptScope to_the_end({});
   const std::string failure = rule.describe() + ": " + why;
   std::vector<std::string> left;
   detach();

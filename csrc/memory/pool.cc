@@ -10,7 +10,6 @@
 
 #include "core/error.h"
 #include "memory/block_heap.h"
-#include "memory/fork_guard.h"
 #include "memory/retirement.h"
 
 namespace cxl_offload {
@@ -50,6 +49,7 @@ struct Pool::State {
       : source(std::move(from)), page_bytes(source->page_bytes()), heap(page_bytes) {
     if (driver != nullptr) retirement.emplace(std::move(driver));
   }
+  ~State();
 
   Extent* find(size_t bytes);
   Extent* reuse(size_t bytes);
@@ -60,12 +60,12 @@ struct Pool::State {
   size_t return_free(size_t bytes, size_t least_part);
   void free_retired(std::list<Retired> blocks) noexcept;
   void wait_for_gpu();
+  void free_done();
   void track(const Departure& departure) { departing += departure ? 1 : 0; }  // with the lock
   size_t send(Departure departure) noexcept;
 
   const std::shared_ptr<RegionSource> source;
   const size_t page_bytes;
-  const ForkGuard guard;
   std::optional<Retirement> retirement;
   std::mutex settling;  // held by who asks the GPU; always before `mutex`
 
@@ -223,68 +223,78 @@ void Pool::State::wait_for_gpu() {
   free_retired(retirement->wait_all());
 }
 
+void Pool::State::free_done() {
+  if (!retirement.has_value()) return;
+  const std::lock_guard settle(settling);
+  free_retired(retirement->poll());
+}
+
 Pool::Pool(std::shared_ptr<RegionSource> source, std::shared_ptr<GpuDriver> driver)
     : state_(std::make_unique<State>(std::move(source), std::move(driver))) {}
 
-Pool::~Pool() {
-  if (state_->guard.in_child()) {
-    state_.release();
-    return;
-  }
+Pool::State::~State() {
   try {
-    state_->wait_for_gpu();
+    wait_for_gpu();
   } catch (...) {  // a context that cannot synchronize runs nothing any more
-    state_->free_retired(state_->retirement->abandon());
+    free_retired(retirement->abandon());
   }
 }
 
+Pool::~Pool() = default;
+
 std::shared_ptr<Allocation> Pool::allocate(size_t bytes) {
-  if (state_->guard.in_child()) {
-    throw InvalidArgument("allocate " + format_bytes(bytes) +
-                          " in a forked child from a pool of its parent: make a new Memory in the "
-                          "child");
-  }
+  State& state = state_.use("allocate");
   auto allocation = std::make_shared<Allocation>(Allocation::Key(), shared_from_this(), bytes);
   if (bytes == 0) return allocation;
-  Extent* block = state_->find(bytes);
+  Extent* block = state.find(bytes);
   allocation->block_ = block;
   allocation->address_ = block->begin;
   allocation->capacity_ = block->bytes;
   return allocation;
 }
 
-size_t Pool::trim() {
-  if (state_->guard.in_child()) return 0;
-  state_->wait_for_gpu();
-  return state_->return_free(SIZE_MAX, state_->page_bytes);
+Trimmed Pool::trim() {
+  State* state = state_.here();
+  if (state == nullptr) return {};
+  Trimmed trimmed;
+  try {
+    state->wait_for_gpu();
+  } catch (const std::exception& error) {  // what the GPU may still use stays; all else goes
+    trimmed.kept_because = error.what();
+    state->free_done();
+  }
+  trimmed.bytes = state->return_free(SIZE_MAX, state->page_bytes);
+  return trimmed;
 }
 
 void Pool::give_back() noexcept {
-  if (!state_->guard.in_child()) state_->give_back_everything();
+  if (State* state = state_.here()) state->give_back_everything();
 }
 
 Statistics Pool::statistics() const {
-  if (state_->guard.in_child()) return {};
-  const std::lock_guard lock(state_->mutex);
-  Statistics statistics = state_->heap.statistics();
-  if (state_->retirement.has_value()) {
-    statistics.synchronizations = state_->retirement->synchronizations();
-    statistics.event_waits = state_->retirement->event_waits();
+  State* state = state_.here();
+  if (state == nullptr) return {};
+  const std::lock_guard lock(state->mutex);
+  Statistics statistics = state->heap.statistics();
+  if (state->retirement.has_value()) {
+    statistics.synchronizations = state->retirement->synchronizations();
+    statistics.event_waits = state->retirement->event_waits();
   }
   return statistics;
 }
 
-size_t Pool::page_bytes() const { return state_->page_bytes; }
+size_t Pool::page_bytes() const { return state_.constants().page_bytes; }
 
-bool Pool::waits_for_gpu() const { return state_->retirement.has_value(); }
+bool Pool::waits_for_gpu() const { return state_.constants().retirement.has_value(); }
 
 Region* Pool::region_of(const Extent& block) const {
-  return BlockHeap::region_of(&block, state_->page_bytes);
+  return BlockHeap::region_of(&block, page_bytes());
 }
 
 void Pool::take_back(Allocation& allocation) noexcept {
-  State& state = *state_;
-  if (state.guard.in_child()) return;
+  State* here = state_.here();
+  if (here == nullptr) return;
+  State& state = *here;
   Extent* block = allocation.block_;
   if (state.retirement.has_value()) {
     Retired& retired = allocation.fence_.front();
@@ -308,8 +318,9 @@ void Pool::take_back(Allocation& allocation) noexcept {
 }
 
 void Pool::check_invariants() const {
-  const std::lock_guard lock(state_->mutex);
-  state_->heap.check_invariants();
+  State& state = state_.use("check a pool");
+  const std::lock_guard lock(state.mutex);
+  state.heap.check_invariants();
 }
 
 }  // namespace cxl_offload

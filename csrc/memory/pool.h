@@ -13,13 +13,20 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
+#include "core/fork_guard.h"
 #include "gpu/driver.h"
 #include "memory/allocation.h"
 #include "memory/region.h"
 #include "memory/statistics.h"
 
 namespace cxl_offload {
+
+struct Trimmed {
+  size_t bytes = 0;
+  std::string kept_because;  // what the GPU's driver said, where blocks it may still use stay
+};
 
 // Thread-safe. The lock is never held while memory is mapped, populated or returned, nor while the
 // GPU driver is called. Make it with std::make_shared: its allocations keep it alive.
@@ -39,9 +46,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // A block smaller than a page lies where its slab lies. A rule that stripes over nodes means
   // nothing at that size: send allocations smaller than a cycle to a pool of a single-node rule.
   std::shared_ptr<Allocation> allocate(size_t bytes);
-  // Waits for the GPU and returns all free memory that can be returned; says how many bytes. Does
-  // nothing in a forked child.
-  size_t trim();
+  // Waits for the GPU and returns all free memory that can be returned. Does nothing in a forked
+  // child.
+  Trimmed trim();
   // As trim, whatever the GPU driver says, and waits until everything that is on its way back in
   // other threads is there.
   void give_back() noexcept;
@@ -60,7 +67,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Region* region_of(const Extent& block) const;
   void take_back(Allocation& allocation) noexcept;
 
-  std::unique_ptr<State> state_;  // left alone, undestroyed, in a forked child
+  const ProcessOwned<State> state_;
 };
 
 }  // namespace cxl_offload

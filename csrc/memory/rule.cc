@@ -34,7 +34,8 @@ std::string Rule::describe() const {
 }
 
 size_t unit_bytes(const Kernel& kernel, PageKind kind) {
-  return kind == PageKind::kTransparentHuge ? kHugePageBytes : kernel.page_bytes(kind);
+  return kind == PageKind::kTransparentHuge ? kernel.transparent_huge_bytes()
+                                            : kernel.page_bytes(kind);
 }
 
 void check_rule(const Rule& rule, const Kernel& kernel) {

@@ -1,10 +1,9 @@
 #include "memory/session.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/rounding.h"
 #include "memory/fault_in.h"
 #include "memory/pinned.h"
 
@@ -44,11 +43,28 @@ PlacedBlock::~PlacedBlock() {
 }
 
 std::string PlacedBlock::requested() const {
+  session_->guard_.refuse_in_child("ask about an allocation");
   const std::lock_guard lock(mutex_);
   return rule_.describe();
 }
 
+std::vector<Run> PlacedBlock::runs(size_t offset, size_t bytes) const {
+  session_->guard_.refuse_in_child("ask about an allocation");
+  if (bytes == 0) return {};
+  if (offset > memory_->bytes() || bytes > memory_->bytes() - offset) {
+    throw InvalidArgument("runs of " + format_bytes(bytes) + " at " + std::to_string(offset) +
+                          " of an allocation of " + format_bytes(memory_->bytes()));
+  }
+  return memory_->region()->runs(memory_->offset() + offset, bytes);
+}
+
+void PlacedBlock::record_stream(StreamId stream) {
+  session_->guard_.refuse_in_child("record a stream");
+  memory_->record_stream(stream);
+}
+
 std::vector<std::string> PlacedBlock::notes() const {
+  session_->guard_.refuse_in_child("ask about an allocation");
   const std::lock_guard lock(mutex_);
   std::vector<std::string> all = notes_;
   for (std::string& note : memory_->region()->notes()) all.push_back(std::move(note));
@@ -69,6 +85,7 @@ auto Session::with_all_memory(const Attempt& attempt) {
 
 void PlacedBlock::move(Rule rule) {
   const std::string what = "move " + format_bytes(memory_->bytes());
+  session_->guard_.refuse_in_child(what);
   if (!memory_->owns_pages()) {
     throw InvalidArgument(what + ": smaller than a page (" + format_bytes(page_bytes()) +
                           "), it shares its page with others; copy it into a new allocation");
@@ -124,7 +141,6 @@ void PlacedBlock::move_pinned(PinnedRegion& region, Rule rule, std::vector<std::
 Session::Session(Placer placer, std::map<std::string, uint64_t> device_capacities)
     : placer_(std::move(placer)),
       device_capacities_(std::move(device_capacities)),
-      owner_(getpid()),
       sweep_at_(kLeastSweep) {}
 
 // With the lock of the pools held. A device stays claimed as long as the session.
@@ -175,7 +191,8 @@ std::shared_ptr<Pool> Session::pool_for(const Rule& rule,
 std::vector<std::shared_ptr<Pool>> Session::take_unused_pools() {
   std::vector<std::shared_ptr<Pool>> unused;
   for (auto at = pools_.begin(); at != pools_.end();) {
-    if (at->second.use_count() > 1) {
+    const bool waits = at->second->statistics().waiting.count.current > 0;
+    if (waits || at->second.use_count() > 1) {
       ++at;
       continue;
     }
@@ -189,10 +206,7 @@ std::vector<std::shared_ptr<Pool>> Session::take_unused_pools() {
 std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
                                                const std::shared_ptr<GpuDriver>& driver) {
   if (bytes == 0) throw InvalidArgument("allocate 0 bytes; ask for at least one");
-  if (getpid() != owner_) {
-    throw InvalidArgument("allocate in a forked child: the session belongs to its parent; make a " +
-                          std::string("session of the child's own"));
-  }
+  guard_.refuse_in_child("allocate");
   std::vector<std::string> notes;
   check_rule(rule, *placer_.kernel);
   simplify(rule, bytes, notes);
@@ -209,15 +223,16 @@ std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
 }
 
 std::vector<std::string> Session::place(const Parts& parts, Rule rule) const {
+  guard_.refuse_in_child("place memory");
   std::vector<std::string> notes;
   check_rule(rule, *placer_.kernel);
-  simplify(rule, parts.count * parts.part_bytes, notes);
+  simplify(rule, checked_product(parts.count, parts.part_bytes).value_or(SIZE_MAX), notes);
   for (std::string& note : place_outside(placer_, rule, parts)) notes.push_back(std::move(note));
   return notes;
 }
 
 std::shared_ptr<PlacedBlock> Session::find(const std::byte* address) const {
-  if (getpid() != owner_) return nullptr;
+  if (guard_.in_child()) return nullptr;
   // Dropped outside the lock: the last owner's drop takes it too.
   std::shared_ptr<PlacedBlock> block;
   {
@@ -231,7 +246,7 @@ std::shared_ptr<PlacedBlock> Session::find(const std::byte* address) const {
 }
 
 void Session::forget(const std::byte* address) noexcept {
-  if (getpid() != owner_) return;
+  if (guard_.in_child()) return;
   const std::lock_guard lock(blocks_mutex_);
   blocks_.erase(address);
 }
@@ -245,20 +260,20 @@ NodeBytes Session::bytes_per_node(std::span<const std::byte> range) const {
 
 std::vector<std::shared_ptr<Pool>> Session::pools() const {
   std::vector<std::shared_ptr<Pool>> result;
-  if (getpid() != owner_) return result;
+  if (guard_.in_child()) return result;
   const std::lock_guard lock(pools_mutex_);
   for (const auto& [key, pool] : pools_) result.push_back(pool);
   return result;
 }
 
 std::map<NodeId, NodeUse> Session::node_use() const {
-  if (getpid() != owner_) return {};
+  if (guard_.in_child()) return {};
   return placer_.budget->use();
 }
 
 std::map<std::string, NodeUse> Session::device_use() const {
   std::map<std::string, NodeUse> result;
-  if (getpid() != owner_) return result;
+  if (guard_.in_child()) return result;
   const std::lock_guard lock(pools_mutex_);
   for (const auto& [name, store] : stores_) result.emplace(name, store->use());
   return result;
@@ -266,21 +281,25 @@ std::map<std::string, NodeUse> Session::device_use() const {
 
 Statistics Session::statistics() const {
   Statistics total;
-  if (getpid() != owner_) return total;
+  if (guard_.in_child()) return total;
   const std::lock_guard lock(pools_mutex_);
   total = past_;
   for (const auto& [key, pool] : pools_) total += pool->statistics();
   return total;
 }
 
-size_t Session::trim() {
-  if (getpid() != owner_) return 0;
-  size_t returned = 0;
-  for (const auto& pool : pools()) returned += pool->trim();
+Trimmed Session::trim() {
+  Trimmed total;
+  if (guard_.in_child()) return total;
+  for (const auto& pool : pools()) {
+    Trimmed trimmed = pool->trim();
+    total.bytes += trimmed.bytes;
+    if (total.kept_because.empty()) total.kept_because = std::move(trimmed.kept_because);
+  }
   std::vector<std::shared_ptr<Pool>> unused;
   const std::lock_guard lock(pools_mutex_);
   unused = take_unused_pools();
-  return returned;
+  return total;
 }
 
 }  // namespace cxl_offload

@@ -2,8 +2,6 @@
 #ifndef CXL_OFFLOAD_MEMORY_SESSION_H_
 #define CXL_OFFLOAD_MEMORY_SESSION_H_
 
-#include <sys/types.h>
-
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/fork_guard.h"
 #include "gpu/driver.h"
 #include "memory/allocation.h"
 #include "memory/dax_region.h"
@@ -27,7 +26,8 @@ namespace cxl_offload {
 class Session;
 
 // An allocation with the rule it was made by. Dropping it is safe wherever dropping an Allocation
-// is.
+// is. A forked child may read its bytes and drop it; what takes a lock throws InvalidArgument
+// there.
 class PlacedBlock {
  public:
   PlacedBlock(std::shared_ptr<Session> session, std::shared_ptr<Allocation> memory, Rule rule,
@@ -43,6 +43,11 @@ class PlacedBlock {
   // The rule in words, after a move the new one.
   std::string requested() const;
   std::vector<std::string> notes() const;
+  // Which node every part of [offset, offset + bytes) was put on; empty if unknown. Throws
+  // InvalidArgument for a part that is not the block's.
+  std::vector<Run> runs(size_t offset, size_t bytes) const;
+  // See Allocation::record_stream.
+  void record_stream(StreamId stream);
   // Moves the pages to a new rule; pinned ones once the work on their streams is done. Throws
   // InvalidArgument for blocks that share their pages or their registration, what the move throws
   // with everything back in place, and PlacementError that says where pinned memory ended.
@@ -83,7 +88,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::map<NodeId, NodeUse> node_use() const;
   Statistics statistics() const;
   // Returns what the pools cache, and forgets the pools that nothing is allocated from.
-  size_t trim();
+  Trimmed trim();
 
  private:
   friend class PlacedBlock;
@@ -101,7 +106,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   const Placer placer_;
   const std::map<std::string, uint64_t> device_capacities_;
-  const pid_t owner_;  // in a forked child the locks below may be held for ever
+  const ForkGuard guard_;  // in a forked child the locks below may be held for ever
   mutable std::mutex pools_mutex_;
   std::map<PoolKey, std::shared_ptr<Pool>> pools_;
   std::map<std::string, std::shared_ptr<DaxStore>> stores_;  // devices that were used

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/rounding.h"
 
 namespace cxl_offload {
 namespace {
@@ -40,6 +41,11 @@ Stripe::Stripe(std::vector<Share> shares, size_t granule_bytes)
   for (Share& share : shares_) {
     share.weight /= divisor;
     weight_sum_ += share.weight;
+  }
+  if (granule_bytes_ > kMostBytes / weight_sum_) {
+    throw InvalidArgument("interleave with a granule of " + format_bytes(granule_bytes_) +
+                          ": a cycle of " + std::to_string(weight_sum_) +
+                          " is more than an address space holds; give a smaller granule");
   }
 }
 
@@ -93,24 +99,29 @@ size_t Stripe::heaviest() const {
 }
 
 std::vector<size_t> Stripe::allocation_bytes(size_t bytes) const {
-  if (bytes < cycle_bytes()) {
-    std::vector<size_t> placed(shares_.size());
-    placed[heaviest()] = bytes;
-    return placed;
-  }
-  const size_t granules = granules_in(bytes);
-  std::vector<size_t> placed = prefix_granules(granules, granules);
-  const auto tail = tail_granules(granules % weight_sum_);
-  size_t last = placed.size() - 1;  // holds the last granule, which may be a part of one
-  if (granules % weight_sum_ != 0) {
-    while (tail[last] == 0) --last;
-  }
-  for (size_t& count : placed) count *= granule_bytes_;
-  placed[last] -= granules * granule_bytes_ - bytes;
+  if (bytes >= cycle_bytes()) return bytes_of_shares(bytes);
+  std::vector<size_t> placed(shares_.size());
+  placed[heaviest()] = bytes;
   return placed;
 }
 
+// The last granule, which may be a part of one, belongs to the last share that has any in the
+// tail, or to the last of all where there is no tail.
+std::vector<size_t> Stripe::bytes_of_shares(size_t bytes) const {
+  const size_t granules = granules_in(bytes);
+  auto counts = prefix_granules(granules, granules);
+  const auto tail = tail_granules(granules % weight_sum_);
+  size_t last = shares_.size() - 1;
+  while (granules % weight_sum_ > 0 && tail[last] == 0) --last;
+  for (size_t& count : counts) count *= granule_bytes_;
+  if (granules > 0) counts[last] -= granules * granule_bytes_ - bytes;
+  return counts;
+}
+
 std::vector<Run> Stripe::runs(size_t bytes) const {
+  if (bytes > kMostBytes) {
+    throw InvalidArgument("interleave " + format_bytes(bytes) + ": no memory is so large");
+  }
   const size_t granules = granules_in(bytes);
   const size_t cycles = granules / weight_sum_;
   std::vector<Run> runs;

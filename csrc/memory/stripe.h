@@ -33,7 +33,8 @@ struct Run {
 class Stripe {
  public:
   // Weights are divided by their greatest common divisor. Throws InvalidArgument on an empty list,
-  // a weight of zero, a node given twice or a granule of zero.
+  // a weight of zero, a node given twice, a granule of zero, or a
+  // cycle of more bytes than an address space has.
   Stripe(std::vector<Share> shares, size_t granule_bytes);
 
   const std::vector<Share>& shares() const { return shares_; }
@@ -41,7 +42,10 @@ class Stripe {
   // Bytes after which the pattern starts anew: granule x sum of weights.
   size_t cycle_bytes() const { return granule_bytes_ * weight_sum_; }
 
+  // Bytes of every share in a range, without its layout, which may be long.
+  std::vector<size_t> bytes_of_shares(size_t bytes) const;
   // The layout of a range, neighbours on one node merged; the last granule may be a part of one.
+  // Throws InvalidArgument for a range of more bytes than an address space has.
   std::vector<Run> runs(size_t bytes) const;
   // The share that gets the whole of an allocation of less than one cycle: that of the largest
   // weight, the earlier one of two.
@@ -53,7 +57,9 @@ class Stripe {
   bool cut_keeps_shares(size_t total, size_t offset, size_t bytes) const;
 
  private:
-  size_t granules_in(size_t bytes) const { return (bytes + granule_bytes_ - 1) / granule_bytes_; }
+  size_t granules_in(size_t bytes) const {
+    return bytes / granule_bytes_ + (bytes % granule_bytes_ > 0);
+  }
   // Granules of every share in the `tail` granules after the last whole cycle.
   std::vector<size_t> tail_granules(size_t tail) const;
   // Granules of every share among the first `count` of `granules`.

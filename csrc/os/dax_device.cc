@@ -1,7 +1,6 @@
 #include "os/dax_device.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -9,7 +8,8 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "os/linux_files.h"
+#include "core/interrupt.h"
+#include "os/populate.h"
 
 namespace cxl_offload {
 namespace {
@@ -19,18 +19,16 @@ bool is_number(const std::string& text) {
          std::ranges::all_of(text, [](unsigned char c) { return std::isdigit(c); });
 }
 
-// Faults every page in. Returns 0 or an errno.
-int populate(std::byte* begin, size_t bytes) {
-  int status = 0;
-  do {
-    status = madvise(begin, bytes, kMadvPopulateWrite);
-  } while (status != 0 && (errno == EAGAIN || errno == EINTR));
-  if (status == 0) return 0;
-  if (errno != EINVAL) return errno;
-  // Kernels before 5.14. The bytes are kept.
-  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  for (size_t offset = 0; offset < bytes; offset += page) {
-    __atomic_fetch_or(reinterpret_cast<unsigned char*>(begin + offset), 0, __ATOMIC_RELAXED);
+// Between two steps a signal is seen.
+constexpr size_t kStepBytes = size_t{64} << 20;
+
+// Faults every page in. Zero, or an errno.
+int populate(std::span<std::byte> range, size_t align_bytes) {
+  const size_t step = std::max(kStepBytes, align_bytes);
+  for (size_t offset = 0; offset < range.size(); offset += step) {
+    check_interrupt();
+    const auto part = range.subspan(offset, std::min(step, range.size() - offset));
+    if (const int code = populate_for_writing(part); code != 0) return code;
   }
   return 0;
 }
@@ -69,7 +67,12 @@ std::byte* map_dax_file(int file, const std::string& name, std::span<const DaxPi
     }
     done += piece.bytes;
   }
-  if (code == 0 && populated) code = populate(begin, total);
+  try {
+    if (code == 0 && populated) code = populate({begin, total}, align_bytes);
+  } catch (...) {
+    munmap(begin, total);
+    throw;
+  }
   if (code == 0) return begin;
   munmap(begin, total);
   throw SystemError(code, what + ": " + std::strerror(code));

@@ -1,6 +1,7 @@
 #include "os/fault_plan.h"
 
 #include <algorithm>
+#include <csignal>
 
 #include "core/error.h"
 
@@ -37,6 +38,9 @@ void check(const Fault& fault) {
   }
   if (fault.effect == FaultEffect::kHidden && fault.operation != Operation::kQuery) {
     throw InvalidArgument(what + ": only a query can miss pages");
+  }
+  if (fault.effect == FaultEffect::kShared && fault.operation != Operation::kMove) {
+    throw InvalidArgument(what + ": only a move is refused to shared pages");
   }
 }
 
@@ -88,6 +92,13 @@ std::vector<Fault> FaultPlan::fired() const {
 }
 
 std::optional<Fault> FaultPlan::begin_call(Operation operation) {
+  const auto fault = count_call(operation);
+  if (!fault || fault->effect != FaultEffect::kSignal) return fault;
+  std::raise(SIGINT);
+  return std::nullopt;
+}
+
+std::optional<Fault> FaultPlan::count_call(Operation operation) {
   const std::lock_guard lock(mutex_);
   const uint64_t call = ++calls_[index_of(operation)];
   const auto planned = std::ranges::find_if(planned_, [&](const Fault& fault) {

@@ -31,13 +31,15 @@ enum class FaultEffect {
   kPartial,  // populate, move: the first half of the pages is done, then the call fails
   kStray,    // populate: succeeds, with every page on a wrong node
   kHidden,   // query: answers that no page is there, as for pages that are on the move
+  kShared,   // move: no page moves, as if a forked child shared them
+  kSignal,   // the thread that calls is sent SIGINT, and the call goes on
 };
 
 struct Fault {
   Operation operation = Operation::kPopulate;
   FaultEffect effect = FaultEffect::kRefuse;
   uint64_t call = 1;  // which call: 1 is the next one after the fault was added
-  int code = ENOMEM;  // errno of the failure; not used by kStray and kHidden
+  int code = ENOMEM;  // errno of the failure; for kRefuse and kPartial
   NodeId stray = -1;  // kStray: where pages go; -1 is the nearest other node with room
 };
 
@@ -69,6 +71,7 @@ class FaultPlan {
   std::optional<Fault> begin_call(Operation operation);
 
  private:
+  std::optional<Fault> count_call(Operation operation);
   std::optional<Fault> random_fault(Operation operation, uint64_t call) const;
 
   mutable std::mutex mutex_;

@@ -25,7 +25,7 @@ inline constexpr size_t kGiganticPageBytes = size_t{1} << 30;
 // What the pages of a mapping are.
 enum class PageKind {
   kBase,             // base pages, never collapsed into huge ones (MADV_NOHUGEPAGE)
-  kTransparentHuge,  // 2 MiB where the kernel finds them, base pages else (MADV_HUGEPAGE)
+  kTransparentHuge,  // huge where the kernel finds them, base pages else (MADV_HUGEPAGE)
   kHuge2MiB,         // from the 2 MiB pool, or refused
   kHuge1GiB,         // from the 1 GiB pool, or refused
 };
@@ -48,7 +48,8 @@ struct Headroom {
 };
 
 // Page states of `query` and `move` below zero, as the kernel reports them (-errno).
-inline constexpr int kPageAbsent = -2;  // -ENOENT: not faulted in
+inline constexpr int kPageAbsent = -2;   // -ENOENT: not faulted in
+inline constexpr int kPageShared = -13;  // -EACCES: not moved, for a forked child has it as well
 
 class Kernel {
  public:
@@ -61,6 +62,8 @@ class Kernel {
   // Bytes of a page of that kind: the unit in which ranges are given. A transparent huge mapping
   // is given in base pages.
   virtual size_t page_bytes(PageKind kind) const = 0;
+  // Bytes of a transparent huge page: 2 MiB on x86, 512 MiB on arm64 with base pages of 64 KiB.
+  virtual size_t transparent_huge_bytes() const = 0;
   // Room for pages of that kind on one node (the node's huge-page pool for explicit huge pages).
   virtual Headroom node_headroom(NodeId node, PageKind kind) const = 0;
   // Room for the whole process: the tightest of the machine's memory and its cgroups.

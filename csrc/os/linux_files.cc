@@ -1,6 +1,7 @@
 #include "os/linux_files.h"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <fstream>
 #include <limits>
@@ -93,6 +94,11 @@ std::optional<uint64_t> find_kib(const std::string& text, const std::string& key
   if (digit == std::string::npos) return std::nullopt;
   const auto value = parse_number(text.substr(digit, 24));
   return value ? std::optional<uint64_t>(*value * 1024) : std::nullopt;
+}
+
+size_t read_transparent_huge_bytes(const std::string& path) {
+  const uint64_t bytes = read_number(path).value_or(0);
+  return std::has_single_bit(bytes) ? bytes : kHugePageBytes;
 }
 
 uint64_t read_movable_bytes(NodeId node, size_t page_bytes) {

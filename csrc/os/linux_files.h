@@ -12,9 +12,6 @@
 
 namespace cxl_offload {
 
-// madvise(MADV_POPULATE_WRITE) of Linux 5.14, which older C library headers lack.
-inline constexpr int kMadvPopulateWrite = 23;
-
 // The whole file, or nothing when it cannot be read.
 std::optional<std::string> read_text(const std::string& path);
 std::optional<uint64_t> read_number(const std::string& path);
@@ -22,6 +19,9 @@ std::optional<uint64_t> read_number(const std::string& path);
 NodeSet parse_node_list(const std::string& text);
 // The bytes behind "KEY:  123 kB" in a meminfo-like text; `key` with its colon.
 std::optional<uint64_t> find_kib(const std::string& text, const std::string& key);
+
+// Bytes of a transparent huge page, from the file that says it; 2 MiB where it does not.
+size_t read_transparent_huge_bytes(const std::string& path);
 
 // Bytes of the node that the kernel manages in ZONE_MOVABLE.
 uint64_t read_movable_bytes(NodeId node, size_t page_bytes);

@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "os/linux_dax.h"
 #include "os/linux_files.h"
+#include "os/populate.h"
 
 namespace cxl_offload {
 namespace {
@@ -30,6 +31,8 @@ constexpr int kMpolPreferredMany = 5;
 constexpr int kMpolFMemsAllowed = 1 << 2;
 constexpr int kMpolMfMove = 1 << 1;
 constexpr int kHugeShift = 26;  // MAP_HUGE_SHIFT
+
+constexpr const char* kTransparentHugeSize = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
 
 // The kernel copies one bit less than it is told (linux/mempolicy.c, get_nodes).
 constexpr unsigned long kMaskBits = kMaxNodes + 1;
@@ -96,15 +99,6 @@ class ThreadPreference {
   std::vector<unsigned long> saved_mask_;
 };
 
-// Kernels before 5.14 have no MADV_POPULATE_WRITE: write to every page instead.
-void touch(std::span<std::byte> range, size_t page_bytes) {
-  for (size_t offset = 0; offset < range.size(); offset += page_bytes) {
-    // Atomic, for others may be writing to pages that are there already.
-    auto* byte = reinterpret_cast<unsigned char*>(range.data() + offset);
-    __atomic_fetch_or(byte, 0, __ATOMIC_RELAXED);
-  }
-}
-
 // Linux 6.1 to 6.4 report pages that NUMA balancing has marked as absent, until they are used.
 bool hides_marked_pages() {
   utsname system{};
@@ -118,12 +112,14 @@ class LinuxKernel final : public Kernel {
  public:
   explicit LinuxKernel(std::string dax_root)
       : base_page_bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
+        transparent_huge_bytes_(read_transparent_huge_bytes(kTransparentHugeSize)),
         dax_root_(std::move(dax_root)),
         hides_marked_pages_(hides_marked_pages()) {}
 
   std::string name() const override { return "linux"; }
   NodeSet allowed_nodes() const override;
   size_t page_bytes(PageKind kind) const override;
+  size_t transparent_huge_bytes() const override { return transparent_huge_bytes_; }
   Headroom node_headroom(NodeId node, PageKind kind) const override;
   Headroom process_headroom() const override { return read_process_headroom(); }
   std::vector<NodeId> fallback_order(NodeId node) const override;
@@ -148,6 +144,7 @@ class LinuxKernel final : public Kernel {
   void advise_pages(std::byte* address, size_t bytes, PageKind kind) const;
 
   const size_t base_page_bytes_;
+  const size_t transparent_huge_bytes_;
   const std::string dax_root_;
   const bool hides_marked_pages_;
 };
@@ -310,21 +307,19 @@ void LinuxKernel::set_policy(std::span<std::byte> range, const Policy& policy) {
   // With a policy no new marks are made; faulting the pages in again takes off those there are.
   // They are there already, so nothing is lost where that is refused.
   const bool names_nodes = !policy.nodes.empty();
-  if (hides_marked_pages_ && names_nodes) {
-    madvise(range.data(), range.size(), kMadvPopulateWrite);
-  }
+  if (hides_marked_pages_ && names_nodes) populate_for_writing(range);
 }
 
 void LinuxKernel::populate(std::span<std::byte> range, NodeId node) {
   const ThreadPreference preference(node);
-  int status = 0;
-  do {
-    status = madvise(range.data(), range.size(), kMadvPopulateWrite);
-  } while (status != 0 && (errno == EAGAIN || errno == EINTR));
-  if (status == 0) return;
-  const int code = errno;
-  if (code == EINVAL) return touch(range, base_page_bytes_);
-  // EFAULT is a huge-page pool that ran empty; ENOMEM a node, cgroup or machine without room.
+  const int code = populate_for_writing(range);
+  if (code == 0) return;
+  if (code == EACCES) {
+    throw InvalidArgument("fault in " + size_text(range) +
+                          ": not all of the range is mapped for writing; map it with PROT_WRITE");
+  }
+  // EFAULT is a huge-page pool that ran empty, or a file in memory without room or that ends
+  // before; ENOMEM a node, cgroup or machine without room.
   if (code == ENOMEM || code == EFAULT) {
     throw OutOfMemory("fault in " + size_text(range) + " on node " + std::to_string(node) +
                       ": the kernel has no page left for it");
@@ -353,6 +348,7 @@ void LinuxKernel::query(std::span<const std::byte> range, size_t page_bytes,
 void LinuxKernel::move(std::span<std::byte> range, size_t page_bytes,
                        std::span<const NodeId> targets, std::span<int> states) {
   std::vector<void*> pages(std::min(targets.size(), kPagesPerCall));
+  std::ranges::fill(states, kPageAbsent);  // of some pages the kernel says nothing
   for (size_t first = 0; first < targets.size(); first += kPagesPerCall) {
     const size_t count = std::min(kPagesPerCall, targets.size() - first);
     for (size_t i = 0; i < count; ++i) pages[i] = range.data() + (first + i) * page_bytes;
@@ -363,7 +359,11 @@ void LinuxKernel::move(std::span<std::byte> range, size_t page_bytes,
       throw_refused("move_pages of " + size_text(range), errno);
     }
   }
-  query(range, page_bytes, states);
+  std::vector<int> nodes(states.size());
+  query(range, page_bytes, nodes);
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (states[i] != kPageShared || nodes[i] == targets[i]) states[i] = nodes[i];
+  }
 }
 
 }  // namespace

@@ -37,6 +37,11 @@ SimulatedKernel::~SimulatedKernel() {
   }
 }
 
+std::unique_lock<std::mutex> SimulatedKernel::locked() const {
+  guard_.refuse_in_child("use simulated nodes");
+  return std::unique_lock(mutex_);
+}
+
 NodeSet SimulatedKernel::allowed_nodes() const { return ledger_.allowed(); }
 
 size_t SimulatedKernel::page_bytes(PageKind kind) const {
@@ -47,7 +52,7 @@ size_t SimulatedKernel::page_bytes(PageKind kind) const {
 
 Headroom SimulatedKernel::node_headroom(NodeId node, PageKind kind) const {
   const size_t page = page_bytes(kind);
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   const std::string text = "node " + std::to_string(node);
   const bool is_pool = page != base_page_bytes_;
   return {ledger_.total_bytes(node, page), ledger_.free_bytes(node, page),
@@ -55,7 +60,7 @@ Headroom SimulatedKernel::node_headroom(NodeId node, PageKind kind) const {
 }
 
 Headroom SimulatedKernel::process_headroom() const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   return ledger_.process_headroom();
 }
 
@@ -70,9 +75,9 @@ std::vector<NodeId> SimulatedKernel::order_from(NodeId node) const {
 }
 
 std::byte* SimulatedKernel::map(size_t bytes, size_t alignment, PageKind kind) {
-  if (const auto fault = faults_.begin_call(Operation::kMap)) throw_fault(*fault, bytes);
   const size_t page = page_bytes(kind);
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
+  if (const auto fault = faults_.begin_call(Operation::kMap)) throw_fault(*fault, bytes);
   const bool reserved = page != base_page_bytes_ && reserves_huge_pages_;
   if (reserved && !ledger_.reserve(page, bytes / page)) {
     throw OutOfMemory("map " + format_bytes(bytes) + ": the " + format_bytes(page) +
@@ -142,7 +147,8 @@ void SimulatedKernel::split(Mappings::iterator at, size_t first, size_t count) {
 }
 
 void SimulatedKernel::unmap(std::span<std::byte> range) noexcept {
-  const std::lock_guard lock(mutex_);
+  if (guard_.in_child()) return;
+  const auto lock = locked();
   const Pages pages = find(range);
   if (pages.at == mappings_.end()) return;
   forget(pages);
@@ -153,6 +159,7 @@ void SimulatedKernel::unmap(std::span<std::byte> range) noexcept {
 }
 
 void SimulatedKernel::set_policy(std::span<std::byte> range, const Policy& policy) {
+  const auto lock = locked();
   if (const auto fault = faults_.begin_call(Operation::kSetPolicy)) {
     throw_fault(*fault, range.size());
   }
@@ -215,9 +222,9 @@ void SimulatedKernel::place(const Pages& pages, const std::vector<NodeId>& order
 }
 
 void SimulatedKernel::populate(std::span<std::byte> range, NodeId node) {
+  const auto lock = locked();
   const auto fault = faults_.begin_call(Operation::kPopulate);
   if (fault && fault->effect == FaultEffect::kRefuse) throw_fault(*fault, range.size());
-  const std::lock_guard lock(mutex_);
   ledger_.check_node(node);
   Pages pages = find(range);
   if (pages.at == mappings_.end()) throw InvalidArgument("populate a range that is not mapped");
@@ -233,8 +240,8 @@ void SimulatedKernel::populate(std::span<std::byte> range, NodeId node) {
 }
 
 void SimulatedKernel::discard(std::span<std::byte> range) {
+  const auto lock = locked();
   if (const auto fault = faults_.begin_call(Operation::kDiscard)) throw_fault(*fault, range.size());
-  const std::lock_guard lock(mutex_);
   const Pages pages = find(range);
   if (pages.at == mappings_.end()) throw InvalidArgument("discard a range that is not mapped");
   forget(pages);
@@ -268,10 +275,10 @@ void SimulatedKernel::take_in_touched(const Pages& pages) const {
 
 void SimulatedKernel::query(std::span<const std::byte> range, size_t page_bytes,
                             std::span<int> nodes) const {
+  const auto lock = locked();
   const auto fault = faults_.begin_call(Operation::kQuery);
   const bool hidden = fault && fault->effect == FaultEffect::kHidden;
   if (fault && !hidden) throw_fault(*fault, range.size());
-  const std::lock_guard lock(mutex_);
   const Pages pages = find(range);
   if (hidden || pages.at == mappings_.end()) {
     std::ranges::fill(nodes, kPageAbsent);
@@ -309,11 +316,15 @@ bool SimulatedKernel::move_page(Mappings::iterator at, size_t page, NodeId targe
 
 void SimulatedKernel::move(std::span<std::byte> range, size_t page_bytes,
                            std::span<const NodeId> targets, std::span<int> states) {
+  const auto lock = locked();
   const auto fault = faults_.begin_call(Operation::kMove);
   if (fault && fault->effect == FaultEffect::kRefuse) throw_fault(*fault, range.size());
-  const std::lock_guard lock(mutex_);
   const Pages pages = find(range);
   if (pages.at == mappings_.end()) throw InvalidArgument("move a range that is not mapped");
+  if (fault && fault->effect == FaultEffect::kShared) {
+    std::ranges::fill(states, kPageShared);
+    return;
+  }
   Mapping& mapping = pages.at->second;
   const bool half = fault && fault->effect == FaultEffect::kPartial;
   const size_t count = half ? targets.size() / 2 : targets.size();
@@ -329,12 +340,12 @@ void SimulatedKernel::move(std::span<std::byte> range, size_t page_bytes,
 }
 
 uint64_t SimulatedKernel::movable_bytes(NodeId node) const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   return ledger_.is_movable(node) ? ledger_.total_bytes(node, base_page_bytes_) : 0;
 }
 
 void SimulatedKernel::pin(std::span<const std::byte> range) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   const Pages pages = find(range);
   if (pages.at == mappings_.end()) throw InvalidArgument("pin a range that is not mapped");
   Mapping& mapping = pages.at->second;
@@ -354,7 +365,8 @@ void SimulatedKernel::pin(std::span<const std::byte> range) {
 }
 
 void SimulatedKernel::unpin(const std::byte* address) noexcept {
-  const std::lock_guard lock(mutex_);
+  if (guard_.in_child()) return;
+  const auto lock = locked();
   pins_.erase(address);
 }
 
@@ -364,22 +376,22 @@ bool SimulatedKernel::is_pinned(const std::byte* address) const {
 }
 
 uint64_t SimulatedKernel::used_bytes(NodeId node) const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   return ledger_.used_bytes(node);
 }
 
 size_t SimulatedKernel::mapping_count() const {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   return mappings_.size();
 }
 
 void SimulatedKernel::set_used_by_others(NodeId node, uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   ledger_.set_used_by_others(node, bytes);
 }
 
 void SimulatedKernel::set_pool(NodeId node, size_t page_bytes, uint64_t pages) {
-  const std::lock_guard lock(mutex_);
+  const auto lock = locked();
   ledger_.set_pool(node, page_bytes, pages);
 }
 

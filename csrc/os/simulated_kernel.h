@@ -4,6 +4,8 @@
 // Populating places pages in the page map only; real pages appear when somebody writes, so 400 GiB
 // can be placed on a small machine as long as little of it is touched. Pages that were never
 // populated are placed when they are first asked for after a touch, as first touch would.
+//
+// A forked child is refused with InvalidArgument: the page maps are its parent's.
 #ifndef CXL_OFFLOAD_OS_SIMULATED_KERNEL_H_
 #define CXL_OFFLOAD_OS_SIMULATED_KERNEL_H_
 
@@ -14,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "core/fork_guard.h"
 #include "os/fault_plan.h"
 #include "os/kernel.h"
 #include "os/page_map.h"
@@ -32,6 +35,7 @@ class SimulatedKernel final : public Kernel {
   std::string name() const override { return "simulated"; }
   NodeSet allowed_nodes() const override;
   size_t page_bytes(PageKind kind) const override;
+  size_t transparent_huge_bytes() const override { return kHugePageBytes; }
   Headroom node_headroom(NodeId node, PageKind kind) const override;
   Headroom process_headroom() const override;
   std::vector<NodeId> fallback_order(NodeId node) const override;
@@ -80,6 +84,7 @@ class SimulatedKernel final : public Kernel {
     size_t count;
   };
 
+  std::unique_lock<std::mutex> locked() const;
   // All with the lock held.
   Pages find(std::span<const std::byte> range) const;
   void place(const Pages& pages, const std::vector<NodeId>& order);
@@ -93,6 +98,7 @@ class SimulatedKernel final : public Kernel {
   std::vector<NodeId> order_from(NodeId node) const;
   void split(Mappings::iterator at, size_t first, size_t count);
 
+  const ForkGuard guard_;
   const size_t base_page_bytes_;
   const NodeId initiator_;
   const bool reserves_huge_pages_;

@@ -1,19 +1,15 @@
 #include "probe/team.h"
 
-#include <sched.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <exception>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <system_error>
 #include <thread>
 
+#include "core/cpus.h"
 #include "core/error.h"
 
 namespace cxl_offload {
@@ -21,45 +17,10 @@ namespace {
 
 constexpr double kLongestWindowS = 3600;
 
-// A CPU mask of any width: machines with more than 1024 CPUs exist.
-class CpuMask {
- public:
-  explicit CpuMask(size_t cpus) : cpus_(cpus), mask_(CPU_ALLOC(cpus), &free_mask) {
-    if (!mask_) throw OutOfMemory("a mask of " + std::to_string(cpus) + " CPUs: no memory");
-    CPU_ZERO_S(bytes(), mask_.get());
-  }
-  size_t cpus() const { return cpus_; }
-  size_t bytes() const { return CPU_ALLOC_SIZE(cpus_); }
-  cpu_set_t* get() const { return mask_.get(); }
-  bool contains(int cpu) const { return CPU_ISSET_S(cpu, bytes(), mask_.get()); }
-  void insert(int cpu) { CPU_SET_S(cpu, bytes(), mask_.get()); }
-
- private:
-  static void free_mask(cpu_set_t* mask) { CPU_FREE(mask); }
-
-  size_t cpus_;
-  std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> mask_;
-};
-
 void pin_to(int cpu) {
-  CpuMask mask(static_cast<size_t>(cpu) + 1);
-  mask.insert(cpu);
-  if (sched_setaffinity(0, mask.bytes(), mask.get()) != 0) {
-    const int code = errno;
+  if (const int code = bind_thread({cpu}); code != 0) {
     throw SystemError(code, "pin a thread to CPU " + std::to_string(cpu) + ": " +
                                 std::strerror(code) + "; name a CPU of this process's cpuset");
-  }
-}
-
-void check_cpus(const std::vector<int>& cpus) {
-  if (cpus.empty()) throw InvalidArgument("run threads: no CPU given; name at least one");
-  const std::vector<int> allowed = allowed_cpus();
-  for (int cpu : cpus) {
-    if (std::ranges::binary_search(allowed, cpu)) continue;
-    throw InvalidArgument("run a thread on CPU " + std::to_string(cpu) + ": this process may use " +
-                          std::to_string(allowed.size()) + " CPUs, from " +
-                          std::to_string(allowed.front()) + " to " +
-                          std::to_string(allowed.back()) + "; name one of those");
   }
 }
 
@@ -121,26 +82,10 @@ void check_window(const Window& window) {
   }
 }
 
-std::vector<int> allowed_cpus() {
-  // The call fails with EINVAL while the mask is narrower than the kernel's own.
-  for (size_t cpus = 1024; cpus <= (size_t{1} << 20); cpus *= 2) {
-    CpuMask mask(cpus);
-    if (sched_getaffinity(0, mask.bytes(), mask.get()) == 0) {
-      std::vector<int> allowed;
-      for (int cpu = 0; cpu < static_cast<int>(cpus); ++cpu) {
-        if (mask.contains(cpu)) allowed.push_back(cpu);
-      }
-      return allowed;
-    }
-    if (errno != EINVAL) break;
-  }
-  const int code = errno;
-  throw SystemError(code, std::string("sched_getaffinity: ") + std::strerror(code));
-}
-
 void run_team(const std::vector<int>& cpus,
               const std::function<void(size_t, Clock::time_point)>& job) {
-  check_cpus(cpus);
+  if (cpus.empty()) throw InvalidArgument("run threads: no CPU given; name at least one");
+  check_cpus("run threads", cpus);
   StartLine line(cpus.size());
   FirstError error;
   const auto run_one = [&](size_t index) {

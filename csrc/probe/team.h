@@ -29,9 +29,6 @@ struct Window {
 // Throws InvalidArgument unless both are finite, not negative and at most an hour.
 void check_window(const Window& window);
 
-// CPUs that this process may run on, ascending.
-std::vector<int> allowed_cpus();
-
 // Runs job(i, start) on a thread pinned to cpus[i]; `start` is the moment when the last of them
 // was ready. CPUs may be named twice. When a thread cannot be made or pinned no job runs. Rethrows
 // the first exception of a job. Throws InvalidArgument for no CPU or one that is not allowed.

@@ -1,18 +1,16 @@
 #include "transfer/copy_engine.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <condition_variable>
-#include <deque>
 #include <list>
 #include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "core/error.h"
+#include "core/rounding.h"
+#include "core/threads.h"
 #include "transfer/staging.h"
 
 namespace cxl_offload {
@@ -27,7 +25,12 @@ struct Job {
 
 size_t total_bytes(const std::vector<Piece>& pieces) {
   size_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes;
+  for (const Piece& piece : pieces) {
+    if (piece.bytes > kMostBytes - bytes) {
+      throw InvalidArgument("copy " + format_bytes(piece.bytes) + ": no memory is so large");
+    }
+    bytes += piece.bytes;
+  }
   return bytes;
 }
 
@@ -42,7 +45,7 @@ class CopyEngine::Queue {
         options_(options),
         first_stream_(driver_->create_stream()),
         staging_(driver_, std::move(copier), staging, options.chunk_bytes),
-        worker_([this] { work(); }) {}
+        worker_(start_thread("copy engine", [this] { work(); })) {}
   ~Queue();
 
   std::shared_ptr<CopyHandle> submit(std::vector<Piece> pieces, const std::vector<StreamId>& after,
@@ -51,7 +54,6 @@ class CopyEngine::Queue {
   std::map<Lane, LinkUse> use() const;
   size_t unfinished_bytes() const;
   std::vector<StreamId> streams() const;
-  bool in_child() const { return getpid() != owner_; }
 
  private:
   bool make_room(size_t bytes, bool may_wait);
@@ -66,13 +68,12 @@ class CopyEngine::Queue {
   const Direction direction_;
   const std::shared_ptr<GpuDriver> driver_;
   const EngineOptions options_;
-  const pid_t owner_ = getpid();
   const StreamId first_stream_;
   Staging staging_;  // used by who has set `working_`
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::deque<Job> todo_;
+  std::list<Job> todo_;
   std::list<std::shared_ptr<CopyHandle>> live_;  // the oldest first
   size_t unfinished_bytes_ = 0;
   bool working_ = false;  // some thread hands a job to the GPU
@@ -80,7 +81,7 @@ class CopyEngine::Queue {
   std::map<Lane, StreamId> streams_;
   std::map<Lane, LinkUse> use_;
 
-  std::thread worker_;
+  std::jthread worker_;
 };
 
 CopyEngine::Queue::~Queue() {
@@ -98,8 +99,9 @@ CopyEngine::Queue::~Queue() {
 std::shared_ptr<CopyHandle> CopyEngine::Queue::submit(std::vector<Piece> pieces,
                                                       const std::vector<StreamId>& after,
                                                       bool may_wait) {
-  Job job;
   const size_t bytes = total_bytes(pieces);
+  std::list<Job> queued(1);
+  Job& job = queued.front();
   job.staged = std::ranges::any_of(
       pieces, [](const Piece& piece) { return piece.bytes > 0 && !piece.pinned; });
   if (job.staged && staging_.slots() == 0) {
@@ -108,8 +110,11 @@ std::shared_ptr<CopyHandle> CopyEngine::Queue::submit(std::vector<Piece> pieces,
                           "or give it staging of two chunks or more");
   }
   if (!pieces.empty()) job.chunks = plan_chunks(pieces, options_.chunk_bytes, options_.rates);
-  if (!make_room(bytes, may_wait)) return nullptr;
+  // All that needs memory comes first: from when it has room, a transfer is listed or gives it up.
   job.handle = std::make_shared<CopyHandle>(driver_, bytes);
+  job.after.reserve(after.size());
+  std::list<std::shared_ptr<CopyHandle>> listed{job.handle};
+  if (!make_room(bytes, may_wait)) return nullptr;
   try {
     for (const StreamId stream : after) job.after.push_back(driver_->record_event(stream));
   } catch (...) {
@@ -120,9 +125,9 @@ std::shared_ptr<CopyHandle> CopyEngine::Queue::submit(std::vector<Piece> pieces,
   }
   auto handle = job.handle;
   std::unique_lock lock(mutex_);
-  live_.push_back(handle);
+  live_.splice(live_.end(), listed);
   if (job.staged || working_ || !todo_.empty()) {
-    todo_.push_back(std::move(job));
+    todo_.splice(todo_.end(), queued);
     lock.unlock();
     changed_.notify_all();
     return handle;
@@ -174,11 +179,11 @@ void CopyEngine::Queue::work() {
   for (;;) {
     changed_.wait(lock, [&] { return (ending_ || !todo_.empty()) && !working_; });
     if (todo_.empty()) return;
-    Job job = std::move(todo_.front());
-    todo_.pop_front();
+    std::list<Job> taken;
+    taken.splice(taken.end(), todo_, todo_.begin());
     working_ = true;
     lock.unlock();
-    run(job);
+    run(taken.front());
     lock.lock();
     working_ = false;
   }
@@ -231,19 +236,36 @@ void CopyEngine::Queue::copy_chunk(const Piece& chunk, StreamId stream) {
   use.staged_bytes += chunk.pinned ? 0 : chunk.bytes;
 }
 
-// Copies that were queued before one failed may still run; the owner must not free their ends.
+// Copies that were queued before one failed may still run; the owner must not free their ends, nor
+// anybody their slots.
 void CopyEngine::Queue::settle_failed(const Job& job) {
-  std::set<Lane> lanes;
-  for (const Piece& chunk : job.chunks) lanes.insert(chunk.lane);
-  for (const Lane lane : lanes) {
-    try {
-      const EventId event = driver_->record_event(stream_of(lane));
-      driver_->wait_event(event);
+  staging_.drop_received();
+  std::vector<StreamId> used;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Piece& chunk : job.chunks) {
+      const auto stream = streams_.find(chunk.lane);
+      if (stream == streams_.end()) continue;
+      if (std::ranges::find(used, stream->second) == used.end()) used.push_back(stream->second);
+    }
+  }
+  try {
+    for (const StreamId stream : used) {
+      const EventId event = driver_->record_event(stream);
+      try {
+        driver_->wait_event(event);
+      } catch (...) {
+        driver_->destroy_event(event);
+        throw;
+      }
       driver_->destroy_event(event);
+    }
+  } catch (...) {
+    try {
+      driver_->synchronize();
     } catch (...) {  // a context that cannot be waited for runs nothing any more
     }
   }
-  staging_.forget();
 }
 
 StreamId CopyEngine::Queue::stream_of(Lane lane) {
@@ -285,8 +307,20 @@ std::vector<StreamId> CopyEngine::Queue::streams() const {
   return all;
 }
 
+struct CopyEngine::Queues {
+  Queue to_device;
+  Queue to_host;
+
+  Queue& of(Direction direction) { return direction == Direction::kToDevice ? to_device : to_host; }
+};
+
 CopyEngine::CopyEngine(std::shared_ptr<GpuDriver> driver, std::shared_ptr<HostCopier> copier,
-                       std::span<std::byte> staging, EngineOptions options) {
+                       std::span<std::byte> staging, EngineOptions options)
+    : queues_(make_queues(std::move(driver), std::move(copier), staging, options)) {}
+
+std::unique_ptr<CopyEngine::Queues> CopyEngine::make_queues(
+    const std::shared_ptr<GpuDriver>& driver, const std::shared_ptr<HostCopier>& copier,
+    std::span<std::byte> staging, const EngineOptions& options) {
   if (options.chunk_bytes == 0 || options.limit_bytes == 0) {
     throw InvalidArgument("copy engine with chunks of " + format_bytes(options.chunk_bytes) +
                           " and a limit of " + format_bytes(options.limit_bytes) +
@@ -296,50 +330,44 @@ CopyEngine::CopyEngine(std::shared_ptr<GpuDriver> driver, std::shared_ptr<HostCo
     if (!(rate > 0)) throw InvalidArgument("copy engine: a lane's rate must be positive");
   }
   const size_t half = staging.size() / 2;
-  if (!staging.empty() && half < 2 * options.chunk_bytes) {
+  // Divided, lest four enormous chunks wrap round to a few bytes.
+  if (!staging.empty() && half / 2 < options.chunk_bytes) {
     throw InvalidArgument("copy engine with staging of " + format_bytes(staging.size()) +
                           ": each direction needs two chunks of " +
                           format_bytes(options.chunk_bytes) + "; give four chunks or none");
   }
-  queues_[0] =
-      std::make_unique<Queue>(Direction::kToDevice, driver, copier, staging.first(half), options);
-  queues_[1] = std::make_unique<Queue>(Direction::kToHost, std::move(driver), std::move(copier),
-                                       staging.subspan(half, half), options);
+  return std::unique_ptr<Queues>(
+      new Queues{{Direction::kToDevice, driver, copier, staging.first(half), options},
+                 {Direction::kToHost, driver, copier, staging.subspan(half, half), options}});
 }
 
-CopyEngine::~CopyEngine() {
-  for (auto& queue : queues_) {
-    // The threads and the GPU belong to the parent.
-    if (queue->in_child()) static_cast<void>(queue.release());
-  }
-}
+CopyEngine::~CopyEngine() = default;
 
 std::shared_ptr<CopyHandle> CopyEngine::submit(Direction direction, std::vector<Piece> pieces,
                                                const std::vector<StreamId>& after, bool may_wait) {
-  Queue& queue = *queues_[static_cast<size_t>(direction)];
-  if (queue.in_child()) {
-    throw InvalidArgument(
-        "copy with an engine of the parent process in a forked child: make one "
-        "of the child's own");
-  }
-  return queue.submit(std::move(pieces), after, may_wait);
+  return queues_.use("copy with an engine")
+      .of(direction)
+      .submit(std::move(pieces), after, may_wait);
 }
 
 void CopyEngine::drain() {
-  for (auto& queue : queues_) queue->drain();
+  Queues& queues = queues_.use("wait for an engine's copies");
+  queues.to_device.drain();
+  queues.to_host.drain();
 }
 
 std::map<Lane, LinkUse> CopyEngine::use(Direction direction) const {
-  return queues_[static_cast<size_t>(direction)]->use();
+  return queues_.use("ask a copy engine").of(direction).use();
 }
 
 size_t CopyEngine::unfinished_bytes(Direction direction) const {
-  return queues_[static_cast<size_t>(direction)]->unfinished_bytes();
+  return queues_.use("ask a copy engine").of(direction).unfinished_bytes();
 }
 
 std::vector<StreamId> CopyEngine::streams() const {
-  std::vector<StreamId> all = queues_[0]->streams();
-  const auto more = queues_[1]->streams();
+  Queues& queues = queues_.use("ask a copy engine");
+  std::vector<StreamId> all = queues.to_device.streams();
+  const auto more = queues.to_host.streams();
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "core/fork_guard.h"
 #include "gpu/driver.h"
 #include "transfer/chunk_plan.h"
 #include "transfer/copy_handle.h"
@@ -36,7 +37,7 @@ struct EngineOptions {
   std::map<Lane, double> rates;          // bytes/s, for the order of chunks
 };
 
-// Thread-safe. In a forked child it can only be dropped.
+// Thread-safe. In a forked child it can only be dropped: all else throws InvalidArgument.
 class CopyEngine {
  public:
   // `staging` is pinned and stays valid as long as the engine; each direction takes a half. Empty:
@@ -52,7 +53,7 @@ class CopyEngine {
   // Queues a transfer behind the work that the streams `after` have queued now. Both ends must stay
   // as they are until it has finished. Where more than the limit is unfinished it waits for the
   // oldest transfers or, without `may_wait`, returns null. Throws InvalidArgument for bytes that
-  // are not pinned without staging, or in a forked child.
+  // are not pinned without staging.
   std::shared_ptr<CopyHandle> submit(Direction direction, std::vector<Piece> pieces,
                                      const std::vector<StreamId>& after, bool may_wait);
   // Waits for all transfers submitted so far; failures are their handles' to tell.
@@ -62,11 +63,18 @@ class CopyEngine {
   size_t unfinished_bytes(Direction direction) const;
   // The streams made so far, for whoever must record them.
   std::vector<StreamId> streams() const;
+  bool in_child() const { return queues_.in_child(); }
 
  private:
   class Queue;
+  struct Queues;
 
-  std::unique_ptr<Queue> queues_[2];
+  static std::unique_ptr<Queues> make_queues(const std::shared_ptr<GpuDriver>& driver,
+                                             const std::shared_ptr<HostCopier>& copier,
+                                             std::span<std::byte> staging,
+                                             const EngineOptions& options);
+
+  const ProcessOwned<Queues> queues_;
 };
 
 }  // namespace cxl_offload

@@ -6,10 +6,12 @@
 namespace cxl_offload {
 
 CopyHandle::~CopyHandle() {
+  if (guard_.in_child()) return;
   for (const EventId event : events_) driver_->destroy_event(event);
 }
 
 bool CopyHandle::query() {
+  guard_.refuse_in_child("ask for a transfer");
   const std::lock_guard lock(mutex_);
   if (state_ == State::kFailed) std::rethrow_exception(reason_);
   if (state_ == State::kIssued &&
@@ -25,6 +27,7 @@ void CopyHandle::await_issue(std::unique_lock<std::mutex>& lock) {
 }
 
 void CopyHandle::wait() {
+  guard_.refuse_in_child("wait for a transfer");
   {
     std::unique_lock lock(mutex_);
     await_issue(lock);
@@ -42,6 +45,7 @@ void CopyHandle::wait() {
 }
 
 void CopyHandle::stream_wait(StreamId stream) {
+  guard_.refuse_in_child("wait for a transfer");
   std::unique_lock lock(mutex_);
   await_issue(lock);
   if (state_ == State::kDone) return;

@@ -9,11 +9,13 @@
 #include <mutex>
 #include <vector>
 
+#include "core/fork_guard.h"
 #include "gpu/driver.h"
 
 namespace cxl_offload {
 
-// Thread-safe; outlives its engine. Dropping it does not stop the transfer.
+// Thread-safe; outlives its engine. Dropping it does not stop the transfer. In a forked child it
+// can only be dropped: all else throws InvalidArgument.
 class CopyHandle {
  public:
   CopyHandle(std::shared_ptr<GpuDriver> driver, size_t bytes)
@@ -46,6 +48,7 @@ class CopyHandle {
   // With the lock held, once it is not queued: throws what failed.
   void await_issue(std::unique_lock<std::mutex>& lock);
 
+  const ForkGuard guard_;
   const std::shared_ptr<GpuDriver> driver_;
   const size_t bytes_;
   std::mutex mutex_;

@@ -12,7 +12,11 @@ Staging::Staging(std::shared_ptr<GpuDriver> driver, std::shared_ptr<HostCopier> 
   }
 }
 
-Staging::~Staging() { forget(); }
+Staging::~Staging() {
+  for (const Slot& slot : slots_) {
+    if (slot.event != 0) driver_->destroy_event(slot.event);
+  }
+}
 
 void Staging::send(uint64_t device, const std::byte* host, size_t bytes, StreamId stream) {
   Slot& slot = take();
@@ -53,12 +57,8 @@ void Staging::land() {
   }
 }
 
-void Staging::forget() noexcept {
-  for (Slot& slot : slots_) {
-    if (slot.event != 0) driver_->destroy_event(slot.event);
-    slot.event = 0;
-    slot.host = nullptr;
-  }
+void Staging::drop_received() noexcept {
+  for (Slot& slot : slots_) slot.host = nullptr;
 }
 
 }  // namespace cxl_offload

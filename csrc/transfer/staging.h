@@ -30,8 +30,9 @@ class Staging {
   void receive(std::byte* host, uint64_t device, size_t bytes, StreamId stream);
   // Waits for everything that was received.
   void land();
-  // Forgets what was received, once nothing is running any more.
-  void forget() noexcept;
+  // Drops what was received and has not landed. Slots stay taken until the copies that use them,
+  // also those of other transfers, are done.
+  void drop_received() noexcept;
 
  private:
   struct Slot {

@@ -37,6 +37,9 @@ _MAX_NODE = (1 << 20) - 1  # far above any kernel's
 _MAX_DIGITS = 9
 _DAX_NAME = re.compile(r"dax[0-9]+\.[0-9]+")
 
+MAX_GRANULE_BYTES = 1 << 61
+"""A cycle of two such granules is all that sizes of memory are counted in."""
+
 MAX_WEIGHT = 255
 """The kernel's own bound for an interleave weight; larger ratios make cycles of many GiB."""
 
@@ -49,6 +52,13 @@ def _check_nodes(nodes: tuple[int, ...]) -> None:
             raise ValueError(f"{node!r} is not a node id; node ids are integers 0..{_MAX_NODE}")
     if len(set(nodes)) != len(nodes):
         raise ValueError(f"nodes {list(nodes)} name a node twice")
+
+
+def _check_granule(granule_bytes: int) -> None:
+    if granule_bytes < 1:
+        raise ValueError(f"a granule of {granule_bytes} bytes; give at least one page")
+    if granule_bytes > MAX_GRANULE_BYTES:
+        raise ValueError(f"a granule of {granule_bytes} bytes: no memory is so large")
 
 
 def _names(nodes: Iterable[int]) -> str:
@@ -116,8 +126,7 @@ class Weighted:
                     f"weight {weight} of node {node} is outside 1..{MAX_WEIGHT}; "
                     "leave a node out to give it nothing"
                 )
-        if self.granule_bytes < 1:
-            raise ValueError(f"a granule of {self.granule_bytes} bytes; give at least one page")
+        _check_granule(self.granule_bytes)
         object.__setattr__(self, "weights", dict(self.weights))
 
     @property
@@ -141,8 +150,7 @@ class Interleave:
 
     def __post_init__(self) -> None:
         _check_nodes(self.nodes)
-        if self.granule_bytes < 1:
-            raise ValueError(f"a granule of {self.granule_bytes} bytes; give at least one page")
+        _check_granule(self.granule_bytes)
 
     def __str__(self) -> str:
         return f"interleave:{_names(self.nodes)}{_granule_suffix(self.granule_bytes)}"

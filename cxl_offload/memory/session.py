@@ -6,6 +6,7 @@ first use. :func:`use` puts another in its place for a while.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -32,8 +33,13 @@ from cxl_offload.units import MIB, format_bytes
 
 __all__ = ["Pages", "Session"]
 
+_logger = logging.getLogger(__name__)
+
 Capacities: TypeAlias = Mapping[int, int] | Mapping[str, int] | Mapping[int | str, int]
 Pages = Literal["base", "thp", "2MiB", "1GiB"]
+
+MAX_BYTES = 1 << 62
+"""Of one allocation; more than any address space has."""
 
 _DAX_ALIGNMENT_BYTES = 2 * MIB
 """Of a simulated device that names none; what the kernel's default is on x86."""
@@ -137,6 +143,7 @@ class Session:
         self.kernel = kernel
         self._driver = driver
         self._driver_lock = threading.Lock()
+        self._guard = _C.ForkGuard()
         threads = max_threads or len(os.sched_getaffinity(0))
         limits = dict(capacities or {})
         nodes = {name: limit for name, limit in limits.items() if isinstance(name, int)}
@@ -262,6 +269,10 @@ class Session:
             Strict, and the pages are not where they should be after pinning.
         """
         rule = _rule(as_policy(policy, self.machine), pages, strict)
+        if nbytes < 1:
+            raise ValueError(f"allocate {nbytes} bytes; ask for at least one")
+        if nbytes > MAX_BYTES:
+            raise MemoryError(f"allocate {nbytes} bytes: more than an address space holds")
         return self._session.allocate(nbytes, rule, self.gpu_driver() if pin else None)
 
     @renamed_keywords(placement="policy")
@@ -305,6 +316,15 @@ class Session:
         if self.is_simulated:
             raise ValueError("place memory of others: a simulated machine has none")
         rule = _rule(as_policy(policy, self.machine), pages, strict)
+        for name, size in (
+            ("address", address),
+            ("nbytes", nbytes),
+            ("part_bytes", part_bytes),
+            ("stride_bytes", stride_bytes),
+            ("count", count),
+        ):
+            if not 0 <= size < 1 << 64:
+                raise ValueError(f"place memory with {name}={size}: outside 0..2**64-1")
         return tuple(
             self._session.place(
                 address,
@@ -339,7 +359,14 @@ class Session:
         return self._session.bytes_per_node(address, nbytes)
 
     def free_bytes(self, node: int, pages: Pages = "base") -> int:
-        """Bytes of such pages that a node can still give."""
+        """Bytes of such pages that a node can still give.
+
+        Raises
+        ------
+        ValueError
+            The node is none that a kernel can have.
+        """
+        Bind((node,))  # checks the number
         return self.kernel.node_headroom(node, _PAGES[pages]).free_bytes
 
     def find(self, address: int) -> _C.Allocation | None:
@@ -385,12 +412,18 @@ class Session:
     def trim(self) -> int:
         """Returns cached memory to the kernel; waits for the GPU where it may still use it.
 
+        Where the GPU cannot be waited for, as after a fault, what it may still use stays, the log
+        says why, and all else is returned.
+
         Returns
         -------
         int
             Bytes returned.
         """
-        return self._session.trim()
+        returned, kept_because = self._session.trim()
+        if kept_because:
+            _logger.warning("trim: what the GPU may still use stays: %s", kept_because)
+        return returned
 
     def gpu_driver(self) -> _C.GpuDriver:
         """The driver that pins, opened at the first use.
@@ -400,6 +433,7 @@ class Session:
         ValueError
             There is none on this machine.
         """
+        self._guard.refuse_in_child("pin memory")
         with self._driver_lock:
             if self._driver is None:
                 self._driver = _C.open_cuda_driver()

@@ -9,10 +9,12 @@ when it starts, and so does ``cxl-offload doctor``.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import shlex
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ __all__ = [
     "SHARED_ROOT",
     "Leftover",
     "find_leftovers",
+    "open_regular",
     "shared_free_bytes",
     "warn_of_leftovers",
 ]
@@ -71,10 +74,22 @@ def find_leftovers(root: str | os.PathLike[str] = SHARED_ROOT) -> tuple[Leftover
     return tuple(_unheld(Path(root)))
 
 
+def open_regular(path: str | os.PathLike[str], flags: int) -> int:
+    """Opens a file of a folder that everybody may write to; never waits for anybody.
+
+    Anything but a regular file is refused with OSError: a FIFO would wait for its other end.
+    """
+    file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o600)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
+
+
 def _unheld(root: Path) -> Iterator[Leftover]:
     for path in sorted(root.glob(_PATTERN)):
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            file = open_regular(path, os.O_RDONLY)
         except OSError:
             continue
         try:

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
+from cxl_offload import _C
 from cxl_offload.memory.in_use import current_session
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import PolicyLike
 from cxl_offload.memory.session import Pages, Session
-from cxl_offload.memory.shared import SHARED_ROOT, shared_free_bytes
+from cxl_offload.memory.shared import SHARED_ROOT, open_regular, shared_free_bytes
 from cxl_offload.renamed import renamed_keywords
 from cxl_offload.units import format_bytes
 
@@ -66,7 +67,7 @@ def remove_leftovers(root: str | os.PathLike[str] = SHARED_ROOT) -> tuple[Path, 
     removed = []
     for path in sorted(Path(root).glob(f"{_PREFIX}*.mmap")):
         try:
-            file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            file = open_regular(path, os.O_RDWR)
         except OSError:
             continue
         try:
@@ -136,6 +137,7 @@ class SharedRegion:
         self.notes: tuple[str, ...] = ()
         self._session = session or current_session()
         self._pages: Pages = pages
+        self._guard = _C.ForkGuard()
         remove_leftovers(root)
         self.file = self._open()
         try:
@@ -157,16 +159,16 @@ class SharedRegion:
 
     def _open(self) -> int:
         """The file, held by a lock that says that somebody lives who uses it."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         while True:
-            file = os.open(self.path, flags, 0o600)
+            file = open_regular(self.path, os.O_RDWR | os.O_CREAT)
+            owner = os.fstat(file).st_uid
+            if owner != os.geteuid():  # asked first: a lock of theirs could be held for ever
+                os.close(file)
+                raise PermissionError(f"map {self.path}: it belongs to user {owner}")
             fcntl.flock(file, fcntl.LOCK_SH)
-            state = os.fstat(file)
-            if state.st_nlink and state.st_uid == os.geteuid():
+            if os.fstat(file).st_nlink:
                 return file
             os.close(file)
-            if state.st_nlink:
-                raise PermissionError(f"map {self.path}: it belongs to user {state.st_uid}")
 
     def _size(self) -> bool:
         """Gives the file its length; whether that was still to be done."""
@@ -260,6 +262,8 @@ class SharedRegion:
     def close(self) -> None:
         """Unmaps; the memory goes when the last process has.
 
+        A forked child, which inherits the mapping, unmaps its own only.
+
         Raises
         ------
         BufferError
@@ -269,6 +273,9 @@ class SharedRegion:
             return
         self.mapping.close()
         file, self.file = self.file, -1
+        if self._guard.in_child:  # the lock is one with the parent's, and so is the name
+            os.close(file)
+            return
         with contextlib.suppress(OSError):  # others hold it: theirs is the name to remove
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file).st_nlink:

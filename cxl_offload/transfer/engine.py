@@ -156,28 +156,27 @@ class CopyEngine:
         copier: HostCopier | None = None,
         driver: _C.GpuDriver | None = None,
     ) -> None:
+        self._core: _C.CopyEngine | None = None
+        self._live: deque[CopyHandle] = deque()
+        self._lock = threading.Lock()
+        self._session = session
         if min(chunk_bytes, limit_bytes) <= 0 or staging_bytes < 0:
             raise ValueError(
                 f"copy engine with chunks of {chunk_bytes}, staging of {staging_bytes} and a limit "
                 f"of {limit_bytes} bytes: sizes must be positive"
             )
-        self._session = session
         node = session.kernel.local_node if staging_node is None else staging_node
-        self._staging = (
+        slots = (
             session.allocate(staging_bytes, Preferred((node,)), pin=True) if staging_bytes else None
         )
-        self._copier = copier or HostCopier()
-        self._core: _C.CopyEngine | None = _C.CopyEngine(
+        self._core = _C.CopyEngine(
             driver or session.gpu_driver(),
-            self._copier.core,
-            self._staging.address if self._staging else 0,
-            staging_bytes,
+            (copier or HostCopier()).core,
+            slots,
             chunk_bytes=chunk_bytes,
             limit_bytes=limit_bytes,
             rates=dict(node_bandwidth or {}),
         )
-        self._lock = threading.Lock()
-        self._live: deque[CopyHandle] = deque()
 
     def __enter__(self) -> CopyEngine:
         return self
@@ -264,17 +263,18 @@ class CopyEngine:
         return self._open().unfinished_bytes(_DIRECTIONS[direction])
 
     def close(self) -> None:
-        """Waits for all transfers and gives threads and slots back."""
+        """Waits for all transfers and gives threads and slots back; so does dropping the engine.
+
+        In a forked child it only forgets them: they are the parent's.
+        """
         core, self._core = self._core, None
-        if core is None:
+        if core is None or core.in_child:
             return
         core.drain()
-        if self._staging is not None:
-            for stream in core.streams:
-                self._staging.record_stream(stream)
-        del core
-        self._live.clear()
-        self._staging = None
+        self._forget_finished()
+
+    # Without this, both ends of transfers under way could go before the engine, which waits.
+    __del__ = close
 
     def _open(self) -> _C.CopyEngine:
         if self._core is None:
@@ -297,8 +297,8 @@ class CopyEngine:
         address = _address(host)
         owner = self._session.find(address) if size else None
         pieces = _pieces(owner, _address(device), address, size, _is_pinned(host, pinned))
-        self._forget_finished()
         submitted = core.submit(_DIRECTIONS[direction], pieces, list(after), wait)
+        self._forget_finished()
         if submitted is None:
             return None
         if owner is not None and owner.pinned:
@@ -312,7 +312,10 @@ class CopyEngine:
 
     def _forget_finished(self) -> None:
         with self._lock:
-            self._live = deque(handle for handle in self._live if not _is_over(handle))
+            over = [handle for handle in self._live if _is_over(handle)]
+            for handle in over:
+                self._live.remove(handle)
+        del over  # the ends go without the lock, which what they run may want
 
 
 def _is_over(handle: CopyHandle) -> bool:

@@ -115,6 +115,25 @@ TEST(failures_leave_nothing_running_and_no_events) {
   CHECK_EQ(f.driver->counts().events, 0u);
 }
 
+TEST(slots_of_other_transfers_outlive_a_failure) {
+  Fixture f;  // two slots a direction
+  Bytes near = random_bytes(kChunk, 3), far = random_bytes(2 * kChunk, 4);
+  Bytes near_device(kChunk), far_device(2 * kChunk);
+  const auto staged = [&](Bytes& device, Bytes& host, Lane lane) {
+    const auto to = reinterpret_cast<uint64_t>(device.data());
+    return f.engine->submit(Direction::kToDevice, {{to, host.data(), host.size(), lane, false}}, {},
+                            true);
+  };
+  const auto first = staged(near_device, near, 0);
+  first->stream_wait(50);  // it is handed to the GPU, and has not run
+  f.driver->fail_copy(1);
+  CHECK_THROWS(SystemError, staged(far_device, far, 1)->wait());
+  staged(far_device, far, 1)->wait();
+  first->wait();
+  CHECK(near_device == near);
+  CHECK(far_device == far);
+}
+
 TEST(event_that_cannot_be_recorded_refuses_the_transfer) {
   Fixture f;
   Bytes source(kChunk), device(kChunk);

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "check.h"
+#include "core/cpus.h"
 #include "core/error.h"
-#include "probe/team.h"
 #include "transfer/host_copy.h"
 
 namespace cxl_offload {

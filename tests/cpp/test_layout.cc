@@ -1,4 +1,5 @@
 // From rule and room to runs, and the budget that limits them.
+#include <chrono>
 #include <map>
 #include <numeric>
 #include <thread>
@@ -72,6 +73,19 @@ TEST(a_strict_stripe_is_refused_for_the_node_that_is_full) {
   const Layout layout = lay(ground, rule, 16 * kMiB);
   CHECK(per_node(layout) == (NodeBytes{{0, 12 * kMiB}, {1, 4 * kMiB}}));
   CHECK_EQ(layout.notes.size(), 1u);
+}
+
+TEST(a_stripe_far_too_large_is_refused_before_its_runs_are_listed) {
+  const Ground ground;
+  Rule rule = rule_of(RuleKind::kStripe, {{0, 1}, {2, 1}});
+  rule.pages = PageKind::kHuge2MiB;
+  for (const bool strict : {true, false}) {
+    rule.strict = strict;
+    // Half a billion runs would take seconds and gigabytes.
+    const auto begin = std::chrono::steady_clock::now();
+    CHECK_THROWS(OutOfMemory, lay(ground, rule, size_t{1} << 50));
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(1));
+  }
 }
 
 TEST(what_the_same_bytes_hold_already_counts_as_room) {

@@ -1,6 +1,14 @@
 // Numbers read from the kernel's own text files.
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <string>
+
 #include "check.h"
 #include "os/linux_files.h"
+#include "os/populate.h"
 
 using namespace cxl_offload;
 
@@ -41,7 +49,24 @@ Node 1, zone  Movable
         protection: (0, 0, 0, 0, 0)
 )";
 
+constexpr const char* kMaps = R"(1000-3000 rw-p 00000000 00:00 0
+3000-4000 rw-s 00000000 00:19 1234 /dev/shm/some file
+4000-5000 r--p 00000000 00:00 0
+7000-9000 rw-p 00000000 00:00 0 [stack]
+)";
+
 }  // namespace
+
+TEST(range_is_writable_where_every_byte_is_mapped_for_it) {
+  CHECK(is_writable(kMaps, 0x1000, 0x4000));
+  CHECK(is_writable(kMaps, 0x2000, 0x3001));
+  CHECK(is_writable(kMaps, 0x7fff, 0x9000));
+  CHECK(!is_writable(kMaps, 0x3000, 0x5000));  // read-only
+  CHECK(!is_writable(kMaps, 0x0fff, 0x2000));  // begins before
+  CHECK(!is_writable(kMaps, 0x8000, 0x9001));  // ends after
+  CHECK(!is_writable(kMaps, 0x5000, 0x6000));  // a hole
+  CHECK(!is_writable("", 0x1000, 0x2000));
+}
 
 TEST(withheld_are_watermarks_and_protection_but_no_more_than_is_free) {
   CHECK_EQ(withheld_bytes(kZoneinfo, 0, 4096), (571u + 50u) * 4096u);
@@ -58,4 +83,17 @@ TEST(node_one_is_not_node_eleven) {
   const std::string eleven = "Node 11, zone Normal\n  pages free 9\n low 5\n protection: (0, 0)\n";
   CHECK_EQ(withheld_bytes(eleven, 1, 1), 0u);
   CHECK_EQ(withheld_bytes(eleven, 11, 1), 5u);
+}
+
+TEST(transparent_huge_pages_are_as_large_as_the_kernel_says) {
+  const std::string path = "/tmp/cxl_offload_hpage_pmd_size_" + std::to_string(getpid());
+  for (const auto& [text, bytes] : std::map<std::string, size_t>{{"536870912\n", size_t{512} << 20},
+                                                                 {"2097152\n", size_t{2} << 20},
+                                                                 {"0\n", size_t{2} << 20},
+                                                                 {"nonsense", size_t{2} << 20}}) {
+    std::ofstream(path) << text;
+    CHECK_EQ(read_transparent_huge_bytes(path), bytes);
+  }
+  std::remove(path.c_str());
+  CHECK_EQ(read_transparent_huge_bytes(path), size_t{2} << 20);
 }

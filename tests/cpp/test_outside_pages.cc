@@ -92,5 +92,19 @@ TEST(parts_that_are_no_whole_pages_or_leave_their_range_are_refused) {
   CHECK_EQ(ground.kernel->used_bytes(0), 0u);
 }
 
+TEST(parts_that_wrap_round_are_refused) {
+  const Ground ground;
+  const Mapped mapped(ground, 8 * kPage);
+  const Rule rule = rule_of(RuleKind::kBind, {{0, 1}});
+  const auto place = [&](size_t part, size_t stride, size_t count) {
+    place_outside(ground.placer(), rule, {mapped.range, part, stride, count});
+  };
+  const size_t wraps = (SIZE_MAX / 2 + 1);  // twice that is nothing
+  CHECK_THROWS(InvalidArgument, place(kPage, wraps, 3));
+  CHECK_THROWS(InvalidArgument, place(kPage, kPage, SIZE_MAX / kPage + 2));
+  CHECK_THROWS(InvalidArgument, place(SIZE_MAX - kPage + 1, SIZE_MAX - kPage + 1, 2));
+  CHECK_EQ(mapped.bytes(0, 8 * kPage).at(-1), 8 * kPage);
+}
+
 }  // namespace
 }  // namespace cxl_offload

@@ -136,7 +136,7 @@ TEST(trim_returns_everything_when_nothing_is_live) {
   for (size_t i = 1; i < 200; ++i) blocks.push_back(f.pool->allocate(i * 1000));
   const size_t mapped = f.source->account().now();
   blocks.clear();
-  CHECK_EQ(f.pool->trim(), mapped);
+  CHECK_EQ(f.pool->trim().bytes, mapped);
   CHECK_EQ(f.source->account().now(), 0u);
   CHECK_EQ(f.source->account().regions, 0u);
   CHECK_EQ(f.pool->statistics().mapped.count.current, 0u);
@@ -153,7 +153,7 @@ TEST(trim_leaves_live_blocks_readable) {
     std::memset(blocks.back()->address(), static_cast<int>(i), blocks.back()->bytes());
   }
   for (size_t i = 0; i < 64; i += 2) blocks[i].reset();
-  CHECK(f.pool->trim() > 0);
+  CHECK(f.pool->trim().bytes > 0);
   for (size_t i = 1; i < 64; i += 2) {
     for (size_t at = 0; at < blocks[i]->bytes(); ++at) {
       if (blocks[i]->address()[at] != static_cast<std::byte>(i)) CHECK(!"a live byte changed");
@@ -169,7 +169,7 @@ TEST(part_that_cannot_be_returned_stays_cached) {
   auto first = f.pool->allocate(8 * kMiB);
   first.reset();
   const auto small = f.pool->allocate(kMiB);
-  CHECK_EQ(f.pool->trim(), 0u);
+  CHECK_EQ(f.pool->trim().bytes, 0u);
   f.pool->check_invariants();
   CHECK_EQ(f.pool->statistics().cached.bytes.current, 7 * kMiB);
   const auto again = f.pool->allocate(7 * kMiB);

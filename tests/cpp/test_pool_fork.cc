@@ -6,8 +6,8 @@
 #include <functional>
 
 #include "check.h"
+#include "core/fork_guard.h"
 #include "fake_regions.h"
-#include "memory/fork_guard.h"
 #include "memory/pool.h"
 
 namespace cxl_offload {
@@ -49,7 +49,7 @@ TEST(forked_child_reads_blocks_and_does_not_touch_the_pool) {
       return 2;
     } catch (const InvalidArgument&) {
     }
-    if (f.pool->trim() != 0) return 3;
+    if (f.pool->trim().bytes != 0) return 3;
     if (f.pool->statistics().mapped.bytes.current != 0) return 4;
     block.reset();
     small.reset();
@@ -62,7 +62,7 @@ TEST(forked_child_reads_blocks_and_does_not_touch_the_pool) {
   CHECK(block->address()[0] == std::byte{42});
   block.reset();
   small.reset();
-  CHECK_EQ(f.pool->trim(), before.mapped.bytes.current);
+  CHECK_EQ(f.pool->trim().bytes, before.mapped.bytes.current);
 }
 
 TEST(child_forked_under_the_lock_of_the_pool_does_not_hang) {
@@ -87,13 +87,43 @@ TEST(child_forked_under_the_lock_of_the_pool_does_not_hang) {
   f.pool->check_invariants();
 }
 
-TEST(fork_guard_tells_the_child_either_way) {
-  for (const bool by_page : {true, false}) {
-    const ForkGuard guard(by_page);
-    CHECK(!guard.in_child());
-    CHECK_EQ(in_child([&] { return guard.in_child() ? 0 : 1; }), 0);
-    CHECK(!guard.in_child());
-  }
+TEST(fork_guard_tells_children_and_their_children) {
+  const ForkGuard guard;
+  guard.refuse_in_child("use it");
+  CHECK(!guard.in_child());
+  const auto child = [&] {
+    if (!guard.in_child()) return 1;
+    const ForkGuard own;
+    if (own.in_child()) return 2;
+    const int status = in_child([&] { return guard.in_child() && own.in_child() ? 0 : 1; });
+    return status != 0 ? 3 : own.in_child() ? 4 : 0;
+  };
+  CHECK_EQ(in_child(child), 0);
+  CHECK(!guard.in_child());
+}
+
+TEST(forked_process_knows_that_it_was_forked) {
+  CHECK(!is_forked_process());
+  CHECK_EQ(in_child([] { return is_forked_process() ? 0 : 1; }), 0);
+}
+
+TEST(what_a_process_owns_is_left_alone_by_its_children) {
+  int ends = 0;
+  struct Counted {
+    int& ends;
+    ~Counted() { ++ends; }
+  };
+  auto owned = std::make_unique<ProcessOwned<Counted>>(std::make_unique<Counted>(ends));
+  CHECK(owned->here() != nullptr);
+  const auto child = [&] {
+    if (owned->here() != nullptr) return 1;
+    CHECK_THROWS(InvalidArgument, owned->use("use it"));
+    owned.reset();
+    return ends;
+  };
+  CHECK_EQ(in_child(child), 0);
+  owned.reset();
+  CHECK_EQ(ends, 1);
 }
 
 TEST(forked_child_can_make_a_pool_of_its_own) {
@@ -101,7 +131,7 @@ TEST(forked_child_can_make_a_pool_of_its_own) {
     Fixture f;
     auto block = f.pool->allocate(kMiB);
     block.reset();
-    return f.pool->trim() == kMiB ? 0 : 1;
+    return f.pool->trim().bytes == kMiB ? 0 : 1;
   });
   CHECK_EQ(status, 0);
 }

@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "core/cpu_features.h"
+#include "core/cpus.h"
 #include "core/error.h"
 #include "probe/random.h"
 #include "probe/traffic.h"

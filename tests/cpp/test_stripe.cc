@@ -123,6 +123,29 @@ TEST(stripe_cut_keeps_shares_exactly_when_the_granules_count_alike) {
   }
 }
 
+TEST(stripe_says_the_bytes_of_its_shares_without_the_layout) {
+  std::mt19937 random(11);
+  for (int turn = 0; turn < 3000; ++turn) {
+    const Stripe stripe(random_shares(random), 1 + random() % 12);
+    const size_t bytes = random() % 400;
+    auto laid_out = sum(stripe.runs(bytes));
+    const auto direct = stripe.bytes_of_shares(bytes);
+    for (size_t i = 0; i < direct.size(); ++i) {
+      CHECK_EQ(direct[i], laid_out[stripe.shares()[i].node]);
+    }
+  }
+  const Stripe fine({{0, 1}, {2, 1}}, size_t{2} << 20);
+  CHECK(fine.bytes_of_shares(size_t{1} << 60) == std::vector<size_t>(2, size_t{1} << 59));
+}
+
+TEST(stripe_refuses_sizes_that_no_memory_has) {
+  const size_t largest = size_t{1} << 61;  // of two
+  CHECK_EQ(Stripe({{0, 1}, {2, 1}}, largest).cycle_bytes(), 2 * largest);
+  CHECK_THROWS(InvalidArgument, Stripe({{0, 1}, {2, 1}}, largest + 1));
+  CHECK_THROWS(InvalidArgument, Stripe({{0, 1}, {2, 1}}, size_t{1} << 63));
+  CHECK_THROWS(InvalidArgument, Stripe({{0, 1}, {2, 1}}, 4096).runs(SIZE_MAX));
+}
+
 TEST(stripe_refuses_what_means_nothing) {
   CHECK_THROWS(InvalidArgument, Stripe({}, 4));
   CHECK_THROWS(InvalidArgument, Stripe({{0, 0}}, 4));

@@ -6,6 +6,8 @@ import gc
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ import cxl_offload
 from cxl_offload import _C
 from cxl_offload.memory import Bind, Preferred, Session, Weighted
 
-from .ground import GIB, KIB, MIB, check_all_returned, simulated
+from .ground import GIB, KIB, MIB, check_all_returned, kernel_of, simulated
 
 FORK = multiprocessing.get_context("fork")
 
@@ -125,4 +127,56 @@ def test_data_loader_workers_read_a_striped_tensor_that_moved() -> None:
     assert cxl_offload.placement_of(rows, session=session).granted == before
     del rows, loader
     gc.collect()
+    check_all_returned(session)
+
+
+IMPORTED_IN_A_CHILD = """
+import os, signal, sys, time
+import torch
+
+torch.set_num_threads(2)
+torch.ones(1 << 20).sum()  # OpenMP has threads now
+child = os.fork()
+if child == 0:
+    from cxl_offload.ops.adam import adam_step
+
+    torch.set_num_threads(2)  # as many as the library would borrow
+    tensors = [torch.zeros(30_003) for _ in range(4)]
+    adam_step(*tensors, step=1, lr=0.5, threads=2)
+    os._exit(0)
+for _ in range(4000):
+    pid, status = os.waitpid(child, os.WNOHANG)
+    if pid:
+        sys.exit(status)
+    time.sleep(0.005)
+os.kill(child, signal.SIGKILL)
+sys.exit("it hangs")
+"""
+
+
+@pytest.mark.timeout(60)
+def test_package_imported_after_a_fork_leaves_the_threads_of_openmp_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED_IN_A_CHILD], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pages_that_a_child_shares_are_no_full_node() -> None:
+    """The kernel refuses them to a move (EACCES); they stay whole, where they are."""
+    session = simulated(GIB)
+    block = session.allocate(3 * MIB, Bind((0,)))
+    for _ in range(2):
+        for call in (1, 2):
+            kernel_of(session).fail("move", call=call, effect=_C.FaultEffect.shared)
+        with pytest.raises(PermissionError, match="3 MiB stay where they are, for a forked child"):
+            session.move(block, Bind((2,)))
+        assert block.bytes_per_node() == {0: 3 * MIB}
+    for call in (1, 2):
+        kernel_of(session).fail("move", call=call, effect=_C.FaultEffect.shared)
+    session.move(block, Preferred((2,)))
+    assert any("a forked child has them as well" in note for note in block.notes)
+    session.move(block, Bind((2,)))
+    assert block.bytes_per_node() == {2: 3 * MIB}
+    del block
     check_all_returned(session)

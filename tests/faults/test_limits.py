@@ -69,6 +69,37 @@ del block
 assert session.allocate(size, Bind((0,))).nbytes == size
 """
 
+HELPERS = """
+import resource
+from cxl_offload import _C
+from cxl_offload.memory import Session
+from cxl_offload.transfer import CopyEngine, HostCopier
+from tests.faults.ground import simulated
+
+cpu = _C.allowed_cpus()[0]
+session = simulated(1 << 30, driver=_C.FakeDriver())
+copier = HostCopier(cpus=[cpu])
+HostCopier(cpus=[cpu] * 4)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+stack = 64 << 20
+resource.setrlimit(resource.RLIMIT_STACK, (stack, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_AS, (used + 5 * stack // 2, resource.RLIM_INFINITY))
+try:
+    HostCopier(cpus=[cpu] * 200)
+except OSError as error:
+    assert "no further thread could be made" in str(error), error
+else:
+    raise SystemExit("more threads than the limit allows")
+engines = []
+try:
+    for _ in range(20):
+        engines.append(CopyEngine(session, staging_bytes=0, copier=copier))
+except OSError as error:
+    assert "no further thread could be made" in str(error), error
+else:
+    raise SystemExit("more threads than the limit allows")
+"""
+
 
 def run(script: str) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -85,3 +116,7 @@ def test_holes_give_their_pages_back_at_the_limit_of_mappings() -> None:
 
 def test_memory_is_faulted_in_by_fewer_threads_when_no_more_can_be_had() -> None:
     run(THREADS)
+
+
+def test_threads_that_cannot_be_made_are_an_error_and_end_nothing() -> None:
+    run(HELPERS)

@@ -160,3 +160,19 @@ def test_small_pinned_allocations_know_that_their_chunk_was_moved() -> None:
         assert any("left node 2" in note for note in block.notes)
     del block, blocks
     assert_empty(session, driver)
+
+
+def test_trim_after_a_fault_of_the_gpu_returns_what_is_not_its(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    session, driver = memory_on(NORMAL)
+    session.allocate(8 * MIB, Bind((0,)))
+    pinned = session.allocate(4 * MIB, Bind((1,)), pin=True)
+    pinned.record_stream(7)
+    driver.launch(7)
+    del pinned
+    driver.break_context()
+    assert session.trim() == 8 * MIB
+    assert "what the GPU may still use stays" in caplog.text
+    assert "broken" in caplog.text
+    assert session.stats().mapped_bytes.current == 4 * MIB

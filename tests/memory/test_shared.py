@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app
-from cxl_offload.memory import Session, find_leftovers
+from cxl_offload.memory import Session, SharedRegion, find_leftovers, remove_leftovers
 from cxl_offload.memory.shared import SHARED_ROOT
 
 MIB = 1 << 20
@@ -97,3 +97,24 @@ def test_other_files_and_links_are_left_alone(tmp_path: Path) -> None:
     os.symlink(tmp_path / "target", tmp_path / "cxl_offload_b.mmap")
     assert find_leftovers(tmp_path) == ()
     assert find_leftovers(tmp_path / "nowhere") == ()
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_regular_file_is_passed_by(tmp_path: Path) -> None:
+    """Anybody may put a FIFO or a folder there; opening a FIFO waits for its other end."""
+    for folder in (tmp_path / "cxl_offload_a.mmap", tmp_path / "cxl_offload_kv_a.mmap"):
+        folder.mkdir()
+    os.mkfifo(tmp_path / "cxl_offload_b.mmap")
+    os.mkfifo(tmp_path / "cxl_offload_kv_b.mmap")
+    os.symlink(tmp_path / "cxl_offload_b.mmap", tmp_path / "cxl_offload_c.mmap")
+    left = tmp_path / "cxl_offload_d.mmap"
+    left.write_bytes(bytes(MIB))
+    assert [leftover.path for leftover in find_leftovers(tmp_path)] == [left]
+    assert remove_leftovers(tmp_path) == ()
+
+
+@pytest.mark.timeout(20)
+def test_region_at_the_name_of_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "cxl_offload_kv_taken.mmap")
+    with pytest.raises(OSError, match="not a regular file"):
+        SharedRegion("taken", MIB, root=tmp_path)

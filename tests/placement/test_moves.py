@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from cxl_offload.memory import Bind, Weighted
@@ -60,3 +62,25 @@ def test_moving_a_block_leaves_its_neighbours_alone(rig: Rig, pages: Pages) -> N
         if home != target:
             moved = sum(block.held_bytes for block in blocks[:count])
             assert rig.session.stats().nodes[target.nodes[0]].current_bytes == moved
+
+
+def test_pages_shared_with_a_forked_child_are_named_and_move_after_it(rig: Rig) -> None:
+    if rig.session.is_simulated or len(rig.nodes) < 2:
+        pytest.skip("the kernel must have two nodes of its own")
+    home, target = rig.nodes[0], rig.nodes[-1]
+    block = rig.session.allocate(2 * MIB, Bind((home,)))
+    rig.write(block)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        with pytest.raises(PermissionError, match="a forked child has them as well"):
+            rig.session.move(block, Bind((target,)))
+        assert set(rig.page_nodes(block.address, block.nbytes)) == {home}
+    finally:
+        os.write(writer, b"x")
+        os.waitpid(child, 0)
+    rig.session.move(block, Bind((target,)))
+    assert set(rig.page_nodes(block.address, block.nbytes)) == {target}

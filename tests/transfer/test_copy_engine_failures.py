@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
 
 import pytest
 
 from cxl_offload import _C
 from cxl_offload.memory import Session
 
-from .engine_ground import CHUNK, KIB, engine_of, host, on_gpu
+from .engine_ground import CHUNK, KIB, engine_of, eventually, host, on_gpu
 
 
 def test_both_ends_live_as_long_as_the_transfer(session: Session, driver: _C.FakeDriver) -> None:
@@ -85,3 +87,67 @@ def test_fork_leaves_the_engine_to_the_parent(session: Session) -> None:
         handle.wait()
         assert (gpu == view).all()
     del source, view, handle
+
+
+def test_failed_transfer_leaves_the_slots_of_others_alone(
+    session: Session, driver: _C.FakeDriver
+) -> None:
+    """The other lane's copies have not run yet, and still read their slots."""
+    size = 3 * CHUNK
+    near, near_view = host(session, size, "bind:0", pin=False)
+    far, far_view = host(session, size, "bind:1", pin=False)
+    far_view ^= 0xFF
+    near_gpu, far_gpu = on_gpu(size), on_gpu(size)
+    with engine_of(session) as engine:
+        first = engine.to_device(near_gpu.ctypes.data, near.address, size)
+        assert first is not None
+        eventually(lambda: driver.copies == 3)
+        driver.fail_copy(1)
+        bad = engine.to_device(far_gpu.ctypes.data, far.address, size)
+        assert bad is not None
+        with pytest.raises(OSError, match="as the test asked"):
+            bad.wait()
+        second = engine.to_device(far_gpu.ctypes.data, far.address, size)
+        assert second is not None
+        second.wait()
+        first.wait()
+        assert (near_gpu == near_view).all()
+        assert (far_gpu == far_view).all()
+    del near, near_view, far, far_view, first, second, bad
+
+
+@pytest.mark.parametrize("pin", [True, False])
+def test_engine_that_is_dropped_finishes_what_is_under_way(
+    session: Session, driver: _C.FakeDriver, pin: bool
+) -> None:
+    """Without close(): its slots and both ends are there until the last byte has arrived."""
+    source, view = host(session, 4 * CHUNK, pin=pin)
+    wanted = view.copy()
+    gpu = on_gpu(4 * CHUNK)
+    engine = engine_of(session)
+    engine.to_device(gpu.ctypes.data, source.address, 4 * CHUNK)
+    del source, view
+    assert session.stats().allocations.current == 2
+    del engine
+    assert (gpu == wanted).all()
+    assert session.stats().allocations.current == 0
+
+
+@pytest.mark.timeout(20)
+def test_dropping_an_engine_waits_without_the_interpreter_s_lock(
+    session: Session, driver: _C.FakeDriver
+) -> None:
+    source, view = host(session, CHUNK)
+    gpu = on_gpu(CHUNK)
+    engines = [engine_of(session)]
+    engines[0].to_device(gpu.ctypes.data, source.address, CHUNK)
+    driver.hold_waiters(True)
+    dropping = threading.Thread(target=engines.clear)
+    dropping.start()
+    eventually(lambda: driver.waiters == 1)  # needs the lock
+    assert session.stats().allocations.current == 2, "slots and source stay until then"
+    driver.hold_waiters(False)
+    dropping.join()
+    assert (gpu == view).all()
+    del source, view
+    gc.collect()

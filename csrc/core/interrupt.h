@@ -1,0 +1,37 @@
+// Long calls end when their caller wants them to: between two steps they look, undo what they have
+// done and throw. Who calls says how to look (the bindings: whether Python has a signal to handle).
+#ifndef CXL_OFFLOAD_CORE_INTERRUPT_H_
+#define CXL_OFFLOAD_CORE_INTERRUPT_H_
+
+#include <exception>
+#include <functional>
+
+namespace cxl_offload {
+
+// The caller wants the call to end. Nobody but the caller may swallow it.
+class Interrupted final : public std::exception {
+ public:
+  const char* what() const noexcept override { return "interrupted by the caller"; }
+};
+
+// While it lives, check_interrupt() in this thread asks `wanted`. Inner ones replace outer ones, so
+// that an undo, which must not be interrupted again, runs in a scope that asks nobody.
+class InterruptScope {
+ public:
+  explicit InterruptScope(std::function<bool()> wanted);
+  ~InterruptScope();
+  InterruptScope(const InterruptScope&) = delete;
+  InterruptScope& operator=(const InterruptScope&) = delete;
+
+ private:
+  friend void check_interrupt();
+  const std::function<bool()> wanted_;
+  InterruptScope* const outer_;
+};
+
+// Throws Interrupted if the innermost scope of this thread says so; does nothing without one.
+void check_interrupt();
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_CORE_INTERRUPT_H_
