@@ -10,8 +10,10 @@ import pytest
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import shown
 from cxl_offload.memory.policy import Bind, parse_policy
-from cxl_offload.plan.model.file import parse_model
+from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
+from cxl_offload.plan.model.file import load_model, parse_model
 from cxl_offload.plan.plan_file import parse_plan
+from cxl_offload.plan.training.job import TrainingJob
 from cxl_offload.profile.store import parse_profile
 from cxl_offload.sim.trace import Trace
 from cxl_offload.topology import load_machine, machine_from_json
@@ -142,3 +144,19 @@ def test_sizes_and_nodes_beyond_every_machine_are_refused() -> None:
 def test_text_that_is_no_trace_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         Trace.from_json(text)
+
+
+def test_absurd_batches_of_a_plan_are_bounded_by_the_memory_or_refused() -> None:
+    machine = load_machine("epyc9354-cxl-a")
+    asked = InferenceRequest(
+        model=load_model("opt-1.3b"),
+        machine=machine,
+        prompt=64,
+        generated=8,
+        model_name="opt-1.3b",
+        gpu_batches=(64,),
+        most_batches=10**30,
+    )
+    assert plan_inference(asked).batch.count >= 1
+    with pytest.raises(ValueError, match="at most 1048576 sequences"):
+        TrainingJob(model=load_model("gpt2"), batch=10**30, tokens=8)

@@ -11,8 +11,10 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http.client import HTTPException
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.units import MIB
 
 __all__ = ["Samples", "ServingReport", "parse_metrics", "read_metrics", "serving_report"]
 
@@ -20,6 +22,7 @@ _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _TIER_EVENT = re.compile(r"vllm:cxl_offload_kv_(\w+)_chunks_total")
 
+_MOST_BYTES = 64 * MIB  # of an answer: thousands of times what a server has to say
 _SOURCES = "vllm:prompt_tokens_by_source_total"
 _FIRST = "hot"
 
@@ -86,8 +89,8 @@ def read_metrics(url: str, *, timeout_s: float = 10) -> Samples:
         raise ConfigError(f"{url}: must be the address of a server, such as http://127.0.0.1:8000")
     try:
         with urllib.request.urlopen(whole, timeout=timeout_s) as answer:
-            text = answer.read().decode("utf-8", errors="replace")
-    except (OSError, ValueError) as error:
+            text = answer.read(_MOST_BYTES).decode("utf-8", errors="replace")
+    except (OSError, ValueError, HTTPException) as error:
         raise ConfigError(f"{whole}: {getattr(error, 'reason', None) or error}") from None
     samples = parse_metrics(text)
     if not any(name.startswith("vllm:") for name in samples.names()):

@@ -136,15 +136,19 @@ def plan_flexgen(
         ``weights`` and ``kv``: striped over tiers where it is faster (``auto``), ``never``, or
         ``always`` as far as they are on the host.
     most_batches
-        Most GPU batches in a block; by default what memory holds, up to ``MOST_SEQUENCES`` rows.
+        Most GPU batches in a block, as far as memory holds them; by default up to
+        ``MOST_SEQUENCES`` rows.
     like
         A choice that fits; the search begins with it.
     """
     levels = job.levels()
-    most = min(most_sequences(job, hardware), MOST_SEQUENCES)
+    held = most_sequences(job, hardware)
+    most = min(held, MOST_SEQUENCES)
     queue: list[tuple[float, int, int, Mode]] = []
     for at, mode in enumerate(modes(job, hardware, gpu_batches=gpu_batches, interleave=interleave)):
-        top = most // mode.gpu_batch if most_batches is None else most_batches
+        top = (most if most_batches is None else held) // mode.gpu_batch
+        if most_batches is not None:
+            top = min(top, most_batches)
         if top < 1:
             continue
         batches = np.arange(1, top + 1, dtype=np.float64)

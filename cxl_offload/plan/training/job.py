@@ -16,6 +16,9 @@ __all__ = ["HostKind", "Stage", "TrainingJob", "gpu_bytes", "host_kinds", "micro
 
 Stage = Literal[2, 3]
 
+MOST_BATCH = 1 << 20
+"""Sequences of a step: every divisor is tried, and no training has nearly as many."""
+
 LOW_BYTES = 2
 """Bytes of a parameter or gradient in bf16 or fp16."""
 
@@ -44,6 +47,8 @@ class TrainingJob:
     def __post_init__(self) -> None:
         if self.batch < 1 or self.tokens < 1:
             raise ValueError(f"batch {self.batch}, sequence {self.tokens}: at least 1")
+        if self.batch > MOST_BATCH:
+            raise ValueError(f"batch {self.batch}: at most {MOST_BATCH} sequences")
         if self.tokens > self.model.positions:
             raise ValueError(
                 f"sequence of {self.tokens} tokens is longer than the {self.model.positions} "

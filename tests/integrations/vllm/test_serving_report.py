@@ -136,3 +136,5 @@ def test_address_that_is_not_vllm_is_refused_in_one_line(
         read_metrics("127.0.0.1:9")
     with pytest.raises(ConfigError, match="must be the address of a server"):
         read_metrics("file:///etc/passwd")
+    with pytest.raises(ConfigError, match="control characters"):
+        read_metrics("1024 TiB")
