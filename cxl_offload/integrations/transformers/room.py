@@ -128,7 +128,7 @@ class KvRoom:
         self.end += count
 
     def _kept_as(self, states: torch.Tensor) -> torch.Tensor:
-        """The largest number of a small type in place of one beyond it, which would be NaN."""
+        """The largest of a small type in place of what is beyond it: float8_e5m2 has infinity."""
         if self._source.dtype in (None, states.dtype):
             return states
         most = torch.finfo(self._source.dtype).max
