@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -75,10 +76,17 @@ def inference(
     limit: _Limit = None,
     max_batches: Annotated[int | None, typer.Option(help="Most GPU batches in a block.")] = None,
     executor: Annotated[
-        str, typer.Option(help="flexgen, vllm, or auto: FlexGen where it runs the model.")
+        str,
+        typer.Option(
+            help="flexgen, flexgen-stock (as published), vllm, or auto: the faster of flexgen and "
+            "vllm, as far as they run the model."
+        ),
     ] = "auto",
     kv_host: Annotated[
         str | None, typer.Option(help="vLLM: host memory for evicted KV, e.g. 64GiB.")
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="vLLM: most sequences at once; default 256.")
     ] = None,
     host_usable: Annotated[float, typer.Option(help="Share of host memory to plan with.")] = 0.95,
     gpu_usable: Annotated[
@@ -86,7 +94,7 @@ def inference(
         typer.Option(help="Share of GPU memory to plan with; default 0.8, vLLM 0.9."),
     ] = None,
     cxl_margin: Annotated[
-        float, typer.Option(help="Leave CXL alone when it brings less than this fraction.")
+        float, typer.Option(help="Leave CXL and the drive alone when they bring less than this.")
     ] = 0.03,
     interleave: Annotated[
         list[str] | None,
@@ -102,63 +110,91 @@ def inference(
     """Batch and placement with the most tokens/s, and the command that realises it."""
     from cxl_offload.plan.flexgen.job import runs_in_flexgen
     from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
-    from cxl_offload.plan.hardware import GPU_USABLE
     from cxl_offload.plan.model.file import load_model
-    from cxl_offload.plan.vllm.plan import GPU_UTILIZATION, VllmRequest, plan_vllm
+    from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
 
-    where, config = _read_machine(machine, profile), load_model(model)
-    if executor == "auto":
-        executor = "vllm" if runs_in_flexgen(config) else "flexgen"
-    if executor not in ("vllm", "flexgen"):
-        raise ConfigError(f"--executor {executor}: must be auto, flexgen or vllm")
+    config = load_model(model)
     of_flexgen = {"--max-batches": max_batches, "--interleave": interleave, "--path": path}
-    _refuse_given(executor, of_flexgen if executor == "vllm" else {"--kv-host": kv_host})
+    of_vllm = {"--kv-host": kv_host, "--max-num-seqs": max_num_seqs}
+    wanted = _executors(executor, of_flexgen, of_vllm, runs_in_flexgen(config) is None)
+    common: dict[str, Any] = {
+        "model": config,
+        "machine": _read_machine(machine, profile),
+        "prompt": prompt_len,
+        "generated": gen_len,
+        "model_name": model,
+        "tiers": _names(tiers),
+        "limits": _limits(limit),
+        "host_usable": host_usable,
+        "cxl_margin": cxl_margin,
+    }
+    if gpu_usable is not None:
+        common["gpu_usable"] = gpu_usable
+    served: dict[str, Any] = {} if max_num_seqs is None else {"most_sequences": max_num_seqs}
+    plans: dict[str, Callable[[], Plan]] = {
+        "flexgen": lambda: plan_inference(
+            InferenceRequest(
+                **common,
+                engine="stock" if executor == "flexgen-stock" else "own",
+                machine_name=machine,
+                path=path,
+                most_batches=max_batches,
+                interleave=_interleave(interleave),
+            )
+        ),
+        "vllm": lambda: plan_vllm(
+            VllmRequest(
+                **common,
+                kv_host_bytes=0 if kv_host is None else _size("--kv-host", kv_host),
+                **served,
+            )
+        ),
+    }
     with _names_the_line(machine), _drawn(timeline) as replay:
-        if executor == "vllm":
-            plan = plan_vllm(
-                VllmRequest(
-                    model=config,
-                    machine=where,
-                    prompt=prompt_len,
-                    generated=gen_len,
-                    model_name=model,
-                    tiers=_names(tiers),
-                    limits=_limits(limit),
-                    kv_host_bytes=0 if kv_host is None else _size("--kv-host", kv_host),
-                    host_usable=host_usable,
-                    gpu_usable=GPU_UTILIZATION if gpu_usable is None else gpu_usable,
-                    cxl_margin=cxl_margin,
-                    replay=replay,
-                )
-            )
-        else:
-            plan = plan_inference(
-                InferenceRequest(
-                    model=config,
-                    machine=where,
-                    prompt=prompt_len,
-                    generated=gen_len,
-                    model_name=model,
-                    machine_name=machine,
-                    path=path,
-                    tiers=_names(tiers),
-                    limits=_limits(limit),
-                    most_batches=max_batches,
-                    interleave=_interleave(interleave),
-                    host_usable=host_usable,
-                    gpu_usable=GPU_USABLE if gpu_usable is None else gpu_usable,
-                    cxl_margin=cxl_margin,
-                    replay=replay,
-                )
-            )
+        common["replay"] = replay
+        plan = _fastest([plans[name] for name in wanted])
     _deliver(plan, output, as_json)
 
 
-def _refuse_given(executor: str, options: Mapping[str, object]) -> None:
-    """An option that the executor does not have is an error, not ignored."""
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise ConfigError(f"{given[0]}: {executor} has no such option; leave it out")
+def _executors(
+    asked: str,
+    of_flexgen: Mapping[str, object],
+    of_vllm: Mapping[str, object],
+    runs_in_flexgen: bool,
+) -> list[str]:
+    """Who is planned for; an option that only one of them has is refused with the other."""
+    if asked not in ("auto", "flexgen", "flexgen-stock", "vllm"):
+        raise ConfigError(f"--executor {asked}: must be auto, flexgen, flexgen-stock or vllm")
+    asked = "flexgen" if asked == "flexgen-stock" else asked
+    wanted = [asked] if asked != "auto" else ["flexgen", "vllm"] if runs_in_flexgen else ["vllm"]
+    for owner, other, options in (("flexgen", "vllm", of_flexgen), ("vllm", "flexgen", of_vllm)):
+        for name, value in options.items():
+            if value is None:
+                continue
+            if asked == other:
+                raise ConfigError(f"{name}: {other} has no such option; leave it out")
+            wanted = [owner]
+    return wanted
+
+
+def _fastest(plans: Sequence[Callable[[], Plan]]) -> Plan:
+    """Of the executors that can, the one with the most tokens/s, prompts included."""
+    made: list[Plan] = []
+    refused: list[MemoryError | ValueError] = []
+    for plan in plans:
+        try:
+            made.append(plan())
+        except (MemoryError, ValueError) as error:
+            refused.append(error)
+    if not made:
+        raise refused[0]
+    best = max(made, key=lambda plan: plan.tokens_per_s)
+    others = [
+        f"{plan.executor}: {plan.tokens_per_s:.4g} tokens/s (predicted)"
+        for plan in made
+        if plan is not best
+    ]
+    return replace(best, notes=(*best.notes, *others))
 
 
 def training(
@@ -179,7 +215,7 @@ def training(
     host_usable: Annotated[float, typer.Option(help="Share of host memory to plan with.")] = 0.95,
     gpu_usable: Annotated[float, typer.Option(help="Share of GPU memory to plan with.")] = 0.8,
     cxl_margin: Annotated[
-        float, typer.Option(help="Leave CXL alone when it brings less than this fraction.")
+        float, typer.Option(help="Leave CXL and the drive alone when they bring less than this.")
     ] = 0.03,
     timeline: _Timeline = None,
     output: _Output = None,

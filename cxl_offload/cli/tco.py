@@ -69,6 +69,7 @@ def tco_command(
 
 def _evaluate(inputs: tco.TcoInputs, fleet: _Fleet) -> dict[str, object]:
     """Every figure that the given numbers allow, by name."""
+    tco.check(inputs, d=fleet.d, w=fleet.w, n_baseline=fleet.n_baseline or 0.0)
     figures: dict[str, object] = {
         "servers_ratio": tco.server_ratio(inputs),
         "saving": tco.saving(inputs),

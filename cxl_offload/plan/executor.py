@@ -63,7 +63,6 @@ class Executor(ABC, Generic[T]):
 
     kind: ClassVar[Literal["inference", "training"]] = "inference"
     name: ClassVar[Literal["flexgen", "deepspeed", "vllm"]]
-    error: ClassVar[ErrorEstimate | None] = None
     computes_on_cpu: ClassVar[bool] = True
 
     @property
@@ -111,6 +110,10 @@ class Executor(ABC, Generic[T]):
     def hardware(self) -> Hardware:
         """What may be planned with."""
         return self.request.hardware()
+
+    def error(self) -> ErrorEstimate | None:
+        """How far the equations are from published numbers of this executor; None: not known."""
+        return None
 
     def refusal(self) -> str | None:
         """Why the executor does not run this model; the plan is advice then."""

@@ -208,7 +208,9 @@ def _limited(name: str, capacity: int, limit: int | None, usable: float) -> floa
 def _node_bytes(node: Node) -> float:
     """What the memory layer can have of a node for blocks."""
     kept = min(max(node.capacity_bytes * _RESERVE_SHARE, _RESERVE_LEAST), _RESERVE_MOST)
-    free = node.capacity_bytes if node.free_bytes is None else node.free_bytes
+    free = node.capacity_bytes
+    if node.free_bytes is not None:  # the kernel drops its page cache before it refuses memory
+        free = min(free, node.free_bytes + node.page_cache_bytes)
     return max(0.0, (free - kept - _POOL_LEAST) / (1 + _POOL_SHARE))
 
 

@@ -47,7 +47,7 @@ def make_plan(executor: Executor[T]) -> Plan:
         phases=executor.phases(found),
         cxl=cxl,
         prices=prices(executor, found),
-        error=executor.error,
+        error=executor.error(),
         settings=executor.settings(found),
         threads=executor.threads(found),
         notes=(*found.hardware.notes, *executor.notes(found), *_replayed(executor, found)),

@@ -117,6 +117,8 @@ class Node:
         Memory the kernel (or the simulation) can hand out; 0 when offline or not published.
     free_bytes
         Free at the time of reading; ``None`` where that is unknown.
+    page_cache_bytes
+        Files that the kernel keeps there and drops before an allocation fails.
     allowed
         False when a cpuset or container forbids the node to this process.
     online
@@ -146,6 +148,7 @@ class Node:
     evidence: CxlEvidence | None = None
     gpu: str | None = None
     description: str = ""
+    page_cache_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.id < 0 or self.capacity_bytes < 0:

@@ -23,7 +23,7 @@ NODES = "/sys/devices/system/node"
 _MEMORY = "/sys/devices/system/memory"
 _CPUS = "/sys/devices/system/cpu"
 _MEGABYTE = 10**6  # HMAT bandwidths are shown in MB/s
-_MEMINFO = re.compile(r"(?:Node\s+\d+\s+)?(\w+):\s+(\d+) kB")
+_MEMINFO = re.compile(r"(?:Node\s+\d+\s+)?([\w()]+):\s+(\d+) kB")
 _ZONE = re.compile(r"Node (\d+), zone\s+(\w+)")
 _ZONE_VALUE = re.compile(r"\s+(?:pages )?(free|managed)\s+(\d+)")
 
@@ -71,7 +71,9 @@ def _only_node(tree: Tree) -> Node:
     cpus = read_list(tree, f"{_CPUS}/online") or ()
     zones = _read_zones(tree, _page_bytes(tree)).get(0, ())
     total = memory.get("MemTotal", 0)
-    return Node(0, NodeKind.DRAM, cpus, total, memory.get("MemFree"), zones=zones)
+    cache = _page_cache_bytes(memory)
+    free = memory.get("MemFree")
+    return Node(0, NodeKind.DRAM, cpus, total, free, zones=zones, page_cache_bytes=cache)
 
 
 def _read_node(tree: Tree, node_id: int, zones: tuple[Zone, ...], *, allowed: bool) -> Node:
@@ -95,6 +97,7 @@ def _read_node(tree: Tree, node_id: int, zones: tuple[Zone, ...], *, allowed: bo
         zones=zones,
         blocks=blocks,
         huge_pages=_read_huge_pages(tree, folder),
+        page_cache_bytes=_page_cache_bytes(memory),
     )
 
 
@@ -116,6 +119,10 @@ def _note_absent_memory(tree: Tree, nodes: list[Node]) -> None:
 def _read_meminfo(tree: Tree, path: str) -> dict[str, int]:
     """Bytes by name, of a node's or the system's meminfo."""
     return {name: int(kib) << 10 for name, kib in _MEMINFO.findall(tree.text(path) or "")}
+
+
+def _page_cache_bytes(memory: dict[str, int]) -> int:
+    return memory.get("Active(file)", 0) + memory.get("Inactive(file)", 0)
 
 
 def _page_bytes(tree: Tree) -> int:

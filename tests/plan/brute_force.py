@@ -17,6 +17,7 @@ from cxl_offload.plan.flexgen.choice import (
     phases_of,
     segments,
 )
+from cxl_offload.plan.flexgen.engine import OWN, STOCK
 from cxl_offload.plan.flexgen.job import FlexGenJob
 from cxl_offload.plan.flexgen.layout import WeightGroup
 from cxl_offload.plan.flexgen.planner import modes
@@ -44,6 +45,8 @@ def choices(job: FlexGenJob, hardware: Hardware, mode: Mode, batches: int) -> It
             if (kv[-1] == mode.gpu_batch) != mode.kv_on_gpu:
                 continue
             if not hardware.drive_usable_bytes and (cuts[0] or kv[0]):
+                continue
+            if kv[0] and not job.engine.kv_drive_store_bytes_per_s:
                 continue
             for act, scratch in itertools.product((False, True), range(len(hardware.nodes))):
                 if act and mode.kv_on_gpu and scratch:
@@ -124,6 +127,7 @@ def random_instance(seed: int) -> tuple[FlexGenJob, Hardware]:
         vocab=rng.choice([64, 512]),
         prompt=rng.choice([1, 16, 64, 512]),
         generated=rng.randint(2, 32),
+        engine=OWN if seed % 2 else STOCK,
     )
     need = job.weight_bytes + 4 * job.kv_sequence_bytes
     work = job.gpu_work_bytes(2) + job.gpu_loaded_bytes() + 4 * job.hidden_bytes(2)

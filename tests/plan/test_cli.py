@@ -83,3 +83,20 @@ def test_tco_without_threads_has_the_form_that_needs_none(app: typer.Typer) -> N
     table = runner.invoke(app, EXAMPLE)
     assert table.exit_code == 0
     assert "break even server cost" in table.stdout
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--rl-d", "0.1", "--rl-c", "1.5", "--c", "2", "--r-t", "1.1"],
+        ["--rl-d", "2", "--rl-c", "0.2", "--c", "2", "--r-t", "1.1"],
+        [*EXAMPLE[1:], "--n-baseline", "10", "--d", "100", "--w", "500"],
+    ],
+)
+def test_tco_refuses_what_the_model_says_nothing_about(wrong: list[str]) -> None:
+    """It printed negative times, and savings of -780 %."""
+    from cxl_offload.cli.main import app as whole
+
+    done = runner.invoke(whole, ["tco", *wrong])
+    assert done.exit_code == 2
+    assert "tco:" in done.output

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
+from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.known_errors import FLEXGEN_ERROR, VLLM_ERROR
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import load_plan
@@ -119,6 +120,24 @@ def test_node_with_hardly_any_room_takes_nothing_from_the_others(tier: str) -> N
     assert small.tokens_per_s == pytest.approx(without.tokens_per_s, rel=1e-5)
 
 
+def test_page_cache_counts_as_room() -> None:
+    machine = load_machine("epyc9354-cxl-a")
+    full, cached = (
+        replace(
+            machine,
+            nodes=tuple(
+                replace(node, free_bytes=1 << 30, page_cache_bytes=cache) for node in machine.nodes
+            ),
+        )
+        for cache in (0, 100 << 30)
+    )
+    rooms = [
+        [node.usable_bytes for node in hardware_of(each).nodes] for each in (full, cached, machine)
+    ]
+    assert max(rooms[0]) < 1 << 30
+    assert 90 << 30 < min(rooms[1]) <= max(rooms[1]) < max(rooms[2])
+
+
 def test_prices_are_what_one_unit_more_brings() -> None:
     wanted = request("opt-30b", tiers=("ldram",), limits={"ldram": 100 << 30}, host_usable=1.0)
     plan = plan_inference(wanted)
@@ -181,7 +200,8 @@ def test_predicted_errors_are_those_of_validate() -> None:
 def test_command_line_writes_a_plan_that_shows_again(tmp_path: Path) -> None:
     file = tmp_path / "plan.yaml"
     arguments = ["plan", "inference", "--model", "opt-6.7b", "--machine", "epyc9354-cxl-a"]
-    made = CliRunner().invoke(app, [*arguments, "--output", str(file)])
+    flags = ["--executor", "flexgen", "--output", str(file)]
+    made = CliRunner().invoke(app, [*arguments, *flags])
     shown = CliRunner().invoke(app, ["plan", "show", str(file), "--json"])
 
     assert made.exit_code == 0, made.output

@@ -105,6 +105,42 @@ SMALL: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
     },
 }
+_DECODER: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 99,
+    "num_hidden_layers": 3,
+    "intermediate_size": 160,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+}
+_MIXTURE = {**_DECODER, "moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
+_LATENT = {
+    **_DECODER,
+    "num_key_value_heads": 8,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_group": 2,
+    "topk_group": 1,
+}
+SMALL |= {
+    **dict.fromkeys(("phi", "phi3", "olmo2", "granite", "smollm3", "starcoder2"), _DECODER),
+    **{key: {**_DECODER, "head_dim": 16} for key in ("gemma", "gemma2", "gemma3_text", "glm4")},
+    "qwen2_moe": {**_MIXTURE, "shared_expert_intermediate_size": 40},
+    "qwen3_moe": {**_MIXTURE, "head_dim": 12},
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "gpt_oss": {**_DECODER, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+}
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
@@ -142,6 +178,52 @@ def test_mixture_meets_two_of_eight_experts() -> None:
     model = load_model("mixtral-8x7b")
     assert model.active_parameters == pytest.approx(12.9e9, rel=0.01)
     assert sum(model.weight_bytes().values()) == 2 * model.parameters
+
+
+QUANTIZED = {
+    "awq": ({"bits": 4, "group_size": 128}, 4 + 20 / 128),
+    "gptq": ({"bits": 8, "group_size": -1}, 8),
+    "fp8": ({}, 8),
+    "bitsandbytes": ({"load_in_4bit": True}, 4.5),
+    "compressed-tensors": ({"config_groups": {"group_0": {"weights": {"num_bits": 4}}}}, 4),
+}
+
+
+@pytest.mark.parametrize("method", sorted(QUANTIZED))
+def test_quantised_checkpoints_count_as_they_are_kept(method: str) -> None:
+    raw, bits = QUANTIZED[method]
+    plain = parse_model(json.dumps(BASE), name="x", file="config.json")
+    packed = parse_model(
+        json.dumps({**BASE, "quantization_config": {"quant_method": method, **raw}}),
+        name="x",
+        file="config.json",
+    )
+    inside = sum(
+        t.elements for t in plain.tensors() if t.kind in ("attention", "mlp") and len(t.shape) > 1
+    )
+    rest = plain.parameters - inside
+    assert packed.checkpoint_bytes == pytest.approx(inside * bits / 8 + 2 * rest)
+    assert plain.checkpoint_bytes == 2 * plain.parameters
+
+
+def test_unknown_quantisation_is_refused_with_its_line() -> None:
+    raw = {**BASE, "quantization_config": {"quant_method": "rot13"}}
+    with pytest.raises(ConfigError, match="'rot13': its bytes are not known"):
+        parse_model(json.dumps(raw, indent=1), name="x", file="config.json")
+
+
+def test_windows_bound_the_cache_of_their_layers() -> None:
+    raw = {**BASE, "model_type": "gemma2", "head_dim": 8, "sliding_window": 10}
+    model = parse_model(json.dumps(raw), name="x", file="config.json")
+    each = 2 * 2 * 8 * 8  # bytes of a token in one layer
+    assert model.kv_bytes(6) == 2 * 6 * each
+    assert model.kv_bytes(30) == (30 + 10) * each
+    off = parse_model(
+        json.dumps({**raw, "model_type": "qwen2", "use_sliding_window": False}),
+        name="x",
+        file="config.json",
+    )
+    assert off.kv_bytes(30) == 2 * 30 * each
 
 
 def test_every_shipped_model_loads_with_a_source() -> None:

@@ -187,4 +187,26 @@ def test_command_line_takes_vllm_for_models_that_flexgen_does_not_run() -> None:
     command = shlex.split(made.output.strip().splitlines()[-1])
     assert command[:3] == ["vllm", "serve", "llama-3-70b"]
     wrong = CliRunner().invoke(app, [*arguments, "--executor", "torch"])
-    assert "must be auto, flexgen or vllm" in wrong.output
+    assert "must be auto, flexgen, flexgen-stock or vllm" in wrong.output
+
+
+def test_auto_takes_the_faster_executor_and_names_the_other() -> None:
+    arguments = ["plan", "inference", "--machine", "spr3-h100", "--model", "opt-13b", "--json"]
+    plans = {
+        executor: json.loads(CliRunner().invoke(app, [*arguments, "--executor", executor]).stdout)
+        for executor in ("auto", "flexgen", "vllm")
+    }
+    speeds = {name: plan["tokens_per_s"] for name, plan in plans.items()}
+    assert speeds["auto"] == max(speeds["flexgen"], speeds["vllm"])
+    loser = min(("flexgen", "vllm"), key=lambda name: speeds[name])
+    assert any(note.startswith(f"{loser}: ") for note in plans["auto"]["notes"])
+
+
+@pytest.mark.parametrize(
+    ("executor", "option"), [("vllm", "--max-batches=2"), ("flexgen", "--max-num-seqs=2")]
+)
+def test_options_of_the_other_executor_are_refused(executor: str, option: str) -> None:
+    arguments = ["plan", "inference", "--machine", "spr3-h100", "--model", "opt-13b", option]
+    done = CliRunner().invoke(app, [*arguments, "--executor", executor])
+    assert done.exit_code == 2
+    assert option.partition("=")[0] in done.output

@@ -189,7 +189,7 @@ def planned_options(plan: Plan) -> dict[str, Any]:
     if plan.executor != "flexgen" or not plan.runs:
         why = plan.advice or f"it is for {plan.executor}"
         raise ConfigError(f"--plan: FlexGen cannot run this plan: {why}")
-    attends_on_cpu = bool(plan.of("workspace"))
+    on_host = any(where != "gpu" for where in plan.of("kv"))
     return {
         "prompt_len": plan.batch.prompt,
         "gen_len": plan.batch.tokens,
@@ -199,9 +199,9 @@ def planned_options(plan: Plan) -> dict[str, Any]:
         "place": {},
         "overlap": True,
         "sep_layer": True,
-        "cpu_cache_compute": attends_on_cpu,
-        # The plan's times and bytes are those of FlexGen's own attention.
-        "cpu_attention": "workspace" if attends_on_cpu else "in-place",
+        "cpu_cache_compute": on_host,
+        # A plan with a workspace is one for FlexGen's own attention.
+        "cpu_attention": "workspace" if plan.of("workspace") else "in-place",
         "attn_sparsity": 1.0,
         "compress_weight": False,
         "compress_cache": False,

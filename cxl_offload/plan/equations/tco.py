@@ -27,6 +27,7 @@ __all__ = [
     "ServerCost",
     "TcoInputs",
     "break_even_server_cost",
+    "check",
     "cost_of_servers",
     "saving",
     "server_ratio",
@@ -151,6 +152,27 @@ def cost_of_servers(inputs: TcoInputs, *, n_baseline: float, server_cost: float)
         baseline_cost=n_baseline * server_cost,
         cxl_cost=n_cxl * server_cost * inputs.r_t,
     )
+
+
+def check(inputs: TcoInputs, *, d: float | None, w: float | None, n_baseline: float) -> None:
+    """Refuses what the model says nothing about: no time or saving of it would mean anything.
+
+    Raises
+    ------
+    ValueError
+        Main memory as slow as SSD or slower, CXL memory slower than SSD, a working set that the
+        servers hold in memory.
+    """
+    if not 0 < inputs.rl_d < 1 or not 0 < inputs.rl_c < 1:
+        raise ValueError(
+            f"tco: rl_d = {inputs.rl_d}, rl_c = {inputs.rl_c}: latencies relative to SSD are above "
+            "0 and below 1"
+        )
+    if d is not None and w is not None and w < n_baseline * d:
+        raise ValueError(
+            f"tco: w = {w:.6g} is less than the {n_baseline * d:.6g} of main memory in "
+            "the servers: nothing is on SSD; give fewer servers or a larger working set"
+        )
 
 
 def warnings(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cxl_offload.plan.flexgen.choice import Stripe
+from cxl_offload.plan.flexgen.engine import kv_store_costs
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
 from cxl_offload.plan.flexgen.phases import decode_gpu_seconds, prefill_flops
 from cxl_offload.plan.flexgen.program import Mode
@@ -138,9 +139,9 @@ def _split(
     gpu = np.minimum(most, size if mode.kv_on_gpu else size - 1)
     scratch = (1 - act) * (n + 1) * hidden
     if not mode.kv_on_gpu:
-        tensors = np.where(n > 1, 4, 2)
         scratch = scratch + (n + 1) * job.mask_bytes(size)
-        scratch = scratch + tensors * job.workspace_tensor_bytes(size)
+        several, one = (job.workspace_bytes(batches, size) for batches in (2, 1))
+        scratch = scratch + np.where(n > 1, several, one)
     total = sum(tier.usable_bytes for tier in hardware.nodes)
     host_room = total - (off_gpu - on_drive) - scratch
     feasible &= host_room >= 0
@@ -153,6 +154,8 @@ def _split(
         feasible &= off_gpu - on_drive <= _stripe_room(hardware, mode.weight_stripe)
     off = size - gpu
     drive_most = _whole((hardware.drive_usable_bytes - on_drive) / sequence)
+    if not job.engine.kv_drive_store_bytes_per_s:
+        drive_most = np.minimum(drive_most, 0)
     drive_least = np.ceil(np.maximum(0.0, off - host_most) - _FLOOR)
     feasible &= drive_least <= drive_most
     return _Split(gpu, off, drive_least, np.maximum(drive_most, 0), feasible)
@@ -184,28 +187,29 @@ def _bound(
     prefill = np.maximum(prefill, job.weight_bytes / hardware.gpu.memory_bytes_per_s)
     hidden = n * mode.gpu_batch * job.layers * job.width * 2.0 * (1 - act)
     slowest = np.maximum(
-        hidden / job.engine.hidden_store_bytes_per_s, _attention(job, hardware, mode, split, n)
+        hidden / min(job.engine.hidden_store_bytes_per_s, link),
+        _attention(job, hardware, mode, split, n),
     )
     if hardware.drive_usable_bytes:
         kv = n * split.drive_least * job.mean_kv_tokens * job.kv_bytes_per_token
         slowest = np.maximum(slowest, drive_s + kv / hardware.drive_read_bytes_per_s)
-    total = prefill + (job.generated - 1) * (load + hidden / link + slowest)
+    load = load + hidden / link
+    token = np.maximum(load, slowest) if job.engine.overlaps else load + slowest
+    total = prefill + (job.generated - 1) * token
     return np.where(split.feasible, total, np.inf)
 
 
 def _stores(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n: Array) -> Array:
-    each = 1 / hardware.local_latency_ns / job.engine.kv_store_bytes_per_s
-    latencies = [tier.latency_ns for tier in hardware.nodes]
+    costs = kv_store_costs(job.engine, hardware)
     stripe = mode.kv_stripe
     mean = 0.0
     if stripe is not None:
-        mean = sum(w * ns for w, ns in zip(stripe, latencies, strict=True)) / sum(stripe)
-    costs = [each * ns for ns in latencies]
+        mean = sum(w * cost for w, cost in zip(stripe, costs, strict=True)) / sum(stripe)
     scale = job.positions / job.prompt  # rooms are of full caches, stores of prompts
-    buckets = _host_buckets(hardware, stripe, [cost / scale for cost in costs], each * mean / scale)
-    if hardware.drive_usable_bytes:
-        written = min(hardware.drive_write_bytes_per_s, job.engine.kv_drive_store_bytes_per_s)
-        cost = (each * latencies[0] + 1 / written) / scale
+    buckets = _host_buckets(hardware, stripe, [cost / scale for cost in costs], mean / scale)
+    written = min(hardware.drive_write_bytes_per_s, job.engine.kv_drive_store_bytes_per_s)
+    if hardware.drive_usable_bytes and written:
+        cost = (costs[0] + 1 / written) / scale
         buckets.append(_Bucket(split.drive_most * n * job.kv_sequence_bytes, cost))
     return _least_cost(split.off_gpu * n * float(job.kv_sequence_bytes), buckets)
 
@@ -225,7 +229,7 @@ def _attention(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n
         job.mean_kv_tokens * job.kv_elements_per_token * job.engine.workspace_bytes_per_element
     )
     least = n * split.off_gpu * elements / max(rates)
-    scale = job.positions / job.mean_kv_tokens
+    scale = job.positions / job.mean_kv_tokens * job.engine.attention_share
     striped = 0.0 if mode.kv_stripe is None else _stripe_cost(mode.kv_stripe, rates) / scale
     buckets = _host_buckets(hardware, mode.kv_stripe, [1 / rate / scale for rate in rates], striped)
     if hardware.drive_usable_bytes:

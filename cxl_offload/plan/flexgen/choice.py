@@ -170,7 +170,7 @@ def scratch_bytes(job: FlexGenJob, choice: Choice) -> int:
     total = 0 if choice.activations_on_gpu else copies * job.hidden_bytes(size)
     if choice.cpu_attention:
         total += copies * job.mask_bytes(size)
-        total += job.workspace_tensors(choice.batches) * job.workspace_tensor_bytes(size)
+        total += job.workspace_bytes(choice.batches, size)
     return total
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["STOCK", "EngineRates"]
+from cxl_offload.plan.hardware import Hardware
+
+__all__ = ["OWN", "STOCK", "EngineRates", "kv_store_costs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,33 +17,69 @@ class EngineRates:
     ----------
     attention_flops_per_core
         Arithmetic of attention on one CPU core.
+    attention_share
+        Share of the nodes' read bandwidth that attention reaches.
     workspace_bytes_per_element
-        Traffic on the workspace for every element of K and V; 0 where attention reads in place.
+        Traffic on the workspace for every element of K and V; 0: attention reads in place, and
+        there is no workspace.
     kv_store_bytes_per_s
-        Rate at which the KV of a prefill gets to local DRAM. It is one closed loop of few cache
-        lines in flight, so on other nodes it falls with their latency.
+        Rate at which the KV of a prefill gets to local DRAM, where that is one closed loop of few
+        cache lines in flight: on other nodes it falls with their latency. None: KV is copied by
+        the GPU's copy engine, at the rate of the link and of the nodes.
     kv_drive_store_bytes_per_s
-        Rate at which stored KV moves on to the drive.
+        Rate at which stored KV moves on to the drive; 0: no KV may be there.
     hidden_store_bytes_per_s
-        Rate of hidden states from GPU to host.
+        Rate of hidden states from GPU to host; the link bounds it too.
+    overlaps
+        Whether weights cross the link while the layers before them are computed.
     """
 
     attention_flops_per_core: float
+    attention_share: float
     workspace_bytes_per_element: float
-    kv_store_bytes_per_s: float
+    kv_store_bytes_per_s: float | None
     kv_drive_store_bytes_per_s: float
     hidden_store_bytes_per_s: float
+    overlaps: bool
 
 
 STOCK = EngineRates(
     attention_flops_per_core=0.0123e12 / 16,
+    attention_share=1.0,
     workspace_bytes_per_element=8,
     kv_store_bytes_per_s=0.97 * 2**30,
     kv_drive_store_bytes_per_s=0.746 * 2**30,
     hidden_store_bytes_per_s=4.82 * 2**30,
+    overlaps=False,
 )
 """FlexGen as published, by its own calibration (experimental/cost_model.py): cpu_flops of its T4
 machine, a Google n1-highmem-32 with 16 cores; gtoc_bdw_cache, GPU to relay buffer to pageable
-memory; ctod_bdw_cache_p; gtoc_bdw_hidden. Attention copies each K and V element into an fp32
-workspace and reads it, 4 B + 4 B (pytorch_backend.py, init_cpu_workspace). That prefill follows
-latency is Wang et al., Performance Characterization of CXL Memory, LIO 2."""
+memory; ctod_bdw_cache_p; gtoc_bdw_hidden; weights before the rest of a token. Attention copies
+each K and V element into an fp32 workspace and reads it, 4 B + 4 B (pytorch_backend.py,
+init_cpu_workspace). That prefill follows latency is Wang et al., Performance Characterization of
+CXL Memory, LIO 2."""
+
+OWN = EngineRates(
+    attention_flops_per_core=14e9,
+    attention_share=0.75,
+    workspace_bytes_per_element=0,
+    kv_store_bytes_per_s=None,
+    kv_drive_store_bytes_per_s=0.0,
+    hidden_store_bytes_per_s=float("inf"),
+    overlaps=True,
+)
+"""FlexGen with this package: attention over the cache where it lies, copies by the copy engine.
+
+Attention in FlexGen's layout read 0.75 of the memory's bound in half precision, 28 GB/s on two
+cores (docs/attention.md, measured): its arithmetic, one operation a byte, is at least 14 GFLOP/s a
+core."""
+
+
+def kv_store_costs(engine: EngineRates, hardware: Hardware) -> list[float]:
+    """Seconds of one byte of KV that a prefill stores to every node."""
+    rate = engine.kv_store_bytes_per_s
+    if rate is None:
+        link = hardware.link_bytes_per_s
+        return [1 / min(link, node.copy_bytes_per_s) for node in hardware.nodes]
+    local_ns = hardware.local_latency_ns
+    return [node.latency_ns / local_ns / rate for node in hardware.nodes]

@@ -53,6 +53,12 @@ class FlexGenJob(TensorSizes):
         """Length of a sequence at a decode step, in the mean (FlexGen's cost model)."""
         return self.prompt + self.generated / 2
 
+    def workspace_bytes(self, batches: int, gpu_batch: int) -> int:
+        """Single-precision K and V that attention reads; none where it reads in place."""
+        if not self.engine.workspace_bytes_per_element:
+            return 0
+        return self.workspace_tensors(batches) * self.workspace_tensor_bytes(gpu_batch)
+
     def levels(self) -> tuple[WeightLevel, ...]:
         """The cuts to choose from, ascending, from nothing to everything.
 
@@ -96,8 +102,8 @@ def _other_groups(model: ModelConfig) -> tuple[WeightGroup, ...]:
     for tensor in model.tensors():
         if tensor.kind == "embedding":
             first.append(tensor.shape)
-        elif tensor.count == 1 and model.layers > 1:
-            last.append(tensor.shape)
+        elif tensor.count % model.layers or (tensor.count == 1 and model.layers > 1):
+            last += [tensor.shape] * tensor.count
         else:
             into = mlp if tensor.kind in ("mlp", "router") else attention
             into += [tensor.shape] * (tensor.count // model.layers)
@@ -107,7 +113,9 @@ def _other_groups(model: ModelConfig) -> tuple[WeightGroup, ...]:
     return tuple(WeightGroup(tuple(shapes), count) for shapes, count in groups if shapes)
 
 
-def flexgen_job(model: ModelConfig, *, prompt: int, generated: int) -> FlexGenJob:
+def flexgen_job(
+    model: ModelConfig, *, prompt: int, generated: int, engine: EngineRates = STOCK
+) -> FlexGenJob:
     """A model with its lengths.
 
     Raises
@@ -116,6 +124,11 @@ def flexgen_job(model: ModelConfig, *, prompt: int, generated: int) -> FlexGenJo
         Lengths below 1 (2 generated), more tokens than the model has positions, or an encoder.
     """
     check_lengths(model, prompt, generated, least=2)
+    if model.quantization is not None:
+        raise ValueError(
+            f"{model.name} is quantised ({model.quantization.method}), and FlexGen computes in "
+            "half precision; plan with --executor vllm"
+        )
     return FlexGenJob(
         groups=_groups(model),
         params=model.active_parameters,
@@ -126,6 +139,7 @@ def flexgen_job(model: ModelConfig, *, prompt: int, generated: int) -> FlexGenJo
         vocab=model.vocab,
         prompt=prompt,
         generated=generated,
+        engine=engine,
     )
 
 

@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cxl_offload.plan.equations.interleave import bandwidth_bound, mean_latency_ns
-from cxl_offload.plan.flexgen.engine import EngineRates
+from cxl_offload.plan.equations.interleave import bandwidth_bound
+from cxl_offload.plan.flexgen.engine import EngineRates, kv_store_costs
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, roofline_seconds
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.renamed import old_names
@@ -131,7 +131,8 @@ class Phases:
     """Seconds of the prefill of a block and of one decoded token, and the terms they are made of.
 
     The prefill is the largest of its terms. A decoded token is ``weights`` and ``hidden loads``
-    one after the other, then the largest of the other terms.
+    one after the other, then (or beside them, with an engine that overlaps) the largest of the
+    other terms.
     """
 
     prefill_s: float
@@ -202,9 +203,9 @@ def _prefill_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, fl
     weights = _link_seconds(hardware, block)
     weights += _drive_seconds(block.weights_drive, hardware.drive_read_bytes_per_s)
     kv = block.sequences * job.prompt * job.kv_bytes_per_token
-    latencies = [node.latency_ns for node in hardware.nodes]
-    on_host = mean_latency_ns(latencies, block.kv_host) + block.kv_drive * latencies[0]
-    stores = kv * on_host / hardware.local_latency_ns / engine.kv_store_bytes_per_s
+    costs = kv_store_costs(engine, hardware)
+    on_host = sum(share * cost for share, cost in zip(block.kv_host, costs, strict=True))
+    stores = kv * (on_host + block.kv_drive * costs[0])
     written = min(hardware.drive_write_bytes_per_s, engine.kv_drive_store_bytes_per_s)
     return {
         "weights over the link": weights,
@@ -223,7 +224,7 @@ def _decode_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, flo
     arithmetic = flops / (hardware.cores * engine.attention_flops_per_core)
     elements = tokens * off_gpu * job.kv_elements_per_token
     scratch = hardware.nodes[block.scratch].read_bytes_per_s
-    memory = _kv_read_seconds(hardware, block, kv)
+    memory = _kv_read_seconds(hardware, block, kv) / engine.attention_share
     memory += elements * engine.workspace_bytes_per_element / scratch
     hidden = block.sequences * job.layers * job.width * job.activation_bytes
     hidden *= 1 - block.activations_gpu
@@ -231,11 +232,23 @@ def _decode_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, flo
     return {
         "weights over the link": _link_seconds(hardware, block),
         "hidden loads": hidden / hardware.link_bytes_per_s,
-        "hidden stores": hidden / engine.hidden_store_bytes_per_s,
+        "hidden stores": hidden / min(engine.hidden_store_bytes_per_s, hardware.link_bytes_per_s),
         "drive reads": _drive_seconds(drive, hardware.drive_read_bytes_per_s),
         "GPU work + CPU attention (arithmetic)": work + arithmetic,
         "GPU work + CPU attention (memory)": work + memory,
     }
+
+
+def _shared_seconds(job: Sizes, hardware: Hardware, block: Block) -> float:
+    """The busiest node, where copies of weights and attention read it at the same time."""
+    kv = block.sequences * job.mean_kv_tokens * job.kv_bytes_per_token
+    busy = []
+    for at, node in enumerate(hardware.nodes):
+        nbytes = block.weights_host[at] + kv * block.kv_host[at]
+        if at == 0:  # what is on the drive is staged there
+            nbytes += block.weights_drive + kv * block.kv_drive
+        busy.append(nbytes / max(node.read_bytes_per_s, node.copy_bytes_per_s))
+    return max(busy)
 
 
 def phases_of_block(job: Sizes, hardware: Hardware, block: Block) -> Phases:
@@ -252,7 +265,10 @@ def phases_of_block(job: Sizes, hardware: Hardware, block: Block) -> Phases:
     prefill = _prefill_terms(job, hardware, block)
     decode = _decode_terms(job, hardware, block)
     in_turn = decode["weights over the link"] + decode["hidden loads"]
-    token = in_turn + max(list(decode.values())[2:])
+    if job.engine.overlaps:
+        decode["memory of the busiest node"] = _shared_seconds(job, hardware, block)
+    rest = max(list(decode.values())[2:])
+    token = max(in_turn, rest) if job.engine.overlaps else in_turn + rest
     total = max(prefill.values()) + (job.generated - 1) * token
     return Phases(
         prefill_s=max(prefill.values()),

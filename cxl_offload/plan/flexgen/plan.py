@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.executor import Candidate, Executor, KindBytes
+from cxl_offload.plan.flexgen.engine import OWN, STOCK, EngineRates
 from cxl_offload.plan.flexgen.flags import command_of, policies_of
 from cxl_offload.plan.flexgen.job import flexgen_job, runs_in_flexgen
 from cxl_offload.plan.flexgen.planner import GPU_BATCHES, Interleave, Optimum, plan_flexgen
@@ -14,13 +16,16 @@ from cxl_offload.plan.flexgen.trace import cpu_attention_engines, planned_trace
 from cxl_offload.plan.hardware import GPU_USABLE, NVME, Hardware
 from cxl_offload.plan.known_errors import FLEXGEN_ERROR
 from cxl_offload.plan.pipeline import make_plan
-from cxl_offload.plan.plan_file import Batch, PhaseEstimate, Plan
+from cxl_offload.plan.plan_file import Batch, ErrorEstimate, PhaseEstimate, Plan
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.request import PlanRequest
 from cxl_offload.renamed import old_names
 from cxl_offload.units import format_bytes
 
 __all__ = ["FlexGen", "InferenceRequest", "plan_inference"]
+
+Engine = Literal["own", "stock"]
+ENGINES: Mapping[Engine, EngineRates] = {"own": OWN, "stock": STOCK}
 
 _DECODE = "decode, one token of every sequence"
 
@@ -35,6 +40,9 @@ class InferenceRequest(PlanRequest):
         As the printed flags shall name them; ``machine_name`` None: the machine it runs on.
     interleave
         ``weights``, ``kv``: stripes over nodes where they are faster, ``always``, or ``never``.
+    engine
+        ``own``: attention in place and copies beside it, as ``cxl-offload flexgen`` runs by
+        default; ``stock``: FlexGen's own way, as published.
     """
 
     prompt: int
@@ -46,6 +54,7 @@ class InferenceRequest(PlanRequest):
     most_batches: int | None = None
     interleave: Mapping[str, Interleave] = field(default_factory=dict)
     gpu_usable: float = GPU_USABLE
+    engine: Engine = "own"
 
     def __post_init__(self) -> None:
         super(InferenceRequest, self).__post_init__()
@@ -72,16 +81,24 @@ class FlexGen(Executor[Optimum]):
     """FlexGen's search and homes."""
 
     name = "flexgen"
-    error = FLEXGEN_ERROR
 
     def __init__(self, request: InferenceRequest) -> None:
         self._request = request
-        self._job = flexgen_job(request.model, prompt=request.prompt, generated=request.generated)
+        self._job = flexgen_job(
+            request.model,
+            prompt=request.prompt,
+            generated=request.generated,
+            engine=ENGINES[request.engine],
+        )
 
     @property
     def request(self) -> InferenceRequest:
         """What is asked for."""
         return self._request
+
+    def error(self) -> ErrorEstimate | None:
+        """Of stock FlexGen's batches; nothing is published of this package's engine."""
+        return FLEXGEN_ERROR if self._request.engine == "stock" else None
 
     def refusal(self) -> str | None:
         """Why FlexGen does not run this model."""
@@ -141,8 +158,7 @@ class FlexGen(Executor[Optimum]):
         policies = policies_of(self._job, found.hardware, choice)
         workspace, held = 0, 0
         if choice.cpu_attention:
-            workspace = self._job.workspace_tensors(choice.batches)
-            workspace *= self._job.workspace_tensor_bytes(choice.gpu_batch)
+            workspace = self._job.workspace_bytes(choice.batches, choice.gpu_batch)
         if choice.activations_on_gpu:
             held = choice.batches * self._job.hidden_bytes(choice.gpu_batch)
         nodes = range(len(found.hardware.nodes))
@@ -189,6 +205,8 @@ class FlexGen(Executor[Optimum]):
             f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
             "memory"
         ]
+        if request.engine == "own":
+            notes.append("no speed of this engine is published, so no error is known")
         if choice.kv_stripe or choice.weight_stripe:
             notes.append("striped tensors are static: the kernel must not migrate them")
         if request.machine.simulated:

@@ -19,6 +19,7 @@ from cxl_offload.plan.flexgen.choice import (
     segments,
     weight_granule,
 )
+from cxl_offload.plan.flexgen.engine import kv_store_costs
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
 from cxl_offload.plan.flexgen.phases import decode_gpu_seconds, prefill_flops
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
@@ -113,7 +114,11 @@ class PlacementProgram:
         self._prefill()
         steps = float(job.generated - 1)
         add = self.program
-        terms = {self.total: 1.0, self.pre: -1.0, self.load: -steps, self.slowest: -steps}
+        terms = {self.total: 1.0, self.pre: -1.0, self.slowest: -steps}
+        if job.engine.overlaps:
+            add.row("load beside", {self.load: 1.0, self.slowest: -1.0}, high=0.0)
+        else:
+            terms[self.load] = -steps
         add.row("total", terms, low=0.0, high=0.0)
         if most_seconds is not None:
             add.row("at most", {self.total: 1.0}, high=most_seconds / unit_s)
@@ -138,7 +143,8 @@ class PlacementProgram:
         for end, stripe in zip(ends, self._weight_segments, strict=True):
             self.weights.append(column(f"weights {end}", cost=self._rank(stripe)))
         self.weights.append(column("weights gpu"))
-        self.kv = [column("kv drive", high=high, cost=last * each)]
+        kv_high = high if self.job.engine.kv_drive_store_bytes_per_s else 0.0
+        self.kv = [column("kv drive", high=kv_high, cost=last * each)]
         for at, stripe in enumerate(self._kv_segments):
             self.kv.append(column(f"kv segment {at}", cost=self._rank(stripe) * each))
         self.kv.append(column("kv gpu"))
@@ -254,7 +260,7 @@ class PlacementProgram:
         add.row("activations on scratch", needed, low=0.0)
         if self.mode.kv_on_gpu:
             return
-        workspace = job.workspace_tensors(self.batches) * job.workspace_tensor_bytes(size)
+        workspace = job.workspace_bytes(self.batches, size)
         terms[self.scratch[at]] = (copies * job.mask_bytes(size) + workspace) / self.unit_bytes
 
     def _decode(self) -> None:
@@ -266,7 +272,7 @@ class PlacementProgram:
         load: Terms = {self.load: -1.0, **self.weights_link}
         load |= {self.n: hidden / link, self.act_n: -hidden / link}
         self._timed("load", load)
-        stores = {self.n: hidden / job.engine.hidden_store_bytes_per_s}
+        stores = {self.n: hidden / min(job.engine.hidden_store_bytes_per_s, link)}
         stores |= {self.act_n: -stores[self.n], self.slowest: -1.0}
         self._timed("hidden stores", stores)
         kv = job.mean_kv_tokens * job.kv_bytes_per_token  # bytes of a sequence
@@ -284,14 +290,30 @@ class PlacementProgram:
         flops = 4 * job.mean_kv_tokens * job.width * job.layers
         each = flops / (hardware.cores * job.engine.attention_flops_per_core)
         self._timed("attention arithmetic", {**work, **dict.fromkeys(off_gpu, each)})
-        memory = {**work, self.read: 1.0, self.kv[0]: kv / rates[0].read_bytes_per_s}
+        reached = kv / job.engine.attention_share
+        memory = {**work, self.read: 1.0, self.kv[0]: reached / rates[0].read_bytes_per_s}
         for column, stripe in zip(self.kv[1:-1], self._kv_segments, strict=True):
-            memory[column] = kv * _slowest(stripe, [tier.read_bytes_per_s for tier in rates])
+            memory[column] = reached * _slowest(stripe, [tier.read_bytes_per_s for tier in rates])
         self._timed("attention memory", memory)
+        if job.engine.overlaps:
+            self._shared(kv)
         elements = (
             job.mean_kv_tokens * job.kv_elements_per_token * job.engine.workspace_bytes_per_element
         )
         self._workspace(elements)
+
+    def _shared(self, kv: float) -> None:
+        """No node gives more than its rate to copies of weights and to attention together."""
+        for at, node in enumerate(self.hardware.nodes):
+            rate = max(node.read_bytes_per_s, node.copy_bytes_per_s)
+            terms: Terms = {self.slowest: -1.0}
+            if at == 0:
+                terms |= {self.weights[0]: self.unit_bytes / rate, self.kv[0]: kv / rate}
+            for column, stripe in zip(self.weights[1:-1], self._weight_segments, strict=True):
+                terms[column] = self.unit_bytes * stripe[at] / sum(stripe) / rate
+            for column, stripe in zip(self.kv[1:-1], self._kv_segments, strict=True):
+                terms[column] = kv * stripe[at] / sum(stripe) / rate
+            self._timed(f"memory of {node.name}", terms)
 
     def _workspace(self, elements: float) -> None:
         """``read >= seconds * sequences off the GPU`` with the rate of the scratch tier."""
@@ -315,16 +337,17 @@ class PlacementProgram:
         job, hardware, size = self.job, self.hardware, self.mode.gpu_batch
         load = {**self.weights_link, self.pre: -1.0}
         kv = job.prompt * job.kv_bytes_per_token
-        latencies = [tier.latency_ns for tier in hardware.nodes]
-        each = kv / hardware.local_latency_ns / job.engine.kv_store_bytes_per_s
+        costs = kv_store_costs(job.engine, hardware)
         store: Terms = {self.pre: -1.0}
         for column, stripe in zip(self.kv[1:-1], self._kv_segments, strict=True):
-            mean = sum(w * ns for w, ns in zip(stripe, latencies, strict=True)) / sum(stripe)
-            store[column] = each * mean
+            mean = sum(w * cost for w, cost in zip(stripe, costs, strict=True)) / sum(stripe)
+            store[column] = kv * mean
         if self._drive:
             load[self.weights[0]] += self.unit_bytes / hardware.drive_read_bytes_per_s
-            written = min(hardware.drive_write_bytes_per_s, job.engine.kv_drive_store_bytes_per_s)
-            store[self.kv[0]] = each * latencies[0] + kv / written
+            if written := min(
+                hardware.drive_write_bytes_per_s, job.engine.kv_drive_store_bytes_per_s
+            ):
+                store[self.kv[0]] = kv * costs[0] + kv / written
         self._timed("prefill weights", load)
         self._timed("prefill KV stores", store)
         # arithmetic grows with n, reading the weights once does not

@@ -114,7 +114,10 @@ def _decode(trace: Trace, step: int, job: FlexGenJob, choice: Choice, layer: _La
     work = job.weight_bytes // job.layers * choice.batches + on_gpu
     flops = 2.0 * job.params * choice.sequences / job.layers
     trace.append(Event("decode", step, "compute", "gpu", "act", {}, {}, work, flops))
-    if read:
+    if read and not job.engine.workspace_bytes_per_element:
+        flops = float(sum(read.values()))  # a product and a sum for each element of two bytes
+        trace.append(Event("decode", step, "compute", "cpu", "kv", read, {}, 0, flops))
+    elif read:
         workspace = {layer.scratch: 2 * sum(read.values())}  # half precision becomes single
         trace.append(Event("decode", step, "load_cache", "cpu", "kv", read, workspace))
         elements = sum(read.values()) / 2

@@ -1,40 +1,46 @@
 """Shapes of a model: every weight, KV and arithmetic a token.
 
-OPT, GPT-2, BERT, LLaMA, Mistral, Qwen2, Qwen3 and Mixtral. Shapes are those of the transformers
-library's modules of the same ``model_type``. Quantised checkpoints count as the elements they
-stand for. ``model.file`` reads them.
+Shapes are those of the transformers library's modules of the same ``model_type``: of OPT, GPT-2 and
+BERT here, of the current decoders in ``model.decoder``. ``model.file`` reads them.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
+
+from cxl_offload.plan.model.decoder import DecoderTraits, TensorKind, WeightKind, decoder_tensors
 
 __all__ = [
     "Family",
     "ModelConfig",
+    "Quantization",
     "TensorKind",
     "WeightKind",
 ]
 
-Family = Literal["opt", "gpt2", "bert", "llama", "mistral", "qwen2", "qwen3", "mixtral"]
-WeightKind = Literal["embedding", "attention", "mlp", "norm", "router", "head"]
+Family = str
+"""``model_type`` of a ``config.json``."""
 
 
 @dataclass(frozen=True, slots=True)
-class TensorKind:
-    """``count`` weights of one shape, such as the query projections of all layers."""
+class Quantization:
+    """How a checkpoint keeps the matrices of its layers; all else is in half precision.
 
-    kind: WeightKind
-    name: str
-    shape: tuple[int, ...]
-    count: int
+    ``bits`` are those of an element, scales and zero points included; ``experts_only`` leaves
+    everything but the experts of a mixture in half precision.
+    """
 
-    @property
-    def elements(self) -> int:
-        """Numbers in all of them."""
-        return math.prod(self.shape) * self.count
+    method: str
+    bits: float
+    experts_only: bool = False
+
+    def bytes_of(self, tensor: TensorKind) -> float:
+        """Bytes of all tensors of a kind."""
+        packed = tensor.kind in ("attention", "mlp") and len(tensor.shape) > 1
+        if packed and (tensor.met < 1 or not self.experts_only):
+            return tensor.elements * self.bits / 8
+        return tensor.elements * 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +63,12 @@ class ModelConfig:
         A layer norm after the last layer (OPT only says no).
     activation
         As ``config.json`` names it.
+    decoder
+        What makes a current decoder different from LLaMA; None for OPT, GPT-2 and BERT.
+    window, windowed_layers
+        Tokens that attention of so many layers looks back at most; 0: all of them.
+    quantization
+        None: half precision.
     """
 
     name: str
@@ -78,6 +90,10 @@ class ModelConfig:
     norm_first: bool = True
     activation: str = ""
     token_types: int = 0
+    decoder: DecoderTraits | None = None
+    window: int = 0
+    windowed_layers: int = 0
+    quantization: Quantization | None = None
 
     def tensors(self) -> tuple[TensorKind, ...]:
         """Every weight by kind and shape."""
@@ -85,7 +101,7 @@ class ModelConfig:
             return _opt(self)
         if self.family == "gpt2":
             return _gpt2(self)
-        return _bert(self) if self.family == "bert" else _llama(self)
+        return _bert(self) if self.decoder is None else decoder_tensors(self, self.decoder)
 
     @property
     def parameters(self) -> int:
@@ -95,9 +111,23 @@ class ModelConfig:
     @property
     def active_parameters(self) -> int:
         """Numbers that one token meets: of the experts only its own."""
-        shared = sum(t.elements for t in self.tensors() if t.kind != "mlp")
-        mlp = sum(t.elements for t in self.tensors() if t.kind == "mlp")
-        return shared + mlp * self.experts_per_token // self.experts
+        return round(sum(tensor.elements * tensor.met for tensor in self.tensors()))
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has three matrices."""
+        return self.decoder is not None and self.decoder.gated
+
+    def bytes_of(self, tensor: TensorKind) -> float:
+        """Bytes of all tensors of a kind, as the checkpoint keeps them."""
+        if self.quantization is not None:
+            return self.quantization.bytes_of(tensor)
+        return tensor.elements * 2.0
+
+    @property
+    def checkpoint_bytes(self) -> float:
+        """Bytes of all weights, as the checkpoint keeps them."""
+        return sum(self.bytes_of(tensor) for tensor in self.tensors())
 
     @property
     def generates(self) -> bool:
@@ -107,7 +137,19 @@ class ModelConfig:
     @property
     def kv_elements_per_token(self) -> int:
         """K and V of one token over all layers; 0 for an encoder."""
-        return 2 * self.layers * self.kv_heads * self.head_dim if self.generates else 0
+        if not self.generates:
+            return 0
+        if self.decoder is not None and self.decoder.latent is not None:
+            return self.layers * self.decoder.latent.cached
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    def kv_bytes(self, tokens: float) -> float:
+        """Bytes of the cache of a sequence of so many tokens; windows forget the oldest."""
+        each = self.kv_bytes_per_token() / max(1, self.layers)
+        if not self.window:
+            return each * self.layers * tokens
+        kept = min(tokens, self.window)
+        return each * ((self.layers - self.windowed_layers) * tokens + self.windowed_layers * kept)
 
     def kv_bytes_per_token(self, element_bytes: float = 2) -> float:
         """The same in bytes."""
@@ -129,7 +171,10 @@ class ModelConfig:
         looked_up = 0 if self.tied else self.vocab * self.embed_dim
         tables = self.positions * self.hidden if self.family in ("opt", "gpt2", "bert") else 0
         products = 2.0 * (self.active_parameters - looked_up - tables) * tokens
-        return products + 4.0 * tokens * context * self.layers * self.heads * self.head_dim
+        attended = context * self.layers
+        if self.window:
+            attended += self.windowed_layers * (min(context, self.window) - context)
+        return products + 4.0 * tokens * attended * self.heads * self.head_dim
 
 
 def _each(layers: int, *parts: tuple[WeightKind, str, tuple[int, ...]]) -> list[TensorKind]:
@@ -209,33 +254,3 @@ def _bert(c: ModelConfig) -> tuple[TensorKind, ...]:
         ("norm", "output.LayerNorm", (2, h)),
     )
     return (*made, _once("head", "pooler", h, h), _once("head", "pooler.bias", h))
-
-
-def _llama(c: ModelConfig) -> tuple[TensorKind, ...]:
-    h, ffn, q, kv = c.hidden, c.ffn, c.heads * c.head_dim, c.kv_heads * c.head_dim
-    made = [_once("embedding", "embed_tokens", c.vocab, h)]
-    attention: list[tuple[WeightKind, str, tuple[int, ...]]] = [
-        ("attention", "q_proj", (q, h)),
-        ("attention", "k_proj", (kv, h)),
-        ("attention", "v_proj", (kv, h)),
-        ("attention", "o_proj", (h, q)),
-    ]
-    if c.attention_bias:
-        attention += [("attention", "q_proj.bias", (q,)), ("attention", "k_proj.bias", (kv,))]
-        attention += [("attention", "v_proj.bias", (kv,))]
-        if c.family == "llama":
-            attention += [("attention", "o_proj.bias", (h,))]
-    if c.family == "qwen3":
-        attention += [("norm", "q_norm", (c.head_dim,)), ("norm", "k_norm", (c.head_dim,))]
-    made += _each(c.layers, *attention)
-    if c.experts > 1:
-        made += _each(c.layers, ("router", "gate", (c.experts, h)))
-    for name, shape in (("gate_proj", (ffn, h)), ("up_proj", (ffn, h)), ("down_proj", (h, ffn))):
-        made.append(TensorKind("mlp", name, shape, c.layers * c.experts))
-    made += _each(
-        c.layers, ("norm", "input_layernorm", (h,)), ("norm", "post_attention_layernorm", (h,))
-    )
-    made.append(_once("norm", "norm", h))
-    if not c.tied:
-        made.append(_once("head", "lm_head", c.vocab, h))
-    return tuple(made)

@@ -7,19 +7,19 @@ a ``config.json``. Nothing is loaded but the configuration.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import (
-    Field,
-    MappedFields,
     read_document,
     read_text,
     shipped_file,
     shipped_names,
 )
 from cxl_offload.plan.model.config import ModelConfig
+from cxl_offload.plan.model.read_decoder import DECODERS, quantization, read_decoder
+from cxl_offload.plan.model.reader import ConfigReader
 
 __all__ = ["load_model", "model_names", "parse_model"]
 
@@ -72,40 +72,20 @@ def parse_model(text: str, *, name: str, file: str) -> ModelConfig:
         entries = document.entries()
     if "model_type" not in entries:
         document.fail("key 'model_type' is missing")
+    if "text_config" in entries and entries["model_type"].text() not in _READERS:
+        document = entries["text_config"]  # the language model of one that sees, too
+        entries = {**entries, **document.entries()}
     family = entries["model_type"].text()
     reader = _READERS.get(family)
     if reader is None:
         entries["model_type"].fail(f"{family!r} is unknown; known are {', '.join(_READERS)}")
-    return reader(_Reader(document, entries, name, family))
+    read = reader(ConfigReader(document, entries, name, family))
+    if "quantization_config" not in entries:
+        return read
+    return replace(read, quantization=quantization(entries["quantization_config"]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    document: Field
-    entries: MappedFields
-    name: str
-    family: str
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        if key not in self.entries or self.entries[key].text() in ("null", "~", ""):
-            if default is None:
-                self.document.fail(f"key {key!r} is missing")
-            return default
-        return self.entries[key].integer(minimum=1)
-
-    def flag(self, key: str, default: bool) -> bool:
-        return self.entries[key].boolean() if key in self.entries else default
-
-    def word(self, key: str, default: str) -> str:
-        return self.entries[key].text() if key in self.entries else default
-
-    def divides(self, key: str, part: int, whole: int, what: str) -> int:
-        if whole % part != 0:
-            self.entries[key].fail(f"{whole} of {what} is no multiple of {part}")
-        return whole // part
-
-
-def _read_opt(r: _Reader) -> ModelConfig:
+def _read_opt(r: ConfigReader) -> ModelConfig:
     hidden, heads = r.whole("hidden_size"), r.whole("num_attention_heads")
     norm_first = r.flag("do_layer_norm_before", True)
     return ModelConfig(
@@ -128,7 +108,7 @@ def _read_opt(r: _Reader) -> ModelConfig:
     )
 
 
-def _read_gpt2(r: _Reader) -> ModelConfig:
+def _read_gpt2(r: ConfigReader) -> ModelConfig:
     hidden, heads = r.whole("n_embd"), r.whole("n_head")
     return ModelConfig(
         name=r.name,
@@ -148,7 +128,7 @@ def _read_gpt2(r: _Reader) -> ModelConfig:
     )
 
 
-def _read_bert(r: _Reader) -> ModelConfig:
+def _read_bert(r: ConfigReader) -> ModelConfig:
     hidden, heads = r.whole("hidden_size"), r.whole("num_attention_heads")
     return ModelConfig(
         name=r.name,
@@ -169,43 +149,9 @@ def _read_bert(r: _Reader) -> ModelConfig:
     )
 
 
-def _read_llama(r: _Reader) -> ModelConfig:
-    hidden, heads = r.whole("hidden_size"), r.whole("num_attention_heads")
-    kv_heads = r.whole("num_key_value_heads", heads)
-    if "num_key_value_heads" in r.entries:
-        r.divides("num_key_value_heads", kv_heads, heads, "num_attention_heads")
-    if "head_dim" not in r.entries or r.entries["head_dim"].text() == "null":
-        head_dim = r.divides("num_attention_heads", heads, hidden, "hidden_size")
-    else:
-        head_dim = r.whole("head_dim")
-    mixture = r.family == "mixtral"
-    experts = r.whole("num_local_experts") if mixture else 1
-    per_token = r.whole("num_experts_per_tok") if mixture else 1
-    if per_token > experts:
-        r.entries["num_experts_per_tok"].fail(f"{per_token} of {experts} experts")
-    return ModelConfig(
-        name=r.name,
-        family=r.family,  # type: ignore[arg-type]
-        layers=r.whole("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        ffn=r.whole("intermediate_size"),
-        vocab=r.whole("vocab_size"),
-        positions=r.whole("max_position_embeddings"),
-        embed_dim=hidden,
-        tied=r.flag("tie_word_embeddings", False),
-        attention_bias=r.family == "qwen2" or r.flag("attention_bias", False),
-        experts=experts,
-        experts_per_token=per_token,
-        activation=r.word("hidden_act", "silu"),
-    )
-
-
-_READERS: dict[str, Callable[[_Reader], ModelConfig]] = {
+_READERS: dict[str, Callable[[ConfigReader], ModelConfig]] = {
     "opt": _read_opt,
     "gpt2": _read_gpt2,
     "bert": _read_bert,
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "mixtral"), _read_llama),
+    **dict.fromkeys(DECODERS, read_decoder),
 }

@@ -49,6 +49,11 @@ class TrainingJob:
             raise ValueError(f"batch {self.batch}, sequence {self.tokens}: at least 1")
         if self.batch > MOST_BATCH:
             raise ValueError(f"batch {self.batch}: at most {MOST_BATCH} sequences")
+        if self.model.quantization is not None:
+            raise ValueError(
+                f"{self.model.name} is quantised ({self.model.quantization.method}): train a "
+                "checkpoint in half precision"
+            )
         if self.tokens > self.model.positions:
             raise ValueError(
                 f"sequence of {self.tokens} tokens is longer than the {self.model.positions} "

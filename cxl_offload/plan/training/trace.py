@@ -29,7 +29,7 @@ def model_shape(model: ModelConfig) -> ModelShape:
         head_width=model.head_dim,
         inner=model.ffn,
         vocab=model.vocab,
-        gated=model.family not in ("opt", "gpt2", "bert"),
+        gated=model.gated,
         experts=model.experts,
         active_experts=model.experts_per_token,
     )

@@ -17,7 +17,7 @@ from cxl_offload.plan.hardware import NVME, Hardware
 from cxl_offload.plan.known_errors import VLLM_ERROR
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.pipeline import make_plan
-from cxl_offload.plan.plan_file import Batch, PhaseEstimate, Plan
+from cxl_offload.plan.plan_file import Batch, ErrorEstimate, PhaseEstimate, Plan
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.request import PlanRequest, check_lengths
 from cxl_offload.plan.vllm.flags import offload_flags
@@ -85,11 +85,11 @@ class LayersOffGpu:
 
 
 def layer_bytes(model: ModelConfig) -> int:
-    """Weights of one layer in half precision."""
+    """Weights of one layer, the mean of all, as the checkpoint keeps them."""
     inner = [t for t in model.tensors() if t.kind in ("attention", "mlp", "norm", "router")]
     if model.layers > 1:  # the norm after the last layer is not in one
-        inner = [t for t in inner if t.count % model.layers == 0]
-    return 2 * sum(t.elements for t in inner) // model.layers
+        inner = [t for t in inner if t.count > 1]
+    return int(sum(map(model.bytes_of, inner)) // model.layers)
 
 
 def copies_bytes_per_s(hardware: Hardware, layers: Sequence[int]) -> float:
@@ -145,7 +145,6 @@ class Vllm(Executor[LayersOffGpu]):
     """vLLM's search and homes."""
 
     name = "vllm"
-    error = VLLM_ERROR
     computes_on_cpu = False
 
     def __init__(self, request: VllmRequest) -> None:
@@ -160,6 +159,10 @@ class Vllm(Executor[LayersOffGpu]):
         """What is asked for."""
         return self._request
 
+    def error(self) -> ErrorEstimate | None:
+        """Of tokens/s with weights off the GPU."""
+        return VLLM_ERROR
+
     def hardware(self) -> Hardware:
         """Without the drive."""
         return self._request.hardware().without(NVME)
@@ -169,8 +172,8 @@ class Vllm(Executor[LayersOffGpu]):
         mean = request.prompt + request.generated / 2
         return WeightOffload(
             params=model.active_parameters,
-            weight_bytes=2.0 * model.parameters,
-            kv_bytes_per_token=model.kv_bytes_per_token(),
+            weight_bytes=model.checkpoint_bytes,
+            kv_bytes_per_token=model.kv_bytes(mean) / mean,
             gpu_memory_bytes=hardware.gpu_memory_bytes,
             usable_fraction=request.gpu_usable,
             gpu_reserved_bytes=request.gpu_reserved_bytes,
@@ -199,7 +202,7 @@ class Vllm(Executor[LayersOffGpu]):
             if kv is None:
                 break
             case = self._case(hardware, copies_bytes_per_s(hardware, layers))
-            longest = case.kv_bytes_per_token * (request.prompt + request.generated)
+            longest = request.model.kv_bytes(request.prompt + request.generated)
             if kv_room_bytes(case, float(count * each)) < longest:
                 continue
             rate = tokens_per_s(case, float(count * each))
@@ -220,8 +223,9 @@ class Vllm(Executor[LayersOffGpu]):
         rooms = ", ".join(f"{n.name} {format_bytes(n.usable_bytes)}" for n in hardware.nodes)
         return (
             f"plan {request.model.name} on {hardware.machine} for vLLM: "
-            f"{format_bytes(2 * request.model.parameters)} of weights and one sequence fit in no "
-            f"way; GPU {format_bytes(hardware.gpu_memory_bytes * request.gpu_usable)}, host {rooms}"
+            f"{format_bytes(int(request.model.checkpoint_bytes))} of weights and one sequence fit "
+            f"in no way; GPU {format_bytes(hardware.gpu_memory_bytes * request.gpu_usable)}, "
+            f"host {rooms}"
         )
 
     def batch(self, found: Candidate[LayersOffGpu]) -> Batch:
@@ -233,7 +237,7 @@ class Vllm(Executor[LayersOffGpu]):
         """Weights, and KV blocks that the GPU evicts."""
         policies = [f"bind:{name}" for name in found.hardware.names]
         held = [count * self._each for count in found.choice.layers]
-        resident = 2 * self._request.model.parameters - found.choice.offload_bytes
+        resident = round(self._request.model.checkpoint_bytes) - found.choice.offload_bytes
         yield KindBytes("weights", resident, held, 0, policies)
         yield KindBytes("kv evicted", 0, found.choice.kv, 0, policies)
 
@@ -290,7 +294,10 @@ class Vllm(Executor[LayersOffGpu]):
         """Layers, sequences, and what is assumed."""
         request, choice = self._request, found.choice
         running = running_sequences(choice.case, float(choice.offload_bytes))
+        quantized = request.model.quantization
+        kept = [] if quantized is None else [f"weights as {quantized.method} keeps them"]
         return [
+            *kept,
             f"{sum(choice.layers)} of {request.model.layers} layers off the GPU, {running:.1f} "
             "sequences at once in the mean",
             f"{format_bytes(request.gpu_reserved_bytes)} of GPU memory taken for workspaces: "

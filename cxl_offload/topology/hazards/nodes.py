@@ -111,24 +111,13 @@ def _same_socket(scene: Scene, first: int, second: int) -> bool:
     return sockets[0] is not None and sockets[0] == sockets[1]
 
 
-def _cached_bytes(scene: Scene, node: Node) -> int:
-    """Page cache of a node that can be dropped."""
-    text = scene.tree.text(f"{NODES}/node{node.id}/meminfo") or ""
-    total = 0
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) >= 4 and words[2] in ("Active(file):", "Inactive(file):"):
-            total += int(words[3]) << 10 if words[3].isdigit() else 0
-    return total
-
-
 def _full_fast_node(scene: Scene) -> Iterator[Hazard]:
     fast = [tier for tier in scene.machine.tiers if tier.name == "ldram"]
     for node_id in (node for tier in fast for node in tier.nodes):
         node = scene.machine.node(node_id)
         if node.free_bytes is None or node.free_bytes >= _LEAST_FREE_SHARE * node.capacity_bytes:
             continue
-        cached = _cached_bytes(scene, node)
+        cached = node.page_cache_bytes
         mostly_cache = cached >= _LEAST_FREE_SHARE * node.capacity_bytes
         yield Hazard(
             "fast-node-full",
