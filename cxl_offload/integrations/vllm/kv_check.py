@@ -9,9 +9,7 @@ has no such method the spec still checks, only later.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -19,6 +17,7 @@ from vllm.logger import init_logger
 
 from cxl_offload.errors import ConfigError, CxlOffloadError
 from cxl_offload.integrations.vllm.kv_options import KvOptions
+from cxl_offload.integrations.vllm.one_line import one_line_under_the_command
 from cxl_offload.memory import current_session
 from cxl_offload.memory.shared import shared_free_bytes
 
@@ -43,11 +42,10 @@ def check_extra_config(config: Mapping[str, Any]) -> None:
     """
     session = current_session()
     try:
-        options = KvOptions.read(config, session.machine)
-        options.check(session, shared_free_bytes=shared_free_bytes())
+        with one_line_under_the_command():
+            options = KvOptions.read(config, session.machine)
+            options.check(session, shared_free_bytes=shared_free_bytes())
     except ConfigError as error:
-        if Path(sys.argv[0]).name == "vllm":
-            raise SystemExit(f"vllm: {error}") from error
         raise KvOptionsError(str(error)) from error
 
 

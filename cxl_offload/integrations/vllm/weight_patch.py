@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.vllm.one_line import one_line_under_the_command
 from cxl_offload.integrations.vllm.weight_options import SECTION, read_weight_options
 from cxl_offload.topology import discover
 
@@ -86,7 +87,9 @@ def install_weights() -> bool:
         Whether weights can be placed; False: options for them will be refused.
     """
     why_not = _unfit()
-    _wrap(sys.modules.get(_ARGS), "EngineArgs", "create_engine_config", _checked(why_not))
+    # Imported where it is not yet: plugins are loaded once, whenever a program asks for them.
+    arguments = importlib.import_module(_ARGS)
+    _wrap(arguments, "EngineArgs", "create_engine_config", _checked(why_not))
     if why_not:
         return False
     uva: Any = importlib.import_module(_UVA)
@@ -138,7 +141,8 @@ def _settled(load_model: Callable[..., Any]) -> Callable[..., Any]:
 def _checked(why_not: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def wrapped(create_engine_config: Callable[..., Any]) -> Callable[..., Any]:
         def check_and_create(arguments: Any, *args: Any, **options: Any) -> Any:
-            check_arguments(arguments, why_not)
+            with one_line_under_the_command():
+                check_arguments(arguments, why_not)
             return create_engine_config(arguments, *args, **options)
 
         return check_and_create

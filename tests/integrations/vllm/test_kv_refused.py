@@ -58,3 +58,51 @@ def test_command_prints_one_line_and_ends_before_a_model_is_loaded(model: str) -
     )
     assert "Traceback" not in done.stdout + done.stderr
     assert "Loading weights" not in done.stdout + done.stderr
+
+
+WEIGHTS = {"cxl_offload": {"weight_nodes": [63]}}
+LINE = '--additional-config "cxl_offload": weight_nodes: bind:63: node 63 has no memory'
+
+
+@pytest.mark.timeout(120)
+def test_command_prints_one_line_for_wrong_options_of_weights(model: str) -> None:
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", model, "--port", "0"]
+    done = subprocess.run(
+        [*command, "--cpu-offload-gb", "0.01", "--additional-config", json.dumps(WEIGHTS)],
+        env=os.environ | ENVIRONMENT,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"vllm: {LINE}")
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.timeout(120)
+def test_weights_are_checked_when_plugins_are_loaded_before_the_arguments(model: str) -> None:
+    program = (
+        "import sys\n"
+        "from vllm.plugins import load_general_plugins\n"
+        "assert 'vllm.engine.arg_utils' not in sys.modules\n"
+        "load_general_plugins()\n"
+        "from vllm.engine.arg_utils import EngineArgs\n"
+        f"arguments = EngineArgs(model={model!r}, cpu_offload_gb=0.01, "
+        f"additional_config={WEIGHTS!r})\n"
+        "try:\n"
+        "    arguments.create_engine_config()\n"
+        "except ValueError as error:\n"
+        "    print('refused:', error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | ENVIRONMENT,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert f"refused: {LINE}" in done.stdout, done.stderr
