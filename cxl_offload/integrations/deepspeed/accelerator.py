@@ -68,6 +68,11 @@ class Capture:
         self.on_destroy: WeakKeyDictionary[Any, Callable[[], None]] = WeakKeyDictionary()
         self.passed_bytes: Counter[str] = Counter()
 
+    def follows(self, engine: Any) -> bool:
+        """Whether an engine is placed by somebody already."""
+        zero = engine.optimizer
+        return zero is not None and any(owner is zero for owner in self.owners)
+
     def take(
         self, frame: FrameType, shape: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor | None:

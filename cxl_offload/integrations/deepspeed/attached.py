@@ -45,6 +45,7 @@ class AttachedEngine:
     def __init__(self, engine: Any, store: Store, capture: Capture) -> None:
         zero = engine.optimizer
         self.store = store
+        self._capture = capture
         self._passed = capture.passed_bytes
         self._passed_before = Counter(capture.passed_bytes)
         self._zero: Callable[[], Any] = lambda: None
@@ -237,6 +238,9 @@ class AttachedEngine:
         self._hooks = []
         if self.tuned is not None:
             self.tuned.remove()
+        zero = self._zero()
+        if zero is not None and self._capture.owners.get(zero) is self.store:
+            del self._capture.owners[zero]
 
 
 def _span(value: torch.Tensor) -> tuple[int, int]:

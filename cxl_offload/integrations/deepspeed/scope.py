@@ -199,7 +199,8 @@ def placing(
         yield placed
     finally:
         capture.scopes.remove(store)
-    made = [engine for engine in _engines() if engine not in before]
+    # Those of a block inside of this one are placed already, by that one.
+    made = [each for each in _engines() if each not in before and not capture.follows(each)]
     for engine in made:
         attached = _attach(engine, store(), capture)
         if tuning is not None:
@@ -219,8 +220,18 @@ def attach(
 
     What other tensors are views of cannot be moved any more (stage 3: low-precision parameters and
     gradients); :meth:`AttachedEngine.missed` names it. Arguments as for :func:`placing`.
+
+    Raises
+    ------
+    ValueError
+        The engine is placed already: two would move its tensors to and fro in every step.
     """
-    return _attach(engine, _store(plan_or_policy, session or chosen_session(), pages), installed())
+    capture = installed()
+    if capture.follows(engine):
+        raise ValueError(
+            "attach: this engine is placed already; call remove() of what placed it, then attach"
+        )
+    return _attach(engine, _store(plan_or_policy, session or chosen_session(), pages), capture)
 
 
 def start_from_environment(*, on_placed: Callable[[], None] | None = None) -> bool:
@@ -256,8 +267,12 @@ def start_from_environment(*, on_placed: Callable[[], None] | None = None) -> bo
         if isinstance(module, deepspeed.DeepSpeedEngine) and module not in known:
             known.add(module)
             _show_information()
-            attached = _attach(module, store(), capture)
-            if on_placed is not None and any(row.requested for row in attached.rows()):
+            if capture.follows(module):
+                _LOG.warning("%s: the script places its engine itself and keeps doing so", SETTING)
+                placed = True
+            else:
+                placed = any(row.requested for row in _attach(module, store(), capture).rows())
+            if on_placed is not None and placed:
                 on_placed()
 
     register_module_forward_pre_hook(first_forward)

@@ -24,6 +24,7 @@ def runs(train: Train) -> dict[str, Any]:
         "stock torch": {"stage": 2, "optimizer": "AdamW", "stock": True},
         "torch": {"stage": 2, "optimizer": "AdamW", "policy": POLICY},
         "two": {"stage": 2, "what": "two engines"},
+        "twice": {"stage": 2, "what": "placed twice"},
         "refused": {"stage": 2, "what": "refused", "room": 1 << 20},
         "no offload": {"stage": 2, "what": "no offload"},
         # Last, because stage 3 changes torch's linear.
@@ -84,6 +85,18 @@ def test_two_engines_keep_policies_of_their_own(runs: dict[str, Any]) -> None:
     assert run["second_after_first_is_destroyed"] == run["second"]
     assert run["losses"][0] == run["losses"][1]  # same model, same data
     assert run["losses"][2] == run["losses"][3]
+
+
+def test_engine_is_placed_by_one_only(runs: dict[str, Any]) -> None:
+    """Two would move its tensors to and fro in every step."""
+    run = runs["twice"]
+    assert "this engine is placed already" in run["said"]
+    assert run["outer"] == 0
+    for when in ("before", "after"):
+        assert {node for kind in run[when].values() for node in kind["nodes"]} == {2}
+    moved = run["again"]["exp_avg"]
+    assert moved["placed"]
+    assert set(moved["nodes"]) == {1}
 
 
 def test_pinned_memory_of_nobody_is_placed_in_a_block_and_named_after_it(

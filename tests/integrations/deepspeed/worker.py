@@ -180,6 +180,26 @@ def two_engines(job: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def placed_twice(job: dict[str, Any]) -> dict[str, Any]:
+    """An engine in a block in a block, attached as well, and attached again once it is free."""
+    with placing("rdram") as outer:
+        engine, inner = start(job | {"policy": "cxl"})
+    before = pages(engine.optimizer)
+    try:
+        attach(engine, "rdram")
+        said = ""
+    except ValueError as error:
+        said = str(error)
+    losses = train(engine, 2, job, 1)
+    result = {"said": said, "outer": len(outer.engines), "losses": losses, "before": before}
+    result["after"] = pages(engine.optimizer)
+    inner.remove()
+    attach(engine, "rdram")
+    result["again"] = pages(engine.optimizer)
+    engine.destroy()
+    return result
+
+
 def without_offload(job: dict[str, Any]) -> dict[str, Any]:
     """An engine that has nothing on the host in a block, and one without an optimizer."""
     told = []
@@ -309,6 +329,8 @@ def main() -> None:
             match job.get("what"):
                 case "two engines":
                     results.append(two_engines(job))
+                case "placed twice":
+                    results.append(placed_twice(job))
                 case "no offload":
                     results.append(without_offload(job))
                 case "inference":
