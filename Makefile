@@ -10,7 +10,7 @@ SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.cu') \
            setup.py pyproject.toml
 STAMP := $(VENV)/.built
 
-.PHONY: all demo test check lint format test-cpp soak fuzz bench clean
+.PHONY: all demo test check lint format test-cpp test-arm soak fuzz bench clean
 
 all: $(STAMP)
 
@@ -49,6 +49,10 @@ format: $(VENV)/.installed
 
 test-cpp:
 	$(MAKE) -C tests/cpp sanitize
+
+# The C++ tests of kernels for AArch64, under qemu-user; says so and skips where the tools are missing.
+test-arm:
+	$(MAKE) -C tests/cpp arm
 
 # Threads, random operations and faults for MINUTES; SEED repeats a run.
 MINUTES ?= 10

@@ -78,6 +78,7 @@ UpdatePass find_pass(const Update& update, Isa isa) {
     case Isa::kAvx2:
       return update_pass_avx2(key);
     case Isa::kNeon:
+      return update_pass_neon(key);
     case Isa::kScalar:
       break;
   }

@@ -6,15 +6,13 @@
 // operand of a plain sum, so that compilers find nothing to contract and all builds agree bit by
 // bit.
 
-#define CXL_OFFLOAD_INLINE inline __attribute__((always_inline))
-
 // Elements between what is computed and what is fetched from memory, in every stream. Measured: see
 // docs/adam.md.
-constexpr size_t kPrefetchElements = CXL_OFFLOAD_PREFETCH_ELEMENTS;
+constexpr size_t kPrefetchElements = Vector::kLanes == 1 ? 0 : 1024;
 constexpr size_t kLineBytes = 64;
 
 template <class T>
-CXL_OFFLOAD_INLINE void fetch_ahead(const T* at) {
+CXL_OFFLOAD_VECTOR void fetch_ahead(const T* at) {
   const char* ahead = reinterpret_cast<const char*>(at + kPrefetchElements);
   for (size_t line = 0; line < kBlockElements * sizeof(T) / 64; ++line) {
     __builtin_prefetch(ahead + line * 64);
@@ -28,39 +26,39 @@ struct EvenOdd {
   Vector even;
   Vector odd;
 
-  CXL_OFFLOAD_INLINE static EvenOdd all(float value) {
+  CXL_OFFLOAD_VECTOR static EvenOdd all(float value) {
     return {Vector::all(value), Vector::all(value)};
   }
-  CXL_OFFLOAD_INLINE static EvenOdd load(const Bf16* at) {
+  CXL_OFFLOAD_VECTOR static EvenOdd load(const Bf16* at) {
     EvenOdd pair;
     Vector::load_pair(at, pair.even, pair.odd);
     return pair;
   }
-  CXL_OFFLOAD_INLINE void store(Bf16* at) const { Vector::store_pair(at, even, odd); }
+  CXL_OFFLOAD_VECTOR void store(Bf16* at) const { Vector::store_pair(at, even, odd); }
   static void wait_for_stores() {}
 };
 
-CXL_OFFLOAD_INLINE EvenOdd add(EvenOdd a, EvenOdd b) {
+CXL_OFFLOAD_VECTOR EvenOdd add(EvenOdd a, EvenOdd b) {
   return {add(a.even, b.even), add(a.odd, b.odd)};
 }
-CXL_OFFLOAD_INLINE EvenOdd mul(EvenOdd a, EvenOdd b) {
+CXL_OFFLOAD_VECTOR EvenOdd mul(EvenOdd a, EvenOdd b) {
   return {mul(a.even, b.even), mul(a.odd, b.odd)};
 }
-CXL_OFFLOAD_INLINE EvenOdd div(EvenOdd a, EvenOdd b) {
+CXL_OFFLOAD_VECTOR EvenOdd div(EvenOdd a, EvenOdd b) {
   return {div(a.even, b.even), div(a.odd, b.odd)};
 }
-CXL_OFFLOAD_INLINE EvenOdd fma(EvenOdd a, EvenOdd b, EvenOdd c) {
+CXL_OFFLOAD_VECTOR EvenOdd fma(EvenOdd a, EvenOdd b, EvenOdd c) {
   return {fma(a.even, b.even, c.even), fma(a.odd, b.odd, c.odd)};
 }
-CXL_OFFLOAD_INLINE EvenOdd root(EvenOdd a) { return {root(a.even), root(a.odd)}; }
-CXL_OFFLOAD_INLINE EvenOdd sign(EvenOdd a) { return {sign(a.even), sign(a.odd)}; }
+CXL_OFFLOAD_VECTOR EvenOdd root(EvenOdd a) { return {root(a.even), root(a.odd)}; }
+CXL_OFFLOAD_VECTOR EvenOdd sign(EvenOdd a) { return {sign(a.even), sign(a.odd)}; }
 
 template <class P, class G, class S>
 using VectorFor = std::conditional_t<
     std::is_same_v<P, Bf16> && std::is_same_v<G, Bf16> && std::is_same_v<S, Bf16>, EvenOdd, Vector>;
 
 template <class V>
-CXL_OFFLOAD_INLINE V scaled_gradient(V param, V grad, const Constants& c) {
+CXL_OFFLOAD_VECTOR V scaled_gradient(V param, V grad, const Constants& c) {
   const V scaled = mul(grad, V::all(c.grad_scale));
   return c.l2 == 0 ? scaled : fma(V::all(c.l2), param, scaled);
 }
@@ -69,7 +67,7 @@ struct AdamRule {
   static constexpr bool kTwoStates = true;
 
   template <class V>
-  CXL_OFFLOAD_INLINE static void apply(V& param, V grad, V& mean, V& square, const Constants& c) {
+  CXL_OFFLOAD_VECTOR static void apply(V& param, V grad, V& mean, V& square, const Constants& c) {
     const V g = scaled_gradient(param, grad, c);
     mean = fma(V::all(c.beta1), mean, mul(V::all(c.rest1), g));
     square = fma(V::all(c.beta2), square, mul(mul(V::all(c.rest2), g), g));
@@ -82,7 +80,7 @@ struct AdagradRule {
   static constexpr bool kTwoStates = false;
 
   template <class V>
-  CXL_OFFLOAD_INLINE static void apply(V& param, V grad, V& sum, V&, const Constants& c) {
+  CXL_OFFLOAD_VECTOR static void apply(V& param, V grad, V& sum, V&, const Constants& c) {
     const V g = scaled_gradient(param, grad, c);
     sum = fma(g, g, sum);
     // A sum of one of the two and a root: nothing to contract.
@@ -94,7 +92,7 @@ struct LionRule {
   static constexpr bool kTwoStates = false;
 
   template <class V>
-  CXL_OFFLOAD_INLINE static void apply(V& param, V grad, V& mean, V&, const Constants& c) {
+  CXL_OFFLOAD_VECTOR static void apply(V& param, V grad, V& mean, V&, const Constants& c) {
     const V g = scaled_gradient(param, grad, c);
     const V direction = sign(fma(V::all(c.beta1), mean, mul(V::all(c.rest1), g)));
     param = fma(V::all(c.minus_step), direction, mul(param, V::all(c.decay)));
@@ -108,7 +106,7 @@ struct Loop {
   static constexpr bool kCopies = !std::is_same_v<C, void>;
   using CopyElement = std::conditional_t<kCopies, C, Bf16>;
 
-  CXL_OFFLOAD_INLINE static void block(P* param, const G* grad, S* first, S* second,
+  CXL_OFFLOAD_VECTOR static void block(P* param, const G* grad, S* first, S* second,
                                        CopyElement* copy, bool past_caches, const Constants& c) {
     for (size_t i = 0; i < kBlockElements; i += V::kLanes) {
       V p = V::load(param + i);
@@ -258,5 +256,3 @@ UpdatePass find_pass(const PassKey& key) {
   }
   return nullptr;
 }
-
-#undef CXL_OFFLOAD_INLINE

@@ -58,6 +58,7 @@ struct PassKey {
 };
 
 UpdatePass update_pass_scalar(const PassKey& key);
+UpdatePass update_pass_neon(const PassKey& key);
 UpdatePass update_pass_avx2(const PassKey& key);
 UpdatePass update_pass_avx512(const PassKey& key);
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/half.h"
 
 namespace cxl_offload {
 namespace {
@@ -33,24 +34,18 @@ void store(std::byte* to, T value) {
   std::memcpy(to, &value, sizeof(T));
 }
 
-float to_float(_Float16 value) { return static_cast<float>(value); }
-float to_float(float value) { return value; }
-
-struct Bfloat16 {
-  uint16_t bits;
-};
-float to_float(Bfloat16 value) { return std::bit_cast<float>(uint32_t{value.bits} << 16); }
-
 template <typename T>
 T from_float(float value) {
-  return static_cast<T>(value);
+  return value;
 }
 template <>
-Bfloat16 from_float(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  if (std::isnan(value)) return {0x7fff};
-  const uint32_t to_even = 0x7fff + (bits >> 16 & 1);
-  return {static_cast<uint16_t>((bits + to_even) >> 16)};
+F16 from_float(float value) {
+  return to_f16(value);
+}
+// The NaN is that of the GPU.
+template <>
+Bf16 from_float(float value) {
+  return std::isnan(value) ? Bf16{0x7fff} : to_bf16(value);
 }
 
 // E4M3 without infinity: 4 bits of exponent with bias 7, 3 of mantissa.
@@ -89,16 +84,16 @@ void pack_int4(Values values, std::byte* codes, std::byte* scale) {
     least = std::min(least, value);
     most = std::max(most, value);
   }
-  auto low = static_cast<_Float16>(least);
-  auto step = static_cast<_Float16>((most - to_float(low)) / kMostInt4);
+  F16 low = to_f16(least);
+  F16 step = to_f16((most - to_float(low)) / kMostInt4);
   fits = fits && std::isfinite(to_float(low)) && std::isfinite(to_float(step));
   if (!fits) {
-    low = static_cast<_Float16>(kNan);
-    step = 0;
+    low = to_f16(kNan);
+    step = F16{0};
   }
   store(scale, low);
   store(scale + sizeof(low), step);
-  if (!fits || step == 0) return;
+  if (!fits || to_float(step) == 0) return;
   for (size_t i = 0; i < values.size(); ++i) {
     const float steps = std::nearbyint((values[i] - to_float(low)) / to_float(step));
     const auto code = static_cast<uint8_t>(std::clamp(steps, 0.0F, kMostInt4));
@@ -140,8 +135,8 @@ void pack_groups(const Packing& packing, const std::byte* source, size_t count, 
 float unpack_int4(const std::byte* codes, const std::byte* scale, size_t i) {
   const auto both = std::to_integer<unsigned>(codes[i / 2]);
   const auto code = static_cast<float>(i % 2 == 0 ? both >> 4 : both & 15);
-  const float low = to_float(load<_Float16>(scale));
-  const float step = to_float(load<_Float16>(scale + sizeof(_Float16)));
+  const float low = to_float(load<F16>(scale));
+  const float step = to_float(load<F16>(scale + sizeof(F16)));
   return std::fma(code, step, low);
 }
 
@@ -191,9 +186,9 @@ size_t Packing::packed_bytes(size_t count) const {
 void Packing::pack(const std::byte* source, size_t count, std::byte* target) const {
   switch (element_) {
     case Element::kFloat16:
-      return pack_groups<_Float16>(*this, source, count, target);
+      return pack_groups<F16>(*this, source, count, target);
     case Element::kBfloat16:
-      return pack_groups<Bfloat16>(*this, source, count, target);
+      return pack_groups<Bf16>(*this, source, count, target);
     case Element::kFloat32:
       return pack_groups<float>(*this, source, count, target);
   }
@@ -202,9 +197,9 @@ void Packing::pack(const std::byte* source, size_t count, std::byte* target) con
 void Packing::unpack(const std::byte* source, size_t count, std::byte* target) const {
   switch (element_) {
     case Element::kFloat16:
-      return unpack_groups<_Float16>(*this, source, count, target);
+      return unpack_groups<F16>(*this, source, count, target);
     case Element::kBfloat16:
-      return unpack_groups<Bfloat16>(*this, source, count, target);
+      return unpack_groups<Bf16>(*this, source, count, target);
     case Element::kFloat32:
       return unpack_groups<float>(*this, source, count, target);
   }

@@ -1,0 +1,29 @@
+// The updates with NEON.
+#include "kernels/update_pass.h"
+#include "kernels/vector/vector.h"
+
+#if CXL_OFFLOAD_NEON
+
+namespace cxl_offload {
+namespace {
+
+// One after the other.
+#include "kernels/vector/neon.inc.h"
+//
+#include "kernels/update_loop.inc.h"
+
+}  // namespace
+
+UpdatePass update_pass_neon(const PassKey& key) { return find_pass(key); }
+
+}  // namespace cxl_offload
+
+#else
+
+namespace cxl_offload {
+
+UpdatePass update_pass_neon(const PassKey&) { return nullptr; }
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_NEON

@@ -1,0 +1,172 @@
+// Linear layers: every instruction set, at the very edges of the memory it may read, by many
+// threads; for the sanitizers.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "core/error.h"
+#include "core/float8.h"
+#include "core/half.h"
+#include "kernels/linear.h"
+
+namespace cxl_offload {
+namespace {
+
+TensorView view_of(const void* data, Dtype dtype, std::vector<int64_t> shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t i = shape.size() - 1; i-- > 0;) strides[i] = strides[i + 1] * shape[i + 1];
+  return make_view(reinterpret_cast<uintptr_t>(data), dtype, shape, strides);
+}
+
+struct Shape {
+  int64_t rows, outputs, width;
+};
+
+// Weights of random bytes in a vector of exactly their size, so that a read beyond them is seen.
+struct Layer {
+  Layer(const Shape& shape, Dtype dtype) : shape(shape), dtype(dtype) {
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal;
+    x.resize(static_cast<size_t>(shape.rows * shape.width));
+    for (float& value : x) value = normal(random);
+    y.resize(static_cast<size_t>(shape.rows * shape.outputs));
+    bias.resize(static_cast<size_t>(shape.outputs));
+    for (float& value : bias) value = normal(random);
+    const auto count = static_cast<size_t>(shape.outputs * shape.width);
+    weight.resize(dtype == Dtype::kUint8 ? count / 2 : count * dtype_bytes(dtype));
+    worth.resize(count);
+    for (size_t i = 0; i < count; ++i) worth[i] = put(i, normal(random));
+    if (dtype != Dtype::kUint8) return;
+    groups.resize(count / 32 * 2);
+    for (F16& value : groups) value = to_f16(std::abs(normal(random)) + 0.5f);
+    for (size_t i = 0; i < count; ++i) {
+      const auto byte = std::to_integer<unsigned>(weight[i / 2]);
+      const auto code = static_cast<float>(i % 2 == 0 ? byte >> 4 : byte & 15);
+      worth[i] = code * to_float(groups[i / 32 * 2 + 1]) + to_float(groups[i / 32 * 2]);
+    }
+  }
+
+  // Stores a weight near `value` and tells what it is worth.
+  double put(size_t at, float value) {
+    switch (dtype) {
+      case Dtype::kFloat32:
+        reinterpret_cast<float*>(weight.data())[at] = value;
+        return value;
+      case Dtype::kBfloat16:
+        return to_float(reinterpret_cast<Bf16*>(weight.data())[at] = to_bf16(value));
+      case Dtype::kFloat16:
+        return to_float(reinterpret_cast<F16*>(weight.data())[at] = to_f16(value));
+      case Dtype::kFloat8E4m3: {
+        const auto bits = static_cast<uint8_t>(static_cast<int>(value * 50) & 0xff);
+        weight[at] = std::byte(bits % 128 == 127 ? bits - 1 : bits);
+        return to_float(E4m3{std::to_integer<uint8_t>(weight[at])});
+      }
+      case Dtype::kInt8: {
+        const auto whole = static_cast<int8_t>(static_cast<int>(value * 50));
+        weight[at] = std::byte(whole);
+        return whole;
+      }
+      case Dtype::kUint8:
+        weight[at / 2] = std::byte(static_cast<int>(value * 50) & 0xff);
+        return 0;
+      case Dtype::kFloat8E5m2:
+        break;
+    }
+    throw std::logic_error("no such weights");
+  }
+
+  Linear linear() {
+    const bool codes = dtype == Dtype::kUint8;
+    Linear a;
+    a.x = view_of(x.data(), Dtype::kFloat32, {shape.rows, shape.width});
+    a.y = view_of(y.data(), Dtype::kFloat32, {shape.rows, shape.outputs});
+    a.bias = view_of(bias.data(), Dtype::kFloat32, {shape.outputs});
+    a.weight = view_of(weight.data(), dtype, {shape.outputs, shape.width / (codes ? 2 : 1)});
+    if (codes) {
+      a.groups = view_of(groups.data(), Dtype::kFloat16, {shape.outputs, shape.width / 32, 2});
+    }
+    return a;
+  }
+
+  // The greatest difference from the sum in double, over what the products add up to in size.
+  double error() const {
+    double most = 0;
+    for (int64_t row = 0; row < shape.rows; ++row) {
+      for (int64_t output = 0; output < shape.outputs; ++output) {
+        double sum = bias[static_cast<size_t>(output)], size = std::abs(sum);
+        for (int64_t i = 0; i < shape.width; ++i) {
+          const double product = x[static_cast<size_t>(row * shape.width + i)] *
+                                 worth[static_cast<size_t>(output * shape.width + i)];
+          sum += product;
+          size += std::abs(product);
+        }
+        const double found = y[static_cast<size_t>(row * shape.outputs + output)];
+        most = std::max(most, std::abs(found - sum) / size);
+      }
+    }
+    return most;
+  }
+
+  Shape shape;
+  Dtype dtype;
+  std::vector<std::byte> weight;
+  std::vector<F16> groups;
+  std::vector<float> x, y, bias;
+  std::vector<double> worth;
+};
+
+constexpr Dtype kWeights[] = {Dtype::kFloat32,    Dtype::kBfloat16, Dtype::kFloat16,
+                              Dtype::kFloat8E4m3, Dtype::kInt8,     Dtype::kUint8};
+
+TEST(every_instruction_set_type_and_team_follows_the_sum) {
+  for (size_t threads : {size_t{1}, size_t{3}}) {
+    WorkerTeam team({{-1, threads, {}}});
+    for (Isa isa : supported_isas()) {
+      for (Dtype dtype : kWeights) {
+        for (const Shape& shape : {Shape{1, 9, 64}, {2, 50, 160}, {5, 7, 4128}, {17, 49, 96}}) {
+          Layer layer(shape, dtype);
+          run_linear(layer.linear(), team, isa);
+          CHECK(layer.error() < 3e-6);
+        }
+      }
+    }
+  }
+}
+
+TEST(weights_are_read_to_their_edge_and_no_further) {
+  WorkerTeam team({{-1, 2, {}}});
+  for (Isa isa : supported_isas()) {
+    for (Dtype dtype : kWeights) {
+      if (dtype == Dtype::kUint8) continue;  // rows of whole groups
+      for (int64_t width : {1, 15, 17, 33, 100, 129}) {
+        Layer layer({3, 5, width}, dtype);
+        run_linear(layer.linear(), team, isa);
+        CHECK(layer.error() < 3e-6);
+      }
+    }
+  }
+}
+
+TEST(work_of_many_units_is_done_once_by_any_team) {
+  Layer one({2, 3000, 130}, Dtype::kFloat16), many({2, 3000, 130}, Dtype::kFloat16);
+  WorkerTeam alone({{-1, 1, {}}}), team({{-1, 5, {}}});
+  run_linear(one.linear(), alone, best_isa());
+  run_linear(many.linear(), team, best_isa());
+  CHECK(one.error() < 3e-6);
+  CHECK(std::memcmp(one.y.data(), many.y.data(), one.y.size() * sizeof(float)) == 0);
+}
+
+TEST(nothing_is_written_when_shapes_do_not_fit) {
+  WorkerTeam team({{-1, 1, {}}});
+  Layer layer({2, 3, 64}, Dtype::kFloat16);
+  Linear a = layer.linear();
+  a.y.shape[1] = 4;
+  CHECK_THROWS(InvalidArgument, run_linear(a, team, best_isa()));
+  for (float value : layer.y) CHECK_EQ(value, 0);
+}
+
+}  // namespace
+}  // namespace cxl_offload
