@@ -509,6 +509,11 @@ def run_attention(
     groups: tuple[TensorView, TensorView, bool] | None = None,
     k_scales: Sequence[float] = ...,
     v_scales: Sequence[float] = ...,
+    queries: int = 1,
+    causal: bool = True,
+    soft_cap: float = 0,
+    bias: TensorView | None = None,
+    sinks: Sequence[float] = ...,
     isa: str = "",
     kernel: Kernel | None = None,
 ) -> None: ...

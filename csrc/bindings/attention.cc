@@ -25,8 +25,9 @@ void bind_attention(py::module_& module) {
          std::vector<int64_t> lengths, std::tuple<uintptr_t, int64_t, int64_t> table,
          std::pair<uintptr_t, int64_t> mask, int64_t window, uintptr_t log_sum_exp,
          std::optional<std::tuple<TensorView, TensorView, bool>> groups,
-         std::vector<float> k_scales, std::vector<float> v_scales, const std::string& isa,
-         std::shared_ptr<Kernel> kernel) {
+         std::vector<float> k_scales, std::vector<float> v_scales, int64_t queries, bool causal,
+         float soft_cap, std::optional<TensorView> bias, std::vector<float> sinks,
+         const std::string& isa, std::shared_ptr<Kernel> kernel) {
         const py::gil_scoped_release released;
         Attention given;
         given.q = std::move(q);
@@ -47,6 +48,11 @@ void bind_attention(py::module_& module) {
         }
         given.k_scales = std::move(k_scales);
         given.v_scales = std::move(v_scales);
+        given.queries = queries;
+        given.causal = causal;
+        given.soft_cap = soft_cap;
+        if (bias) given.bias = std::move(*bias);
+        given.sinks = std::move(sinks);
         given.log_sum_exp = reinterpret_cast<float*>(log_sum_exp);
         given.integers = isa.empty() || isa == kIntegerCodes;
         if (isa == kIntegerCodes && !has_integer_codes()) {
@@ -60,7 +66,9 @@ void bind_attention(py::module_& module) {
       py::arg("mask") = std::pair(uintptr_t{0}, 0), py::arg("window") = 0,
       py::arg("log_sum_exp") = 0, py::arg("groups") = py::none(),
       py::arg("k_scales") = std::vector<float>(), py::arg("v_scales") = std::vector<float>(),
-      py::arg("isa") = "", py::arg("kernel") = py::none(),
+      py::arg("queries") = 1, py::arg("causal") = true, py::arg("soft_cap") = 0,
+      py::arg("bias") = py::none(), py::arg("sinks") = std::vector<float>(), py::arg("isa") = "",
+      py::arg("kernel") = py::none(),
       "Table: (address, columns, stride) of int32; mask: (address, columns) of bytes; 0: none. See "
       "kernels/attention.h.");
 }

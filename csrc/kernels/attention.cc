@@ -28,6 +28,7 @@ AttentionPass find_pass(Dtype dtype, Isa isa) {
     case Isa::kAvx2:
       return attention_pass_avx2(dtype);
     case Isa::kNeon:
+      return attention_pass_neon(dtype);
     case Isa::kScalar:
       break;
   }
@@ -47,8 +48,17 @@ AttentionPass find_integers(const Attention& a, Isa isa) {
 }
 
 size_t isa_lanes(Isa isa) {
-  if (isa == Isa::kScalar) return 1;
-  return isa == Isa::kAvx2 ? 8 : 16;
+  switch (isa) {
+    case Isa::kAvx512:
+      return 16;
+    case Isa::kAvx2:
+      return 8;
+    case Isa::kNeon:
+      return 4;
+    case Isa::kScalar:
+      break;
+  }
+  return 1;
 }
 
 class Run {
@@ -152,6 +162,9 @@ class Run {
     state.most = most_.data() + unit.place;
     state.total = total_.data() + unit.place;
     state.scores = scores_.data() + slot * scores_each();
+    const ScoreRules rules = rules_of(unit);
+    const bool ruled = rules.soft_cap != 0 || rules.need_positions();
+    state.rules = ruled ? &rules : nullptr;
     AttentionRows rows;
     rows.k_step = static_cast<size_t>(a_.k.strides[1]) * dtype_bytes(a_.k.dtype);
     rows.v_step = static_cast<size_t>(a_.v.strides[1]) * dtype_bytes(a_.v.dtype);
@@ -172,6 +185,30 @@ class Run {
     for (state.first = true; blocks.next(); state.first = false) pass_(rows, state);
     // Whoever is last joins the parts: in their order, so that it does not matter who it is.
     if (work_.parts[unit.part].left.fetch_sub(1, std::memory_order_acq_rel) == 1) merge(unit.part);
+  }
+
+  ScoreRules rules_of(const Unit& unit) const {
+    ScoreRules rules;
+    rules.soft_cap = a_.soft_cap;
+    rules.queries = static_cast<size_t>(a_.queries);
+    if (a_.bias.data != nullptr) {
+      const std::vector<int64_t>& steps = a_.bias.strides;
+      const int64_t head = unit.head * static_cast<int64_t>(group_) / a_.queries;
+      rules.bias =
+          reinterpret_cast<const float*>(a_.bias.data) + unit.batch * steps[0] + head * steps[1];
+      rules.head_step = steps[1];
+      rules.query_step = steps[2];
+      rules.step = steps[3];
+    }
+    rules.limited = a_.queries > 1 && a_.causal;
+    rules.end = Work::first_end(a_, unit.batch);
+    rules.begin = a_.window == 0 ? std::numeric_limits<int32_t>::min() : rules.end - a_.window;
+    return rules;
+  }
+
+  float sink_of(size_t query) const {
+    if (a_.sinks.empty()) return kLowest;
+    return a_.sinks[query % static_cast<size_t>(heads_) / static_cast<size_t>(a_.queries)];
   }
 
   // Partial results of the queries of some heads become one.
@@ -195,6 +232,11 @@ class Run {
     }
     std::ranges::fill(sums, 0);
     double total = 0;
+    const float sink = sink_of(query);
+    if (sink > kLowest) {
+      most = sink > most ? sink : most;
+      total = std::exp(static_cast<double>(sink) - most);
+    }
     for (size_t part = place; part < end; part += step) {
       if (most_[part] == kLowest && total_[part] == 0) continue;  // attended to nothing
       const double weight = std::exp(static_cast<double>(most_[part]) - most);
@@ -215,7 +257,7 @@ class Run {
   const AttentionPass integers_;  // null: numbers are multiplied
   const AttentionPass pass_;
   Work work_;
-  const int64_t heads_;
+  const int64_t heads_;  // times the queries of each
   const int64_t kv_heads_;
   const size_t group_;
   const size_t dim_;

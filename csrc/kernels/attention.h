@@ -1,5 +1,5 @@
-// Decode attention: one query a sequence and head over keys and values that stay where they are.
-// Every attended row of K and V is read once; nothing of their size is stored anywhere.
+// Decode attention: one or a few queries a sequence and head over keys and values that stay where
+// they are. Every attended row of K and V is read once; nothing of their size is stored anywhere.
 #ifndef CXL_OFFLOAD_KERNELS_ATTENTION_H_
 #define CXL_OFFLOAD_KERNELS_ATTENTION_H_
 
@@ -23,7 +23,13 @@ struct BlockTable {
 };
 
 struct Attention {
-  TensorView q;  // (batch, heads, dim), contiguous
+  // (batch, heads * queries, dim), contiguous: the queries of a head one after another. Heads below
+  // are those of one query.
+  TensorView q;
+  int64_t queries = 1;  // of a sequence and head, at its last positions
+  // Whether a query attends to no position after its own: query i of n sees the first length - n +
+  // 1 + i. With one query nothing is after it.
+  bool causal = true;
   // (batch, kv_heads, seq, dim), or (blocks, kv_heads, block, dim) with a table. The last dimension
   // is contiguous; the others have any strides. Both of one type; heads is a multiple of kv_heads.
   TensorView k;
@@ -42,12 +48,20 @@ struct Attention {
   BlockTable table;
   const uint8_t* mask = nullptr;  // (batch, mask_columns), 0: not attended; null: all are
   int64_t mask_columns = 0;
-  int64_t window = 0;  // only the last so many positions of a sequence; 0: all
+  int64_t window = 0;  // only so many positions, up to that of the query; 0: all
   double scale = 1;
+  // What becomes of a score, q * k * scale: first cap * tanh(score / cap); 0: it is kept.
+  float soft_cap = 0;
+  // Then this is added: float32 (batch, heads, queries, positions), any strides, 0 where all share
+  // a number; no data: nothing.
+  TensorView bias;
+  // A score of each head that takes its share of the weights and has no value; none: none.
+  std::vector<float> sinks;
   // With AVX-512: 4-bit codes are multiplied as integers where the processor can (AVX512-VNNI).
   bool integers = true;
-  TensorView out;  // (batch, heads, dim), contiguous
-  // (batch, heads): the logarithm of the sum of the exponentials of the scores; null: not wanted.
+  TensorView out;  // like q
+  // (batch, heads * queries): the logarithm of the sum of the exponentials of the scores; null: not
+  // wanted.
   float* log_sum_exp = nullptr;
 };
 

@@ -1,5 +1,6 @@
 #include "kernels/attention_check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -78,7 +79,11 @@ void check_queries(const Attention& a) {
     throw InvalidArgument("attention: out " + text(a.out.shape) + " must be contiguous like q " +
                           text(a.q.shape));
   }
-  const int64_t heads = a.q.shape[1];
+  if (a.queries < 1 || a.q.shape[1] % a.queries != 0) {
+    throw InvalidArgument("attention: " + std::to_string(a.queries) + " queries a head in q " +
+                          text(a.q.shape) + "; give at least one, alike for all heads");
+  }
+  const int64_t heads = a.q.shape[1] / a.queries;
   const int64_t kv_heads = a.k.shape[1];
   if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
     throw InvalidArgument("attention: " + std::to_string(heads) +
@@ -137,6 +142,33 @@ void check_lengths(const Attention& a) {
   }
 }
 
+// What becomes of scores. After check_lengths().
+void check_rules(const Attention& a) {
+  if (!std::isfinite(a.soft_cap) || a.soft_cap < 0) {
+    throw InvalidArgument("attention: soft_cap " + std::to_string(a.soft_cap) +
+                          "; give a positive number, or 0 for none");
+  }
+  const auto heads = static_cast<size_t>(a.q.shape[1] / a.queries);
+  if (!a.sinks.empty() && a.sinks.size() != heads) {
+    throw InvalidArgument("attention: " + std::to_string(a.sinks.size()) + " sinks for " +
+                          std::to_string(heads) + " heads");
+  }
+  for (float sink : a.sinks) {
+    if (std::isnan(sink)) throw InvalidArgument("attention: a sink is not a number");
+  }
+  if (a.bias.data == nullptr) return;
+  int64_t most = a.lengths.empty() ? a.k.shape[2] : 0;
+  for (int64_t length : a.lengths) most = std::max(most, length);
+  const std::vector<int64_t> outer = {a.q.shape[0], static_cast<int64_t>(heads), a.queries};
+  const bool fits = a.bias.dtype == Dtype::kFloat32 && a.bias.shape.size() == 4 &&
+                    std::vector(a.bias.shape.begin(), a.bias.shape.begin() + 3) == outer &&
+                    a.bias.shape[3] >= most;
+  if (fits) return;
+  throw InvalidArgument("attention: bias " + text(a.bias.shape) + " of " +
+                        dtype_name(a.bias.dtype) + "; give float32 " + text(outer) + " by " +
+                        std::to_string(most) + " positions at least");
+}
+
 void check_table(const Attention& a) {
   if (a.table.data == nullptr) return;
   const int64_t block = a.k.shape[2];
@@ -159,6 +191,7 @@ void check_attention(const Attention& a) {
   check_groups(a);
   check_scales(a);
   check_lengths(a);
+  check_rules(a);
   check_table(a);
   if (a.mask != nullptr && a.mask_columns < capacity(a)) {
     throw InvalidArgument("attention: a mask of " + std::to_string(a.mask_columns) +

@@ -1,8 +1,6 @@
 // Included inside of an anonymous namespace by each instruction set's source, after
 // attention_loop.inc.h: attention over rows of 4-bit codes, which become numbers in registers.
 
-#define CXL_OFFLOAD_INLINE inline __attribute__((always_inline))
-
 constexpr size_t kWordCodes = 4;
 constexpr size_t kUnitCodes = kWordCodes * Vector::kLanes;  // of a load
 
@@ -32,8 +30,9 @@ struct CodesOf {
 
 // `count` numbers of scales, as float and (step, low).
 inline void read_pairs(const F16* from, size_t count, bool inverse, float* to) {
+  const GroupScales form = inverse ? GroupScales::kInverseLow : GroupScales::kLowStep;
   for (size_t at = 0; at < count; at += Vector::kLanes) {
-    load_scales(from + at, count - at, inverse).store(to + at);
+    load_pairs(from + at, count - at, form).store(to + at);
   }
 }
 
@@ -70,7 +69,7 @@ struct UnitNumbers {
   Vector of[kWordCodes];
 
   template <class Words>
-  static CXL_OFFLOAD_INLINE UnitNumbers read(const Words& words, const Table& table) {
+  static CXL_OFFLOAD_VECTOR UnitNumbers read(const Words& words, const Table& table) {
     return {{table.number<4>(words), table.number<0>(words), table.number<12>(words),
              table.number<8>(words)}};
   }
@@ -87,7 +86,7 @@ struct CodeRows {
   const float* scales;  // of the first row, of this head
   size_t scales_step;   // floats from one row to the next
 
-  CXL_OFFLOAD_INLINE UnitNumbers numbers(size_t row, size_t group, size_t at) const {
+  CXL_OFFLOAD_VECTOR UnitNumbers numbers(size_t row, size_t group, size_t at) const {
     const float* pair = scales + row * scales_step + 2 * group;
     const Table table(pair[0], pair[1]);
     return UnitNumbers::read(load_words(rows[row] + head_offset + at / 2), table);
@@ -96,7 +95,7 @@ struct CodeRows {
 
 // Scores of N rows for Q queries.
 template <class Cut, size_t N, size_t Q>
-CXL_OFFLOAD_INLINE void score_codes(const CodeRows& rows, const AttentionState& state,
+CXL_OFFLOAD_VECTOR void score_codes(const CodeRows& rows, const AttentionState& state,
                                     const float* q, float* scores) {
   constexpr size_t kChains = Q == 1 ? 2 : 1;  // sums that do not wait for each other
   Vector sum[Q][kChains][N];
@@ -118,7 +117,7 @@ CXL_OFFLOAD_INLINE void score_codes(const CodeRows& rows, const AttentionState& 
           for (size_t c = 0; c < kWordCodes; ++c) {
             const Vector part = Vector::load(q + j * state.padded + at + c * Vector::kLanes);
             Vector& mine = sum[j][c % kChains][i];
-            mine = fma(numbers.of[c], part, mine);
+            mine = mul_add(numbers.of[c], part, mine);
           }
         }
       }
@@ -141,7 +140,7 @@ CXL_OFFLOAD_INLINE void score_codes(const CodeRows& rows, const AttentionState& 
 
 // Adds rows, times their weights, to the sums of Q queries, which stay in registers meanwhile.
 template <class Cut, size_t Q>
-CXL_OFFLOAD_INLINE void add_codes(const CodeRows& rows, size_t count, const AttentionState& state,
+CXL_OFFLOAD_VECTOR void add_codes(const CodeRows& rows, size_t count, const AttentionState& state,
                                   float* sums, const float* weights) {
   const size_t groups = Cut::groups(state);
   const size_t codes = Cut::group_codes(state);
@@ -161,7 +160,7 @@ CXL_OFFLOAD_INLINE void add_codes(const CodeRows& rows, size_t count, const Atte
           const Vector weight = Vector::all(weights[j * kAttentionBlock + i]);
 #pragma GCC unroll 4
           for (size_t c = 0; c < kWordCodes; ++c) {
-            sum[j][c] = fma(numbers.of[c], weight, sum[j][c]);
+            sum[j][c] = mul_add(numbers.of[c], weight, sum[j][c]);
           }
         }
       }
@@ -176,7 +175,7 @@ CXL_OFFLOAD_INLINE void add_codes(const CodeRows& rows, size_t count, const Atte
 
 // Rows of one head, for Q of its queries: their scores, or what they add to the sums.
 template <class Cut, bool kScore, size_t Q>
-CXL_OFFLOAD_INLINE void visit_queries(CodeRows rows, size_t count, const AttentionState& state,
+CXL_OFFLOAD_VECTOR void visit_queries(CodeRows rows, size_t count, const AttentionState& state,
                                       size_t query, float* scores) {
   scores += query * kAttentionBlock;
   if constexpr (kScore) {
@@ -239,8 +238,6 @@ void attend_codes(const AttentionRows& rows, const AttentionState& state) {
     attend_cut<Cut<0>>(rows, state);
   }
 }
-
-#undef CXL_OFFLOAD_INLINE
 
 AttentionPass find_pass(Dtype dtype) {
   switch (dtype) {

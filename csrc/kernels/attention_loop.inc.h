@@ -24,13 +24,13 @@ inline void score_head_rows(const T* const* row, const AttentionState& state, si
     for (; at < whole; at += Vector::kLanes) {
       const Vector part = Vector::load(q + at);
 #pragma GCC unroll 4
-      for (size_t i = 0; i < N; ++i) sum[i] = fma(Vector::load(row[i] + at), part, sum[i]);
+      for (size_t i = 0; i < N; ++i) sum[i] = mul_add(Vector::load(row[i] + at), part, sum[i]);
     }
     if (at != state.dim) {
       const Vector part = Vector::load(q + at);
 #pragma GCC unroll 4
       for (size_t i = 0; i < N; ++i) {
-        sum[i] = fma(Vector::load_some(row[i] + at, state.dim - at), part, sum[i]);
+        sum[i] = mul_add(Vector::load_some(row[i] + at, state.dim - at), part, sum[i]);
       }
     }
     float* scores = state.scores + query * kAttentionBlock + first;
@@ -75,11 +75,41 @@ inline void score_rows(const AttentionRows& rows, const AttentionState& state, s
   }
 }
 
+// cap * tanh(score / cap), by the exponential of numbers up to zero.
+inline void cap_scores(float* scores, size_t count, float cap) {
+  for (size_t at = 0; at < count; at += Vector::kLanes) {
+    const Vector part = mul(Vector::load(scores + at), Vector::all(1 / cap));
+    const Vector twice = mul(larger(part, mul(part, Vector::all(-1))), Vector::all(-2));
+    const Vector power = exponential(twice);
+    const Vector size =
+        div(add(Vector::all(1), mul(power, Vector::all(-1))), add(Vector::all(1), power));
+    mul(mul(size, sign(part)), Vector::all(cap)).store(scores + at);
+  }
+}
+
+// Of one query, whose number among all of the unit is given.
+inline void apply_rules(const AttentionRows& rows, const ScoreRules& rules, size_t query,
+                        float* scores) {
+  if (rules.soft_cap != 0) cap_scores(scores, rows.count, rules.soft_cap);
+  const auto head = static_cast<int64_t>(query / rules.queries);
+  const auto own = static_cast<int64_t>(query % rules.queries);
+  if (rules.bias != nullptr) {
+    const float* bias = rules.bias + head * rules.head_step + own * rules.query_step;
+    for (size_t i = 0; i < rows.count; ++i) scores[i] += bias[rows.positions[i] * rules.step];
+  }
+  if (!rules.limited) return;
+  for (size_t i = 0; i < rows.count; ++i) {
+    const bool seen = rows.positions[i] >= rules.begin + own && rows.positions[i] < rules.end + own;
+    if (!seen) scores[i] = -std::numeric_limits<float>::infinity();
+  }
+}
+
 // Scores become weights relative to the greatest score so far, and the sums with them.
 inline void weigh(const AttentionRows& rows, const AttentionState& state) {
   const float lowest = -std::numeric_limits<float>::infinity();
   for (size_t query = 0; query < state.kv_heads * state.group; ++query) {
     float* scores = state.scores + query * kAttentionBlock;
+    if (state.rules != nullptr) apply_rules(rows, *state.rules, query, scores);
     std::fill(scores + rows.count, scores + kAttentionBlock, lowest);
     Vector top = Vector::all(state.most[query]);
     for (size_t i = 0; i < kAttentionBlock; i += Vector::kLanes) {
@@ -118,7 +148,7 @@ inline void add_part(const T* const* row, size_t count, const float* weights, fl
     const T* from = row[i] + at;
 #pragma GCC unroll 8
     for (size_t c = 0; c < C; ++c) {
-      sum[c] = fma(Vector::load(from + c * Vector::kLanes), weight, sum[c]);
+      sum[c] = mul_add(Vector::load(from + c * Vector::kLanes), weight, sum[c]);
     }
   }
 #pragma GCC unroll 8
@@ -146,7 +176,7 @@ inline void add_head_rows(const T* const* row, size_t count, const AttentionStat
     Vector sum = Vector::load(sums + at);
     for (size_t i = 0; i < count; ++i) {
       const Vector last = Vector::load_some(row[i] + at, state.dim - at);
-      sum = fma(last, Vector::all(weights[i]), sum);
+      sum = mul_add(last, Vector::all(weights[i]), sum);
     }
     sum.store(sums + at);
   }

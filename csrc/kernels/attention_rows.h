@@ -68,6 +68,9 @@ class RowSource {
   // there are then.
   size_t fill(AttentionRows& rows, size_t held, size_t all) {
     if (!plain()) return fill_some(rows, held, all);
+    for (size_t i = held; i < all; ++i) {
+      rows.positions[i] = static_cast<int32_t>(at_ + static_cast<int64_t>(i - held));
+    }
     const auto left = static_cast<size_t>(end_ - at_);
     const size_t end = std::min(all, held + left);
     k_.fill(batch_, at_, rows.k + held, rows.k + end);
@@ -86,6 +89,7 @@ class RowSource {
       if (mask_ != nullptr && mask_[at_] == 0) continue;
       const int64_t outer = blocks_ == nullptr ? batch_ : blocks_[at_ / block_];
       const int64_t row = blocks_ == nullptr ? at_ : at_ % block_;
+      rows.positions[held] = static_cast<int32_t>(at_);
       rows.k[held] = k_.at(outer, row);
       rows.v[held] = v_.at(outer, row);
       if (has_groups_) {
@@ -133,6 +137,7 @@ class RowBlocks {
 
  private:
   void put(size_t from, size_t to) {
+    rows_.positions[to] = rows_.positions[from];
     rows_.k[to] = rows_.k[from];
     rows_.v[to] = rows_.v[from];
     rows_.k_groups[to] = rows_.k_groups[from];

@@ -11,14 +11,15 @@
 
 namespace cxl_offload {
 
-// Work is cut into about so many units; but no shorter than kFewestRows, which is what a merge of
-// partial results costs little beside.
+// Work is cut into about kUnits units. A unit has at least kFewestRows rows, so that the time to
+// merge the results of units stays small beside the time to compute them.
 inline constexpr int64_t kUnits = 512;
 inline constexpr int64_t kFewestRows = 256;
-// Heads that lie next to each other in a row of the cache are read together, up to so many bytes:
-// alone they would be a line or two at a time, far apart.
+// Where heads lie next to each other in a row of the cache, a unit takes as many of them as have
+// this many bytes together. One head at a time would be one or two cache lines, far apart.
 inline constexpr size_t kTileBytes = 4096;
-inline constexpr size_t kTileCodes = 1024;  // bytes of codes, of which more rows are read together
+// The same for 4-bit codes. It is less, because a unit of codes reads more rows together.
+inline constexpr size_t kTileCodes = 1024;
 
 // Some heads over some positions of one sequence.
 struct Unit {
@@ -94,7 +95,11 @@ struct Work {
     return a.lengths.empty() ? a.k.shape[2] : a.lengths[static_cast<size_t>(batch)];
   }
   static int64_t begin(const Attention& a, int64_t batch) {
-    return a.window == 0 ? 0 : std::max(int64_t{0}, end(a, batch) - a.window);
+    return a.window == 0 ? 0 : std::max(int64_t{0}, first_end(a, batch) - a.window);
+  }
+  // Where the positions of the first query end.
+  static int64_t first_end(const Attention& a, int64_t batch) {
+    return end(a, batch) - (a.causal ? a.queries - 1 : 0);
   }
 
   int64_t tile;        // heads of a unit at most

@@ -1,4 +1,4 @@
-"""Decode attention where the KV cache lies: one query a sequence, keys and values read once.
+"""Decode attention where the KV cache lies: few queries a sequence, keys and values read once.
 
 Caches stay in host memory as float32, bfloat16, float16, float8 or 4-bit codes of any strides. No
 copy of their size is made: rows become float32 in registers. Results over parts of a cache (one in
@@ -18,9 +18,11 @@ from cxl_offload.ops.attention_arguments import (
     Cache,
     Lengths,
     Scale,
+    bias_view,
     cache_views,
     length_list,
     mask_address,
+    one_after_another,
     scale_list,
     table_address,
 )
@@ -37,10 +39,11 @@ class Partial:
     Attributes
     ----------
     out
-        ``(batch, heads, dim)``, float32: the result if these positions were all.
+        ``(batch, heads, dim)`` or ``(batch, heads, queries, dim)`` as q, float32: the result if
+        these positions were all.
     log_sum_exp
-        ``(batch, heads)``, float32: the logarithm of the sum of ``exp(score)``; minus infinity
-        where nothing is attended.
+        The same without ``dim``, float32: the logarithm of the sum of ``exp(score)``; minus
+        infinity where nothing is attended.
     """
 
     out: torch.Tensor
@@ -79,15 +82,21 @@ def decode_attention(
     window: int | None = None,
     k_scale: Scale = None,
     v_scale: Scale = None,
+    soft_cap: float | None = None,
+    bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    causal: bool = True,
     threads: Threads = None,
     isa: str = "",
 ) -> torch.Tensor:
-    """``softmax(scale * q k^T) v`` for one query a sequence and head.
+    """``softmax(scale * q k^T) v`` for one query a sequence and head, or a few.
 
     Parameters
     ----------
     q
-        ``(batch, heads, dim)``, float32, bfloat16 or float16.
+        ``(batch, heads, dim)``, float32, bfloat16 or float16. Or ``(batch, heads, queries, dim)``:
+        queries at the last positions of each sequence, as in speculative decoding or the last chunk
+        of a prompt; each row of the caches is read once for all of them.
     k, v
         ``(batch, kv_heads, seq, dim)`` of one float type, float8_e4m3fn and float8_e5m2 among them,
         and of any strides but that of the last dimension, which is contiguous; ``heads`` is a
@@ -108,17 +117,30 @@ def decode_attention(
     k_scale, v_scale
         What the numbers of the caches are multiplied by: a number, or a tensor of one or of
         ``kv_heads``; None: 1.
+    soft_cap
+        Scores become ``soft_cap * tanh(score / soft_cap)``, as in Gemma 2; None: they are kept.
+    bias
+        What is added to the scores then: float32, ``(batch, heads, queries, seq)`` or what expands
+        to it (without ``queries`` where q has none). For ALiBi ``slopes[:, None] * positions``;
+        minus infinity hides a position from a query.
+    sinks
+        ``(heads,)``: a score of each head that takes its share of the weights and has no value.
+    causal
+        Whether query ``i`` of ``n`` sees only the first ``length - n + 1 + i`` positions; False:
+        all see all.
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
     isa
-        "scalar", "avx2" or "avx512"; "avx512vnni", which multiplies 4-bit codes as integers; empty:
-        the best that this processor has.
+        "scalar", "neon", "avx2" or "avx512"; "avx512vnni", which multiplies 4-bit codes as
+        integers; empty: the best that this processor has.
 
     Returns
     -------
     torch.Tensor
-        ``(batch, heads, dim)`` of q's type. Zeros for a query that attends to nothing, or whose
-        scores are all minus infinity. Sums are float32; NaN and infinity spread as in the formula.
+        Like q. Zeros for a query that attends to nothing, or whose
+        scores are all minus infinity. Sums are float32; NaN and infinity spread as in the formula:
+        a value that is NaN spreads to queries that see others of its sequence only, too, where
+        ``bias`` or ``causal`` hide it.
         The same bits for any number of threads.
 
     Raises
@@ -133,15 +155,19 @@ def decode_attention(
         v,
         out,
         None,
-        lengths,
-        scale,
-        block_table,
-        mask,
-        window,
-        k_scale,
-        v_scale,
-        threads,
-        isa,
+        lengths=lengths,
+        scale=scale,
+        block_table=block_table,
+        mask=mask,
+        window=window,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        soft_cap=soft_cap,
+        bias=bias,
+        sinks=sinks,
+        causal=causal,
+        threads=threads,
+        isa=isa,
     )
     return out
 
@@ -158,27 +184,38 @@ def decode_attention_partial(
     window: int | None = None,
     k_scale: Scale = None,
     v_scale: Scale = None,
+    soft_cap: float | None = None,
+    bias: torch.Tensor | None = None,
+    causal: bool = True,
     threads: Threads = None,
     isa: str = "",
 ) -> Partial:
-    """As :func:`decode_attention`, over a part of the positions; :func:`combine` joins parts."""
+    """As :func:`decode_attention`, over a part of the positions; :func:`combine` joins parts.
+
+    With several queries ``causal`` is for the last part; parts before it take False. Sinks belong
+    to no part: they are one of their own, of zeros and the sinks as ``log_sum_exp``.
+    """
     out = torch.empty_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
-    sums = torch.empty(q.shape[:2], dtype=torch.float32)
+    sums = torch.empty(q.shape[:-1], dtype=torch.float32)
     _run(
         q,
         k,
         v,
         out,
         sums,
-        lengths,
-        scale,
-        block_table,
-        mask,
-        window,
-        k_scale,
-        v_scale,
-        threads,
-        isa,
+        lengths=lengths,
+        scale=scale,
+        block_table=block_table,
+        mask=mask,
+        window=window,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        soft_cap=soft_cap,
+        bias=bias,
+        sinks=None,
+        causal=causal,
+        threads=threads,
+        isa=isa,
     )
     return Partial(out, sums)
 
@@ -217,6 +254,7 @@ def _run(
     v: Cache,
     out: torch.Tensor,
     sums: torch.Tensor | None,
+    *,
     lengths: Lengths,
     scale: float | None,
     block_table: torch.Tensor | None,
@@ -224,23 +262,32 @@ def _run(
     window: int | None,
     k_scale: Scale,
     v_scale: Scale,
+    soft_cap: float | None,
+    bias: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    causal: bool,
     threads: Threads,
     isa: str,
 ) -> None:
-    queries = tensor_view(q, "q")
-    if q.dim() != 3:
-        raise ValueError(f"q of shape {tuple(q.shape)} is not (batch, heads, dim)")
+    tensor_view(q, "q")  # says what is wrong with it before its shape is asked for
+    if q.dim() not in (3, 4):
+        raise ValueError(
+            f"q of shape {tuple(q.shape)} is not (batch, heads, dim), nor (batch, heads, queries, "
+            "dim)"
+        )
     if window is not None and window < 1:
         raise ValueError(f"window {window}: give at least 1, or None for all positions")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap {soft_cap}: give a positive number, or None for no cap")
     keys, values, groups = cache_views(k, v, block_table is not None)
     team = team_for(threads)
     _C.run_attention(
-        queries,
+        tensor_view(one_after_another(q), "q"),
         keys,
         values,
-        tensor_view(out, "out"),
+        tensor_view(one_after_another(out), "out"),
         team,
-        scale=1 / math.sqrt(max(q.shape[2], 1)) if scale is None else scale,
+        scale=1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale,
         lengths=length_list(lengths),
         table=table_address(block_table, q.shape[0]),
         mask=mask_address(mask, q.shape[0]),
@@ -248,6 +295,11 @@ def _run(
         groups=groups,
         k_scales=scale_list(k_scale, "k_scale"),
         v_scales=scale_list(v_scale, "v_scale"),
+        queries=q.shape[2] if q.dim() == 4 else 1,
+        causal=causal,
+        soft_cap=soft_cap or 0,
+        bias=None if bias is None else bias_view(bias, q),
+        sinks=scale_list(sinks, "sinks"),
         log_sum_exp=0 if sums is None else sums.data_ptr(),
         isa=isa,
         kernel=kernel_for(team),

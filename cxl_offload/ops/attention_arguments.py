@@ -14,9 +14,11 @@ __all__ = [
     "Cache",
     "Lengths",
     "Scale",
+    "bias_view",
     "cache_views",
     "length_list",
     "mask_address",
+    "one_after_another",
     "scale_list",
     "table_address",
 ]
@@ -48,6 +50,37 @@ def cache_views(
         tensor_view(v, "v", dtypes=READ_FLOATS, strided=True),
         None,
     )
+
+
+def one_after_another(q: torch.Tensor) -> torch.Tensor:
+    """The queries of a head one after another: ``(batch, heads * queries, dim)``, no copy."""
+    return q.flatten(1, 2) if q.dim() == 4 else q
+
+
+def bias_view(bias: torch.Tensor, q: torch.Tensor) -> _C.TensorView:
+    """``(batch, heads, queries, seq)``, with strides of zero where numbers are shared.
+
+    Raises
+    ------
+    ValueError
+        A bias that does not expand to q's shape, or is not float32 on the CPU.
+    """
+    batch, heads = q.shape[:2]
+    queries = q.shape[2] if q.dim() == 4 else 1
+    if bias.dim() == 0 or bias.dim() > q.dim():
+        raise ValueError(
+            f"bias of shape {tuple(bias.shape)} for q of shape {tuple(q.shape)}: its last "
+            "dimension is the positions, and there are no more dimensions than q has"
+        )
+    apart = bias if q.dim() == 4 else bias.unsqueeze(-2)
+    try:
+        whole = apart.expand(batch, heads, queries, bias.shape[-1])
+    except RuntimeError:
+        raise ValueError(
+            f"bias of shape {tuple(bias.shape)} does not expand to q of shape {tuple(q.shape)}, "
+            "with positions instead of the last dimension"
+        ) from None
+    return tensor_view(whole, "bias", dtypes=(torch.float32,), strided=True)
 
 
 def length_list(lengths: Lengths) -> list[int]:

@@ -45,6 +45,10 @@ def decode_attention(
     k_groups: torch.Tensor | None = None,
     v_groups: torch.Tensor | None = None,
     form: str = "low, step",
+    soft_cap: float | None = None,
+    bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    causal: bool = True,
 ) -> torch.Tensor:
     """As :func:`cxl_offload.ops.attention.decode_attention`, on all allowed CPUs.
 
@@ -71,6 +75,10 @@ def decode_attention(
         window=window,
         k_scale=k_scale,
         v_scale=v_scale,
+        soft_cap=soft_cap,
+        bias=bias,
+        sinks=sinks,
+        causal=causal,
     )
 
 
@@ -89,5 +97,9 @@ def _shape_of(
     k_groups: torch.Tensor | None = None,
     v_groups: torch.Tensor | None = None,
     form: str = "low, step",
+    soft_cap: float | None = None,
+    bias: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    causal: bool = True,
 ) -> torch.Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)

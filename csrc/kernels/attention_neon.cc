@@ -1,0 +1,31 @@
+// Decode attention with NEON.
+#include "kernels/attention_pass.h"
+#include "kernels/vector/vector.h"
+
+#if CXL_OFFLOAD_NEON
+
+namespace cxl_offload {
+namespace {
+
+// One after the other.
+#include "kernels/vector/neon.inc.h"
+//
+#include "kernels/attention_loop.inc.h"
+//
+#include "kernels/attention_codes.inc.h"
+
+}  // namespace
+
+AttentionPass attention_pass_neon(Dtype dtype) { return find_pass(dtype); }
+
+}  // namespace cxl_offload
+
+#else
+
+namespace cxl_offload {
+
+AttentionPass attention_pass_neon(Dtype) { return nullptr; }
+
+}  // namespace cxl_offload
+
+#endif  // CXL_OFFLOAD_NEON
