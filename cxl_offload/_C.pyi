@@ -282,6 +282,12 @@ class Rule:
         device: str = ...,
     ) -> None: ...
 
+LINE_BYTES: int
+HUGE_PAGE_BYTES: int
+GIGANTIC_PAGE_BYTES: int
+POOL_SLACK_SHARE: float
+
+def reserve_bytes(total_bytes: int) -> int: ...
 def stripe_bytes(
     shares: Sequence[tuple[int, int]], granule_bytes: int, nbytes: int
 ) -> dict[int, int]: ...

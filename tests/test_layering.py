@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"plan"},
     {"profile", "profile.operators.model", "sim"},
     {"topology"},
-    {"configs", "files"},
+    {"configs", "core", "files"},
     {"units", "errors", "lazy"},
     {"renamed"},
 ]
@@ -45,6 +45,7 @@ BESIDE = {
 }
 
 CORE_USERS = (
+    "core",
     "memory",
     "transfer",
     "ops",

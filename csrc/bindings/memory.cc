@@ -9,7 +9,10 @@
 #include "bindings/bind.h"
 #include "bindings/dlpack.h"
 #include "core/error.h"
+#include "memory/block_heap.h"
+#include "memory/layout.h"
 #include "memory/session.h"
+#include "probe/stream.h"
 
 namespace cxl_offload::bindings {
 namespace {
@@ -145,6 +148,13 @@ void bind_rule(py::module_& module) {
            py::arg("granule_bytes") = kHugePageBytes, py::arg("strict") = true,
            py::arg("pages") = PageKind::kBase, py::arg("device") = "")
       .def("__str__", &Rule::describe);
+  module.attr("LINE_BYTES") = kLineBytes;
+  module.attr("HUGE_PAGE_BYTES") = kHugePageBytes;
+  module.attr("GIGANTIC_PAGE_BYTES") = kGiganticPageBytes;
+  module.attr("POOL_SLACK_SHARE") = 1.0 / kChunkFraction + 1.0 / kSlackFraction;
+  module.def(
+      "reserve_bytes", [](uint64_t total_bytes) { return Reserve{}.of(total_bytes); },
+      py::arg("total_bytes"), "What is never taken of a node of that size.");
   module.def(
       "stripe_bytes",
       [](const Shares& shares, size_t granule_bytes, size_t bytes) {

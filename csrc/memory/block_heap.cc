@@ -15,12 +15,8 @@ constexpr size_t kAlignment = 64;
 constexpr size_t kSlabBytes = size_t{64} << 10;
 constexpr size_t kMinChunkBytes = size_t{64} << 10;
 constexpr size_t kMaxChunkBytes = size_t{64} << 20;
-// Chunks grow with the pool: every region is a mapping, of which a process has 65,530. They are
-// smaller when pinned, because nothing of a pinned chunk can be returned while a block in it lives.
-constexpr size_t kChunkFraction = 256;
+// Smaller, because nothing of a pinned chunk can be returned while a block in it lives.
 constexpr size_t kPinnedChunkFraction = 4096;
-// What may be cached beyond the peak of live blocks, and unused at the end of a pinned block.
-constexpr size_t kSlackFraction = 256;
 // How many free extents are looked at for one that keeps the rule of a stripe.
 constexpr int kMaxCandidates = 16;
 

@@ -14,6 +14,11 @@
 
 namespace cxl_offload {
 
+// Chunks grow with the pool: every region is a mapping, of which a process has 65,530.
+inline constexpr size_t kChunkFraction = 256;
+// What may be cached beyond the peak of live blocks, and unused at the end of a pinned block.
+inline constexpr size_t kSlackFraction = 256;
+
 // Memory on its way back: a whole region, or a part of one that stays.
 struct Departure {
   std::unique_ptr<Region> region;

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine
-from cxl_offload.units import MIB, format_bytes, parse_bytes
+from cxl_offload.units import format_bytes, parse_bytes
 
 __all__ = [
     "Bind",
@@ -30,7 +31,7 @@ __all__ = [
     "parse_policy",
 ]
 
-DEFAULT_GRANULE_BYTES = 2 * MIB
+DEFAULT_GRANULE_BYTES = HUGE_PAGE_BYTES
 """Below the size of a transparent huge page, collapsing would destroy a stripe."""
 
 _MAX_NODE = (1 << 20) - 1  # far above any kernel's

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from cxl_offload import _C
+from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import (
     Bind,
@@ -29,7 +30,7 @@ from cxl_offload.memory.shared import warn_of_leftovers
 from cxl_offload.memory.stats import Count, NodeUse, Stats, tier_use
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import DaxDevice, Machine, Node, discover
-from cxl_offload.units import MIB, format_bytes
+from cxl_offload.units import format_bytes
 
 __all__ = ["Pages", "Session"]
 
@@ -41,7 +42,7 @@ Pages = Literal["base", "thp", "2MiB", "1GiB"]
 MAX_BYTES = 1 << 62
 """Of one allocation; more than any address space has."""
 
-_DAX_ALIGNMENT_BYTES = 2 * MIB
+_DAX_ALIGNMENT_BYTES = HUGE_PAGE_BYTES
 """Of a simulated device that names none; what the kernel's default is on x86."""
 
 _PAGES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from cxl_offload.core import POOL_SLACK_SHARE, reserve_bytes
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.gpu import GpuRates
 from cxl_offload.plan.machine_rates import MachineRates
@@ -27,14 +28,8 @@ LOCAL = "ldram"
 """The tier that calibrated rates refer to."""
 
 
-_RESERVE_SHARE = 1 / 128
-_RESERVE_LEAST, _RESERVE_MOST = 16 << 20, 1 << 30
-"""What the memory layer never takes of a node: 1/128 of it, 16 MiB to 1 GiB (memory/layout.h)."""
-
-_POOL_SHARE = 1 / 128
 _POOL_LEAST = 1 << 20
-"""What pools may have mapped beyond their blocks (memory/pool.h): 1/128, and at most 64 KiB and a
-slab or two for each kind of tensor."""
+"""What pools may have mapped beyond their slack: at most 64 KiB and a slab or two for each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,11 +202,11 @@ def _limited(name: str, capacity: int, limit: int | None, usable: float) -> floa
 
 def _node_bytes(node: Node) -> float:
     """What the memory layer can have of a node for blocks."""
-    kept = min(max(node.capacity_bytes * _RESERVE_SHARE, _RESERVE_LEAST), _RESERVE_MOST)
     free = node.capacity_bytes
     if node.free_bytes is not None:  # the kernel drops its page cache before it refuses memory
         free = min(free, node.free_bytes + node.page_cache_bytes)
-    return max(0.0, (free - kept - _POOL_LEAST) / (1 + _POOL_SHARE))
+    given = free - reserve_bytes(node.capacity_bytes) - _POOL_LEAST
+    return max(0.0, given / (1 + POOL_SLACK_SHARE))
 
 
 def _nodes(

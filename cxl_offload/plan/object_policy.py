@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, inf
 
+from cxl_offload.core import LINE_BYTES
 from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.plan.equations.oli import select_objects
 from cxl_offload.sim.trace import Trace
@@ -36,7 +37,6 @@ COVERAGE = 0.9
 """Share of the large objects' accesses that the interleaved ones cover. Assumed."""
 
 _GRID = 16
-_LINE_BYTES = 64
 
 KEPT_LOCAL = ("exp_avg", "exp_avg_sq", "fp32_master", "fp32_grad", "act", "workspace")
 """Kinds that are not interleaved by their kind alone: optimizer states ran 2-18 % slower
@@ -59,7 +59,7 @@ class ObjectUse:
     @property
     def accesses(self) -> float:
         """Accesses in cache lines."""
-        return (self.read_bytes + self.written_bytes) / _LINE_BYTES
+        return (self.read_bytes + self.written_bytes) / LINE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

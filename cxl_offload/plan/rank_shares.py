@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from cxl_offload.core import BASE_PAGE_BYTES
 from cxl_offload.topology import Machine, NodeKind
 from cxl_offload.units import format_bytes
 
 __all__ = ["Member", "Request", "assign_homes", "divide_nodes"]
 
-_PAGE_BYTES = 4096
 _FAR = 255  # ACPI's distance for "no path"
 
 
@@ -104,7 +104,7 @@ def divide_nodes(
     ValueError
         The requests do not fit together; the message names each of them and the nodes.
     """
-    room = {node: capacity // _PAGE_BYTES for node, capacity in capacities.items()}
+    room = {node: capacity // BASE_PAGE_BYTES for node, capacity in capacities.items()}
     shares = [dict.fromkeys(capacities, 0) for _ in members]
     asked = [
         (index, request) for index, member in enumerate(members) for request in member.requests
@@ -112,7 +112,7 @@ def divide_nodes(
     claims = [
         _Claim(
             index,
-            -(-request.nbytes // _PAGE_BYTES),
+            -(-request.nbytes // BASE_PAGE_BYTES),
             _costs(machine, members[index], [node for node in request.nodes if node in room]),
         )
         for index, request in asked
@@ -122,7 +122,7 @@ def divide_nodes(
     for nodes, owners in _classes(machine, capacities, members):
         _divide_rest(machine, nodes, {index: members[index] for index in owners}, room, shares)
     for node, capacity in capacities.items():
-        _add_odd_bytes(shares, node, capacity % _PAGE_BYTES)
+        _add_odd_bytes(shares, node, capacity % BASE_PAGE_BYTES)
     return shares
 
 
@@ -199,7 +199,7 @@ def _owns(machine: Machine, member: Member, node: int) -> bool:
 def _add_odd_bytes(shares: list[dict[int, int]], node: int, odd: int) -> None:
     """Pages to bytes; what is less than a page goes to the first that has any of the node."""
     for share in shares:
-        share[node] *= _PAGE_BYTES
+        share[node] *= BASE_PAGE_BYTES
     first = next((share for share in shares if share[node]), None)
     if first is not None:
         first[node] += odd

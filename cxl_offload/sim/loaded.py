@@ -15,10 +15,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["LINE_BYTES", "loaded_latency_ns"]
+from cxl_offload.core import LINE_BYTES
 
-LINE_BYTES = 64
-"""Bytes of a cache line (x86-64, Grace)."""
+__all__ = ["LINE_BYTES", "loaded_latency_ns"]
 
 Floats = NDArray[np.float64]
 

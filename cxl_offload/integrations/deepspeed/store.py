@@ -7,21 +7,19 @@ from collections.abc import Iterator
 import torch
 
 from cxl_offload import tensor
+from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.integrations.deepspeed.kinds import KindPolicies
 from cxl_offload.memory import Dax, Interleave, Pages, Policy, Session, Weighted
 from cxl_offload.ranks import RankShare
-from cxl_offload.units import MIB
 
 __all__ = ["Store"]
-
-_HUGE_BYTES = 2 * MIB
 
 
 def _pages_of(policy: Policy, pages: Pages) -> Pages:
     """Huge pages would destroy a stripe of smaller granules; devices have pages of their own."""
     if isinstance(policy, Dax):
         return "base"
-    small = isinstance(policy, Interleave | Weighted) and policy.granule_bytes < _HUGE_BYTES
+    small = isinstance(policy, Interleave | Weighted) and policy.granule_bytes < HUGE_PAGE_BYTES
     return "base" if small else pages
 
 

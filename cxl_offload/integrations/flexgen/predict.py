@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cxl_offload.core import BASE_PAGE_BYTES
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.places import Role, TierLimit
 from cxl_offload.memory.policy import (
@@ -19,8 +20,6 @@ from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.units import format_bytes
 
 __all__ = ["Need", "Room", "check_fit", "check_stripes"]
-
-_PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +73,11 @@ def check_stripes(needs: Iterable[Need]) -> None:
 
 
 def _remedy(granule: int) -> str:
-    if granule < _PAGE_BYTES:
+    if granule < BASE_PAGE_BYTES:
         return "no granule is small enough: bind it, or split it by whole tensors"
-    return f"give a smaller granule, such as @{granule // _PAGE_BYTES * _PAGE_BYTES >> 10}KiB"
+    return (
+        f"give a smaller granule, such as @{granule // BASE_PAGE_BYTES * BASE_PAGE_BYTES >> 10}KiB"
+    )
 
 
 class Room:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from cxl_offload.integrations.vllm.kv_plugin import TIER_TYPE
 from cxl_offload.integrations.vllm.kv_read import (
@@ -37,7 +37,7 @@ __all__ = ["EVICTION_POLICIES", "ColdTier", "KvOptions", "KvTier"]
 EVICTION_POLICIES = ("lru", "arc", "cost")
 """vLLM's own two, and that of :mod:`~cxl_offload.integrations.vllm.kv_eviction`."""
 
-PAGES = ("base", "thp", "2MiB", "1GiB")
+PAGES = get_args(Pages)
 SHARED_PAGES = ("base", "thp")
 """Of memory in ``/dev/shm``."""
 

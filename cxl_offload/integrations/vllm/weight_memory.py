@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from cxl_offload.core import GIGANTIC_PAGE_BYTES, HUGE_PAGE_BYTES
 from cxl_offload.integrations.vllm.weight_options import WeightOptions
 from cxl_offload.memory import Session
 from cxl_offload.tensor import empty
@@ -15,7 +16,7 @@ __all__ = ["WeightMemory"]
 _ALIGNMENT = 512
 """Of every weight, as torch's own allocators align."""
 
-_PAGE_BYTES = {"2MiB": 2 << 20, "1GiB": 1 << 30}
+_PAGE_BYTES = {"2MiB": HUGE_PAGE_BYTES, "1GiB": GIGANTIC_PAGE_BYTES}
 
 
 class _Chunk:

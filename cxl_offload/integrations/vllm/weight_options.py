@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Pages, known_policy
@@ -29,7 +29,7 @@ _KEYS = (
     "weight_strict",
 )
 _POLICIES = ("bind", "preferred", "interleave")
-_PAGES = ("base", "thp", "2MiB", "1GiB")
+_PAGES = get_args(Pages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from cxl_offload.core import LINE_BYTES
 from cxl_offload.plan.exact import exact
 
 __all__ = [
@@ -24,9 +25,6 @@ __all__ = [
     "ratio_change",
     "shares_of_weights",
 ]
-
-LINE_BYTES = 64
-"""Bytes of one cache line, the unit in which cores ask memory (x86-64, Grace)."""
 
 
 def shares_of_weights(weights: Sequence[float]) -> tuple[float, ...]:

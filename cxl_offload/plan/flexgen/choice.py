@@ -10,6 +10,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
+from cxl_offload.core import BASE_PAGE_BYTES, HUGE_PAGE_BYTES
 from cxl_offload.plan.equations.interleave import shares_of_weights
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
@@ -19,8 +20,6 @@ from cxl_offload.plan.hardware import Hardware
 
 __all__ = ["Choice", "Loads", "Stripe", "granule_bytes", "loads_of", "phases_of", "segments"]
 
-_PAGE = 4096
-_LARGEST_GRANULE = 2 << 20
 _PAGES_BESIDE, _PAGES_A_BATCH = 16, 2
 _CYCLES = 8
 """Cycles of a stripe in the smallest tensor that must be striped well."""
@@ -103,7 +102,11 @@ def segments(hardware: Hardware, stripe: Stripe | None) -> tuple[Stripe, ...]:
 def granule_bytes(smallest_tensor: int, stripe: Stripe) -> int | None:
     """A granule that spreads a tensor over the stripe, or None where it is too small for one."""
     room = smallest_tensor // (sum(stripe) * _CYCLES)
-    return None if room < _PAGE else min(room // _PAGE * _PAGE, _LARGEST_GRANULE)
+    return (
+        None
+        if room < BASE_PAGE_BYTES
+        else min(room // BASE_PAGE_BYTES * BASE_PAGE_BYTES, HUGE_PAGE_BYTES)
+    )
 
 
 def page_slack(job: FlexGenJob, batches: int) -> tuple[int, int]:
@@ -112,7 +115,7 @@ def page_slack(job: FlexGenJob, batches: int) -> tuple[int, int]:
     A page for every tensor that may lie there, and some for masks and workspaces.
     """
     weights = sum(len(group.shapes) * group.count for group in job.groups) + _PAGES_BESIDE
-    return _PAGE * weights, _PAGE * (job.kv_tensors + _PAGES_A_BATCH) * batches
+    return BASE_PAGE_BYTES * weights, BASE_PAGE_BYTES * (job.kv_tensors + _PAGES_A_BATCH) * batches
 
 
 def _striped(nbytes: int, stripe: Stripe, granule: int) -> list[int]:
@@ -149,7 +152,7 @@ def _host_weights(
     if stripe is None:
         return tuple(high - low for low, high in itertools.pairwise(bounds))
     low, high = (levels[cut].percent for cut in choice.cuts)
-    granule = weight_granule(job, stripe) or _PAGE
+    granule = weight_granule(job, stripe) or BASE_PAGE_BYTES
     total: Counter[int] = Counter()
     for group in job.groups:
         for nbytes in tensors_between(group.sizes, low, high):
@@ -191,7 +194,7 @@ def loads_of(
     drive, *host, gpu = choice.kv
     kv_host, share = [0] * tiers, [0.0] * tiers
     for count, stripe in zip(host, segments(hardware, choice.kv_stripe), strict=True):
-        granule = kv_granule(job, stripe) or _PAGE
+        granule = kv_granule(job, stripe) or BASE_PAGE_BYTES
         for at, part in enumerate(_striped(job.kv_tensor_bytes(count), stripe, granule)):
             kv_host[at] += part * job.kv_tensors * choice.batches
             share[at] += count * stripe[at] / sum(stripe) / choice.gpu_batch

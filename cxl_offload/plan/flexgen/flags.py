@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from cxl_offload.core import BASE_PAGE_BYTES
 from cxl_offload.plan.flexgen.choice import Choice, Stripe, kv_granule, weight_granule
 from cxl_offload.plan.flexgen.job import FlexGenJob
 from cxl_offload.plan.hardware import Hardware
@@ -30,7 +31,7 @@ def policies_of(
     made = dict.fromkeys(("weights", "kv", "act", "workspace"), alone)
     for kind, (stripe, granule_of) in striped.items():
         if stripe is not None:
-            policy = _stripe_policy(hardware, stripe, granule_of(job, stripe) or 4096)
+            policy = _stripe_policy(hardware, stripe, granule_of(job, stripe) or BASE_PAGE_BYTES)
             made[kind] = (policy,) * len(alone)
     return made
 

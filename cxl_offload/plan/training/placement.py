@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.solve import Program
@@ -26,10 +27,8 @@ __all__ = ["StepEstimate", "TrainingStep", "estimate", "kind_bytes", "place"]
 GRID = 8
 """Sum of the interleave weights of a kind."""
 
-GRANULE_BYTES = 2 << 20
-"""The memory layer's default granule of interleaved tensors."""
 
-_ROOM_SLACK = 2 * GRANULE_BYTES
+_ROOM_SLACK = 2 * HUGE_PAGE_BYTES
 """Bytes a kind may take beyond its share on a node: less than two granules."""
 
 Weights = Mapping[str, tuple[int, ...]]
@@ -78,7 +77,7 @@ def kind_bytes(kind: HostKind, weights: Sequence[int]) -> tuple[int, ...]:
     used = {at: weight for at, weight in enumerate(weights) if weight}
     placed = {next(iter(used)): kind.bytes}
     if len(used) > 1:
-        placed = stripe_bytes(kind.bytes, used, GRANULE_BYTES)
+        placed = stripe_bytes(kind.bytes, used, HUGE_PAGE_BYTES)
     return tuple(placed.get(at, 0) for at in range(len(weights)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from cxl_offload.core import LINE_BYTES
 from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.config import ModelConfig
@@ -15,8 +16,6 @@ from cxl_offload.sim import Engines, Home, ModelShape, TrainingWork, training_tr
 from cxl_offload.topology import Gpu, Machine
 
 __all__ = ["equation_phases", "model_shape", "planned_work", "replayed_phases"]
-
-_LINE_BYTES = 64
 
 
 def model_shape(model: ModelConfig) -> ModelShape:
@@ -75,7 +74,7 @@ def replayed_phases(
         The machine lacks a number that the replay needs.
     """
     gpus = tuple(_at_training_rate(gpu) for gpu in machine.gpus)
-    lines = step.cpu_bytes_per_s * hardware.local_latency_ns * 1e-9 / _LINE_BYTES
+    lines = step.cpu_bytes_per_s * hardware.local_latency_ns * 1e-9 / LINE_BYTES
     there = replace(machine, gpus=gpus)
     engines = Engines(lines_in_flight=max(1.0, lines))
     passes = min(2, step.accumulation)

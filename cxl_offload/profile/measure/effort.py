@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.profile.model import KINDS, Kind, Mode
 from cxl_offload.topology import Node
 from cxl_offload.units import GIB, MIB, format_bytes
@@ -16,7 +17,6 @@ Part = Literal["latency", "bandwidth", "loaded", "mixes", "pages", "copies"]
 
 _ALL_PARTS: tuple[Part, ...] = ("latency", "bandwidth", "loaded", "mixes", "pages", "copies")
 
-_GRAIN_BYTES = 2 * MIB
 _LEAST_BYTES = 4 * MIB
 _ASSUMED_CACHE_BYTES = 64 * MIB
 _BYTES_PER_THREAD = 16 * MIB
@@ -119,7 +119,7 @@ def choose_sizes(
         wanted = max(effort.cache_multiple * cache, threads * _BYTES_PER_THREAD)
         wanted = min(wanted, effort.largest_bytes)
     free = node.capacity_bytes if node.free_bytes is None else node.free_bytes
-    granted = min(wanted, free // 4) // _GRAIN_BYTES * _GRAIN_BYTES
+    granted = min(wanted, free // 4) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
     if granted < _LEAST_BYTES:
         raise ValueError(
             f"measure node {node.id}: {format_bytes(granted)} to measure with "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.profile.cpus import CpuOrder, thread_counts
 from cxl_offload.profile.measure import probe
 from cxl_offload.profile.measure.effort import Effort, Sizes
@@ -25,7 +26,6 @@ from cxl_offload.topology import Node
 
 __all__ = ["PathProbe"]
 
-_HUGE_PAGE_BYTES = 2 << 20
 
 _SETUP = 2.0
 """Making a buffer takes about as long as two short measurements."""
@@ -248,7 +248,7 @@ class PathProbe:
             found.append("thp")
         needed = self._sizes.traffic_bytes + self._sizes.chase_bytes
         for pool in self.node.huge_pages:
-            if pool.page_bytes == _HUGE_PAGE_BYTES and pool.free_bytes >= needed:
+            if pool.page_bytes == HUGE_PAGE_BYTES and pool.free_bytes >= needed:
                 found.append("2MiB")
         return tuple(found)
 

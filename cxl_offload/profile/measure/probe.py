@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cxl_offload import _C
+from cxl_offload.core import LINE_BYTES
 from cxl_offload.errors import PlacementError
 from cxl_offload.profile.model import (
     KINDS,
@@ -21,7 +22,6 @@ from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes
 
 __all__ = [
-    "LINE_BYTES",
     "MIXES",
     "Allocator",
     "Buffer",
@@ -38,7 +38,6 @@ __all__ = [
     "prepare_chase",
 ]
 
-LINE_BYTES = 64
 
 MIXES = ((1, 0), (3, 1), (2, 1), (1, 1), (0, 1))
 """Lines read and lines written past the caches."""

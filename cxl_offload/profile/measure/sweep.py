@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import combinations, pairwise
 
+from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.profile.cpus import CpuOrder
 from cxl_offload.profile.measure import probe
 from cxl_offload.profile.measure.effort import Effort
@@ -14,11 +15,9 @@ from cxl_offload.profile.measure.findings import Findings
 from cxl_offload.profile.measure.probe import Allocator, Quality
 from cxl_offload.profile.model import InterleavePoint, InterleaveSweep
 from cxl_offload.profile.schedule import Schedule
-from cxl_offload.units import MIB
 
 __all__ = ["SweepProbe", "least_bytes", "sweep_weights"]
 
-_GRANULE_BYTES = 2 * MIB
 _SETUP = 2.0
 _PARTS = {2: 10, 3: 5, 4: 4}
 _PARTS_OF_MANY = 3
@@ -44,7 +43,7 @@ def sweep_weights(nodes: tuple[int, ...]) -> tuple[dict[int, int], ...]:
 
 def least_bytes(nodes: int) -> int:
     """Bytes below which a sweep over so many nodes would not have whole cycles of granules."""
-    return 8 * _GRANULE_BYTES * _PARTS.get(nodes, _PARTS_OF_MANY)
+    return 8 * HUGE_PAGE_BYTES * _PARTS.get(nodes, _PARTS_OF_MANY)
 
 
 class SweepProbe:

@@ -1,0 +1,34 @@
+"""Sizes and shares of the C++ core that others have to know; bound here, typed nowhere again."""
+
+from __future__ import annotations
+
+from cxl_offload import _C
+
+__all__ = [
+    "BASE_PAGE_BYTES",
+    "GIGANTIC_PAGE_BYTES",
+    "HUGE_PAGE_BYTES",
+    "LINE_BYTES",
+    "POOL_SLACK_SHARE",
+    "reserve_bytes",
+]
+
+LINE_BYTES = _C.LINE_BYTES
+"""One cache line, the unit in which cores ask memory (x86-64, Grace)."""
+
+BASE_PAGE_BYTES = 4096
+"""The smallest page of the machines that are planned for; the running kernel says its own."""
+
+HUGE_PAGE_BYTES = _C.HUGE_PAGE_BYTES
+"""Of ``pages="thp"`` and ``"2MiB"``, and of a granule where none is asked for."""
+
+GIGANTIC_PAGE_BYTES = _C.GIGANTIC_PAGE_BYTES
+"""Of ``pages="1GiB"``."""
+
+POOL_SLACK_SHARE = _C.POOL_SLACK_SHARE
+"""Of the peak of live blocks: what pools may have mapped beyond them."""
+
+
+def reserve_bytes(total_bytes: int) -> int:
+    """What sessions never take of a node of ``total_bytes``."""
+    return _C.reserve_bytes(total_bytes)
