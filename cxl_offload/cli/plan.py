@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from cxl_offload.cli._plan_cache import cache, compare
 from cxl_offload.cli._plan_report import print_plan
 from cxl_offload.cli._report_table import need_matplotlib, show, table
 from cxl_offload.errors import ConfigError
@@ -34,6 +35,8 @@ def register(app: typer.Typer) -> None:
     group.command("training")(training)
     group.command("objects")(objects)
     group.command("show")(show_plan)
+    group.command("compare")(compare)
+    group.command("cache")(cache)
     app.add_typer(group, name="plan")
 
 
@@ -64,12 +67,17 @@ _Tiers = Annotated[
 _Limit = Annotated[
     list[str] | None, typer.Option(help="Most of a tier to use, TIER=SIZE; may be repeated.")
 ]
+_Add = Annotated[
+    list[str] | None,
+    typer.Option(help="Memory to plan as if it were there: cxl=256GiB:40GB/s:250ns; repeatable."),
+]
 
 
 def inference(
     model: _Model,
     machine: _Machine = None,
     profile: _Profile = None,
+    add: _Add = None,
     prompt_len: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512,
     gen_len: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
     tiers: _Tiers = None,
@@ -119,7 +127,7 @@ def inference(
     wanted = _executors(executor, of_flexgen, of_vllm, runs_in_flexgen(config) is None)
     common: dict[str, Any] = {
         "model": config,
-        "machine": _read_machine(machine, profile),
+        "machine": _read_machine(machine, profile, add),
         "prompt": prompt_len,
         "generated": gen_len,
         "model_name": model,
@@ -153,7 +161,7 @@ def inference(
     with _names_the_line(machine), _drawn(timeline) as replay:
         common["replay"] = replay
         plan = _fastest([plans[name] for name in wanted])
-    _deliver(plan, output, as_json)
+    _deliver(_without_memory(plan, add), output, as_json)
 
 
 def _executors(
@@ -201,6 +209,7 @@ def training(
     model: _Model,
     machine: _Machine = None,
     profile: _Profile = None,
+    add: _Add = None,
     batch: Annotated[int, typer.Option(help="Sequences of one optimizer step.")] = 16,
     seq_len: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 1024,
     stage: Annotated[
@@ -243,7 +252,7 @@ def training(
                 replay=replay,
             )
         )
-    _deliver(plan, output, as_json)
+    _deliver(_without_memory(plan, add), output, as_json)
 
 
 def objects(
@@ -312,14 +321,27 @@ def show_plan(
     _deliver(load_plan(file), None, as_json, file=file)
 
 
-def _read_machine(machine: str | None, profile: str | None) -> Machine:
+def _read_machine(
+    machine: str | None, profile: str | None, add: Sequence[str] | None = None
+) -> Machine:
+    from cxl_offload.plan.what_if import with_memory
     from cxl_offload.profile import load_profile
     from cxl_offload.topology import discover, load_machine
 
     found = discover() if machine is None else load_machine(machine)
-    if profile is None:
-        return found
-    return load_profile(profile, machine=found if machine is None else None).applied_to(found)
+    if profile is not None:
+        measured = load_profile(profile, machine=found if machine is None else None)
+        found = measured.applied_to(found)
+    for text in add or ():
+        found = with_memory(found, text)
+    return found
+
+
+def _without_memory(plan: Plan, add: Sequence[str] | None) -> Plan:
+    """A plan for memory that is not there is advice."""
+    if not add:
+        return plan
+    return replace(plan, runs=False, advice=f"planned as if {' and '.join(add)} were there")
 
 
 @contextmanager

@@ -1,0 +1,123 @@
+"""``cxl-offload plan cache`` and ``plan compare``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from cxl_offload.cli._report_table import show, table
+from cxl_offload.errors import ConfigError
+from cxl_offload.units import GIB, format_bytes, format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from cxl_offload.plan.plan_file import Plan
+
+__all__ = ["cache", "compare"]
+
+_SIZES = "0GiB,16GiB,64GiB,256GiB,1TiB"
+
+
+def cache(
+    trace: Annotated[Path, typer.Option(help="Requests, a line each: hash_ids, input_length.")],
+    model: Annotated[str, typer.Option(help="The model whose KV is kept.")],
+    machine: Annotated[str, typer.Option(help="A machine file or shipped name.")],
+    block_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a block of the trace.")] = 512,
+    sizes: Annotated[str, typer.Option(help="Sizes of the cache to answer for.")] = _SIZES,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Hit rate and time to the first token of a host KV cache, by its size and tier."""
+    from cxl_offload.plan.cache import TierSize, hit_rate, load_requests, mean_ttft_s
+    from cxl_offload.plan.hardware import hardware_of
+    from cxl_offload.plan.model.file import load_model
+    from cxl_offload.topology import load_machine
+
+    config, hardware = load_model(model), hardware_of(load_machine(machine))
+    block_bytes = block_tokens * config.kv_bytes_per_token()
+    if not block_bytes:
+        raise ConfigError(f"{config.name} is an encoder ({config.family}): it keeps no KV")
+    requests = load_requests(trace)
+    rows: list[dict[str, Any]] = []
+    for nbytes in map(parse_bytes, sizes.split(",")):
+        blocks = nbytes / block_bytes
+        ttft = {
+            node.where: mean_ttft_s(
+                requests,
+                [TierSize(blocks, node.copy_bytes_per_s)],
+                model=config,
+                hardware=hardware,
+                block_tokens=block_tokens,
+            )
+            for node in hardware.nodes
+        }
+        rows.append({"bytes": nbytes, "hit_rate": hit_rate(requests, blocks), "ttft_s": ttft})
+    if as_json:
+        document = {"requests": len(requests), "block_bytes": block_bytes, "sizes": rows}
+        print(json.dumps({"kind": "predicted", **document}, indent=1))
+        return
+    names = [node.where for node in hardware.nodes]
+    made = table(
+        f"{len(requests)} requests, {config.name} on {hardware.machine} (hits exact for least "
+        "recently used; times predicted, without waiting)",
+        *("cache", "blocks found", *(f"first token, in {name}" for name in names)),
+        right=("cache", "blocks found", *(f"first token, in {name}" for name in names)),
+    )
+    for row in rows:
+        times = [format_seconds(row["ttft_s"][name]) for name in names]
+        made.add_row(format_bytes(row["bytes"]), f"{row['hit_rate']:.1%}", *times)
+    show(Console(markup=False, emoji=False, highlight=False), made)
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="A plan.yaml.")],
+    second: Annotated[Path, typer.Argument(help="Another one.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Two plans side by side."""
+    from cxl_offload.plan.plan_file import load_plan
+
+    plans = [load_plan(first), load_plan(second)]
+    rows = {name: [pick(plan) for plan in plans] for name, pick in _FIGURES.items()}
+    for kind in dict.fromkeys(home.kind for plan in plans for home in plan.homes):
+        rows[kind] = [_placed(plan, kind) for plan in plans]
+    for phase in dict.fromkeys(phase.name for plan in plans for phase in plan.phases):
+        rows[phase] = [_phase(plan, phase) for plan in plans]
+    gain = plans[1].tokens_per_s / plans[0].tokens_per_s - 1
+    if as_json:
+        print(json.dumps({"kind": "predicted", "gain": gain, "rows": rows}, indent=1))
+        return
+    made = table("Predicted", "", str(first), str(second))
+    for name, cells in rows.items():
+        made.add_row(name, *cells)
+    console = Console(markup=False, emoji=False, highlight=False)
+    show(console, made)
+    console.print(f"\n{second} makes {gain:+.1%} tokens/s of {first} (predicted).")
+
+
+_FIGURES: dict[str, Callable[[Plan], str]] = {
+    "model": lambda plan: plan.model,
+    "machine": lambda plan: plan.machine,
+    "executor": lambda plan: plan.executor,
+    "tokens/s": lambda plan: f"{plan.tokens_per_s:.4g}",
+    "batch": lambda plan: f"{plan.batch.size} x {plan.batch.count}",
+    "lengths": lambda plan: f"{plan.batch.prompt} + {plan.batch.tokens}",
+    "GPU": lambda plan: format_bytes(plan.gpu_bytes),
+    "host": lambda plan: f"{sum(plan.node_bytes.values()) / GIB:.4g} GiB",
+    "drive": lambda plan: format_bytes(plan.drive_bytes),
+    "CXL memory": lambda plan: plan.cxl.reason,
+}
+
+
+def _placed(plan: Plan, kind: str) -> str:
+    return ", ".join(f"{where} {format_bytes(n)}" for where, n in plan.of(kind).items()) or "-"
+
+
+def _phase(plan: Plan, name: str) -> str:
+    for phase in plan.phases:
+        if phase.name == name:
+            return f"{format_seconds(phase.seconds)}, {phase.bottleneck}"
+    return "-"

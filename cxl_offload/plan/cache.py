@@ -1,0 +1,176 @@
+"""A cache of KV blocks on the host: hit rate and time to the first token against its size.
+
+One pass over a trace of requests answers for all sizes. A least recently used cache of ``C`` blocks
+has a block exactly when fewer than ``C`` others were asked for since (Mattson et al., Evaluation
+Techniques for Storage Hierarchies, 1970), and a block of a prompt saves work only when all before
+it are there too: so it counts from the largest of their distances on. With a second tier below the
+first, what falls out of the first is in the second.
+
+The trace has one request a line, as JSON: ``hash_ids``, the hashes of its prompt's blocks in order,
+and ``input_length``, its tokens (the format of the Mooncake traces: Qin et al., FAST 2025).
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.files import read_text
+from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
+from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.model.config import ModelConfig
+
+__all__ = [
+    "CachedRequest",
+    "TierSize",
+    "hit_rate",
+    "load_requests",
+    "mean_ttft_s",
+    "reuse_distances",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRequest:
+    """A request: its tokens, and for each block of its prompt from which size on it is a hit.
+
+    ``needs[i]`` is the smallest number of blocks of a cache that holds blocks ``0..i``; infinite
+    where one of them was never asked for before.
+    """
+
+    tokens: int
+    needs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TierSize:
+    """A part of the cache: how many blocks, and what the GPU's copies read from it."""
+
+    blocks: float
+    bytes_per_s: float
+
+
+def reuse_distances(prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+    """For each block of each prompt, how many distinct others were asked for since it last was.
+
+    Infinite the first time. ``O(n log n)`` in the number of blocks: a Fenwick tree counts the last
+    accesses that lie between.
+    """
+    total = sum(map(len, prompts))
+    tree = [0] * (total + 1)
+
+    def add(at: int, count: int) -> None:
+        while at <= total:
+            tree[at] += count
+            at += at & -at
+
+    def before(at: int) -> int:
+        count = 0
+        while at:
+            count += tree[at]
+            at &= at - 1
+        return count
+
+    last: dict[int, int] = {}
+    found, now = [], 0
+    for prompt in prompts:
+        distances = []
+        for block in prompt:
+            now += 1
+            seen = last.get(block)
+            if seen is None:
+                distances.append(float("inf"))
+            else:
+                distances.append(float(before(now - 1) - before(seen)))
+                add(seen, -1)
+            add(now, 1)
+            last[block] = now
+        found.append(distances)
+    return found
+
+
+def load_requests(path: str | Path) -> list[CachedRequest]:
+    """The requests of a trace.
+
+    Raises
+    ------
+    ConfigError
+        With file and line: no JSON, a key that is missing, or no requests.
+    """
+    lengths: list[int] = []
+    prompts: list[list[int]] = []
+    for number, line in enumerate(read_text(Path(path)).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            blocks, tokens = entry["hash_ids"], entry["input_length"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"want JSON with hash_ids and input_length: {error}", file=str(path), line=number
+            ) from None
+        whole = isinstance(blocks, list) and all(isinstance(each, int) for each in blocks)
+        if not whole or not isinstance(tokens, int) or tokens < 1:
+            raise ConfigError(
+                "hash_ids is a list of whole numbers, input_length one of at least 1",
+                file=str(path),
+                line=number,
+            )
+        prompts.append(blocks)
+        lengths.append(tokens)
+    if not prompts:
+        raise ConfigError("no request in it", file=str(path))
+    made = []
+    for tokens, distances in zip(lengths, reuse_distances(prompts), strict=True):
+        needs, most = [], 0.0
+        for distance in distances:
+            most = max(most, distance + 1)
+            needs.append(most)
+        made.append(CachedRequest(tokens, tuple(needs)))
+    return made
+
+
+def hit_rate(requests: Sequence[CachedRequest], blocks: float) -> float:
+    """Share of the prompts' blocks that a cache of so many blocks has."""
+    total = sum(len(each.needs) for each in requests)
+    hits = sum(_hits(each, blocks) for each in requests)
+    return hits / total if total else 0.0
+
+
+def _hits(request: CachedRequest, blocks: float) -> int:
+    """Leading blocks that are there; ``needs`` ascend."""
+    return bisect_right(request.needs, blocks)
+
+
+def mean_ttft_s(
+    requests: Sequence[CachedRequest],
+    tiers: Sequence[TierSize],
+    *,
+    model: ModelConfig,
+    hardware: Hardware,
+    block_tokens: int,
+) -> float:
+    """Mean seconds to the first token of requests that do not wait for each other.
+
+    What a tier has crosses the link at the lower of both rates, then the rest of the prompt is
+    computed at ``PREFILL_EFFICIENCY`` of the GPU's peak.
+    """
+    block_bytes = block_tokens * model.kv_bytes_per_token()
+    peak = hardware.gpu.flops_per_s * PREFILL_EFFICIENCY
+    total = 0.0
+    for request in requests:
+        reached, cached = 0.0, 0
+        for tier in tiers:
+            reached += tier.blocks
+            hits = _hits(request, reached)
+            rate = min(tier.bytes_per_s, hardware.link_bytes_per_s)
+            total += (hits - cached) * block_bytes / rate
+            cached = hits
+        known = min(cached * block_tokens, request.tokens - 1)
+        rest = request.tokens - known
+        total += model.forward_flops(tokens=rest, context=known + rest / 2) / peak
+    return total / len(requests)

@@ -1,0 +1,65 @@
+"""A machine with memory that it does not have yet, for plans that ask whether to buy it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.topology import Access, DmaPath, Machine, Node, NodeKind, Tier
+from cxl_offload.units import parse_bandwidth, parse_bytes, parse_latency_ns
+
+__all__ = ["with_memory"]
+
+_KINDS = {
+    "ldram": NodeKind.DRAM,
+    "rdram": NodeKind.DRAM,
+    "hbm": NodeKind.HBM,
+    "cxl": NodeKind.CXL,
+}
+
+
+def with_memory(machine: Machine, text: str) -> Machine:
+    """The machine with one node more.
+
+    Parameters
+    ----------
+    text
+        ``TIER=SIZE:RATE:LATENCY``, such as ``cxl=256GiB:40GB/s:250ns``. The rate is that of CPUs
+        and of the GPU's copies, which the link bounds further.
+
+    Raises
+    ------
+    ConfigError
+        Another form, a tier that memory cannot be added to, or no quantity.
+    """
+    tier, _, parts = text.partition("=")
+    numbers = parts.split(":")
+    if tier not in _KINDS or len(numbers) != 3:
+        raise ConfigError(
+            f"--add {text}: expected TIER=SIZE:RATE:LATENCY, such as cxl=256GiB:40GB/s:250ns; "
+            f"tiers are {', '.join(_KINDS)}"
+        )
+    try:
+        size, rate = parse_bytes(numbers[0]), parse_bandwidth(numbers[1])
+        latency = parse_latency_ns(numbers[2])
+    except ValueError as error:
+        raise ConfigError(f"--add {text}: {error}") from None
+    if min(size, rate, latency) <= 0:
+        raise ConfigError(f"--add {text}: size, rate and latency are above 0")
+    number = machine.nodes[-1].id + 1
+    node = Node(number, _KINDS[tier], (), size, description=f"added: {text}")
+    access = Access(machine.initiator, number, latency, latency, rate, rate, source="added")
+    paths = [DmaPath(gpu.name, number, rate, rate, source="added") for gpu in machine.gpus]
+    tiers = [
+        Tier(each.name, (*each.nodes, number)) if each.name == tier else each
+        for each in machine.tiers
+    ]
+    if all(each.name != tier for each in machine.tiers):
+        tiers.append(Tier(tier, (number,)))
+    return replace(
+        machine,
+        nodes=(*machine.nodes, node),
+        accesses=(*machine.accesses, access),
+        dma_paths=(*machine.dma_paths, *paths),
+        tiers=tuple(tiers),
+    )

@@ -1,0 +1,175 @@
+"""No plan beats what the machine physically allows, and more of anything is never slower.
+
+The bounds are worked out from the plan and the machine file alone: arithmetic over peaks, bytes
+over the bandwidths that they must cross.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cxl_offload.plan.executor import Executor
+from cxl_offload.plan.flexgen.plan import FlexGen, InferenceRequest
+from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.model.file import load_model
+from cxl_offload.plan.pipeline import make_plan
+from cxl_offload.plan.plan_file import Plan
+from cxl_offload.plan.training.plan import DeepSpeed, TrainingRequest
+from cxl_offload.plan.vllm.plan import Vllm, VllmRequest
+from cxl_offload.topology import Machine, load_machine
+
+MACHINES = ("epyc9354-cxl-a", "spr3-h100", "gh200")
+LENGTHS = ((32, 8), (512, 32), (1000, 400))
+
+
+def flexgen(model: str, machine: str, engine: str = "own", **extra: Any) -> FlexGen:
+    prompt, generated = extra.pop("lengths", (512, 32))
+    return FlexGen(
+        InferenceRequest(
+            model=load_model(model),
+            machine=load_machine(machine),
+            prompt=prompt,
+            generated=generated,
+            model_name=model,
+            engine="own" if engine == "own" else "stock",
+            gpu_batches=(4, 64),
+            most_batches=8,
+            replay=None,
+            **extra,
+        )
+    )
+
+
+def stock(model: str, machine: str, **extra: Any) -> FlexGen:
+    return flexgen(model, machine, "stock", **extra)
+
+
+def vllm(model: str, machine: str, **extra: Any) -> Vllm:
+    prompt, generated = extra.pop("lengths", (512, 32))
+    return Vllm(
+        VllmRequest(
+            model=load_model(model),
+            machine=load_machine(machine),
+            prompt=prompt,
+            generated=generated,
+            model_name=model,
+            replay=None,
+            **extra,
+        )
+    )
+
+
+def deepspeed(model: str, machine: str, **extra: Any) -> DeepSpeed:
+    extra.pop("lengths", None)
+    return DeepSpeed(
+        TrainingRequest(
+            model=load_model(model),
+            machine=load_machine(machine),
+            batch=8,
+            tokens=512,
+            optimizer_bytes_per_s=1e11,
+            replay=None,
+            **extra,
+        )
+    )
+
+
+CASES: list[tuple[Callable[..., Executor[Any]], str]] = [
+    (flexgen, "opt-6.7b"),
+    (flexgen, "opt-66b"),
+    (stock, "opt-30b"),
+    (vllm, "llama-3-8b"),
+    (vllm, "qwen2-7b"),
+    (vllm, "llama-3-70b"),
+    (deepspeed, "gpt2-xl"),
+    (deepspeed, "opt-6.7b"),
+]
+
+
+def node_rate(machine: Machine, number: int) -> float:
+    """The most that is known to come out of a node; endless where nothing is."""
+    rates = [a.read_bandwidth_bytes_per_s for a in machine.accesses if a.target == number]
+    rates += [p.h2d_bandwidth_bytes_per_s for p in machine.dma_paths if p.node == number]
+    return max((rate for rate in rates if rate is not None), default=float("inf"))
+
+
+def least_seconds_per_token(plan: Plan, machine: Machine) -> float:
+    """Of one generated (or trained) token, by arithmetic and by the bytes of the plan's homes."""
+    model, gpu = load_model(plan.model), machine.gpus[0]
+    peak, batch = gpu.peak_flops_per_s or 1, plan.batch
+    if plan.kind == "training":
+        return 3 * model.forward_flops(tokens=1, context=batch.tokens / 2) / peak
+    flops = model.forward_flops(tokens=batch.prompt, context=batch.prompt / 2)
+    each = model.forward_flops(tokens=1, context=batch.prompt + batch.tokens / 2)
+    arithmetic = (flops / batch.tokens + each) / peak
+    rows = batch.size * batch.count
+    weights = plan.of("weights")
+    off_gpu = sum(nbytes for where, nbytes in weights.items() if where != "gpu")
+    link = gpu.link.h2d_bandwidth_bytes_per_s if gpu.link else None
+    steps = (batch.tokens - 1) / batch.tokens / (rows + (plan.executor == "vllm"))
+    moved = [off_gpu / (link or float("inf"))]
+    if machine.drives:
+        drive = machine.drives[0].read_bandwidth_bytes_per_s
+        moved.append(weights.get("nvme", 0) / (drive or float("inf")))
+    for node in machine.nodes:
+        tier = machine.tier_of(node.id)
+        if tier is not None and len(tier.nodes) == 1:
+            moved.append(weights.get(tier.name, 0) / node_rate(machine, node.id))
+    return max(arithmetic, max(moved) * steps)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_plan_beats_a_physical_bound(machine: str) -> None:
+    made = 0
+    for build, model in CASES:
+        for lengths in LENGTHS[: 1 if build is deepspeed else 3]:
+            try:
+                plan = make_plan(build(model, machine, lengths=lengths))
+            except MemoryError:
+                continue
+            least = least_seconds_per_token(plan, load_machine(machine))
+            assert 1 / plan.tokens_per_s >= least * (1 - 1e-9), (model, lengths, plan.executor)
+            made += 1
+    assert made >= 8
+
+
+def more(hardware: Hardware, draw: random.Random) -> tuple[str, Hardware]:
+    """Hardware with more of one thing, by up to a half."""
+    factor = 1 + draw.random() / 2
+    field = draw.choice(
+        ["usable_bytes", "read_bytes_per_s", "copy_bytes_per_s", "gpu", "link_bytes_per_s", "peak"]
+    )
+    if field == "gpu":
+        room = hardware.gpu_usable_bytes * factor
+        memory = hardware.gpu_memory_bytes * factor
+        return field, replace(hardware, gpu_usable_bytes=room, gpu_memory_bytes=memory)
+    if field == "peak":
+        gpu = replace(hardware.gpu, flops_per_s=hardware.gpu.flops_per_s * factor)
+        return field, replace(hardware, gpu=gpu)
+    if field == "link_bytes_per_s":
+        return field, replace(hardware, link_bytes_per_s=hardware.link_bytes_per_s * factor)
+    nodes = list(hardware.nodes)
+    at = draw.randrange(len(nodes))
+    nodes[at] = replace(nodes[at], **{field: getattr(nodes[at], field) * factor})
+    return f"{field} of {nodes[at].name}", replace(hardware, nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_more_of_anything_is_never_slower(case: int) -> None:
+    build, model = CASES[case]
+    draw = random.Random(case)
+    executor = build(model, "epyc9354-cxl-a", lengths=(256, 16))
+    hardware = executor.hardware()
+    best = executor.search(hardware)
+    if best is None:
+        return
+    for _ in range(6):
+        what, larger = more(hardware, draw)
+        again = executor.search(larger)
+        assert again is not None, what
+        assert again.tokens_per_s >= best.tokens_per_s * (1 - 3e-6), (model, what)

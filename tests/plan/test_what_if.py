@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cxl_offload.cli.main import app
+from cxl_offload.errors import ConfigError
+from cxl_offload.plan.hardware import hardware_of
+from cxl_offload.plan.what_if import with_memory
+from cxl_offload.topology import load_machine
+
+PLAN = ["plan", "inference", "--machine", "epyc9354-cxl-a", "--executor", "flexgen"]
+
+
+def test_added_memory_is_a_node_of_its_tier() -> None:
+    machine = load_machine("epyc9354-cxl-a")
+    larger = hardware_of(with_memory(machine, "cxl=256GiB:40GB/s:250ns"))
+    added = larger.nodes[-1]
+    assert (added.tier, added.name, added.node) == ("cxl", "3", 3)
+    assert (added.read_bytes_per_s, added.copy_bytes_per_s, added.latency_ns) == (40e9, 40e9, 250)
+    assert 240 << 30 < added.usable_bytes <= 256 << 30
+    assert [node.node for node in larger.nodes[:-1]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["cxl", "cxl=1GiB", "cxl=1GiB:1GB/s", "tape=1GiB:1GB/s:9ns", "cxl=1:1GB/s:9ns",
+     "cxl=0GiB:1GB/s:9ns"],
+)  # fmt: skip
+def test_other_words_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--add"):
+        with_memory(load_machine("epyc9354-cxl-a"), text)
+
+
+def test_plan_with_added_memory_is_advice_and_can_be_compared(tmp_path: Path) -> None:
+    files = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    arguments = [*PLAN, "--model", "opt-66b", "--tiers", "ldram,cxl"]
+    for file, add in zip(files, ([], ["--add", "cxl=256GiB:40GB/s:250ns"]), strict=True):
+        done = CliRunner().invoke(app, [*arguments, *add, "--output", str(file)])
+        assert done.exit_code == 0, done.output
+    assert "planned as if cxl=256GiB:40GB/s:250ns were there" in done.output.replace("\n", "")
+    compared = CliRunner().invoke(app, ["plan", "compare", *map(str, files), "--json"])
+    found = json.loads(compared.stdout)
+    assert found["gain"] > 0
+    assert len(found["rows"]["weights"]) == 2
+    assert "(predicted)" in CliRunner().invoke(app, ["plan", "compare", *map(str, files)]).output
