@@ -123,6 +123,11 @@ class Field:
         except (yaml.YAMLError, ValueError, LookupError, AttributeError):
             self.fail(f"{shown(self.node.value)} is not a plain value ({shown(self.node.tag)})")
 
+    @property
+    def is_null(self) -> bool:
+        """Whether the field says ``null``, or nothing."""
+        return isinstance(self.node, yaml.ScalarNode) and self.node.tag == _TAG + "null"
+
     def nearest(self, where: Iterable[str | int]) -> Field:
         """What keys and list indices lead to, as far as the document goes."""
         found = self

@@ -20,7 +20,7 @@ class ConfigReader:
 
     def has(self, key: str) -> bool:
         """Whether a key is there and not null."""
-        return key in self.entries and self.entries[key].value() is not None
+        return key in self.entries and not self.entries[key].is_null
 
     def whole(self, key: str, default: int | None = None) -> int:
         """A number of 1 or more."""
