@@ -69,7 +69,6 @@ def test_pages_shared_with_a_forked_child_are_named_and_move_after_it(rig: Rig) 
         pytest.skip("the kernel must have two nodes of its own")
     home, target = rig.nodes[0], rig.nodes[-1]
     block = rig.session.allocate(2 * MIB, Bind((home,)))
-    rig.write(block)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
