@@ -50,7 +50,12 @@ def bench_sizes(copier: HostCopier, buffers: Any, room: int, largest: int) -> li
         # Own twice, first and last: the spread between two runs of the same thing is the noise.
         contenders = [None, *ways.values(), None]
         samples = copier.time(
-            target.address, source.address, max(room, size), size, contenders, rounds=turns
+            target=target.address,
+            source=source.address,
+            room_bytes=max(room, size),
+            nbytes=size,
+            ways=contenders,
+            rounds=turns,
         )
         check(target, source, size)
         seconds = [statistics.median(each) for each in samples]
@@ -183,7 +188,9 @@ def main() -> int:
     buffers = [session.allocate(largest, f"preferred:{node}") for _ in range(2)]
     for each in buffers:
         _C.fill_random(each.address, largest, _C.allowed_cpus(), seed=each.address)
-    rules = measure_rules(buffers[0].address, buffers[1].address, options.room)
+    rules = measure_rules(
+        target=buffers[0].address, source=buffers[1].address, room_bytes=options.room
+    )
     copier = HostCopier(rules=rules)
     report = {
         "machine": machine(),

@@ -207,13 +207,13 @@ def swap_works(
     block: int,
 ) -> dict[str, Work]:
     def kernel(stream: torch.cuda.Stream) -> None:
-        copier.copy(sources, targets, block_bytes=block, stream=stream.cuda_stream)
+        copier.copy(sources=sources, targets=targets, block_bytes=block, stream=stream.cuda_stream)
 
     def by_driver(each: bool, stream: torch.cuda.Stream) -> None:
         driver.copy_blocks(
-            targets.ctypes.data,
-            sources.ctypes.data,
-            len(sources),
+            targets=targets.ctypes.data,
+            sources=sources.ctypes.data,
+            count=len(sources),
             block_bytes=block,
             stream=stream.cuda_stream,
             each=each,
@@ -271,13 +271,17 @@ def bench_packed(session: Session) -> list[Row]:
         packers[code] = BlockPacker(session, layout, node=session.kernel.local_node)
 
     def move(name: str, out: bool, stream: torch.cuda.Stream) -> None:
-        ends = (device_list, host_lists[name]) if out else (host_lists[name], device_list)
+        host_list = host_lists[name]
+        ends = {
+            "targets": host_list if out else device_list,
+            "sources": device_list if out else host_list,
+        }
         if name == "plain":
-            copier.copy(*ends, block_bytes=2 * elements, stream=stream.cuda_stream)
+            copier.copy(**ends, block_bytes=2 * elements, stream=stream.cuda_stream)
         elif out:
-            packers[name].pack(*ends, elements=elements, stream=stream.cuda_stream)
+            packers[name].pack(**ends, elements=elements, stream=stream.cuda_stream)
         else:
-            packers[name].unpack(*ends, elements=elements, stream=stream.cuda_stream)
+            packers[name].unpack(**ends, elements=elements, stream=stream.cuda_stream)
 
     for name, bound in (("plain", 0.0), ("int4", 0.3), ("fp8", 0.2)):
         on_gpu.copy_(kept)
@@ -332,7 +336,7 @@ def bench_engine(session: Session) -> list[Row]:
 def _by_engine(
     engine: CopyEngine, on_gpu: torch.Tensor, host: torch.Tensor, stream: torch.cuda.Stream
 ) -> None:
-    handle = engine.to_device(on_gpu, host)
+    handle = engine.to_device(target=on_gpu, source=host)
     assert handle is not None
     handle.wait()
 

@@ -172,7 +172,9 @@ def copy_bandwidth(load: Load) -> list[dict[str, Any]]:
             (end.address + random.permutation(room // block) * block).astype(np.uint64)
             for end in ends
         ]
-        own, plain = copier.time_blocks(*lists, block, job=count, rounds=31)
+        own, plain = copier.time_blocks(
+            targets=lists[0], sources=lists[1], sizes=block, job=count, rounds=31
+        )
         ratio = paired_ratio(plain, own)
         rows.append(
             {

@@ -98,13 +98,13 @@ class GpuDriver:
     def create_stream(self) -> int: ...
     def destroy_stream(self, stream: int) -> None: ...
     def wait_stream(self, stream: int) -> None: ...
-    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None: ...
+    def copy(self, *, target: int, source: int, nbytes: int, stream: int) -> None: ...
     def copy_blocks(
         self,
+        *,
         targets: int,
         sources: int,
         count: int,
-        *,
         block_bytes: int,
         stream: int,
         each: bool = False,
@@ -152,10 +152,10 @@ class CudaKernels:
     def runtime_version(self) -> int: ...
     def copy_blocks(
         self,
-        sources: int,
-        targets: int,
-        count: int,
         *,
+        targets: int,
+        sources: int,
+        count: int,
         block_bytes: int,
         aligned: bool,
         stream: int,
@@ -163,11 +163,11 @@ class CudaKernels:
     def pack_blocks(
         self,
         packing: Packing,
-        sources: int,
+        *,
         targets: int,
+        sources: int,
         blocks: int,
         count: int,
-        *,
         unpack: bool,
         stream: int,
     ) -> None: ...
@@ -185,8 +185,8 @@ class Packing:
     def __init__(self, code: Code, element: Element, group_elements: int) -> None: ...
     def code_bytes(self, count: int) -> int: ...
     def packed_bytes(self, count: int) -> int: ...
-    def pack(self, source: int, count: int, target: int) -> None: ...
-    def unpack(self, source: int, count: int, target: int) -> None: ...
+    def pack(self, *, target: int, source: int, count: int) -> None: ...
+    def unpack(self, *, target: int, source: int, count: int) -> None: ...
 
 class HostCopier:
     def __init__(
@@ -201,10 +201,11 @@ class HostCopier:
     def threads(self) -> int: ...
     @property
     def rules(self) -> list[tuple[int, bool, int]]: ...
-    def copy(self, target: int, source: int, nbytes: int) -> None: ...
-    def copy_blocks(self, targets: int, sources: int, sizes: int, count: int) -> None: ...
+    def copy(self, *, target: int, source: int, nbytes: int) -> None: ...
+    def copy_blocks(self, *, targets: int, sources: int, sizes: int, count: int) -> None: ...
     def copy_strided(
         self,
+        *,
         target: int,
         source: int,
         shape: Sequence[int],
@@ -214,17 +215,17 @@ class HostCopier:
     ) -> None: ...
     def time_copies(
         self,
+        *,
         target: int,
         source: int,
         room: int,
         nbytes: int,
         contenders: Sequence[tuple[bool, int] | None],
-        *,
         rounds: int,
         sample_s: float,
     ) -> list[list[float]]: ...
     def time_blocks(
-        self, targets: int, sources: int, sizes: int, count: int, *, job: int, rounds: int
+        self, *, targets: int, sources: int, sizes: int, count: int, job: int, rounds: int
     ) -> tuple[list[float], list[float]]: ...
 
 class Direction:

@@ -80,12 +80,12 @@ void bind_gpu(py::module_& module) {
       .def("synchronize", &GpuDriver::synchronize, py::call_guard<py::gil_scoped_release>())
       .def("create_stream", &GpuDriver::create_stream)
       .def("destroy_stream", &GpuDriver::destroy_stream, py::arg("stream"))
-      .def("copy", &GpuDriver::copy, py::arg("target"), py::arg("source"), py::arg("nbytes"),
-           py::arg("stream"), py::call_guard<py::gil_scoped_release>())
+      .def("copy", &GpuDriver::copy, py::kw_only(), py::arg("target"), py::arg("source"),
+           py::arg("nbytes"), py::arg("stream"), py::call_guard<py::gil_scoped_release>())
       .def("wait_stream", &wait_stream, py::arg("stream"), py::call_guard<py::gil_scoped_release>(),
            "Waits for what the stream has queued.")
-      .def("copy_blocks", &copy_blocks, py::arg("targets"), py::arg("sources"), py::arg("count"),
-           py::kw_only(), py::arg("block_bytes"), py::arg("stream"), py::arg("each") = false,
+      .def("copy_blocks", &copy_blocks, py::kw_only(), py::arg("targets"), py::arg("sources"),
+           py::arg("count"), py::arg("block_bytes"), py::arg("stream"), py::arg("each") = false,
            py::call_guard<py::gil_scoped_release>(),
            "Addresses of two arrays of addresses. One batch, or with `each` one call a block.")
       .def_property_readonly("batched", &GpuDriver::batched);
@@ -133,24 +133,24 @@ void bind_gpu(py::module_& module) {
       .def_property_readonly("runtime_version", &CudaKernels::runtime_version)
       .def(
           "copy_blocks",
-          [](const CudaKernels& kernels, uintptr_t sources, uintptr_t targets, size_t count,
+          [](const CudaKernels& kernels, uintptr_t targets, uintptr_t sources, size_t count,
              size_t block_bytes, bool aligned, StreamId stream) {
-            kernels.copy_blocks(reinterpret_cast<const uint64_t*>(sources),
-                                reinterpret_cast<const uint64_t*>(targets), count, block_bytes,
+            kernels.copy_blocks(reinterpret_cast<const uint64_t*>(targets),
+                                reinterpret_cast<const uint64_t*>(sources), count, block_bytes,
                                 aligned, stream);
           },
-          py::arg("sources"), py::arg("targets"), py::arg("count"), py::kw_only(),
+          py::kw_only(), py::arg("targets"), py::arg("sources"), py::arg("count"),
           py::arg("block_bytes"), py::arg("aligned"), py::arg("stream"),
           py::call_guard<py::gil_scoped_release>())
       .def(
           "pack_blocks",
-          [](const CudaKernels& kernels, const Packing& packing, uintptr_t sources,
-             uintptr_t targets, size_t blocks, size_t count, bool unpack, StreamId stream) {
-            kernels.pack_blocks(packing, unpack, reinterpret_cast<const uint64_t*>(sources),
-                                reinterpret_cast<const uint64_t*>(targets), blocks, count, stream);
+          [](const CudaKernels& kernels, const Packing& packing, uintptr_t targets,
+             uintptr_t sources, size_t blocks, size_t count, bool unpack, StreamId stream) {
+            kernels.pack_blocks(packing, unpack, reinterpret_cast<const uint64_t*>(targets),
+                                reinterpret_cast<const uint64_t*>(sources), blocks, count, stream);
           },
-          py::arg("packing"), py::arg("sources"), py::arg("targets"), py::arg("blocks"),
-          py::arg("count"), py::kw_only(), py::arg("unpack"), py::arg("stream"),
+          py::arg("packing"), py::kw_only(), py::arg("targets"), py::arg("sources"),
+          py::arg("blocks"), py::arg("count"), py::arg("unpack"), py::arg("stream"),
           py::call_guard<py::gil_scoped_release>());
 
   module.def(

@@ -39,17 +39,17 @@ void bind_packing(py::module_& module) {
       .def("packed_bytes", &Packing::packed_bytes, py::arg("count"))
       .def(
           "pack",
-          [](const Packing& packing, uintptr_t source, size_t count, uintptr_t target) {
-            packing.pack(bytes_at(source), count, bytes_at(target));
+          [](const Packing& packing, uintptr_t target, uintptr_t source, size_t count) {
+            packing.pack(bytes_at(target), bytes_at(source), count);
           },
-          py::arg("source"), py::arg("count"), py::arg("target"),
+          py::kw_only(), py::arg("target"), py::arg("source"), py::arg("count"),
           py::call_guard<py::gil_scoped_release>())
       .def(
           "unpack",
-          [](const Packing& packing, uintptr_t source, size_t count, uintptr_t target) {
-            packing.unpack(bytes_at(source), count, bytes_at(target));
+          [](const Packing& packing, uintptr_t target, uintptr_t source, size_t count) {
+            packing.unpack(bytes_at(target), bytes_at(source), count);
           },
-          py::arg("source"), py::arg("count"), py::arg("target"),
+          py::kw_only(), py::arg("target"), py::arg("source"), py::arg("count"),
           py::call_guard<py::gil_scoped_release>());
 }
 
@@ -138,18 +138,18 @@ void bind_host_copy(py::module_& module) {
           [](HostCopier& copier, uintptr_t target, uintptr_t source, size_t bytes) {
             copier.copy(bytes_at(target), bytes_at(source), bytes);
           },
-          py::arg("target"), py::arg("source"), py::arg("nbytes"),
+          py::kw_only(), py::arg("target"), py::arg("source"), py::arg("nbytes"),
           py::call_guard<py::gil_scoped_release>())
-      .def("copy_blocks", &copy_host_blocks, py::arg("targets"), py::arg("sources"),
+      .def("copy_blocks", &copy_host_blocks, py::kw_only(), py::arg("targets"), py::arg("sources"),
            py::arg("sizes"), py::arg("count"), py::call_guard<py::gil_scoped_release>())
-      .def("copy_strided", &copy_strided, py::arg("target"), py::arg("source"), py::arg("shape"),
-           py::arg("target_strides"), py::arg("source_strides"), py::arg("element_bytes"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("time_copies", &time_by_rows, py::arg("target"), py::arg("source"), py::arg("room"),
-           py::arg("nbytes"), py::arg("contenders"), py::kw_only(), py::arg("rounds"),
+      .def("copy_strided", &copy_strided, py::kw_only(), py::arg("target"), py::arg("source"),
+           py::arg("shape"), py::arg("target_strides"), py::arg("source_strides"),
+           py::arg("element_bytes"), py::call_guard<py::gil_scoped_release>())
+      .def("time_copies", &time_by_rows, py::kw_only(), py::arg("target"), py::arg("source"),
+           py::arg("room"), py::arg("nbytes"), py::arg("contenders"), py::arg("rounds"),
            py::arg("sample_s"), py::call_guard<py::gil_scoped_release>())
-      .def("time_blocks", &time_block_lists, py::arg("targets"), py::arg("sources"),
-           py::arg("sizes"), py::arg("count"), py::kw_only(), py::arg("job"), py::arg("rounds"),
+      .def("time_blocks", &time_block_lists, py::kw_only(), py::arg("targets"), py::arg("sources"),
+           py::arg("sizes"), py::arg("count"), py::arg("job"), py::arg("rounds"),
            py::call_guard<py::gil_scoped_release>());
 }
 

@@ -68,10 +68,9 @@ __attribute__((visibility("default"))) int cxl_offload_cuda_runtime_version() {
 // Queues `count` copies of `block_bytes` each on `stream`. `sources` and `targets` are arrays of
 // addresses that the device can read and that stay valid until the stream has run the copies.
 // `aligned` promises that every address and the size are multiples of 16. Returns a cudaError_t.
-__attribute__((visibility("default"))) int cxl_offload_copy_blocks(const uint64_t* sources,
-                                                                   const uint64_t* targets,
-                                                                   size_t count, size_t block_bytes,
-                                                                   bool aligned, uint64_t stream) {
+__attribute__((visibility("default"))) int cxl_offload_copy_blocks_to(
+    const uint64_t* targets, const uint64_t* sources, size_t count, size_t block_bytes,
+    bool aligned, uint64_t stream) {
   if (count == 0 || block_bytes == 0) return cudaSuccess;
   const size_t slices_per_block = (block_bytes + kSliceBytes - 1) / kSliceBytes;
   const size_t slices = count * slices_per_block;

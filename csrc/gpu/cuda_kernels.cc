@@ -17,8 +17,8 @@ CudaKernels::CudaKernels(const std::string& path)
   try {
     runtime_version_ =
         reinterpret_cast<decltype(runtime_version_)>(find("cxl_offload_cuda_runtime_version"));
-    copy_blocks_ = reinterpret_cast<decltype(copy_blocks_)>(find("cxl_offload_copy_blocks"));
-    pack_blocks_ = reinterpret_cast<decltype(pack_blocks_)>(find("cxl_offload_pack_blocks"));
+    copy_blocks_ = reinterpret_cast<decltype(copy_blocks_)>(find("cxl_offload_copy_blocks_to"));
+    pack_blocks_ = reinterpret_cast<decltype(pack_blocks_)>(find("cxl_offload_pack_blocks_to"));
     error_text_ = reinterpret_cast<decltype(error_text_)>(find("cxl_offload_cuda_error"));
   } catch (...) {
     dlclose(library_);
@@ -39,20 +39,20 @@ void* CudaKernels::find(const char* name) const {
 
 int CudaKernels::runtime_version() const { return runtime_version_(); }
 
-void CudaKernels::copy_blocks(const uint64_t* sources, const uint64_t* targets, size_t count,
+void CudaKernels::copy_blocks(const uint64_t* targets, const uint64_t* sources, size_t count,
                               size_t block_bytes, bool aligned, StreamId stream) const {
-  const int code = copy_blocks_(sources, targets, count, block_bytes, aligned, stream);
+  const int code = copy_blocks_(targets, sources, count, block_bytes, aligned, stream);
   if (code == 0) return;
   throw SystemError(EIO, "copy " + std::to_string(count) + " blocks of " +
                              format_bytes(block_bytes) + " on the GPU: " + error_text_(code));
 }
 
-void CudaKernels::pack_blocks(const Packing& packing, bool unpack, const uint64_t* sources,
-                              const uint64_t* targets, size_t blocks, size_t count,
+void CudaKernels::pack_blocks(const Packing& packing, bool unpack, const uint64_t* targets,
+                              const uint64_t* sources, size_t blocks, size_t count,
                               StreamId stream) const {
   const int code =
       pack_blocks_(static_cast<int>(packing.code()), static_cast<int>(packing.element()),
-                   packing.group_elements(), unpack, sources, targets, blocks, count, stream);
+                   packing.group_elements(), unpack, targets, sources, blocks, count, stream);
   if (code == 0) return;
   throw SystemError(EIO, (unpack ? "unpack " : "pack ") + std::to_string(blocks) + " blocks of " +
                              std::to_string(count) + " numbers on the GPU: " + error_text_(code));

@@ -22,15 +22,15 @@ class CudaKernels {
 
   // The CUDA runtime it was compiled with: 13000 is 13.0.
   int runtime_version() const;
-  // Queues `count` copies of `block_bytes` each on `stream`, in one launch. `sources` and `targets`
+  // Queues `count` copies of `block_bytes` each on `stream`, in one launch. `targets` and `sources`
   // point to arrays of addresses that the device can read and that outlive the copies. Throws
   // SystemError with the CUDA error's text.
-  void copy_blocks(const uint64_t* sources, const uint64_t* targets, size_t count,
+  void copy_blocks(const uint64_t* targets, const uint64_t* sources, size_t count,
                    size_t block_bytes, bool aligned, StreamId stream) const;
   // Packs `blocks` blocks of `count` numbers each, or unpacks them. Addresses of packed blocks are
   // multiples of 16.
-  void pack_blocks(const Packing& packing, bool unpack, const uint64_t* sources,
-                   const uint64_t* targets, size_t blocks, size_t count, StreamId stream) const;
+  void pack_blocks(const Packing& packing, bool unpack, const uint64_t* targets,
+                   const uint64_t* sources, size_t blocks, size_t count, StreamId stream) const;
 
  private:
   void* find(const char* name) const;

@@ -294,9 +294,9 @@ extern "C" {
 // those of transfer/packing.h, `group` is 32, 64, 128 or 256. `sources` and `targets` are arrays
 // of addresses that the device can read and that stay valid until the stream has run. Addresses of
 // packed blocks are multiples of 16. Returns a cudaError_t.
-__attribute__((visibility("default"))) int cxl_offload_pack_blocks(
-    int code, int element, size_t group, bool unpack, const uint64_t* sources,
-    const uint64_t* targets, size_t blocks, size_t count, uint64_t stream) {
+__attribute__((visibility("default"))) int cxl_offload_pack_blocks_to(
+    int code, int element, size_t group, bool unpack, const uint64_t* targets,
+    const uint64_t* sources, size_t blocks, size_t count, uint64_t stream) {
   if (group < 32 || group > 256 || (group & (group - 1)) != 0) return cudaErrorInvalidValue;
   const Work work{sources, targets, blocks, count, group, reinterpret_cast<cudaStream_t>(stream),
                   unpack};

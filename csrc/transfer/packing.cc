@@ -113,7 +113,7 @@ void pack_fp8(Values values, std::byte* codes, std::byte* scale) {
 }
 
 template <typename T>
-void pack_groups(const Packing& packing, const std::byte* source, size_t count, std::byte* target) {
+void pack_groups(const Packing& packing, std::byte* target, const std::byte* source, size_t count) {
   const size_t group = packing.group_elements();
   const size_t codes_each = packing.code_bytes(group);
   std::byte* scale = target + packing.code_bytes(count);
@@ -145,8 +145,8 @@ float unpack_fp8(const std::byte* codes, const std::byte* scale, size_t i) {
 }
 
 template <typename T>
-void unpack_groups(const Packing& packing, const std::byte* source, size_t count,
-                   std::byte* target) {
+void unpack_groups(const Packing& packing, std::byte* target, const std::byte* source,
+                   size_t count) {
   const size_t group = packing.group_elements();
   const size_t codes_each = packing.code_bytes(group);
   const std::byte* const scales = source + packing.code_bytes(count);
@@ -183,25 +183,25 @@ size_t Packing::packed_bytes(size_t count) const {
   return code_bytes(count) + groups(count) * kScaleBytes;
 }
 
-void Packing::pack(const std::byte* source, size_t count, std::byte* target) const {
+void Packing::pack(std::byte* target, const std::byte* source, size_t count) const {
   switch (element_) {
     case Element::kFloat16:
-      return pack_groups<F16>(*this, source, count, target);
+      return pack_groups<F16>(*this, target, source, count);
     case Element::kBfloat16:
-      return pack_groups<Bf16>(*this, source, count, target);
+      return pack_groups<Bf16>(*this, target, source, count);
     case Element::kFloat32:
-      return pack_groups<float>(*this, source, count, target);
+      return pack_groups<float>(*this, target, source, count);
   }
 }
 
-void Packing::unpack(const std::byte* source, size_t count, std::byte* target) const {
+void Packing::unpack(std::byte* target, const std::byte* source, size_t count) const {
   switch (element_) {
     case Element::kFloat16:
-      return unpack_groups<F16>(*this, source, count, target);
+      return unpack_groups<F16>(*this, target, source, count);
     case Element::kBfloat16:
-      return unpack_groups<Bf16>(*this, source, count, target);
+      return unpack_groups<Bf16>(*this, target, source, count);
     case Element::kFloat32:
-      return unpack_groups<float>(*this, source, count, target);
+      return unpack_groups<float>(*this, target, source, count);
   }
 }
 

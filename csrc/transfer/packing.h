@@ -45,8 +45,8 @@ class Packing {
   size_t packed_bytes(size_t count) const;
 
   // Codes of a short last group beyond its numbers are zero.
-  void pack(const std::byte* source, size_t count, std::byte* target) const;
-  void unpack(const std::byte* source, size_t count, std::byte* target) const;
+  void pack(std::byte* target, const std::byte* source, size_t count) const;
+  void unpack(std::byte* target, const std::byte* source, size_t count) const;
 
  private:
   Code code_;

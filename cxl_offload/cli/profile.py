@@ -332,7 +332,7 @@ def _measure_copies(session: Session, file: Path) -> str:
     if room < MIB:
         raise ConfigError(f"--copy-rules: node {local.id} has {format_bytes(free)} free; too few")
     target, source = (session.allocate(room, f"bind:{local.id}") for _ in range(2))
-    rules = measure_rules(target.address, source.address, room)
+    rules = measure_rules(target=target.address, source=source.address, room_bytes=room)
     save_rules(file, rules)
     ways = [
         f"from {format_bytes(rule.from_bytes)} on "

@@ -70,10 +70,12 @@ class AddressLists:
 
     @contextlib.contextmanager
     def kept(
-        self, sources: Addresses, targets: Addresses, stream: int
+        self, *, targets: Addresses, sources: Addresses, stream: int
     ) -> Iterator[tuple[int, int]]:
-        """Addresses of both lists, for what is queued on ``stream`` inside the ``with`` block."""
-        both = np.array([sources, targets], dtype=np.uint64)
+        """Addresses of both lists, the targets' first, for what is queued on ``stream`` inside the
+        ``with`` block.
+        """
+        both = np.array([targets, sources], dtype=np.uint64)
         lists = self._session.allocate(both.nbytes, Bind((self._node,)), pin=True)
         np.from_dlpack(lists)[:] = both.reshape(-1).view(np.uint8)
         # Dropped after the launch: the pool waits for what the stream has queued by then.
@@ -116,13 +118,13 @@ class BlockCopier:
         return self._kernels is not None and (limit is None or block_bytes < limit)
 
     def copy(
-        self, sources: Addresses, targets: Addresses, *, block_bytes: int, stream: int
+        self, *, targets: Addresses, sources: Addresses, block_bytes: int, stream: int
     ) -> None:
         """Queues ``targets[i][:block_bytes] = sources[i][:block_bytes]`` for every i.
 
         Parameters
         ----------
-        sources, targets
+        targets, sources
             Addresses in device memory, or in pinned host memory; arrays of uint64 are quickest.
             Targets must not overlap each other or any source.
         block_bytes
@@ -149,9 +151,9 @@ class BlockCopier:
         to = np.ascontiguousarray(targets, dtype=np.uint64)
         if self._kernels is None or not self.uses_kernel(block_bytes):
             self._driver.copy_blocks(
-                to.ctypes.data,
-                origin.ctypes.data,
-                len(origin),
+                targets=to.ctypes.data,
+                sources=origin.ctypes.data,
+                count=len(origin),
                 block_bytes=block_bytes,
                 stream=stream,
             )
@@ -159,11 +161,11 @@ class BlockCopier:
         aligned = block_bytes % _ALIGNMENT == 0 and not any(
             (addresses % _ALIGNMENT).any() for addresses in (origin, to)
         )
-        with self._lists.kept(origin, to, stream) as (first, second):
+        with self._lists.kept(targets=to, sources=origin, stream=stream) as (first, second):
             self._kernels.copy_blocks(
-                first,
-                second,
-                len(origin),
+                targets=first,
+                sources=second,
+                count=len(origin),
                 block_bytes=block_bytes,
                 aligned=aligned,
                 stream=stream,
@@ -209,7 +211,9 @@ def measure_kernel_limit(
             for way in (0, 1) if turn % 2 else (1, 0):
                 begin = time.perf_counter()
                 for sources, targets in (ends, ends[::-1]):
-                    ways[way].copy(sources, targets, block_bytes=block, stream=stream)
+                    ways[way].copy(
+                        targets=targets, sources=sources, block_bytes=block, stream=stream
+                    )
                 driver.wait_stream(stream)
                 if turn > 0:  # the first turn loads code and wakes the link
                     samples[way].append(time.perf_counter() - begin)

@@ -70,7 +70,7 @@ class LinkUse:
     staged_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
     """Bytes from a host tier to a place on the GPU."""
 
@@ -191,10 +191,10 @@ class CopyEngine:
 
     def to_device(
         self,
+        *,
         target: End,
         source: End,
         nbytes: int | None = None,
-        *,
         after: Sequence[int] = (),
         pinned: bool | None = None,
         wait: bool = True,
@@ -227,10 +227,10 @@ class CopyEngine:
 
     def to_host(
         self,
+        *,
         target: End,
         source: End,
         nbytes: int | None = None,
-        *,
         after: Sequence[int] = (),
         pinned: bool | None = None,
         wait: bool = True,
@@ -388,7 +388,9 @@ def prefetched(
     ahead: deque[tuple[Transfer, CopyHandle]] = deque()
 
     def start(transfer: Transfer, after: Sequence[int]) -> None:
-        handle = engine.to_device(transfer.target, transfer.source, transfer.nbytes, after=after)
+        handle = engine.to_device(
+            target=transfer.target, source=transfer.source, nbytes=transfer.nbytes, after=after
+        )
         assert handle is not None
         ahead.append((transfer, handle))
 

@@ -146,14 +146,18 @@ class HostCopier:
         """Threads at most, the caller's included."""
         return self._core.threads
 
-    def copy(self, target: int, source: int, nbytes: int) -> None:
+    def copy(self, *, target: int, source: int, nbytes: int) -> None:
         """``nbytes`` from address to address; the ranges must not overlap."""
         if nbytes < 0:
             raise ValueError(f"copy {nbytes} bytes")
-        self._core.copy(target, source, nbytes)
+        self._core.copy(target=target, source=source, nbytes=nbytes)
 
     def copy_blocks(
-        self, targets: Addresses, sources: Addresses, sizes: int | Sequence[int] | NDArray[np.int64]
+        self,
+        *,
+        targets: Addresses,
+        sources: Addresses,
+        sizes: int | Sequence[int] | NDArray[np.int64],
     ) -> None:
         """Gathers and scatters: ``targets[i][:size] = sources[i][:size]`` for every i.
 
@@ -170,14 +174,19 @@ class HostCopier:
             Lists of different lengths, or a negative size.
         """
         to, origin, nbytes = _lists(targets, sources, sizes)
-        self._core.copy_blocks(to.ctypes.data, origin.ctypes.data, nbytes.ctypes.data, to.size)
+        self._core.copy_blocks(
+            targets=to.ctypes.data,
+            sources=origin.ctypes.data,
+            sizes=nbytes.ctypes.data,
+            count=to.size,
+        )
 
     def time_blocks(
         self,
+        *,
         targets: Addresses,
         sources: Addresses,
         sizes: int | Sequence[int] | NDArray[np.int64],
-        *,
         job: int,
         rounds: int,
     ) -> tuple[list[float], list[float]]:
@@ -187,10 +196,16 @@ class HostCopier:
         blocks of the lists, from their beginning again after their end.
         """
         to, origin, nbytes = _lists(targets, sources, sizes)
-        lists = (to.ctypes.data, origin.ctypes.data, nbytes.ctypes.data, to.size)
-        return self._core.time_blocks(*lists, job=job, rounds=rounds)
+        return self._core.time_blocks(
+            targets=to.ctypes.data,
+            sources=origin.ctypes.data,
+            sizes=nbytes.ctypes.data,
+            count=to.size,
+            job=job,
+            rounds=rounds,
+        )
 
-    def copy_strided(self, target: StridedTensor, source: StridedTensor) -> None:
+    def copy_strided(self, *, target: StridedTensor, source: StridedTensor) -> None:
         """``target[...] = source`` for tensors of one shape and element size, any strides.
 
         Raises
@@ -208,22 +223,22 @@ class HostCopier:
         if any(length > 1 and stride == 0 for length, stride in pairs):
             raise ValueError("copy to a tensor whose elements share memory (stride 0)")
         self._core.copy_strided(
-            target.data_ptr(),
-            source.data_ptr(),
-            list(target.shape),
-            [stride * size for stride in target.stride()],
-            [stride * size for stride in source.stride()],
-            size,
+            target=target.data_ptr(),
+            source=source.data_ptr(),
+            shape=list(target.shape),
+            target_strides=[stride * size for stride in target.stride()],
+            source_strides=[stride * size for stride in source.stride()],
+            element_bytes=size,
         )
 
     def time(
         self,
+        *,
         target: int,
         source: int,
         room_bytes: int,
         nbytes: int,
         ways: Sequence[Way | None],
-        *,
         rounds: int,
         sample_s: float = 0.0003,
     ) -> list[list[float]]:
@@ -232,7 +247,13 @@ class HostCopier:
         Timed inside C++ and interleaved, walking through ``room_bytes`` at both addresses.
         """
         return self._core.time_copies(
-            target, source, room_bytes, nbytes, list(ways), rounds=rounds, sample_s=sample_s
+            target=target,
+            source=source,
+            room=room_bytes,
+            nbytes=nbytes,
+            contenders=list(ways),
+            rounds=rounds,
+            sample_s=sample_s,
         )
 
 
@@ -260,10 +281,10 @@ def _measured_rules(threads: int) -> tuple[CopyRule, ...] | None:
 
 
 def measure_rules(
+    *,
     target: int,
     source: int,
     room_bytes: int,
-    *,
     cpus: Sequence[int] | None = None,
     rounds: int = 41,
 ) -> tuple[CopyRule, ...]:
@@ -292,7 +313,14 @@ def measure_rules(
     medians = []
     for size in sizes:
         turns = max(11, min(rounds, (2 << 30) // size))
-        samples = copier.time(target, source, room_bytes, size, ways, rounds=turns)
+        samples = copier.time(
+            target=target,
+            source=source,
+            room_bytes=room_bytes,
+            nbytes=size,
+            ways=ways,
+            rounds=turns,
+        )
         medians.append([statistics.median(each) for each in samples])
     return fewest_rules(sizes, ways, medians)
 

@@ -71,22 +71,22 @@ class PackedFormat:
         return self.core().packed_bytes(elements)
 
 
-def pack(layout: PackedFormat, source: int, elements: int, target: int) -> None:
+def pack(layout: PackedFormat, *, target: int, source: int, elements: int) -> None:
     """Packs a block on the CPU.
 
     Parameters
     ----------
-    source, target
-        Addresses of ``elements`` numbers and of ``layout.packed_bytes(elements)`` bytes.
+    target, source
+        Addresses of ``layout.packed_bytes(elements)`` bytes and of ``elements`` numbers.
     """
     layout.packed_bytes(elements)
-    layout.core().pack(source, elements, target)
+    layout.core().pack(target=target, source=source, count=elements)
 
 
-def unpack(layout: PackedFormat, source: int, elements: int, target: int) -> None:
+def unpack(layout: PackedFormat, *, target: int, source: int, elements: int) -> None:
     """The way back of :func:`pack`: ``source`` is the packed block."""
     layout.packed_bytes(elements)
-    layout.core().unpack(source, elements, target)
+    layout.core().unpack(target=target, source=source, count=elements)
 
 
 class BlockPacker:
@@ -113,7 +113,7 @@ class BlockPacker:
         self._lists = AddressLists(session, node)
         self._layout = layout
 
-    def pack(self, sources: Addresses, targets: Addresses, *, elements: int, stream: int) -> None:
+    def pack(self, *, targets: Addresses, sources: Addresses, elements: int, stream: int) -> None:
         """Queues the packing of blocks of ``elements`` numbers.
 
         Parameters
@@ -132,16 +132,16 @@ class BlockPacker:
         OSError
             The GPU refused the launch.
         """
-        self._queue(sources, targets, targets, elements, stream, unpack=False)
+        self._queue(targets, sources, targets, elements, stream, unpack=False)
 
-    def unpack(self, sources: Addresses, targets: Addresses, *, elements: int, stream: int) -> None:
+    def unpack(self, *, targets: Addresses, sources: Addresses, elements: int, stream: int) -> None:
         """The way back of :meth:`pack`: ``sources`` are the packed blocks."""
-        self._queue(sources, targets, sources, elements, stream, unpack=True)
+        self._queue(targets, sources, sources, elements, stream, unpack=True)
 
     def _queue(
         self,
-        sources: Addresses,
         targets: Addresses,
+        sources: Addresses,
         packed: Addresses,
         elements: int,
         stream: int,
@@ -155,13 +155,13 @@ class BlockPacker:
             return
         if (np.asarray(packed, dtype=np.uint64) % _ALIGNMENT).any():
             raise ValueError(f"a packed block must begin at a multiple of {_ALIGNMENT}")
-        with self._lists.kept(sources, targets, stream) as (first, second):
+        with self._lists.kept(targets=targets, sources=sources, stream=stream) as (first, second):
             self._kernels.pack_blocks(
                 self._layout.core(),
-                first,
-                second,
-                len(sources),
-                elements,
+                targets=first,
+                sources=second,
+                blocks=len(sources),
+                count=elements,
                 unpack=unpack,
                 stream=stream,
             )

@@ -56,22 +56,22 @@ TEST(blocks_are_copied_whole_and_nothing_beside_them) {
         std::memcpy(expected.data() + to[i] * block, source.data() + from[i] * block, block);
       }
       const bool aligned = block % 16 == 0;
-      CHECK_EQ(
-          copies::cxl_offload_copy_blocks(sources.data(), targets.data(), count, block, aligned, 0),
-          cudaSuccess);
+      CHECK_EQ(copies::cxl_offload_copy_blocks_to(targets.data(), sources.data(), count, block,
+                                                  aligned, 0),
+               cudaSuccess);
       CHECK(target == expected);
     }
   }
 }
 
 TEST(no_blocks_and_empty_blocks_are_nothing_to_do) {
-  CHECK_EQ(copies::cxl_offload_copy_blocks(nullptr, nullptr, 0, 4096, true, 0), cudaSuccess);
-  CHECK_EQ(copies::cxl_offload_copy_blocks(nullptr, nullptr, 3, 0, true, 0), cudaSuccess);
-  CHECK_EQ(packs::cxl_offload_pack_blocks(0, 0, 64, false, nullptr, nullptr, 0, 64, 0),
+  CHECK_EQ(copies::cxl_offload_copy_blocks_to(nullptr, nullptr, 0, 4096, true, 0), cudaSuccess);
+  CHECK_EQ(copies::cxl_offload_copy_blocks_to(nullptr, nullptr, 3, 0, true, 0), cudaSuccess);
+  CHECK_EQ(packs::cxl_offload_pack_blocks_to(0, 0, 64, false, nullptr, nullptr, 0, 64, 0),
            cudaSuccess);
-  CHECK_EQ(packs::cxl_offload_pack_blocks(0, 0, 48, false, nullptr, nullptr, 1, 64, 0),
+  CHECK_EQ(packs::cxl_offload_pack_blocks_to(0, 0, 48, false, nullptr, nullptr, 1, 64, 0),
            cudaErrorInvalidValue);
-  CHECK_EQ(packs::cxl_offload_pack_blocks(2, 0, 64, false, nullptr, nullptr, 1, 64, 0),
+  CHECK_EQ(packs::cxl_offload_pack_blocks_to(2, 0, 64, false, nullptr, nullptr, 1, 64, 0),
            cudaErrorInvalidValue);
 }
 
@@ -119,19 +119,19 @@ void check_packing(const Packing& packing, size_t count, bool odd, size_t misali
     const Bytes block = numbers(packing.element(), count, odd, random);
     std::byte* const at = source.data() + misaligned + i * bytes;
     std::copy(block.begin(), block.end(), at);
-    packing.pack(at, count, expected.data() + i * packed);
-    packing.unpack(expected.data() + i * packed, count, reference.data() + misaligned + i * bytes);
+    packing.pack(expected.data() + i * packed, at, count);
+    packing.unpack(reference.data() + misaligned + i * bytes, expected.data() + i * packed, count);
     plain.push_back(address(at));
     codes.push_back(address(coded + i * packed));
     backs.push_back(address(back.data() + misaligned + i * bytes));
   }
   const int code = static_cast<int>(packing.code()), element = static_cast<int>(packing.element());
-  CHECK_EQ(packs::cxl_offload_pack_blocks(code, element, packing.group_elements(), false,
-                                          plain.data(), codes.data(), kBlocks, count, 0),
+  CHECK_EQ(packs::cxl_offload_pack_blocks_to(code, element, packing.group_elements(), false,
+                                             codes.data(), plain.data(), kBlocks, count, 0),
            cudaSuccess);
   CHECK(std::equal(expected.begin(), expected.end(), coded));
-  CHECK_EQ(packs::cxl_offload_pack_blocks(code, element, packing.group_elements(), true,
-                                          codes.data(), backs.data(), kBlocks, count, 0),
+  CHECK_EQ(packs::cxl_offload_pack_blocks_to(code, element, packing.group_elements(), true,
+                                             backs.data(), codes.data(), kBlocks, count, 0),
            cudaSuccess);
   CHECK_EQ(back.size(), reference.size());
   const auto same = [&](size_t i) {

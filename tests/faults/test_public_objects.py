@@ -123,7 +123,9 @@ def engine_copies(ground: Ground) -> Use:
 
     def copy() -> None:
         target = np.zeros(4 * CHUNK, np.uint8)
-        handle = engine.to_device(target.ctypes.data, source.address, 4 * CHUNK)
+        handle = engine.to_device(
+            target=target.ctypes.data, source=source.address, nbytes=4 * CHUNK
+        )
         assert handle is not None
         handle.wait()
 
@@ -149,7 +151,7 @@ def engine_goes(ground: Ground) -> Use:
 def handle_waits(ground: Ground) -> Use:
     engine = ground.engine()
     target = np.zeros(CHUNK, np.uint8)
-    handle = engine.to_device(target.ctypes.data, ground.block.address, CHUNK)
+    handle = engine.to_device(target=target.ctypes.data, source=ground.block.address, nbytes=CHUNK)
     assert handle is not None
     ground.held += [engine, target]
     return handle.wait
@@ -161,7 +163,7 @@ def host_copies(ground: Ground) -> Use:
 
     def copy() -> None:
         target = np.zeros_like(source)
-        copier.copy(target.ctypes.data, source.ctypes.data, source.nbytes)
+        copier.copy(target=target.ctypes.data, source=source.ctypes.data, nbytes=source.nbytes)
         assert (target == source).all()
 
     return copy
@@ -178,8 +180,12 @@ def blocks(ground: Ground) -> Use:
 
     def copy() -> None:
         target = np.zeros(4096, np.uint8)
-        ends = ([ground.block.address], [target.ctypes.data])
-        copier.copy(*ends, block_bytes=4096, stream=stream)
+        copier.copy(
+            targets=[target.ctypes.data],
+            sources=[ground.block.address],
+            block_bytes=4096,
+            stream=stream,
+        )
         ground.driver.wait_stream(stream)
         assert (target == 7).all()
 
@@ -193,8 +199,8 @@ def packing(ground: Ground) -> Use:
     def there_and_back() -> None:
         packed = np.zeros(layout.packed_bytes(256), np.uint8)
         back = np.zeros_like(numbers)
-        pack(layout, numbers.ctypes.data, 256, packed.ctypes.data)
-        unpack(layout, packed.ctypes.data, 256, back.ctypes.data)
+        pack(layout, source=numbers.ctypes.data, elements=256, target=packed.ctypes.data)
+        unpack(layout, source=packed.ctypes.data, elements=256, target=back.ctypes.data)
         assert np.abs(back - numbers).max() < 0.05
 
     return there_and_back

@@ -16,10 +16,10 @@
 
 #include "transfer/packing.h"
 
-extern "C" int cxl_offload_copy_blocks(const uint64_t*, const uint64_t*, size_t, size_t, bool,
-                                       uint64_t);
-extern "C" int cxl_offload_pack_blocks(int, int, size_t, bool, const uint64_t*, const uint64_t*,
-                                       size_t, size_t, uint64_t);
+extern "C" int cxl_offload_copy_blocks_to(const uint64_t*, const uint64_t*, size_t, size_t, bool,
+                                          uint64_t);
+extern "C" int cxl_offload_pack_blocks_to(int, int, size_t, bool, const uint64_t*, const uint64_t*,
+                                          size_t, size_t, uint64_t);
 
 namespace {
 
@@ -114,8 +114,8 @@ void check_block_copy(size_t block, size_t count, bool to_device) {
   }
   cudaStream_t stream;
   MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  MUST(cxl_offload_copy_blocks(sources.data(), targets.data(), count, block, block % 16 == 0,
-                               reinterpret_cast<uint64_t>(stream)));
+  MUST(cxl_offload_copy_blocks_to(targets.data(), sources.data(), count, block, block % 16 == 0,
+                                  reinterpret_cast<uint64_t>(stream)));
   MUST(cudaStreamSynchronize(stream));
   MUST(cudaStreamDestroy(stream));
   expect_equal(to_device ? device.copy() : host.copy(), expected,
@@ -139,19 +139,19 @@ void check_packing(cxl_offload::Code code, size_t group, size_t count) {
   for (size_t i = 0; i < kBlocks; ++i) {
     auto* const from = reinterpret_cast<std::byte*>(source.data() + i * count * 2);
     auto* const coded = reinterpret_cast<std::byte*>(expected.data() + i * packed);
-    packing.pack(from, count, coded);
-    packing.unpack(coded, count, reinterpret_cast<std::byte*>(back.data() + i * count * 2));
+    packing.pack(coded, from, count);
+    packing.unpack(reinterpret_cast<std::byte*>(back.data() + i * count * 2), coded, count);
     plain[i] = reinterpret_cast<uint64_t>(device.data() + i * count * 2);
     codes[i] = reinterpret_cast<uint64_t>(host.data() + i * packed);
     backs[i] = reinterpret_cast<uint64_t>(returned.data() + i * count * 2);
   }
   const int kind = static_cast<int>(code);
-  MUST(cxl_offload_pack_blocks(kind, 0, group, false, plain.data(), codes.data(), kBlocks, count,
-                               0));
+  MUST(cxl_offload_pack_blocks_to(kind, 0, group, false, codes.data(), plain.data(), kBlocks, count,
+                                  0));
   MUST(cudaDeviceSynchronize());
   expect_equal(host.copy(), expected, kind == 0 ? "pack int4" : "pack fp8", count, group);
-  MUST(
-      cxl_offload_pack_blocks(kind, 0, group, true, codes.data(), backs.data(), kBlocks, count, 0));
+  MUST(cxl_offload_pack_blocks_to(kind, 0, group, true, backs.data(), codes.data(), kBlocks, count,
+                                  0));
   MUST(cudaDeviceSynchronize());
   expect_equal(returned.copy(), back, kind == 0 ? "unpack int4" : "unpack fp8", count, group);
 }

@@ -40,8 +40,8 @@ def test_blocks_arrive_and_nothing_else_changes(
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     copier.copy(
-        [host.data_ptr() + place * block_bytes for place in sources],
-        [on_gpu.data_ptr() + place * block_bytes for place in targets],
+        sources=[host.data_ptr() + place * block_bytes for place in sources],
+        targets=[on_gpu.data_ptr() + place * block_bytes for place in targets],
         block_bytes=block_bytes,
         stream=stream.cuda_stream,
     )
@@ -60,8 +60,8 @@ def test_blocks_come_back_from_the_gpu(copier: BlockCopier, block_bytes: int) ->
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     copier.copy(
-        [on_gpu.data_ptr() + place * block_bytes for place in sources],
-        [host.data_ptr() + place * block_bytes for place in targets],
+        sources=[on_gpu.data_ptr() + place * block_bytes for place in sources],
+        targets=[host.data_ptr() + place * block_bytes for place in targets],
         block_bytes=block_bytes,
         stream=stream.cuda_stream,
     )
@@ -79,8 +79,8 @@ def test_lists_of_addresses_are_not_reused_too_early(copier: BlockCopier) -> Non
         torch.cuda._sleep(400_000_000)
     for place in range(256):
         copier.copy(
-            [host.data_ptr() + place * 4096],
-            [on_gpu.data_ptr() + place * 4096],
+            sources=[host.data_ptr() + place * 4096],
+            targets=[on_gpu.data_ptr() + place * 4096],
             block_bytes=4096,
             stream=stream.cuda_stream,
         )

@@ -36,11 +36,11 @@ def test_engine_copies_both_ways(session: Session, pin: bool, where: str) -> Non
     on_gpu = torch.zeros(source.shape, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     with CopyEngine(session, chunk_bytes=MIB, staging_bytes=8 * MIB) as engine:
-        there = engine.to_device(on_gpu, source)
+        there = engine.to_device(target=on_gpu, source=source)
         assert there is not None
         there.wait()
         assert torch.equal(on_gpu.cpu(), source)
-        home = engine.to_host(back, on_gpu)
+        home = engine.to_host(target=back, source=on_gpu)
         assert home is not None
         home.wait()
         assert torch.equal(back, source)
@@ -58,7 +58,7 @@ def test_engine_waits_for_the_stream_that_writes_and_holds_the_one_that_reads(
         keep_busy(compute)
         with torch.cuda.stream(compute):
             on_gpu.fill_(3)
-        handle = engine.to_device(on_gpu, source, after=(compute.cuda_stream,))
+        handle = engine.to_device(target=on_gpu, source=source, after=(compute.cuda_stream,))
         assert handle is not None
         assert not handle.query()
         handle.stream_wait(compute.cuda_stream)
@@ -76,7 +76,7 @@ def test_prefetched_layers_arrive_in_time(session: Session) -> None:
     compute = torch.cuda.Stream()
     seen = []
     with CopyEngine(session) as engine:
-        transfers = [Transfer(slots[i % 3], layer) for i, layer in enumerate(layers)]
+        transfers = [Transfer(target=slots[i % 3], source=layer) for i, layer in enumerate(layers)]
         for transfer in prefetched(engine, transfers, depth=2, stream=compute.cuda_stream):
             keep_busy(compute, 20_000_000)
             with torch.cuda.stream(compute):
@@ -101,19 +101,21 @@ def test_packed_blocks_are_those_of_the_cpu(
     stream = torch.cuda.Stream()
     plain = [numbers[row].data_ptr() for row in range(6)]
     packed = [coded[row].data_ptr() for row in range(6)]
-    packer.pack(plain, packed, elements=elements, stream=stream.cuda_stream)
+    packer.pack(sources=plain, targets=packed, elements=elements, stream=stream.cuda_stream)
     stream.synchronize()
     own = torch.zeros(6, room, dtype=torch.uint8)
     local, expected = numbers.cpu(), torch.zeros_like(numbers, device="cpu")
     for row in range(6):
-        pack(layout, local[row].data_ptr(), elements, own[row].data_ptr())
-        unpack(layout, own[row].data_ptr(), elements, expected[row].data_ptr())
+        pack(layout, source=local[row].data_ptr(), elements=elements, target=own[row].data_ptr())
+        unpack(
+            layout, source=own[row].data_ptr(), elements=elements, target=expected[row].data_ptr()
+        )
     assert torch.equal(coded, own)
     back = torch.zeros_like(numbers)
     torch.cuda.synchronize()
     packer.unpack(
-        packed,
-        [back[row].data_ptr() for row in range(6)],
+        sources=packed,
+        targets=[back[row].data_ptr() for row in range(6)],
         elements=elements,
         stream=stream.cuda_stream,
     )

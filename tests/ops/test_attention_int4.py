@@ -190,7 +190,12 @@ def test_blocks_that_the_transfers_packed_are_attended_in_place(group: int) -> N
         plain = draw(pages, 16, 2, 128, seed=seed)
         packed = torch.zeros(pages, layout.packed_bytes(16 * 2 * 128), dtype=torch.uint8)
         for page in range(pages):
-            pack(layout, plain[page].data_ptr(), plain[page].numel(), packed[page].data_ptr())
+            pack(
+                layout,
+                source=plain[page].data_ptr(),
+                elements=plain[page].numel(),
+                target=packed[page].data_ptr(),
+            )
         cache = int4_from_packed(packed, block_size=16, kv_heads=2, dim=128, group=group)
         assert (worth(cache, 128) - plain).abs().max() < 0.4
         caches.append(cache)

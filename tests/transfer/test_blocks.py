@@ -56,7 +56,9 @@ def test_blocks_are_copied_to_their_places(session: Session, size: int, as_list:
     lists = [addresses(source, size, origin), addresses(target, size, to)]
     if as_list:
         lists = [[int(each) for each in one] for one in lists]
-    BlockCopier(session, node=0).copy(*lists, block_bytes=size, stream=8)
+    BlockCopier(session, node=0).copy(
+        sources=lists[0], targets=lists[1], block_bytes=size, stream=8
+    )
     assert (target.reshape(20, size) == expected).all()
 
 
@@ -67,7 +69,7 @@ def test_lists_wait_for_their_stream_before_they_serve_again(
     block = np.zeros(64, np.uint8)
     place = [block.ctypes.data]
     driver.launch(8)
-    copier.copy(place, place, block_bytes=64, stream=8)
+    copier.copy(sources=place, targets=place, block_bytes=64, stream=8)
     assert session.stats().asked_bytes.current == 0
     assert driver.events == 1
     driver.finish(8)
@@ -78,11 +80,11 @@ def test_lists_wait_for_their_stream_before_they_serve_again(
 def test_blocks_that_mean_nothing_are_refused_or_skipped(session: Session) -> None:
     copier = BlockCopier(session, node=0)
     with pytest.raises(ValueError, match="1 sources to 2"):
-        copier.copy([1], [1, 2], block_bytes=16, stream=8)
+        copier.copy(sources=[1], targets=[1, 2], block_bytes=16, stream=8)
     with pytest.raises(ValueError, match="-1"):
-        copier.copy([1], [2], block_bytes=-1, stream=8)
-    copier.copy([], [], block_bytes=16, stream=8)
-    copier.copy([1], [2], block_bytes=0, stream=8)
+        copier.copy(sources=[1], targets=[2], block_bytes=-1, stream=8)
+    copier.copy(sources=[], targets=[], block_bytes=16, stream=8)
+    copier.copy(sources=[1], targets=[2], block_bytes=0, stream=8)
     assert session.stats().mapped_bytes.current == 0
 
 
@@ -99,16 +101,21 @@ def test_blocks_packed_by_the_kernel_unpack_on_the_cpu_and_back(
     packer = BlockPacker(session, layout, node=0)
     plain = addresses(numbers, elements * 2, range(5))
     packed = addresses(coded, room, [4, 2, 0, 1, 3])
-    packer.pack(plain, packed, elements=elements, stream=8)
+    packer.pack(sources=plain, targets=packed, elements=elements, stream=8)
     back, own = np.zeros_like(numbers), np.zeros(room, np.uint8)
     for row, at in enumerate(packed):
-        pack(layout, int(plain[row]), elements, own.ctypes.data)
+        pack(layout, source=int(plain[row]), elements=elements, target=own.ctypes.data)
         size = layout.packed_bytes(elements)
         theirs = coded[int(at) - coded.ctypes.data :][:size]
         assert (theirs == own[:size]).all()
-        unpack(layout, int(at), elements, back[row].ctypes.data)
+        unpack(layout, source=int(at), elements=elements, target=back[row].ctypes.data)
     again = np.zeros_like(numbers)
-    packer.unpack(packed, addresses(again, elements * 2, range(5)), elements=elements, stream=8)
+    packer.unpack(
+        sources=packed,
+        targets=addresses(again, elements * 2, range(5)),
+        elements=elements,
+        stream=8,
+    )
     assert (again.view(np.uint16) == back.view(np.uint16)).all()
     assert np.abs(again.astype(float) - numbers).max() < (0.35 if code == "int4" else 0.25)
 
@@ -116,13 +123,13 @@ def test_blocks_packed_by_the_kernel_unpack_on_the_cpu_and_back(
 def test_packed_block_that_is_misaligned_is_refused(session: Session) -> None:
     packer = BlockPacker(session, PackedFormat("int4"), node=0)
     with pytest.raises(ValueError, match="multiple of 16"):
-        packer.pack([16], [24], elements=64, stream=8)
+        packer.pack(sources=[16], targets=[24], elements=64, stream=8)
     with pytest.raises(ValueError, match="multiple of 16"):
-        packer.unpack([24], [16], elements=64, stream=8)
+        packer.unpack(sources=[24], targets=[16], elements=64, stream=8)
     with pytest.raises(ValueError, match="1 sources to 0"):
-        packer.pack([16], [], elements=64, stream=8)
+        packer.pack(sources=[16], targets=[], elements=64, stream=8)
     with pytest.raises(ValueError, match="-3"):
-        packer.pack([16], [32], elements=-3, stream=8)
+        packer.pack(sources=[16], targets=[32], elements=-3, stream=8)
 
 
 def test_large_blocks_go_in_one_batch_of_the_driver(
@@ -131,11 +138,11 @@ def test_large_blocks_go_in_one_batch_of_the_driver(
     copier = BlockCopier(session, node=0, kernel_below_bytes=4096)
     source, target = np.arange(8192, dtype=np.uint8), np.zeros(8192, np.uint8)
     lists = [addresses(each, 4096, [1, 0]) for each in (source, target)]
-    copier.copy(*lists, block_bytes=4095, stream=8)
+    copier.copy(sources=lists[0], targets=lists[1], block_bytes=4095, stream=8)
     assert driver.copies == 0
     assert (copier.uses_kernel(4095), copier.uses_kernel(4096)) == (True, False)
     target[:] = 0
-    copier.copy(*lists, block_bytes=4096, stream=8)
+    copier.copy(sources=lists[0], targets=lists[1], block_bytes=4096, stream=8)
     assert driver.copies == 2
     driver.finish(8)
     assert (target == source).all()
@@ -148,8 +155,8 @@ def test_measured_limit_is_where_batches_stay_quicker(
     now = [0.0]
     real = BlockCopier.copy
 
-    def copy(self: BlockCopier, sources: Any, targets: Any, *, block_bytes: int, stream: int):
-        real(self, sources, targets, block_bytes=block_bytes, stream=stream)
+    def copy(self: BlockCopier, *, targets: Any, sources: Any, block_bytes: int, stream: int):
+        real(self, targets=targets, sources=sources, block_bytes=block_bytes, stream=stream)
         now[0] += 1.0 if self.uses_kernel(block_bytes) == (block_bytes < 65536) else 2.0
 
     room = np.zeros((2, 256 << 10), np.uint8)
@@ -167,7 +174,7 @@ def test_installation_without_kernels_batches_and_says_how_to_get_them(
     monkeypatch.setattr(blocks, "cuda_kernels_path", lambda: None)
     source, target = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8)
     lists = [addresses(each, 16, range(4)) for each in (source, target)]
-    BlockCopier(session, node=0).copy(*lists, block_bytes=16, stream=8)
+    BlockCopier(session, node=0).copy(sources=lists[0], targets=lists[1], block_bytes=16, stream=8)
     driver.finish(8)
     assert (target == source).all()
     with pytest.raises(ValueError, match="nvcc"):

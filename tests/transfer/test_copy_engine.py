@@ -21,12 +21,12 @@ def test_bytes_go_there_and_come_back(session: Session, pin: bool, nbytes: int, 
     (source, view), (back, landed) = host(session, nbytes, where, pin=pin), host(session, nbytes)
     gpu = on_gpu(nbytes)
     with engine_of(session) as engine:
-        there = engine.to_device(gpu.ctypes.data, source.address, nbytes)
+        there = engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=nbytes)
         assert there is not None
         there.wait()
         assert (gpu == view).all()
         landed[:] = 0
-        home = engine.to_host(back.address, gpu.ctypes.data, nbytes)
+        home = engine.to_host(target=back.address, source=gpu.ctypes.data, nbytes=nbytes)
         assert home is not None
         home.wait()
         assert home.query()
@@ -41,9 +41,9 @@ def test_every_byte_is_counted_on_its_link(session: Session) -> None:
     foreign = np.zeros(1000, np.uint8)
     gpu = on_gpu(nbytes)
     with engine_of(session) as engine:
-        engine.to_device(gpu.ctypes.data, source.address, nbytes)
-        engine.to_device(gpu.ctypes.data, loose.address, 3 * CHUNK)
-        engine.to_host(foreign.ctypes.data, gpu.ctypes.data, 1000)
+        engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=nbytes)
+        engine.to_device(target=gpu.ctypes.data, source=loose.address, nbytes=3 * CHUNK)
+        engine.to_host(target=foreign.ctypes.data, source=gpu.ctypes.data, nbytes=1000)
         engine.drain()
         links = engine.links()
     expected = session.bytes_per_node(source.address, nbytes)
@@ -62,7 +62,7 @@ def test_slow_tier_is_under_way_with_the_fast_one(session: Session, driver: _C.F
     source, view = host(session, 16 * CHUNK, f"interleave:0,2@{CHUNK // KIB}KiB")
     gpu = on_gpu(16 * CHUNK)
     with engine_of(session) as engine:
-        handle = engine.to_device(gpu.ctypes.data, source.address, 16 * CHUNK)
+        handle = engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=16 * CHUNK)
         assert handle is not None
         fast, slow = (stream for stream in engine._core.streams if driver.pending(stream))
         assert (driver.pending(fast), driver.pending(slow)) == (8, 8)
@@ -80,7 +80,7 @@ def test_pinned_bytes_of_one_node_go_in_one_copy(session: Session, driver: _C.Fa
     source, _ = host(session, MIB)
     gpu = on_gpu(MIB)
     with engine_of(session) as engine:
-        engine.to_device(gpu.ctypes.data, source.address, MIB)
+        engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=MIB)
         assert driver.copies == 1
     del source
 
@@ -106,27 +106,27 @@ class FakeTensor:
 def test_tensors_bring_their_own_size_and_pinning(session: Session, driver: _C.FakeDriver) -> None:
     source, target = FakeTensor(np.arange(999), pinned=True), FakeTensor(np.zeros(999, np.int64))
     with engine_of(session) as engine:
-        handle = engine.to_device(target, source)
+        handle = engine.to_device(target=target, source=source)
         assert handle is not None
         handle.wait()
         assert (target._array == source._array).all()
         assert engine.links()[Link("to_device", NO_NODE)].staged_bytes == 0
         with pytest.raises(ValueError, match="8 and 7992"):
-            engine.to_device(target, FakeTensor(np.zeros(1)))
+            engine.to_device(target=target, source=FakeTensor(np.zeros(1)))
         with pytest.raises(ValueError, match="no size"):
-            engine.to_device(1, 2)
+            engine.to_device(target=1, source=2)
         with pytest.raises(ValueError, match="contiguous"):
-            engine.to_device(target, FakeTensor(source._array, contiguous=False))
+            engine.to_device(target=target, source=FakeTensor(source._array, contiguous=False))
         with pytest.raises(ValueError, match="-5"):
-            engine.to_device(1, 2, -5)
+            engine.to_device(target=1, source=2, nbytes=-5)
     with pytest.raises(ValueError, match="closed"):
-        engine.to_device(target, source)
+        engine.to_device(target=target, source=source)
 
 
 def test_part_beyond_an_allocation_is_refused(session: Session) -> None:
     source, _ = host(session, CHUNK)
     with engine_of(session) as engine, pytest.raises(ValueError, match="64 KiB"):
-        engine.to_device(1 << 40, source.address + 8, CHUNK)
+        engine.to_device(target=1 << 40, source=source.address + 8, nbytes=CHUNK)
     del source
 
 
@@ -151,6 +151,6 @@ def test_memory_that_is_not_pinned_needs_staging(session: Session) -> None:
     gpu = on_gpu(CHUNK)
     with engine_of(session, staging_bytes=0) as engine:
         with pytest.raises(ValueError, match="staging"):
-            engine.to_device(gpu.ctypes.data, source.address, CHUNK)
+            engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=CHUNK)
         assert engine.unfinished_bytes("to_device") == 0
     del source

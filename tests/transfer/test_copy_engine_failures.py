@@ -19,7 +19,7 @@ def test_both_ends_live_as_long_as_the_transfer(session: Session, driver: _C.Fak
     wanted = view.copy()
     gpu = on_gpu(CHUNK)
     with engine_of(session, staging_bytes=0) as engine:
-        handle = engine.to_device(gpu.ctypes.data, source.address, CHUNK)
+        handle = engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=CHUNK)
         del source, view, handle
         assert session.stats().allocations.current == 1
         engine.drain()
@@ -35,14 +35,14 @@ def test_refused_copy_fails_its_own_transfer_only(
     gpu = on_gpu(6 * CHUNK)
     with engine_of(session) as engine:
         driver.fail_copy(3)
-        bad = engine.to_device(gpu.ctypes.data, source.address, 6 * CHUNK)
+        bad = engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=6 * CHUNK)
         assert bad is not None
         with pytest.raises(OSError, match="as the test asked"):
             bad.wait()
         with pytest.raises(OSError, match="as the test asked"):
             bad.query()
         assert all(driver.pending(stream) == 0 for stream in engine._core.streams)
-        good = engine.to_device(gpu.ctypes.data, source.address, 6 * CHUNK)
+        good = engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=6 * CHUNK)
         assert good is not None
         good.wait()
         assert (gpu == view).all()
@@ -59,7 +59,7 @@ def test_broken_gpu_ends_every_transfer_with_an_error(
     source, _ = host(session, CHUNK)
     gpu = on_gpu(CHUNK)
     engine = engine_of(session, staging_bytes=0)
-    handle = engine.to_device(gpu.ctypes.data, source.address, CHUNK)
+    handle = engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=CHUNK)
     assert handle is not None
     own.break_context()
     with pytest.raises(OSError, match="broken"):
@@ -77,12 +77,12 @@ def test_fork_leaves_the_engine_to_the_parent(session: Session) -> None:
         if child == 0:
             status = 1
             try:
-                engine.to_device(gpu.ctypes.data, source.address, CHUNK)
+                engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=CHUNK)
             except ValueError as error:
                 status = 0 if "forked child" in str(error) else 2
             os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
-        handle = engine.to_device(gpu.ctypes.data, source.address, CHUNK)
+        handle = engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=CHUNK)
         assert handle is not None
         handle.wait()
         assert (gpu == view).all()
@@ -99,15 +99,15 @@ def test_failed_transfer_leaves_the_slots_of_others_alone(
     far_view ^= 0xFF
     near_gpu, far_gpu = on_gpu(size), on_gpu(size)
     with engine_of(session) as engine:
-        first = engine.to_device(near_gpu.ctypes.data, near.address, size)
+        first = engine.to_device(target=near_gpu.ctypes.data, source=near.address, nbytes=size)
         assert first is not None
         eventually(lambda: driver.copies == 3)
         driver.fail_copy(1)
-        bad = engine.to_device(far_gpu.ctypes.data, far.address, size)
+        bad = engine.to_device(target=far_gpu.ctypes.data, source=far.address, nbytes=size)
         assert bad is not None
         with pytest.raises(OSError, match="as the test asked"):
             bad.wait()
-        second = engine.to_device(far_gpu.ctypes.data, far.address, size)
+        second = engine.to_device(target=far_gpu.ctypes.data, source=far.address, nbytes=size)
         assert second is not None
         second.wait()
         first.wait()
@@ -125,7 +125,7 @@ def test_engine_that_is_dropped_finishes_what_is_under_way(
     wanted = view.copy()
     gpu = on_gpu(4 * CHUNK)
     engine = engine_of(session)
-    engine.to_device(gpu.ctypes.data, source.address, 4 * CHUNK)
+    engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=4 * CHUNK)
     del source, view
     assert session.stats().allocations.current == 2
     del engine
@@ -140,7 +140,7 @@ def test_dropping_an_engine_waits_without_the_interpreter_s_lock(
     source, view = host(session, CHUNK)
     gpu = on_gpu(CHUNK)
     engines = [engine_of(session)]
-    engines[0].to_device(gpu.ctypes.data, source.address, CHUNK)
+    engines[0].to_device(target=gpu.ctypes.data, source=source.address, nbytes=CHUNK)
     driver.hold_waiters(True)
     dropping = threading.Thread(target=engines.clear)
     dropping.start()

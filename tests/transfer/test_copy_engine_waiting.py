@@ -19,7 +19,7 @@ def test_submitting_does_not_wait_for_the_copy(session: Session, driver: _C.Fake
     source, view = host(session, MIB)
     gpu = on_gpu(MIB)
     engine = engine_of(session)
-    handle = engine.to_device(gpu.ctypes.data, source.address, MIB)
+    handle = engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=MIB)
     assert handle is not None
     assert not handle.query()
     assert (gpu == 0xEE).all()
@@ -37,7 +37,7 @@ def test_source_that_is_not_pinned_is_read_before_stream_wait_returns(
     wanted = view.copy()
     gpu = on_gpu(3 * CHUNK)
     with engine_of(session) as engine:
-        handle = engine.to_device(gpu.ctypes.data, source.address, 3 * CHUNK)
+        handle = engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=3 * CHUNK)
         assert handle is not None
         handle.stream_wait(77)
         driver.finish(77)
@@ -51,7 +51,7 @@ def test_staging_is_bounded_and_waits_for_the_gpu(session: Session, driver: _C.F
     source, view = host(session, 10 * CHUNK, pin=False)
     gpu = on_gpu(10 * CHUNK)
     engine = engine_of(session)
-    handle = engine.to_device(gpu.ctypes.data, source.address, 10 * CHUNK)
+    handle = engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=10 * CHUNK)
     assert handle is not None
     eventually(lambda: driver.waiters == 1)
     assert driver.copies == 4
@@ -73,18 +73,23 @@ def test_limit_makes_submitters_wait_for_the_oldest(
     source, view = host(session, 4 * CHUNK)
     gpu = [on_gpu(4 * CHUNK) for _ in range(3)]
     engine = engine_of(session, limit_bytes=8 * CHUNK)
-    handles = [engine.to_device(each.ctypes.data, source.address, 4 * CHUNK) for each in gpu[:2]]
+    handles = [
+        engine.to_device(target=each.ctypes.data, source=source.address, nbytes=4 * CHUNK)
+        for each in gpu[:2]
+    ]
     assert engine.unfinished_bytes("to_device") == 8 * CHUNK
-    refused = engine.to_device(gpu[2].ctypes.data, source.address, 4 * CHUNK, wait=False)
+    refused = engine.to_device(
+        target=gpu[2].ctypes.data, source=source.address, nbytes=4 * CHUNK, wait=False
+    )
     assert refused is None
     assert driver.copies == 2
-    other = engine.to_host(source.address, gpu[0].ctypes.data, 0)
+    other = engine.to_host(target=source.address, source=gpu[0].ctypes.data, nbytes=0)
     assert other is not None
     assert other.query(), "the other direction has a limit of its own"
     late: list[Any] = []
 
     def submit(address: int) -> None:
-        late.append(engine.to_device(gpu[2].ctypes.data, address, 4 * CHUNK))
+        late.append(engine.to_device(target=gpu[2].ctypes.data, source=address, nbytes=4 * CHUNK))
 
     waiter = threading.Thread(target=submit, args=(source.address,))
     waiter.start()
@@ -107,8 +112,8 @@ def test_transfer_larger_than_the_limit_goes_alone(session: Session) -> None:
     source, view = host(session, 6 * CHUNK)
     gpu = on_gpu(6 * CHUNK)
     with engine_of(session, limit_bytes=CHUNK) as engine:
-        first = engine.to_device(gpu.ctypes.data, source.address, 6 * CHUNK)
-        second = engine.to_device(gpu.ctypes.data, source.address, 6 * CHUNK)
+        first = engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=6 * CHUNK)
+        second = engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=6 * CHUNK)
         assert first is not None
         assert second is not None
         assert first.query(), "the second waited for it"
@@ -124,7 +129,9 @@ def test_copy_runs_behind_the_work_of_other_streams(
     gpu = on_gpu(CHUNK)
     with engine_of(session) as engine:
         driver.launch(5)
-        handle = engine.to_device(gpu.ctypes.data, source.address, CHUNK, after=(5,))
+        handle = engine.to_device(
+            target=gpu.ctypes.data, source=source.address, nbytes=CHUNK, after=(5,)
+        )
         assert handle is not None
         stream = engine._core.streams[0]
         driver.step(stream, 9)
@@ -149,10 +156,10 @@ def test_many_threads_both_ways(session: Session) -> None:
             )
             back = np.zeros(nbytes, np.uint8)
             gpu = on_gpu(nbytes)
-            there = engine.to_device(gpu.ctypes.data, source.address, nbytes)
+            there = engine.to_device(target=gpu.ctypes.data, source=source.address, nbytes=nbytes)
             assert there is not None
             there.wait()
-            home = engine.to_host(back.ctypes.data, gpu.ctypes.data, nbytes)
+            home = engine.to_host(target=back.ctypes.data, source=gpu.ctypes.data, nbytes=nbytes)
             assert home is not None
             home.wait()
             if not (back == view).all():

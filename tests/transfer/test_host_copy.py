@@ -43,7 +43,9 @@ def test_copy_moves_these_bytes_and_no_other(way: Any, isa: str, nbytes: int) ->
         target = np.full(nbytes + 192, 0xEE, np.uint8)
         expected = target.copy()
         expected[to : to + nbytes] = source[origin : origin + nbytes]
-        copier.copy(target.ctypes.data + to, source.ctypes.data + origin, nbytes)
+        copier.copy(
+            target=target.ctypes.data + to, source=source.ctypes.data + origin, nbytes=nbytes
+        )
         assert (target == expected).all()
 
 
@@ -66,9 +68,9 @@ def test_blocks_are_gathered_and_scattered(way: Any, sizes: list[int], seed: int
         expected[begin : begin + size] = source[start : start + size]
     copier = HostCopier(cpus=PAIR, rules=[CopyRule(0, *way)])
     copier.copy_blocks(
-        (to + target.ctypes.data).astype(np.uint64),
-        (starts + source.ctypes.data).astype(np.uint64),
-        sizes,
+        targets=(to + target.ctypes.data).astype(np.uint64),
+        sources=(starts + source.ctypes.data).astype(np.uint64),
+        sizes=sizes,
     )
     assert (target == expected).all()
 
@@ -76,18 +78,22 @@ def test_blocks_are_gathered_and_scattered(way: Any, sizes: list[int], seed: int
 def test_one_size_serves_all_blocks() -> None:
     source, target = random_bytes(4096), np.zeros(4096, np.uint8)
     addresses = [[base.ctypes.data + at for at in range(0, 4096, 512)] for base in (target, source)]
-    HostCopier().copy_blocks(addresses[0][::-1], addresses[1], 512)
+    HostCopier().copy_blocks(targets=addresses[0][::-1], sources=addresses[1], sizes=512)
     assert (target.reshape(8, 512) == source.reshape(8, 512)[::-1]).all()
 
 
 def test_lists_that_do_not_match_are_refused_before_any_copy() -> None:
     target, source = np.zeros(64, np.uint8), random_bytes(64)
     with pytest.raises(ValueError, match="2 sources"):
-        HostCopier().copy_blocks([target.ctypes.data], [source.ctypes.data] * 2, 8)
+        HostCopier().copy_blocks(
+            targets=[target.ctypes.data], sources=[source.ctypes.data] * 2, sizes=8
+        )
     with pytest.raises(ValueError, match="-1"):
-        HostCopier().copy_blocks([target.ctypes.data], [source.ctypes.data], -1)
+        HostCopier().copy_blocks(
+            targets=[target.ctypes.data], sources=[source.ctypes.data], sizes=-1
+        )
     with pytest.raises(ValueError, match="-1"):
-        HostCopier().copy(target.ctypes.data, source.ctypes.data, -1)
+        HostCopier().copy(target=target.ctypes.data, source=source.ctypes.data, nbytes=-1)
     assert not target.any()
 
 
@@ -122,7 +128,7 @@ def test_strided_copy_is_torch_s_own(way: Any, pair: tuple[torch.Tensor, torch.T
     expected = base.clone()
     mirror = expected.as_strided(target.shape, target.stride(), target.storage_offset())
     mirror.copy_(source)
-    HostCopier(cpus=PAIR, rules=[CopyRule(0, *way)]).copy_strided(target, source)
+    HostCopier(cpus=PAIR, rules=[CopyRule(0, *way)]).copy_strided(target=target, source=source)
     assert torch.equal(
         torch.view_as_real(base) if base.is_complex() else base,
         torch.view_as_real(expected) if expected.is_complex() else expected,
@@ -132,18 +138,20 @@ def test_strided_copy_is_torch_s_own(way: Any, pair: tuple[torch.Tensor, torch.T
 def test_transpose_of_many_rows() -> None:
     source = torch.randn(513, 257)
     target = torch.empty(257, 513)
-    HostCopier(cpus=PAIR, rules=[CopyRule(0, False, 2)]).copy_strided(target, source.t())
+    HostCopier(cpus=PAIR, rules=[CopyRule(0, False, 2)]).copy_strided(
+        target=target, source=source.t()
+    )
     assert torch.equal(target, source.t().contiguous())
 
 
 def test_strided_copy_refuses_what_has_no_meaning() -> None:
     copier, tensor = HostCopier(), torch.zeros(4, 4)
     with pytest.raises(ValueError, match=r"\(4, 4\)"):
-        copier.copy_strided(torch.zeros(4), tensor)
+        copier.copy_strided(target=torch.zeros(4), source=tensor)
     with pytest.raises(ValueError, match="2 B"):
-        copier.copy_strided(torch.zeros(4, 4, dtype=torch.float16), tensor)
+        copier.copy_strided(target=torch.zeros(4, 4, dtype=torch.float16), source=tensor)
     with pytest.raises(ValueError, match="share memory"):
-        copier.copy_strided(torch.zeros(1, 4).expand(4, 4), tensor)
+        copier.copy_strided(target=torch.zeros(1, 4).expand(4, 4), source=tensor)
 
 
 def test_copies_from_many_threads_stay_apart() -> None:
@@ -154,7 +162,7 @@ def test_copies_from_many_threads_stay_apart() -> None:
         source = random_bytes(300_001, seed)
         for _ in range(20):
             target = np.zeros_like(source)
-            copier.copy(target.ctypes.data, source.ctypes.data, source.size)
+            copier.copy(target=target.ctypes.data, source=source.ctypes.data, nbytes=source.size)
             if not (target == source).all():
                 wrong.append(seed)
 
@@ -219,7 +227,13 @@ def test_one_noisy_size_makes_no_rule() -> None:
 
 def test_measured_rules_are_usable_and_survive_a_file(tmp_path: Path) -> None:
     source, target = random_bytes(1 << 20), np.zeros(1 << 20, np.uint8)
-    rules = measure_rules(target.ctypes.data, source.ctypes.data, 1 << 20, cpus=PAIR, rounds=3)
+    rules = measure_rules(
+        target=target.ctypes.data,
+        source=source.ctypes.data,
+        room_bytes=1 << 20,
+        cpus=PAIR,
+        rounds=3,
+    )
     assert rules[0].from_bytes == 0
     assert (target == source).all()
     save_rules(tmp_path / "rules.json", rules)
@@ -268,9 +282,9 @@ def test_timed_blocks_are_copied_and_both_ways_have_every_round() -> None:
     order = np.random.default_rng(4).permutation(16).astype(np.uint64) * np.uint64(4096)
     places = np.arange(16, dtype=np.uint64) * np.uint64(4096)
     own, memcpys = HostCopier(cpus=PAIR).time_blocks(
-        places + np.uint64(target.ctypes.data),
-        order + np.uint64(source.ctypes.data),
-        4096,
+        targets=places + np.uint64(target.ctypes.data),
+        sources=order + np.uint64(source.ctypes.data),
+        sizes=4096,
         job=6,
         rounds=5,
     )
@@ -281,6 +295,10 @@ def test_timed_blocks_are_copied_and_both_ways_have_every_round() -> None:
     assert (target.reshape(16, 4096)[:12] == expected[:12]).all()
     assert not target.reshape(16, 4096)[12:].any()
     with pytest.raises(ValueError, match="copy 3 sources"):
-        HostCopier(cpus=PAIR).time_blocks(places, order[:3], 4096, job=1, rounds=1)
+        HostCopier(cpus=PAIR).time_blocks(
+            targets=places, sources=order[:3], sizes=4096, job=1, rounds=1
+        )
     with pytest.raises(ValueError, match="jobs of 17 blocks"):
-        HostCopier(cpus=PAIR).time_blocks(places, places, 4096, job=17, rounds=1)
+        HostCopier(cpus=PAIR).time_blocks(
+            targets=places, sources=places, sizes=4096, job=17, rounds=1
+        )

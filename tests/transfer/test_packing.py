@@ -45,14 +45,14 @@ def as_bytes(values: Array, element: str) -> Array:
 
 def packed(layout: PackedFormat, raw: Array, elements: int) -> Array:
     target = np.full(layout.packed_bytes(elements), 0xEE, np.uint8)
-    pack(layout, raw.ctypes.data, elements, target.ctypes.data)
+    pack(layout, source=raw.ctypes.data, elements=elements, target=target.ctypes.data)
     return target
 
 
 def unpacked(layout: PackedFormat, coded: Array, elements: int) -> Array:
     size = 4 if layout.element == "float32" else 2
     target = np.full(elements * size + 8, 0xEE, np.uint8)
-    unpack(layout, coded.ctypes.data, elements, target.ctypes.data)
+    unpack(layout, source=coded.ctypes.data, elements=elements, target=target.ctypes.data)
     assert (target[elements * size :] == 0xEE).all()
     return as_numbers(target[: elements * size], layout.element)
 

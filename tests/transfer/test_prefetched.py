@@ -24,7 +24,11 @@ def test_prefetch_gives_each_step_its_own_bytes(
     seen = [np.zeros(CHUNK + step, np.uint8) for step in range(steps)]
     with engine_of(session, staging_bytes=0) as engine:
         transfers = [
-            Transfer(slots[step % (depth + 1)].ctypes.data, layer[0].address, CHUNK + step)
+            Transfer(
+                target=slots[step % (depth + 1)].ctypes.data,
+                source=layer[0].address,
+                nbytes=CHUNK + step,
+            )
             for step, layer in enumerate(layers)
         ]
         for step, transfer in enumerate(
@@ -32,7 +36,12 @@ def test_prefetch_gives_each_step_its_own_bytes(
         ):
             assert transfer is transfers[step]
             assert engine.links()[Link("to_device", 2)].copies == min(steps, step + 1 + depth)
-            driver.copy(seen[step].ctypes.data, transfer.target, CHUNK + step, compute)
+            driver.copy(
+                target=seen[step].ctypes.data,
+                source=transfer.target,
+                nbytes=CHUNK + step,
+                stream=compute,
+            )
         driver.finish(compute)
         for layer, got in zip(layers, seen, strict=True):
             assert (got == layer[1]).all()

@@ -144,7 +144,7 @@ class EngineCopies:
             return
         stream = self._stream_in_order()
         submit = self._engine.to_device if way == "h2d" else self._engine.to_host
-        handle = submit(dst, src, after=() if stream is None else (stream,))
+        handle = submit(target=dst, source=src, after=() if stream is None else (stream,))
         if handle is not None and stream is not None:
             handle.stream_wait(stream)
 

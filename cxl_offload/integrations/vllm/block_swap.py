@@ -76,7 +76,9 @@ class CopierSwap:
         stream = self._stream()
         for size in np.unique(nbytes):
             these = nbytes == size
-            self._copier.copy(origin[these], to[these], block_bytes=int(size), stream=stream)
+            self._copier.copy(
+                targets=to[these], sources=origin[these], block_bytes=int(size), stream=stream
+            )
 
 
 @dataclass(frozen=True, slots=True)

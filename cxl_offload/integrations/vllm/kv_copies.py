@@ -141,7 +141,7 @@ class CopyQueue:
         begin = time.perf_counter()
         try:
             targets, sources, sizes = order.lists()
-            self._copier.copy_blocks(targets, sources, sizes)
+            self._copier.copy_blocks(targets=targets, sources=sources, sizes=sizes)
         except Exception as failure:  # told to whoever asks for the result
             return FinishedCopy(order.id, 0, time.perf_counter() - begin, failure)
         seconds, nbytes = time.perf_counter() - begin, int(sizes.sum())

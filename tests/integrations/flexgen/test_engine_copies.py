@@ -134,11 +134,11 @@ def test_a_spoilt_copy_changes_the_tokens(
     """Or else the test above could pass without the engine's bytes being used."""
     submit = CopyEngine.to_device
 
-    def spoilt(self: CopyEngine, dst: Any, src: Any, **options: Any) -> Any:
-        handle = submit(self, dst, src, **options)
+    def spoilt(self: CopyEngine, *, target: Any, source: Any, **options: Any) -> Any:
+        handle = submit(self, target=target, source=source, **options)
         assert handle is not None
         handle.wait()
-        dst.neg_()
+        target.neg_()
         return handle
 
     monkeypatch.setattr(CopyEngine, "to_device", spoilt)
