@@ -24,6 +24,14 @@ def send_sigint(session: Session, operation: str, call: int) -> None:
     kernel_of(session).fail(operation, call=call, effect=_C.FaultEffect.signal)
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises, also where the tests were started with the signal ignored (nohup, CI)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def session() -> Session:
     """One thread faults in, so that it is known which call comes next."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -98,6 +99,14 @@ def assert_same_bits(found: list[torch.Tensor], expected: list[torch.Tensor]) ->
         assert torch.equal(one, other)
 
 
+def wait_until_all_is_back(session: Session) -> None:
+    """A thread that copies ahead may drop the last tensor a moment after the backward pass."""
+    end = time.monotonic() + 10
+    while session.stats().asked_bytes.current and time.monotonic() < end:
+        time.sleep(0.01)
+    assert session.stats().asked_bytes.current == 0
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 3, 1000])
 @pytest.mark.parametrize("recompute", [None, False, True], ids=["plain", "checkpoint", "reentrant"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -117,7 +126,7 @@ def test_gradients_are_the_same_bits(
         model.zero_grad()
         del loss
         gc.collect()
-        assert session.stats().asked_bytes.current == 0
+        wait_until_all_is_back(session)
     assert offload.use.copies > 0
     assert offload.use.kept["parameter"] > 0
 

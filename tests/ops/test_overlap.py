@@ -6,10 +6,13 @@ import copy
 import gc
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +27,7 @@ from cxl_offload.ops.lion import CPULion
 from ..placement.child import run_in_child
 from .tensors import bits
 
+ROOT = Path(__file__).parents[2]
 WIDTH = 48
 
 
@@ -220,7 +224,16 @@ def test_frozen_and_added_parameters_are_trained_when_they_have_gradients() -> N
 
 
 def test_forked_child_overlaps_on_a_thread_of_its_own() -> None:
-    """It would wait for ever for the thread of its parent."""
+    """It would wait for ever for the thread of its parent.
+
+    In a process of its own: torch refuses a backward pass in a child once autograd has had threads.
+    """
+    code = f"from {__name__} import train_in_a_forked_child as run; run()"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
+def train_in_a_forked_child() -> None:
+    torch.set_num_threads(1)  # torch's own layers wait for OpenMP's threads in a child
     model = Model()
     optimizer = CPUAdam(model.parameters(), lr=0.1, overlap=True)
     train(model, optimizer, range(2))

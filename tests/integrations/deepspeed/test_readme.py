@@ -10,7 +10,7 @@ from pathlib import Path
 from .conftest import ROOT, environment
 
 
-def test_snippet_of_the_readme_runs_as_pasted(tmp_path: Path) -> None:
+def test_snippet_of_the_readme_runs_as_pasted(deepspeed_there: None, tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", readme, re.S)
     (snippet,) = (block for block in blocks if "deepspeed" in block)
