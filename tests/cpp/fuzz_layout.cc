@@ -50,7 +50,7 @@ size_t weight_sum(const std::vector<Share>& shares) {
 
 // How many of `granules` are each share's, by largest remainder, ties to the earlier.
 std::vector<size_t> shares_of(const std::vector<Share>& shares, size_t granules) {
-  using Wide = unsigned __int128;
+  __extension__ using Wide = unsigned __int128;
   const Wide sum = weight_sum(shares);
   std::vector<size_t> counts;
   std::vector<std::pair<Wide, size_t>> rests;
@@ -252,7 +252,7 @@ void fuzz_outside(Input& input) {
   const size_t stride =
       input.below(2) == 0 ? part + input.below(4) * kPage : any_amount(input, kPage);
   const size_t count = input.below(2) == 0 ? input.below(20) : any_amount(input, 1);
-  using Wide = unsigned __int128;
+  __extension__ using Wide = unsigned __int128;
   const bool fits = count > 0 && part > 0 && part % kPage == 0 && stride % kPage == 0 &&
                     stride >= part && Wide{count - 1} * stride + part <= bytes;
   bool placed = false;

@@ -186,7 +186,7 @@ def trouble(engine: Engine) -> Answer:
     found = counters(engine)
     engine.forget()
 
-    def broken(*lists: Any) -> None:
+    def broken(**lists: Any) -> None:
         raise OSError("injected")
 
     copy_worker()._loads._copier.copy_blocks = broken

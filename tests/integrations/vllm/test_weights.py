@@ -276,5 +276,5 @@ def test_wrong_node_is_refused_before_the_model_is_loaded(
     done = run_once(environment, model, options)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
-    assert "weight_nodes: node 63 has no memory for this process; nodes with memory are" in last
+    assert "weight_nodes: bind:63: node 63 has no memory that this process may use" in last
     assert "Loading" not in done.stdout + done.stderr
