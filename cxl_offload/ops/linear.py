@@ -15,7 +15,7 @@ from cxl_offload.ops.int4_weight import Int4Weight
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
 from cxl_offload.ops.view import tensor_view
 
-__all__ = ["WEIGHT_DTYPES", "SinglePrecisionLinear", "linear"]
+__all__ = ["WEIGHT_DTYPES", "PreparedLinear", "SinglePrecisionLinear", "linear"]
 
 WEIGHT_DTYPES = (
     torch.float32,
@@ -111,6 +111,46 @@ def _scale_view(scale: torch.Tensor, outputs: int) -> _C.TensorView:
     elif scale.dim() == 1:
         scale = scale.unsqueeze(1)
     return tensor_view(scale, "scale", dtypes=(torch.float32,), strided=True)
+
+
+class PreparedLinear:
+    """:func:`linear` for one weight and many calls: what does not change is looked at once.
+
+    Parameters
+    ----------
+    weight, bias
+        As of :func:`linear`, without scales. Their memory is read at every call and not kept alive:
+        ask :meth:`is_of` before a call where it may have been replaced.
+    """
+
+    __slots__ = ("_addresses", "_bias", "_outputs", "_weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = tensor_view(weight, "weight", dtypes=WEIGHT_DTYPES, strided=True)
+        self._bias = None if bias is None else tensor_view(bias, "bias")
+        self._outputs = weight.shape[0]
+        self._addresses = (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
+
+    def is_of(self, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Whether weight and bias still lie where they did."""
+        return self._addresses == (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
+
+    def __call__(self, x: torch.Tensor, threads: Threads = None) -> torch.Tensor:
+        """As :func:`linear`; nothing is said about gradients."""
+        rows = x.reshape(-1, x.shape[-1])
+        if rows.stride(-1) != 1:
+            rows = rows.contiguous()
+        out = torch.empty(rows.shape[0], self._outputs, dtype=x.dtype)
+        team = team_for(threads)
+        _C.run_linear(
+            tensor_view(rows, "x", strided=True),
+            self._weight,
+            tensor_view(out, "out"),
+            team,
+            bias=self._bias,
+            kernel=kernel_for(team),
+        )
+        return out.view(*x.shape[:-1], self._outputs)
 
 
 BUFFER_ELEMENTS = 2**19

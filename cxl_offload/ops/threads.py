@@ -14,10 +14,17 @@ from collections.abc import Mapping
 from cxl_offload import _C
 from cxl_offload.topology import Machine, discover
 
-__all__ = ["Threads", "groups_for", "kernel_for", "team_for"]
+__all__ = ["Team", "Threads", "groups_for", "kernel_for", "team_for"]
 
-Threads = int | Mapping[int, int] | None
-"""A number of threads, threads a node (``{0: 23, 1: 23, 2: 6}``), or None: all allowed CPUs."""
+Team = _C.WorkerTeam
+
+Counts = int | Mapping[int, int] | None
+Threads = Counts | Team
+"""A number of threads, threads a node (``{0: 23, 1: 23, 2: 6}``), or None: all allowed CPUs.
+
+Or what :func:`team_for` returned before, for callers that call often: finding the team again takes
+as long as a small kernel.
+"""
 
 Group = tuple[int, int, tuple[int, ...]]
 """Node (-1: any), threads, CPUs that they are bound to (none: not bound)."""
@@ -48,14 +55,14 @@ def _spread(threads: int, cpus_by_node: Mapping[int, tuple[int, ...]]) -> dict[i
     return {node: count for node, count in shares.items() if count > 0}
 
 
-def groups_for(threads: Threads, machine: Machine, allowed: frozenset[int]) -> tuple[Group, ...]:
+def groups_for(threads: Counts, machine: Machine, allowed: frozenset[int]) -> tuple[Group, ...]:
     """The groups of threads that :func:`team_for` makes a team of.
 
     Parameters
     ----------
     threads
-        As in :data:`Threads`. A node without CPUs is read by threads on the nearest node that has
-        some.
+        As in :data:`Threads`, but no team. A node without CPUs is read by threads on the nearest
+        node that has some.
     machine
         The machine that the threads run on.
     allowed
@@ -96,6 +103,8 @@ def _team(key: int | tuple[tuple[int, int], ...] | None, cpus: frozenset[int]) -
 
 def team_for(threads: Threads) -> _C.WorkerTeam:
     """The team for this choice, the same one for every caller that chooses alike."""
+    if isinstance(threads, Team):
+        return threads
     key = tuple(sorted(threads.items())) if isinstance(threads, Mapping) else threads
     return _team(key, frozenset(_C.allowed_cpus()))
 

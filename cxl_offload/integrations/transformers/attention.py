@@ -1,8 +1,9 @@
-"""The attention that models ask transformers for by name: one query a sequence by our kernel.
+"""The attention that models ask transformers for by name: few queries a sequence by our kernel.
 
 transformers lets anyone register an attention and the function that makes its mask. A model keeps
-the attention it had (eager or sdpa) for what the kernel does not compute: prompts, several queries
-at once, positions weighed by more than a mask. So there is one registered name for each of the two.
+the attention it had (eager or sdpa) for what the kernel does not compute: prompts, long
+continuations of a cache, weights that are asked for. So there is one registered name for each of
+the two.
 """
 
 from __future__ import annotations
@@ -16,15 +17,28 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface
 
+from cxl_offload.integrations.transformers.masks import forms_of, mask_maker
 from cxl_offload.integrations.transformers.room import SMALL_TYPES
 from cxl_offload.ops.attention import decode_attention
+from cxl_offload.ops.threads import Team, team_for
 
-__all__ = ["OWN_ATTENTIONS", "AttentionCalls", "count_in", "eager_attention_of", "registered_name"]
+__all__ = [
+    "FEW_QUERIES",
+    "OWN_ATTENTIONS",
+    "AttentionCalls",
+    "BlockAttention",
+    "eager_attention_of",
+    "registered_name",
+    "take_part",
+]
 
 OWN_ATTENTIONS = ("eager", "sdpa")
 """What a model may compute prompts with."""
+
+FEW_QUERIES = 32
+"""More than assisted decoding checks at once, which drafts up to 20 tokens."""
 
 _KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -33,7 +47,7 @@ _WITHOUT_EFFECT = frozenset(
         "cache_position",
         "cu_seq_lens_k",
         "cu_seq_lens_q",
-        "is_causal",  # one query sees all there is
+        "is_causal",  # one query sees all there is, several have a mask
         "logits_to_keep",
         "max_length_k",
         "max_length_q",
@@ -46,7 +60,12 @@ _WITHOUT_EFFECT = frozenset(
         "use_cache",
     }
 )
-"""Options of transformers' attentions that change nothing for one query a sequence."""
+"""Options of transformers' attentions that change nothing where the kernel computes."""
+
+_OF_SCORES = frozenset({"position_bias", "s_aux", "softcap"})
+"""Options that the kernel computes: what is added to scores, sinks, and a soft cap."""
+
+_KNOWN = _WITHOUT_EFFECT | _OF_SCORES
 
 
 @dataclass(slots=True)
@@ -57,27 +76,51 @@ class AttentionCalls:
     ----------
     kernel
         Calls over the cache where it lies.
+    several
+        Those of them with several queries a sequence, as of drafted tokens.
     prompt
         Calls with several queries a sequence, by the model's own attention.
     own
-        Calls with one query a sequence that the kernel does not compute, by the reason.
+        Calls with few queries a sequence that the kernel does not compute, by the reason.
     """
 
     kernel: int = 0
+    several: int = 0
     prompt: int = 0
     own: dict[str, int] = field(default_factory=dict)
 
 
-_calls: weakref.WeakKeyDictionary[torch.nn.Module, AttentionCalls] = weakref.WeakKeyDictionary()
+class BlockAttention:
+    """What the attention of one block's models goes by.
+
+    Parameters
+    ----------
+    few_queries
+        Up to so many a sequence are computed by the kernel, after the prompt.
+    """
+
+    __slots__ = ("calls", "few_queries", "team")
+
+    def __init__(self, few_queries: int = FEW_QUERIES) -> None:
+        self.calls = AttentionCalls()
+        self.few_queries = few_queries
+        self.choose_threads()
+
+    def choose_threads(self) -> None:
+        """As many as the rest of the model runs on; asked once a step, not once a layer."""
+        self.team: Team = team_for(torch.get_num_threads())
 
 
-def count_in(model: torch.nn.Module, calls: AttentionCalls | None) -> None:
-    """Count the attention of a model's modules in ``calls`` from now on; None: no more."""
+_blocks: weakref.WeakKeyDictionary[torch.nn.Module, BlockAttention] = weakref.WeakKeyDictionary()
+
+
+def take_part(model: torch.nn.Module, block: BlockAttention | None) -> None:
+    """The attention of a model's modules goes by ``block`` from now on; None: by none."""
     for module in model.modules():
-        if calls is None:
-            _calls.pop(module, None)
+        if block is None:
+            _blocks.pop(module, None)
         else:
-            _calls[module] = calls
+            _blocks[module] = block
 
 
 def registered_name(own: str) -> str:
@@ -98,6 +141,18 @@ def eager_attention_of(module: torch.nn.Module) -> Callable[..., Any] | None:
     return None
 
 
+def _is_prompt(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, few: int) -> bool:
+    """Whether several queries are the model's own attention's to compute.
+
+    Those of a first prompt see states that are not in the cache yet, or in a fixed cache are told
+    apart by no mask. Many queries multiply matrices, which is no work for a kernel that reads.
+    """
+    count = query.shape[2]
+    if count == 1:
+        return False
+    return count == key.shape[2] or mask is None or count > few
+
+
 def _why_not(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -106,25 +161,28 @@ def _why_not(
     dropout: float,
     options: dict[str, Any],
 ) -> str:
-    """Why the kernel does not compute this one query a sequence; empty when it does."""
-    kept_as = (query.dtype, *SMALL_TYPES)
-    if query.dtype not in _KERNEL_TYPES or key.dtype is not value.dtype or key.dtype not in kept_as:
+    """Why the kernel does not compute these few queries a sequence; empty when it does."""
+    dtype = key.dtype
+    if dtype is not value.dtype or not (
+        (dtype is query.dtype or dtype in SMALL_TYPES) and query.dtype in _KERNEL_TYPES
+    ):
         return f"types {query.dtype}, {key.dtype}, {value.dtype}"
     if not query.shape[-1] == key.shape[-1] == value.shape[-1]:
         return "keys and values of different widths"
     if key.device.type != "cpu":
         return f"a cache on {key.device.type}"
-    if mask is not None and (mask.dtype is not torch.bool or mask.shape[1] != 1):
-        return "a mask that is not of true and false, or differs by head"
-    if mask is not None and mask.shape[-1] != key.shape[2]:
+    if mask is not None and (
+        mask.dim() != 4 or mask.shape[-1] != key.shape[2] or mask.shape[-2] != query.shape[2]
+    ):
         return "a mask that is not as long as the cache"
     if dropout:
         return "dropout"
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
         return "gradients"
-    for name, given in options.items():
-        if name not in _WITHOUT_EFFECT and given is not None and given is not False:
-            return f"option {name}"
+    if not options.keys() <= _KNOWN:
+        for name, given in options.items():
+            if name not in _KNOWN and given is not None and given is not False:
+                return f"option {name}"
     return ""
 
 
@@ -134,30 +192,34 @@ def _by_kernel(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     scaling: float | None,
+    options: dict[str, Any],
+    team: Team,
 ) -> torch.Tensor:
-    """``(batch, 1, heads, dim)``, on the query's device."""
-    attended = None
+    """``(batch, queries, heads, dim)``, on the query's device."""
+    attended = bias = None
     if mask is not None:
-        attended = mask[:, 0, -1].expand(query.shape[0], -1).to("cpu").contiguous()
-    queries = query[:, :, 0].to("cpu").contiguous()
+        forms = forms_of(mask)
+        attended, bias = forms.attended(mask, query.shape[0]), forms.bias(mask)
+    if (more := options.get("position_bias")) is not None:
+        more = more.to("cpu", torch.float32).expand(*query.shape[:3], key.shape[2])
+        bias = more if bias is None else bias + more
+    one = query.shape[2] == 1
+    queries = query[:, :, 0] if one else query
+    if bias is not None and one:
+        bias = bias[:, :, 0]
     out = decode_attention(
-        queries,
+        queries.to("cpu").contiguous(),
         key,
         value,
         mask=attended,
         scale=scaling,
-        # As many as the rest of the model runs on.
-        threads=torch.get_num_threads(),
-    )
-    return out.to(query.device).unsqueeze(1)
-
-
-def _as_added(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """A mask of true and false as the numbers that eager attention adds to its scores."""
-    if mask is None or mask.dtype is not torch.bool:
-        return mask
-    least = torch.finfo(dtype).min
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, least)
+        soft_cap=options.get("softcap"),
+        bias=bias,
+        sinks=options.get("s_aux"),
+        causal=False,  # the mask says what each query sees
+        threads=team,
+    ).to(query.device)
+    return out.unsqueeze(1) if one else out.transpose(1, 2).contiguous()
 
 
 def _attention(own: str) -> Callable[..., Any]:
@@ -171,14 +233,16 @@ def _attention(own: str) -> Callable[..., Any]:
         dropout: float = 0.0,
         **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        calls = _calls.get(module) or AttentionCalls()
-        if query.shape[2] > 1:
+        block = _blocks.get(module) or BlockAttention()
+        calls = block.calls
+        if _is_prompt(query, key, attention_mask, block.few_queries):
             calls.prompt += 1
         elif why := _why_not(query, key, value, attention_mask, dropout, options):
             calls.own[why] = calls.own.get(why, 0) + 1
         else:
             calls.kernel += 1
-            return _by_kernel(query, key, value, attention_mask, scaling), None
+            calls.several += query.shape[2] > 1
+            return _by_kernel(query, key, value, attention_mask, scaling, options, block.team), None
         key, value = key.to(query), value.to(query)
         given = {"scaling": scaling, "dropout": dropout, **options}
         if own == "sdpa":
@@ -190,23 +254,14 @@ def _attention(own: str) -> Callable[..., Any]:
                 f"{type(module).__name__}: no eager_attention_forward beside it; load the model "
                 "with attn_implementation='sdpa'"
             )
-        mask = _as_added(attention_mask, query.dtype)
+        mask = attention_mask
+        if mask is not None:
+            mask = forms_of(mask).added(mask, query.dtype)
         return eager(module, query, key, value, mask, **given)  # type: ignore[no-any-return]
 
     return attend
 
 
-def _mask(own: str) -> Callable[..., Any]:
-    of_prompts = eager_mask if own == "eager" else sdpa_mask
-
-    def make_mask(*, q_length: int, **given: Any) -> torch.Tensor | None:
-        """True and false for one query, which the kernel reads; else as the own attention adds."""
-        maker = sdpa_mask if q_length == 1 else of_prompts
-        return maker(q_length=q_length, **given)  # type: ignore[no-any-return]
-
-    return make_mask
-
-
 for _own in OWN_ATTENTIONS:
     AttentionInterface.register(registered_name(_own), _attention(_own))
-    AttentionMaskInterface.register(registered_name(_own), _mask(_own))
+    AttentionMaskInterface.register(registered_name(_own), mask_maker(_own))

@@ -36,10 +36,14 @@ def layers_without_tiers(cache: Cache) -> dict[str, int]:
     """Layers of a cache that hold keys and values and cannot lie in tiers, by class."""
     found: dict[str, int] = {}
     for layer in cache.layers:
-        if type(layer) not in _IN_TIERS and not isinstance(layer, GrowingStates | FixedStates):
+        if type(layer) not in _IN_TIERS and not _is_in_tiers(layer):
             name = type(layer).__name__
             found[name] = found.get(name, 0) + 1
     return found
+
+
+def _is_in_tiers(layer: Any) -> bool:
+    return isinstance(layer, (GrowingStates, FixedStates))
 
 
 def put_in_tiers(cache: Cache, memory: KvMemory, positions: int = 0) -> None:
@@ -57,6 +61,9 @@ def put_in_tiers(cache: Cache, memory: KvMemory, positions: int = 0) -> None:
     MemoryError
         A node has no room for what it holds.
     """
+    layers = cache.layers
+    if layers and all(map(_is_in_tiers, layers)):  # asked before every token
+        return
     odd = layers_without_tiers(cache)
     if odd or getattr(cache, "offloading", False):
         what = ", ".join(sorted(odd)) or "offloading"

@@ -38,15 +38,39 @@ class FixedStates:
         most, self.max_cache_len = self.max_cache_len, 1
         super().lazy_initialization(key_states, value_states)  # type: ignore[misc]
         self.max_cache_len = most
-        self.keys = self._zeros(key_states)
-        self.values = self._zeros(value_states)
+        part = self._memory.current.part
+        batch = key_states.shape[0] if part is None else part.total
+        self.keys = self._zeros(key_states, batch)
+        self.values = self._zeros(value_states, batch)
 
     max_cache_len: int
     _memory: KvMemory
 
-    def _zeros(self, states: torch.Tensor) -> torch.Tensor:
-        batch, heads, _, dim = states.shape
+    def _zeros(self, states: torch.Tensor, batch: int) -> torch.Tensor:
+        _, heads, _, dim = states.shape
         return self._memory.empty((batch, heads, self.max_cache_len, dim), states.dtype).zero_()
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As transformers does it; of some rows where a batch is computed in parts."""
+        part = self._memory.current.part
+        if part is None:
+            made = super().update(key_states, value_states, *args, **kwargs)  # type: ignore[misc]
+            return made  # type: ignore[no-any-return]
+        if self.keys is None:
+            self.lazy_initialization(key_states, value_states)
+        whole, length = (self.keys, self.values), self.cumulative_length.clone()
+        positions = getattr(self, "cumulative_length_int", 0)
+        self.keys, self.values = (each[part.rows] for each in whole)
+        try:
+            seen = super().update(key_states, value_states, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.keys, self.values = whole
+            if not part.is_last:
+                self.cumulative_length.copy_(length)
+                self.cumulative_length_int = positions
+        return seen  # type: ignore[no-any-return]
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Beam search goes on with these sequences."""
@@ -66,6 +90,7 @@ class FixedStates:
         return made
 
     cumulative_length: Any
+    cumulative_length_int: int
 
 
 class TierStaticLayer(FixedStates, StaticLayer):  # type: ignore[misc]

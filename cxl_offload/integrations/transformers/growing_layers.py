@@ -55,10 +55,54 @@ class GrowingStates:
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """The first states say types and shapes."""
         self.dtype, self.device = key_states.dtype, key_states.device
-        positions = self._first_room(key_states.shape[2])
-        self._room = KvRoom(self._memory, key_states, value_states, positions)
+        positions, part = self._first_room(key_states.shape[2]), self._memory.current.part
+        batch = None if part is None else part.total
+        self._room = KvRoom(self._memory, key_states, value_states, positions, batch)
         self.is_initialized = True
         self._show()
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write new positions; those that the new ones may see are returned.
+
+        Of a batch that is computed in parts these are some rows, and the cache goes on only when
+        the last of them are there.
+        """
+        refuse_gradients(key_states)
+        if self._room is None:
+            self.lazy_initialization(key_states, value_states)
+        room, part = self._room, self._memory.current.part
+        assert room is not None
+        if part is None:
+            seen = self._write(room, key_states, value_states)
+        else:
+            if part.is_first:  # other rows must not move between the parts
+                room.make_ready(int(key_states.shape[2]))
+            before = self._stand()
+            room.part = part
+            try:
+                seen = self._write(room, key_states, value_states)
+            finally:
+                room.part = None
+                if not part.is_last:
+                    self._go_back(before)
+        self._show()
+        return seen
+
+    def _write(
+        self, room: KvRoom, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError
+
+    def _stand(self) -> tuple[int, ...]:
+        """What :meth:`_write` changes, besides bytes."""
+        assert self._room is not None
+        return self._room.begin, self._room.end
+
+    def _go_back(self, stand: tuple[int, ...]) -> None:
+        assert self._room is not None
+        self._room.begin, self._room.end = stand[:2]
 
     def _select(self, rows: torch.Tensor) -> None:
         if self._room is not None:
@@ -117,19 +161,14 @@ class TierLayer(GrowingStates, DynamicLayer):  # type: ignore[misc]
         DynamicLayer.__init__(self)
         self._begin(memory, expected)
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    def _write(
+        self, room: KvRoom, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new positions; all of them are returned, where they lie."""
-        refuse_gradients(key_states)
-        if self._room is None:
-            self.lazy_initialization(key_states, value_states)
-        assert self._room is not None
-        first = self._room.positions == 0
-        self._room.append(key_states, value_states)
-        self._show()
+        """All positions are returned, where they lie."""
+        first = room.positions == 0
+        room.append(keys, values)
         # A prompt attends to what has just been computed: that is still near.
-        return (key_states, value_states) if first else (self.keys, self.values)
+        return (keys, values) if first else room.view()
 
     def reserve(self, positions: int) -> None:
         """Have room for so many positions when they come."""
@@ -167,28 +206,28 @@ class TierSlidingLayer(GrowingStates, DynamicSlidingWindowLayer):  # type: ignor
         if self._room is None:
             self._expected = positions
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    def _stand(self) -> tuple[int, ...]:
+        return *super()._stand(), self.cumulative_length
+
+    def _go_back(self, stand: tuple[int, ...]) -> None:
+        super()._go_back(stand)
+        self.cumulative_length = stand[2]
+
+    def _write(
+        self, room: KvRoom, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new positions; they and those that their window reaches are returned."""
-        refuse_gradients(key_states)
-        if self._room is None:
-            self.lazy_initialization(key_states, value_states)
-        assert self._room is not None
-        room, count = self._room, int(key_states.shape[2])
+        """They and those that their window reaches are returned."""
+        count = int(keys.shape[2])
         before = min(room.positions, self._reach)
         self.cumulative_length += count
         if before and (self.record_past or count <= slack_of(self._reach)):
-            room.append(key_states, value_states)
+            room.append(keys, values)
             seen = room.view(before + count)
             self._keep_reach()
         else:
             past = room.view(before)
-            seen = (
-                _joined(past, (key_states, value_states)) if before else (key_states, value_states)
-            )
-            self._append_last(key_states, value_states)
-        self._show()
+            seen = _joined(past, (keys, values)) if before else (keys, values)
+            self._append_last(keys, values)
         return seen
 
     def _append_last(self, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from cxl_offload.objects.weight_kinds import kind_of
 
 __all__ = ["KINDS", "WEIGHT_KINDS", "chosen_policies", "kind_of_weight"]
 
-KINDS = ("kv", "weights", *WEIGHT_KINDS)
+KINDS = ("kv", "activations", "weights", *WEIGHT_KINDS)
 """``weights`` stands for every kind of weight that is not named."""
 
 

@@ -10,14 +10,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cxl_offload.ops.linear import linear
+from cxl_offload.integrations.transformers.attention import BlockAttention
+from cxl_offload.ops.linear import PreparedLinear
 
 __all__ = ["take_linear_layers"]
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def take_linear_layers(model: nn.Module, rows: int, stack: contextlib.ExitStack) -> int:
+def take_linear_layers(
+    model: nn.Module, rows: int, block: BlockAttention, stack: contextlib.ExitStack
+) -> int:
     """Let the kernel compute layers of up to so many rows; the others stay torch's.
 
     torch has no way to say how a layer is computed, so ``forward`` of every plain ``nn.Linear``
@@ -32,23 +35,30 @@ def take_linear_layers(model: nn.Module, rows: int, stack: contextlib.ExitStack)
     taken = 0
     for module in model.modules():
         if type(module) is nn.Linear and "forward" not in vars(module):
-            module.forward = types.MethodType(_forward(rows), module)  # type: ignore[method-assign]
+            module.forward = types.MethodType(_forward(rows, block), module)  # type: ignore[method-assign]
             stack.callback(delattr, module, "forward")
             taken += 1
     return taken
 
 
-def _forward(rows: int) -> Callable[[nn.Linear, torch.Tensor], torch.Tensor]:
+def _forward(rows: int, block: BlockAttention) -> Callable[[nn.Linear, torch.Tensor], torch.Tensor]:
+    """Of one layer, on the threads that the block's attention has."""
+    prepared: PreparedLinear | None = None
+
     def forward(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-        weight = layer.weight
+        nonlocal prepared
+        weight, bias = layer.weight, layer.bias
         if (
-            x.numel() <= rows * layer.in_features
+            x.numel() <= rows * weight.shape[1]
             and x.dtype is weight.dtype
             and x.dtype in _TYPES
-            and x.device.type == weight.device.type == "cpu"
+            and x.is_cpu
+            and weight.is_cpu
             and not torch.is_grad_enabled()
         ):
-            return linear(x, weight, layer.bias, threads=torch.get_num_threads())
-        return functional.linear(x, weight, layer.bias)
+            if prepared is None or not prepared.is_of(weight, bias):
+                prepared = PreparedLinear(weight, bias)
+            return prepared(x, block.team)
+        return functional.linear(x, weight, bias)
 
     return forward

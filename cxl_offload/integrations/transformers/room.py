@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from cxl_offload.objects.kind_store import TierStore
 
-__all__ = ["SMALL_TYPES", "KvMemory", "KvRoom", "gather_rows", "slack_of"]
+__all__ = ["SMALL_TYPES", "CurrentRows", "KvMemory", "KvRoom", "RowPart", "gather_rows", "slack_of"]
 
 SMALL_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 """What keys and values can be kept as, besides their own type."""
@@ -16,6 +16,37 @@ SMALL_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 _LEAST_SLACK = 64
 _SLACK_SHARE = 8
 """Room grows by an eighth: a position is then moved about eight times before as many are new."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """Some rows of a batch of ``total``, which a layer computes before the next ones."""
+
+    begin: int
+    end: int
+    total: int
+
+    @property
+    def rows(self) -> slice:
+        """As an index."""
+        return slice(self.begin, self.end)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing of the step is in the cache yet."""
+        return self.begin == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the step is in the cache then."""
+        return self.end == self.total
+
+
+@dataclass(slots=True)
+class CurrentRows:
+    """The rows that a layer computes now; None: all of the batch."""
+
+    part: RowPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +59,13 @@ class KvMemory:
         Has the policy of ``kv``, and counts.
     dtype
         Of what is kept, an 8-bit float type; None: that of the states.
+    current
+        Set by a layer that computes its rows in parts.
     """
 
     store: TierStore
     dtype: torch.dtype | None = None
+    current: CurrentRows = field(default_factory=CurrentRows)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor with its pages in place.
@@ -86,14 +120,23 @@ class KvRoom:
         Shapes and types: ``(batch, heads, any, dim)``.
     positions
         Room at first.
+    batch
+        Sequences; None: as many as keys have.
     """
 
     def __init__(
-        self, source: KvMemory, keys: torch.Tensor, values: torch.Tensor, positions: int
+        self,
+        source: KvMemory,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        positions: int,
+        batch: int | None = None,
     ) -> None:
         self._source = source
-        self._k = self._like(keys, positions)
-        self._v = self._like(values, positions)
+        self._k = self._like(keys, positions, batch)
+        self._v = self._like(values, positions, batch)
+        self.part: RowPart | None = None
+        """Only these rows are seen and written while it is set."""
         self.begin = 0
         self.end = 0
 
@@ -115,17 +158,27 @@ class KvRoom:
     def view(self, last: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the last positions, or of all; no copy."""
         begin = self.begin if last is None else max(self.begin, self.end - last)
-        return self._k[:, :, begin : self.end], self._v[:, :, begin : self.end]
+        return self._at(self._k, begin, self.end), self._at(self._v, begin, self.end)
+
+    def _at(self, tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+        part = self.part
+        if part is not None:
+            tensor = tensor.narrow(0, part.begin, part.end - part.begin)
+        return tensor.narrow(2, begin, end - begin)
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write positions behind the others."""
         count = keys.shape[2]
+        self.make_ready(count)
+        end = self.end + count
+        self._at(self._k, self.end, end).copy_(self._kept_as(keys))
+        self._at(self._v, self.end, end).copy_(self._kept_as(values))
+        self.end = end
+
+    def make_ready(self, count: int) -> None:
+        """Have room for so many more positions behind the others."""
         if self.end + count > self.capacity:
             self._make_room(self.positions + count)
-        at = slice(self.end, self.end + count)
-        self._k[:, :, at].copy_(self._kept_as(keys))
-        self._v[:, :, at].copy_(self._kept_as(values))
-        self.end += count
 
     def _kept_as(self, states: torch.Tensor) -> torch.Tensor:
         """The largest of a small type in place of what is beyond it: float8_e5m2 has infinity."""

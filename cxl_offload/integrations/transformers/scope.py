@@ -17,9 +17,11 @@ from transformers.cache_utils import Cache
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.attention import (
+    FEW_QUERIES,
     AttentionCalls,
-    count_in,
+    BlockAttention,
     registered_name,
+    take_part,
 )
 from cxl_offload.integrations.transformers.cache import put_in_tiers, reserve
 from cxl_offload.integrations.transformers.conventions import (
@@ -31,6 +33,7 @@ from cxl_offload.integrations.transformers.conventions import (
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.linear_layers import take_linear_layers
 from cxl_offload.integrations.transformers.room import SMALL_TYPES, KvMemory
+from cxl_offload.integrations.transformers.row_parts import take_layers
 from cxl_offload.integrations.transformers.weights import place_weights, store_for
 from cxl_offload.memory import PolicyLike, Session, current_session
 from cxl_offload.objects.kind_store import TierStore
@@ -47,6 +50,8 @@ def offload(
     *,
     kv_dtype: torch.dtype | None = None,
     linear_rows: int = 0,
+    few_queries: int = FEW_QUERIES,
+    rows_at_once: int | None = None,
     session: Session | None = None,
 ) -> Offloaded:
     """Put the KV cache and the weights of a model in tiers while a ``with`` block lasts.
@@ -62,8 +67,9 @@ def offload(
     model
         A decoder of transformers, with its head, in eval mode.
     policies
-        Kind of tensor to policy. Kinds are ``kv``, ``attention``, ``mlp``, ``experts``, ``norm``,
-        ``embedding``, ``head``, ``other``, and ``weights`` for all of weights that are not named.
+        Kind of tensor to policy. Kinds are ``kv``, ``activations``, ``attention``, ``mlp``,
+        ``experts``, ``norm``, ``embedding``, ``head``, ``other``, and ``weights`` for all of
+        weights that are not named.
         What is missing stays where it is.
     kv_dtype
         ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``: keys and values are kept as these, in half
@@ -72,6 +78,14 @@ def offload(
         Linear layers of up to so many rows (sequences, when decoding) are computed by
         :func:`cxl_offload.ops.linear.linear`; 0: all by torch. Where that is faster depends on
         the processor: ``benchmarks/bench_transformers.py --linear-rows`` measures it.
+    few_queries
+        Up to so many tokens a sequence that come at once after the prompt, as drafted ones do, are
+        attended to by the kernel; more, as a long turn of a chat, by the model's own attention.
+    rows_at_once
+        Sequences that a decoder layer computes at once: it goes through a larger batch in parts,
+        before the next layer begins (a block schedule), so that activations inside of a layer are
+        those of so many rows. Hidden states between layers are of all rows, in the tier of
+        ``activations``. None: the whole batch.
     session
         What allocates; None means the current session.
 
@@ -89,7 +103,14 @@ def offload(
     session = session or current_session()
     store = store_for(chosen_policies(policies, session), session)
     check_conventions(model)
-    return Offloaded(model, store, kv_dtype=kv_dtype, linear_rows=linear_rows)
+    return Offloaded(
+        model,
+        store,
+        kv_dtype=kv_dtype,
+        linear_rows=linear_rows,
+        few_queries=few_queries,
+        rows_at_once=rows_at_once,
+    )
 
 
 class Offloaded:
@@ -97,9 +118,7 @@ class Offloaded:
 
     Attributes
     ----------
-    calls
-        Who computed attention how often, since the block began.
-    linear_rows
+    linear_rows, rows_at_once
         As asked.
     store
         Counts the bytes of every kind.
@@ -112,6 +131,8 @@ class Offloaded:
         *,
         kv_dtype: torch.dtype | None = None,
         linear_rows: int = 0,
+        few_queries: int = FEW_QUERIES,
+        rows_at_once: int | None = None,
     ) -> None:
         if kv_dtype is not None and kv_dtype not in SMALL_TYPES:
             raise ConfigError(
@@ -120,26 +141,44 @@ class Offloaded:
             )
         if linear_rows < 0:
             raise ConfigError(f"linear_rows {linear_rows}: 0 or more")
+        if few_queries < 1:
+            raise ConfigError(f"few_queries {few_queries}: at least 1")
+        if rows_at_once is not None and rows_at_once < 1:
+            raise ConfigError(f"rows_at_once {rows_at_once}: at least 1, or None for all")
+        if rows_at_once is not None and "kv" not in store.parts:
+            raise ConfigError("rows_at_once needs the cache in tiers; give a policy of kv")
+        if rows_at_once is None and "activations" in store.parts:
+            raise ConfigError(
+                "a policy of activations is for hidden states of rows that are computed in parts; "
+                "give rows_at_once, or leave the policy out"
+            )
         self.model = model
+        self.rows_at_once = rows_at_once
         self.linear_rows = linear_rows
-        self.calls = AttentionCalls()
         self.store = store
+        self._attention = BlockAttention(few_queries)
         self._kv = KvMemory(store, kv_dtype)
         self._open: contextlib.ExitStack | None = None
+
+    @property
+    def calls(self) -> AttentionCalls:
+        """Who computed attention how often, since the block began."""
+        return self._attention.calls
 
     def __enter__(self) -> Offloaded:
         check_conventions(self.model)  # again: another block may have begun since
         with contextlib.ExitStack() as stack:
             stack.callback(place_weights(self.model, self.store))
+            self._before_every_step(stack, lambda *_: self._attention.choose_threads())
             if self.linear_rows:
-                take_linear_layers(self.model, self.linear_rows, stack)
+                take_linear_layers(self.model, self.linear_rows, self._attention, stack)
+            if self.rows_at_once is not None:
+                take_layers(self.model, self.rows_at_once, self._kv, stack)
             if "kv" in self.store.parts:
                 self._take_attention(stack)
-                count_in(self.model, self.calls)
-                stack.callback(count_in, self.model, None)
-                hook = _cache_giver(self._kv)
-                removable = self.model.register_forward_pre_hook(hook, with_kwargs=True)
-                stack.callback(removable.remove)
+                take_part(self.model, self._attention)
+                stack.callback(take_part, self.model, None)
+                self._before_every_step(stack, _cache_giver(self._kv))
                 self._patch_generate(stack)
             self._open = stack.pop_all()
         return self
@@ -155,6 +194,10 @@ class Offloaded:
         if self._open is not None:
             self._open.close()
             self._open = None
+
+    def _before_every_step(self, stack: contextlib.ExitStack, hook: Callable[..., Any]) -> None:
+        removable = self.model.register_forward_pre_hook(hook, with_kwargs=True)
+        stack.callback(removable.remove)
 
     def _take_attention(self, stack: contextlib.ExitStack) -> None:
         model, config = self.model, text_config(self.model)
@@ -219,6 +262,10 @@ def _cache_giver(kv: KvMemory) -> Callable[..., Any]:
     def give_cache(
         model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        cache = kwargs.get("past_key_values")
+        if isinstance(cache, Cache):  # as generate() gives it, at every token
+            put_in_tiers(cache, kv)
+            return None
         given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}
         cache, config = given.get("past_key_values"), text_config(model)

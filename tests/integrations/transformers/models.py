@@ -15,6 +15,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -58,6 +60,8 @@ _OPT = {**_SHAPE, "ffn_dim": 96, "word_embed_proj_dim": 64}
 _GEMMA = {**_GROUPED, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW}
 _QWEN2 = {**_GROUPED, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_OSS = {**_GROUPED, "head_dim": 16, "sliding_window": WINDOW, "num_local_experts": 4}
+_OSS |= {"intermediate_size": 64, "num_experts_per_tok": 2}
 _GPT2 = {"vocab_size": VOCAB, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
 _GPT2["tie_word_embeddings"] = False
 
@@ -72,6 +76,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "phi": lambda: PhiForCausalLM(PhiConfig(**_GATED)),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**_GATED, sliding_window=WINDOW)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_GPT2)),
+    "gpt-oss": lambda: GptOssForCausalLM(GptOssConfig(**_OSS)),
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**_GROUPED, num_local_experts=4)),
     "qwen2-moe": lambda: Qwen2MoeForCausalLM(
         Qwen2MoeConfig(**_GROUPED, **_EXPERTS, shared_expert_intermediate_size=32)
@@ -79,8 +84,11 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3-moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**_GROUPED, **_EXPERTS)),
 }
 
-ALIKE = tuple(name for name in FAMILIES if name != "gemma2")
-"""Families whose eager and sdpa attention compute the same; sdpa drops the soft cap of Gemma 2."""
+ONLY_EAGER = ("gemma2", "gpt-oss")
+"""Families whose attention sdpa does not compute: it drops soft caps, and refuses sinks."""
+
+ALIKE = tuple(name for name in FAMILIES if name not in ONLY_EAGER)
+"""Families whose eager and sdpa attention compute the same."""
 
 
 def make(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -134,7 +142,7 @@ def in_double(model: PreTrainedModel) -> PreTrainedModel:
     return exact
 
 
-def _by_formula(
+def by_formula(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -142,14 +150,26 @@ def _by_formula(
     attention_mask: torch.Tensor,
     scaling: float | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
+    """What every attention computes, step by step."""
     groups = query.shape[1] // key.shape[1]
     key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()
-    weights = scores.masked_fill(~attention_mask, -torch.inf).softmax(dim=-1).nan_to_num()
+    if position_bias is not None:
+        scores = scores + position_bias
+    if attention_mask.dtype is torch.bool:
+        scores = scores.masked_fill(~attention_mask, -torch.inf)
+    else:
+        scores = scores + attention_mask
+    if s_aux is not None:
+        sinks = s_aux.double().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(dim=-1).nan_to_num()[..., : key.shape[2]]
     return (weights @ value).transpose(1, 2), None
 
 
@@ -159,5 +179,5 @@ def _whole_mask(**given: Any) -> torch.Tensor:
     return made
 
 
-AttentionInterface.register("by_formula", _by_formula)
+AttentionInterface.register("by_formula", by_formula)
 AttentionMaskInterface.register("by_formula", _whole_mask)

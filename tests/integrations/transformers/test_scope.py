@@ -157,7 +157,7 @@ def test_weights_of_attention_are_those_of_stock(session: Session) -> None:
 @pytest.mark.parametrize(
     ("policies", "message"),
     [
-        ({"kvs": "cxl"}, "kind 'kvs': kinds are kv, weights, norm"),
+        ({"kvs": "cxl"}, "kind 'kvs': kinds are kv, activations, weights, norm"),
         ({"kv": "nvram"}, "'nvram' is neither a node id nor a tier"),
         ({"kv": "bind:9"}, "node 9"),
         ({}, "no policy"),
