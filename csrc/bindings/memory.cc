@@ -190,6 +190,7 @@ void bind_allocation(py::module_& module) {
       .def_property_readonly("held_bytes",
                              [](const PlacedBlock& block) { return block.memory().capacity(); })
       .def_property_readonly("page_bytes", &PlacedBlock::page_bytes)
+      .def_property_readonly("unit_bytes", &PlacedBlock::unit_bytes)
       .def_property_readonly("pinned",
                              [](const PlacedBlock& block) { return block.memory().pinned(); })
       .def_property_readonly(
@@ -216,6 +217,12 @@ void bind_allocation(py::module_& module) {
           "move",
           [](PlacedBlock& block, const Rule& rule) { interruptible([&] { block.move(rule); }); },
           py::arg("rule"))
+      .def(
+          "move_part",
+          [](PlacedBlock& block, size_t offset, size_t bytes, const Rule& rule) {
+            interruptible([&] { block.move_part(offset, bytes, rule); });
+          },
+          py::arg("offset"), py::arg("nbytes"), py::arg("rule"))
       .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
            py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
            py::arg("copy") = py::none())

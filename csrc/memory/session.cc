@@ -42,6 +42,14 @@ PlacedBlock::~PlacedBlock() {
   session_->forget(memory_->address());
 }
 
+size_t PlacedBlock::unit_bytes() const {
+  auto* pinned = dynamic_cast<PinnedRegion*>(memory_->region());
+  auto* region =
+      pinned != nullptr ? pinned->on_nodes() : dynamic_cast<NumaRegion*>(memory_->region());
+  if (region == nullptr) return page_bytes();
+  return cxl_offload::unit_bytes(session_->kernel(), region->rule().pages);
+}
+
 std::string PlacedBlock::requested() const {
   session_->guard_.refuse_in_child("ask about an allocation");
   const std::lock_guard lock(mutex_);
@@ -83,8 +91,8 @@ auto Session::with_all_memory(const Attempt& attempt) {
   return attempt();
 }
 
-void PlacedBlock::move(Rule rule) {
-  const std::string what = "move " + format_bytes(memory_->bytes());
+// The region under a block that can move, or what stands in the way.
+NumaRegion& PlacedBlock::movable(const std::string& what, const Rule& rule) const {
   session_->guard_.refuse_in_child(what);
   if (!memory_->owns_pages()) {
     throw InvalidArgument(what + ": smaller than a page (" + format_bytes(page_bytes()) +
@@ -101,23 +109,58 @@ void PlacedBlock::move(Rule rule) {
     throw InvalidArgument(what + " to " + rule.describe() + ": pages of nodes cannot move onto a " +
                           "device; copy it into a new allocation");
   }
-  if (pinned != nullptr && memory_->capacity() != region->range().size()) {
+  return *region;
+}
+
+void PlacedBlock::move(Rule rule) {
+  const std::string what = "move " + format_bytes(memory_->bytes());
+  NumaRegion& region = movable(what, rule);
+  auto* pinned = dynamic_cast<PinnedRegion*>(memory_->region());
+  if (pinned != nullptr && memory_->capacity() != region.range().size()) {
     throw InvalidArgument(what + ": it is pinned together with other small allocations, which " +
                           "may be in use; copy it into a new allocation");
   }
   std::vector<std::string> notes;
-  rule.pages = region->rule().pages;
+  rule.pages = region.rule().pages;
   simplify(rule, memory_->capacity(), notes);
   check_rule(rule, session_->kernel());
   const std::lock_guard moving(moving_);
   memory_->displace();
   if (pinned != nullptr) return move_pinned(*pinned, std::move(rule), std::move(notes));
   auto spills = session_->with_all_memory(
-      [&] { return region->move(memory_->offset(), memory_->capacity(), rule); });
+      [&] { return region.move(memory_->offset(), memory_->capacity(), rule); });
   for (std::string& note : spills) notes.push_back(std::move(note));
   const std::lock_guard lock(mutex_);
   rule_ = std::move(rule);
   notes_ = std::move(notes);
+}
+
+void PlacedBlock::move_part(size_t offset, size_t bytes, Rule rule) {
+  const std::string what = "move " + format_bytes(bytes) + " at " + std::to_string(offset) +
+                           " of an allocation of " + format_bytes(memory_->bytes());
+  NumaRegion& region = movable(what, rule);
+  if (memory_->region()->pinned()) {
+    throw InvalidArgument(what + ": it is pinned as a whole; move all of it");
+  }
+  const size_t unit = unit_bytes();
+  const size_t all = memory_->bytes();
+  if (bytes == 0 || offset > all || bytes > all - offset) {
+    throw InvalidArgument(what + ": no part of it");
+  }
+  if (bytes == all - offset) bytes = memory_->capacity() - offset;  // with the rest of its page
+  if (offset % unit != 0 || bytes % unit != 0) {
+    throw InvalidArgument(what + ": a part begins and ends with pages of " + format_bytes(unit));
+  }
+  std::vector<std::string> notes;
+  rule.pages = region.rule().pages;
+  simplify(rule, bytes, notes);
+  check_rule(rule, session_->kernel());
+  const std::lock_guard moving(moving_);
+  memory_->displace();
+  session_->with_all_memory([&] { return region.move(memory_->offset() + offset, bytes, rule); });
+  const std::lock_guard lock(mutex_);
+  const std::string note = "parts of it were moved elsewhere";
+  if (std::ranges::find(notes_, note) == notes_.end()) notes_.push_back(note);
 }
 
 void PlacedBlock::move_pinned(PinnedRegion& region, Rule rule, std::vector<std::string> notes) {

@@ -40,6 +40,8 @@ class PlacedBlock {
   const Session& session() const { return *session_; }
   std::span<std::byte> range() const { return {memory_->address(), memory_->bytes()}; }
   size_t page_bytes() const { return memory_->region()->page_bytes(); }
+  // What parts of it move in: whole huge pages, where the kernel may have made some.
+  size_t unit_bytes() const;
   // The rule in words, after a move the new one.
   std::string requested() const;
   std::vector<std::string> notes() const;
@@ -52,8 +54,13 @@ class PlacedBlock {
   // InvalidArgument for blocks that share their pages or their registration, what the move throws
   // with everything back in place, and PlacementError that says where pinned memory ended.
   void move(Rule rule);
+  // Moves whole pages of a part alone; the last part may end with the block. The rule stays that of
+  // the whole block, and a note says that parts are elsewhere. Throws what the move throws with the
+  // part back in place, and InvalidArgument also for pinned memory, which is registered as a whole.
+  void move_part(size_t offset, size_t bytes, Rule rule);
 
  private:
+  NumaRegion& movable(const std::string& what, const Rule& rule) const;
   void move_pinned(PinnedRegion& region, Rule rule, std::vector<std::string> notes);
 
   std::shared_ptr<Session> session_;

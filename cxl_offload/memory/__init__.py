@@ -15,7 +15,7 @@ from cxl_offload.memory.policy import (
     known_policy,
     parse_policy,
 )
-from cxl_offload.memory.session import Pages, Session
+from cxl_offload.memory.session import Allocation, Pages, Session
 from cxl_offload.memory.shared import Leftover, find_leftovers
 from cxl_offload.memory.shared_region import SharedRegion, remove_leftovers
 from cxl_offload.memory.stats import Count, NodeUse, Stats
@@ -23,6 +23,7 @@ from cxl_offload.renamed import old_names
 
 __all__ = [
     "NOT_FAULTED_IN",
+    "Allocation",
     "Bind",
     "Count",
     "Dax",

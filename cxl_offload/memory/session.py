@@ -32,12 +32,15 @@ from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import DaxDevice, Machine, Node, discover
 from cxl_offload.units import format_bytes
 
-__all__ = ["Pages", "Session"]
+__all__ = ["Allocation", "Pages", "Session"]
 
 _logger = logging.getLogger(__name__)
 
 Capacities: TypeAlias = Mapping[int, int] | Mapping[str, int] | Mapping[int | str, int]
 Pages = Literal["base", "thp", "2MiB", "1GiB"]
+
+Allocation: TypeAlias = _C.Allocation
+"""Owns bytes of a session; see :meth:`Session.allocate`."""
 
 MAX_BYTES = 1 << 62
 """Of one allocation; more than any address space has."""
@@ -401,6 +404,41 @@ class Session:
             say where the memory is and whether it is pinned; it is valid whatever happened.
         """
         allocation.move(_rule(as_policy(policy, self.machine), "base", strict))
+
+    def move_part(
+        self,
+        allocation: _C.Allocation,
+        policy: PolicyLike,
+        *,
+        offset: int,
+        nbytes: int,
+        strict: bool = True,
+    ) -> None:
+        """Moves some pages of an allocation, such as those of one expert; the others stay.
+
+        Address, contents and views stay. What the allocation asked for stays too, with a note that
+        parts of it are elsewhere; a later :meth:`move` of all of it makes them one again.
+
+        Parameters
+        ----------
+        offset, nbytes
+            The part. It begins and ends with pages (``allocation.page_bytes``, whole huge pages
+            with ``pages="thp"``), or ends with the allocation.
+        strict
+            As in :meth:`allocate`.
+
+        Raises
+        ------
+        ValueError
+            No such part, or the allocation is pinned, shares its pages, or is on a device.
+        MemoryError
+            A target node is full; the part is back where it was.
+        """
+        rule = _rule(as_policy(policy, self.machine), "base", strict)
+        for name, size in (("offset", offset), ("nbytes", nbytes)):
+            if not 0 <= size <= MAX_BYTES:
+                raise ValueError(f"move a part with {name}={size}: outside 0..2**62")
+        allocation.move_part(offset, nbytes, rule)
 
     def stats(self) -> Stats:
         """What the session holds now, held at most, and has ever taken."""

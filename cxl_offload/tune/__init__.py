@@ -14,13 +14,16 @@ from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
     from cxl_offload.tune.climb import Climb, ClimbRule, PublishedCaption
+    from cxl_offload.tune.counts import DecisionCount, decisions
     from cxl_offload.tune.curves import TierRatios
     from cxl_offload.tune.decision import Bounds, Decision, Tuner
     from cxl_offload.tune.homes import Moved, TunedHomes
     from cxl_offload.tune.hot import HotRule, HotSet, Swap
+    from cxl_offload.tune.hot_parts import HotParts, Slice
     from cxl_offload.tune.machine import tier_ratios
     from cxl_offload.tune.model_based import ModelRule, ModelTuner
     from cxl_offload.tune.optimizer import TunedOptimizer, tune_optimizer
+    from cxl_offload.tune.options import Signal, TuneOptions, read_tuning
     from cxl_offload.tune.phases import CycleShares, PhaseTuner, cycle_shares
     from cxl_offload.tune.recording import ReplayedDecision, StepRecording, replay_recording
     from cxl_offload.tune.step_tuner import StepTuner
@@ -33,6 +36,8 @@ __all__ = [
     "ClimbRule",
     "CycleShares",
     "Decision",
+    "DecisionCount",
+    "HotParts",
     "HotRule",
     "HotSet",
     "ModelRule",
@@ -41,17 +46,22 @@ __all__ = [
     "PhaseTuner",
     "PublishedCaption",
     "ReplayedDecision",
+    "Signal",
+    "Slice",
     "StepRecording",
     "StepSamples",
     "StepTuner",
     "Swap",
     "TierRatios",
+    "TuneOptions",
     "TunedHomes",
     "TunedOptimizer",
     "Tuner",
     "Window",
     "cycle_shares",
+    "decisions",
     "near_and_far",
+    "read_tuning",
     "replay_recording",
     "tier_ratios",
     "tune_optimizer",
@@ -64,6 +74,10 @@ __getattr__, __dir__ = lazy_names(
             "Climb",
             "ClimbRule",
             "PublishedCaption",
+        ),
+        "counts": (
+            "DecisionCount",
+            "decisions",
         ),
         "curves": ("TierRatios",),
         "decision": (
@@ -80,6 +94,10 @@ __getattr__, __dir__ = lazy_names(
             "HotSet",
             "Swap",
         ),
+        "hot_parts": (
+            "HotParts",
+            "Slice",
+        ),
         "machine": ("tier_ratios",),
         "model_based": (
             "ModelRule",
@@ -88,6 +106,11 @@ __getattr__, __dir__ = lazy_names(
         "optimizer": (
             "TunedOptimizer",
             "tune_optimizer",
+        ),
+        "options": (
+            "Signal",
+            "TuneOptions",
+            "read_tuning",
         ),
         "phases": (
             "CycleShares",

@@ -1,24 +1,25 @@
 """Carries a tuner's decisions out: the pages of tensors that are already there change tiers.
 
-What training allocates once can follow a decision only by moving. Tensors move one after the other,
-between steps, within a budget of bytes; their addresses and contents stay.
+What training allocates once can follow a decision only by moving. Tensors move one after the other
+and in parts, between steps, within a budget of bytes; their addresses and contents stay.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cxl_offload.memory import Bind, Policy, Session, Weighted, current_session
+from cxl_offload.memory import Allocation, Bind, Policy, Session, Weighted, current_session
 from cxl_offload.memory.placement import NOT_FAULTED_IN
 from cxl_offload.memory.policy import DEFAULT_GRANULE_BYTES
 from cxl_offload.tune.decision import Bounds, weights_of_share
 
 if TYPE_CHECKING:
     import torch
+
 
 __all__ = ["Moved", "TunedHomes"]
 
@@ -39,7 +40,7 @@ class Moved:
     Attributes
     ----------
     tensors, nbytes
-        Moved, and their bytes: all of a tensor counts, also the pages that stayed.
+        Tensors that have arrived, and bytes that were moved: pages that were there already count.
     refused
         Why the rest stays where it is; None where nothing was refused.
     """
@@ -98,6 +99,7 @@ class TunedHomes:
         }
         self._fixed: set[int] = set()
         self._waiting: list[int] = []
+        self._done = 0  # bytes of the first that waits which have moved
         self._target: float | None = None
         self._credit = 0
         self._unusable = dict.fromkeys((*self._near, *self._far), 0)
@@ -110,7 +112,7 @@ class TunedHomes:
     @property
     def pending_bytes(self) -> int:
         """Bytes of the tensors that have not moved to the target yet."""
-        return sum(self._owners[address].nbytes for address in self._waiting)
+        return sum(self._owners[address].nbytes for address in self._waiting) - self._done
 
     def _ask(self, address: int, nbytes: int) -> float:
         """Share of a range's bytes on the far tier, asked from its pages."""
@@ -156,57 +158,99 @@ class TunedHomes:
             return Bind(tuple(weights))
         return Weighted(weights, granule_bytes=granule_bytes)
 
-    def _move(self, address: int, share: float) -> None:
-        """Moves one allocation; raises as :meth:`Session.move`.
+    def _policy_of(self, owner: Allocation, share: float) -> Policy:
+        """The policy for one allocation.
 
         Large granules would round the share of a small tensor. Where its pages are larger than
         small granules, it has to take the rounded share.
         """
-        owner = self._owners[address]
-        if owner.nbytes < _FINE_BELOW_BYTES:
-            with contextlib.suppress(ValueError):
-                self._session.move(owner, self.policy(share, granule_bytes=_FINE_GRANULE_BYTES))
-                return
-        self._session.move(owner, self.policy(share))
+        fine = owner.nbytes < _FINE_BELOW_BYTES and owner.unit_bytes <= _FINE_GRANULE_BYTES
+        granule_bytes = _FINE_GRANULE_BYTES if fine else DEFAULT_GRANULE_BYTES
+        return self.policy(share, granule_bytes=granule_bytes)
+
+    def _move_some(self, owner: Allocation, share: float) -> int:
+        """Moves as much of an allocation as the credit allows; raises as :meth:`Session.move`.
+
+        Parts are whole cycles of the mix, so that they add up to what one move would make. What is
+        pinned moves as a whole. The last move, of everything, finds its pages there already.
+
+        Returns
+        -------
+        int
+            Bytes; 0 where the credit is too small for any.
+        """
+        policy = self._policy_of(owner, share)
+        left = owner.nbytes - self._done
+        if left <= self._credit:
+            self._session.move(owner, policy)
+            return left
+        if owner.pinned:
+            return 0
+        cycle = owner.unit_bytes
+        if isinstance(policy, Weighted):
+            cycle = math.lcm(cycle, policy.granule_bytes * sum(policy.weights.values()))
+        nbytes = min(self._credit, left) // cycle * cycle
+        if nbytes:
+            self._session.move_part(owner, policy, offset=self._done, nbytes=nbytes)
+        return nbytes
 
     def aim(self, share: float) -> None:
         """Sets the target; :meth:`advance` moves towards it."""
-        if share != self._target:
-            self._target = share
-            self._waiting = [
-                at
-                for at, now in self._far_share.items()
-                if at not in self._fixed and abs(now - share) > _SAME_SHARE
-            ]
+        if share == self._target:
+            return
+        if self._done:
+            self._stop_here()
+        self._target = share
+        self._waiting = [
+            at
+            for at, now in self._far_share.items()
+            if at not in self._fixed and abs(now - share) > _SAME_SHARE
+        ]
+
+    def _stop_here(self) -> None:
+        """What has moved of the first that waits stays where it is now."""
+        address = self._waiting[0]
+        self._far_share[address] = self._ask(address, self._owners[address].nbytes)
+        self._done = 0
 
     def advance(self, most_bytes: int) -> Moved:
-        """Moves further tensors, whole ones, until the budget is used up.
+        """Moves further tensors, or parts of them, until the budget is used up.
 
-        A budget smaller than the next tensor is saved up until it suffices. A full node ends the
-        moves to this target: what has moved stays, the rest stays where it is.
+        What is left of a budget that is smaller than the next part is saved up. A full node ends
+        the moves to this target: what has moved stays, the rest stays where it is.
         """
         if not self._waiting or self._target is None:
             self._credit = 0
             return Moved()
         self._credit += most_bytes
         tensors = nbytes = 0
-        while self._waiting and self._owners[self._waiting[0]].nbytes <= self._credit:
-            address = self._waiting.pop(0)
-            owner = self._owners[address]
+        while self._waiting:
+            owner = self._owners[self._waiting[0]]
             try:
-                self._move(address, self._target)
+                moved = self._move_some(owner, self._target)
             except ValueError as reason:  # smaller than a page, or pinned together with others
                 _LOG.debug("tune: %d bytes stay where they are: %s", owner.nbytes, reason)
-                self._fixed.add(address)
+                self._fixed.add(self._waiting.pop(0))
+                self._done = 0
                 continue
             except MemoryError as reason:
-                self._waiting.clear()
-                towards = self._far if self._target > self._far_share[address] else self._near
-                for node in towards:
-                    self._unusable[node] = self._session.free_bytes(node)
+                self._give_up()
                 return Moved(tensors, nbytes, str(reason))
-            self._far_share[address] = self._ask(address, owner.nbytes)
-            tensors += 1
-            nbytes += owner.nbytes
-            self._credit -= owner.nbytes
+            if not moved:
+                break
+            self._credit -= moved
+            nbytes += moved
+            self._done += moved
+            if self._done == owner.nbytes:
+                self._stop_here()
+                self._waiting.pop(0)
+                tensors += 1
         return Moved(tensors, nbytes)
+
+    def _give_up(self) -> None:
+        """A node was full: nothing more moves to this target, and the room left is of no use."""
+        towards_far = (self._target or 0.0) > self._far_share[self._waiting[0]]
+        self._stop_here()
+        self._waiting.clear()
+        for node in self._far if towards_far else self._near:
+            self._unusable[node] = self._session.free_bytes(node)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from cxl_offload.errors import ConfigError
 
 __all__ = ["HotRule", "HotSet", "Swap"]
 
@@ -28,15 +31,20 @@ class HotRule:
         An item moves near when its uses exceed this many times those of the item it replaces.
     repay
         Rounds within which the near tier must have saved the bytes that the two moves cost.
+    traffic
+        Bytes that may move, as a part of the bytes that are asked for; see
+        :class:`~cxl_offload.tune.HotParts`.
     """
 
     half_life: float = 256.0
     margin: float = 1.1
     repay: float = 128.0
+    traffic: float = 0.01
 
     def __post_init__(self) -> None:
-        if not (self.half_life > 0 and self.margin >= 1 and self.repay > 0):
-            raise ValueError(f"{self}: need half_life > 0, margin >= 1, repay > 0")
+        sound = self.half_life > 0 and self.margin >= 1 and self.repay > 0 and self.traffic > 0
+        if not sound:
+            raise ValueError(f"{self}: need half_life, repay and traffic > 0, margin >= 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,42 @@ class HotSet:
     def near(self) -> tuple[int, ...]:
         """Items that are to lie on the near tier."""
         return tuple(int(item) for item in np.flatnonzero(self._near))
+
+    def undo(self, swap: Swap) -> None:
+        """A swap that :meth:`swaps` gave was not carried out: a node was full."""
+        self._near[swap.near] = False
+        if swap.far >= 0:
+            self._near[swap.far] = True
+
+    def leave(self, item: int) -> None:
+        """An item is not near any more, for another reason than a swap."""
+        self._near[item] = False
+
+    def saved(self) -> dict[str, Any]:
+        """What :meth:`restore` needs, as JSON."""
+        return {"uses": self._uses.tolist(), "rounds": self._rounds}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Goes on with the uses that were counted when :meth:`saved` was called.
+
+        Which items are near is not restored: memory is new after a restart.
+
+        Raises
+        ------
+        ConfigError
+            The state is damaged, or of another number of items.
+        """
+        try:
+            uses = np.array([float(one) for one in saved["uses"]])
+            rounds = float(saved["rounds"])
+            sound = np.isfinite(uses).all() and (uses >= 0).all() and 0 <= rounds < np.inf
+            if uses.shape != self._uses.shape or not sound:
+                raise ValueError("uses")
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ConfigError(
+                f"the saved state is not that of {len(self._uses)} hot items"
+            ) from problem
+        self._uses, self._rounds = uses, rounds
 
     def note(self, uses: ArrayLike) -> None:
         """One round: how often each item was used.

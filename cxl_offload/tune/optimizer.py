@@ -31,6 +31,7 @@ def step_tuner(
     ratios: TierRatios | None = None,
     budget_bytes_per_step: int = 0,
     state: str | Path | None = None,
+    framework: str = "script",
 ) -> StepTuner:
     """A model-based tuner of tensors that are there; arguments as for :func:`tune_optimizer`."""
     if near is None or far is None:
@@ -38,7 +39,9 @@ def step_tuner(
     homes = TunedHomes(tensors, near=near, far=far, session=session)
     known = ratios or tier_ratios(session.machine, near, far)
     tuner = ModelTuner(known, start=homes.share)
-    return StepTuner(homes, tuner, budget_bytes_per_step=budget_bytes_per_step, state=state)
+    return StepTuner(
+        homes, tuner, budget_bytes_per_step=budget_bytes_per_step, state=state, framework=framework
+    )
 
 
 class TunedOptimizer:

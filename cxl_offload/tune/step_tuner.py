@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.tune.counts import Outcome, count_decision
 from cxl_offload.tune.decision import Decision, Tuner
 from cxl_offload.tune.homes import TunedHomes
 from cxl_offload.tune.recording import StepRecording
+from cxl_offload.tune.state_file import read_state, write_state
 from cxl_offload.tune.window import StepSamples
 
 __all__ = ["StepTuner"]
@@ -46,6 +46,8 @@ class StepTuner:
         Collects windows and decisions for ``cxl-offload tune --replay``.
     on_decision
         Called with every decision.
+    framework
+        For the counts of :func:`cxl_offload.tune.decisions`.
     clock
         Seconds, monotonic.
 
@@ -73,6 +75,7 @@ class StepTuner:
         state: str | Path | None = None,
         recording: StepRecording | None = None,
         on_decision: Callable[[Decision], None] | None = None,
+        framework: str = "script",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if budget_bytes_per_step < 0:
@@ -84,12 +87,13 @@ class StepTuner:
         self._state = None if state is None else Path(state)
         self._recording = recording
         self._on_decision = on_decision
+        self._framework = framework
         self._clock = clock
         self._last: float | None = None
         self._advice: str | None = None
         self._moving = False
         self.decisions = 0
-        if self._state is not None and self._state.exists():
+        if self._state is not None:
             self._restore(self._state)
         if self._budget:
             self.homes.aim(self._tuner.share)
@@ -114,13 +118,25 @@ class StepTuner:
                 self._decide()
         self._last = self._clock()
 
+    def restart(self) -> None:
+        """The workload has changed in the middle of a window: what was measured of it is left out.
+
+        For changes that the caller knows of, such as another number of sequences.
+        """
+        self._times.restart()
+
+    def _count(self, outcome: Outcome, *, count: int = 1, nbytes: int = 0) -> None:
+        count_decision(self._framework, "share", outcome, count=count, nbytes=nbytes)
+
     def _advance(self) -> None:
         moved = self.homes.advance(self._budget)
+        self._count("moved", count=0, nbytes=moved.nbytes)
         self._moving = self.homes.pending_bytes > 0
         share = self.homes.share
         if not self._moving and abs(share - self._tuner.share) > _ROUNDED:
             self._tuner.hold(share)  # a node was full, or the tensors are too small for the share
         if moved.refused is not None:
+            self._count("refused")
             _LOG.warning("tune: moves stopped at %.0f %% far: %s", 100 * share, moved.refused)
         self._times.restart()
 
@@ -135,11 +151,14 @@ class StepTuner:
             # Nothing moves, so the next window is measured under the same share as this one.
             self._tuner.restore(unchanged)
             if decision.share == before or decision.reason == self._advice:
+                self._count("kept")
                 return
+            self._count("advised")
             self._advice = decision.reason
             _LOG.info("tune, advice only: %s", decision.reason)
         else:
             _LOG.info("tune: %s", decision.reason)
+            self._count("kept" if decision.share == before else "moved")
             if decision.share != before:
                 self.homes.aim(decision.share)
                 self._moving = True
@@ -150,19 +169,13 @@ class StepTuner:
             self._on_decision(decision)
 
     def _save(self) -> None:
-        if self._state is None:
-            return
-        fresh = self._state.with_name(self._state.name + ".new")
-        fresh.write_text(json.dumps(self._tuner.saved()))
-        fresh.replace(self._state)
+        if self._state is not None:
+            write_state(self._state, self._tuner.saved())
 
     def _restore(self, path: Path) -> None:
-        try:
-            saved: Any = json.loads(path.read_text())
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
-            raise ConfigError(f"{path}: not a saved state of a tuner ({problem})") from problem
-        if not isinstance(saved, dict):
-            raise ConfigError(f"{path}: not a saved state of a tuner (no mapping)")
+        saved = read_state(path)
+        if saved is None:
+            return
         try:
             self._tuner.restore(saved)
         except ConfigError as problem:

@@ -83,3 +83,43 @@ def test_pages_shared_with_a_forked_child_are_named_and_move_after_it(rig: Rig) 
         os.waitpid(child, 0)
     rig.session.move(block, Bind((target,)))
     assert set(rig.page_nodes(block.address, block.nbytes)) == {target}
+
+
+def test_parts_move_alone_and_all_of_it_makes_them_one_again(rig: Rig) -> None:
+    np = pytest.importorskip("numpy")
+    home, target = rig.nodes[0], rig.nodes[-1]
+    block = rig.session.allocate(2 * MIB, Bind((home,)))
+    whole = np.from_dlpack(block).view(np.uint32)
+    whole[:] = np.arange(whole.size, dtype=np.uint32)
+    rig.session.move_part(block, Bind((target,)), offset=4 * PAGE, nbytes=8 * PAGE)
+    pages = rig.page_nodes(block.address, block.nbytes)
+    assert pages == [target if 4 <= at < 12 else home for at in range(len(pages))]
+    use = rig.session.stats().nodes
+    if home != target:
+        assert use[target].current_bytes == 8 * PAGE
+        assert use[home].current_bytes == block.nbytes - 8 * PAGE
+    rig.session.move_part(block, Bind((target,)), offset=MIB, nbytes=MIB)
+    assert set(rig.page_nodes(block.address + MIB, MIB)) == {target}
+    assert (whole == np.arange(whole.size, dtype=np.uint32)).all()
+    assert block.notes == ["parts of it were moved elsewhere"]
+    rig.session.move(block, Bind((home,)))
+    assert set(rig.page_nodes(block.address, block.nbytes)) == {home}
+    assert block.notes == []
+    assert rig.session.stats().nodes[home].current_bytes == block.nbytes
+
+
+def test_parts_that_are_none_are_refused(rig: Rig) -> None:
+    block = rig.session.allocate(16 * PAGE + 100, Bind((rig.nodes[0],)))
+    here = Bind((rig.nodes[0],))
+    for offset, nbytes in ((0, 0), (17 * PAGE, PAGE), (0, 18 * PAGE), (0, 1 << 61)):
+        with pytest.raises(ValueError, match="no part of it"):
+            rig.session.move_part(block, here, offset=offset, nbytes=nbytes)
+    for offset, nbytes in ((1, PAGE), (0, PAGE + 1), (PAGE // 2, 2 * PAGE)):
+        with pytest.raises(ValueError, match="begins and ends with pages"):
+            rig.session.move_part(block, here, offset=offset, nbytes=nbytes)
+    with pytest.raises(ValueError, match="offset=-1"):
+        rig.session.move_part(block, here, offset=-1, nbytes=PAGE)
+    rig.session.move_part(block, here, offset=16 * PAGE, nbytes=100)  # ends with the block
+    small = rig.session.allocate(100, here)
+    with pytest.raises(ValueError, match="shares its page"):
+        rig.session.move_part(small, here, offset=0, nbytes=100)

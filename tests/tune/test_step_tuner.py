@@ -95,6 +95,48 @@ def test_no_more_moves_between_two_steps_than_the_budget(session: Session) -> No
     assert homes.granted() == 1.0
 
 
+@pytest.mark.parametrize("share", [1.0, 1 / 6, 0.5])
+def test_one_large_tensor_moves_in_parts_that_add_up_to_one_move(
+    session: Session, share: float
+) -> None:
+    nbytes, budget = 512 * MIB, 96 * MIB
+    (one,) = states(session, 1, nbytes).values()
+    one[::4096] = 7
+    homes = TunedHomes({"one": one}, near=[NEAR], far=[FAR], session=session)
+    homes.aim(share)
+    moved = calls = 0
+    while homes.pending_bytes:
+        calls += 1
+        before = homes.granted()
+        moved += homes.advance(budget).nbytes
+        assert moved <= calls * budget
+        assert (homes.granted() - before) * nbytes <= 2 * budget
+    assert 6 <= calls <= 8
+    other = zeros(nbytes, dtype=torch.uint8, policy=homes.policy(share), session=session)
+    for begin in range(0, nbytes, 8 * MIB):
+        of_one, of_other = (
+            session.bytes_per_node(each.data_ptr() + begin, 8 * MIB) for each in (one, other)
+        )
+        assert of_one == of_other
+    owner = session.find(one.data_ptr())
+    assert owner is not None
+    assert owner.notes == []
+    assert bool((one[::4096] == 7).all())
+
+
+def test_new_target_in_the_middle_of_a_tensor_begins_with_what_is_there(session: Session) -> None:
+    (one,) = states(session, 1, 256 * MIB).values()
+    homes = TunedHomes({"one": one}, near=[NEAR], far=[FAR], session=session)
+    homes.aim(1.0)
+    homes.advance(64 * MIB)
+    assert homes.granted() == 0.25
+    homes.aim(0.0)
+    assert homes.share == pytest.approx(0.25)
+    while homes.pending_bytes:
+        homes.advance(64 * MIB)
+    assert homes.granted() == homes.share == 0.0
+
+
 def test_nothing_moves_without_a_budget(session: Session, caplog: pytest.LogCaptureFixture) -> None:
     homes = TunedHomes(states(session), near=[NEAR], far=[FAR], session=session)
     seen: list[Decision] = []

@@ -8,7 +8,8 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeAlias
+from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 import deepspeed
@@ -30,15 +31,11 @@ from cxl_offload.memory import Pages, Session, chosen_session, current_session
 from cxl_offload.ranks import RankShare, share_machine
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine
-from cxl_offload.tune.machine import tier_ratios
-from cxl_offload.tune.tiers import near_and_far
+from cxl_offload.tune.options import Signal, read_tuning
 
 __all__ = ["Placed", "attach", "placing", "start_from_environment"]
 
 _LOG = logging.getLogger("cxl_offload.integrations.deepspeed")
-Tuning: TypeAlias = Literal["step_time"]
-"""What tuning goes by."""
-
 SETTING = "CXL_OFFLOAD_PLAN"
 
 
@@ -130,20 +127,6 @@ def _attach(engine: Any, store: Store, capture: Capture) -> AttachedEngine:
     return attached
 
 
-def _checked(tune: Tuning | None, budget_bytes: int, machine: Machine) -> int | None:
-    """The budget of tuning; None for no tuning. What is wrong shows before an engine is made."""
-    if tune is None:
-        if budget_bytes:
-            raise ValueError("tune_budget_bytes without tune; give tune='step_time' too")
-        return None
-    if tune != "step_time" or budget_bytes < 0:
-        raise ValueError(
-            f"tune={tune!r} with {budget_bytes} bytes a step; known is 'step_time', with at least 0"
-        )
-    tier_ratios(machine, *near_and_far(machine))
-    return budget_bytes
-
-
 @renamed_keywords(memory="session")
 @contextlib.contextmanager
 def placing(
@@ -151,8 +134,9 @@ def placing(
     *,
     pages: Pages = "thp",
     session: Session | None = None,
-    tune: Tuning | None = None,
+    tune: Signal | None = None,
     tune_budget_bytes: int = 0,
+    tune_state: str | Path | None = None,
 ) -> Iterator[Placed]:
     """Engines that ``deepspeed.initialize`` makes in the block keep their host tensors in tiers.
 
@@ -172,6 +156,8 @@ def placing(
         sockets) follows the time of the steps, see docs/tuning.md. None: they stay.
     tune_budget_bytes
         Bytes that may move between two steps, in the mean; 0 only logs advice.
+    tune_state
+        A JSON file that lets a restart go on.
 
     Yields
     ------
@@ -189,7 +175,12 @@ def placing(
     -----
     A model that is built under ``deepspeed.zero.Init`` allocates there: build it in the block too.
     """
-    tuning = _checked(tune, tune_budget_bytes, (session or current_session()).machine)
+    tuning = read_tuning(
+        tune,
+        machine=(session or current_session()).machine,
+        budget_bytes=tune_budget_bytes,
+        state=tune_state,
+    )
     capture = installed()
     store = _store_later(plan_or_policy, session, pages)
     before = WeakSet(_engines())
@@ -204,7 +195,7 @@ def placing(
     for engine in made:
         attached = _attach(engine, store(), capture)
         if tuning is not None:
-            attached.tuned = TunedEngine(engine, attached, budget_bytes_per_step=tuning)
+            attached.tuned = TunedEngine(engine, attached, tuning)
         placed.engines.append(attached)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cxl_offload.integrations.deepspeed.kinds import STREAMED
 from cxl_offload.tune.optimizer import step_tuner
+from cxl_offload.tune.options import TuneOptions
 from cxl_offload.tune.step_tuner import StepTuner
 
 if TYPE_CHECKING:
@@ -26,12 +28,11 @@ class TunedEngine:
         The tuner; None before the first step, and where the engine has nothing on the host.
     """
 
-    def __init__(
-        self, engine: Any, attached: AttachedEngine, *, budget_bytes_per_step: int
-    ) -> None:
+    def __init__(self, engine: Any, attached: AttachedEngine, options: TuneOptions) -> None:
         self.tuner: StepTuner | None = None
         self._attached = attached
-        self._budget = budget_bytes_per_step
+        self._options = options
+        self._state = _state_of_rank(options.state, engine.global_rank)
         self._steps = engine.global_steps
         self._begun = False
         self._hook = engine.register_forward_pre_hook(self._before_forward)
@@ -55,4 +56,17 @@ class TunedEngine:
         found = self._attached.placed_tensors(STREAMED)
         if found:
             session = self._attached.store.session
-            self.tuner = step_tuner(found, session=session, budget_bytes_per_step=self._budget)
+            self.tuner = step_tuner(
+                found,
+                session=session,
+                budget_bytes_per_step=self._options.budget_bytes,
+                state=self._state,
+                framework="deepspeed",
+            )
+
+
+def _state_of_rank(state: Path | None, rank: int) -> Path | None:
+    """Every rank tunes its own tensors, so each has a state file of its own."""
+    if state is None or rank == 0:
+        return state
+    return state.with_name(f"{state.stem}.rank{rank}{state.suffix}")

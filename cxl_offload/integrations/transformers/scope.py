@@ -8,6 +8,7 @@ import logging
 import traceback
 import types
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -34,9 +35,11 @@ from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.linear_layers import take_linear_layers
 from cxl_offload.integrations.transformers.room import SMALL_TYPES, KvMemory
 from cxl_offload.integrations.transformers.row_parts import take_layers
+from cxl_offload.integrations.transformers.tuning import ModelTuning, TunedModel
 from cxl_offload.integrations.transformers.weights import place_weights, store_for
 from cxl_offload.memory import PolicyLike, Session, current_session
 from cxl_offload.objects.kind_store import TierStore
+from cxl_offload.tune import Signal
 
 __all__ = ["Offloaded", "offload"]
 
@@ -53,6 +56,10 @@ def offload(
     few_queries: int = FEW_QUERIES,
     rows_at_once: int | None = None,
     session: Session | None = None,
+    tune: Signal | None = None,
+    tune_budget_bytes: int = 0,
+    tune_state: str | Path | None = None,
+    hot_expert_bytes: int = 0,
 ) -> Offloaded:
     """Put the KV cache and the weights of a model in tiers while a ``with`` block lasts.
 
@@ -88,6 +95,16 @@ def offload(
         ``activations``. None: the whole batch.
     session
         What allocates; None means the current session.
+    tune
+        ``"step_time"``: the share of the placed weights on the far tier (CXL, else the other
+        sockets) follows the time of the decode steps, see docs/tuning.md. None: they stay.
+    tune_budget_bytes
+        Bytes that may move between two forward passes, in the mean; 0 only logs advice.
+    tune_state
+        A JSON file that lets a restart go on. Hot experts have theirs beside it, ``NAME.experts``.
+    hot_expert_bytes
+        Room on the near tier for experts that are asked for often; the others stay where
+        ``policies["experts"]`` says, which is the far tier. They move within the same budget.
 
     Returns
     -------
@@ -103,6 +120,13 @@ def offload(
     session = session or current_session()
     store = store_for(chosen_policies(policies, session), session)
     check_conventions(model)
+    tuning = ModelTuning.read(
+        session,
+        tune=tune,
+        budget_bytes=tune_budget_bytes,
+        state=tune_state,
+        hot_expert_bytes=hot_expert_bytes,
+    )
     return Offloaded(
         model,
         store,
@@ -110,6 +134,7 @@ def offload(
         linear_rows=linear_rows,
         few_queries=few_queries,
         rows_at_once=rows_at_once,
+        tuning=tuning,
     )
 
 
@@ -122,6 +147,8 @@ class Offloaded:
         As asked.
     store
         Counts the bytes of every kind.
+    tuned
+        What follows the steps in the block; None without ``tune`` and ``hot_expert_bytes``.
     """
 
     def __init__(
@@ -133,6 +160,7 @@ class Offloaded:
         linear_rows: int = 0,
         few_queries: int = FEW_QUERIES,
         rows_at_once: int | None = None,
+        tuning: ModelTuning | None = None,
     ) -> None:
         if kv_dtype is not None and kv_dtype not in SMALL_TYPES:
             raise ConfigError(
@@ -157,6 +185,8 @@ class Offloaded:
         self.linear_rows = linear_rows
         self.store = store
         self._attention = BlockAttention(few_queries)
+        self.tuned: TunedModel | None = None
+        self._tuning = tuning
         self._kv = KvMemory(store, kv_dtype)
         self._open: contextlib.ExitStack | None = None
 
@@ -180,6 +210,8 @@ class Offloaded:
                 stack.callback(take_part, self.model, None)
                 self._before_every_step(stack, _cache_giver(self._kv))
                 self._patch_generate(stack)
+            if self._tuning is not None:
+                self.tuned = stack.enter_context(self._tuning.following(self.model))
             self._open = stack.pop_all()
         return self
 

@@ -1,0 +1,157 @@
+"""Experts that are asked for often near, the others far, while a model computes.
+
+transformers keeps the experts of a layer in one weight with an expert in each slice of its first
+dimension. A slice is moved by its pages, so that the model computes as before, with the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.memory import Session
+from cxl_offload.tune import HotParts, Slice, TuneOptions, near_and_far
+from cxl_offload.tune.state_file import read_state, write_state
+
+__all__ = ["HotExperts", "expert_layers"]
+
+_ASKED = ("top_k_index", 1)
+"""Name and position of the argument that says which experts each token asks for."""
+
+_SAVE_EVERY = 1000
+"""Forward passes between two writes of the state."""
+
+_LOG = logging.getLogger(__name__)
+
+
+def expert_layers(model: nn.Module) -> dict[str, Any]:
+    """The modules of a model that hold stacked experts, by their dotted names."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "num_experts", None), int) and _stacks(module)
+    }
+
+
+def _stacks(layer: Any) -> list[torch.Tensor]:
+    """Weights of a layer that have one slice for each expert, as contiguous rows."""
+    return [
+        weight.data
+        for weight in layer.parameters(recurse=False)
+        if weight.dim() == 3 and weight.shape[0] == layer.num_experts and weight.is_contiguous()
+    ]
+
+
+class HotExperts:
+    """Counts what experts are asked for and moves them between forward passes.
+
+    A forward pass reads an expert once, however many of its tokens ask for it; so that is what
+    counts. Biases and other small weights of experts stay where they are.
+
+    Parameters
+    ----------
+    model
+        With its experts in memory of the session already.
+    session
+        The session that the experts are in.
+    near_bytes
+        Room on the near tier for experts.
+    options
+        Budget and state file. Bytes of the budget may move between two forward passes, and never
+        more than a hundredth of the bytes that were read.
+
+    Attributes
+    ----------
+    parts
+        Where every expert is, and what has moved.
+
+    Raises
+    ------
+    ConfigError
+        The model has no stacked experts in memory of the session, or the state file is damaged.
+    """
+
+    def __init__(
+        self, model: nn.Module, session: Session, *, near_bytes: int, options: TuneOptions
+    ) -> None:
+        self._layers = expert_layers(model)
+        slices: dict[str, list[Slice]] = {}
+        for name, layer in self._layers.items():
+            for number in range(layer.num_experts):
+                found = [_slice(weight, number) for weight in _stacks(layer)]
+                slices[f"{name}.{number}"] = [
+                    one for one in found if session.find(one.address) is not None
+                ]
+        if not slices or not all(slices.values()):
+            raise ConfigError(
+                f"hot_expert_bytes: {type(model).__name__} has no stacked experts in tiers; name a "
+                "policy for experts, such as bind:cxl, or leave hot_expert_bytes out"
+            )
+        near, far = near_and_far(session.machine)
+        try:
+            self.parts = HotParts(
+                slices, near=near, far=far, room_bytes=near_bytes, session=session,
+                budget_bytes_per_round=options.budget_bytes, framework="transformers",
+            )  # fmt: skip
+        except ValueError as reason:
+            raise ConfigError(f"hot_expert_bytes: {reason}") from None
+        self._state = options.state
+        saved = read_state(self._state)
+        if saved is not None:
+            self.parts.hot.restore(saved)
+        first = 0
+        self._uses: dict[str, torch.Tensor] = {}
+        self._all = torch.zeros(len(slices), dtype=torch.float64)
+        for name, layer in self._layers.items():
+            self._uses[name] = self._all[first : first + layer.num_experts]
+            first += layer.num_experts
+        self._passes = 0
+
+    @contextlib.contextmanager
+    def following(self, model: nn.Module) -> Iterator[None]:
+        """Counts and moves inside of the block."""
+        hooks = [
+            layer.register_forward_pre_hook(self._counter(name), with_kwargs=True)
+            for name, layer in self._layers.items()
+        ]
+        hooks.append(model.register_forward_hook(self._after_forward))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._save()
+
+    def _counter(self, name: str) -> Any:
+        uses = self._uses[name]
+
+        def count(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            word, position = _ASKED
+            asked = kwargs.get(word, args[position] if len(args) > position else None)
+            if isinstance(asked, torch.Tensor):
+                known = asked[(asked >= 0) & (asked < len(uses))]  # the rest is of other ranks
+                uses[known.flatten().cpu()] = 1.0
+
+        return count
+
+    def _after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
+        self.parts.round(self._all.numpy())
+        self._all.zero_()
+        self._passes += 1
+        if self._passes % _SAVE_EVERY == 0:
+            self._save()
+
+    def _save(self) -> None:
+        if self._state is not None:
+            write_state(self._state, self.parts.hot.saved())
+
+
+def _slice(weight: torch.Tensor, number: int) -> Slice:
+    one = weight[number]
+    return Slice(one.data_ptr(), one.numel() * one.element_size())

@@ -1,0 +1,182 @@
+"""What follows the steps of a model: the share of its weights far away, and its hot experts."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.hot_experts import HotExperts, expert_layers
+from cxl_offload.memory import Session
+from cxl_offload.tune import StepTuner, TuneOptions, read_tuning
+from cxl_offload.tune.optimizer import step_tuner
+
+__all__ = ["ModelTuning", "TunedModel", "TunedWeights"]
+
+
+@dataclass(frozen=True, slots=True)
+class TunedModel:
+    """What follows a model now.
+
+    Attributes
+    ----------
+    weights
+        The share on the far tier; None without ``tune``.
+    experts
+        Hot experts; None without ``hot_expert_bytes``.
+    """
+
+    weights: TunedWeights | None
+    experts: HotExperts | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTuning:
+    """What is to follow the steps of a model.
+
+    Attributes
+    ----------
+    session
+        The session that the weights are in.
+    share
+        Of the placed weights on the far tier; None: it stays.
+    experts
+        Budget and state file of hot experts; None: experts stay.
+    hot_expert_bytes
+        Room for them on the near tier.
+    """
+
+    session: Session
+    share: TuneOptions | None
+    experts: TuneOptions | None
+    hot_expert_bytes: int
+
+    @classmethod
+    def read(
+        cls,
+        session: Session,
+        *,
+        tune: str | None,
+        budget_bytes: int,
+        state: str | Path | None,
+        hot_expert_bytes: int,
+    ) -> ModelTuning | None:
+        """The options of ``offload``; None where nothing is to follow.
+
+        Raises
+        ------
+        ConfigError
+            As :func:`cxl_offload.tune.read_tuning`, and for negative bytes.
+        """
+        if hot_expert_bytes < 0 or budget_bytes < 0:
+            raise ConfigError(
+                f"hot_expert_bytes {hot_expert_bytes}, tune_budget_bytes {budget_bytes}: 0 or more"
+            )
+        experts = None
+        if hot_expert_bytes:
+            own = None if state is None else Path(f"{state}.experts")
+            experts = TuneOptions(budget_bytes, own)
+        share = None
+        if tune is not None or experts is None:
+            share = read_tuning(
+                tune, machine=session.machine, budget_bytes=budget_bytes, state=state
+            )
+        if share is None and experts is None:
+            return None
+        return cls(session, share, experts, hot_expert_bytes)
+
+    @contextlib.contextmanager
+    def following(self, model: nn.Module) -> Iterator[TunedModel]:
+        """Follows the model inside of the block; its weights are in memory of the session."""
+        with contextlib.ExitStack() as stack:
+            experts = weights = None
+            if self.experts is not None:
+                experts = HotExperts(
+                    model, self.session, near_bytes=self.hot_expert_bytes, options=self.experts
+                )
+                stack.enter_context(experts.following(model))
+            if self.share is not None:
+                layers = expert_layers(model) if experts is not None else {}
+                found = {
+                    name: weight.data
+                    for name, weight in model.named_parameters()
+                    if not any(name.startswith(f"{layer}.") for layer in layers)
+                }
+                weights = TunedWeights(found, self.session, self.share)
+                stack.enter_context(weights.following(model))
+            yield TunedModel(weights, experts)
+
+
+class TunedWeights:
+    """Tunes the share of weights on the far tier by the time of decode steps.
+
+    A step is one forward pass that reads one new token of every sequence, without what
+    ``generate()`` does in between. Prompts are not measured: they are bound by computing. A pass
+    of another number of sequences begins a new window.
+
+    Parameters
+    ----------
+    weights
+        Name to weight; those that are not in memory of the session are left out.
+
+    Attributes
+    ----------
+    tuner
+        The tuner; None where no weight is in memory of the session, and after the block.
+    """
+
+    def __init__(
+        self, weights: dict[str, torch.Tensor], session: Session, options: TuneOptions
+    ) -> None:
+        found = {
+            name: weight
+            for name, weight in weights.items()
+            if weight.device.type == "cpu" and session.find(weight.data_ptr()) is not None
+        }
+        self.tuner: StepTuner | None = None
+        if found:
+            self.tuner = step_tuner(
+                found,
+                session=session,
+                budget_bytes_per_step=options.budget_bytes,
+                state=options.state,
+                framework="transformers",
+            )
+        self._began = 0.0
+        self._rows = 0
+
+    @contextlib.contextmanager
+    def following(self, model: nn.Module) -> Iterator[None]:
+        """Measures and moves inside of the block; lets go of the weights at its end."""
+        hooks = [
+            model.register_forward_pre_hook(self._before),
+            model.register_forward_hook(self._after, with_kwargs=True),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self.tuner = None
+
+    def _before(self, model: nn.Module, args: Any) -> None:
+        self._began = time.perf_counter()
+
+    def _after(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        seconds = time.perf_counter() - self._began
+        given = kwargs.get("input_ids", args[0] if args else None)
+        given = kwargs.get("inputs_embeds") if given is None else given
+        if self.tuner is None or given is None or given.shape[1] != 1:
+            return
+        rows = int(given.shape[0])
+        if rows != self._rows:
+            self._rows = rows
+            self.tuner.restart()
+        self.tuner.step(seconds)

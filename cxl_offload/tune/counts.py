@@ -1,0 +1,62 @@
+"""How often tuners have decided what, in this process: what an endpoint of metrics exports."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["DecisionCount", "Outcome", "count_decision", "decisions"]
+
+Outcome = Literal["moved", "kept", "advised", "refused"]
+"""``moved``: pages are to move, or new regions to lie elsewhere. ``kept``: all stays as it is.
+``advised``: something would be gained, and no budget allows it. ``refused``: a node was full."""
+
+_lock = threading.Lock()
+_counts: Counter[tuple[str, str, Outcome]] = Counter()
+_bytes: Counter[tuple[str, str, Outcome]] = Counter()
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionCount:
+    """Decisions of one kind.
+
+    Attributes
+    ----------
+    framework
+        Who asked for the tuning: ``"deepspeed"``, ``"transformers"``, ...; ``"script"`` for a
+        tuner that a script made by itself.
+    tuner
+        ``"share"`` for the share of the far tier, ``"hot"`` for items that are asked for often.
+    outcome
+        See :data:`Outcome`.
+    count
+        Decisions since the process began.
+    nbytes
+        Bytes that moved by them.
+    """
+
+    framework: str
+    tuner: str
+    outcome: Outcome
+    count: int
+    nbytes: int
+
+
+def count_decision(
+    framework: str, tuner: str, outcome: Outcome, *, count: int = 1, nbytes: int = 0
+) -> None:
+    """Counts one more decision; ``count=0`` adds bytes to those already counted."""
+    key = (framework, tuner, outcome)
+    with _lock:
+        _counts[key] += count
+        _bytes[key] += nbytes
+
+
+def decisions() -> tuple[DecisionCount, ...]:
+    """All decisions of this process, sorted by who made them."""
+    with _lock:
+        return tuple(
+            DecisionCount(*key, count=_counts[key], nbytes=_bytes[key]) for key in sorted(_counts)
+        )
