@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from cxl_offload import _C
 
-__all__ = [
-    "BASE_PAGE_BYTES",
-    "GIGANTIC_PAGE_BYTES",
-    "HUGE_PAGE_BYTES",
-    "LINE_BYTES",
-    "POOL_SLACK_SHARE",
-    "reserve_bytes",
-]
-
 LINE_BYTES = _C.LINE_BYTES
 """One cache line, the unit in which cores ask memory (x86-64, Grace)."""
 

@@ -6,9 +6,6 @@ Out of memory is ``MemoryError``, a refused system call ``OSError`` and a bad ar
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "CxlOffloadError", "PlacementError"]
-
-
 _LONGEST = 1600
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from cxl_offload.renamed import old_names
 
-__all__ = ["lazy_names"]
-
 
 def lazy_names(
     package: str, homes: Mapping[str, Sequence[str]], *, modules: Collection[str] = ()

@@ -19,16 +19,6 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = [
-    "GONE",
-    "RENAMED",
-    "new_name",
-    "old_names",
-    "remember_gone_modules",
-    "renamed_attribute",
-    "renamed_keywords",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -59,6 +49,7 @@ RENAMED = {
     "cxl_offload.plan.flexgen.phases.phases_of": "cxl_offload.plan.flexgen.choice.phases_of",
     "cxl_offload.plan.hardware.HostRoom": "cxl_offload.plan.hardware.HostNode",
     "cxl_offload.plan.laws": "cxl_offload.plan.equations",
+    "cxl_offload.plan.rank_shares.Request": "cxl_offload.plan.rank_shares.NodeRequest",
     "cxl_offload.plan.laws.footprint": "cxl_offload.validation.footprint",
     "cxl_offload.plan.preset": "cxl_offload.plan.machine_rates",
     "cxl_offload.plan.preset.MachineNumbers": "cxl_offload.plan.machine_rates.MachineRates",
@@ -76,6 +67,16 @@ RENAMED = {
     "cxl_offload.executor.record.Recording": "cxl_offload.objects.Recording",
     "cxl_offload.executor.record.record": "cxl_offload.objects.record",
     "cxl_offload.executor.share_machine": "cxl_offload.ranks.share_machine",
+    # one class, one name
+    "cxl_offload.ops.saved.Part": "cxl_offload.ops.saved.ByteRange",
+    "cxl_offload.profile.measure.effort.Sizes": "cxl_offload.profile.measure.effort.WorkingSets",
+    "cxl_offload.profile.measure.jobs.Request": "cxl_offload.profile.measure.jobs.MeasureRequest",
+    "cxl_offload.sim.Home": "cxl_offload.sim.TensorHome",
+    "cxl_offload.sim.schedule.Schedule": "cxl_offload.sim.schedule.TraceBuilder",
+    "cxl_offload.sim.workload.Home": "cxl_offload.sim.TensorHome",
+    "cxl_offload.sim.workload.Placed": "cxl_offload.sim.workload.PlacedBytes",
+    "cxl_offload.transfer.Link": "cxl_offload.transfer.CopyLink",
+    "cxl_offload.transfer.engine.Link": "cxl_offload.transfer.CopyLink",
     # files
     "cxl_offload.profile.codec": "cxl_offload.files.codec",
     "cxl_offload.topology.document": "cxl_offload.files.document",
@@ -85,6 +86,11 @@ RENAMED = {
         "cxl_offload.integrations.deepspeed.placing"
     ),
     "cxl_offload.integrations.flexgen.PlacementRow": "cxl_offload.objects.PlacementRow",
+    "cxl_offload.integrations.flexgen.Role": "cxl_offload.integrations.flexgen.FlexGenKind",
+    "cxl_offload.integrations.flexgen.places.ROLES": (
+        "cxl_offload.integrations.flexgen.places.KINDS"
+    ),
+    "cxl_offload.integrations.flexgen.places.Role": "cxl_offload.integrations.flexgen.FlexGenKind",
     "cxl_offload.integrations.flexgen.report.placement_rows": (
         "cxl_offload.objects.placement_rows.placement_rows"
     ),

@@ -30,18 +30,6 @@ from cxl_offload.renamed import renamed_keywords
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = [
-    "empty",
-    "empty_like",
-    "from_tensor",
-    "full",
-    "move",
-    "placement_of",
-    "record_stream",
-    "stats",
-    "zeros",
-]
-
 _QUANTIZED = (torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4)
 
 

@@ -9,19 +9,6 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = [
-    "GB",
-    "GIB",
-    "KIB",
-    "MIB",
-    "format_bandwidth",
-    "format_bytes",
-    "format_seconds",
-    "parse_bandwidth",
-    "parse_bytes",
-    "parse_latency_ns",
-]
-
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30

@@ -28,8 +28,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from cxl_offload import Session, load_machine
 from cxl_offload.errors import CxlOffloadError
 from cxl_offload.integrations.flexgen import FlexGenRun, run
-from cxl_offload.integrations.flexgen.options import read_prompts
 from cxl_offload.integrations.flexgen.seeded import DEMO_SHAPE, make_opt
+from cxl_offload.integrations.prompts import read_prompts
 from cxl_offload.plan.equations.interleave import bandwidth_bound, best_weights, shares_of_weights
 from cxl_offload.profile import quick
 from cxl_offload.sim import replay
@@ -86,15 +86,15 @@ def runs_here(console: Console, session: Session) -> Iterator[Run]:
     """This machine: untiered, and by measured bandwidth."""
     yield "this machine, untiered", session, {}
     policy = measured_policy(console, session)
-    roles = ("weights", "kv", "act")
-    yield f"this machine, {policy}", session, dict.fromkeys(roles, policy)
+    kinds = ("weights", "kv", "act")
+    yield f"this machine, {policy}", session, dict.fromkeys(kinds, policy)
 
 
 def runs_published(machine: Machine) -> Iterator[Run]:
     """A published server: all in local DRAM, all in CXL, and each kind where it does least harm."""
-    roles = ("weights", "kv", "act")
-    yield "system A, all in DRAM", Session.simulated(machine), dict.fromkeys(roles, "bind:ldram")
-    yield "system A, all in CXL", Session.simulated(machine), dict.fromkeys(roles, "bind:cxl")
+    kinds = ("weights", "kv", "act")
+    yield "system A, all in DRAM", Session.simulated(machine), dict.fromkeys(kinds, "bind:ldram")
+    yield "system A, all in CXL", Session.simulated(machine), dict.fromkeys(kinds, "bind:cxl")
     # The link to the GPU is slower than any tier, so weights lose nothing in CXL; attention on the
     # CPU is bound by memory, so its KV cache is spread by bandwidth.
     spread = published_policy(machine)

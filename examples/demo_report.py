@@ -85,8 +85,8 @@ def print_nodes(console: Console, here: Machine, published: Machine) -> None:
 
 
 def print_placement(console: Console, results: Sequence[Result]) -> None:
-    """Requested against granted bytes of every role on every node."""
-    made = _table("run", "role", "policy", "requested", "granted, by node", left=3)
+    """Requested against granted bytes of every kind on every node."""
+    made = _table("run", "kind", "policy", "requested", "granted, by node", left=3)
     for result in results:
         title = result.name
         for row in result.report.placement:
@@ -94,10 +94,10 @@ def print_placement(console: Console, results: Sequence[Result]) -> None:
             asked = format_bytes(row.requested_bytes)
             made.add_row(title, row.kind, row.policy, asked, granted)
             title = ""
-        for home, roles in result.report.outside.items():
-            for role, count in roles.items():
+        for home, kinds in result.report.outside.items():
+            for kind, count in kinds.items():
                 if count:
-                    made.add_row(title, role, f"on the {home}", format_bytes(count), "-")
+                    made.add_row(title, kind, f"on the {home}", format_bytes(count), "-")
     console.print("\nWhere everything went (granted: asked from the pages, at the peak)")
     console.print(made)
 

@@ -40,7 +40,8 @@ def names_in(path: Path) -> frozenset[str]:
             found |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+            named = [each for target in targets for each in ast.walk(target)]
+            found |= {each.id for each in named if isinstance(each, ast.Name)}
             if "__all__" in {getattr(target, "id", "") for target in targets} and node.value:
                 found |= set(ast.literal_eval(node.value))
     return frozenset(found)
@@ -58,18 +59,7 @@ def hands_out_old_names(dotted: str) -> bool:
     """Whether the importer, or the module that is still there, finds an old name."""
     module = dotted.rpartition(".")[0]
     path = file_of(module)
-    return path is None or bool({"__getattr__"} & (names_in(path) | tuple_targets(path)))
-
-
-@functools.cache
-def tuple_targets(path: Path) -> frozenset[str]:
-    return frozenset(
-        element.id
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
-        for element in node.targets[0].elts
-        if isinstance(element, ast.Name)
-    )
+    return path is None or "__getattr__" in names_in(path)
 
 
 def test_every_public_name_of_the_version_before_is_there_or_names_its_successor() -> None:

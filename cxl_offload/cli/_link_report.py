@@ -8,8 +8,6 @@ from cxl_offload.cli._report_table import NONE, Marks, lines, or_none, show, tab
 from cxl_offload.topology import Access, Gpu, Link, Machine
 from cxl_offload.units import GB, format_bandwidth, format_bytes, format_seconds
 
-__all__ = ["print_citations", "print_links"]
-
 
 def print_links(console: Console, machine: Machine, marks: Marks) -> None:
     """Distances, accesses, GPUs, copies, drives and other published numbers."""

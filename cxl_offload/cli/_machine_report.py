@@ -24,8 +24,6 @@ from cxl_offload.topology import (
 from cxl_offload.topology.cpulist import format_cpulist
 from cxl_offload.units import format_bytes
 
-__all__ = ["print_machine", "print_machine_list"]
-
 _STYLES = {
     NodeKind.DRAM: "green",
     NodeKind.CXL: "cyan",

@@ -9,8 +9,6 @@ from cxl_offload.cli._report_table import show, table
 from cxl_offload.profile.operators.model import OperatorProfile
 from cxl_offload.units import MIB, format_bandwidth
 
-__all__ = ["print_operators"]
-
 
 def print_operators(console: Console, found: OperatorProfile, how: str) -> None:
     """Every operator by size; bandwidth is of weights, or of keys and values."""

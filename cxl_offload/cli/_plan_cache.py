@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from cxl_offload.cli._report_table import show, table
+from cxl_offload.cli._options import AsJson
+from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.errors import ConfigError
 from cxl_offload.units import GIB, format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
-
-__all__ = ["cache", "compare"]
 
 _SIZES = "0GiB,16GiB,64GiB,256GiB,1TiB"
 
@@ -28,7 +26,7 @@ def cache(
     machine: Annotated[str, typer.Option(help="A machine file or shipped name.")],
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a block of the trace.")] = 512,
     sizes: Annotated[str, typer.Option(help="Sizes of the cache to answer for.")] = _SIZES,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Hit rate and time to the first token of a host KV cache, by its size and tier."""
     from cxl_offload.plan.cache import TierSize, hit_rate, load_requests, mean_ttft_s
@@ -69,13 +67,13 @@ def cache(
     for row in rows:
         times = [format_seconds(row["ttft_s"][name]) for name in names]
         made.add_row(format_bytes(row["bytes"]), f"{row['hit_rate']:.1%}", *times)
-    show(Console(markup=False, emoji=False, highlight=False), made)
+    show(console_of(), made)
 
 
 def compare(
     first: Annotated[Path, typer.Argument(help="A plan.yaml.")],
     second: Annotated[Path, typer.Argument(help="Another one.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Two plans side by side."""
     from cxl_offload.plan.plan_file import load_plan
@@ -93,7 +91,7 @@ def compare(
     made = table("Predicted", "", str(first), str(second))
     for name, cells in rows.items():
         made.add_row(name, *cells)
-    console = Console(markup=False, emoji=False, highlight=False)
+    console = console_of()
     show(console, made)
     console.print(f"\n{second} makes {gain:+.1%} tokens/s of {first} (predicted).")
 

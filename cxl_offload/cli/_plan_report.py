@@ -14,8 +14,6 @@ from cxl_offload.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
 
-__all__ = ["print_plan"]
-
 
 def print_plan(console: Console, plan: Plan, file: str | None = None) -> None:
     """The tables of a plan, and the command that runs it from its file."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
 
@@ -13,10 +15,21 @@ from rich.text import Text
 from cxl_offload.errors import ConfigError
 from cxl_offload.topology import Machine
 
-__all__ = ["NONE", "Marks", "lines", "need_matplotlib", "or_none", "show", "table"]
-
 NONE = "-"
+WIDE = 140
+"""Columns of the tables of a machine in a pipe."""
+
 _BOUNDS = {"upper": "≤", "lower": "≥", None: ""}
+
+
+def console_of(*, piped_width: int | None = None) -> Console:
+    """Where tables go; names and paths are no markup.
+
+    ``piped_width`` is that of a pipe or a file, which has none of its own.
+    """
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    width = piped_width if piped else None
+    return Console(markup=False, emoji=False, highlight=False, width=width)
 
 
 def table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from cxl_offload.cli._report_table import NONE, lines, table
@@ -16,30 +24,38 @@ from cxl_offload.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from cxl_offload.objects import PlacementRow
 
-__all__ = ["placement_table", "progress_bar", "speed_table"]
+_BAR_WIDTH = 16
+"""Leaves half of 80 columns to the label."""
 
 _STAGES = {"convert": "converting weights", "load": "loading layers", "generate": "tokens"}
 
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr for every stage of a run; silent when stderr is no terminal."""
+    """Bars on stderr, silent when stderr is no terminal.
+
+    What it yields takes a label, how many are done and how many there are. Every stage of a run has
+    a bar of its own; other labels take turns beside one bar.
+    """
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=_BAR_WIDTH),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.description}", markup=False),
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        tasks: dict[str, Any] = {}
+        tasks: dict[str, TaskID] = {}
 
-        def show(stage: str, done: int, total: int) -> None:
+        def tell(label: str, done: int, total: int) -> None:
+            stage = label if label in _STAGES else ""
             if stage not in tasks:
-                tasks[stage] = bar.add_task(_STAGES.get(stage, stage), total=total)
-            bar.update(tasks[stage], completed=done)
+                tasks[stage] = bar.add_task("", total=total)
+            description = _STAGES.get(label, label)
+            bar.update(tasks[stage], description=description, completed=done, total=total)
 
-        yield show
+        yield tell
 
 
 def speed_table(how: str, phases: Mapping[str, tuple[float | None, float]]) -> Table:

@@ -1,13 +1,10 @@
-"""``cxl-offload doctor``: what on this machine will hurt, what it costs and what mends it."""
+"""``cxl-offload doctor``: what on this machine will hurt, what it costs and what fixes it."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,14 +13,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from cxl_offload.cli._options import AsJson, Sysfs
+from cxl_offload.cli._report_table import WIDE, console_of
 from cxl_offload.topology.hazards import SEVERITIES, Hazard, find_hazards
-
-__all__ = ["register"]
 
 _VERSION = 1
 """Of what ``--json`` prints."""
 
-_PIPED_WIDTH = 140  # a pipe has no width of its own
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
@@ -33,16 +29,13 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    sysfs: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Read DIR/sys and DIR/proc, a capture of a machine."),
-    ] = None,
+    as_json: AsJson = False,
+    sysfs: Sysfs = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 on an error or a warning.")
     ] = False,
 ) -> None:
-    """Say what on this machine will hurt, what it costs, and the command that mends it."""
+    """Say what on this machine will hurt, what it costs, and the command that fixes it."""
     if sysfs is None:
         found = (*find_hazards("/", placing_refused=_try_placing(), tried=True), *_leftovers())
         hazards = tuple(sorted(found, key=lambda hazard: SEVERITIES.index(hazard.severity)))
@@ -52,9 +45,7 @@ def doctor(
         rows = [asdict(hazard) for hazard in hazards]
         print(json.dumps({"version": _VERSION, "hazards": rows}, indent=2))
     else:
-        piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-        width = _PIPED_WIDTH if piped else None
-        _print(Console(markup=False, emoji=False, highlight=False, width=width), hazards)
+        _print(console_of(piped_width=WIDE), hazards)
     if strict and any(hazard.severity != "note" for hazard in hazards):
         raise typer.Exit(1)
 
@@ -100,7 +91,7 @@ def _print(console: Console, hazards: tuple[Hazard, ...]) -> None:
         made.add_column(overflow="fold")
         made.add_row("found", hazard.found)
         made.add_row("costs", hazard.cost)
-        made.add_row("mend", Text(hazard.remedy, "green"))
+        made.add_row("fix", Text(hazard.remedy, "green"))
         made.add_row("says", Text(hazard.source, "dim"))
         console.print(Padding(made, (0, 0, 1, 2)))
     counts = {name: sum(hazard.severity == name for hazard in hazards) for name in _STYLES}

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cxl_offload.cli._report_table import NONE, show, table
+from cxl_offload.cli._report_table import NONE, console_of, show, table
 from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import write_text
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from cxl_offload.memory import Session
     from cxl_offload.profile.operators.model import OperatorProfile
     from cxl_offload.sim import Timeline
-
-__all__ = ["print_report", "progress_bar", "register"]
 
 _PROGRAM = "cxl-offload flexgen"
 
@@ -56,8 +54,7 @@ def flexgen(context: typer.Context) -> None:
     with progress_bar() as progress:
         report = run(request, session=session, progress=progress)
     timeline, why_not = _replayed(report, session)
-    # Answers and paths are no markup.
-    console = Console(markup=False, emoji=False, highlight=False)
+    console = console_of()
     if args.json != "-":
         print_report(console, report, timeline, answers=args.verbose >= 2)
         if operators is not None:
@@ -177,11 +174,11 @@ def print_report(
     if timeline is not None:
         show(console, _simulated_table(timeline))
     show(console, _share_table(report))
-    where = placement_table(report.placement, "role", simulated=report.simulated_placement)
-    for home, roles in report.outside.items():
-        for role, nbytes in roles.items():
+    where = placement_table(report.placement, "kind", simulated=report.simulated_placement)
+    for home, kinds in report.outside.items():
+        for kind, nbytes in kinds.items():
             if nbytes > 0:
-                where.add_row(role, home, "--percent", format_bytes(nbytes), NONE, home)
+                where.add_row(kind, home, "--percent", format_bytes(nbytes), NONE, home)
     show(console, where)
     console.print("\nNot placed by any policy: " + "; ".join(BYPASSES) + ".")
     for note in report.notes:

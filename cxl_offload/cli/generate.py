@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from cxl_offload.cli._report_table import show
+from cxl_offload.cli._options import SimulatedMachine, pairs
+from cxl_offload.cli._report_table import console_of, show
 from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table
 from cxl_offload.errors import ConfigError
 
 if TYPE_CHECKING:
     from cxl_offload.integrations.transformers import GenerateReport
     from cxl_offload.memory import Session
-
-__all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -37,13 +36,7 @@ def generate(
         ),
     ] = None,
     gen_len: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 32,
-    machine: Annotated[
-        str | None,
-        typer.Option(
-            help="A machine file or the name of one that comes with the package: placements are on "
-            "its simulated nodes; without it, on this machine's."
-        ),
-    ] = None,
+    machine: SimulatedMachine = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder with tokenizer files (default: the model's).")
     ] = None,
@@ -57,7 +50,9 @@ def generate(
     ] = None,
 ) -> None:
     """Generate with transformers: weights and KV cache of any decoder in tiers."""
-    places = _places(place or [])
+    places = pairs("--place", place, str, form="KIND=POLICY, such as kv=bind:cxl")
+    if not places:
+        raise ConfigError("--place: name at least one kind, such as kv=bind:cxl")
     try:
         from cxl_offload.integrations.prompts import read_prompts
         from cxl_offload.integrations.transformers import GenerateRun, run
@@ -77,25 +72,10 @@ def generate(
     session = _session(machine)
     with progress_bar() as progress:
         report = run(request, session=session, progress=progress)
-    # Answers and paths are no markup.
-    _print(Console(markup=False, emoji=False, highlight=False), report, answers=answers)
+    _print(console_of(), report, answers=answers)
     if json_file is not None:
         text = json.dumps(report.to_json(), indent=1) + "\n"
         Path(json_file).write_text(text, encoding="utf-8")
-
-
-def _places(texts: list[str]) -> dict[str, str]:
-    places: dict[str, str] = {}
-    for text in texts:
-        kind, sign, policy = text.partition("=")
-        if not (kind and sign and policy):
-            raise ConfigError(f"--place {text}: expected KIND=POLICY, such as kv=bind:cxl")
-        if kind in places:
-            raise ConfigError(f"--place {text}: {kind} is placed twice")
-        places[kind] = policy
-    if not places:
-        raise ConfigError("--place: name at least one kind, such as kv=bind:cxl")
-    return places
 
 
 def _session(machine: str | None) -> Session:

@@ -18,13 +18,17 @@ from typer.core import TyperGroup
 from cxl_offload import cli
 from cxl_offload.errors import CxlOffloadError
 
-__all__ = ["app", "main"]
-
 _EXIT_ERROR = 2
 
 
 class _OneLineErrors(TyperGroup):
     """A command group whose errors, bad options included, are one line and exit status 2."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _hide_types_of_flags(command, ctx)
+        return command
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         with _one_line_errors():
@@ -33,6 +37,15 @@ class _OneLineErrors(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _one_line_errors():
             return super().invoke(ctx)
+
+
+def _hide_types_of_flags(command: Any, context: Any) -> None:
+    """The help of a flag says nothing of a type: it takes no value."""
+    for parameter in command.get_params(context):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _hide_types_of_flags(each, context)
 
 
 @contextmanager

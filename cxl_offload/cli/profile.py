@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
 from cxl_offload.cli._operator_report import print_operators
-from cxl_offload.cli._report_table import NONE, need_matplotlib, show, table
+from cxl_offload.cli._report_table import NONE, WIDE, console_of, need_matplotlib, show, table
+from cxl_offload.cli._run_report import progress_bar
 from cxl_offload.errors import ConfigError
 from cxl_offload.profile.model import Estimate, OperatorProfile, PathProfile, Profile
-from cxl_offload.profile.schedule import Progress
 from cxl_offload.units import MIB, format_bandwidth, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from cxl_offload.memory import Session
 
-__all__ = ["print_profile", "progress_bar", "register"]
-
-_PIPED_WIDTH = 140
 _ASSUMED_CACHE_BYTES = 64 * MIB
 
 
@@ -110,9 +101,7 @@ def profile(
         )
     if operators:
         found = replace(found, operators=tuple(map(_operators, dict.fromkeys(operators))))
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    width = _PIPED_WIDTH if piped else None
-    console = Console(markup=False, emoji=False, highlight=False, width=width)
+    console = console_of(piped_width=WIDE)
     if output is not None:
         save_profile(found, output)
     print_profile(console, found)
@@ -148,25 +137,6 @@ def _nodes(session: Session, text: str | None) -> list[int] | None:
         else:
             found += session.machine.tier(name).nodes
     return found
-
-
-@contextlib.contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A bar on stderr; silent when stderr is no terminal."""
-    console = Console(stderr=True)
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Bar(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("measuring", total=None)
-
-        def tell(label: str, done: int, total: int) -> None:
-            bar.update(task, description=label, completed=done, total=total)
-
-        yield tell
 
 
 def print_profile(console: Console, found: Profile) -> None:

@@ -21,8 +21,6 @@ from cxl_offload.errors import ConfigError
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
 
-__all__ = ["launch_environment", "plan_command", "register"]
-
 _PLAN = "CXL_OFFLOAD_PLAN"
 _MARKS = "CXL_OFFLOAD_RUN"
 _PACKAGE = Path(cxl_offload.__file__).resolve().parent

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from cxl_offload.cli._options import AsJson
+from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.plan.equations import tco
-
-__all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +40,7 @@ def tco_command(
     server_cost: Annotated[float | None, typer.Option(help="Cost of one of them.")] = None,
     d: Annotated[float | None, typer.Option("--d", help="Main memory of a server (unit).")] = None,
     w: Annotated[float | None, typer.Option("--w", help="Working set (same unit).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Servers, cost and break-even with CXL memory, by the published formula and corrected.
 
@@ -93,20 +91,17 @@ def _evaluate(inputs: tco.TcoInputs, fleet: _Fleet) -> dict[str, object]:
 
 
 def _print(found: dict[str, dict[str, object]]) -> None:
-    console = Console()
-    table = Table(title="Cost of ownership with CXL memory")
-    table.add_column("")
-    for name in found:
-        table.add_column(name, justify="right")
+    made = table("Cost of ownership with CXL memory", "", *found, right=found)
     for figure in next(iter(found.values())):
         if figure != "warnings":
-            table.add_row(
+            made.add_row(
                 figure.replace("_", " "), *(_shown(figure, each[figure]) for each in found.values())
             )
-    console.print(table)
+    console = console_of()
+    show(console, made)
     for name, each in found.items():
         for warning in each["warnings"]:  # type: ignore[attr-defined]
-            console.print(f"{name}: {warning}", style="yellow", highlight=False)
+            console.print(f"{name}: {warning}", style="yellow")
 
 
 def _shown(figure: str, value: object) -> str:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from cxl_offload.cli._machine_report import print_machine, print_machine_list
+from cxl_offload.cli._options import AsJson, Sysfs
+from cxl_offload.cli._report_table import WIDE, console_of
 from cxl_offload.errors import ConfigError
 from cxl_offload.topology import Machine, discover, load_machine, machine_to_json
-
-__all__ = ["register"]
-
-_PIPED_WIDTH = 140  # a pipe has no width of its own
 
 
 def register(app: typer.Typer) -> None:
@@ -25,11 +20,8 @@ def register(app: typer.Typer) -> None:
 
 
 def topology(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    sysfs: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Read DIR/sys and DIR/proc, a capture of a machine."),
-    ] = None,
+    as_json: AsJson = False,
+    sysfs: Sysfs = None,
     machine: Annotated[
         str | None,
         typer.Option(
@@ -43,10 +35,7 @@ def topology(
     known: Annotated[bool, typer.Option("--list", help="List the known machine files.")] = False,
 ) -> None:
     """Show NUMA nodes, CXL memory, GPUs, links and limits of a machine."""
-    # names and addresses come from the machine: none of them is markup or an emoji
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    width = _PIPED_WIDTH if piped else None
-    console = Console(markup=False, emoji=False, highlight=False, width=width)
+    console = console_of(piped_width=WIDE)
     if known:
         print_machine_list(console)
         return

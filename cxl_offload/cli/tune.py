@@ -15,8 +15,6 @@ from rich.table import Table
 if TYPE_CHECKING:
     from cxl_offload.tune import StepRecording, Tuner
 
-__all__ = ["register"]
-
 
 class TunerName(str, Enum):
     """Tuners of the command line."""

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from cxl_offload.cli._options import AsJson
+from cxl_offload.cli._report_table import console_of, show, table
 
 if TYPE_CHECKING:
     from cxl_offload.validation import PassRate, Result
-
-__all__ = ["register"]
 
 _PIPED_WIDTH = 160
 
@@ -29,7 +30,7 @@ def validate_command(
     cases: Annotated[
         Path | None, typer.Argument(help="JSON file of published cases; default: the shipped ones.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
     failed_only: Annotated[
         bool, typer.Option("--failed", help="List only the cases that fail.")
     ] = False,
@@ -59,45 +60,43 @@ def validate_command(
 def _print_report(results: Sequence[Result], *, failed_only: bool) -> None:
     from cxl_offload.validation import pass_rates
 
-    console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+    console = console_of(piped_width=_PIPED_WIDTH)
     listed = [result for result in results if not (failed_only and result.passes)]
     if listed:
-        console.print(_case_table(listed))
-    console.print(_rate_table("use", pass_rates(results, lambda result: result.case.use)))
-    console.print(_rate_table("model", pass_rates(results, lambda result: result.case.model)))
+        show(console, _case_table(listed))
+    show(console, _rate_table("use", pass_rates(results, lambda result: result.case.use)))
+    show(console, _rate_table("model", pass_rates(results, lambda result: result.case.model)))
 
 
 def _case_table(results: Sequence[Result]) -> Table:
-    table = Table(title="Predicted vs published")
-    for name in ("case", "model", "use", "predicted", "published", "error", "", "note"):
-        right = name in ("predicted", "published", "error")
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    numbers = ("predicted", "published", "error")
+    made = table(
+        "Predicted vs published", "case", "model", "use", *numbers, "", "note", right=numbers
+    )
     for result in results:
-        table.add_row(
+        made.add_row(
             result.case.id,
             result.case.model,
             result.case.use,
             "-" if result.predicted is None else _shown(result.predicted),
             _shown(result.as_json()["expected"]),
             "-" if result.error is None else f"{result.error:.2%}",
-            "[green]pass[/]" if result.passes else "[red]FAIL[/]",
-            result.note.replace("[", "\\["),
+            Text("pass", "green") if result.passes else Text("FAIL", "red"),
+            result.note,
         )
-    return table
+    return made
 
 
 def _rate_table(what: str, rates: Sequence[PassRate]) -> Table:
-    table = Table(title=f"Pass rates by {what}")
-    table.add_column(what)
-    for name in ("passed", "cases", "rate"):
-        table.add_column(name, justify="right")
+    numbers = ("passed", "cases", "rate")
+    made = table(f"Pass rates by {what}", what, *numbers, right=numbers)
     for rate in rates:
-        table.add_row(rate.name, str(rate.passed), str(rate.cases), f"{rate.share:.0%}")
+        made.add_row(rate.name, str(rate.passed), str(rate.cases), f"{rate.share:.0%}")
     total = sum(rate.cases for rate in rates)
     passed = sum(rate.passed for rate in rates)
     share = f"{passed / total:.0%}" if total else "-"
-    table.add_row("all", str(passed), str(total), share, style="bold")
-    return table
+    made.add_row("all", str(passed), str(total), share, style="bold")
+    return made
 
 
 def _shown(value: object) -> str:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from cxl_offload.cli._report_table import NONE, show, table
+from cxl_offload.cli._options import AsJson
+from cxl_offload.cli._report_table import NONE, console_of, show, table
 from cxl_offload.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from cxl_offload.integrations.vllm.serving_report import ServingReport
-
-__all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +29,7 @@ def vllm_report(
     seconds: Annotated[
         float | None, typer.Option(min=0.1, help="Watch so long; default: since it started.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What a running `vllm serve` says of its KV cache."""
     from cxl_offload.integrations.vllm.serving_report import read_metrics, serving_report
@@ -49,7 +48,7 @@ def vllm_report(
         }
         print(json.dumps(plain, indent=1, allow_nan=False))
         return
-    _print(Console(markup=False, emoji=False, highlight=False), report, seconds)
+    _print(console_of(), report, seconds)
 
 
 def _print(console: Console, report: ServingReport, seconds: float | None) -> None:

@@ -16,8 +16,6 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from cxl_offload.files.document import hint, plain_key, shown
 
-__all__ = ["DecodeError", "decode", "encode"]
-
 T = TypeVar("T")
 Where = tuple[str | int, ...]
 _MOST_DIGITS = 18

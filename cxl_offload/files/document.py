@@ -16,8 +16,6 @@ import yaml
 
 from cxl_offload.errors import ConfigError
 
-__all__ = ["Field", "read_document"]
-
 _TAG = "tag:yaml.org,2002:"
 _MOST_LEVELS = 100
 _MOST_REPEATED = 100_000

@@ -7,8 +7,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["shipped_file", "shipped_names"]
-
 Shelf = Literal["machines", "models"]
 
 

@@ -12,8 +12,6 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.files.codec import DecodeError, decode
 from cxl_offload.files.document import Field, read_document, shown
 
-__all__ = ["decode_document", "decode_json", "parse_json", "read_text", "write_text"]
-
 T = TypeVar("T")
 
 

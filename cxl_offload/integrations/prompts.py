@@ -6,8 +6,6 @@ from pathlib import Path
 
 from cxl_offload.errors import ConfigError
 
-__all__ = ["read_prompts"]
-
 
 def read_prompts(file: str) -> tuple[str, ...]:
     """Prompts of a text file, one a line; blank lines are left out.

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from cxl_offload.memory.session import Session
 from cxl_offload.renamed import old_names, renamed_keywords
 
-__all__ = ["chosen_session", "current_session", "use"]
-
 _lock = threading.Lock()
 _default: Session | None = None
 _stack: list[Session] = []

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from cxl_offload.units import format_bytes
 
-__all__ = ["NOT_FAULTED_IN", "Placement"]
-
 NOT_FAULTED_IN = -1
 """The key under which bytes are counted that have no page yet (first touch, or swapped out)."""
 

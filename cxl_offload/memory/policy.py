@@ -17,20 +17,6 @@ from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes, parse_bytes
 
-__all__ = [
-    "Bind",
-    "Dax",
-    "FirstTouch",
-    "Interleave",
-    "Policy",
-    "PolicyLike",
-    "Preferred",
-    "Weighted",
-    "as_policy",
-    "known_policy",
-    "parse_policy",
-]
-
 DEFAULT_GRANULE_BYTES = HUGE_PAGE_BYTES
 """Below the size of a transparent huge page, collapsing would destroy a stripe."""
 

@@ -21,15 +21,6 @@ from pathlib import Path
 
 from cxl_offload.units import format_bytes
 
-__all__ = [
-    "SHARED_ROOT",
-    "Leftover",
-    "find_leftovers",
-    "open_regular",
-    "shared_free_bytes",
-    "warn_of_leftovers",
-]
-
 _logger = logging.getLogger(__name__)
 
 SHARED_ROOT = Path("/dev/shm")

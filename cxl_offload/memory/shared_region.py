@@ -29,8 +29,6 @@ from cxl_offload.memory.shared import SHARED_ROOT, open_regular, shared_free_byt
 from cxl_offload.renamed import renamed_keywords
 from cxl_offload.units import format_bytes
 
-__all__ = ["SharedRegion", "remove_leftovers"]
-
 _logger = logging.getLogger(__name__)
 
 _SHMEM_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")

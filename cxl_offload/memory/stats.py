@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from cxl_offload.topology import Tier
 
-__all__ = ["Count", "NodeUse", "Stats", "tier_use"]
-
 
 @dataclass(frozen=True, slots=True)
 class Count:

@@ -15,8 +15,6 @@ import torch
 from cxl_offload.memory import NOT_FAULTED_IN, FirstTouch, Policy, Session
 from cxl_offload.tensor import empty
 
-__all__ = ["KindUse", "MemorySource", "Part", "TensorSource", "TierStore"]
-
 
 class TensorSource(Protocol):
     """Where placed tensors come from."""

@@ -9,8 +9,6 @@ from typing import Any
 from cxl_offload.objects.kind_store import KindUse, Part
 from cxl_offload.topology import Machine
 
-__all__ = ["PlacementRow", "placement_rows"]
-
 
 @dataclass(frozen=True, slots=True)
 class PlacementRow:

@@ -11,8 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cxl_offload.plan.object_policy import ObjectUse
 
-__all__ = ["Recording", "record"]
-
 Objects = Mapping[str, torch.Tensor | Iterable[torch.Tensor]]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-__all__ = ["KINDS", "OUTSIDE_LAYERS", "kind_of", "matches"]
-
 _PATTERNS: dict[str, tuple[str, ...]] = {
     "norm": ("*norm*", "*.ln_?.*", "*.ln_?", "ln_*"),
     "experts": ("*experts.*", "*.block_sparse_moe.*"),

@@ -18,8 +18,6 @@ from cxl_offload.ops.saved import HostWay, Order, Saved, StreamWay, Way, as_byte
 from cxl_offload.ops.view import untraced
 from cxl_offload.renamed import renamed_keywords
 
-__all__ = ["ActivationUse", "OffloadedActivations", "offload_activations"]
-
 Reason = Literal["parameter", "small", "placed", "thin", "kind"]
 
 _PREFETCH_ON_GPU = 2

@@ -7,17 +7,14 @@ Optimization*; settings as in ``torch.optim.Adagrad``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cxl_offload import _C
-from cxl_offload.memory import Pages, PolicyLike
-from cxl_offload.ops.optimizer import OnePassOptimizer
-from cxl_offload.ops.threads import Threads
+from cxl_offload.ops.optimizer import OnePassOptimizer, StateOptions
 from cxl_offload.renamed import renamed_keywords
 
-__all__ = ["CPUAdagrad"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class CPUAdagrad(OnePassOptimizer):
@@ -40,11 +37,7 @@ class CPUAdagrad(OnePassOptimizer):
         eps: float = 1e-10,
         *,
         maximize: bool = False,
-        state_dtype: torch.dtype = torch.float32,
-        policy: PolicyLike | None = None,
-        pages: Pages = "thp",
-        threads: Threads = None,
-        overlap: bool = False,
+        **states: Unpack[StateOptions],
     ) -> None:
         if not initial_accumulator_value >= 0:
             raise ValueError(
@@ -58,15 +51,7 @@ class CPUAdagrad(OnePassOptimizer):
             "initial_accumulator_value": initial_accumulator_value,
             "maximize": maximize,
         }
-        super().__init__(
-            params,
-            defaults,
-            state_dtype=state_dtype,
-            policy=policy,
-            pages=pages,
-            threads=threads,
-            overlap=overlap,
-        )
+        super().__init__(params, defaults, **states)
 
     def _first_value(self, group: dict[str, Any], name: str) -> float:
         return float(group["initial_accumulator_value"])

@@ -11,19 +11,19 @@ Hutter, *Decoupled Weight Decay Regularization*, algorithm 2.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from cxl_offload import _C
-from cxl_offload.memory import Pages, PolicyLike
-from cxl_offload.ops.optimizer import OnePassOptimizer
+from cxl_offload.ops.optimizer import OnePassOptimizer, StateOptions
 from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.update import ParamUpdate, run
 from cxl_offload.ops.view import untraced
 from cxl_offload.renamed import renamed_keywords
 
-__all__ = ["CPUAdam", "adam_step"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @untraced
@@ -107,15 +107,10 @@ class CPUAdam(OnePassOptimizer):
         False for Adam with weight decay in the gradient (L2).
     maximize
         Whether to go up the gradient, as in ``torch.optim.AdamW``.
-    state_dtype
-        float32, or bfloat16 for states of half the size.
-    policy, pages
-        Where the states live: see :func:`cxl_offload.empty`. None prefers the nearest node.
-    threads
-        See :data:`cxl_offload.ops.threads.Threads`.
-    overlap
-        Updates each parameter in the backward, as soon as its gradient is final; see
-        :meth:`~cxl_offload.ops.optimizer.OnePassOptimizer.accumulate`.
+    **states
+        Where and how the states live, see
+        :class:`~cxl_offload.ops.optimizer.StateOptions`: ``state_dtype``, ``policy``, ``pages``,
+        ``threads``, ``overlap``.
 
     Raises
     ------
@@ -139,11 +134,7 @@ class CPUAdam(OnePassOptimizer):
         adamw: bool = True,
         bias_correction: bool = True,
         maximize: bool = False,
-        state_dtype: torch.dtype = torch.float32,
-        policy: PolicyLike | None = None,
-        pages: Pages = "thp",
-        threads: Threads = None,
-        overlap: bool = False,
+        **states: Unpack[StateOptions],
     ) -> None:
         defaults = {
             "lr": lr,
@@ -154,15 +145,7 @@ class CPUAdam(OnePassOptimizer):
             "bias_correction": bias_correction,
             "maximize": maximize,
         }
-        super().__init__(
-            params,
-            defaults,
-            state_dtype=state_dtype,
-            policy=policy,
-            pages=pages,
-            threads=threads,
-            overlap=overlap,
-        )
+        super().__init__(params, defaults, **states)
 
     def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> _C.AdamRule:
         beta1, beta2 = group["betas"]

@@ -10,16 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from cxl_offload import _C
 from cxl_offload.ops.attention_arguments import (
+    AttentionOptions,
     Cache,
     Lengths,
     Scale,
     bias_view,
     cache_views,
+    check_query,
     length_list,
     mask_address,
     one_after_another,
@@ -29,7 +32,8 @@ from cxl_offload.ops.attention_arguments import (
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
 from cxl_offload.ops.view import tensor_view
 
-__all__ = ["Partial", "combine", "decode_attention", "decode_attention_partial", "from_flexgen"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +79,8 @@ def decode_attention(
     k: Cache,
     v: Cache,
     *,
-    lengths: Lengths = None,
-    scale: float | None = None,
-    block_table: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    window: int | None = None,
-    k_scale: Scale = None,
-    v_scale: Scale = None,
-    soft_cap: float | None = None,
-    bias: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
-    causal: bool = True,
-    threads: Threads = None,
-    isa: str = "",
+    **options: Unpack[AttentionOptions],
 ) -> torch.Tensor:
     """``softmax(scale * q k^T) v`` for one query a sequence and head, or a few.
 
@@ -149,46 +142,12 @@ def decode_attention(
         Before anything is computed: shapes, types, strides, lengths or blocks that do not fit.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    _run(
-        q,
-        k,
-        v,
-        out,
-        None,
-        lengths=lengths,
-        scale=scale,
-        block_table=block_table,
-        mask=mask,
-        window=window,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        soft_cap=soft_cap,
-        bias=bias,
-        sinks=sinks,
-        causal=causal,
-        threads=threads,
-        isa=isa,
-    )
+    _run(q, k, v, out, None, sinks=sinks, **options)
     return out
 
 
 def decode_attention_partial(
-    q: torch.Tensor,
-    k: Cache,
-    v: Cache,
-    *,
-    lengths: Lengths = None,
-    scale: float | None = None,
-    block_table: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    window: int | None = None,
-    k_scale: Scale = None,
-    v_scale: Scale = None,
-    soft_cap: float | None = None,
-    bias: torch.Tensor | None = None,
-    causal: bool = True,
-    threads: Threads = None,
-    isa: str = "",
+    q: torch.Tensor, k: Cache, v: Cache, **options: Unpack[AttentionOptions]
 ) -> Partial:
     """As :func:`decode_attention`, over a part of the positions; :func:`combine` joins parts.
 
@@ -197,26 +156,7 @@ def decode_attention_partial(
     """
     out = torch.empty_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
     sums = torch.empty(q.shape[:-1], dtype=torch.float32)
-    _run(
-        q,
-        k,
-        v,
-        out,
-        sums,
-        lengths=lengths,
-        scale=scale,
-        block_table=block_table,
-        mask=mask,
-        window=window,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        soft_cap=soft_cap,
-        bias=bias,
-        sinks=None,
-        causal=causal,
-        threads=threads,
-        isa=isa,
-    )
+    _run(q, k, v, out, sums, sinks=None, **options)
     return Partial(out, sums)
 
 
@@ -255,30 +195,21 @@ def _run(
     out: torch.Tensor,
     sums: torch.Tensor | None,
     *,
-    lengths: Lengths,
-    scale: float | None,
-    block_table: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    window: int | None,
-    k_scale: Scale,
-    v_scale: Scale,
-    soft_cap: float | None,
-    bias: torch.Tensor | None,
     sinks: torch.Tensor | None,
-    causal: bool,
-    threads: Threads,
-    isa: str,
+    lengths: Lengths = None,
+    scale: float | None = None,
+    block_table: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    window: int | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
+    soft_cap: float | None = None,
+    bias: torch.Tensor | None = None,
+    causal: bool = True,
+    threads: Threads = None,
+    isa: str = "",
 ) -> None:
-    tensor_view(q, "q")  # says what is wrong with it before its shape is asked for
-    if q.dim() not in (3, 4):
-        raise ValueError(
-            f"q of shape {tuple(q.shape)} is not (batch, heads, dim), nor (batch, heads, queries, "
-            "dim)"
-        )
-    if window is not None and window < 1:
-        raise ValueError(f"window {window}: give at least 1, or None for all positions")
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(f"soft_cap {soft_cap}: give a positive number, or None for no cap")
+    check_query(q, window, soft_cap)
     keys, values, groups = cache_views(k, v, block_table is not None)
     team = team_for(threads)
     _C.run_attention(

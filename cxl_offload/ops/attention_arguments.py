@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 
 from cxl_offload import _C
 from cxl_offload.ops.int4_cache import Int4Cache
+from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.view import FLOATS, READ_FLOATS, tensor_view
-
-__all__ = [
-    "Cache",
-    "Lengths",
-    "Scale",
-    "bias_view",
-    "cache_views",
-    "length_list",
-    "mask_address",
-    "one_after_another",
-    "scale_list",
-    "table_address",
-]
 
 Lengths = torch.Tensor | Sequence[int] | None
 Scale = torch.Tensor | float | None
 Cache = torch.Tensor | Int4Cache
 
 Groups = tuple[_C.TensorView, _C.TensorView, bool]
+
+
+class AttentionOptions(TypedDict, total=False):
+    """Keywords of attention, explained at :func:`cxl_offload.ops.attention.decode_attention`."""
+
+    lengths: Lengths
+    scale: float | None
+    block_table: torch.Tensor | None
+    mask: torch.Tensor | None
+    window: int | None
+    k_scale: Scale
+    v_scale: Scale
+    soft_cap: float | None
+    bias: torch.Tensor | None
+    causal: bool
+    threads: Threads
+    isa: str
+
+
+def check_query(q: torch.Tensor, window: int | None, soft_cap: float | None) -> None:
+    """Raises ValueError or TypeError for a query or a number that no attention is made with."""
+    tensor_view(q, "q")  # says what is wrong with it before its shape is asked for
+    if q.dim() not in (3, 4):
+        raise ValueError(
+            f"q of shape {tuple(q.shape)} is not (batch, heads, dim), nor (batch, heads, queries, "
+            "dim)"
+        )
+    if window is not None and window < 1:
+        raise ValueError(f"window {window}: give at least 1, or None for all positions")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap {soft_cap}: give a positive number, or None for no cap")
 
 
 def cache_views(

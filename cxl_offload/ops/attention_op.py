@@ -13,8 +13,6 @@ import torch
 from cxl_offload.ops import attention
 from cxl_offload.ops.int4_cache import Form, Int4Cache
 
-__all__ = ["decode_attention"]
-
 
 def _cache(
     numbers: torch.Tensor, scales: torch.Tensor | None, form: str, name: str
@@ -83,23 +81,5 @@ def decode_attention(
 
 
 @decode_attention.register_fake
-def _shape_of(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    lengths: torch.Tensor | None = None,
-    scale: float | None = None,
-    block_table: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    window: int | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    k_groups: torch.Tensor | None = None,
-    v_groups: torch.Tensor | None = None,
-    form: str = "low, step",
-    soft_cap: float | None = None,
-    bias: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    causal: bool = True,
-) -> torch.Tensor:
+def _shape_of(q: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -10,8 +10,6 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-__all__ = ["OneThread"]
-
 Result = TypeVar("Result")
 
 _all: WeakSet[OneThread] = WeakSet()

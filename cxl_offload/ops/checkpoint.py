@@ -12,8 +12,6 @@ from cxl_offload.ops.view import local_tensor
 if TYPE_CHECKING:
     from cxl_offload.ops.optimizer import OnePassOptimizer
 
-__all__ = ["read_states", "step_count"]
-
 States = dict[str, Any]
 
 

@@ -10,9 +10,6 @@ import torch
 from cxl_offload import _C
 from cxl_offload.ops.view import tensor_view
 
-__all__ = ["Form", "Int4Cache", "int4_from_flexgen", "int4_from_packed"]
-
-
 Form = Literal["low, step", "rate, low"]
 """What the two scales of a group are: see :class:`Int4Cache`."""
 

@@ -10,8 +10,6 @@ import torch
 from cxl_offload import _C
 from cxl_offload.ops.view import tensor_view
 
-__all__ = ["GroupForm", "Int4Weight", "int4_from_awq", "int4_from_gptq", "int4_quantized"]
-
 GroupForm = Literal["low, step", "rate, low", "zero, step"]
 """What the two numbers of a group are: see :class:`Int4Weight`."""
 

@@ -13,8 +13,6 @@ import torch
 from cxl_offload.ops import linear as layers
 from cxl_offload.ops.int4_weight import GroupForm, Int4Weight
 
-__all__ = ["linear"]
-
 
 @torch.library.custom_op("cxl_offload::linear", mutates_args=(), device_types="cpu")
 def linear(

@@ -6,17 +6,14 @@ Source: Chen et al., *Symbolic Discovery of Optimization Algorithms*, algorithm 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cxl_offload import _C
-from cxl_offload.memory import Pages, PolicyLike
-from cxl_offload.ops.optimizer import OnePassOptimizer
-from cxl_offload.ops.threads import Threads
+from cxl_offload.ops.optimizer import OnePassOptimizer, StateOptions
 from cxl_offload.renamed import renamed_keywords
 
-__all__ = ["CPULion"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class CPULion(OnePassOptimizer):
@@ -38,20 +35,12 @@ class CPULion(OnePassOptimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
-        state_dtype: torch.dtype = torch.float32,
-        policy: PolicyLike | None = None,
-        pages: Pages = "thp",
-        threads: Threads = None,
-        overlap: bool = False,
+        **states: Unpack[StateOptions],
     ) -> None:
         super().__init__(
             params,
             {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize},
-            state_dtype=state_dtype,
-            policy=policy,
-            pages=pages,
-            threads=threads,
-            overlap=overlap,
+            **states,
         )
 
     def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> _C.LionRule:

@@ -18,8 +18,6 @@ from torch.nn import functional
 
 from cxl_offload.ops.linear import SinglePrecisionLinear, linear
 
-__all__ = ["MeasuredLinear"]
-
 Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 TRIALS = 3

@@ -22,8 +22,6 @@ from cxl_offload.memory import (
 from cxl_offload.ops.view import local_tensor, untraced
 from cxl_offload.renamed import renamed_keywords
 
-__all__ = ["OffloadedStates", "offload_optimizer"]
-
 StatePolicy = PolicyLike | Mapping[str, PolicyLike]
 
 Key = tuple[int, int, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, cast, overload
+from typing import Any, ClassVar, TypedDict, cast, overload
 
 import torch
 
@@ -18,10 +18,18 @@ from cxl_offload.ops.update import ParamUpdate, run
 from cxl_offload.ops.view import local_tensor, untraced
 from cxl_offload.renamed import renamed_attribute
 
-__all__ = ["OnePassOptimizer"]
-
 Given = tuple[torch.Tensor, dict[str, Any], torch.Tensor | None]
 """A parameter, its group, and the copy that receives its new values."""
+
+
+class StateOptions(TypedDict, total=False):
+    """Keywords of every optimizer, explained at :class:`OnePassOptimizer`."""
+
+    state_dtype: torch.dtype
+    policy: PolicyLike | None
+    pages: Pages
+    threads: Threads
+    overlap: bool
 
 
 class OnePassOptimizer(torch.optim.Optimizer):
@@ -35,9 +43,9 @@ class OnePassOptimizer(torch.optim.Optimizer):
     params, defaults
         As in ``torch.optim.Optimizer``.
     state_dtype
-        ``torch.float32`` or ``torch.bfloat16``.
+        ``torch.float32``, or ``torch.bfloat16`` for states of half the size.
     policy, pages
-        Where the states live; see :func:`cxl_offload.empty`.
+        Where the states live: see :func:`cxl_offload.empty`. None prefers the nearest node.
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
     overlap
@@ -55,10 +63,10 @@ class OnePassOptimizer(torch.optim.Optimizer):
         params: Iterable[Any],
         defaults: dict[str, Any],
         *,
-        state_dtype: torch.dtype,
-        policy: PolicyLike | None,
-        pages: Pages,
-        threads: Threads,
+        state_dtype: torch.dtype = torch.float32,
+        policy: PolicyLike | None = None,
+        pages: Pages = "thp",
+        threads: Threads = None,
         overlap: bool = False,
     ) -> None:
         if state_dtype not in (torch.float32, torch.bfloat16):

@@ -23,8 +23,6 @@ from cxl_offload.ops.view import touch, untraced
 if TYPE_CHECKING:
     from cxl_offload.ops.optimizer import Given, OnePassOptimizer
 
-__all__ = ["EarlyUpdates"]
-
 
 class EarlyUpdates:
     """The updates of one optimizer that begin in the backward.

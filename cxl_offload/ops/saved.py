@@ -13,8 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from cxl_offload import tensor
 from cxl_offload.memory import Session
 from cxl_offload.ops.beside import OneThread
-
-__all__ = ["HostWay", "Order", "Part", "Saved", "StreamWay", "Way", "as_bytes", "part_of"]
+from cxl_offload.renamed import old_names
 
 _ALIGNMENT_BYTES = 64
 """Of torch's own memory; parts begin at a multiple, so that kernels take the same code paths."""
@@ -51,14 +50,14 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ByteRange:
     """Bytes ``start`` to ``start + nbytes`` of a storage."""
 
     start: int
     nbytes: int
 
 
-def part_of(view: torch.Tensor) -> Part | None:
+def part_of(view: torch.Tensor) -> ByteRange | None:
     """The bytes to copy for a view, None for one whose elements lie too far apart.
 
     The whole storage where the view is at least an eighth of it, so that all views of it share one
@@ -66,16 +65,16 @@ def part_of(view: torch.Tensor) -> Part | None:
     """
     held = view.untyped_storage().nbytes()
     if held <= _THIN * view.nbytes:
-        return Part(0, held)
+        return ByteRange(0, held)
     lengths = zip(view.shape, view.stride(), strict=True)
     first = int(view.storage_offset())
     last = first + sum((length - 1) * stride for length, stride in lengths)
     start = first * view.itemsize // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
-    part = Part(start, (last + 1) * view.itemsize - start)
+    part = ByteRange(start, (last + 1) * view.itemsize - start)
     return part if part.nbytes <= _THIN * view.nbytes + _ALIGNMENT_BYTES else None
 
 
-def as_bytes(view: torch.Tensor, part: Part) -> torch.Tensor:
+def as_bytes(view: torch.Tensor, part: ByteRange) -> torch.Tensor:
     """That part of the storage of a view; shares its memory."""
     raw = torch.empty(0, dtype=torch.uint8, device=view.device)
     return raw.set_(view.untyped_storage(), part.start, (part.nbytes,), (1,))
@@ -259,3 +258,6 @@ class StreamWay:
             source.record_stream(self._out)
         self._leaving.clear()
         self._leaving_bytes = 0
+
+
+__getattr__ = old_names(__name__)

@@ -11,8 +11,6 @@ from cxl_offload import _C
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
 from cxl_offload.ops.view import tensor_view, touch, untraced
 
-__all__ = ["ParamUpdate", "run"]
-
 _STATE_DTYPES = (torch.float32, torch.bfloat16)
 _COPY_DTYPES = (torch.bfloat16, torch.float16)
 

@@ -9,8 +9,6 @@ from torch._compile import _disable_dynamo
 
 from cxl_offload import _C
 
-__all__ = ["FLOATS", "READ_FLOATS", "local_tensor", "tensor_view", "touch", "untraced"]
-
 untraced = _disable_dynamo
 """Marks a function that torch.compile runs as it is: while it traces, addresses of tensors mean
 nothing, and what is written through them is not seen. torch.compiler.disable would import the

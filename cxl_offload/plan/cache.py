@@ -24,15 +24,6 @@ from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.config import ModelConfig
 
-__all__ = [
-    "CachedRequest",
-    "TierSize",
-    "hit_rate",
-    "load_requests",
-    "mean_ttft_s",
-    "reuse_distances",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class CachedRequest:

@@ -14,8 +14,6 @@ from cxl_offload.plan.hardware import NVME, Hardware
 from cxl_offload.plan.plan_file import CxlUse
 from cxl_offload.units import format_bytes
 
-__all__ = ["CXL", "best_without_idle_tiers"]
-
 T = TypeVar("T")
 
 CXL = "cxl"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-__all__ = ["exact"]
-
 
 def exact(value: float) -> Fraction:
     """``value`` as the decimal it was written as: ``exact(0.1)`` is 1/10, not 0.1000...0055.

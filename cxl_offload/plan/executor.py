@@ -12,8 +12,6 @@ from cxl_offload.plan.plan_file import Batch, ErrorEstimate, Home, PhaseEstimate
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.request import PlanRequest
 
-__all__ = ["Candidate", "Executor", "KindBytes", "homes"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from cxl_offload.plan.plan_file import ErrorEstimate
 
-__all__ = ["FLEXGEN_ERROR", "VLLM_ERROR"]
-
 FLEXGEN_ERROR = ErrorEstimate(
     cases=5,
     median=0.0667,

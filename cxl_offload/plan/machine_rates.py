@@ -13,8 +13,6 @@ from cxl_offload.plan.equations.copies import CopyPath
 from cxl_offload.plan.gpu import GpuRates
 from cxl_offload.topology import Access, Gpu, Machine
 
-__all__ = ["UNBOUND", "MachineRates"]
-
 UNBOUND = float("inf")
 
 

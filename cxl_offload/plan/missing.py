@@ -7,8 +7,6 @@ from pathlib import Path
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import read_document, read_text
 
-__all__ = ["MissingNumberError", "located"]
-
 
 class MissingNumberError(ConfigError):
     """The machine has no such number.

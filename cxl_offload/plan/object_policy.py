@@ -21,15 +21,6 @@ from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.plan.equations.oli import select_objects
 from cxl_offload.sim.trace import Trace
 
-__all__ = [
-    "ObjectPolicy",
-    "ObjectUse",
-    "TierRate",
-    "object_policies",
-    "uses_by_kind",
-    "uses_of_trace",
-]
-
 MIN_SHARE = 0.10
 """Share of the footprint from which an object counts as large (the paper's)."""
 

@@ -13,8 +13,6 @@ from cxl_offload.plan.plan_file import Plan
 from cxl_offload.plan.prices import prices
 from cxl_offload.plan.replay_check import disagreements
 
-__all__ = ["make_plan"]
-
 T = TypeVar("T")
 
 

@@ -17,22 +17,6 @@ import yaml
 
 from cxl_offload.files import decode_document, encode, read_document, read_text, write_text
 
-__all__ = [
-    "OWN_FILE",
-    "PLAN_VERSION",
-    "Batch",
-    "CxlUse",
-    "ErrorEstimate",
-    "Home",
-    "PhaseEstimate",
-    "Plan",
-    "PriceEstimate",
-    "load_plan",
-    "parse_plan",
-    "plan_text",
-    "save_plan",
-]
-
 PLAN_VERSION = 1
 
 OWN_FILE = "plan.yaml"

@@ -11,8 +11,6 @@ from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.plan_file import PriceEstimate
 from cxl_offload.units import GB, GIB
 
-__all__ = ["Resource", "prices", "resources"]
-
 T = TypeVar("T")
 
 

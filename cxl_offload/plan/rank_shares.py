@@ -13,16 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cxl_offload.core import BASE_PAGE_BYTES
+from cxl_offload.renamed import old_names
 from cxl_offload.topology import Machine, NodeKind
 from cxl_offload.units import format_bytes
-
-__all__ = ["Member", "Request", "assign_homes", "divide_nodes"]
 
 _FAR = 255  # ACPI's distance for "no path"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class NodeRequest:
     """Bytes that a process must get, on any of these nodes; ``what`` is how it named them."""
 
     what: str
@@ -52,7 +51,7 @@ class Member:
     gpu: str | None = None
     home: int | None = None
     nodes: frozenset[int] | None = None
-    requests: tuple[Request, ...] = ()
+    requests: tuple[NodeRequest, ...] = ()
 
 
 def assign_homes(machine: Machine, members: Sequence[Member]) -> list[Member]:
@@ -269,7 +268,9 @@ def _cheapest(
 
 
 def _do_not_fit(
-    asked: Sequence[tuple[int, Request]], members: Sequence[Member], capacities: Mapping[int, int]
+    asked: Sequence[tuple[int, NodeRequest]],
+    members: Sequence[Member],
+    capacities: Mapping[int, int],
 ) -> str:
     wishes = ", ".join(
         f"rank {members[index].rank} {format_bytes(request.nbytes)} of {request.what}"
@@ -280,3 +281,6 @@ def _do_not_fit(
         f"requests do not fit on one machine together: {wishes}; its nodes hold {nodes}; "
         "ask for less, name more nodes or start fewer processes there"
     )
+
+
+__getattr__ = old_names(__name__)

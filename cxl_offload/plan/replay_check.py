@@ -14,8 +14,6 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.sim import Engines, Trace, replay
 from cxl_offload.topology import Machine
 
-__all__ = ["REPLAY_TOLERANCE", "Replay", "ReplayCheck", "disagreements", "simulated_seconds"]
-
 REPLAY_TOLERANCE = 0.10
 """Difference from which a plan names what its equations and a replay disagree on."""
 

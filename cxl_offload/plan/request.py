@@ -11,8 +11,6 @@ from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.replay_check import Replay, simulated_seconds
 from cxl_offload.topology import Machine
 
-__all__ = ["CXL_MARGIN", "PlanRequest", "check_lengths"]
-
 CXL_MARGIN = 0.03
 """Gain below which a slower tier is left alone: equations are not exact to less, and published
 hierarchies that differ by 3 % count as equal (Wang et al., Performance Characterization, LIO 1)."""

@@ -14,8 +14,6 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TOLERANCE", "Program", "Solution"]
-
 INFINITY = math.inf
 
 TOLERANCE = 1e-9

@@ -1,14 +1,22 @@
-"""A machine with memory that it does not have yet, for plans that ask whether to buy it."""
+"""A machine with memory or a GPU that it does not have, for plans that ask whether to buy it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.topology import Access, DmaPath, Machine, Node, NodeKind, Tier
+from cxl_offload.topology import (
+    Access,
+    DmaPath,
+    Gpu,
+    Machine,
+    Node,
+    NodeKind,
+    Tier,
+    load_machine,
+    machine_names,
+)
 from cxl_offload.units import parse_bandwidth, parse_bytes, parse_latency_ns
-
-__all__ = ["with_memory"]
 
 _KINDS = {
     "ldram": NodeKind.DRAM,
@@ -63,3 +71,39 @@ def with_memory(machine: Machine, text: str) -> Machine:
         dma_paths=(*machine.dma_paths, *paths),
         tiers=tuple(tiers),
     )
+
+
+def with_gpu(machine: Machine, name: str) -> Machine:
+    """The machine with the GPU of a machine file, and its link, in place of its own.
+
+    What the nodes deliver to that GPU is not known: planners then take what CPUs read there, and
+    say so.
+
+    Parameters
+    ----------
+    name
+        Of a GPU, such as ``h100``; upper and lower case are alike.
+
+    Raises
+    ------
+    ConfigError
+        No machine file has such a GPU with its own memory, peaks and link.
+    """
+    known = _gpus()
+    found = known.get(name.lower())
+    if found is None:
+        raise ConfigError(f"--gpu {name}: no machine file has it; known are {', '.join(known)}")
+    placed = replace(found, node=machine.initiator, memory_node=None)
+    return replace(machine, gpus=(placed,), dma_paths=())
+
+
+def _gpus() -> dict[str, Gpu]:
+    """GPUs of the machine files by their names in lower case."""
+    machines = [load_machine(each) for each in machine_names()]
+    return {
+        gpu.name.lower(): gpu
+        for machine in machines
+        for gpu in machine.gpus
+        if None not in (gpu.memory_bytes, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s)
+        and gpu.link is not None
+    }

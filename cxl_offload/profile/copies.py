@@ -9,8 +9,6 @@ from typing import Literal, Protocol
 from cxl_offload.profile.model import CopyProfile, Estimate, estimate
 from cxl_offload.units import MIB
 
-__all__ = ["CopyCall", "Direction", "measure_copies"]
-
 Direction = Literal["h2d", "d2h"]
 
 _SMALL_BYTES = 64

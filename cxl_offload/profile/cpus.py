@@ -8,8 +8,6 @@ from pathlib import Path
 
 from cxl_offload.topology.cpulist import parse_cpulist
 
-__all__ = ["CpuOrder", "order_cpus", "thread_counts"]
-
 
 @dataclass(frozen=True, slots=True)
 class CpuOrder:

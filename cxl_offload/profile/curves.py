@@ -7,24 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "KINDS",
-    "SATURATED",
-    "BandwidthCurve",
-    "BandwidthPoint",
-    "Estimate",
-    "InterleavePoint",
-    "InterleaveSweep",
-    "Kind",
-    "Latency",
-    "LoadedCurve",
-    "LoadedPoint",
-    "MixPoint",
-    "Pages",
-    "estimate",
-    "saturation_threads",
-]
-
 Kind = Literal["load", "store", "nt_store", "copy"]
 KINDS: tuple[Kind, ...] = ("load", "store", "nt_store", "copy")
 """``nt_store``: stores past the caches. Bytes are those of the program's own loads and stores: a

@@ -10,8 +10,6 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.profile.model import Fingerprint, NodeFacts, Profile
 from cxl_offload.topology import Machine
 
-__all__ = ["check_same_machine", "read_fingerprint"]
-
 
 def read_fingerprint(machine: Machine, *, isa: str, root: str | Path = "/") -> Fingerprint:
     """The fingerprint of the running machine.

@@ -18,8 +18,6 @@ from cxl_offload.units import GB
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["save_plots"]
-
 _PANEL_INCHES = (8.0, 5.5)
 _DPI = 120
 _NAMES = {"load": "load", "store": "store", "nt_store": "non-temporal store", "copy": "copy"}

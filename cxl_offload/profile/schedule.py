@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Progress", "Schedule"]
-
 Progress = Callable[[str, int, int], None]
 """Called with what is measured, how many steps are done and how many there are."""
 

@@ -12,8 +12,6 @@ from cxl_offload.profile.model import PROFILE_VERSION, Profile
 from cxl_offload.profile.operators.model import OPERATORS_VERSION
 from cxl_offload.topology import Machine
 
-__all__ = ["load_profile", "parse_profile", "profile_text", "save_profile"]
-
 
 def profile_text(profile: Profile) -> str:
     """The JSON text of a profile."""

@@ -18,12 +18,10 @@ import torch.distributed as dist
 
 from cxl_offload.errors import CxlOffloadError
 from cxl_offload.memory import Session
-from cxl_offload.plan.rank_shares import Member, Request, assign_homes, divide_nodes
+from cxl_offload.plan.rank_shares import Member, NodeRequest, assign_homes, divide_nodes
 from cxl_offload.renamed import renamed_attribute
 from cxl_offload.topology import Machine, discover, seen_from
 from cxl_offload.units import format_bytes
-
-__all__ = ["RankShare", "share_machine"]
 
 _logger = logging.getLogger(__name__)
 
@@ -249,7 +247,7 @@ def _divide(machine: Machine, told: Sequence[dict[str, Any]]) -> Any:
 
 def _requests(
     machine: Machine, member: Member, wanted: Mapping[int | str, int]
-) -> tuple[Request, ...]:
+) -> tuple[NodeRequest, ...]:
     """Tiers as seen from the member's home."""
     assert member.home is not None
     seen = seen_from(machine, member.home)
@@ -260,5 +258,5 @@ def _requests(
         except ValueError as error:
             raise ValueError(f"rank {member.rank}: {error}") from None
         name = f"node {what}" if isinstance(what, int) else f"tier {what}"
-        made.append(Request(name, nodes, nbytes))
+        made.append(NodeRequest(name, nodes, nbytes))
     return tuple(made)

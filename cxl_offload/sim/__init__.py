@@ -5,6 +5,7 @@ Nothing here is measured, and nothing here knows the planner's equations.
 
 from __future__ import annotations
 
+from cxl_offload.renamed import old_names
 from cxl_offload.sim.cache import Cache, WorkingSet
 from cxl_offload.sim.fabric import Fabric, SwitchLink
 from cxl_offload.sim.inference import InferenceWork, inference_trace
@@ -14,7 +15,7 @@ from cxl_offload.sim.resources import Engines
 from cxl_offload.sim.timeline import Timeline
 from cxl_offload.sim.trace import ENGINES, Engine, Event, Trace
 from cxl_offload.sim.training import TrainingWork, training_trace
-from cxl_offload.sim.workload import Home, ModelShape
+from cxl_offload.sim.workload import ModelShape, TensorHome
 
 __all__ = [
     "ENGINES",
@@ -23,10 +24,10 @@ __all__ = [
     "Engines",
     "Event",
     "Fabric",
-    "Home",
     "InferenceWork",
     "ModelShape",
     "SwitchLink",
+    "TensorHome",
     "Timeline",
     "Trace",
     "TrainingWork",
@@ -36,3 +37,6 @@ __all__ = [
     "replay",
     "training_trace",
 ]
+
+
+__getattr__ = old_names(__name__)

@@ -14,8 +14,6 @@ from typing import Literal
 
 from cxl_offload.errors import ConfigError
 
-__all__ = ["Cache", "WorkingSet"]
-
 
 @dataclass(frozen=True, slots=True)
 class WorkingSet:

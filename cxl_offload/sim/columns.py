@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from cxl_offload.sim.trace import Engine, Event
 
-__all__ = ["Columns", "Floats", "Group", "Integers", "Kind"]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

@@ -23,8 +23,6 @@ from typing import Literal
 
 from cxl_offload.errors import ConfigError
 
-__all__ = ["Fabric", "Hop", "SwitchLink"]
-
 Direction = Literal["up", "down"]
 Hop = tuple[str, Direction]
 """A switch's link and the direction in which bytes cross it, up being towards the root."""
@@ -105,7 +103,7 @@ class Fabric:
         ConfigError
             The text is no such tree, a name stands twice, or a switch has no link; says which.
         """
-        above, switches = _Parser(text).tree()
+        above, switches = _TreeParser(text).tree()
         named = dict(links or {})
         unknown = sorted(set(named) - set(switches))
         if unknown:
@@ -165,7 +163,7 @@ class Fabric:
         return [(switch, "up") for switch in ups] + [(switch, "down") for switch in downs]
 
 
-class _Parser:
+class _TreeParser:
     """Recursive descent over the words of a tree."""
 
     def __init__(self, text: str) -> None:

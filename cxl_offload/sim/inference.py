@@ -12,13 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.sim.schedule import Schedule
+from cxl_offload.sim.schedule import TraceBuilder
 from cxl_offload.sim.trace import Trace
-from cxl_offload.sim.workload import Home, ModelShape, Placed
+from cxl_offload.sim.workload import ModelShape, PlacedBytes, TensorHome
 
-__all__ = ["InferenceWork", "inference_trace"]
-
-_ON_GPU = Home(gpu=1.0)
+_ON_GPU = TensorHome(gpu=1.0)
 _CACHE_ELEMENT_BYTES = 4
 """Queries and results of attention on the CPU cross the link in single precision."""
 
@@ -48,9 +46,9 @@ class InferenceWork:
     batches: int = 1
     prompt: int
     generated: int
-    weights: Home = field(default=_ON_GPU)
-    kv: Home = field(default=_ON_GPU)
-    activations: Home = field(default=_ON_GPU)
+    weights: TensorHome = field(default=_ON_GPU)
+    kv: TensorHome = field(default=_ON_GPU)
+    activations: TensorHome = field(default=_ON_GPU)
     cpu_attention: bool = False
     stage: int = 0
     overlap: bool = True
@@ -74,7 +72,7 @@ class _At:
 
 def inference_trace(work: InferenceWork) -> Trace:
     """Events of a whole run; phases ``prefill`` and ``decode``, and the tokens of each."""
-    run = _Run(work)
+    run = _RunTrace(work)
     order = list(_order(work))
     run.schedule.phase = "prefill"
     run.load_weights(0, part=0, parts=1)
@@ -109,9 +107,9 @@ def _order(work: InferenceWork) -> Iterator[_At]:
                 yield _At(token, layer, batch)
 
 
-class _Run:
+class _RunTrace:
     def __init__(self, work: InferenceWork) -> None:
-        self.schedule = Schedule(stage=work.stage, overlap=work.overlap)
+        self.schedule = TraceBuilder(stage=work.stage, overlap=work.overlap)
         self._work = work
         self._shape = work.shape
 
@@ -198,6 +196,6 @@ class _Run:
     def _kv_bytes(self, tokens: int) -> int:
         return tokens * self._work.batch * self._shape.kv_token_bytes
 
-    def _activations(self, at: _At) -> Placed:
+    def _activations(self, at: _At) -> PlacedBytes:
         tokens = self._work.batch * self._tokens(at)
         return self._work.activations.place(tokens * self._shape.token_bytes)

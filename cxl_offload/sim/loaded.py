@@ -17,8 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from cxl_offload.core import LINE_BYTES
 
-__all__ = ["LINE_BYTES", "loaded_latency_ns"]
-
 Floats = NDArray[np.float64]
 
 

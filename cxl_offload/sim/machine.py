@@ -18,8 +18,6 @@ from cxl_offload.sim.fabric import Fabric
 from cxl_offload.sim.trace import Engine
 from cxl_offload.topology import Access, Gpu, Link, Machine, NodeKind
 
-__all__ = ["Costs", "Rates", "Way"]
-
 _NS = 1e-9
 
 Way = Literal["read", "write"]

@@ -18,8 +18,6 @@ from cxl_offload.units import GB, format_seconds
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["node_rates", "plot_timeline"]
-
 _INCHES = (11.0, 6.0)
 _DPI = 120
 _MOST_BARS = 20_000

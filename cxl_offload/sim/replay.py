@@ -26,8 +26,6 @@ from cxl_offload.sim.trace import Trace
 from cxl_offload.sim.work import Work
 from cxl_offload.topology import Machine
 
-__all__ = ["replay"]
-
 
 def replay(
     trace: Trace,

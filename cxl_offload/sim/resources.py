@@ -13,15 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cxl_offload.core import LINE_BYTES
 from cxl_offload.errors import ConfigError
 from cxl_offload.sim.cache import Cache
 from cxl_offload.sim.columns import Floats, Group, Kind
 from cxl_offload.sim.fabric import Fabric
-from cxl_offload.sim.loaded import LINE_BYTES, loaded_latency_ns
+from cxl_offload.sim.loaded import loaded_latency_ns
 from cxl_offload.sim.machine import Costs, Rates, Way
 from cxl_offload.topology import Machine
-
-__all__ = ["Demand", "Demands", "Engines", "Resources"]
 
 _NS = 1e-9
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cxl_offload.renamed import old_names
 from cxl_offload.sim.trace import Engine, Event, Trace
-from cxl_offload.sim.workload import Placed
-
-__all__ = ["Schedule"]
+from cxl_offload.sim.workload import PlacedBytes
 
 
-class Schedule:
+class TraceBuilder:
     """Appends events to a trace.
 
     Parameters
@@ -60,13 +59,13 @@ class Schedule:
         if not self._overlap:
             self.barrier()
 
-    def load(self, queue: str, kind: str, placed: Placed) -> None:
+    def load(self, queue: str, kind: str, placed: PlacedBytes) -> None:
         """To the GPU, from the nodes and through the stage from the drive."""
         self.from_drive(queue, kind, placed.drive)
         host = placed.on_host(self._stage)
         self.add(queue, "h2d", kind, read=host, accelerator_bytes=sum(host.values()))
 
-    def store(self, queue: str, kind: str, placed: Placed) -> None:
+    def store(self, queue: str, kind: str, placed: PlacedBytes) -> None:
         """From the GPU to the nodes, and through the stage to the drive."""
         host = placed.on_host(self._stage)
         self.add(queue, "d2h", kind, write=host, accelerator_bytes=sum(host.values()))
@@ -79,3 +78,6 @@ class Schedule:
     def to_drive(self, queue: str, kind: str, nbytes: int) -> None:
         """From the stage to the drive."""
         self.add(queue, "nvme", kind, read={self._stage: nbytes})
+
+
+__getattr__ = old_names(__name__)

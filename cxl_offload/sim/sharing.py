@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from cxl_offload import _C
 from cxl_offload.sim.resources import Demand
 
-__all__ = ["speeds"]
-
 
 def speeds(demands: Sequence[Demand], losses: Mapping[int, float] | None = None) -> list[float]:
     """Speed of each of several events, 1 where nothing holds it up but its own largest demand.

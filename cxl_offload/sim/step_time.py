@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cxl_offload.sim.loaded import LINE_BYTES, loaded_latency_ns
-
-__all__ = ["TwoTierStep"]
-
+from cxl_offload.core import LINE_BYTES
+from cxl_offload.sim.loaded import loaded_latency_ns
 
 _CACHE_BYTES_PER_S = 1e15
 """Caches never bind here: what they serve waits for their latency alone."""

@@ -13,8 +13,6 @@ from cxl_offload.sim.columns import Columns, Integers
 from cxl_offload.sim.resources import Demands
 from cxl_offload.sim.trace import Trace
 
-__all__ = ["Timeline"]
-
 Floats = NDArray[np.float64]
 
 

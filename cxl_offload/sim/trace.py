@@ -17,8 +17,6 @@ from typing import Any, Literal, get_args
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import DecodeError, decode, parse_json, read_text, shown
 
-__all__ = ["ENGINES", "Engine", "Event", "Trace"]
-
 Engine = Literal["h2d", "d2h", "cpu", "gpu", "nvme"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 

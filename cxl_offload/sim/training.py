@@ -12,16 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.sim.schedule import Schedule
+from cxl_offload.sim.schedule import TraceBuilder
 from cxl_offload.sim.trace import Trace
-from cxl_offload.sim.workload import Home, ModelShape, Placed
-
-__all__ = ["TrainingWork", "training_trace"]
+from cxl_offload.sim.workload import ModelShape, PlacedBytes, TensorHome
 
 _FULL_BYTES = 4
 """Of a master parameter, accumulated gradient, momentum or variance (fp32)."""
 
-_ON_GPU = Home(gpu=1.0)
+_ON_GPU = TensorHome(gpu=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +51,11 @@ class TrainingWork:
     micro_batch: int
     accumulation: int = 1
     tokens: int
-    parameters: Home = field(default=_ON_GPU)
-    gradients: Home
-    master: Home
-    momentum: Home
-    variance: Home
+    parameters: TensorHome = field(default=_ON_GPU)
+    gradients: TensorHome
+    master: TensorHome
+    momentum: TensorHome
+    variance: TensorHome
     checkpointing: bool = True
     stage: int = 0
     overlap: bool = True
@@ -73,7 +71,7 @@ class TrainingWork:
 
 def training_trace(work: TrainingWork) -> Trace:
     """Events of one step; phases ``forward``, ``backward`` and ``optimizer``."""
-    run = _Step(work)
+    run = _StepTrace(work)
     last = work.shape.layers  # the output embedding counts as a layer
     for number in range(work.accumulation):
         run.schedule.phase = "forward"
@@ -110,9 +108,9 @@ def training_trace(work: TrainingWork) -> Trace:
     return run.schedule.trace
 
 
-class _Step:
+class _StepTrace:
     def __init__(self, work: TrainingWork) -> None:
-        self.schedule = Schedule(stage=work.stage, overlap=work.overlap)
+        self.schedule = TraceBuilder(stage=work.stage, overlap=work.overlap)
         self._work = work
         self._shape = work.shape
 
@@ -203,7 +201,7 @@ class _Step:
         there = master.gpu * self._shape.element_bytes // _FULL_BYTES
         return max(0, in_gpu - there)
 
-    def _states(self, layer: int) -> dict[str, Placed]:
+    def _states(self, layer: int) -> dict[str, PlacedBytes]:
         work, nbytes = self._work, self._params(layer) * _FULL_BYTES
         return {
             "master": work.master.place(nbytes),

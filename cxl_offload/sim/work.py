@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from cxl_offload.sim.columns import Columns, Floats, Integers
 from cxl_offload.sim.resources import Demands
 
-__all__ = ["Work"]
-
 
 @dataclass(frozen=True, slots=True)
 class Work:

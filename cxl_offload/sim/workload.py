@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cxl_offload.errors import ConfigError
-
-__all__ = ["Home", "ModelShape", "Placed"]
+from cxl_offload.renamed import old_names
 
 _CLOSE = 1e-9
 
 
-class Placed(NamedTuple):
+class PlacedBytes(NamedTuple):
     """Bytes of one tensor in every place; they add up to the tensor's."""
 
     gpu: int
@@ -33,7 +32,7 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class TensorHome:
     """Shares of a kind of tensor: in GPU memory, on nodes, on the drive; together 1."""
 
     gpu: float = 0.0
@@ -48,7 +47,7 @@ class Home:
                 "the drive: shares are in [0, 1] and add up to 1"
             )
 
-    def place(self, nbytes: int) -> Placed:
+    def place(self, nbytes: int) -> PlacedBytes:
         """Whole bytes in every place, by largest remainder."""
         shares = [self.gpu, self.drive, *self.nodes.values()]
         total = sum(shares)
@@ -62,7 +61,7 @@ class Home:
         for at in (used if step > 0 else used[::-1])[: abs(missing)]:
             counts[at] += step
         gpu, drive, *on_nodes = counts
-        return Placed(gpu, dict(zip(self.nodes, on_nodes, strict=True)), drive)
+        return PlacedBytes(gpu, dict(zip(self.nodes, on_nodes, strict=True)), drive)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,3 +145,6 @@ class ModelShape:
     def attention_flops(self, queries: int, attended: float) -> float:
         """Operations of scores and values of one layer, each query over ``attended`` tokens."""
         return 4.0 * queries * attended * self.heads * self.head_width
+
+
+__getattr__ = old_names(__name__)

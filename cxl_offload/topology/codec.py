@@ -7,8 +7,6 @@ import json
 from cxl_offload.files import decode_json, encode
 from cxl_offload.topology.model import Machine
 
-__all__ = ["machine_from_json", "machine_to_json"]
-
 
 def machine_to_json(machine: Machine, *, indent: int | None = 2) -> str:
     """JSON with a stable order of keys; the same machine always gives the same text."""

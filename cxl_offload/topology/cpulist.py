@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["format_cpulist", "parse_cpulist"]
-
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _MAX_ID = 1 << 20  # far above any kernel's CPU or node count; keeps "0-4294967295" from filling RAM
 _MAX_DIGITS = 20  # zeros before it

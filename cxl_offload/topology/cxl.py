@@ -16,8 +16,6 @@ from cxl_offload.topology.links import Access
 from cxl_offload.topology.node import CxlEvidence, DaxDevice, Node, NodeKind
 from cxl_offload.topology.tree import Tree
 
-__all__ = ["classify_nodes", "read_dax"]
-
 _DAX = "/sys/bus/dax/devices"
 _CXL = "/sys/bus/cxl/devices"
 _MODES: dict[str | None, Literal["devdax", "system-ram", "unbound"]] = {

@@ -16,8 +16,6 @@ from cxl_offload.topology.tiers import assign_tiers, choose_initiator
 from cxl_offload.topology.tree import Tree
 from cxl_offload.units import format_bytes
 
-__all__ = ["discover"]
-
 
 def discover(root: str | os.PathLike[str] = "/") -> Machine:
     """Read nodes, links, GPUs and limits below ``root``; nothing is written and no GPU is woken.

@@ -15,8 +15,6 @@ from cxl_offload.topology.node import Node, NodeKind
 from cxl_offload.topology.sysfs import NODES, read_list
 from cxl_offload.topology.tree import Tree
 
-__all__ = ["mark_gpu_memory", "read_gpus"]
-
 _PCI = "/sys/bus/pci/devices"
 _VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD"}
 # PCI classes: VGA, 3D controller, other display controller, processing accelerator

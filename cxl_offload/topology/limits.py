@@ -11,8 +11,6 @@ from cxl_offload.topology.cpulist import parse_cpulist
 from cxl_offload.topology.model import Limits
 from cxl_offload.topology.tree import Tree
 
-__all__ = ["read_limits"]
-
 # cgroup v1 writes "no limit" as the largest multiple of a page below 2^63
 _NO_LIMIT = 1 << 62
 _MEMLOCK = re.compile(r"(?m)^Max locked memory\s+(\S+)")

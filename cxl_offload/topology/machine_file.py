@@ -40,8 +40,6 @@ from cxl_offload.topology.model import Machine, Variant
 from cxl_offload.topology.node import Node
 from cxl_offload.topology.quantity import Citations
 
-__all__ = ["load_machine", "machine_names", "machine_path", "parse_machine"]
-
 _MOST_DIGITS = 9  # of a choice
 _REQUIRED = ("name", "description", "paper", "nodes", "tiers")
 _OPTIONAL = (

@@ -19,8 +19,6 @@ from cxl_offload.topology.quantity import (
     parse_seconds,
 )
 
-__all__ = ["Sections"]
-
 _LOCAL_DISTANCE = 10  # ACPI SLIT: the distance of a node to itself
 _TIER_KINDS = {
     "ldram": {NodeKind.DRAM},

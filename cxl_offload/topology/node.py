@@ -6,17 +6,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-__all__ = [
-    "BlockGroup",
-    "CxlEvidence",
-    "DaxDevice",
-    "EvidenceKind",
-    "HugePagePool",
-    "Node",
-    "NodeKind",
-    "Zone",
-]
-
 EvidenceKind = Literal["cxl-region", "hmat-cpuless", "distance-cpuless"]
 
 

@@ -17,8 +17,6 @@ from cxl_offload.topology.cpulist import parse_cpulist
 from cxl_offload.topology.model import Citation
 from cxl_offload.units import parse_bandwidth, parse_bytes, parse_latency_ns
 
-__all__ = ["SOURCE_KEYS", "Citations", "fact_parser", "parse_count", "parse_flops", "parse_seconds"]
-
 SOURCE_KEYS = ("source", "derived", "assumed", "reason", "bound")
 _COUNT = re.compile(r"([0-9]+) (?:threads|cores|lines|channels)")
 _RATIO = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(%|x)")

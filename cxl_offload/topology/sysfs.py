@@ -17,8 +17,6 @@ from cxl_offload.topology.node import BlockGroup, HugePagePool, Node, NodeKind, 
 from cxl_offload.topology.tree import Tree
 from cxl_offload.units import format_bytes
 
-__all__ = ["NODES", "read_accesses", "read_distances", "read_list", "read_nodes"]
-
 NODES = "/sys/devices/system/node"
 _MEMORY = "/sys/devices/system/memory"
 _CPUS = "/sys/devices/system/cpu"

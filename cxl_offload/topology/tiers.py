@@ -8,8 +8,6 @@ from cxl_offload.topology.links import Access
 from cxl_offload.topology.model import TIER_NAMES, Limits, Machine, Tier
 from cxl_offload.topology.node import Node, NodeKind
 
-__all__ = ["assign_tiers", "choose_initiator", "seen_from"]
-
 _FAR = 255  # ACPI's distance for "no path"
 
 

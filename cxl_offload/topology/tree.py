@@ -10,8 +10,6 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["Tree"]
-
 _INTEGER = re.compile(r"-?[0-9]+")
 
 

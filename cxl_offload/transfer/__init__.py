@@ -1,11 +1,12 @@
 """Moving bytes between host tiers and the GPU."""
 
+from cxl_offload.renamed import old_names
 from cxl_offload.transfer.blocks import BlockCopier, cuda_kernels_path, measure_kernel_limit
 from cxl_offload.transfer.engine import (
     NO_NODE,
     CopyEngine,
     CopyHandle,
-    Link,
+    CopyLink,
     LinkUse,
     Transfer,
     prefetched,
@@ -26,9 +27,9 @@ __all__ = [
     "BlockPacker",
     "CopyEngine",
     "CopyHandle",
+    "CopyLink",
     "CopyRule",
     "HostCopier",
-    "Link",
     "LinkUse",
     "PackedFormat",
     "Transfer",
@@ -42,3 +43,6 @@ __all__ = [
     "save_rules",
     "unpack",
 ]
+
+
+__getattr__ = old_names(__name__)

@@ -19,15 +19,6 @@ from cxl_offload import _C
 from cxl_offload.memory import Bind, Session
 from cxl_offload.renamed import renamed_keywords
 
-__all__ = [
-    "AddressLists",
-    "Addresses",
-    "BlockCopier",
-    "cuda_kernels_path",
-    "load_kernels",
-    "measure_kernel_limit",
-]
-
 _ALIGNMENT = 16
 
 Addresses: TypeAlias = "Sequence[int] | NDArray[np.uint64]"

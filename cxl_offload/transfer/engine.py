@@ -19,18 +19,8 @@ from typing import Any, Literal, Protocol
 
 from cxl_offload import _C
 from cxl_offload.memory import Preferred, Session
-from cxl_offload.renamed import renamed_keywords
+from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.transfer.host import HostCopier
-
-__all__ = [
-    "NO_NODE",
-    "CopyEngine",
-    "CopyHandle",
-    "Link",
-    "LinkUse",
-    "Transfer",
-    "prefetched",
-]
 
 DirectionName = Literal["to_device", "to_host"]
 
@@ -54,7 +44,7 @@ End = ContiguousTensor | int
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class CopyLink:
     """One way between a node and the GPU."""
 
     direction: DirectionName
@@ -249,11 +239,11 @@ class CopyEngine:
         self._open().drain()
         self._forget_finished()
 
-    def links(self) -> dict[Link, LinkUse]:
+    def links(self) -> dict[CopyLink, LinkUse]:
         """Bytes handed to the GPU so far, per direction and node; exact."""
         core = self._open()
         return {
-            Link(name, node): LinkUse(*use)  # type: ignore[arg-type]
+            CopyLink(name, node): LinkUse(*use)  # type: ignore[arg-type]
             for name, direction in _DIRECTIONS.items()
             for node, use in core.use(direction).items()
         }
@@ -404,3 +394,6 @@ def prefetched(
             start(following, (stream,))
         handle.stream_wait(stream)
         yield transfer
+
+
+__getattr__ = old_names(__name__)

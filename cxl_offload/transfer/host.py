@@ -25,17 +25,6 @@ from cxl_offload.files import decode_json, encode, read_text, write_text
 from cxl_offload.topology import Machine
 from cxl_offload.transfer.blocks import Addresses
 
-__all__ = [
-    "RULES_VARIABLE",
-    "CopyRule",
-    "HostCopier",
-    "StridedTensor",
-    "cpus_near",
-    "load_rules",
-    "measure_rules",
-    "save_rules",
-]
-
 RULES_VARIABLE = "CXL_OFFLOAD_COPY_RULES"
 """Environment variable with the file of rules that copiers take by default."""
 

@@ -16,8 +16,6 @@ from cxl_offload.memory import Session
 from cxl_offload.renamed import renamed_keywords
 from cxl_offload.transfer.blocks import Addresses, AddressLists, load_kernels
 
-__all__ = ["BlockPacker", "CodeName", "ElementName", "PackedFormat", "pack", "unpack"]
-
 CodeName = Literal["int4", "fp8"]
 ElementName = Literal["float16", "bfloat16", "float32"]
 

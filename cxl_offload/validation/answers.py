@@ -10,8 +10,6 @@ from cxl_offload.topology import load_machine
 from cxl_offload.validation.inputs import Inputs
 from cxl_offload.validation.scoring import Predicted
 
-__all__ = ["LLM_KEYS", "LLM_SHAPE", "Answer", "PublicModel", "machine_name", "machine_numbers"]
-
 LLM_SHAPE = ("params", "layers", "width", "heads", "kv_heads")
 """Keys of ``llm``."""
 

@@ -10,8 +10,6 @@ from cxl_offload.units import GB, GIB
 from cxl_offload.validation.answers import Answer, PublicModel, machine_name
 from cxl_offload.validation.inputs import Inputs
 
-__all__ = ["MODELS"]
-
 
 def _bandwidths(inputs: Inputs, *, above: bool) -> tuple[list[float], float]:
     """``bandwidth_gb_s`` or ``bandwidth_gib_s`` in that unit, and the bytes of the unit."""

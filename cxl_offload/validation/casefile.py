@@ -10,8 +10,6 @@ from pathlib import Path
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import read_text
 
-__all__ = ["Case", "Expectation", "load_cases", "parse_cases"]
-
 _OPS = ("approx", "vector_approx", "range", "at_most", "at_least", "equals")
 _TOLERANCES = ("rel", "abs", "factor")
 _SPACE = " \t\r\n"

@@ -7,8 +7,6 @@ from cxl_offload.units import GB, GIB
 from cxl_offload.validation.answers import Answer, PublicModel, machine_numbers
 from cxl_offload.validation.inputs import Inputs
 
-__all__ = ["MODELS"]
-
 SHARES_SUM_SLACK = 1e-3
 """Shares written with three digits (thirds) still count as a whole."""
 

@@ -24,8 +24,6 @@ from cxl_offload.validation.footprint import (
     weight_bytes_total,
 )
 
-__all__ = ["SearchRequest", "SearchResult", "gpu_kv_bytes", "host_need_bytes", "search"]
-
 GPU_USABLE_FRACTION = 0.8
 """FlexGen's alpha_g: share of GPU memory its search plans with."""
 

@@ -12,20 +12,6 @@ from fractions import Fraction
 
 from cxl_offload.plan.exact import exact
 
-__all__ = [
-    "ElementBytes",
-    "Lengths",
-    "LlmShape",
-    "activation_bytes_per_sequence",
-    "host_bytes",
-    "kv_bytes_per_sequence",
-    "kv_bytes_per_token",
-    "kv_elements_per_token",
-    "max_batch",
-    "total_bytes",
-    "weight_bytes_total",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class LlmShape:

@@ -26,8 +26,6 @@ from cxl_offload.validation.flexgen_shape import (
 )
 from cxl_offload.validation.inputs import Inputs
 
-__all__ = ["MODELS"]
-
 HALF_PRECISION_BYTES = 2
 
 

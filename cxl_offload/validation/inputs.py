@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["Inputs", "known_keys"]
-
 Choice = TypeVar("Choice", bound=str)
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from cxl_offload.validation.report import Result
 
-__all__ = ["plot_results"]
-
 _MARKERS = {"predict": "o", "semantics": "x", "property": "s"}
 _BAND = 0.10
 

@@ -12,8 +12,6 @@ from cxl_offload.validation.casefile import Case, Expectation
 from cxl_offload.validation.inputs import Inputs, known_keys
 from cxl_offload.validation.scoring import Predicted, score
 
-__all__ = ["MODELS", "PassRate", "Result", "pass_rates", "predict", "validate"]
-
 MODELS: dict[str, PublicModel] = {
     model.name: model
     for model in (

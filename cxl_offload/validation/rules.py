@@ -8,8 +8,6 @@ from cxl_offload.tune import caption
 from cxl_offload.validation.answers import Answer, PublicModel
 from cxl_offload.validation.inputs import Inputs
 
-__all__ = ["MODELS"]
-
 WHOLE_PERCENT = 100.0
 
 

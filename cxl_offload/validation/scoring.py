@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from cxl_offload.validation.casefile import Expectation
 
-__all__ = ["Predicted", "score"]
-
 Predicted = float | int | bool | list[float] | list[int]
 
 ROUNDING = 1e-12

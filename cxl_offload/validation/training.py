@@ -12,8 +12,6 @@ from cxl_offload.units import GB, GIB
 from cxl_offload.validation.answers import Answer, PublicModel, machine_numbers
 from cxl_offload.validation.inputs import Inputs
 
-__all__ = ["MODELS"]
-
 HALF_PRECISION_BYTES = 2
 """Gradients leave and parameters return in half precision."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cxl_offload.cli import plan as plan_commands
+from cxl_offload.cli import _plan_objects as plan_objects
 from cxl_offload.cli.main import app
 
 PLAN = ["plan", "inference", "--model", "opt-30b", "--machine", "epyc9354-cxl-a"]
@@ -108,5 +108,5 @@ def test_objects_say_the_version_of_their_json() -> None:
     machine = ["--machine", "epyc9354-cxl-a", "--json"]
     _, out, _ = run("plan", "objects", *machine, "--object", "kv=60GiB")
     made = json.loads(out)
-    assert made["version"] == plan_commands._OBJECTS_VERSION
+    assert made["version"] == plan_objects._VERSION
     assert [each["name"] for each in made["objects"]] == ["kv"]

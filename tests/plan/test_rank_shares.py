@@ -8,7 +8,7 @@ import random
 import pytest
 
 from cxl_offload import load_machine
-from cxl_offload.plan.rank_shares import Member, Request, assign_homes, divide_nodes
+from cxl_offload.plan.rank_shares import Member, NodeRequest, assign_homes, divide_nodes
 from cxl_offload.topology import Gpu, Machine, Node, NodeKind
 
 PAGE = 4096
@@ -67,7 +67,7 @@ def test_shares_sum_to_the_capacity_and_differ_by_a_page(count: int, odd: int) -
 
 def test_requests_come_first_and_the_rest_is_divided_equally() -> None:
     members = [
-        Member(0, home=0, requests=(Request("tier cxl", (2, 3), 3 * GIB),)),
+        Member(0, home=0, requests=(NodeRequest("tier cxl", (2, 3), 3 * GIB),)),
         Member(1, home=1),
     ]
     first, second = divide_nodes(machine(), {2: 2 * GIB, 3: 2 * GIB}, members)
@@ -79,19 +79,19 @@ def test_requests_come_first_and_the_rest_is_divided_equally() -> None:
 def test_rank_that_can_go_elsewhere_makes_room() -> None:
     """Each takes the nearest by itself; only together do they fit."""
     members = [
-        Member(0, home=0, requests=(Request("either", (2, 3), GIB),)),
-        Member(1, home=0, requests=(Request("node 2", (2,), GIB),)),
+        Member(0, home=0, requests=(NodeRequest("either", (2, 3), GIB),)),
+        Member(1, home=0, requests=(NodeRequest("node 2", (2,), GIB),)),
     ]
     first, second = divide_nodes(machine(), {2: GIB, 3: GIB}, members)
     assert (first, second) == ({2: 0, 3: GIB}, {2: GIB, 3: 0})
 
 
 def test_requests_that_do_not_fit_name_ranks_and_nodes() -> None:
-    members = at(0, 1, requests=(Request("tier cxl", (2,), 3 * GIB),))
+    members = at(0, 1, requests=(NodeRequest("tier cxl", (2,), 3 * GIB),))
     with pytest.raises(ValueError, match=r"rank 0 3 GiB of tier cxl, rank 1 3 GiB.*2: 4 GiB"):
         divide_nodes(machine(), {2: 4 * GIB}, members)
     with pytest.raises(ValueError, match="do not fit"):
-        divide_nodes(machine(), {2: GIB}, at(0, requests=(Request("node 9", (9,), 1),)))
+        divide_nodes(machine(), {2: GIB}, at(0, requests=(NodeRequest("node 9", (9,), 1),)))
 
 
 def test_memory_of_a_gpu_goes_to_the_ranks_on_it() -> None:
@@ -165,7 +165,7 @@ def test_requests_are_served_at_the_least_distance_of_all_ways() -> None:
         allowed = [tuple(random.sample(nodes, random.randint(1, 3))) for _ in homes]
         wants = [random.randint(0, 2) for _ in homes]
         members = [
-            Member(rank, home=home, requests=(Request("x", allowed[rank], wants[rank] * PAGE),))
+            Member(rank, home=home, requests=(NodeRequest("x", allowed[rank], wants[rank] * PAGE),))
             for rank, home in enumerate(homes)
         ]
         costs = [

@@ -14,7 +14,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.sim import Trace, replay
 from cxl_offload.sim.inference import InferenceWork, inference_trace
 from cxl_offload.sim.training import TrainingWork, training_trace
-from cxl_offload.sim.workload import Home, ModelShape
+from cxl_offload.sim.workload import ModelShape, TensorHome
 
 from .machines import GB, machine
 
@@ -24,8 +24,8 @@ SHAPE = ModelShape(
 LAYER_PARAMS = 4 * 256**2 + 2 * 256 * 1024
 HEAD_PARAMS = 1000 * 256
 WEIGHT_BYTES = 2 * (4 * LAYER_PARAMS + HEAD_PARAMS)
-HOST = Home(nodes={0: 0.5, 2: 0.5})
-DRAM = Home(nodes={0: 1.0})
+HOST = TensorHome(nodes={0: 0.5, 2: 0.5})
+DRAM = TensorHome(nodes={0: 1.0})
 KV_TOKEN = 2 * 256 * 2  # of one layer
 
 
@@ -71,7 +71,7 @@ def test_places_of_a_tensor_add_up_to_it_and_keep_to_their_shares(
     weights: list[int], nbytes: int
 ) -> None:
     gpu, dram, cxl, drive = (weight / sum(weights) for weight in weights)
-    placed = Home(gpu=gpu, nodes={0: dram, 2: cxl}, drive=drive).place(nbytes)
+    placed = TensorHome(gpu=gpu, nodes={0: dram, 2: cxl}, drive=drive).place(nbytes)
     parts = [placed.gpu, placed.nodes[0], placed.nodes[2], placed.drive]
     assert sum(parts) == nbytes
     for part, share in zip(parts, (gpu, dram, cxl, drive), strict=True):
@@ -85,7 +85,7 @@ def test_places_of_a_tensor_add_up_to_it_and_keep_to_their_shares(
 )
 def test_home_that_does_not_add_up_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="add up to 1"):
-        Home(**fields)
+        TensorHome(**fields)
 
 
 @pytest.mark.parametrize("fields", [{"layers": 0}, {"kv_heads": 3}, {"active_experts": 2}])
@@ -119,7 +119,7 @@ def test_inference_moves_every_weight_once_a_token_and_the_whole_cache_once_a_la
 
 
 def test_inference_computes_what_its_matrices_and_attention_need() -> None:
-    trace = inference_trace(inference(kv=Home(gpu=1.0)))
+    trace = inference_trace(inference(kv=TensorHome(gpu=1.0)))
     found = sum(one.flops for one in trace)
     tokens = 6 * (10 + 4)
     matrices = 2 * 4 * LAYER_PARAMS * tokens + 2 * HEAD_PARAMS * 6 * 5
@@ -128,7 +128,7 @@ def test_inference_computes_what_its_matrices_and_attention_need() -> None:
 
 
 def test_attention_on_the_cpu_reads_the_cache_where_it_is_and_loads_nothing_of_it() -> None:
-    work = inference(cpu_attention=True, kv=Home(gpu=0.2, nodes={0: 0.4, 2: 0.4}))
+    work = inference(cpu_attention=True, kv=TensorHome(gpu=0.2, nodes={0: 0.4, 2: 0.4}))
     trace = inference_trace(work)
     assert not moved(trace, engine="h2d", kind="kv")[0]
     reads, _ = moved(trace, engine="cpu", kind="workspace")
@@ -139,7 +139,9 @@ def test_attention_on_the_cpu_reads_the_cache_where_it_is_and_loads_nothing_of_i
 
 
 def test_drive_is_read_and_written_through_the_stage() -> None:
-    work = inference(weights=Home(drive=1.0), kv=Home(drive=1.0), activations=DRAM, stage=1)
+    work = inference(
+        weights=TensorHome(drive=1.0), kv=TensorHome(drive=1.0), activations=DRAM, stage=1
+    )
     trace = inference_trace(work)
     stored, loaded = moved(trace, engine="nvme")
     attended = sum(10 + step for step in range(4))
@@ -172,11 +174,12 @@ def test_weights_that_stream_hide_the_computation_only_with_overlap() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(
-    st.integers(1, 3), st.integers(1, 3), st.sampled_from([HOST, DRAM, Home(drive=0.5, gpu=0.5)]),
+    st.integers(1, 3), st.integers(1, 3),
+    st.sampled_from([HOST, DRAM, TensorHome(drive=0.5, gpu=0.5)]),
     st.booleans(),
 )  # fmt: skip
 def test_overlap_moves_the_same_bytes_and_is_never_slower(
-    batch: int, batches: int, home: Home, cpu_attention: bool
+    batch: int, batches: int, home: TensorHome, cpu_attention: bool
 ) -> None:
     work = inference(
         batch=batch, batches=batches, kv=home, weights=home, cpu_attention=cpu_attention
@@ -202,7 +205,7 @@ PARAMS = 4 * LAYER_PARAMS + HEAD_PARAMS
 
 
 def test_training_step_moves_gradients_out_states_through_the_cpu_and_parameters_back() -> None:
-    trace = training_trace(training(momentum=Home(nodes={2: 1.0})))
+    trace = training_trace(training(momentum=TensorHome(nodes={2: 1.0})))
     _, out = moved(trace, engine="d2h", kind="gradients")
     assert out == {0: 2 * PARAMS}
     back, _ = moved(trace, engine="h2d", kind="weights")
@@ -227,7 +230,7 @@ def test_accumulated_gradients_are_added_on_the_cpu() -> None:
 
 
 def test_parameters_on_the_host_are_loaded_for_forward_and_backward() -> None:
-    trace = training_trace(training(parameters=Home(nodes={2: 1.0})))
+    trace = training_trace(training(parameters=TensorHome(nodes={2: 1.0})))
     loaded, _ = moved(trace, engine="h2d", kind="weights")
     # The output's are still there when backward begins.
     assert loaded == {2: 2 * (2 * PARAMS) - 2 * HEAD_PARAMS}
@@ -236,7 +239,7 @@ def test_parameters_on_the_host_are_loaded_for_forward_and_backward() -> None:
 
 
 def test_states_on_the_drive_are_loaded_and_stored_again() -> None:
-    drive = Home(drive=1.0)
+    drive = TensorHome(drive=1.0)
     trace = training_trace(training(master=drive, momentum=drive, variance=drive, stage=1))
     stored, loaded = moved(trace, engine="nvme")
     assert loaded == {1: 12 * PARAMS}
@@ -244,7 +247,7 @@ def test_states_on_the_drive_are_loaded_and_stored_again() -> None:
 
 
 def test_states_in_gpu_memory_are_updated_there() -> None:
-    gpu = Home(gpu=1.0)
+    gpu = TensorHome(gpu=1.0)
     trace = training_trace(training(gradients=gpu, master=gpu, momentum=gpu, variance=gpu))
     assert {one.engine for one in trace} == {"gpu"}
     update = sum(one.accelerator_bytes for one in trace if one.phase == "optimizer")
@@ -257,7 +260,7 @@ BIG = ModelShape(
 
 
 def test_gradients_leave_behind_backward_and_states_on_cxl_lengthen_the_optimizer() -> None:
-    cxl = Home(nodes={2: 1.0})
+    cxl = TensorHome(nodes={2: 1.0})
     work = training(shape=BIG, micro_batch=8, tokens=1024)
     near = replay(training_trace(work), machine())
     far_states = dataclasses.replace(work, master=cxl, momentum=cxl, variance=cxl)

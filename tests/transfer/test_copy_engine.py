@@ -9,7 +9,7 @@ import pytest
 
 from cxl_offload import _C
 from cxl_offload.memory import Session
-from cxl_offload.transfer import NO_NODE, Link
+from cxl_offload.transfer import NO_NODE, CopyLink
 
 from .engine_ground import CHUNK, KIB, MIB, engine_of, host, on_gpu
 
@@ -47,12 +47,12 @@ def test_every_byte_is_counted_on_its_link(session: Session) -> None:
         engine.drain()
         links = engine.links()
     expected = session.bytes_per_node(source.address, nbytes)
-    assert links[Link("to_device", 0)].nbytes == expected[0]
-    assert links[Link("to_device", 1)].nbytes == expected[1]
-    assert links[Link("to_device", 2)].nbytes == expected[2] + 3 * CHUNK
-    assert links[Link("to_device", 2)].staged_bytes == 3 * CHUNK
-    assert links[Link("to_device", 0)].staged_bytes == 0
-    assert links[Link("to_host", NO_NODE)].nbytes == 1000
+    assert links[CopyLink("to_device", 0)].nbytes == expected[0]
+    assert links[CopyLink("to_device", 1)].nbytes == expected[1]
+    assert links[CopyLink("to_device", 2)].nbytes == expected[2] + 3 * CHUNK
+    assert links[CopyLink("to_device", 2)].staged_bytes == 3 * CHUNK
+    assert links[CopyLink("to_device", 0)].staged_bytes == 0
+    assert links[CopyLink("to_host", NO_NODE)].nbytes == 1000
     assert sum(use.nbytes for use in links.values()) == nbytes + 3 * CHUNK + 1000
     del source, loose
 
@@ -110,7 +110,7 @@ def test_tensors_bring_their_own_size_and_pinning(session: Session, driver: _C.F
         assert handle is not None
         handle.wait()
         assert (target._array == source._array).all()
-        assert engine.links()[Link("to_device", NO_NODE)].staged_bytes == 0
+        assert engine.links()[CopyLink("to_device", NO_NODE)].staged_bytes == 0
         with pytest.raises(ValueError, match="8 and 7992"):
             engine.to_device(target=target, source=FakeTensor(np.zeros(1)))
         with pytest.raises(ValueError, match="no size"):

@@ -7,7 +7,7 @@ import pytest
 
 from cxl_offload import _C
 from cxl_offload.memory import Session
-from cxl_offload.transfer import Link, Transfer, prefetched
+from cxl_offload.transfer import CopyLink, Transfer, prefetched
 
 from .engine_ground import CHUNK, engine_of, host, on_gpu
 
@@ -35,7 +35,7 @@ def test_prefetch_gives_each_step_its_own_bytes(
             prefetched(engine, iter(transfers), depth=depth, stream=compute)
         ):
             assert transfer is transfers[step]
-            assert engine.links()[Link("to_device", 2)].copies == min(steps, step + 1 + depth)
+            assert engine.links()[CopyLink("to_device", 2)].copies == min(steps, step + 1 + depth)
             driver.copy(
                 target=seen[step].ctypes.data,
                 source=transfer.target,

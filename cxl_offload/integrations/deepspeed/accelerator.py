@@ -21,8 +21,6 @@ from deepspeed.accelerator import get_accelerator, set_accelerator
 from cxl_offload.integrations.deepspeed.objects import MIXED_SITE, SITES
 from cxl_offload.integrations.deepspeed.store import Store
 
-__all__ = ["Capture", "installed"]
-
 _ATTRIBUTE = "cxl_offload_capture"
 
 

@@ -20,8 +20,6 @@ from cxl_offload.integrations.deepspeed.tuning import TunedEngine
 from cxl_offload.ops.optimizer import OnePassOptimizer
 from cxl_offload.units import format_bytes
 
-__all__ = ["AttachedEngine"]
-
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _NOT_ASKED = (
     "DeepSpeed allocated it without asking (pin_memory is false, or the engine was there before), "

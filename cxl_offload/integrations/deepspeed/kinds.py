@@ -20,17 +20,6 @@ from cxl_offload.memory import (
 from cxl_offload.plan.plan_file import Plan, load_plan
 from cxl_offload.topology import Machine
 
-__all__ = [
-    "COPIED",
-    "KINDS",
-    "STREAMED",
-    "KindPolicies",
-    "PlanOrPolicy",
-    "cxl_note",
-    "kind_policies",
-    "parse_request",
-]
-
 STREAMED = ("fp32_master", "fp32_grad", "exp_avg", "exp_avg_sq", "other_states")
 """What the CPU's optimizer reads and writes from end to end."""
 

@@ -13,19 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "MIXED_SITE",
-    "SITES",
-    "HostObject",
-    "held_tensors",
-    "host_objects",
-    "in_other_process",
-    "inner_optimizer",
-    "masters",
-    "relink",
-    "unplaced",
-]
-
 _STAGE_1_2 = "deepspeed.runtime.zero.stage_1_and_2"
 _STAGE_3 = "deepspeed.runtime.zero.stage3"
 _PARTITIONING = "deepspeed.runtime.zero.partition_parameters"

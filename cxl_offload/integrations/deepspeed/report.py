@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from cxl_offload.memory import NOT_FAULTED_IN
 from cxl_offload.units import format_bytes
 
-__all__ = ["KindRow", "table"]
-
 
 @dataclass(frozen=True, slots=True)
 class KindRow:

@@ -12,8 +12,6 @@ from cxl_offload.integrations.deepspeed.kinds import KindPolicies
 from cxl_offload.memory import Dax, Interleave, Pages, Policy, Session, Weighted
 from cxl_offload.ranks import RankShare
 
-__all__ = ["Store"]
-
 
 def _pages_of(policy: Policy, pages: Pages) -> Pages:
     """Huge pages would destroy a stripe of smaller granules; devices have pages of their own."""

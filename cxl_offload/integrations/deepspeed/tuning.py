@@ -13,8 +13,6 @@ from cxl_offload.tune.step_tuner import StepTuner
 if TYPE_CHECKING:
     from cxl_offload.integrations.deepspeed.attached import AttachedEngine
 
-__all__ = ["TunedEngine"]
-
 
 class TunedEngine:
     """Follows the steps of an engine; made by ``placing(..., tune="step_time")``.

@@ -15,14 +15,19 @@ from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
     from cxl_offload.integrations.flexgen.loaded_model import LoadedModel, run
-    from cxl_offload.integrations.flexgen.places import Role, TierLimit, parse_place, parse_tier
+    from cxl_offload.integrations.flexgen.places import (
+        FlexGenKind,
+        TierLimit,
+        parse_place,
+        parse_tier,
+    )
     from cxl_offload.integrations.flexgen.report import BYPASSES, FlexGenReport
     from cxl_offload.integrations.flexgen.request import FlexGenRun
     from cxl_offload.integrations.flexgen.seeded import DEMO_SHAPE, OptShape, make_opt
     from cxl_offload.integrations.flexgen.shares import ShareRow
 
 _HOMES = {
-    "places": ("Role", "TierLimit", "parse_place", "parse_tier"),
+    "places": ("FlexGenKind", "TierLimit", "parse_place", "parse_tier"),
     "report": ("BYPASSES", "FlexGenReport"),
     "request": ("FlexGenRun",),
     "seeded": ("DEMO_SHAPE", "OptShape", "make_opt"),
@@ -33,11 +38,11 @@ _HOMES = {
 __all__ = [
     "BYPASSES",
     "DEMO_SHAPE",
+    "FlexGenKind",
     "FlexGenReport",
     "FlexGenRun",
     "LoadedModel",
     "OptShape",
-    "Role",
     "ShareRow",
     "TierLimit",
     "make_opt",

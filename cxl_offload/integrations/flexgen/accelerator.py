@@ -17,8 +17,6 @@ from cxl_offload.integrations.flexgen.attention import CacheInPlace, attend_in_p
 from cxl_offload.integrations.flexgen.devices import SharesHostMemory, TierTensor
 from cxl_offload.integrations.flexgen.recorder import Recorder
 
-__all__ = ["Accelerator", "HostAccelerator"]
-
 HALF_BYTES = 2
 
 

@@ -25,8 +25,6 @@ from cxl_offload.ops.attention import (
 )
 from cxl_offload.ops.int4_cache import Int4Cache, int4_from_flexgen
 
-__all__ = ["CacheInPlace", "SelfAttentionInPlace", "SelfAttentionOnHost", "attend_in_place"]
-
 AttentionValue = Callable[..., torch.Tensor]
 
 

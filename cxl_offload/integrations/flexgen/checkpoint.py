@@ -25,8 +25,6 @@ from cxl_offload.integrations.flexgen.model import (
 )
 from cxl_offload.units import format_bytes
 
-__all__ = ["Progress", "convert_checkpoint", "weights_folder"]
-
 Progress = Callable[[str, int, int], None]
 """Called with what is done, how much of it is done and how much there is."""
 

@@ -17,8 +17,6 @@ from flexgen.pytorch_backend import DeviceType, TorchTensor, general_copy, map_t
 from cxl_offload.integrations.flexgen.recorder import Recorder
 from cxl_offload.transfer import CopyEngine
 
-__all__ = ["Copier", "CudaCopies", "EngineCopies", "HostCopies", "Way", "relay_copy"]
-
 Way = Literal["cpu", "h2d", "d2h", "gpu"]
 """Inside host memory, to the accelerator, from it, inside it."""
 
@@ -28,7 +26,7 @@ RELAY_BYTES = 64 << 20
 """Pinned relay of a disk thread with CUDA; FlexGen's own is 2 GiB for each of four threads."""
 
 
-class Link(Protocol):
+class Copies(Protocol):
     """How bytes get between host memory and accelerator."""
 
     def move(self, dst: torch.Tensor, src: torch.Tensor, way: Way) -> None:
@@ -130,7 +128,7 @@ class EngineCopies:
     """
 
     def __init__(
-        self, engine: CopyEngine, others: Link, stream_in_order: Callable[[], int | None]
+        self, engine: CopyEngine, others: Copies, stream_in_order: Callable[[], int | None]
     ) -> None:
         self._engine = engine
         self._others = others
@@ -186,7 +184,7 @@ class Copier:
         Is told of each.
     """
 
-    def __init__(self, link: Link, recorder: Recorder) -> None:
+    def __init__(self, link: Copies, recorder: Recorder) -> None:
         self._link = link
         self._recorder = recorder
         # NumPy reads a file's header with Python's parser, which fails at random in CPython 3.11

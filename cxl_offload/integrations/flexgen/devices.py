@@ -27,18 +27,9 @@ from flexgen.pytorch_backend import (
 )
 from flexgen.utils import np_dtype_to_torch_dtype
 
-from cxl_offload.integrations.flexgen.places import Role
+from cxl_offload.integrations.flexgen.places import FlexGenKind
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.units import format_bytes
-
-__all__ = [
-    "CompressedHost",
-    "HostDevice",
-    "SharesHostMemory",
-    "SplitCache",
-    "TierDisk",
-    "TierTensor",
-]
 
 fix_recursive_import()  # FlexGen's devices need what its compression module defines
 
@@ -70,15 +61,15 @@ class HostDevice(TorchDevice):  # type: ignore[misc]
     """A CPU device of FlexGen whose tensors come from the tiers.
 
     What a tensor is for decides where it goes. FlexGen does not say, but it allocates each kind in
-    its own method, so those methods name the role and everything else is an activation.
+    its own method, so those methods name the kind and everything else is an activation.
 
     Parameters
     ----------
     store
         Gives and counts the memory.
     part
-        Which part of a split role this device stands for.
-    role
+        Which part of a split kind this device stands for.
+    kind
         What tensors are for unless a method says otherwise.
     has_workspace
         CPU attention reads single-precision copies of the cache; False: the cache itself.
@@ -89,26 +80,26 @@ class HostDevice(TorchDevice):  # type: ignore[misc]
         store: TierStore,
         *,
         part: int = 0,
-        role: Role = "act",
+        kind: FlexGenKind = "act",
         has_workspace: bool = True,
     ) -> None:
         super().__init__("cpu")
         self.compressed_device = CompressedHost(self)
         self.store = store
         self._part = part
-        self._role: Role = role
+        self._kind: FlexGenKind = kind
         self._has_workspace = has_workspace
         self.cache: SplitCache | None = None
         """Makes the KV cache when its policy is a split over several tiers."""
 
     @contextlib.contextmanager
-    def as_role(self, role: Role) -> Iterator[None]:
-        """Tensors allocated inside are for ``role``."""
-        before, self._role = self._role, role
+    def as_kind(self, kind: FlexGenKind) -> Iterator[None]:
+        """Tensors allocated inside are for ``kind``."""
+        before, self._kind = self._kind, kind
         try:
             yield
         finally:
-            self._role = before
+            self._kind = before
 
     def allocate(
         self,
@@ -117,22 +108,22 @@ class HostDevice(TorchDevice):  # type: ignore[misc]
         pin_memory: bool | None = None,
         name: str | None = None,
     ) -> TorchTensor:
-        """A tensor of the current role; pinned unless FlexGen wants it pageable for another
+        """A tensor of the current kind; pinned unless FlexGen wants it pageable for another
         reason than size (it leaves the KV cache pageable because torch rounds pinned blocks up to
         a power of two, which our memory does not)."""
-        pin = self._role == "kv" or pin_memory is None or pin_memory
+        pin = self._kind == "kv" or pin_memory is None or pin_memory
         data = self.store.empty(
-            self._role, self._part, tuple(shape), np_dtype_to_torch_dtype[dtype], pin=pin
+            self._kind, self._part, tuple(shape), np_dtype_to_torch_dtype[dtype], pin=pin
         )
         tensor = TierTensor.create_from_torch(data, self, name=name)
-        self.store.count(tensor, self._role, self._part, data)
+        self.store.count(tensor, self._kind, self._part, data)
         return tensor
 
     def init_cache_one_gpu_batch(self, config: Any, task: Any, policy: Any) -> Any:
         """KV cache of one layer and batch, over several tiers when its policy is a split."""
         if self.cache is not None:
             return self.cache.init_cache_one_gpu_batch(config, task, policy)
-        with self.as_role("kv"):
+        with self.as_kind("kv"):
             return super().init_cache_one_gpu_batch(config, task, policy)
 
     def init_attention_compute_workspace(self, config: Any, task: Any, policy: Any) -> None:
@@ -143,7 +134,7 @@ class HostDevice(TorchDevice):  # type: ignore[misc]
         """
         if not self._has_workspace:
             return
-        with self.as_role("workspace"):
+        with self.as_kind("workspace"):
             super().init_attention_compute_workspace(config, task, policy)
             if policy.compress_cache or not policy.sep_layer:
                 return  # compressed: two already, never filled ahead; not separate: two already
@@ -182,7 +173,7 @@ class CompressedHost(TorchCompressedDevice):  # type: ignore[misc]
 
     def init_cache_one_gpu_batch(self, config: Any, task: Any, policy: Any) -> Any:
         """Compressed KV cache of one layer and batch."""
-        with self.base_device.as_role("kv"):
+        with self.base_device.as_kind("kv"):
             return super().init_cache_one_gpu_batch(config, task, policy)
 
     def init_attention_compute_workspace(self, config: Any, task: Any, policy: Any) -> None:
@@ -193,7 +184,7 @@ class CompressedHost(TorchCompressedDevice):  # type: ignore[misc]
         at = compression.group_dim
         groups = -(-shape[at] // compression.group_size)
         shape[at : at + 1] = [groups, compression.group_size]
-        with self.base_device.as_role("workspace"):
+        with self.base_device.as_kind("workspace"):
             held = [self.base_device.allocate(shape, np.float32, pin_memory=False) for _ in "kv"]
         self._workspace = held  # counted for as long as these live
         self.data_decompress_workspace = [x.data for x in held]
@@ -228,10 +219,10 @@ class SplitCache(TorchMixedDevice):  # type: ignore[misc]
             config.input_dim // heads,
         )
         lengths = [count * heads for count in self.sequences]
-        with contextlib.ExitStack() as roles:
+        with contextlib.ExitStack() as kinds:
             for device in self.base_devices:
                 if isinstance(device, HostDevice):
-                    roles.enter_context(device.as_role("kv"))
+                    kinds.enter_context(device.as_kind("kv"))
             return tuple(self.allocate(shape, np.float16, lengths, pin_memory=False) for _ in "kv")
 
 

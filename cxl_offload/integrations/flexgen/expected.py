@@ -11,8 +11,6 @@ from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.integrations.flexgen.shares import ACCELERATOR, DISK, HOST, ShareRow
 from cxl_offload.plan.flexgen.decode_time import DecodeShape, KvHome
 
-__all__ = ["decode_shape"]
-
 
 def decode_shape(
     request: FlexGenRun, config: OptConfig, *, prompt_len: int, shares: tuple[ShareRow, ...]

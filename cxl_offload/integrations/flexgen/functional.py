@@ -10,8 +10,6 @@ from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.ops.linear import SinglePrecisionLinear
 from cxl_offload.ops.measured_linear import MeasuredLinear
 
-__all__ = ["functional_of"]
-
 
 class _WithLinear:
     """``torch.nn.functional`` with another ``linear``."""

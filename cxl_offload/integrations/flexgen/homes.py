@@ -11,7 +11,7 @@ from itertools import accumulate, groupby
 from typing import Literal
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.flexgen.places import ROLES, Role, parse_split
+from cxl_offload.integrations.flexgen.places import KINDS, FlexGenKind, parse_split
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.integrations.flexgen.shares import (
     ACCELERATOR,
@@ -25,8 +25,6 @@ from cxl_offload.integrations.flexgen.shares import (
 )
 from cxl_offload.plan.flexgen.layout import TensorSizes, cuts_at
 from cxl_offload.plan.plan_file import Plan
-
-__all__ = ["Homes", "HostPart", "asked_homes", "planned_homes"]
 
 GPU, NVME = "gpu", "nvme"
 """A plan's names of the accelerator and the disk."""
@@ -63,7 +61,7 @@ class Homes:
     kv: tuple[str, ...]
     sequences: tuple[int, ...]
     hidden_on_accelerator: bool
-    host: Mapping[Role, tuple[HostPart, ...]]
+    host: Mapping[FlexGenKind, tuple[HostPart, ...]]
 
     @property
     def weights_off_accelerator(self) -> bool:
@@ -107,10 +105,10 @@ def asked_homes(run: FlexGenRun, sizes: TensorSizes) -> tuple[Homes, tuple[Share
         *realised_weights(sizes.groups, shares["weights"]),
         *realised_kv(run.gpu_batch_size, shares["kv"]),
     )
-    for role, asked in shares.items():
-        if role in run.place and sum(asked.percents[1:-1]) == 0:
+    for kind, asked in shares.items():
+        if kind in run.place and sum(asked.percents[1:-1]) == 0:
             raise ConfigError(
-                f"--place {role}={run.place[role]}: --percent leaves 0 % of the {role} on the "
+                f"--place {kind}={run.place[kind]}: --percent leaves 0 % of the {kind} on the "
                 f"host, so nothing would be placed; give the host a share or drop the policy"
             )
     homes = Homes(
@@ -119,7 +117,7 @@ def asked_homes(run: FlexGenRun, sizes: TensorSizes) -> tuple[Homes, tuple[Share
         kv=shares["kv"].homes,
         sequences=tuple(kv_sequences(run.gpu_batch_size, shares["kv"])),
         hidden_on_accelerator=run.percent[4] == 100,
-        host={role: _asked_parts(run.place.get(role)) for role in ROLES},
+        host={kind: _asked_parts(run.place.get(kind)) for kind in KINDS},
     )
     return homes, rows
 
@@ -139,8 +137,8 @@ def planned_homes(plan: Plan, sizes: TensorSizes) -> tuple[Homes, tuple[ShareRow
     ConfigError
         The bytes are no such cuts, so the plan is of another model.
     """
-    planned = {role: _planned_parts(plan, role) for role in ROLES}
-    weights, kv = (_bytes_by_home(plan, role, planned[role]) for role in ("weights", "kv"))
+    planned = {kind: _planned_parts(plan, kind) for kind in KINDS}
+    weights, kv = (_bytes_by_home(plan, kind, planned[kind]) for kind in ("weights", "kv"))
     sequence_bytes = sizes.kv_sequence_bytes * plan.batch.count
     sequences = tuple(nbytes // sequence_bytes for nbytes in kv)
     try:
@@ -159,7 +157,7 @@ def planned_homes(plan: Plan, sizes: TensorSizes) -> tuple[Homes, tuple[ShareRow
         kv=_names(planned["kv"]),
         sequences=sequences,
         hidden_on_accelerator=GPU in plan.of("act"),
-        host={role: tuple(part for part, _ in parts) for role, parts in planned.items()},
+        host={kind: tuple(part for part, _ in parts) for kind, parts in planned.items()},
     )
     rows = (*_rows("weights", homes.weights, weights), *_rows("kv", homes.kv, kv))
     return homes, rows
@@ -177,9 +175,9 @@ def _rows(
 Planned = tuple[tuple[HostPart, int], ...]
 
 
-def _planned_parts(plan: Plan, role: Role) -> Planned:
+def _planned_parts(plan: Plan, kind: FlexGenKind) -> Planned:
     """Parts of the host and their bytes; the homes of one stripe are one part."""
-    on_host = [home for home in plan.homes if home.kind == role and home.where not in (GPU, NVME)]
+    on_host = [home for home in plan.homes if home.kind == kind and home.where not in (GPU, NVME)]
     stripes = [(policy, list(homes)) for policy, homes in groupby(on_host, lambda h: h.policy)]
     if not stripes:
         return ((HostPart(HOST, None), 0),)
@@ -192,8 +190,8 @@ def _planned_parts(plan: Plan, role: Role) -> Planned:
     )
 
 
-def _bytes_by_home(plan: Plan, role: Role, parts: Planned) -> tuple[int, ...]:
-    elsewhere = plan.of(role)
+def _bytes_by_home(plan: Plan, kind: FlexGenKind, parts: Planned) -> tuple[int, ...]:
+    elsewhere = plan.of(kind)
     return (elsewhere.get(NVME, 0), *(nbytes for _, nbytes in parts), elsewhere.get(GPU, 0))
 
 

@@ -10,7 +10,7 @@ from flexgen.opt_config import OptConfig
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.homes import Homes, HostPart, asked_homes, planned_homes
-from cxl_offload.integrations.flexgen.places import ROLES, Role, TierLimit
+from cxl_offload.integrations.flexgen.places import KINDS, FlexGenKind, TierLimit
 from cxl_offload.integrations.flexgen.predict import Need
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.integrations.flexgen.shares import ACCELERATOR, DISK, ShareRow
@@ -19,8 +19,6 @@ from cxl_offload.memory.policy import Dax, FirstTouch, Policy, Preferred, parse_
 from cxl_offload.objects.kind_store import Part
 from cxl_offload.plan.flexgen.layout import weight_homes
 from cxl_offload.topology import Machine, Tier
-
-__all__ = ["Layout", "lay_out", "with_tiers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +32,11 @@ class Layout:
     rows
         Requested against realised shares.
     parts
-        Policies of every role on the host.
+        Policies of every kind on the host.
     needs
         Every host allocation.
     outside
-        Bytes of weights and KV cache whose home is the accelerator or the disk, by home and role.
+        Bytes of weights and KV cache whose home is the accelerator or the disk, by home and kind.
     accelerator_bytes
         The least the accelerator must hold: homes, the largest layer twice, and work buffers.
     attends_in_place
@@ -51,7 +49,7 @@ class Layout:
     rows: tuple[ShareRow, ...]
     parts: Mapping[str, tuple[Part, ...]]
     needs: tuple[Need, ...]
-    outside: Mapping[str, Mapping[Role, int]]
+    outside: Mapping[str, Mapping[FlexGenKind, int]]
     accelerator_bytes: int
     attends_in_place: bool
     notes: tuple[str, ...]
@@ -113,7 +111,7 @@ def lay_out(run: FlexGenRun, config: OptConfig, prompt_len: int, machine: Machin
         homes, rows = planned_homes(run.plan, tensors)
     unplaced = _nearest(machine) if run.accelerator == "cuda" else FirstTouch()
     parts: dict[str, tuple[Part, ...]] = {
-        role: _parts(role, homes.host[role], machine, unplaced) for role in ROLES
+        kind: _parts(kind, homes.host[kind], machine, unplaced) for kind in KINDS
     }
     sizes = RunSizes(run, homes, tensors)
     weights, weights_outside = _weight_needs(sizes, parts["weights"])
@@ -136,7 +134,7 @@ def lay_out(run: FlexGenRun, config: OptConfig, prompt_len: int, machine: Machin
         },
         accelerator_bytes=held + sizes.accelerator_work(),
         attends_in_place=sizes.attends_in_place,
-        notes=tuple(_idle(role, run) for role in run.place if all(n.role != role for n in host)),
+        notes=tuple(_idle(kind, run) for kind in run.place if all(n.kind != kind for n in host)),
     )
 
 
@@ -149,7 +147,7 @@ def _nearest(machine: Machine) -> Policy:
 
 
 def _parts(
-    role: Role, asked: tuple[HostPart, ...], machine: Machine, unplaced: Policy
+    kind: FlexGenKind, asked: tuple[HostPart, ...], machine: Machine, unplaced: Policy
 ) -> tuple[Part, ...]:
     usable = {node.id for node in machine.usable_nodes(include_gpu_memory=True)}
     made = []
@@ -157,7 +155,7 @@ def _parts(
         if part.policy is None:
             made.append(Part(part.name, unplaced))
             continue
-        where = f"--place {role}={part.policy}"
+        where = f"--place {kind}={part.policy}"
         try:
             policy = parse_policy(part.policy, machine)
         except ValueError as error:
@@ -178,15 +176,15 @@ def _parts(
     return tuple(made)
 
 
-def _idle(role: str, run: FlexGenRun) -> str:
+def _idle(kind: str, run: FlexGenRun) -> str:
     why = "they are on the accelerator"
-    if role == "workspace":
+    if kind == "workspace":
         why = (
             "attention reads the cache in place"
             if run.cpu_cache_compute
             else "no --cpu-cache-compute"
         )
-    return f"--place {role}={run.place[role]}: nothing to place, {why}"
+    return f"--place {kind}={run.place[kind]}: nothing to place, {why}"
 
 
 def _weight_needs(
@@ -211,7 +209,7 @@ def _kv_needs(sizes: RunSizes, parts: tuple[Part, ...]) -> tuple[tuple[Need, ...
 
 
 def _needs(
-    role: Role, parts: tuple[Part, ...], held: Mapping[tuple[str, int], int]
+    kind: FlexGenKind, parts: tuple[Part, ...], held: Mapping[tuple[str, int], int]
 ) -> tuple[tuple[Need, ...], Counter[str]]:
     policies = {part.name: part.policy for part in parts}
     outside: Counter[str] = Counter()
@@ -220,5 +218,5 @@ def _needs(
         if home in (ACCELERATOR, DISK):
             outside[home] += nbytes * count
         else:
-            needs.append(Need(role, home, policies[home], nbytes, count))
+            needs.append(Need(kind, home, policies[home], nbytes, count))
     return tuple(needs), outside

@@ -18,8 +18,6 @@ from cxl_offload.integrations.flexgen.recorder import Queue, Recorder
 from cxl_offload.plan.flexgen.layout import weight_homes
 from cxl_offload.renamed import old_names
 
-__all__ = ["LoadProgress", "TieredOptLM", "WeightPlacer", "delete_tensor"]
-
 Spec = tuple[tuple[int, ...], type, str]
 LoadProgress = Callable[[int, int], None]
 
@@ -117,13 +115,13 @@ class TieredOptLM(OptLM):  # type: ignore[misc]
 
     def init_weight(self, j: int) -> None:
         """Load one layer from the folder, which was checked before."""
-        with self._roles("weights"):
+        with self._kinds("weights"):
             self.layers[j].init_weight(self.weight_home[j], os.fspath(self._folder))
         if self._loaded is not None:
             self._loaded(j + 1, self.num_layers)
 
-    def _roles(self, role: Any) -> AbstractContextManager[None]:
-        context: AbstractContextManager[None] = self.env.cpu.as_role(role)
+    def _kinds(self, kind: Any) -> AbstractContextManager[None]:
+        context: AbstractContextManager[None] = self.env.cpu.as_kind(kind)
         return context
 
     def load_weight(self, i: int, j: int, k: int, overlap: bool = True) -> None:

@@ -43,8 +43,6 @@ from cxl_offload.objects.placement_rows import placement_rows
 from cxl_offload.renamed import renamed_keywords
 from cxl_offload.topology import Machine
 
-__all__ = ["FLEXGEN_VERSION", "LoadedModel", "run"]
-
 FLEXGEN_VERSION = "0.1.8"
 _log = logging.getLogger(__name__)
 
@@ -95,7 +93,7 @@ class LoadedModel:
     inputs
         int32 ``(rows, prompt_len)``: the padded prompts.
     store
-        Counts host memory by role, from ``with`` on.
+        Counts host memory by kind, from ``with`` on.
     """
 
     store: TierStore

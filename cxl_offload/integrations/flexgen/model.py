@@ -20,14 +20,6 @@ from flexgen.opt_config import OptConfig, get_opt_config
 
 from cxl_offload.errors import ConfigError
 
-__all__ = [
-    "ModelSource",
-    "check_np_folder",
-    "config_of_checkpoint",
-    "resolve_model",
-    "weight_shapes",
-]
-
 _OPT_PAD = 1
 _ACTIVATIONS = ("relu", "gelu")
 

@@ -11,18 +11,16 @@ from flexgen.flex_opt import add_parser_arguments
 from flexgen.utils import write_benchmark_log
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.flexgen.places import ROLES, parse_place, parse_tier
+from cxl_offload.integrations.flexgen.places import KINDS, parse_place, parse_tier
 from cxl_offload.integrations.flexgen.report import FlexGenReport
 from cxl_offload.integrations.flexgen.request import ALL_ON_HOST, FlexGenRun, planned_options
 from cxl_offload.integrations.prompts import read_prompts
 from cxl_offload.plan.plan_file import load_plan
 
-__all__ = ["build_parser", "parse_flags", "read_prompts", "request_from", "write_flexgen_log"]
-
 _TEST_PROMPT = "Paris is the capital city of"  # FlexGen's own, when no prompts are given
 
 
-class _Parser(argparse.ArgumentParser):
+class _OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line instead of the whole usage."""
         raise ConfigError(f"{message}; see {self.prog} --help")
@@ -30,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
     """FlexGen's parser with our flags, and help of its own where a flag means something else."""
-    parser = _Parser(
+    parser = _OneLineParser(
         prog=prog,
         conflict_handler="resolve",
         description="Generate with FlexGen, its host memory in tiers. Nothing is downloaded.",
@@ -55,8 +53,8 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         "--place",
         action="append",
         default=[],
-        metavar="ROLE=POLICY",
-        help=f"where the host's share of {', '.join(ROLES)} goes: bind:cxl, preferred:ldram,cxl, "
+        metavar="KIND=POLICY",
+        help=f"where the host's share of {', '.join(KINDS)} goes: bind:cxl, preferred:ldram,cxl, "
         f"interleave:ldram,cxl@64KiB, weighted:ldram=3,cxl=1, first-touch, or for weights and kv "
         f"split:ldram=50,cxl=50 (by whole tensors and sequences); may be repeated",
     )
@@ -243,10 +241,10 @@ def _prompts(args: argparse.Namespace) -> tuple[tuple[str, ...], int]:
 def _places(texts: Sequence[str]) -> dict[str, str]:
     places: dict[str, str] = {}
     for text in texts:
-        role, policy = parse_place(text)
-        if role in places:
-            raise ConfigError(f"--place {text}: {role} is placed twice")
-        places[role] = policy
+        kind, policy = parse_place(text)
+        if kind in places:
+            raise ConfigError(f"--place {text}: {kind} is placed twice")
+        places[kind] = policy
     return places
 
 

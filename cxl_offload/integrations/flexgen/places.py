@@ -1,4 +1,4 @@
-"""How a user names places: ``--tier NAME=NODES:CAPACITY`` and ``--place ROLE=POLICY``."""
+"""How a user names places: ``--tier NAME=NODES:CAPACITY`` and ``--place KIND=POLICY``."""
 
 from __future__ import annotations
 
@@ -7,24 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.renamed import old_names
 from cxl_offload.topology import TIER_NAMES
 from cxl_offload.units import parse_bytes
 
-__all__ = [
-    "ROLES",
-    "Role",
-    "Split",
-    "SplitPart",
-    "TierLimit",
-    "check_tiers",
-    "is_split",
-    "parse_place",
-    "parse_split",
-    "parse_tier",
-]
-
-Role = Literal["weights", "kv", "act", "workspace"]
-ROLES: tuple[Role, ...] = ("weights", "kv", "act", "workspace")
+FlexGenKind = Literal["weights", "kv", "act", "workspace"]
+KINDS: tuple[FlexGenKind, ...] = ("weights", "kv", "act", "workspace")
 _MAX_DIGITS = 4  # of a node; a kernel has at most 1024
 _HOST_TIERS = tuple(name for name in TIER_NAMES if name != "nvme")
 
@@ -129,20 +117,20 @@ def _parse_nodes(nodes_text: str, text: str) -> tuple[int, ...]:
     return tuple(nodes)
 
 
-def parse_place(text: str) -> tuple[Role, str]:
-    """Role and policy from ``ROLE=POLICY``, such as ``kv=interleave:ldram,cxl``.
+def parse_place(text: str) -> tuple[FlexGenKind, str]:
+    """Kind and policy from ``KIND=POLICY``, such as ``kv=interleave:ldram,cxl``.
 
     Raises
     ------
     ConfigError
-        No such role, or no policy.
+        No such kind, or no policy.
     """
     name, sign, policy = text.partition("=")
-    for role in ROLES:
-        if role == name and sign and policy:
-            return role, policy
+    for kind in KINDS:
+        if kind == name and sign and policy:
+            return kind, policy
     raise ConfigError(
-        f"--place {text}: expected ROLE=POLICY with a role of {', '.join(ROLES)}, "
+        f"--place {text}: expected KIND=POLICY with a kind of {', '.join(KINDS)}, "
         f"such as kv=bind:cxl"
     )
 
@@ -178,3 +166,6 @@ def parse_split(text: str) -> Split | None:
     if abs(total - 100) > 1e-6:
         raise ConfigError(f"{text}: the percentages sum to {total:g}, not 100")
     return Split(tuple(parts))
+
+
+__getattr__ = old_names(__name__)

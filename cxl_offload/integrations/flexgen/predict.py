@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cxl_offload.core import BASE_PAGE_BYTES
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.flexgen.places import Role, TierLimit
+from cxl_offload.integrations.flexgen.places import FlexGenKind, TierLimit
 from cxl_offload.memory.policy import (
     Bind,
     Interleave,
@@ -19,14 +19,12 @@ from cxl_offload.memory.policy import (
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.units import format_bytes
 
-__all__ = ["Need", "Room", "check_fit", "check_stripes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """``count`` allocations of ``nbytes`` each for one part of a role."""
+    """``count`` allocations of ``nbytes`` each for one part of a kind."""
 
-    role: Role
+    kind: FlexGenKind
     part: str
     policy: Policy
     nbytes: int
@@ -47,28 +45,28 @@ def check_stripes(needs: Iterable[Need]) -> None:
     Raises
     ------
     ConfigError
-        The tensors of a role are too small for its granule; names a granule that works.
+        The tensors of a kind are too small for its granule; names a granule that works.
     """
-    placed: defaultdict[tuple[Role, str], Counter[int]] = defaultdict(Counter)
-    largest: Counter[tuple[Role, str]] = Counter()
-    policies: dict[tuple[Role, str], tuple[Mapping[int, int], int]] = {}
+    placed: defaultdict[tuple[FlexGenKind, str], Counter[int]] = defaultdict(Counter)
+    largest: Counter[tuple[FlexGenKind, str]] = Counter()
+    policies: dict[tuple[FlexGenKind, str], tuple[Mapping[int, int], int]] = {}
     for need in needs:
         stripe = _striped(need.policy)
-        if stripe is None or need.role == "act":
+        if stripe is None or need.kind == "act":
             continue  # activations shrink to one token a row; a stripe over them is best effort
-        key = (need.role, need.part)
+        key = (need.kind, need.part)
         policies[key] = stripe
         largest[key] = max(largest[key], need.nbytes)
         for node, nbytes in stripe_bytes(need.nbytes, *stripe).items():
             placed[key][node] += nbytes * need.count
-    for (role, part), (weights, granule) in policies.items():
-        empty = [node for node in weights if placed[role, part][node] == 0]
+    for (kind, part), (weights, granule) in policies.items():
+        empty = [node for node in weights if placed[kind, part][node] == 0]
         if empty:
             raise ConfigError(
-                f"--place {role}: the interleave would leave node {empty[0]} empty, because the "
-                f"largest tensor ({format_bytes(largest[role, part])}) is smaller than granule "
+                f"--place {kind}: the interleave would leave node {empty[0]} empty, because the "
+                f"largest tensor ({format_bytes(largest[kind, part])}) is smaller than granule "
                 f"{format_bytes(granule)} x weights {sum(weights.values())}; "
-                f"{_remedy(largest[role, part] // sum(weights.values()))}"
+                f"{_remedy(largest[kind, part] // sum(weights.values()))}"
             )
 
 
@@ -101,7 +99,7 @@ class Room:
         self.tier_of = {node: limit.name for limit in limits for node in limit.nodes}
         self.local_node = local_node
         self.nodes: Counter[int] = Counter()
-        self.tiers: defaultdict[str, Counter[Role]] = defaultdict(Counter)
+        self.tiers: defaultdict[str, Counter[FlexGenKind]] = defaultdict(Counter)
 
     def put(self, need: Need) -> None:
         """Lay a need out; what fits nowhere counts against the last node of its policy."""
@@ -110,14 +108,14 @@ class Room:
             self._fill(need)
             return
         for node, nbytes in stripe_bytes(need.nbytes, *stripe).items():
-            self._take(need.role, node, nbytes * need.count)
+            self._take(need.kind, node, nbytes * need.count)
 
-    def _take(self, role: Role, node: int, nbytes: int) -> None:
+    def _take(self, kind: FlexGenKind, node: int, nbytes: int) -> None:
         if nbytes == 0:
             return
         self.nodes[node] += nbytes
         if node in self.tier_of:
-            self.tiers[self.tier_of[node]][role] += nbytes
+            self.tiers[self.tier_of[node]][kind] += nbytes
 
     def _fill(self, need: Need) -> None:
         """Bind and preferred fill nodes in order; preferred and first touch go on elsewhere."""
@@ -127,9 +125,9 @@ class Room:
         left = need.nbytes * need.count
         for node in (*listed, *others):
             here = max(0, min(left, self._left(node)))
-            self._take(need.role, node, here)
+            self._take(need.kind, node, here)
             left -= here
-        self._take(need.role, listed[-1], left)
+        self._take(need.kind, listed[-1], left)
 
     def _left(self, node: int) -> int:
         left = self.node_free.get(node, 0) - self.nodes[node]
@@ -150,15 +148,15 @@ def check_fit(needs: Iterable[Need], room: Room) -> dict[int, int]:
     Raises
     ------
     MemoryError
-        Names the tier or node, what it needs by role, and what it has.
+        Names the tier or node, what it needs by kind, and what it has.
     """
     for need in needs:
         room.put(need)
-    for name, roles in room.tiers.items():
+    for name, kinds in room.tiers.items():
         capacity = room.limits[name].capacity_bytes
-        if capacity is not None and roles.total() > capacity:
+        if capacity is not None and kinds.total() > capacity:
             raise MemoryError(
-                f"tier {name}: {format_bytes(roles.total())} needed ({_by_role(roles)}), capacity "
+                f"tier {name}: {format_bytes(kinds.total())} needed ({_by_kind(kinds)}), capacity "
                 f"{format_bytes(capacity)}; place less there or raise the capacity"
             )
     for node, nbytes in room.nodes.items():
@@ -171,5 +169,5 @@ def check_fit(needs: Iterable[Need], room: Room) -> dict[int, int]:
     return dict(room.nodes)
 
 
-def _by_role(roles: Mapping[Role, int]) -> str:
-    return " + ".join(f"{role} {format_bytes(nbytes)}" for role, nbytes in roles.items())
+def _by_kind(kinds: Mapping[FlexGenKind, int]) -> str:
+    return " + ".join(f"{kind} {format_bytes(nbytes)}" for kind, nbytes in kinds.items())

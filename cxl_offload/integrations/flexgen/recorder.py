@@ -16,8 +16,6 @@ import torch
 
 from cxl_offload.sim.trace import Engine, Event, Trace
 
-__all__ = ["Queue", "Recorder"]
-
 Queue = Literal["load_weight", "load_cache", "store_cache", "hidden", "compute"]
 _KINDS: Mapping[Queue, str] = {
     "load_weight": "weights",

@@ -9,13 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from flexgen.opt_config import OptConfig
 
-from cxl_offload.integrations.flexgen.places import Role
+from cxl_offload.integrations.flexgen.places import FlexGenKind
 from cxl_offload.integrations.flexgen.shares import ShareRow
 from cxl_offload.objects.placement_rows import PlacementRow
 from cxl_offload.renamed import old_names
 from cxl_offload.sim.trace import Trace
-
-__all__ = ["BYPASSES", "FlexGenReport"]
 
 __getattr__ = old_names(__name__)
 
@@ -50,9 +48,9 @@ class FlexGenReport:
     shares
         Requested against realised percentages.
     placement
-        Host memory of every role.
+        Host memory of every kind.
     outside
-        Bytes of weights and KV cache whose home is the accelerator or the disk, by home and role.
+        Bytes of weights and KV cache whose home is the accelerator or the disk, by home and kind.
     trace
         Events for replay; empty when the request did not record.
     notes
@@ -74,7 +72,7 @@ class FlexGenReport:
     projected: bool
     shares: tuple[ShareRow, ...]
     placement: tuple[PlacementRow, ...]
-    outside: Mapping[str, Mapping[Role, int]]
+    outside: Mapping[str, Mapping[FlexGenKind, int]]
     trace: Trace
     notes: tuple[str, ...] = ()
 
@@ -136,6 +134,6 @@ class FlexGenReport:
                 for row in self.shares
             ],
             "placement": [{"role": row.kind, **row.to_json()} for row in self.placement],
-            "outside": {home: dict(roles) for home, roles in self.outside.items()},
+            "outside": {home: dict(kinds) for home, kinds in self.outside.items()},
             "notes": list(self.notes),
         }

@@ -10,14 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.flexgen.places import ROLES, Role, TierLimit, check_tiers, is_split
+from cxl_offload.integrations.flexgen.places import (
+    KINDS,
+    FlexGenKind,
+    TierLimit,
+    check_tiers,
+    is_split,
+)
 from cxl_offload.plan.plan_file import Plan
-
-__all__ = ["ALL_ON_HOST", "FlexGenRun", "planned_options"]
 
 ALL_ON_HOST = (0.0, 100.0, 0.0, 100.0, 0.0, 100.0)
 _LEAST_CUT = 4
-_SPLITTABLE: tuple[Role, ...] = ("weights", "kv")
+_SPLITTABLE: tuple[FlexGenKind, ...] = ("weights", "kv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +70,8 @@ compress_cache
         ``"half"`` leave it to PyTorch, as FlexGen does in half. All round to half precision and are
         as exact, but not the same in the last bit.
     place
-        Policy of every role on the host, in the grammar of ``memory.policy.parse_policy`` or
-        ``split:TIER=PERCENT,...``. A role that is missing is placed by first touch.
+        Policy of every kind on the host, in the grammar of ``memory.policy.parse_policy`` or
+        ``split:TIER=PERCENT,...``. A kind that is missing is placed by first touch.
     tiers
         Tiers with capacities; they replace tiers of the machine that share a name or a node.
     accelerator
@@ -137,9 +141,9 @@ compress_cache
         else:
             _check_percent(self.percent)
             _check_combinations(self)
-        for role in self.place:
-            if role not in ROLES:
-                raise ConfigError(f"place {role}: unknown role; roles are {', '.join(ROLES)}")
+        for kind in self.place:
+            if kind not in KINDS:
+                raise ConfigError(f"place {kind}: unknown kind; kinds are {', '.join(KINDS)}")
         check_tiers(self.tiers)
 
 
@@ -253,10 +257,10 @@ def _check_combinations(run: FlexGenRun) -> None:
         raise ConfigError(
             "--compress-cache with --cpu-cache-compute needs the KV cache on the host (0 100)"
         )
-    for role, policy in run.place.items():
-        if role not in _SPLITTABLE and is_split(policy):
+    for kind, policy in run.place.items():
+        if kind not in _SPLITTABLE and is_split(policy):
             raise ConfigError(
-                f"place {role}={policy}: only {' and '.join(_SPLITTABLE)} can be split by whole "
+                f"place {kind}={policy}: only {' and '.join(_SPLITTABLE)} can be split by whole "
                 f"tensors; use interleave or weighted"
             )
 

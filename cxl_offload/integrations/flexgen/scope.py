@@ -18,8 +18,6 @@ import flexgen.pytorch_backend
 import torch
 from flexgen.timer import timers
 
-__all__ = ["TorchWithoutCuda", "flexgen_globals", "replaced"]
-
 _one_run = threading.Lock()
 
 

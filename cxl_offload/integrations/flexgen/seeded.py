@@ -14,8 +14,6 @@ from safetensors.torch import save_file
 
 from cxl_offload.errors import ConfigError
 
-__all__ = ["DEMO_SHAPE", "OptShape", "make_opt"]
-
 _ATTENTION_SPREAD = 2.0
 """Standard deviation of an attention weight times the square root of its inputs.
 

@@ -17,18 +17,6 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.places import Split
 from cxl_offload.plan.flexgen.layout import LEAST_SHARE, WeightGroup, weight_homes
 
-__all__ = [
-    "ACCELERATOR",
-    "DISK",
-    "HOST",
-    "HomeShares",
-    "ShareRow",
-    "home_shares",
-    "kv_sequences",
-    "realised_kv",
-    "realised_weights",
-]
-
 ACCELERATOR = "accelerator"
 HOST = "host"
 DISK = "disk"

@@ -16,8 +16,6 @@ from cxl_offload.objects.kind_store import Part
 from cxl_offload.plan.flexgen.layout import TensorSizes, opt_groups
 from cxl_offload.renamed import old_names
 
-__all__ = ["COMPRESS_KV", "COMPRESS_WEIGHTS", "RunSizes", "tensor_sizes"]
-
 COMPRESS_WEIGHTS = CompressionConfig(num_bits=4, group_size=64, group_dim=0, symmetric=False)
 COMPRESS_KV = CompressionConfig(num_bits=4, group_size=64, group_dim=2, symmetric=False)
 """As FlexGen's own command line sets them."""

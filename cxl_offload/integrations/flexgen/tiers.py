@@ -9,8 +9,6 @@ from cxl_offload.integrations.flexgen.predict import Room
 from cxl_offload.memory import Session
 from cxl_offload.renamed import old_names
 
-__all__ = ["capacities", "room"]
-
 __getattr__ = old_names(__name__)
 
 _UNLIMITED = 1 << 62

@@ -12,15 +12,6 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.model import ModelSource
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 
-__all__ = [
-    "ByteTokenizer",
-    "LocalTokenizer",
-    "Tokenizer",
-    "load_tokenizer",
-    "pad_prompts",
-    "prompt_tokens",
-]
-
 _FILES = ("tokenizer.json", "vocab.json")
 
 

@@ -22,7 +22,7 @@ from cxl_offload.integrations.flexgen.copies import (
 )
 from cxl_offload.integrations.flexgen.devices import HostDevice, SplitCache, TierDisk
 from cxl_offload.integrations.flexgen.layout import Layout
-from cxl_offload.integrations.flexgen.places import Role
+from cxl_offload.integrations.flexgen.places import FlexGenKind
 from cxl_offload.integrations.flexgen.recorder import Recorder
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.integrations.flexgen.sizes import COMPRESS_KV, COMPRESS_WEIGHTS
@@ -30,15 +30,6 @@ from cxl_offload.memory import Session
 from cxl_offload.objects.kind_store import MemorySource, TierStore
 from cxl_offload.transfer import CopyEngine
 from cxl_offload.units import format_bytes
-
-__all__ = [
-    "Devices",
-    "build_devices",
-    "check_accelerator",
-    "flexgen_policy",
-    "make_copier",
-    "scratch_folder",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +120,12 @@ def build_devices(
     return Devices(accelerator, host, disk, cache, homes)
 
 
-def _part_devices(store: TierStore, role: Role) -> list[HostDevice]:
-    """One device for every part of a split role; none when it is not split."""
-    parts: Sequence[Any] = store.parts[role]
+def _part_devices(store: TierStore, kind: FlexGenKind) -> list[HostDevice]:
+    """One device for every part of a split kind; none when it is not split."""
+    parts: Sequence[Any] = store.parts[kind]
     if len(parts) == 1:
         return []
-    return [HostDevice(store, part=at, role=role) for at in range(len(parts))]
+    return [HostDevice(store, part=at, kind=kind) for at in range(len(parts))]
 
 
 def check_accelerator(run: FlexGenRun, layout: Layout, session: Session) -> None:

@@ -24,8 +24,6 @@ from cxl_offload.memory import Session
 from cxl_offload.transfer import BlockCopier
 from cxl_offload.transfer.blocks import cuda_kernels_path
 
-__all__ = ["STOCK", "CopierSwap", "SwapChoice", "choose_swap", "tune_worker"]
-
 _logger = logging.getLogger("vllm.cxl_offload")
 
 Swap = Callable[..., None]

@@ -21,8 +21,6 @@ from cxl_offload.integrations.vllm.one_line import one_line_under_the_command
 from cxl_offload.memory import current_session
 from cxl_offload.memory.shared import shared_free_bytes
 
-__all__ = ["KvOptionsError", "install_check"]
-
 _logger = init_logger(f"vllm.{__name__}")
 _METHOD = "_post_init_kv_transfer_config"
 _SPECS = ("cxl", "CxlOffloadingSpec")

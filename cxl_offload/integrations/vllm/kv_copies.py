@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from cxl_offload.transfer import HostCopier
 
-__all__ = ["CopyLists", "CopyQueue", "FinishedCopy"]
-
 CopyLists: TypeAlias = "tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]"
 """Targets, sources and bytes of every block."""
 

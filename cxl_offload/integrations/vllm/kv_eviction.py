@@ -8,8 +8,6 @@ from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 from vllm.v1.kv_offload.cpu.policies.lru import LRUCachePolicy
 
-__all__ = ["CostPolicy"]
-
 
 class CostPolicy(LRUCachePolicy):  # type: ignore[misc]
     """GreedyDual: evicts what is cheapest to have again, older before younger.
@@ -62,7 +60,7 @@ class CostPolicy(LRUCachePolicy):  # type: ignore[misc]
         self._credits.clear()
         self._clock = 0.0
 
-    def weigh_again(self, keys: Iterable[OffloadKey]) -> None:
+    def rank_again(self, keys: Iterable[OffloadKey]) -> None:
         """To be called when the other tier has gained or lost chunks; their age stays."""
         for key in keys:
             if key not in self.chunks:

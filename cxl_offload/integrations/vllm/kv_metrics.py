@@ -18,8 +18,6 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
 )
 
-__all__ = ["HOT", "CountedChunks", "TierCounts", "metric_definitions"]
-
 HOT = "hot"
 """Label of the tier that KV blocks are stored to and loaded from."""
 

@@ -32,8 +32,6 @@ from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes
 
-__all__ = ["EVICTION_POLICIES", "ColdTier", "KvOptions", "KvTier"]
-
 EVICTION_POLICIES = ("lru", "arc", "cost")
 """vLLM's own two, and that of :mod:`~cxl_offload.integrations.vllm.kv_eviction`."""
 

@@ -10,8 +10,6 @@ from vllm.platforms import current_platform
 from cxl_offload.integrations.vllm.kv_plugin import process_cpus
 from cxl_offload.memory import Session
 
-__all__ = ["copy_cpus", "device_node"]
-
 
 def device_node(session: Session) -> int:
     """The node nearest to this rank's device: its GPU's, else that of the CPUs it runs on."""

@@ -4,15 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = [
-    "COST_POLICY",
-    "SPEC_NAME",
-    "TIER_TYPE",
-    "install_kv",
-    "process_cpus",
-    "register_names",
-]
-
 SPEC_NAME = "cxl"
 TIER_TYPE = "cxl"
 COST_POLICY = "cost"

@@ -13,16 +13,6 @@ from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.topology import Machine
 from cxl_offload.units import parse_bytes
 
-__all__ = [
-    "check_names",
-    "read_bytes",
-    "read_count",
-    "read_pages",
-    "read_placement",
-    "read_rate",
-    "wrong",
-]
-
 _WEIGHTS_TOTAL = 12
 """Granules of a cycle, where weights follow from bandwidths."""
 

@@ -10,8 +10,6 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 from cxl_offload.memory import SharedRegion
 
-__all__ = ["PlacedRegion"]
-
 # Below vLLM's own logger, so that it is shown as vLLM's lines are.
 _logger = init_logger(f"vllm.{__name__}")
 

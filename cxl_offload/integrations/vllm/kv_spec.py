@@ -43,8 +43,6 @@ from cxl_offload.integrations.vllm.kv_worker import HostCopyWorker
 from cxl_offload.memory import Preferred, SharedRegion, current_session
 from cxl_offload.units import format_bytes
 
-__all__ = ["CxlOffloadingSpec"]
-
 # Below vLLM's own logger, so that it is shown as vLLM's lines are.
 _logger = init_logger(f"vllm.{__name__}")
 
@@ -137,7 +135,7 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
             store_threshold=int(self.extra_config.get("store_threshold", 0)),
             max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000)),
         )
-        self._weigh(manager, None, lambda: 0.0)
+        self._set_cost(manager, None, lambda: 0.0)
         return manager
 
     def _make_tiers(self) -> OffloadingManager:
@@ -154,8 +152,8 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
                 )
             cold = next((tier for tier in tiers if isinstance(tier, ColdTierManager)), None)
             if cold is not None:
-                self._weigh(primary, cold.books, lambda: cold.copy_seconds)
-                self._weigh(cold.books, primary, lambda: cold.copy_seconds)
+                self._set_cost(primary, cold.books, lambda: cold.copy_seconds)
+                self._set_cost(cold.books, primary, lambda: cold.copy_seconds)
             return TieredManager(primary_tier=primary, secondary_tiers=tiers)
         except BaseException:
             for tier in reversed(tiers):
@@ -163,7 +161,7 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
             region.cleanup() if primary is None else primary.shutdown()
             raise
 
-    def _weigh(self, books: Any, other: Any, copy_seconds: Callable[[], float]) -> None:
+    def _set_cost(self, books: Any, other: Any, copy_seconds: Callable[[], float]) -> None:
         """Tells an eviction policy by cost what it costs to have a chunk again."""
         policy, rate = books._policy, self.options.prefill_tokens_per_s
         if not isinstance(policy, CostPolicy) or rate is None:
@@ -177,7 +175,7 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
 
         policy.cost = cost
         if other is not None:
-            other.on_change = policy.weigh_again
+            other.on_change = policy.rank_again
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """Copies for one rank, over the region that all ranks share."""

@@ -37,8 +37,6 @@ from cxl_offload.integrations.vllm.kv_place import copy_cpus
 from cxl_offload.memory import current_session
 from cxl_offload.units import format_bytes
 
-__all__ = ["COLD", "ColdBooks", "ColdTierManager"]
-
 # Below vLLM's own logger, so that it is shown as vLLM's lines are.
 _logger = init_logger(f"vllm.{__name__}")
 

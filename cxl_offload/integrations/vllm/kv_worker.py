@@ -22,8 +22,6 @@ from vllm.v1.kv_offload.base import (
 from cxl_offload.integrations.vllm.kv_copies import CopyLists, CopyQueue
 from cxl_offload.integrations.vllm.kv_region import PlacedRegion
 
-__all__ = ["BlockTable", "HostCopyWorker"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Pages:

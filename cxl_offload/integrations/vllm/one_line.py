@@ -9,8 +9,6 @@ from pathlib import Path
 
 from cxl_offload.errors import ConfigError
 
-__all__ = ["one_line_under_the_command"]
-
 
 @contextlib.contextmanager
 def one_line_under_the_command() -> Iterator[None]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["register"]
-
 
 def register() -> None:
     """Makes this package known to vLLM; any number of times."""

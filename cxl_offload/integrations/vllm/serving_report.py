@@ -16,8 +16,6 @@ from http.client import HTTPException
 from cxl_offload.errors import ConfigError
 from cxl_offload.units import MIB
 
-__all__ = ["Samples", "ServingReport", "parse_metrics", "read_metrics", "serving_report"]
-
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _TIER_EVENT = re.compile(r"vllm:cxl_offload_kv_(\w+)_chunks_total")

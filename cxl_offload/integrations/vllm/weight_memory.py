@@ -11,8 +11,6 @@ from cxl_offload.integrations.vllm.weight_options import WeightOptions
 from cxl_offload.memory import Session
 from cxl_offload.tensor import empty
 
-__all__ = ["WeightMemory"]
-
 _ALIGNMENT = 512
 """Of every weight, as torch's own allocators align."""
 

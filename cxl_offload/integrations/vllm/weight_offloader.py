@@ -24,8 +24,6 @@ from cxl_offload.integrations.vllm.weight_report import WeightReport
 from cxl_offload.memory import current_session
 from cxl_offload.objects.weight_kinds import kind_of
 
-__all__ = ["PlacedUVAOffloader"]
-
 logger = init_logger("vllm.cxl_offload")
 
 _MARK = "_vllm_is_uva_offloaded"

@@ -12,8 +12,6 @@ from cxl_offload.memory import Pages, known_policy
 from cxl_offload.objects.weight_kinds import KINDS, OUTSIDE_LAYERS, kind_of, matches
 from cxl_offload.topology import Machine
 
-__all__ = ["ON_DEVICE", "SECTION", "WeightOptions", "read_weight_options"]
-
 SECTION = "cxl_offload"
 """The key of ``--additional-config`` that this package reads."""
 

@@ -22,8 +22,6 @@ from cxl_offload.integrations.vllm.one_line import one_line_under_the_command
 from cxl_offload.integrations.vllm.weight_options import SECTION, read_weight_options
 from cxl_offload.topology import discover
 
-__all__ = ["EXPECTED", "TESTED_VERSIONS", "broken_expectations", "install_weights"]
-
 TESTED_VERSIONS = ("0.32.0",)
 """Of vLLM, without what follows a ``+``."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from cxl_offload.units import format_bytes
 
-__all__ = ["WeightReport"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightReport:

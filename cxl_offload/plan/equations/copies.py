@@ -5,14 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = [
-    "CopyPath",
-    "copy_seconds",
-    "extra_seconds",
-    "min_bytes_for_overhead",
-    "path_bandwidth",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class CopyPath:

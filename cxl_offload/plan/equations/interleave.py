@@ -13,19 +13,6 @@ from fractions import Fraction
 from cxl_offload.core import LINE_BYTES
 from cxl_offload.plan.exact import exact
 
-__all__ = [
-    "LINE_BYTES",
-    "bandwidth_bound",
-    "best_weights",
-    "concurrency_bound",
-    "interleaved_bandwidth",
-    "latency_factor",
-    "mean_latency_ns",
-    "optimal_shares",
-    "ratio_change",
-    "shares_of_weights",
-]
-
 
 def shares_of_weights(weights: Sequence[float]) -> tuple[float, ...]:
     """Shares of ``weights``; a weight of 0 leaves its tier unused.

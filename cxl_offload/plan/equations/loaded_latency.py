@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from cxl_offload.plan.equations.interleave import LINE_BYTES
-
-__all__ = ["closed_loop_latency_ns", "lines_in_flight"]
+from cxl_offload.core import LINE_BYTES
 
 
 def lines_in_flight(bandwidth_bytes_per_s: float, latency_ns: float) -> float:

@@ -15,21 +15,6 @@ from typing import Literal
 
 from cxl_offload.plan.equations.interleave import interleaved_bandwidth, shares_of_weights
 
-__all__ = [
-    "Access",
-    "Loop",
-    "MixedTiers",
-    "Pattern",
-    "TierRates",
-    "best_mix",
-    "gain_over_cxl",
-    "loop_bytes_per_s",
-    "miss_fraction",
-    "prefetchable",
-    "smt_gain",
-    "speedup",
-]
-
 Access = Literal["read", "write"]
 Pattern = Literal["sequential", "strided", "indexed", "scatter"]
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from cxl_offload.plan.exact import exact
 
-__all__ = ["select_objects"]
-
 
 def select_objects(
     footprint: Sequence[float], accesses: Sequence[float], *, min_share: float, top_k: int

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["inverse_latency_shares", "local_first", "spread_evenly", "weighted_pages"]
-
 
 def weighted_pages(
     weights: Sequence[int], pages: int, *, capacity_pages: Sequence[int] | None = None

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from cxl_offload import _C
 
-__all__ = ["stripe_bytes"]
-
 
 def stripe_bytes(nbytes: int, weights: Mapping[int, int], granule_bytes: int) -> dict[int, int]:
     """Bytes on every node of one allocation of ``nbytes``.

@@ -21,20 +21,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "Congestion",
-    "Form",
-    "ServerCost",
-    "TcoInputs",
-    "break_even_server_cost",
-    "check",
-    "cost_of_servers",
-    "saving",
-    "server_ratio",
-    "times",
-    "warnings",
-]
-
 Form = Literal["printed", "corrected"]
 Congestion = Literal["none", "multiply"]
 

@@ -8,8 +8,6 @@ from fractions import Fraction
 
 from cxl_offload.plan.exact import exact
 
-__all__ = ["ThreadedTier", "assign_threads", "threaded_bandwidth"]
-
 
 @dataclass(frozen=True, slots=True)
 class ThreadedTier:

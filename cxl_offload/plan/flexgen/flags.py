@@ -16,8 +16,6 @@ from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.plan_file import OWN_FILE
 from cxl_offload.renamed import old_names
 
-__all__ = ["command_of", "policies_of"]
-
 
 def policies_of(
     job: FlexGenJob, hardware: Hardware, choice: Choice

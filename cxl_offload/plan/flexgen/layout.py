@@ -16,18 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-__all__ = [
-    "LEAST_SHARE",
-    "TensorSizes",
-    "WeightCut",
-    "WeightGroup",
-    "cuts_at",
-    "opt_groups",
-    "weight_cuts",
-    "weight_homes",
-    "weight_middles",
-]
-
 LEAST_SHARE = 0.005
 """A home that gets less of the weights than this holds a few layer norms and nothing else: people
 are refused it, and the planner does not offer it."""

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-__all__ = ["DecoderTraits", "Experts", "Latent", "TensorKind", "WeightKind", "decoder_tensors"]
-
 WeightKind = Literal["embedding", "attention", "mlp", "norm", "router", "head"]
 
 

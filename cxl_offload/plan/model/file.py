@@ -21,8 +21,6 @@ from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.model.read_decoder import DECODERS, quantization, read_decoder
 from cxl_offload.plan.model.reader import ConfigReader
 
-__all__ = ["load_model", "model_names", "parse_model"]
-
 
 def model_names() -> tuple[str, ...]:
     """Names of the model files that come with the package."""

@@ -9,8 +9,6 @@ from cxl_offload.plan.model.config import ModelConfig, Quantization
 from cxl_offload.plan.model.decoder import DecoderTraits, Experts, Latent
 from cxl_offload.plan.model.reader import ConfigReader
 
-__all__ = ["DECODERS", "quantization", "read_decoder"]
-
 DECODERS: dict[str, DecoderTraits] = {
     **dict.fromkeys(
         ("llama", "mistral", "ministral", "qwen2", "phi3", "gemma", "granite", "smollm3"),

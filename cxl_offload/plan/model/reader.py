@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from cxl_offload.files import Field, MappedFields
 
-__all__ = ["ConfigReader"]
-
 
 @dataclass(frozen=True, slots=True)
 class ConfigReader:

@@ -12,8 +12,6 @@ from typing import Literal
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.training.zero_offload import training_flops
 
-__all__ = ["HostKind", "Stage", "TrainingJob", "gpu_bytes", "host_kinds", "micro_batches"]
-
 Stage = Literal[2, 3]
 
 MOST_BATCH = 1 << 20

@@ -22,8 +22,6 @@ from cxl_offload.plan.training.zero_offload import (
     step_times,
 )
 
-__all__ = ["StepEstimate", "TrainingStep", "estimate", "kind_bytes", "place"]
-
 GRID = 8
 """Sum of the interleave weights of a kind."""
 

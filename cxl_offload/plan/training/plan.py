@@ -33,8 +33,6 @@ from cxl_offload.plan.training.placement import (
 from cxl_offload.plan.training.trace import equation_phases, planned_work, replayed_phases
 from cxl_offload.units import format_bytes
 
-__all__ = ["ADAM_SHARE", "DeepSpeed", "TrainingRequest", "plan_training"]
-
 ADAM_SHARE = 0.79
 """Share of the memory's rate that DeepSpeedCPUAdam reaches on torch's memory: measured with fp32
 states, 50 M parameters and AVX-512 on a machine of two cores; the bound was the same traffic."""

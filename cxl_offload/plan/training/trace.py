@@ -12,10 +12,8 @@ from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.training.job import TrainingJob
 from cxl_offload.plan.training.placement import StepEstimate, TrainingStep, Weights
-from cxl_offload.sim import Engines, Home, ModelShape, TrainingWork, training_trace
+from cxl_offload.sim import Engines, ModelShape, TensorHome, TrainingWork, training_trace
 from cxl_offload.topology import Gpu, Machine
-
-__all__ = ["equation_phases", "model_shape", "planned_work", "replayed_phases"]
 
 
 def model_shape(model: ModelConfig) -> ModelShape:
@@ -34,10 +32,10 @@ def model_shape(model: ModelConfig) -> ModelShape:
     )
 
 
-def _home(hardware: Hardware, weights: Sequence[int]) -> Home:
+def _home(hardware: Hardware, weights: Sequence[int]) -> TensorHome:
     total = sum(weights)
     nodes = [tier.node for tier in hardware.nodes]
-    return Home(nodes={n: w / total for n, w in zip(nodes, weights, strict=True) if w})
+    return TensorHome(nodes={n: w / total for n, w in zip(nodes, weights, strict=True) if w})
 
 
 def planned_work(
@@ -49,7 +47,7 @@ def planned_work(
         shape=model_shape(job.model),
         micro_batch=job.batch // step.accumulation,
         tokens=job.tokens,
-        parameters=_home(hardware, weights["params"]) if step.stage == 3 else Home(gpu=1.0),
+        parameters=_home(hardware, weights["params"]) if step.stage == 3 else TensorHome(gpu=1.0),
         gradients=_home(hardware, weights["fp32_grad"]),
         master=_home(hardware, weights["fp32_master"]),
         momentum=_home(hardware, weights["exp_avg"]),

@@ -14,20 +14,6 @@ from dataclasses import dataclass
 from cxl_offload.plan.equations.interleave import bandwidth_bound, mean_latency_ns
 from cxl_offload.plan.exact import exact
 
-__all__ = [
-    "HOST_BYTES_PER_PARAM",
-    "OPTIMIZER_BYTES_PER_PARAM",
-    "StepInputs",
-    "StepTimes",
-    "fits",
-    "host_state_bytes",
-    "largest_params",
-    "optimizer_seconds",
-    "step_slowdown",
-    "step_times",
-    "training_flops",
-]
-
 HOST_BYTES_PER_PARAM = 16
 """fp32 parameter, gradient, momentum and variance."""
 

@@ -14,8 +14,6 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.units import GIB
 
-__all__ = ["GPU", "KV", "WEIGHTS", "Shape", "flags_of_plan", "offload_flags", "placement_text"]
-
 Shape = Literal["short", "long"]
 """``--kv-offloading-size`` with what it leaves open, or all of it in ``--kv-transfer-config``."""
 

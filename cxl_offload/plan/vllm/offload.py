@@ -16,20 +16,6 @@ from dataclasses import dataclass
 
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, GpuRates, roofline_seconds
 
-__all__ = [
-    "WeightOffload",
-    "best_offload_bytes",
-    "compute_seconds_per_step",
-    "copy_fraction",
-    "copy_seconds_per_step",
-    "kv_room_bytes",
-    "mean_throughput_ratio",
-    "prefill_seconds_per_step",
-    "running_sequences",
-    "step_seconds",
-    "tokens_per_s",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class WeightOffload:

@@ -34,8 +34,6 @@ from cxl_offload.plan.vllm.trace import planned_step
 from cxl_offload.sim import Engines
 from cxl_offload.units import format_bytes
 
-__all__ = ["Vllm", "VllmRequest", "copies_bytes_per_s", "layer_bytes", "plan_vllm"]
-
 GPU_UTILIZATION = 0.9
 """vLLM's default for ``--gpu-memory-utilization``."""
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from cxl_offload.plan.vllm.offload import WeightOffload, running_sequences
 from cxl_offload.sim import Event, Trace
 
-__all__ = ["planned_step"]
-
 
 def planned_step(
     case: WeightOffload, layers: int, layer_bytes: int, offloaded: Sequence[int]

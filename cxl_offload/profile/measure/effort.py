@@ -7,10 +7,9 @@ from typing import Literal
 
 from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.profile.model import KINDS, Kind, Mode
+from cxl_offload.renamed import old_names
 from cxl_offload.topology import Node
 from cxl_offload.units import GIB, MIB, format_bytes
-
-__all__ = ["FULL", "QUICK", "RATES", "Effort", "Part", "Sizes", "choose_sizes"]
 
 Part = Literal["latency", "bandwidth", "loaded", "mixes", "pages", "copies"]
 """What there is to measure on a path in the order of importance, and between GPUs and nodes."""
@@ -83,7 +82,7 @@ FULL = Effort(
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class WorkingSets:
     """Bytes of the buffer that threads stream over, and of the one that is chased through."""
 
     traffic_bytes: int
@@ -93,7 +92,7 @@ class Sizes:
 
 def choose_sizes(
     initiator: Node, node: Node, *, threads: int, effort: Effort, asked_bytes: int | None = None
-) -> Sizes:
+) -> WorkingSets:
     """Working sets far beyond the caches, within a quarter of the node's free memory each.
 
     Parameters
@@ -131,4 +130,7 @@ def choose_sizes(
             f"the working set of {format_bytes(granted)} is less than twice the last-level cache "
             f"({format_bytes(initiator.llc_bytes)}); the numbers include cache hits"
         )
-    return Sizes(granted, min(granted, GIB), tuple(notes))
+    return WorkingSets(granted, min(granted, GIB), tuple(notes))
+
+
+__getattr__ = old_names(__name__)

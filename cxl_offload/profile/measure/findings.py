@@ -9,8 +9,6 @@ from typing import Protocol
 from cxl_offload.profile.model import CopyProfile, InterleaveSweep, PathProfile
 from cxl_offload.profile.schedule import Schedule
 
-__all__ = ["Findings", "Job"]
-
 
 @dataclass(slots=True)
 class Findings:

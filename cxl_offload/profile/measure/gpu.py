@@ -17,8 +17,6 @@ from cxl_offload.profile.schedule import Schedule
 from cxl_offload.topology import Machine, Node
 from cxl_offload.units import MIB, format_bytes
 
-__all__ = ["CopyProbe", "CudaGpus", "GpuName", "Gpus"]
-
 _PAIR_STEPS = 4.0
 """A pair of GPU and node is four numbers."""
 

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 
 from cxl_offload.profile.cpus import CpuOrder, order_cpus
 from cxl_offload.profile.measure import probe
-from cxl_offload.profile.measure.effort import Effort, Sizes, choose_sizes
+from cxl_offload.profile.measure.effort import Effort, WorkingSets, choose_sizes
 from cxl_offload.profile.measure.findings import Job
 from cxl_offload.profile.measure.gpu import CopyProbe, Gpus
 from cxl_offload.profile.measure.path import PathProbe
 from cxl_offload.profile.measure.probe import Allocator
 from cxl_offload.profile.measure.sweep import SweepProbe, least_bytes
+from cxl_offload.renamed import old_names
 from cxl_offload.topology import Machine, Node
-
-__all__ = ["Request", "choose_jobs", "refuse_simulated", "targets_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class MeasureRequest:
     """What to measure; ``None`` is everything that the effort includes."""
 
     effort: Effort
@@ -29,7 +28,7 @@ class Request:
     working_set_bytes: int | None = None
 
 
-def choose_jobs(session: Allocator, request: Request, gpus: Gpus, *, thp: str) -> list[Job]:
+def choose_jobs(session: Allocator, request: MeasureRequest, gpus: Gpus, *, thp: str) -> list[Job]:
     """Paths, then sweeps, then copies.
 
     Raises
@@ -64,7 +63,7 @@ def choose_jobs(session: Allocator, request: Request, gpus: Gpus, *, thp: str) -
     return jobs
 
 
-def _sizes(initiator: Node, node: Node, order: CpuOrder, request: Request) -> Sizes:
+def _sizes(initiator: Node, node: Node, order: CpuOrder, request: MeasureRequest) -> WorkingSets:
     return choose_sizes(
         initiator,
         node,
@@ -75,7 +74,11 @@ def _sizes(initiator: Node, node: Node, order: CpuOrder, request: Request) -> Si
 
 
 def _sweep(
-    session: Allocator, initiator: Node, order: CpuOrder, nodes: Sequence[int], request: Request
+    session: Allocator,
+    initiator: Node,
+    order: CpuOrder,
+    nodes: Sequence[int],
+    request: MeasureRequest,
 ) -> SweepProbe:
     if len(set(nodes)) < 2:
         raise ValueError(f"interleave over nodes {list(nodes)}: name two different ones")
@@ -134,3 +137,6 @@ def _initiators(machine: Machine, asked: Sequence[int] | None) -> dict[Node, Cpu
     if not found:
         raise ValueError(f"machine {machine.name}: no node has CPUs that this process may use")
     return found
+
+
+__getattr__ = old_names(__name__)

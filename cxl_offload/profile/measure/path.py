@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.profile.cpus import CpuOrder, thread_counts
 from cxl_offload.profile.measure import probe
-from cxl_offload.profile.measure.effort import Effort, Sizes
+from cxl_offload.profile.measure.effort import Effort, WorkingSets
 from cxl_offload.profile.measure.findings import Findings
 from cxl_offload.profile.measure.probe import Allocator, Buffer, Quality
 from cxl_offload.profile.model import (
@@ -23,9 +23,6 @@ from cxl_offload.profile.model import (
 )
 from cxl_offload.profile.schedule import Schedule
 from cxl_offload.topology import Node
-
-__all__ = ["PathProbe"]
-
 
 _SETUP = 2.0
 """Making a buffer takes about as long as two short measurements."""
@@ -45,7 +42,7 @@ class PathProbe:
         node: Node,
         *,
         order: CpuOrder,
-        sizes: Sizes,
+        sizes: WorkingSets,
         effort: Effort,
         transparent_huge_pages: str,
     ) -> None:

@@ -21,24 +21,6 @@ from cxl_offload.profile.model import (
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes
 
-__all__ = [
-    "MIXES",
-    "Allocator",
-    "Buffer",
-    "Quality",
-    "allowed_cpus",
-    "best_isa",
-    "idle_latency",
-    "kind_bandwidth",
-    "kinds",
-    "loaded_latency",
-    "mix_bandwidth",
-    "mixes",
-    "prepare",
-    "prepare_chase",
-]
-
-
 MIXES = ((1, 0), (3, 1), (2, 1), (1, 1), (0, 1))
 """Lines read and lines written past the caches."""
 

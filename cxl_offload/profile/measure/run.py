@@ -13,7 +13,7 @@ from cxl_offload.profile.measure.effort import FULL, RATES, Effort
 from cxl_offload.profile.measure.findings import Findings, Job
 from cxl_offload.profile.measure.gpu import CopyProbe, CudaGpus, Gpus
 from cxl_offload.profile.measure.jobs import (
-    Request,
+    MeasureRequest,
     choose_jobs,
     refuse_simulated,
     targets_of,
@@ -23,8 +23,6 @@ from cxl_offload.profile.measure.probe import Allocator
 from cxl_offload.profile.measure.sweep import SweepProbe
 from cxl_offload.profile.model import Profile
 from cxl_offload.profile.schedule import Progress, Schedule
-
-__all__ = ["FULL_SECONDS", "QUICK_SECONDS", "Measurement", "measure_machine", "quick"]
 
 FULL_SECONDS = 110.0
 """For one path (the CPUs of one node and the memory of one node), each sweep, and all copies."""
@@ -81,7 +79,7 @@ class Measurement:
             seconds_per_path = FULL_SECONDS if mode.mode == "full" else QUICK_SECONDS
         if not seconds_per_path > 0:
             raise ValueError(f"measure for {seconds_per_path} s: give a time above 0")
-        request = Request(mode, nodes, initiators, interleaves, working_set_bytes)
+        request = MeasureRequest(mode, nodes, initiators, interleaves, working_set_bytes)
         fingerprint = read_fingerprint(session.machine, isa=probe.best_isa())
         self._session = session
         self._mode = mode

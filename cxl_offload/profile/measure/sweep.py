@@ -16,8 +16,6 @@ from cxl_offload.profile.measure.probe import Allocator, Quality
 from cxl_offload.profile.model import InterleavePoint, InterleaveSweep
 from cxl_offload.profile.schedule import Schedule
 
-__all__ = ["SweepProbe", "least_bytes", "sweep_weights"]
-
 _SETUP = 2.0
 _PARTS = {2: 10, 3: 5, 4: 4}
 _PARTS_OF_MANY = 3

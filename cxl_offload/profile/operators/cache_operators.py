@@ -9,8 +9,6 @@ from torch.nn import functional
 
 from cxl_offload.ops.attention import decode_attention, from_flexgen
 
-__all__ = ["CacheLoader", "attention_in_place", "copied_attention"]
-
 
 def copied_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor

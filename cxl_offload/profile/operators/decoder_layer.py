@@ -26,17 +26,6 @@ from cxl_offload.profile.operators.cache_operators import (
 from cxl_offload.profile.operators.framework_code import FrameworkCode
 from cxl_offload.profile.operators.model import CacheOperator
 
-__all__ = [
-    "CALLS",
-    "HEAD_DIM",
-    "Clock",
-    "DecoderLayer",
-    "Decoding",
-    "Label",
-    "LayerCache",
-    "Stopwatch",
-]
-
 HEAD_DIM = 64
 
 CALLS = 28

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["FrameworkCode", "copies_of_the_code"]
-
 
 class FrameworkCode:
     """What a framework's own code does between two calls of torch, in small."""

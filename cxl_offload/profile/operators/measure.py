@@ -39,8 +39,6 @@ from cxl_offload.profile.operators.model import (
 )
 from cxl_offload.profile.schedule import Progress
 
-__all__ = ["measure_operators"]
-
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 _WIDTHS = (768, 2048)

@@ -10,15 +10,6 @@ from typing import Literal
 
 from cxl_offload.profile.curves import Estimate
 
-__all__ = [
-    "OPERATORS_VERSION",
-    "CacheOperator",
-    "CachePoint",
-    "LayerPoint",
-    "LinearPoint",
-    "OperatorProfile",
-]
-
 OPERATORS_VERSION = 2
 """1 timed small calls and Python in loops of their own; 2 between the products of a layer."""
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from cxl_offload.topology.hazards.model import Hazard, Scene
 from cxl_offload.units import format_bytes
 
-__all__ = ["KERNEL_CHECKS"]
-
 _DEFAULT_MAP_COUNT = 65530
 _TUNED_MAP_COUNT = 1048576
 _MOST_BYTES_PER_MAPPING = 2 << 20

@@ -9,8 +9,6 @@ from cxl_offload.topology.model import Machine
 from cxl_offload.topology.node import Node, NodeKind
 from cxl_offload.topology.tree import Tree
 
-__all__ = ["SEVERITIES", "Hazard", "Scene", "Severity"]
-
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 """Worst first: a promise cannot be kept; speed or memory is lost; good to know."""

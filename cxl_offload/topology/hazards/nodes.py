@@ -9,8 +9,6 @@ from cxl_offload.topology.node import DaxDevice, Node
 from cxl_offload.topology.sysfs import NODES
 from cxl_offload.units import format_bytes
 
-__all__ = ["NODE_CHECKS"]
-
 _LEAST_FREE_SHARE = 0.1
 """A fast node with less than this free is nearly full: the page cache or another job has it."""
 

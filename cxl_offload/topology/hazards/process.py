@@ -9,8 +9,6 @@ from cxl_offload.topology.cpulist import format_cpulist
 from cxl_offload.topology.hazards.model import Hazard, Scene
 from cxl_offload.units import GIB, format_bytes
 
-__all__ = ["PROCESS_CHECKS"]
-
 _SYS_NICE = 23  # CAP_SYS_NICE, linux/capability.h
 _SECCOMP_FILTER = 2
 _STATUS = "/proc/self/status"

@@ -17,7 +17,7 @@ from cxl_offload.integrations.flexgen.copies import RELAY_BYTES, CudaCopies, rel
 from cxl_offload.integrations.flexgen.devices import HostDevice
 from cxl_offload.integrations.flexgen.layout import lay_out
 from cxl_offload.integrations.flexgen.model import resolve_model
-from cxl_offload.integrations.flexgen.places import ROLES
+from cxl_offload.integrations.flexgen.places import KINDS
 from cxl_offload.memory import Bind, FirstTouch, Policy, Session
 from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
 
@@ -42,7 +42,7 @@ class _Asked:
 
 def _host(*, cuda: bool) -> tuple[HostDevice, _Asked]:
     source = _Asked()
-    parts = {role: (Part("host", Bind((0,))),) for role in ROLES}
+    parts = {kind: (Part("host", Bind((0,))),) for kind in KINDS}
     return HostDevice(TierStore(source, parts, pin=cuda)), source
 
 
@@ -63,7 +63,7 @@ def test_what_the_gpu_copies_from_and_to_is_pinned_with_cuda_only(cuda: bool) ->
     )
 
     host.allocate((1, 7), np.float16)  # an activation
-    with host.as_role("weights"):
+    with host.as_kind("weights"):
         host.allocate((2, 7), np.float16, pin_memory=True)
         host.allocate((3, 7), np.float16, pin_memory=False)  # --pin-weight 0
     host.init_cache_one_gpu_batch(config, task, policy)

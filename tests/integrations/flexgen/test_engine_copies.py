@@ -21,7 +21,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, loaded_model, run, scope
 from cxl_offload.integrations.flexgen.copies import Copier, EngineCopies, HostCopies, Way
 from cxl_offload.memory import Session
-from cxl_offload.transfer import CopyEngine, Link, LinkUse
+from cxl_offload.transfer import CopyEngine, CopyLink, LinkUse
 
 from .conftest import machine
 from .reference import Reference
@@ -38,7 +38,7 @@ class Watched(EngineCopies):
 
     def __init__(self, engine: CopyEngine) -> None:
         self.side_stream = False
-        self.counted: dict[Link, LinkUse] = {}
+        self.counted: dict[CopyLink, LinkUse] = {}
         self.late = 0
         super().__init__(engine, HostCopies(), lambda: None)
 

@@ -151,7 +151,7 @@ def test_bytes_are_as_planned_before_the_run(
 
     planned: Counter[tuple[str, str]] = Counter()
     for need in loaded.layout.needs:
-        planned[need.role, need.part] += need.nbytes * need.count
+        planned[need.kind, need.part] += need.nbytes * need.count
     held = {(row.kind, row.part): row.requested_bytes for row in report.placement}
     assert held.keys() == planned.keys()
     for key, nbytes in held.items():

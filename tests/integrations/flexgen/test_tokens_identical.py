@@ -143,7 +143,7 @@ def test_one_workspace_as_flexgen_makes_it_gives_wrong_tokens(
     from cxl_offload.integrations.flexgen.devices import HostDevice
 
     def one(self: HostDevice, *args: Any) -> None:
-        with self.as_role("workspace"):
+        with self.as_kind("workspace"):
             TorchDevice.init_attention_compute_workspace(self, *args)
 
     monkeypatch.setattr(HostDevice, "init_attention_compute_workspace", one)

@@ -114,7 +114,7 @@ def test_chunk_that_the_other_tier_lost_is_kept_longer() -> None:
     for number in (1, 2, 3):
         ours.use(number)
     elsewhere.remove(1)
-    ours.policy.weigh_again(keys_of(1, 77))
+    ours.policy.rank_again(keys_of(1, 77))
     assert ours.use(4) == [2]
     assert ours.use(5) == [3]
 

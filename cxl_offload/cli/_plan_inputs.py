@@ -1,0 +1,178 @@
+"""What the subcommands of ``cxl-offload plan`` are given: options, a machine, a replay to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cxl_offload.cli._options import LIMITS, MACHINE, RESULTS, pairs, size
+from cxl_offload.cli._report_table import need_matplotlib
+from cxl_offload.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cxl_offload.plan.flexgen.planner import Interleave
+    from cxl_offload.plan.plan_file import Plan
+    from cxl_offload.plan.replay_check import Replay
+    from cxl_offload.topology import Machine
+
+_DRAWN_STEPS = 12
+_WISHES: dict[str, Interleave] = {"auto": "auto", "always": "always", "never": "never"}
+
+ModelName = Annotated[
+    str, typer.Option(help="A folder with config.json, such a file, or a shipped name (opt-30b).")
+]
+MachineName = Annotated[
+    str | None,
+    typer.Option(
+        help="A machine file or shipped name; by default this machine.", rich_help_panel=MACHINE
+    ),
+]
+ProfileFile = Annotated[
+    str | None,
+    typer.Option(
+        help="Measurements of `cxl-offload profile`; they replace the file's.",
+        rich_help_panel=MACHINE,
+    ),
+]
+AddedMemory = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Memory to plan as if it were there: cxl=256GiB:40GB/s:250ns; repeatable.",
+        rich_help_panel=MACHINE,
+    ),
+]
+GpuName = Annotated[
+    str | None,
+    typer.Option(
+        help="Plan as if the machine had the GPU of a machine file, such as h100.",
+        rich_help_panel=MACHINE,
+    ),
+]
+Tiers = Annotated[
+    str | None,
+    typer.Option(
+        help="Tiers that may be used, e.g. ldram,cxl; default: all.", rich_help_panel=LIMITS
+    ),
+]
+Limit = Annotated[
+    list[str] | None,
+    typer.Option(help="Most of a tier to use, TIER=SIZE; may be repeated.", rich_help_panel=LIMITS),
+]
+HostUsable = Annotated[
+    float, typer.Option(help="Share of host memory to plan with.", rich_help_panel=LIMITS)
+]
+CxlMargin = Annotated[
+    float,
+    typer.Option(
+        help="Leave CXL and the drive alone when they bring less than this.",
+        rich_help_panel=LIMITS,
+    ),
+]
+Timeline = Annotated[
+    Path | None,
+    typer.Option(
+        help="Draw the replay of the plan there (PNG, SVG or PDF).", rich_help_panel=RESULTS
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(help="Write the plan there, e.g. plan.yaml.", rich_help_panel=RESULTS),
+]
+
+
+def read_machine(
+    machine: str | None,
+    profile: str | None,
+    add: Sequence[str] | None = None,
+    gpu: str | None = None,
+) -> Machine:
+    """The machine to plan for, with what was measured on it and what it does not have yet."""
+    from cxl_offload.plan.what_if import with_gpu, with_memory
+    from cxl_offload.profile import load_profile
+    from cxl_offload.topology import discover, load_machine
+
+    found = discover() if machine is None else load_machine(machine)
+    if profile is not None:
+        measured = load_profile(profile, machine=found if machine is None else None)
+        found = measured.applied_to(found)
+    for text in add or ():
+        found = with_memory(found, text)
+    return found if gpu is None else with_gpu(found, gpu)
+
+
+def as_advice(plan: Plan, add: Sequence[str] | None, gpu: str | None) -> Plan:
+    """A plan for what is not there is advice."""
+    supposed = [*(add or ()), *([] if gpu is None else [f"GPU {gpu}"])]
+    if not supposed:
+        return plan
+    return replace(plan, runs=False, advice=f"planned as if {' and '.join(supposed)} were there")
+
+
+@contextmanager
+def drawn(timeline: Path | None) -> Iterator[Replay]:
+    """The simulator; the first trace that it replays is drawn, and one must be."""
+    from cxl_offload.plan.replay_check import simulated_seconds
+    from cxl_offload.sim import Engines, Trace, replay
+    from cxl_offload.sim.plot import plot_timeline
+
+    if timeline is None:
+        yield simulated_seconds
+        return
+    need_matplotlib("--timeline")
+    is_drawn = False
+
+    def draw(trace: Trace, machine: Machine, engines: Engines) -> Mapping[str, float]:
+        nonlocal is_drawn
+        found = replay(trace, machine, engines=engines)
+        if not is_drawn:
+            decode = [event.step for event in trace if event.phase == "decode"]
+            if decode:  # a prefill is so much longer that nothing of a token would be seen
+                plot_timeline(found, timeline, first_step=min(decode), steps=_DRAWN_STEPS)
+            else:
+                plot_timeline(found, timeline, steps=None)
+            is_drawn = True
+        return found.phase_seconds
+
+    yield draw
+    if not is_drawn:
+        raise ConfigError(
+            f"--timeline {timeline}: nothing was drawn, since the simulator cannot replay this "
+            "plan; without --timeline its notes say why"
+        )
+
+
+@contextmanager
+def names_the_line(machine: str | None) -> Iterator[None]:
+    """Says where in the machine's file a number is missing."""
+    from cxl_offload.plan.missing import MissingNumberError, located
+    from cxl_offload.topology.machine_file import machine_path
+
+    try:
+        yield
+    except MissingNumberError as error:
+        path = None if machine is None else machine_path(machine)
+        if path is None:
+            raise
+        raise located(error, path) from error
+
+
+def limits(texts: list[str] | None) -> Mapping[str, int]:
+    """Tier to the most bytes of it."""
+    return pairs(
+        "--limit", texts, lambda text: size("--limit", text), form="TIER=SIZE, such as cxl=64GiB"
+    )
+
+
+def stripes_asked(texts: list[str] | None) -> dict[str, Interleave]:
+    """What of weights and KV is striped."""
+    form = f"weights or kv, =, and one of {', '.join(_WISHES)}"
+    found = pairs("--interleave", texts, str, form=form)
+    for kind, wish in found.items():
+        if kind not in ("weights", "kv") or wish not in _WISHES:
+            raise ConfigError(f"--interleave {kind}={wish}: expected {form}")
+    return {kind: _WISHES[wish] for kind, wish in found.items()}

@@ -1,0 +1,166 @@
+"""Rules of the house that are read off the sources: names, words, lengths.
+
+Each test names every offender at once. An exception stands here with its reason, in one line.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1] / "cxl_offload"
+
+MOST_FILE_LINES = 400
+MOST_FUNCTION_LINES = 40
+"""Without its docstring."""
+MOST_PARAMETERS = 8
+
+# Words that say nothing, or that have another name in this house (docs/adr/0007).
+WORDS = {
+    **dict.fromkeys(("manager", "util", "utils", "helper", "helpers", "misc"), "say what it does"),
+    "common": "name what is in it",
+    "role": "kind",
+    "roles": "kinds",
+    "hot": "only in vLLM, whose tiers are called so",
+    "cold": "only in vLLM, whose tiers are called so",
+    "weigh": "compare",
+    "spell": "write, or name",
+    "knob": "setting",
+    "law": "equation, or the name of the law",
+    "departure": "ending",
+    "mend": "fix",
+    "mends": "fixes",
+}
+
+WORDS_ALLOWED = {
+    "integrations/vllm/": "vLLM's own names: its managers, its hot and its cold tier",
+    "tune/": "hot: the word of the papers for the items that are used most",
+}
+
+LONG_FUNCTIONS: dict[str, str] = {}
+
+MANY_PARAMETERS: dict[str, str] = {}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Path inside of the package, and its syntax tree."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE).as_posix(), parse(path)
+
+
+@functools.cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Every function by its name, a method by that of its class and its own."""
+    owner = {
+        child: f"{node.name}."
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for child in node.body
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield owner.get(node, "") + node.name, node
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function, clean=False) is not None:
+        assert first.end_lineno is not None
+        lines -= first.end_lineno - first.lineno + 1
+    return lines
+
+
+def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return [each.arg for each in given if each.arg not in ("self", "cls")]
+
+
+def test_class_names_occur_once() -> None:
+    places = defaultdict(list)
+    for name, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{name}:{node.lineno}")
+    offenders = [f"{each}: {', '.join(at)}" for each, at in places.items() if len(at) > 1]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_public_names_are_listed_only_where_they_are_handed_on() -> None:
+    """Elsewhere the underscore says what is private; a list would say it a second time."""
+    offenders = []
+    for name, tree in modules():
+        defined = {getattr(node, "name", "") for node in tree.body}
+        for node in tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", 0)]
+            defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+        for node in tree.body:
+            if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "__all__":
+                continue
+            if not name.endswith("__init__.py") and set(ast.literal_eval(node.value)) <= defined:
+                offenders.append(f"{name}: __all__ names nothing that comes from elsewhere")
+    assert not offenders, "\n".join(offenders)
+
+
+def named(name: str, tree: ast.Module) -> Iterator[str]:
+    """What a module names for others: itself, classes, functions, parameters, attributes."""
+    yield Path(name).stem
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+            yield from parameters_of(node)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def words_of(name: str) -> set[str]:
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def test_words_that_the_house_has_another_name_for_are_not_used() -> None:
+    offenders = []
+    for name, tree in modules():
+        if name.startswith(tuple(WORDS_ALLOWED)):
+            continue
+        for each in sorted(set(named(name, tree))):
+            offenders += [
+                f"{name}: {each}: {word} -> {WORDS[word]}" for word in words_of(each) & set(WORDS)
+            ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_files_are_short() -> None:
+    lengths = {name: len((PACKAGE / name).read_text().splitlines()) for name, _ in modules()}
+    offenders = [f"{name}: {count}" for name, count in lengths.items() if count > MOST_FILE_LINES]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_functions_are_short_or_have_a_reason() -> None:
+    found = {}
+    for name, tree in modules():
+        for each, function in functions(tree):
+            if lines_of(function) > MOST_FUNCTION_LINES:
+                found[f"{name} {each}"] = lines_of(function)
+    offenders = [f"{each}: {count} lines" for each, count in found.items()]
+    assert found.keys() == LONG_FUNCTIONS.keys(), "\n".join(offenders)
+
+
+def test_parameters_are_few_or_have_a_reason() -> None:
+    found = {}
+    for name, tree in modules():
+        for each, function in functions(tree):
+            if len(parameters_of(function)) > MOST_PARAMETERS:
+                found[f"{name} {each}"] = len(parameters_of(function))
+    offenders = [f"{each}: {count} parameters" for each, count in found.items()]
+    assert found.keys() == MANY_PARAMETERS.keys(), "\n".join(offenders)
