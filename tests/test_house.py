@@ -41,9 +41,39 @@ WORDS_ALLOWED = {
     "tune/": "hot: the word of the papers for the items that are used most",
 }
 
-LONG_FUNCTIONS: dict[str, str] = {}
+AN_OPTION_A_LINE = "a line for each option of the command line and each field of the request"
 
-MANY_PARAMETERS: dict[str, str] = {}
+LONG_FUNCTIONS = {
+    "cli/generate.py generate": AN_OPTION_A_LINE,
+    "cli/plan.py inference": AN_OPTION_A_LINE,
+    "cli/plan.py training": AN_OPTION_A_LINE,
+    "cli/profile.py profile": AN_OPTION_A_LINE,
+    "integrations/flexgen/options.py build_parser": AN_OPTION_A_LINE,
+    "integrations/deepspeed/accelerator.py _tiered": "one class; its base is known late",
+    "integrations/flexgen/loaded_model.py LoadedModel._load": (
+        "what is opened one after the other and closed in the reverse order"
+    ),
+    "ops/attention.py _run": "one call of the core, a line for each of its arguments",
+    "plan/flexgen/planner.py plan_flexgen": "one search, whose bounds and best belong together",
+    "sim/timeline.py Timeline.of": "a line for each field",
+}
+
+OPTIONS = "options of the command line, each by its name"
+KEYWORDS = "by keyword only, each with a default"
+
+MANY_PARAMETERS = {
+    "cli/generate.py generate": OPTIONS,
+    "cli/plan.py inference": OPTIONS,
+    "cli/plan.py training": OPTIONS,
+    "cli/profile.py profile": OPTIONS,
+    "cli/tco.py tco_command": OPTIONS,
+    "ops/adam.py adam_step": "four tensors, and the settings of torch.optim by their names there",
+    "ops/attention.py _run": "the core's arguments; callers have them as AttentionOptions",
+    "ops/attention_op.py decode_attention": "torch reads an operator's schema off its parameters",
+    "profile/measure/run.py measure_machine": KEYWORDS,
+    "sim/timeline.py Timeline.of": "what a replay knows, by keyword, for its one caller",
+    "tune/step_tuner.py StepTuner.__init__": KEYWORDS,
+}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -57,15 +57,16 @@ def cache(
         document = {"requests": len(requests), "block_bytes": block_bytes, "sizes": rows}
         print(json.dumps({"kind": "predicted", **document}, indent=1))
         return
-    names = [node.where for node in hardware.nodes]
-    made = table(
-        f"{len(requests)} requests, {config.name} on {hardware.machine} (hits exact for least "
-        "recently used; times predicted, without waiting)",
-        *("cache", "blocks found", *(f"first token, in {name}" for name in names)),
-        right=("cache", "blocks found", *(f"first token, in {name}" for name in names)),
-    )
+    _print_cache(f"{len(requests)} requests, {config.name} on {hardware.machine}", rows)
+
+
+def _print_cache(what: str, rows: list[dict[str, Any]]) -> None:
+    places = list(rows[0]["ttft_s"])
+    columns = ("cache", "blocks found", *(f"first token, in {place}" for place in places))
+    known = "hits exact for least recently used; times predicted, without waiting"
+    made = table(f"{what} ({known})", *columns, right=columns)
     for row in rows:
-        times = [format_seconds(row["ttft_s"][name]) for name in names]
+        times = [format_seconds(row["ttft_s"][place]) for place in places]
         made.add_row(format_bytes(row["bytes"]), f"{row['hit_rate']:.1%}", *times)
     show(console_of(), made)
 

@@ -62,17 +62,20 @@ def flexgen(context: typer.Context) -> None:
         if why_not:
             console.print(f"Note: no simulated tokens/s: {why_not}")
     if args.json is not None:
-        simulated = None if timeline is None else timeline.to_json()
-        document = {**report.to_json(), "simulated": simulated}
-        text = json.dumps(document, indent=1) + "\n"
-        if args.json == "-":
-            sys.stdout.write(text)
-        else:
-            write_text(args.json, text)
+        _write_json(args.json, report, timeline)
     if args.trace is not None:
         report.trace.save(args.trace)
     if args.log_file is not None and not args.no_log:
         write_flexgen_log(report, args.log_file)
+
+
+def _write_json(file: str, report: FlexGenReport, timeline: Timeline | None) -> None:
+    simulated = None if timeline is None else timeline.to_json()
+    text = json.dumps({**report.to_json(), "simulated": simulated}, indent=1) + "\n"
+    if file == "-":
+        sys.stdout.write(text)
+    else:
+        write_text(file, text)
 
 
 def _operators(file: str, accelerator: str) -> OperatorProfile:
@@ -155,17 +158,15 @@ def print_report(
     """
     from cxl_offload.integrations.flexgen import BYPASSES
 
-    stand_in = (
-        "accelerator: host (ordinary memory and the CPU in a GPU's place)"
-        if report.accelerator == "host"
-        else "accelerator: CUDA"
-    )
+    on_host = report.accelerator == "host"
+    stand_in = "host (ordinary memory and the CPU in a GPU's place)" if on_host else "CUDA"
     pages = "simulated nodes" if report.simulated_placement else "real nodes"
     console.print(
         f"{report.model}: {report.parameters / 1e6:.1f} M parameters, {report.rows} rows of "
-        f"{report.prompt_len} + {report.gen_len} tokens; {stand_in}; {pages} of {report.machine}"
+        f"{report.prompt_len} + {report.gen_len} tokens; accelerator: {stand_in}; {pages} of "
+        f"{report.machine}"
     )
-    how = "measured, host in place of a GPU" if report.accelerator == "host" else "measured"
+    how = "measured, host in place of a GPU" if on_host else "measured"
     phases: dict[str, tuple[float | None, float]] = {"load": (None, report.load_seconds)}
     phases["prefill"] = (report.prefill_tokens_per_s, report.prefill_seconds)
     decode = "decode, projected" if report.projected else "decode"

@@ -68,21 +68,13 @@ def measure_copies(
             f"{_SMALL_BYTES} bytes and a time above 0"
         )
 
-    def times(direction: Direction, nbytes: int) -> list[float]:
-        copy(direction, nbytes)
-        samples: list[float] = []
-        end = clock() + seconds / 4
-        while len(samples) < _LEAST_SAMPLES or clock() < end:
-            begin = clock()
-            copy(direction, nbytes)
-            samples.append(clock() - begin)
-        return samples
-
     def bandwidth(direction: Direction) -> Estimate:
-        return estimate([copy_bytes / took for took in times(direction, copy_bytes)])
+        times = _times(copy, direction, copy_bytes, seconds / 4, clock)
+        return estimate([copy_bytes / took for took in times])
 
     def latency(direction: Direction) -> Estimate:
-        return estimate([took * 1e9 for took in times(direction, _SMALL_BYTES)])
+        times = _times(copy, direction, _SMALL_BYTES, seconds / 4, clock)
+        return estimate([took * 1e9 for took in times])
 
     return CopyProfile(
         gpu=gpu,
@@ -94,3 +86,17 @@ def measure_copies(
         h2d_latency_ns=latency("h2d"),
         d2h_latency_ns=latency("d2h"),
     )
+
+
+def _times(
+    copy: CopyCall, direction: Direction, nbytes: int, seconds: float, clock: Callable[[], float]
+) -> list[float]:
+    """Seconds of copies one after the other, the first of them left out."""
+    copy(direction, nbytes)
+    samples: list[float] = []
+    end = clock() + seconds
+    while len(samples) < _LEAST_SAMPLES or clock() < end:
+        begin = clock()
+        copy(direction, nbytes)
+        samples.append(clock() - begin)
+    return samples

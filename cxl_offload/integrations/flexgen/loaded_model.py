@@ -41,6 +41,7 @@ from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import MemorySource, TierStore
 from cxl_offload.objects.placement_rows import placement_rows
 from cxl_offload.renamed import renamed_keywords
+from cxl_offload.sim.trace import Trace
 from cxl_offload.topology import Machine
 
 FLEXGEN_VERSION = "0.1.8"
@@ -246,7 +247,12 @@ class LoadedModel:
             model.token_begins = None
             trace = self._recorder.stop()
         self._tell("generate", computed, computed)
-        costs = [float(cost) for cost in timers("generate").costs]
+        return self._report(tokens, trace, [float(cost) for cost in timers("generate").costs])
+
+    def _report(
+        self, tokens: np.ndarray[Any, np.dtype[np.int32]], trace: Trace, costs: list[float]
+    ) -> FlexGenReport:
+        request = self.request
         rows, prompt_len = self.inputs.shape
         if request.record:
             trace.count_tokens("prefill", rows * prompt_len)
