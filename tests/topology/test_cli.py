@@ -14,9 +14,7 @@ from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app
 from cxl_offload.topology import discover, load_machine, machine_from_json, machine_names
-
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "sysfs"
-TREES = sorted(path.stem for path in (FIXTURES / "golden").glob("*.json"))
+from tests.fixtures.sysfs import GOLDEN, TREES, tree
 
 
 def run(*arguments: str, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
@@ -45,21 +43,21 @@ def run_without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", TREES)
 def test_json_of_a_tree_is_the_golden_text(name: str) -> None:
-    status, out, _ = run("--json", "--sysfs", str(FIXTURES / name))
+    status, out, _ = run("--json", "--sysfs", str(tree(name)))
     assert status == 0
-    assert out == (FIXTURES / "golden" / f"{name}.json").read_text(encoding="utf-8")
+    assert out == (GOLDEN / f"{name}.json").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("columns", ["60", "100", "140"])
 @pytest.mark.parametrize("name", TREES)
 def test_tables_fit_the_terminal(name: str, columns: str) -> None:
-    status, out, _ = run("--sysfs", str(FIXTURES / name), env={"COLUMNS": columns})
+    status, out, _ = run("--sysfs", str(tree(name)), env={"COLUMNS": columns})
     assert status == 0
     assert max(map(len, out.splitlines())) <= int(columns)
 
 
 def test_tables_show_what_the_cxl_tree_has() -> None:
-    _, out, _ = run("--sysfs", str(FIXTURES / "two_sockets_cxl"))
+    _, out, _ = run("--sysfs", str(tree("two_sockets_cxl")))
     for shown in (
         "two-sockets-cxl", "region0 (2 ways)", "mem1", "0000:0d:00.0", "dax1.0", "devdax",
         "Movable 4 GiB", "NVIDIA 10de:2236", "≤31.5 GB/s each way", "HMAT access1", "250",
@@ -69,10 +67,10 @@ def test_tables_show_what_the_cxl_tree_has() -> None:
 
 
 def test_tables_say_what_may_not_be_used_and_why() -> None:
-    assert "cpuset forbids" in run("--sysfs", str(FIXTURES / "cpuset_hides_node"))[1]
-    assert "4 GiB, throttled above 3 GiB" in run("--sysfs", str(FIXTURES / "cpuset_hides_node"))[1]
-    assert "when asked" in run("--sysfs", str(FIXTURES / "gh200"))[1]
-    assert "memory offline" in run("--sysfs", str(FIXTURES / "offline_node"))[1]
+    assert "cpuset forbids" in run("--sysfs", str(tree("cpuset_hides_node")))[1]
+    assert "4 GiB, throttled above 3 GiB" in run("--sysfs", str(tree("cpuset_hides_node")))[1]
+    assert "when asked" in run("--sysfs", str(tree("gh200")))[1]
+    assert "memory offline" in run("--sysfs", str(tree("offline_node")))[1]
 
 
 def test_this_machine_is_the_default() -> None:
@@ -168,9 +166,9 @@ def test_no_arguments_print_the_help() -> None:
 
 
 def test_topology_works_where_torch_is_not_installed() -> None:
-    done = run_without_torch("topology", "--json", "--sysfs", str(FIXTURES / "two_sockets_cxl"))
+    done = run_without_torch("topology", "--json", "--sysfs", str(tree("two_sockets_cxl")))
     assert done.returncode == 0, done.stderr
-    golden = FIXTURES / "golden" / "two_sockets_cxl.json"
+    golden = GOLDEN / "two_sockets_cxl.json"
     assert json.loads(done.stdout) == json.loads(golden.read_text(encoding="utf-8"))
 
 

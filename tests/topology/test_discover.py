@@ -1,4 +1,4 @@
-"""Discovery on the stored trees: golden output, and the facts each tree was made to show."""
+"""Discovery on made-up trees: golden output, and the facts each tree was made to show."""
 
 from __future__ import annotations
 
@@ -16,37 +16,22 @@ from cxl_offload.topology import (
     machine_from_json,
     machine_to_json,
 )
-from tests.fixtures.sysfs.make_trees import TREES, main
+from tests.fixtures.sysfs import GOLDEN, TREES
+from tests.fixtures.sysfs import tree as written
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "sysfs"
 GIB = 1 << 30
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_json_of_a_tree_is_the_golden_one(name: str) -> None:
-    golden = (FIXTURES / "golden" / f"{name}.json").read_text(encoding="utf-8")
-    found = discover(FIXTURES / name)
+    golden = (GOLDEN / f"{name}.json").read_text(encoding="utf-8")
+    found = discover(written(name))
     assert json.loads(machine_to_json(found)) == json.loads(golden)
     assert machine_from_json(golden) == found
 
 
-def test_stored_trees_are_what_make_trees_writes(tmp_path: Path) -> None:
-    def contents(root: Path) -> dict[str, str]:
-        return {
-            str(path.relative_to(root)): f"-> {path.readlink()}"
-            if path.is_symlink()
-            else path.read_text(encoding="utf-8")
-            for path in root.rglob("*")
-            if path.is_symlink() or path.is_file()
-        }
-
-    main(tmp_path)
-    for name in TREES:
-        assert contents(FIXTURES / name) == contents(tmp_path / name), name
-
-
 def tree(name: str) -> Machine:
-    return discover(FIXTURES / name)
+    return discover(written(name))
 
 
 def test_one_node_has_its_zones_blocks_and_huge_pages() -> None:

@@ -13,17 +13,17 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.topology.hazards import SEVERITIES, Hazard, find_hazards
+from tests.fixtures.sysfs import tree
 
 from .tree_writer import GIB, NODES, TreeWriter
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "sysfs"
 STATUS = "Name:\tpython\nCpus_allowed_list:\t0-3\nMems_allowed_list:\t{mems}\nSeccomp:\t{mode}\n"
 
 Change = Callable[[Path], None]
 
 
 def copy_of(name: str, root: Path) -> Path:
-    shutil.copytree(FIXTURES / name, root, symlinks=True)
+    shutil.copytree(tree(name), root, symlinks=True)
     return root
 
 
@@ -68,7 +68,7 @@ def meminfo(node: int, *, free: int, cached: int = 0) -> Change:
 
 
 def movable_zone(root: Path) -> None:
-    text = (FIXTURES / "two_sockets_cxl/proc/zoneinfo").read_text()
+    text = (tree("two_sockets_cxl") / "proc/zoneinfo").read_text()
     assert "Movable" in text
     put(root, "proc/zoneinfo", text)
 

@@ -1,6 +1,6 @@
 """Writes small sysfs and procfs trees in the layout of the kernel's ABI documents.
 
-Used by tests/fixtures/sysfs/make_trees.py for the trees in the repository, and by tests that need
+Used by tests/fixtures/sysfs/make_trees.py for the small machines, and by tests that need
 a variation of one.
 """
 

@@ -1,0 +1,68 @@
+"""The budget of every test: one that takes more than ten seconds has to say so, with a mark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+BUDGET_SECONDS = 10.0
+
+PATIENCE = float(os.environ.get("CXL_OFFLOAD_TEST_PATIENCE", "1"))
+"""Multiplies the budget, for machines that are slower than most."""
+
+BUSY_PATIENCE = 2.0
+"""Multiplies it too where other programs use the machine, and its caches and cores."""
+
+SLOW_ROOMS = {
+    "examples": "trains and serves models",
+    "gpu": "runs where a GPU is",
+    "integrations/deepspeed": "starts the real DeepSpeed in processes of its own",
+    "integrations/vllm": "starts the real vLLM in processes of its own",
+    "soak": "runs for minutes, as its name says",
+    "vm": "boots machines",
+}
+"""Rooms whose tests are marked slow as a whole, and why."""
+
+# Processor seconds of this process and of children it waited for: other programs do not count.
+_STARTED = pytest.StashKey[float]()
+
+
+def _processor_seconds() -> float:
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of slow rooms."""
+    root = Path(__file__).parent
+    for item in items:
+        room = item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else ""
+        for name, why in SLOW_ROOMS.items():
+            if room.startswith(f"{name}/"):
+                item.add_marker(pytest.mark.slow(reason=why))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fails a call that passed, but took longer than its budget."""
+    report = yield
+    if call.when == "setup":
+        item.stash[_STARTED] = _processor_seconds()
+    elif call.when == "call" and report.passed and item.get_closest_marker("slow") is None:
+        taken, most = call.duration, BUDGET_SECONDS * PATIENCE
+        if os.getloadavg()[0] > (os.cpu_count() or 1):
+            # The clock counts what others do in the meantime, the processor only this test.
+            taken = min(taken, _processor_seconds() - item.stash[_STARTED])
+            most *= BUSY_PATIENCE
+        if taken > most:
+            report.outcome = "failed"
+            report.longrepr = (
+                f"{item.nodeid} took {taken:.1f} s of at most {most:g} s; make it "
+                "smaller, or mark it slow and say why"
+            )
+    return report
