@@ -41,6 +41,8 @@ WORDS_ALLOWED = {
     "tune/": "hot: the word of the papers for the items that are used most",
 }
 
+LONG_FILES = {"memory/session.py": "one class, whose public calls are explained where they are"}
+
 AN_OPTION_A_LINE = "a line for each option of the command line and each field of the request"
 
 LONG_FUNCTIONS = {
@@ -125,22 +127,6 @@ def test_class_names_occur_once() -> None:
     assert not offenders, "\n".join(offenders)
 
 
-def test_public_names_are_listed_only_where_they_are_handed_on() -> None:
-    """Elsewhere the underscore says what is private; a list would say it a second time."""
-    offenders = []
-    for name, tree in modules():
-        defined = {getattr(node, "name", "") for node in tree.body}
-        for node in tree.body:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", 0)]
-            defined |= {target.id for target in targets if isinstance(target, ast.Name)}
-        for node in tree.body:
-            if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "__all__":
-                continue
-            if not name.endswith("__init__.py") and set(ast.literal_eval(node.value)) <= defined:
-                offenders.append(f"{name}: __all__ names nothing that comes from elsewhere")
-    assert not offenders, "\n".join(offenders)
-
-
 def named(name: str, tree: ast.Module) -> Iterator[str]:
     """What a module names for others: itself, classes, functions, parameters, attributes."""
     yield Path(name).stem
@@ -172,8 +158,8 @@ def test_words_that_the_house_has_another_name_for_are_not_used() -> None:
 
 def test_files_are_short() -> None:
     lengths = {name: len((PACKAGE / name).read_text().splitlines()) for name, _ in modules()}
-    offenders = [f"{name}: {count}" for name, count in lengths.items() if count > MOST_FILE_LINES]
-    assert not offenders, "\n".join(offenders)
+    long = {name: count for name, count in lengths.items() if count > MOST_FILE_LINES}
+    assert long.keys() == LONG_FILES.keys(), "\n".join(f"{n}: {count}" for n, count in long.items())
 
 
 def test_functions_are_short_or_have_a_reason() -> None:

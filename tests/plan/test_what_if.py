@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.hardware import hardware_of
-from cxl_offload.plan.what_if import with_memory
+from cxl_offload.plan.what_if import with_gpu, with_memory
 from cxl_offload.topology import load_machine
 
 PLAN = ["plan", "inference", "--machine", "epyc9354-cxl-a", "--executor", "flexgen"]
@@ -47,3 +47,31 @@ def test_plan_with_added_memory_is_advice_and_can_be_compared(tmp_path: Path) ->
     assert found["gain"] > 0
     assert len(found["rows"]["weights"]) == 2
     assert "(predicted)" in CliRunner().invoke(app, ["plan", "compare", *map(str, files)]).output
+
+
+def test_host_without_a_gpu_is_planned_with_one_of_a_machine_file() -> None:
+    host = load_machine("xeon6438y-cxl-c")
+    assert not host.gpus
+    with_h100 = with_gpu(host, "H100")
+    own = load_machine("spr3-h100").gpus[0]
+    assert with_h100.gpus[0].memory_bytes == own.memory_bytes
+    assert with_h100.gpus[0].link == own.link
+    assert hardware_of(with_h100).gpu.flops_per_s == own.peak_flops_per_s
+    plan = ["plan", "inference", "--machine", host.name, "--model", "opt-30b", "--executor", "vllm"]
+    done = CliRunner().invoke(app, [*plan, "--gpu", "h100", "--json"])
+    assert done.exit_code == 0, done.output
+    made = json.loads(done.stdout)
+    assert (made["runs"], made["advice"]) == (False, "planned as if GPU h100 were there")
+
+
+def test_gpu_of_no_machine_file_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigError, match="--gpu tpu: no machine file has it; known are .*h100"):
+        with_gpu(load_machine("epyc9354-cxl-a"), "tpu")
+
+
+def test_training_is_planned_with_added_memory() -> None:
+    training = ["plan", "training", "--machine", "epyc9354-cxl-a", "--model", "opt-30b", "--json"]
+    assert CliRunner().invoke(app, training).exit_code == 2  # its own memory is too small
+    done = CliRunner().invoke(app, [*training, "--add", "cxl=1TiB:40GB/s:250ns"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["node_bytes"]["3"] > 0

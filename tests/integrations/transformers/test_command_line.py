@@ -76,7 +76,7 @@ def test_report_says_what_stock_generates_and_where_it_lay(
         (("--place", "kvs=cxl"), "kind 'kvs'"),
         (("--place", "kv=attic"), "'attic' is neither a node id nor a tier"),
         (("--place", "kv"), "expected KIND=POLICY"),
-        (("--place", "kv=cxl", "--place", "kv=ldram"), "placed twice"),
+        (("--place", "kv=cxl", "--place", "kv=ldram"), "kv is given twice"),
         ((), "--place: name at least one kind"),
         (("--place", "kv=cxl", "--gen-len", "600"), "512 positions"),
         (("--place", "kv=cxl", "--prompts", "nowhere.txt"), "nowhere.txt"),
