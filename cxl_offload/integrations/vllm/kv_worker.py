@@ -24,7 +24,7 @@ from cxl_offload.integrations.vllm.kv_region import PlacedRegion
 
 
 @dataclass(frozen=True, slots=True)
-class _Pages:
+class _ChunkPages:
     """Where one tensor's pages are: block b of the cache, block s of chunk c of the pool."""
 
     cache: int
@@ -57,7 +57,7 @@ class BlockTable:
             view = region.create_next_worker_view(page * blocks_per_chunk)
             stride = each.tensor.stride(0) * each.tensor.element_size()
             self._pages.append(
-                _Pages(each.tensor.data_ptr(), stride, view.data_ptr(), view.stride(0), page)
+                _ChunkPages(each.tensor.data_ptr(), stride, view.data_ptr(), view.stride(0), page)
             )
         self._refs = [
             [(self._pages[ref.tensor_idx], ref.page_size_bytes) for ref in refs]
