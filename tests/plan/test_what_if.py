@@ -65,7 +65,7 @@ def test_host_without_a_gpu_is_planned_with_one_of_a_machine_file() -> None:
 
 
 def test_gpu_of_no_machine_file_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(ConfigError, match="--gpu tpu: no machine file has it; known are .*h100"):
+    with pytest.raises(ConfigError, match=r"--gpu tpu: no machine file has it; known are .*h100"):
         with_gpu(load_machine("epyc9354-cxl-a"), "tpu")
 
 
