@@ -46,7 +46,13 @@ RENAMED = {
     ),
     "cxl_offload.plan.flexgen.plan.CXL_MARGIN": "cxl_offload.plan.request.CXL_MARGIN",
     "cxl_offload.plan.flexgen.planner.Found": "cxl_offload.plan.flexgen.planner.Optimum",
+    "cxl_offload.plan.flexgen.engine": "cxl_offload.plan.decoding.engine",
+    "cxl_offload.plan.flexgen.phases": "cxl_offload.plan.decoding.phases",
     "cxl_offload.plan.flexgen.phases.phases_of": "cxl_offload.plan.flexgen.choice.phases_of",
+    "cxl_offload.plan.flexgen.trace": "cxl_offload.plan.decoding.trace",
+    "cxl_offload.plan.flexgen.trace.cpu_attention_engines": (
+        "cxl_offload.plan.decoding.trace.cpu_engines"
+    ),
     "cxl_offload.plan.hardware.HostRoom": "cxl_offload.plan.hardware.HostNode",
     "cxl_offload.plan.laws": "cxl_offload.plan.equations",
     "cxl_offload.plan.rank_shares.Request": "cxl_offload.plan.rank_shares.NodeRequest",
@@ -128,9 +134,10 @@ GONE: dict[str, str] = {
         "cxl_offload.plan.flexgen.layout.weight_homes takes cuts, not shares"
     ),
     "cxl_offload.plan.flexgen.flags.bytes_per_node": "Hardware.node_bytes takes its place",
-    "cxl_offload.plan.flexgen.model": "cxl_offload.plan.flexgen.phases has the equations",
+    "cxl_offload.plan.flexgen.model": "cxl_offload.plan.decoding.phases has the equations",
     "cxl_offload.plan.flexgen.terms": (
-        "rates are in cxl_offload.plan.flexgen.engine, equations in cxl_offload.plan.flexgen.phases"
+        "rates are in cxl_offload.plan.decoding.engine, equations in "
+        "cxl_offload.plan.decoding.phases"
     ),
     "cxl_offload.plan.flexgen.plan.weigh_cxl": (
         "cxl_offload.plan.compare.best_without_idle_tiers does it for every executor"

@@ -51,6 +51,10 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="plan")
 
 
+_EXECUTORS = ("flexgen", "transformers", "vllm")
+"""Of inference, in the order in which equals are preferred."""
+
+
 def inference(
     model: ModelName,
     machine: MachineName = None,
@@ -67,8 +71,8 @@ def inference(
     executor: Annotated[
         str,
         typer.Option(
-            help="flexgen, flexgen-stock (as published), vllm, or auto: the faster of flexgen and "
-            "vllm, as far as they run the model."
+            help="flexgen, flexgen-stock (as published), transformers, vllm, or auto: the fastest "
+            "of flexgen, transformers and vllm, as far as they run the model."
         ),
     ] = "auto",
     kv_host: Annotated[
@@ -108,12 +112,16 @@ def inference(
     from cxl_offload.plan.flexgen.job import runs_in_flexgen
     from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
     from cxl_offload.plan.model.file import load_model
+    from cxl_offload.plan.transformers.plan import TransformersRequest, plan_transformers
     from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
 
     config = load_model(model)
-    of_flexgen = {"--max-batches": max_batches, "--interleave": interleave, "--path": path}
-    of_vllm = {"--kv-host": kv_host, "--max-num-seqs": max_num_seqs}
-    wanted = _executors(executor, of_flexgen, of_vllm, runs_in_flexgen(config) is None)
+    options: dict[tuple[str, ...], dict[str, object]] = {
+        ("flexgen", "transformers"): {"--max-batches": max_batches},
+        ("flexgen",): {"--interleave": interleave, "--path": path},
+        ("vllm",): {"--kv-host": kv_host, "--max-num-seqs": max_num_seqs},
+    }
+    wanted = _executors(executor, options, runs_in_flexgen(config) is None)
     common: dict[str, Any] = {
         "model": config,
         "machine": read_machine(machine, profile, add, gpu),
@@ -139,6 +147,9 @@ def inference(
                 interleave=stripes_asked(interleave),
             )
         ),
+        "transformers": lambda: plan_transformers(
+            TransformersRequest(**common, machine_name=machine, most_batches=max_batches)
+        ),
         "vllm": lambda: plan_vllm(
             VllmRequest(
                 **common,
@@ -155,22 +166,26 @@ def inference(
 
 def _executors(
     asked: str,
-    of_flexgen: Mapping[str, object],
-    of_vllm: Mapping[str, object],
+    options: Mapping[tuple[str, ...], Mapping[str, object]],
     runs_in_flexgen: bool,
 ) -> list[str]:
-    """Who is planned for; an option that only one of them has is refused with the other."""
-    if asked not in ("auto", "flexgen", "flexgen-stock", "vllm"):
-        raise ConfigError(f"--executor {asked}: must be auto, flexgen, flexgen-stock or vllm")
+    """Who is planned for; an option that only some of them have is refused with another."""
+    if asked not in ("auto", "flexgen-stock", *_EXECUTORS):
+        raise ConfigError(
+            f"--executor {asked}: must be auto, flexgen-stock, {', '.join(_EXECUTORS[:-1])} or "
+            f"{_EXECUTORS[-1]}"
+        )
     asked = "flexgen" if asked == "flexgen-stock" else asked
-    wanted = [asked] if asked != "auto" else ["flexgen", "vllm"] if runs_in_flexgen else ["vllm"]
-    for owner, other, options in (("flexgen", "vllm", of_flexgen), ("vllm", "flexgen", of_vllm)):
-        for name, value in options.items():
+    wanted = [asked]
+    if asked == "auto":
+        wanted = [name for name in _EXECUTORS if name != "flexgen" or runs_in_flexgen]
+    for owners, given in options.items():
+        for name, value in given.items():
             if value is None:
                 continue
-            if asked == other:
-                raise ConfigError(f"{name}: {other} has no such option; leave it out")
-            wanted = [owner]
+            if asked not in ("auto", *owners):
+                raise ConfigError(f"{name}: {asked} has no such option; leave it out")
+            wanted = [each for each in wanted if each in owners] or list(owners[:1])
     return wanted
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, Literal, TypeVar
 
 from cxl_offload.plan.hardware import NVME, Hardware
-from cxl_offload.plan.plan_file import Batch, ErrorEstimate, Home, PhaseEstimate
+from cxl_offload.plan.plan_file import Batch, ErrorEstimate, ExecutorName, Home, PhaseEstimate
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.request import PlanRequest
 
@@ -60,7 +60,7 @@ class Executor(ABC, Generic[T]):
     """One framework with one request; everything else of planning is common to all."""
 
     kind: ClassVar[Literal["inference", "training"]] = "inference"
-    name: ClassVar[Literal["flexgen", "deepspeed", "vllm"]]
+    name: ClassVar[ExecutorName]
     computes_on_cpu: ClassVar[bool] = True
 
     @property
@@ -124,6 +124,14 @@ class Executor(ABC, Generic[T]):
     def threads(self, found: Candidate[T]) -> dict[int, int]:
         """CPU threads on every node."""
         return {}
+
+    def policies(self, found: Candidate[T]) -> dict[str, str]:
+        """Kind of tensor to policy, where the executor takes it so."""
+        return {}
+
+    def on_cpu(self, found: Candidate[T]) -> tuple[str, ...]:
+        """Kinds of weights that CPUs multiply where they lie, beside a GPU."""
+        return ()
 
     def notes(self, found: Candidate[T]) -> list[str]:
         """What the reader must know."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PREFILL_EFFICIENCY", "TRAINING_EFFICIENCY", "GpuRates", "roofline_seconds"]
+__all__ = ["NO_GPU", "PREFILL_EFFICIENCY", "TRAINING_EFFICIENCY", "GpuRates", "roofline_seconds"]
 
 PREFILL_EFFICIENCY = 0.52
 """Share of a GPU's dense peak that the matrix products of a large batch reach: 163 of an A100's
@@ -22,6 +22,10 @@ class GpuRates:
 
     flops_per_s: float
     memory_bytes_per_s: float
+
+
+NO_GPU = GpuRates(float("inf"), float("inf"))
+"""Stands where a machine has none: CPUs compute, and nothing is charged to a GPU."""
 
 
 def roofline_seconds(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cxl_offload.core import POOL_SLACK_SHARE, reserve_bytes
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.gpu import GpuRates
+from cxl_offload.plan.gpu import NO_GPU, GpuRates
 from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.plan.missing import MissingNumberError
 from cxl_offload.renamed import old_names
@@ -59,6 +59,8 @@ class HostNode:
 class Hardware:
     """Nodes in the order of their tiers; without a drive of known rate its bytes are 0.
 
+    Where there is no GPU, ``gpu`` is :data:`cxl_offload.plan.gpu.NO_GPU`, without memory.
+
     ``local_latency_ns`` is that of local DRAM, which calibrated rates refer to. ``notes`` say what
     had to be assumed of the machine.
     """
@@ -80,6 +82,11 @@ class Hardware:
     def names(self) -> tuple[str, ...]:
         """Names of the host's nodes, as policies have them."""
         return tuple(node.name for node in self.nodes)
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether there is a GPU to compute on."""
+        return self.gpu != NO_GPU
 
     def without(self, name: str) -> Hardware:
         """The same without one tier."""

@@ -48,6 +48,8 @@ def make_plan(executor: Executor[T]) -> Plan:
         error=executor.error(),
         settings=executor.settings(found),
         threads=executor.threads(found),
+        policies=executor.policies(found),
+        on_cpu=executor.on_cpu(found),
         notes=(*found.hardware.notes, *executor.notes(found), *_replayed(executor, found)),
     )
 

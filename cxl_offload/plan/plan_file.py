@@ -19,6 +19,9 @@ from cxl_offload.files import decode_document, encode, read_document, read_text,
 
 PLAN_VERSION = 1
 
+ExecutorName = Literal["flexgen", "deepspeed", "transformers", "vllm"]
+"""Who runs a plan."""
+
 OWN_FILE = "plan.yaml"
 """In a command: the file of the plan that it is in."""
 
@@ -28,7 +31,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """FlexGen: GPU batch and number of them; DeepSpeed: micro-batch and accumulation steps.
+    """FlexGen, transformers: GPU batch and number of them; DeepSpeed: micro-batch, accumulation.
 
     ``tokens`` are generated ones (inference) or those of a sequence (training).
     """
@@ -66,6 +69,12 @@ class PhaseEstimate:
     seconds: float
     bottleneck: str
     terms: dict[str, float] = field(default_factory=dict)
+
+
+def phase_estimate(name: str, seconds: float, terms: Mapping[str, float]) -> PhaseEstimate:
+    """A phase whose bottleneck is the largest of its terms."""
+    largest = max(terms, key=lambda term: terms[term])
+    return PhaseEstimate(name=name, seconds=seconds, bottleneck=largest, terms=dict(terms))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +128,15 @@ class Plan:
         What the executor reads from a file (DeepSpeed's JSON), by file name.
     threads
         CPU threads on every node; empty where the executor decides.
+    policies
+        transformers: kind of tensor to the policy of its host memory, or ``gpu``.
+    on_cpu
+        transformers: kinds of weights that CPUs multiply where they lie, beside a GPU.
     """
 
     version: int = PLAN_VERSION
     kind: Literal["inference", "training"]
-    executor: Literal["flexgen", "deepspeed", "vllm"]
+    executor: ExecutorName
     runs: bool
     advice: str = ""
     model: str
@@ -141,6 +154,8 @@ class Plan:
     error: ErrorEstimate | None = None
     settings: dict[str, str] = field(default_factory=dict)
     threads: dict[int, int] = field(default_factory=dict)
+    policies: dict[str, str] = field(default_factory=dict)
+    on_cpu: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cxl_offload.plan.flexgen.engine import STOCK, EngineRates
-from cxl_offload.plan.flexgen.phases import Block, phases_of_block
+from cxl_offload.plan.decoding.engine import STOCK, EngineRates
+from cxl_offload.plan.decoding.phases import Block, phases_of_block
 from cxl_offload.plan.hardware import LOCAL, Hardware, HostNode
 from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.validation.footprint import (
@@ -53,7 +53,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class _ShapeSizes:
-    """A shape as the equations take a model (:class:`cxl_offload.plan.flexgen.phases.Sizes`)."""
+    """A shape as the equations take a model (:class:`cxl_offload.plan.decoding.phases.Sizes`)."""
 
     params: float
     layers: int
@@ -65,6 +65,11 @@ class _ShapeSizes:
     kv_elements_per_token: float
     activation_bytes: float
     engine: EngineRates = STOCK
+
+    @property
+    def query_width(self) -> int:
+        """As wide as a layer."""
+        return self.width
 
     @property
     def mean_kv_tokens(self) -> float:
@@ -137,7 +142,7 @@ def throughput(
     lengths: Lengths,
     place: ShapeOnTiers,
 ) -> Throughput:
-    """Throughput of a batch, by the equations of :mod:`cxl_offload.plan.flexgen.phases`.
+    """Throughput of a batch, by the equations of :mod:`cxl_offload.plan.decoding.phases`.
 
     Raises
     ------

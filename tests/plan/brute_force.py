@@ -9,6 +9,7 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
+from cxl_offload.plan.decoding.engine import OWN, STOCK
 from cxl_offload.plan.flexgen.choice import (
     Choice,
     Loads,
@@ -17,7 +18,6 @@ from cxl_offload.plan.flexgen.choice import (
     phases_of,
     segments,
 )
-from cxl_offload.plan.flexgen.engine import OWN, STOCK
 from cxl_offload.plan.flexgen.job import FlexGenJob
 from cxl_offload.plan.flexgen.layout import WeightGroup
 from cxl_offload.plan.flexgen.planner import modes

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from cxl_offload.plan.flexgen.choice import Choice, loads_of
+from cxl_offload.plan.decoding.trace import planned_trace
+from cxl_offload.plan.flexgen.choice import Choice, block_of, loads_of
 from cxl_offload.plan.flexgen.job import flexgen_job
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
-from cxl_offload.plan.flexgen.trace import planned_trace
 from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.sim import Engines, Trace
@@ -35,7 +35,7 @@ def test_trace_moves_what_lies_on_every_node() -> None:
     choice = Choice(8, 2, (1, 2, 4, top - 1), None, (1, 3, 2, 1, 1), None, False, 1)
     loads = loads_of(job, hardware, choice, levels)
 
-    trace = planned_trace(job, hardware, choice, loads)
+    trace = planned_trace(job, hardware, block_of(choice, loads))
 
     for phase in ("prefill", "decode"):
         read, _ = moved(trace, phase, "h2d")

@@ -179,15 +179,16 @@ def test_impossible_requests_are_refused(
         plan_vllm(request(**extra))
 
 
-def test_command_line_takes_vllm_for_models_that_flexgen_does_not_run() -> None:
+def test_command_line_takes_vllm_where_one_of_its_options_is_given() -> None:
     arguments = ["plan", "inference", "--machine", "spr3-h100", "--model", "llama-3-70b"]
+    arguments += ["--max-num-seqs", "64"]
     made = CliRunner().invoke(app, arguments)
 
     assert made.exit_code == 0, made.output
     command = shlex.split(made.output.strip().splitlines()[-1])
     assert command[:3] == ["vllm", "serve", "llama-3-70b"]
     wrong = CliRunner().invoke(app, [*arguments, "--executor", "torch"])
-    assert "must be auto, flexgen, flexgen-stock or vllm" in wrong.output
+    assert "must be auto, flexgen-stock, flexgen, transformers or vllm" in wrong.output
 
 
 def test_auto_takes_the_faster_executor_and_names_the_other() -> None:

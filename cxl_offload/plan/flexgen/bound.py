@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cxl_offload.plan.decoding.engine import kv_store_costs
+from cxl_offload.plan.decoding.phases import decode_gpu_seconds, prefill_flops
 from cxl_offload.plan.flexgen.choice import Stripe
-from cxl_offload.plan.flexgen.engine import kv_store_costs
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
-from cxl_offload.plan.flexgen.phases import decode_gpu_seconds, prefill_flops
 from cxl_offload.plan.flexgen.program import Mode
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware

@@ -11,14 +11,23 @@ from collections import Counter
 from dataclasses import dataclass
 
 from cxl_offload.core import BASE_PAGE_BYTES, HUGE_PAGE_BYTES
+from cxl_offload.plan.decoding.phases import Block, Phases, phases_of_block
 from cxl_offload.plan.equations.interleave import shares_of_weights
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
 from cxl_offload.plan.flexgen.layout import weight_middles
-from cxl_offload.plan.flexgen.phases import Block, Phases, phases_of_block
 from cxl_offload.plan.hardware import Hardware
 
-__all__ = ["Choice", "Loads", "Stripe", "granule_bytes", "loads_of", "phases_of", "segments"]
+__all__ = [
+    "Choice",
+    "Loads",
+    "Stripe",
+    "block_of",
+    "granule_bytes",
+    "loads_of",
+    "phases_of",
+    "segments",
+]
 
 _PAGES_BESIDE, _PAGES_A_BATCH = 16, 2
 _CYCLES = 8
@@ -214,10 +223,10 @@ def loads_of(
     )
 
 
-def phases_of(job: FlexGenJob, hardware: Hardware, choice: Choice, loads: Loads) -> Phases:
-    """What the equations predict for a candidate."""
+def block_of(choice: Choice, loads: Loads) -> Block:
+    """A candidate as the equations take it."""
     weights, kv = choice.weight_stripe, choice.kv_stripe
-    block = Block(
+    return Block(
         sequences=choice.sequences,
         batches=choice.batches,
         gpu_batch=choice.gpu_batch,
@@ -231,4 +240,8 @@ def phases_of(job: FlexGenJob, hardware: Hardware, choice: Choice, loads: Loads)
         activations_gpu=float(choice.activations_on_gpu),
         scratch=choice.scratch,
     )
-    return phases_of_block(job, hardware, block)
+
+
+def phases_of(job: FlexGenJob, hardware: Hardware, choice: Choice, loads: Loads) -> Phases:
+    """What the equations predict for a candidate."""
+    return phases_of_block(job, hardware, block_of(choice, loads))

@@ -1,6 +1,6 @@
 """Seconds of one decoded token of FlexGen, from operators measured on the accelerator.
 
-The equations of :mod:`cxl_offload.plan.flexgen.phases` ask for a GPU's peaks. Here every term is a
+The equations of :mod:`cxl_offload.plan.decoding.phases` ask for a GPU's peaks. Here every term is a
 sum of measured operators, so they hold for whatever computes, a CPU in a GPU's place included::
 
     token = layers * batches * (4 linear(h, h) + 2 linear(h, ffn) + attention)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cxl_offload.plan.flexgen.engine import STOCK, EngineRates
+from cxl_offload.plan.decoding.engine import STOCK, EngineRates
 from cxl_offload.plan.flexgen.layout import (
     LEAST_SHARE,
     TensorSizes,
@@ -42,6 +42,11 @@ class FlexGenJob(TensorSizes):
 
     params: float
     engine: EngineRates = STOCK
+
+    @property
+    def query_width(self) -> int:
+        """OPT's heads are as wide as its layers together."""
+        return self.width
 
     @property
     def activation_bytes(self) -> float:

@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.decoding.engine import OWN, STOCK, EngineRates
+from cxl_offload.plan.decoding.trace import cpu_engines, planned_trace
 from cxl_offload.plan.executor import Candidate, Executor, KindBytes
-from cxl_offload.plan.flexgen.engine import OWN, STOCK, EngineRates
+from cxl_offload.plan.flexgen.choice import block_of
 from cxl_offload.plan.flexgen.flags import command_of, policies_of
 from cxl_offload.plan.flexgen.job import flexgen_job, runs_in_flexgen
 from cxl_offload.plan.flexgen.planner import GPU_BATCHES, Interleave, Optimum, plan_flexgen
-from cxl_offload.plan.flexgen.trace import cpu_attention_engines, planned_trace
 from cxl_offload.plan.hardware import GPU_USABLE, NVME, Hardware
 from cxl_offload.plan.known_errors import FLEXGEN_ERROR
 from cxl_offload.plan.pipeline import make_plan
-from cxl_offload.plan.plan_file import Batch, ErrorEstimate, PhaseEstimate, Plan
+from cxl_offload.plan.plan_file import Batch, ErrorEstimate, PhaseEstimate, Plan, phase_estimate
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.request import PlanRequest
 from cxl_offload.renamed import old_names
@@ -181,8 +182,8 @@ class FlexGen(Executor[Optimum]):
         """The prefill of a block, and a token of every sequence."""
         phases = found.choice.phases
         return (
-            _phase("prefill", phases.prefill_s, phases.prefill_terms),
-            _phase(
+            phase_estimate("prefill", phases.prefill_s, phases.prefill_terms),
+            phase_estimate(
                 "decode, one token of every sequence", phases.decode_token_s, phases.decode_terms
             ),
         )
@@ -195,8 +196,9 @@ class FlexGen(Executor[Optimum]):
     def replayed_seconds(self, found: Candidate[Optimum], replay: Replay) -> Mapping[str, float]:
         """A prefill and one token."""
         machine = self._request.machine
-        trace = planned_trace(self._job, found.hardware, found.choice.choice, found.choice.loads)
-        return replay(trace, machine, cpu_attention_engines(machine, self._job.engine))
+        block = block_of(found.choice.choice, found.choice.loads)
+        trace = planned_trace(self._job, found.hardware, block)
+        return replay(trace, machine, cpu_engines(machine, self._job.engine))
 
     def notes(self, found: Candidate[Optimum]) -> list[str]:
         """Usable shares, stripes, and where rates are from."""
@@ -214,11 +216,6 @@ class FlexGen(Executor[Optimum]):
                 f"{found.hardware.machine} is a machine file: its rates are published or assumed"
             )
         return notes
-
-
-def _phase(name: str, seconds: float, terms: Mapping[str, float]) -> PhaseEstimate:
-    largest = max(terms, key=lambda term: terms[term])
-    return PhaseEstimate(name=name, seconds=seconds, bottleneck=largest, terms=dict(terms))
 
 
 __getattr__ = old_names(__name__)

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from cxl_offload.plan.decoding.phases import Phases
 from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.plan.flexgen.bound import least_seconds, most_sequences
 from cxl_offload.plan.flexgen.choice import (
@@ -27,7 +28,6 @@ from cxl_offload.plan.flexgen.choice import (
     weight_granule,
 )
 from cxl_offload.plan.flexgen.job import FlexGenJob
-from cxl_offload.plan.flexgen.phases import Phases
 from cxl_offload.plan.flexgen.program import Mode, PlacementProgram
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.renamed import old_names

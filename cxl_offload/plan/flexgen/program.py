@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cxl_offload.plan.decoding.engine import kv_store_costs
+from cxl_offload.plan.decoding.phases import decode_gpu_seconds, prefill_flops
 from cxl_offload.plan.flexgen.choice import (
     Choice,
     Stripe,
@@ -19,9 +21,7 @@ from cxl_offload.plan.flexgen.choice import (
     segments,
     weight_granule,
 )
-from cxl_offload.plan.flexgen.engine import kv_store_costs
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
-from cxl_offload.plan.flexgen.phases import decode_gpu_seconds, prefill_flops
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.solve import TOLERANCE, Program, Solution

@@ -207,6 +207,8 @@ def _opt(c: ModelConfig) -> tuple[TensorKind, ...]:
     )
     if c.final_norm:
         made.append(_once("norm", "layer_norm", 2, h))
+    if not c.tied:
+        made.append(_once("head", "lm_head", c.vocab, c.embed_dim))
     return tuple(made)
 
 

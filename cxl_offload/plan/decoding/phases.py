@@ -1,4 +1,4 @@
-"""FlexGen inference over several host nodes: seconds of prefill and of a decoded token.
+"""Decoding over several host nodes: seconds of prefill and of a decoded token.
 
 FlexGen's cost model (Sheng et al., FlexGen, ICML 2023, section 4.3; the package's
 experimental/cost_model.py) knows one kind of host memory. Here every host stream is charged to the
@@ -15,8 +15,11 @@ and the prefill of a block::
 
     T_pre = max(weights over the link + drive reads, KV to host + drive writes, GPU work)
 
+Weights that CPUs multiply where they lie are read once for every GPU batch, and do not cross the
+link but in a prefill. Where there is no GPU, CPUs do all of it, and a block is one batch.
+
 Valid for attention of host-resident KV on the CPU, weights streamed for every layer and token, and
-FlexGen's overlap of one layer. Kernel launches, the embedding and sampling are left out.
+the overlap of one layer. Kernel launches, the embedding and sampling are left out.
 """
 
 from __future__ import annotations
@@ -25,21 +28,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from cxl_offload.plan.decoding.engine import EngineRates, kv_store_costs
 from cxl_offload.plan.equations.interleave import bandwidth_bound
-from cxl_offload.plan.flexgen.engine import EngineRates, kv_store_costs
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, roofline_seconds
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.renamed import old_names
-
-__all__ = [
-    "Block",
-    "Phases",
-    "Sizes",
-    "decode_gpu_seconds",
-    "phases_of_block",
-    "prefill_flops",
-    "prefill_gpu_seconds",
-]
 
 
 class Sizes(Protocol):
@@ -56,6 +48,10 @@ class Sizes(Protocol):
     @property
     def width(self) -> int:
         """Elements of a token between layers."""
+
+    @property
+    def query_width(self) -> int:
+        """Elements of a token's queries, over all heads."""
 
     @property
     def prompt(self) -> int:
@@ -110,6 +106,10 @@ class Block:
         Share of the hidden states on the GPU.
     scratch
         Index of the node of the workspace.
+    weights_cpu, cpu_shares
+        As ``weights_host`` and ``weight_shares``, of weights that CPUs multiply where they lie.
+    params_cpu
+        Numbers in those that a token meets.
     """
 
     sequences: int
@@ -124,6 +124,9 @@ class Block:
     kv_shares: Sequence[float] | None
     activations_gpu: float
     scratch: int = 0
+    weights_cpu: Sequence[float] = ()
+    cpu_shares: Sequence[float] | None = None
+    params_cpu: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +146,46 @@ class Phases:
     tokens_per_s: float
 
 
-def decode_gpu_seconds(job: Sizes, hardware: Hardware, gpu_batch: int) -> float:
-    """GPU work of one decoded token of one GPU batch, attention left out."""
+def decode_gpu_seconds(
+    job: Sizes,
+    hardware: Hardware,
+    gpu_batch: int,
+    *,
+    params_cpu: float = 0.0,
+    cpu_bytes: float = 0.0,
+) -> float:
+    """GPU work of one decoded token of one GPU batch, attention and what CPUs do left out."""
     return roofline_seconds(
         hardware.gpu,
-        flops=2 * job.params * gpu_batch,
-        nbytes=job.weight_bytes,
+        flops=2 * (job.params - params_cpu) * gpu_batch,
+        nbytes=job.weight_bytes - cpu_bytes,
         efficiency=PREFILL_EFFICIENCY,
     )
+
+
+def cpu_products_seconds(job: Sizes, hardware: Hardware, block: Block) -> float:
+    """CPU work of one decoded token of every sequence on weights where they lie."""
+    if not sum(block.weights_cpu):
+        return 0.0
+    engine, flops = job.engine, 2 * block.params_cpu * block.sequences
+    memory = _cpu_weights_seconds(hardware, block) / engine.products_share
+    arithmetic = flops / (hardware.cores * engine.products_flops_per_core)
+    return max(block.batches * memory, arithmetic)
+
+
+def _cpu_weights_seconds(hardware: Hardware, block: Block) -> float:
+    """CPUs read the weights that they multiply, once."""
+    rates = [node.read_bytes_per_s for node in hardware.nodes]
+    return _host_seconds(block.weights_cpu, rates, block.cpu_shares)
+
+
+def _host_seconds(
+    nbytes: Sequence[float], rates: Sequence[float], shares: Sequence[float] | None
+) -> float:
+    """Bytes from one node after the other, or from all at once where they are striped."""
+    if shares is None:
+        return sum(each / rate for each, rate in zip(nbytes, rates, strict=True))
+    return sum(nbytes) / bandwidth_bound(rates, shares)
 
 
 def prefill_gpu_seconds(job: Sizes, hardware: Hardware, sequences: int) -> float:
@@ -166,7 +201,7 @@ def prefill_gpu_seconds(job: Sizes, hardware: Hardware, sequences: int) -> float
 def prefill_flops(job: Sizes, sequences: int) -> float:
     """Arithmetic of a prefill: the weights' products and the attention scores."""
     flops = 2.0 * job.params * sequences * job.prompt
-    return flops + 4.0 * sequences * job.prompt**2 * job.width * job.layers
+    return flops + 4.0 * sequences * job.prompt**2 * job.query_width * job.layers
 
 
 def _link_seconds(hardware: Hardware, block: Block) -> float:
@@ -182,14 +217,21 @@ def _link_seconds(hardware: Hardware, block: Block) -> float:
     )
 
 
+def _prefill_link_seconds(hardware: Hardware, block: Block) -> float:
+    """A prefill has enough rows for the GPU: what CPUs multiply when decoding crosses too."""
+    seconds, link = _link_seconds(hardware, block), hardware.link_bytes_per_s
+    if not sum(block.weights_cpu) or not hardware.has_gpu:
+        return seconds
+    rates = [min(link, node.copy_bytes_per_s) for node in hardware.nodes]
+    alone = _host_seconds(block.weights_cpu, rates, block.cpu_shares)
+    return seconds + max(alone, sum(block.weights_cpu) / link)
+
+
 def _kv_read_seconds(hardware: Hardware, block: Block, kv_bytes: float) -> float:
     """KV that is off the GPU, read by the CPU; the first node stages what is on the drive."""
     rates = [node.read_bytes_per_s for node in hardware.nodes]
     seconds = kv_bytes * block.kv_drive / rates[0]
-    if block.kv_shares is None:
-        parts = zip(block.kv_host, rates, strict=True)
-        return seconds + sum(kv_bytes * share / rate for share, rate in parts)
-    return seconds + kv_bytes * sum(block.kv_host) / bandwidth_bound(rates, block.kv_shares)
+    return seconds + kv_bytes * _host_seconds(block.kv_host, rates, block.kv_shares)
 
 
 def _drive_seconds(nbytes: float, bytes_per_s: float) -> float:
@@ -200,27 +242,34 @@ def _drive_seconds(nbytes: float, bytes_per_s: float) -> float:
 
 def _prefill_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, float]:
     engine = job.engine
-    weights = _link_seconds(hardware, block)
+    weights = _prefill_link_seconds(hardware, block)
     weights += _drive_seconds(block.weights_drive, hardware.drive_read_bytes_per_s)
     kv = block.sequences * job.prompt * job.kv_bytes_per_token
     costs = kv_store_costs(engine, hardware)
     on_host = sum(share * cost for share, cost in zip(block.kv_host, costs, strict=True))
     stores = kv * (on_host + block.kv_drive * costs[0])
     written = min(hardware.drive_write_bytes_per_s, engine.kv_drive_store_bytes_per_s)
-    return {
+    terms = {
         "weights over the link": weights,
         "KV stores": stores + _drive_seconds(kv * block.kv_drive, written),
         "GPU work": prefill_gpu_seconds(job, hardware, block.sequences),
     }
+    if not hardware.has_gpu:
+        flops = prefill_flops(job, block.sequences)
+        arithmetic = flops / (hardware.cores * engine.prefill_flops_per_core)
+        terms["CPU work"] = max(arithmetic, _cpu_weights_seconds(hardware, block))
+    return terms
 
 
 def _decode_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, float]:
     engine, off_gpu = job.engine, 1 - block.kv_gpu
     tokens = block.sequences * job.mean_kv_tokens
     kv = tokens * job.kv_bytes_per_token
-    work = block.batches * decode_gpu_seconds(job, hardware, block.gpu_batch)
+    beside = {"params_cpu": block.params_cpu, "cpu_bytes": sum(block.weights_cpu)}
+    work = block.batches * decode_gpu_seconds(job, hardware, block.gpu_batch, **beside)
     work += kv * block.kv_gpu / hardware.gpu.memory_bytes_per_s
-    flops = 4 * tokens * off_gpu * job.width * job.layers
+    work += cpu_products_seconds(job, hardware, block)
+    flops = 4 * tokens * off_gpu * job.query_width * job.layers
     arithmetic = flops / (hardware.cores * engine.attention_flops_per_core)
     elements = tokens * off_gpu * job.kv_elements_per_token
     scratch = hardware.nodes[block.scratch].read_bytes_per_s
@@ -239,12 +288,21 @@ def _decode_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, flo
     }
 
 
+def _named(hardware: Hardware, terms: dict[str, float]) -> dict[str, float]:
+    """Terms; without a GPU none is called after one."""
+    if hardware.has_gpu:
+        return terms
+    return {name.replace("GPU work", "CPU products"): each for name, each in terms.items()}
+
+
 def _shared_seconds(job: Sizes, hardware: Hardware, block: Block) -> float:
     """The busiest node, where copies of weights and attention read it at the same time."""
     kv = block.sequences * job.mean_kv_tokens * job.kv_bytes_per_token
     busy = []
     for at, node in enumerate(hardware.nodes):
         nbytes = block.weights_host[at] + kv * block.kv_host[at]
+        if block.weights_cpu:
+            nbytes += block.batches * block.weights_cpu[at]
         if at == 0:  # what is on the drive is staged there
             nbytes += block.weights_drive + kv * block.kv_drive
         busy.append(nbytes / max(node.read_bytes_per_s, node.copy_bytes_per_s))
@@ -274,10 +332,7 @@ def phases_of_block(job: Sizes, hardware: Hardware, block: Block) -> Phases:
         prefill_s=max(prefill.values()),
         decode_token_s=token,
         prefill_terms=prefill,
-        decode_terms=decode,
+        decode_terms=_named(hardware, decode),
         total_s=total,
         tokens_per_s=block.sequences * job.generated / total,
     )
-
-
-__getattr__ = old_names(__name__)

@@ -1,0 +1,1 @@
+"""Decoding with weights and KV cache off the accelerator, whoever runs it."""

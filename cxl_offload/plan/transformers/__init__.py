@@ -1,0 +1,1 @@
+"""Plans for this package's integration with Hugging Face transformers: policies by kind."""

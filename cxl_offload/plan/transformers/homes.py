@@ -1,0 +1,210 @@
+"""Policies of every class of tensor, and the bytes that they put on every node.
+
+Shares become whole percents, and percents the weights of an interleave; bytes are then those of the
+tensors as the memory layer stripes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cxl_offload.core import BASE_PAGE_BYTES, HUGE_PAGE_BYTES
+from cxl_offload.plan.decoding.phases import Block
+from cxl_offload.plan.equations.interleave import shares_of_weights
+from cxl_offload.plan.equations.stripe import stripe_bytes
+from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.transformers.job import DecoderJob
+from cxl_offload.plan.transformers.layout import Layout
+from cxl_offload.plan.transformers.program import ACT, IDLE, KV, ON_CPU, STREAMED, Shares
+
+_CYCLES = 8
+"""Cycles of a stripe in the tensor that a granule is chosen for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Homes:
+    """A block of ``batches`` batches placed to the byte.
+
+    Attributes
+    ----------
+    parts
+        Percents of every class on every node.
+    kinds
+        Bytes on every node by kind of weight that has a policy, and of ``kv`` and ``act``.
+    act_gpu
+        Share of the hidden states on the accelerator.
+    """
+
+    layout: Layout
+    batches: int
+    parts: Mapping[str, tuple[int, ...]]
+    kinds: Mapping[str, tuple[int, ...]]
+    work: int
+    act_gpu: float
+
+    @property
+    def rows(self) -> int:
+        """Of one batch."""
+        return self.layout.rows
+
+    @property
+    def host(self) -> tuple[int, ...]:
+        """All bytes of every node."""
+        total = [sum(part) for part in zip(*self.kinds.values(), strict=True)]
+        total[0] += self.work
+        return tuple(total)
+
+    def class_of(self, kind: str) -> str:
+        """Which percents a kind has."""
+        layout = self.layout
+        classes = {STREAMED: layout.streamed, ON_CPU: layout.on_cpu, IDLE: layout.idle}
+        return next((name for name, kinds in classes.items() if kind in kinds), kind)
+
+
+def percents(shares: Sequence[float]) -> tuple[int, ...]:
+    """Whole percents nearest to shares, by largest remainders."""
+    floors = [int(100 * share + 1e-9) for share in shares]
+    order = sorted(range(len(shares)), key=lambda at: floors[at] - 100 * shares[at])
+    for at in order[: 100 - sum(floors)]:
+        floors[at] += 1
+    return tuple(floors)
+
+
+def _granule(parts: Sequence[int], tensor_bytes: int) -> int:
+    """Bytes that stay together: pages, several cycles of them in a tensor where it is large."""
+    cycle = sum(parts) // math.gcd(*parts)
+    pages = tensor_bytes // (cycle * _CYCLES) // BASE_PAGE_BYTES
+    return min(max(1, pages) * BASE_PAGE_BYTES, HUGE_PAGE_BYTES)
+
+
+def policy_of(hardware: Hardware, parts: Sequence[int], tensor_bytes: int) -> str:
+    """The policy of tensors of which the most have so many bytes."""
+    used = [(name, part) for name, part in zip(hardware.names, parts, strict=True) if part]
+    if len(used) == 1:
+        return f"bind:{used[0][0]}"
+    common = math.gcd(*(part for _, part in used))
+    weights = ",".join(f"{name}={part // common}" for name, part in used)
+    return f"weighted:{weights}@{_granule(parts, tensor_bytes) // 1024}KiB"
+
+
+def _placed(parts: Sequence[int], nbytes: int, granule: int) -> list[int]:
+    """Bytes on every node of one tensor, as it is striped."""
+    common = math.gcd(*parts)
+    used = {at: part // common for at, part in enumerate(parts) if part}
+    if len(used) == 1:
+        return [nbytes if part else 0 for part in parts]
+    if nbytes < granule * sum(used.values()):  # too small for a cycle: on the heaviest node
+        heaviest = max(used, key=lambda at: used[at])
+        return [nbytes if at == heaviest else 0 for at in range(len(parts))]
+    placed = stripe_bytes(nbytes, used, granule)
+    return [placed.get(at, 0) for at in range(len(parts))]
+
+
+def _sum(parts: Sequence[int], tensors: Sequence[tuple[int, int]], granule: int) -> list[int]:
+    """Bytes on every node of ``(bytes, count)`` tensors."""
+    total = [0] * len(parts)
+    for nbytes, count in tensors:
+        for at, placed in enumerate(_placed(parts, nbytes, granule)):
+            total[at] += placed * count
+    return total
+
+
+def largest_tensor(job: DecoderJob, kind: str, rows: int) -> int:
+    """Bytes of the tensors that a policy's granule is chosen for, with so many rows in a block."""
+    if kind == KV:
+        return int(job.kv_sequence_bytes * rows / (2 * job.layers))
+    if kind == ACT:
+        return job.hidden_bytes(rows)
+    return max(nbytes for nbytes, _ in job.tensors(kind))
+
+
+def homes_of(job: DecoderJob, hardware: Hardware, layout: Layout, shares: Shares) -> Homes | None:
+    """Whole percents of everything with its bytes; None where they do not fit."""
+    batches = round(shares.batches)
+    if not hardware.has_gpu:  # a block is one batch of as many rows
+        layout, batches = replace(layout, rows=batches), 1
+    parts = {name: percents(each) for name, each in shares.of.items()}
+    homes = _placed_kinds(job, layout, batches, parts, shares.act_gpu, hardware)
+    for _ in range(100):
+        free = [
+            node.usable_bytes - have for node, have in zip(hardware.nodes, homes.host, strict=True)
+        ]
+        full = min(range(len(free)), key=lambda at: free[at])
+        if free[full] >= 0:
+            return homes
+        moved = _one_percent_moved(parts, full, max(range(len(free)), key=lambda at: free[at]))
+        if moved is None:
+            return None
+        parts = moved
+        homes = _placed_kinds(job, layout, batches, parts, shares.act_gpu, hardware)
+    return None
+
+
+def _one_percent_moved(
+    parts: Mapping[str, tuple[int, ...]], full: int, free: int
+) -> dict[str, tuple[int, ...]] | None:
+    """A percent of what is striped over a node that is too full, on the one with most room."""
+    for name in (IDLE, ACT, STREAMED, ON_CPU, KV):
+        each = list(parts.get(name, ()))
+        if each and each[full] and full != free:
+            each[full] -= 1
+            each[free] += 1
+            return {**parts, name: tuple(each)}
+    return None
+
+
+def _placed_kinds(
+    job: DecoderJob,
+    layout: Layout,
+    batches: int,
+    parts: Mapping[str, tuple[int, ...]],
+    act_gpu: float,
+    hardware: Hardware,
+) -> Homes:
+    made: dict[str, tuple[int, ...]] = {}
+    for name, kinds in ((STREAMED, layout.streamed), (ON_CPU, layout.on_cpu), (IDLE, layout.idle)):
+        for kind in sorted(kinds):
+            granule = _granule(parts[name], largest_tensor(job, kind, 1))
+            made[kind] = tuple(_sum(parts[name], job.tensors(kind), granule))
+    for kind in (KV, ACT):
+        if kind in parts:
+            nbytes = largest_tensor(job, kind, layout.rows * batches)
+            count = 2 * job.layers if kind == KV else 1
+            each = nbytes if kind == KV else round(nbytes * (1 - act_gpu))
+            placed = _sum(parts[kind], [(each, count)], _granule(parts[kind], nbytes))
+            made[kind] = tuple(placed)
+    if not made:
+        made["kv"] = (0,) * len(hardware.nodes)
+    work = 0 if hardware.has_gpu else job.work_bytes(layout.rows)
+    return Homes(layout, batches, parts, made, work, act_gpu)
+
+
+def block_of(job: DecoderJob, hardware: Hardware, homes: Homes) -> Block:
+    """The same as the equations take it."""
+    layout, none = homes.layout, (0.0,) * len(hardware.nodes)
+    shares = {name: shares_of_weights(each) for name, each in homes.parts.items()}
+
+    def on_nodes(kinds: frozenset[str]) -> tuple[float, ...]:
+        return tuple(
+            float(sum(part))
+            for part in zip(none, *(homes.kinds[kind] for kind in kinds), strict=True)
+        )
+
+    return Block(
+        sequences=layout.rows * homes.batches,
+        batches=homes.batches,
+        gpu_batch=layout.rows,
+        weights_drive=0.0,
+        weights_host=on_nodes(layout.streamed),
+        weight_shares=shares.get(STREAMED),
+        kv_drive=0.0,
+        kv_host=shares.get(KV, none),
+        kv_gpu=float(layout.kv_on_gpu),
+        kv_shares=shares.get(KV),
+        activations_gpu=homes.act_gpu,
+        weights_cpu=on_nodes(layout.on_cpu),
+        cpu_shares=shares.get(ON_CPU),
+        params_cpu=sum(job.kinds[kind].met for kind in layout.on_cpu),
+    )

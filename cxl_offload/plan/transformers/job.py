@@ -1,0 +1,168 @@
+"""A decoder of transformers with its lengths: bytes by kind of weight, and what a token meets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cxl_offload.plan.decoding.engine import TRANSFORMERS, EngineRates
+from cxl_offload.plan.model.config import ModelConfig
+from cxl_offload.plan.model.decoder import TensorKind
+from cxl_offload.plan.request import check_lengths
+
+EMBEDDING = "embedding"
+"""The kind of which a token reads one row: nothing is gained where it is fast."""
+
+_LAYER_SLICE = 1.5
+"""Hidden states of a prompt that a layer holds at a time beside the next ones, over the widths of
+its attention and MLP: inputs and outputs of a product, and half of one that is freed late.
+Assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindSize:
+    """All weights of one kind: bytes, and numbers that a token is multiplied by."""
+
+    bytes: int
+    met: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderJob:
+    """One model with its prompt and answer lengths, in half precision.
+
+    Attributes
+    ----------
+    kinds
+        Sizes by kind, as the integration calls them.
+    """
+
+    model: ModelConfig
+    kinds: Mapping[str, KindSize]
+    prompt: int
+    generated: int
+    engine: EngineRates = TRANSFORMERS
+
+    @property
+    def params(self) -> float:
+        """Numbers in the weights that one token is multiplied by."""
+        return sum(kind.met for kind in self.kinds.values())
+
+    @property
+    def layers(self) -> int:
+        """Layers."""
+        return self.model.layers
+
+    @property
+    def width(self) -> int:
+        """Elements of a token between layers."""
+        return self.model.hidden
+
+    @property
+    def query_width(self) -> int:
+        """Elements of a token's queries."""
+        return self.model.heads * self.model.head_dim
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights."""
+        return sum(kind.bytes for kind in self.kinds.values())
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """K and V of one token over all layers."""
+        return self.model.kv_bytes_per_token()
+
+    @property
+    def kv_elements_per_token(self) -> float:
+        """Numbers in them."""
+        return self.model.kv_elements_per_token
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes of one element between layers: half precision."""
+        return 2.0
+
+    @property
+    def mean_kv_tokens(self) -> float:
+        """Positions that a decode step attends to, in the mean over steps and layers."""
+        return self._kept(self.prompt + self.generated / 2)
+
+    @property
+    def kv_sequence_bytes(self) -> float:
+        """The cache of one sequence when it is longest."""
+        return self.model.kv_bytes(self.prompt + self.generated)
+
+    def _kept(self, tokens: float) -> float:
+        return self.model.kv_bytes(tokens) / self.kv_bytes_per_token
+
+    def hidden_bytes(self, rows: int) -> int:
+        """Hidden states of so many prompts."""
+        return 2 * rows * self.prompt * self.width
+
+    def work_bytes(self, rows: int) -> int:
+        """Intermediates of the prefill of so many rows: one layer's, or the last tokens' logits."""
+        model = self.model
+        inner = model.ffn * (2 if model.gated else 1) * model.experts_per_token
+        attention = self.query_width + 2 * model.kv_heads * model.head_dim
+        layer = 2 * rows * self.prompt * int(_LAYER_SLICE * max(inner, attention))
+        return 2 * self.hidden_bytes(rows) + max(layer, 4 * rows * model.vocab)
+
+    def tensors(self, kind: str) -> list[tuple[int, int]]:
+        """Bytes and number of the weights of a kind."""
+        return [
+            (2 * tensor.elements // tensor.count, tensor.count)
+            for tensor in self.model.tensors()
+            if kind_of(self.model, tensor) == kind
+        ]
+
+    def layer_bytes(self, kinds: frozenset[str]) -> int:
+        """The largest that is on its way when these kinds are streamed, the next one beside it."""
+        inner = sum(self.kinds[kind].bytes for kind in kinds if kind != "head") // self.layers
+        whole = self.kinds["head"].bytes if "head" in kinds else 0
+        return max(2 * inner, inner + whole)
+
+
+def decoder_job(
+    model: ModelConfig, *, prompt: int, generated: int, engine: EngineRates = TRANSFORMERS
+) -> DecoderJob:
+    """A model with its lengths.
+
+    Raises
+    ------
+    ValueError
+        Lengths below 1 (2 generated), more tokens than the model has positions, an encoder, or a
+        model that the integration does not place.
+    """
+    check_lengths(model, prompt, generated, least=2)
+    if model.quantization is not None:
+        raise ValueError(
+            f"{model.name} is quantised ({model.quantization.method}): its weights stay where the "
+            "quantiser keeps them; plan with --executor vllm"
+        )
+    if model.decoder is not None and model.decoder.latent is not None:
+        raise ValueError(
+            f"{model.name} keeps latent keys and values ({model.family}), which transformers "
+            "unfolds; plan with --executor vllm"
+        )
+    nbytes: Counter[str] = Counter()
+    met: dict[str, float] = {}
+    for tensor in model.tensors():
+        kind = kind_of(model, tensor)
+        nbytes[kind] += 2 * tensor.elements
+        met[kind] = met.get(kind, 0.0) + tensor.met * tensor.elements * (kind != EMBEDDING)
+    kinds = {kind: KindSize(count, met[kind]) for kind, count in nbytes.items()}
+    return DecoderJob(model=model, kinds=kinds, prompt=prompt, generated=generated, engine=engine)
+
+
+_WORDS = ("embed_tokens", "wte")
+
+
+def kind_of(model: ModelConfig, tensor: TensorKind) -> str:
+    """As the integration tells kinds by names: a word embedding that is the head too is a head."""
+    if tensor.kind == "embedding":
+        return "head" if model.tied and tensor.name in _WORDS else EMBEDDING
+    if tensor.met < 1:
+        return "experts"
+    return "mlp" if tensor.kind == "router" else tensor.kind

@@ -1,0 +1,89 @@
+"""What a plan for transformers decides in whole kinds: who computes with which, and how many rows.
+
+A kind of weight is on the accelerator, streamed to it for every pass over the layers, or multiplied
+by the CPUs where it lies; without an accelerator all of them are. Keys and values are all on the
+accelerator or all on the host.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.transformers.job import EMBEDDING, DecoderJob
+
+BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Rows of one accelerator batch to try; each is more than a layer's weights need to be read for."""
+
+MOST_SEQUENCES = 8192
+"""Largest block that is searched."""
+
+_SMALL = 0.005
+"""Kinds with less of all weights (norms, routers) are on the accelerator: nothing depends on
+them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rows of a batch, and kinds of weights by who computes with them; the rest is on the GPU.
+
+    ``idle`` are looked up, never read as a whole. Without a GPU a block is one batch, and ``rows``
+    is 1: what is counted are its rows.
+    """
+
+    rows: int
+    streamed: frozenset[str]
+    on_cpu: frozenset[str]
+    idle: frozenset[str]
+    kv_on_gpu: bool
+
+    def bytes_of(self, job: DecoderJob, kinds: frozenset[str]) -> int:
+        """Weights of these kinds."""
+        return sum(job.kinds[kind].bytes for kind in kinds)
+
+    def gpu_bytes(self, job: DecoderJob) -> int:
+        """What the accelerator holds beside keys, values and hidden states of a block."""
+        away = self.streamed | self.on_cpu | self.idle
+        resident = job.weight_bytes - self.bytes_of(job, away)
+        moving = job.layer_bytes(self.streamed | self.on_cpu) if self.streamed | self.on_cpu else 0
+        return resident + moving + job.work_bytes(self.rows)
+
+
+def layouts(
+    job: DecoderJob, hardware: Hardware, *, batches: Sequence[int] = BATCHES
+) -> Iterator[Layout]:
+    """Everything to choose from."""
+    kinds = frozenset(job.kinds)
+    idle = kinds & {EMBEDDING}
+    if not hardware.has_gpu:
+        yield Layout(1, frozenset(), kinds - idle, idle, kv_on_gpu=False)
+        return
+    least = _SMALL * job.weight_bytes
+    large = [k for k in job.kinds if k != EMBEDDING and job.kinds[k].bytes >= least]
+    for homes in itertools.product(("gpu", "streamed", "cpu"), repeat=len(large)):
+        streamed, on_cpu = (
+            frozenset(k for k, home in zip(large, homes, strict=True) if home == wanted)
+            for wanted in ("streamed", "cpu")
+        )
+        for rows, kv_on_gpu, away in itertools.product(batches, (True, False), (frozenset(), idle)):
+            layout = Layout(rows, streamed, on_cpu, away, kv_on_gpu)
+            if layout.gpu_bytes(job) <= hardware.gpu_usable_bytes:
+                yield layout
+            if not idle:
+                break
+
+
+def most_batches(job: DecoderJob, hardware: Hardware, layout: Layout) -> int:
+    """No block of a layout has more batches than all memory has room for."""
+    each = layout.rows * job.kv_sequence_bytes
+    gpu = hardware.gpu_usable_bytes - layout.gpu_bytes(job) if hardware.has_gpu else 0.0
+    host = sum(node.usable_bytes for node in hardware.nodes)
+    host -= layout.bytes_of(job, layout.streamed | layout.on_cpu | layout.idle)
+    if host < 0 or gpu < 0:
+        return 0
+    if not hardware.has_gpu:
+        host, each = host, each + job.work_bytes(1)
+    room = gpu if layout.kv_on_gpu else host
+    return min(int(room // each), max(1, MOST_SEQUENCES // layout.rows))

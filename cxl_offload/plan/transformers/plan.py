@@ -1,0 +1,233 @@
+"""Plans of inference with transformers: batch, and a policy for every kind of tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.plan.decoding.trace import cpu_engines, planned_trace
+from cxl_offload.plan.executor import Candidate, Executor, KindBytes
+from cxl_offload.plan.hardware import GPU_USABLE, NVME, Hardware
+from cxl_offload.plan.pipeline import make_plan
+from cxl_offload.plan.plan_file import OWN_FILE, Batch, PhaseEstimate, Plan, phase_estimate
+from cxl_offload.plan.replay_check import Replay
+from cxl_offload.plan.request import PlanRequest
+from cxl_offload.plan.transformers.homes import block_of, largest_tensor, policy_of
+from cxl_offload.plan.transformers.job import decoder_job
+from cxl_offload.plan.transformers.layout import BATCHES
+from cxl_offload.plan.transformers.program import ACT, KV
+from cxl_offload.plan.transformers.search import Found, search
+from cxl_offload.units import format_bytes
+
+GPU = "gpu"
+"""Stands for a policy where a kind is on the accelerator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersRequest(PlanRequest):
+    """What is to be planned for transformers.
+
+    Attributes
+    ----------
+    model_name, machine_name
+        As the printed command shall name them; ``machine_name`` None: the machine it runs on.
+    batches
+        Rows of an accelerator batch to try.
+    most_batches
+        Most accelerator batches in a block; without an accelerator most rows.
+    """
+
+    prompt: int
+    generated: int
+    model_name: str
+    machine_name: str | None = None
+    batches: Sequence[int] = BATCHES
+    most_batches: int | None = None
+    gpu_usable: float = GPU_USABLE
+
+    def __post_init__(self) -> None:
+        super(TransformersRequest, self).__post_init__()
+        if self.most_batches is not None and self.most_batches < 1:
+            raise ConfigError(f"at most {self.most_batches} batches: at least 1 is needed")
+
+
+def plan_transformers(request: TransformersRequest) -> Plan:
+    """The plan for transformers with the most tokens a second.
+
+    Raises
+    ------
+    ConfigError
+        The machine lacks what the equations need, or a limit is impossible.
+    MemoryError
+        Not one sequence fits; says what is needed and what there is.
+    ValueError
+        Lengths the model cannot have, or a model that the integration does not place.
+    """
+    return make_plan(Transformers(request))
+
+
+class Transformers(Executor[Found]):
+    """The search and homes of transformers with this package's integration."""
+
+    name = "transformers"
+
+    def __init__(self, request: TransformersRequest) -> None:
+        self._request = request
+        self._job = decoder_job(request.model, prompt=request.prompt, generated=request.generated)
+        if request.tiers is not None and NVME in request.tiers:
+            raise ConfigError("tier nvme: transformers keeps nothing on a drive; leave it out")
+
+    @property
+    def request(self) -> TransformersRequest:
+        """What is asked for."""
+        return self._request
+
+    def refusal(self) -> str | None:
+        """Why nobody runs it as it stands."""
+        if self._request.machine.gpus:
+            return "cxl-offload generate computes on the CPU; the policies are for your own program"
+        return None
+
+    def hardware(self) -> Hardware:
+        """Without the drive."""
+        return self._request.hardware().without(NVME)
+
+    def search(
+        self, hardware: Hardware, *, like: Candidate[Found] | None = None
+    ) -> Candidate[Found] | None:
+        """The best batch, layout and shares."""
+        request = self._request
+        found = search(
+            self._job,
+            hardware,
+            batches=request.batches,
+            most=request.most_batches,
+            like=None if like is None else like.choice,
+        )
+        if found is None:
+            return None
+        return Candidate(
+            hardware=hardware,
+            choice=found,
+            tokens_per_s=found.tokens_per_s,
+            sequences=found.homes.rows * found.homes.batches,
+            host=found.homes.host,
+            gpu_bytes=self._gpu_bytes(found) if hardware.has_gpu else 0,
+        )
+
+    def _gpu_bytes(self, found: Found) -> int:
+        job, homes = self._job, found.homes
+        rows = homes.rows * homes.batches
+        held = homes.layout.gpu_bytes(job) + round(homes.act_gpu * job.hidden_bytes(rows))
+        return held + (round(rows * job.kv_sequence_bytes) if homes.layout.kv_on_gpu else 0)
+
+    def why_nothing_fits(self, hardware: Hardware) -> str:
+        """What is needed and what there is."""
+        job, request = self._job, self._request
+        rooms = {node.name: node.usable_bytes for node in hardware.nodes}
+        if hardware.has_gpu:
+            rooms["gpu"] = hardware.gpu_usable_bytes
+        shown = ", ".join(f"{name} {format_bytes(room)}" for name, room in rooms.items())
+        return (
+            f"plan {request.model.name} on {hardware.machine} for transformers: weights "
+            f"{format_bytes(job.weight_bytes)} + {format_bytes(int(job.kv_sequence_bytes))} of KV "
+            f"a sequence do not fit in any way; usable are {shown}; give more room or shorter "
+            "sequences"
+        )
+
+    def batch(self, found: Candidate[Found]) -> Batch:
+        """Rows of an accelerator batch, and number of them."""
+        homes, job = found.choice.homes, self._job
+        return Batch(size=homes.rows, count=homes.batches, prompt=job.prompt, tokens=job.generated)
+
+    def kinds(self, found: Candidate[Found]) -> Iterable[KindBytes]:
+        """Weights by kind, KV, hidden states of a block, and what CPUs work in."""
+        homes, job, none = found.choice.homes, self._job, (0,) * len(found.hardware.nodes)
+        rows = homes.rows * homes.batches
+        policies = self._host_policies(found)
+
+        def made(kind: str, gpu: int) -> KindBytes:
+            policy = policies.get(kind, "")
+            return KindBytes(kind, gpu, homes.kinds.get(kind, none), 0, (policy,) * len(none))
+
+        for kind, size in job.kinds.items():
+            yield made(kind, 0 if kind in homes.kinds else size.bytes)
+        yield made(KV, round(rows * job.kv_sequence_bytes) if homes.layout.kv_on_gpu else 0)
+        if found.hardware.has_gpu:
+            yield made(ACT, round(homes.act_gpu * job.hidden_bytes(rows)))
+        else:
+            yield KindBytes("workspace", 0, (homes.work, *none[1:]), 0, ("",) * len(none))
+
+    def _host_policies(self, found: Candidate[Found]) -> dict[str, str]:
+        """Policies of the kinds that have bytes on the host."""
+        homes, job = found.choice.homes, self._job
+        return {
+            kind: policy_of(
+                found.hardware,
+                homes.parts[homes.class_of(kind)],
+                largest_tensor(job, kind, homes.rows * homes.batches),
+            )
+            for kind, placed in homes.kinds.items()
+            if sum(placed)
+        }
+
+    def policies(self, found: Candidate[Found]) -> dict[str, str]:
+        """Of every kind that has one."""
+        kinds = (*self._job.kinds, KV)
+        on_host = self._host_policies(found)
+        return {kind: on_host.get(kind, GPU) for kind in kinds}
+
+    def on_cpu(self, found: Candidate[Found]) -> tuple[str, ...]:
+        """Kinds that CPUs multiply where they lie."""
+        return tuple(sorted(found.choice.homes.layout.on_cpu))
+
+    def command(self, found: Candidate[Found]) -> tuple[str, ...]:
+        """Of this package's own command line."""
+        request = self._request
+        made = ["cxl-offload", "generate", "--plan", OWN_FILE, "--model", request.model_name]
+        made += ["--prompts", "prompts.txt"]
+        if request.machine_name is not None:
+            made += ["--machine", request.machine_name]
+        return tuple(made)
+
+    def phases(self, found: Candidate[Found]) -> tuple[PhaseEstimate, ...]:
+        """The prefill of a block, and a token of every sequence."""
+        phases = found.choice.phases
+        return (
+            phase_estimate("prefill", phases.prefill_s, phases.prefill_terms),
+            phase_estimate(
+                "decode, one token of every sequence", phases.decode_token_s, phases.decode_terms
+            ),
+        )
+
+    def equation_seconds(self, found: Candidate[Found]) -> Mapping[str, float]:
+        """Predicted seconds by phase."""
+        phases = found.choice.phases
+        return {"prefill": phases.prefill_s, "decode": phases.decode_token_s}
+
+    def replayed_seconds(self, found: Candidate[Found], replay: Replay) -> Mapping[str, float]:
+        """A prefill and one token."""
+        machine, job = self._request.machine, self._job
+        block = block_of(job, found.hardware, found.choice.homes)
+        engines = cpu_engines(machine, job.engine)
+        return replay(planned_trace(job, found.hardware, block), machine, engines)
+
+    def notes(self, found: Candidate[Found]) -> list[str]:
+        """Usable shares, what CPUs do, and where rates are from."""
+        request, layout = self._request, found.choice.homes.layout
+        notes = [
+            f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
+            "memory"
+            if found.hardware.has_gpu
+            else f"planned without a GPU, with {request.host_usable:.0%} of host memory",
+            "no speed of this engine is published, so no error is known",
+        ]
+        if layout.on_cpu and found.hardware.has_gpu:
+            kinds = " and ".join(sorted(layout.on_cpu))
+            notes.append(f"CPUs multiply {kinds} where they lie when decoding")
+        if request.machine.simulated:
+            notes.append(
+                f"{found.hardware.machine} is a machine file: its rates are published or assumed"
+            )
+        return notes

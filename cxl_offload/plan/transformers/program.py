@@ -1,0 +1,259 @@
+"""Shares of every kind on every node, for one layout, as a linear program.
+
+All columns are of one batch: bytes and seconds of a block over its number of batches, so that this
+number is a column too (its inverse), and the program without it fixed bounds all numbers at once.
+What CPUs multiply is then charged as if it were spread by the nodes' rates; with the number fixed,
+seconds are those of :mod:`cxl_offload.plan.decoding.phases`, and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cxl_offload.plan.decoding.engine import kv_store_costs
+from cxl_offload.plan.decoding.phases import decode_gpu_seconds, prefill_flops
+from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
+from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.solve import Program
+from cxl_offload.plan.transformers.job import DecoderJob
+from cxl_offload.plan.transformers.layout import Layout
+
+STREAMED, ON_CPU, IDLE, KV, ACT = "streamed", "cpu", "idle", "kv", "activations"
+
+_TIDY = 1e-7
+"""Cost of a slow home, in units of the seconds of a batch: of equals, the fast homes."""
+
+Terms = dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of every class of tensor on every node; what is not there has none.
+
+    ``act_gpu`` is the share of hidden states on the accelerator. ``seconds`` are those of one batch
+    of a block of ``batches`` batches, a whole number where that was asked for.
+    """
+
+    of: Mapping[str, tuple[float, ...]]
+    act_gpu: float
+    batches: float
+    seconds: float
+
+
+class SharesProgram:
+    """One layout as a program.
+
+    Parameters
+    ----------
+    batches
+        Number of batches, or None: as many as are best, not only whole ones.
+    most
+        Most batches.
+    unit_s
+        Seconds near the answer.
+    """
+
+    def __init__(
+        self,
+        job: DecoderJob,
+        hardware: Hardware,
+        layout: Layout,
+        *,
+        batches: int | None,
+        most: int,
+        unit_s: float,
+    ) -> None:
+        self.job, self.hardware, self.layout = job, hardware, layout
+        self._batches = batches
+        self._unit_b, self._unit_s = float(job.weight_bytes), unit_s
+        self.program = Program()
+        least = 1.0 / (most if batches is None else batches)
+        high = 1.0 if batches is None else least
+        self.inverse = self.program.column("1 / batches", low=least, high=high)
+        self._columns()
+        self._rooms()
+        self._decode()
+        self._prefill()
+
+    def _columns(self) -> None:
+        column, layout, job = self.program.column, self.layout, self.job
+        totals = {
+            STREAMED: float(layout.bytes_of(job, layout.streamed)),
+            ON_CPU: float(layout.bytes_of(job, layout.on_cpu)),
+            IDLE: float(layout.bytes_of(job, layout.idle)),
+        }
+        self.on: dict[str, list[int]] = {}
+        nodes = self.hardware.nodes
+        for name, nbytes in totals.items():
+            if nbytes:
+                self.on[name] = [column(name, cost=_TIDY * (at + 1)) for at in range(len(nodes))]
+                terms = dict.fromkeys(self.on[name], 1.0)
+                self._row(f"all {name}", {**terms, self.inverse: -nbytes / self._unit_b}, equal=0)
+        self.kv_bytes = 0.0 if layout.kv_on_gpu else layout.rows * job.kv_sequence_bytes
+        if self.kv_bytes:
+            self.on[KV] = [column(KV, cost=_TIDY * (at + 1)) for at in range(len(nodes))]
+            self._row("all kv", dict.fromkeys(self.on[KV], 1.0), equal=self.kv_bytes / self._unit_b)
+        self.act_bytes = float(job.hidden_bytes(layout.rows)) if self.hardware.has_gpu else 0.0
+        if self.act_bytes:
+            self.on[ACT] = [column(ACT, cost=_TIDY * (at + 1)) for at in range(len(nodes))]
+            self.act_gpu = column("act gpu")
+            terms = dict.fromkeys([*self.on[ACT], self.act_gpu], 1.0)
+            self._row("all act", terms, equal=self.act_bytes / self._unit_b)
+        steps = float(self.job.generated - 1)
+        self.prefill, self.token = column("prefill", cost=1.0), column("token", cost=steps)
+        self.load, self.attention = column("load"), column("attention")
+        self.products = column("products")
+
+    def _row(self, name: str, terms: Terms, *, equal: float) -> None:
+        self.program.row(name, terms, low=equal, high=equal)
+
+    def _timed(self, name: str, terms: Mapping[int, float], *, least: float = 0.0) -> None:
+        """``terms + least <= 0``; byte columns are given in seconds a byte, times as they are."""
+        times = (self.prefill, self.token, self.load, self.attention, self.products)
+        scale = self._unit_b / self._unit_s
+        row = {
+            at: value
+            if at in times
+            else value * (scale if at != self.inverse else 1 / self._unit_s)
+            for at, value in terms.items()
+        }
+        self.program.row(name, row, high=-least / self._unit_s)
+
+    def _rooms(self) -> None:
+        job, hardware, layout = self.job, self.hardware, self.layout
+        for at, node in enumerate(hardware.nodes):
+            terms: Terms = {columns[at]: 1.0 for columns in self.on.values()}
+            terms[self.inverse] = -node.usable_bytes / self._unit_b
+            beside = job.work_bytes(layout.rows) if at == 0 and not hardware.has_gpu else 0
+            self.program.row(f"room of {node.name}", terms, high=-beside / self._unit_b)
+        if hardware.has_gpu:
+            room = hardware.gpu_usable_bytes - layout.gpu_bytes(job)
+            kv = layout.rows * job.kv_sequence_bytes if layout.kv_on_gpu else 0.0
+            terms = {self.inverse: -room / self._unit_b}
+            if self.act_bytes:
+                terms[self.act_gpu] = 1.0
+            self.program.row("room of gpu", terms, high=-kv / self._unit_b)
+
+    def _decode(self) -> None:
+        job, hardware, layout, engine = self.job, self.hardware, self.layout, self.job.engine
+        nodes, link = hardware.nodes, hardware.link_bytes_per_s
+        streamed, act = self.on.get(STREAMED, []), self.on.get(ACT, [])
+        self._timed("link", {self.load: -1.0, **dict.fromkeys(streamed, 1 / link)})
+        for column, node in zip(streamed, nodes, strict=False):
+            self._timed("copies", {self.load: -1.0, column: 1 / node.copy_bytes_per_s})
+        # Hidden states of a token, not of a prompt, cross for every layer.
+        crossing = job.layers / job.prompt / link
+        self._timed("in turn", {self.load: 1.0, self.token: -1.0, **dict.fromkeys(act, crossing)})
+        mean = job.mean_kv_tokens * job.kv_bytes_per_token
+        rows, kv = layout.rows, self.on.get(KV, [])
+        share = mean / job.kv_sequence_bytes
+        for column, node in zip(kv, nodes, strict=False):
+            reached = share / engine.attention_share / node.read_bytes_per_s
+            self._timed("attention memory", {self.attention: -1.0, column: reached})
+        if kv:
+            flops = 4 * rows * job.mean_kv_tokens * job.query_width * job.layers
+            least = flops / (hardware.cores * engine.attention_flops_per_core)
+            self._timed("attention arithmetic", {self.attention: -1.0}, least=least)
+        self._products()
+        work = self._gpu_work()
+        if layout.kv_on_gpu:
+            work += rows * mean / hardware.gpu.memory_bytes_per_s
+        terms = {self.attention: 1.0, self.products: 1.0, self.token: -1.0}
+        self._timed("work", terms, least=work)
+        self._shared(share)
+
+    def _gpu_work(self) -> float:
+        layout, job = self.layout, self.job
+        params = sum(job.kinds[kind].met for kind in layout.on_cpu)
+        nbytes = float(layout.bytes_of(job, layout.on_cpu))
+        return decode_gpu_seconds(
+            job, self.hardware, layout.rows, params_cpu=params, cpu_bytes=nbytes
+        )
+
+    def _products(self) -> None:
+        """What CPUs multiply, read once for every batch; in the one batch of a CPU, once."""
+        on_cpu = self.on.get(ON_CPU)
+        if on_cpu is None:
+            return
+        job, layout, hardware, engine = self.job, self.layout, self.hardware, self.job.engine
+        flops = 2 * layout.rows * sum(job.kinds[kind].met for kind in layout.on_cpu)
+        least = flops / (hardware.cores * engine.products_flops_per_core)
+        self._timed("products arithmetic", {self.products: -1.0}, least=least)
+        passes = self.passes
+        rates = [engine.products_share * node.read_bytes_per_s for node in hardware.nodes]
+        if passes is None:
+            least = layout.bytes_of(job, layout.on_cpu) / sum(rates)
+            self._timed("products memory", {self.products: -1.0}, least=least)
+            return
+        for column, rate in zip(on_cpu, rates, strict=True):
+            self._timed("products memory", {self.products: -1.0, column: passes / rate})
+
+    @property
+    def passes(self) -> int | None:
+        """How often a block reads what CPUs multiply; None: not fixed yet."""
+        return self._batches if self.hardware.has_gpu else 1
+
+    def _shared(self, share: float) -> None:
+        """No node gives more than its rate to copies, attention and products together."""
+        for at, node in enumerate(self.hardware.nodes):
+            rate = max(node.read_bytes_per_s, node.copy_bytes_per_s)
+            terms: Terms = {self.token: -1.0}
+            times = {STREAMED: 1.0, KV: share, ON_CPU: self.passes or 0.0}
+            terms |= {self.on[name][at]: n / rate for name, n in times.items() if name in self.on}
+            self._timed(f"memory of {node.name}", terms)
+
+    def _prefill(self) -> None:
+        job, hardware, layout, engine = self.job, self.hardware, self.layout, self.job.engine
+        nodes, rows, link = hardware.nodes, layout.rows, hardware.link_bytes_per_s
+        flops = prefill_flops(job, rows)
+        if not hardware.has_gpu:
+            least = flops / (hardware.cores * engine.prefill_flops_per_core)
+            self._timed("prefill arithmetic", {self.prefill: -1.0}, least=least)
+            for column, node in zip(self.on[ON_CPU], nodes, strict=True):
+                terms = {self.prefill: -1.0, column: 1 / node.read_bytes_per_s}
+                self._timed("prefill memory", terms)
+        else:
+            self._prefill_link(link)
+            least = flops / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)
+            self._timed("prefill GPU work", {self.prefill: -1.0}, least=least)
+            once = job.weight_bytes / hardware.gpu.memory_bytes_per_s
+            self._timed("prefill weights", {self.prefill: -1.0, self.inverse: once})
+        costs = kv_store_costs(engine, hardware)
+        share = job.prompt * job.kv_bytes_per_token / job.kv_sequence_bytes
+        stores = {c: share * cost for c, cost in zip(self.on.get(KV, []), costs, strict=False)}
+        self._timed("prefill KV stores", {self.prefill: -1.0, **stores})
+
+    def _prefill_link(self, link: float) -> None:
+        """What is streamed, then what CPUs multiply when decoding."""
+        beside = self.program.column("prefill of what CPUs multiply")
+        nodes, scale = self.hardware.nodes, self._unit_b / self._unit_s
+        on_cpu = self.on.get(ON_CPU, [])
+        rows = [dict.fromkeys(on_cpu, scale / link)]
+        rows += [
+            {column: scale / min(link, node.copy_bytes_per_s)}
+            for column, node in zip(on_cpu, nodes, strict=False)
+        ]
+        for terms in rows:
+            self.program.row("prefill copies", {**terms, beside: -1.0}, high=0.0)
+        total = {self.load: 1.0, beside: 1.0, self.prefill: -1.0}
+        self.program.row("prefill link", total, high=0.0)
+
+    def solve(self) -> Shares | None:
+        """The fastest shares; None where nothing fits."""
+        found = self.program.solve()
+        if found is None:
+            return None
+        values = found.values
+        shares = {}
+        for name, columns in self.on.items():
+            parts = [max(0.0, float(values[column])) for column in columns]
+            total = sum(parts)
+            if total:
+                shares[name] = tuple(part / total for part in parts)
+        steps = self.job.generated - 1
+        seconds = float(values[self.prefill] + steps * values[self.token]) * self._unit_s
+        act_gpu = 1.0
+        if self.act_bytes:
+            act_gpu = min(1.0, float(values[self.act_gpu]) * self._unit_b / self.act_bytes)
+        return Shares(shares, act_gpu, 1 / float(values[self.inverse]), seconds)

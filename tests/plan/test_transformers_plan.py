@@ -1,0 +1,215 @@
+"""Plans for transformers: what runs where, against the equations and against random placements."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from cxl_offload.memory.policy import Weighted, parse_policy
+from cxl_offload.plan.decoding.phases import Block, phases_of_block
+from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.model.file import load_model
+from cxl_offload.plan.plan_file import parse_plan, plan_text
+from cxl_offload.plan.transformers.homes import block_of, percents
+from cxl_offload.plan.transformers.job import DecoderJob
+from cxl_offload.plan.transformers.layout import Layout, layouts, most_batches
+from cxl_offload.plan.transformers.plan import (
+    Transformers,
+    TransformersRequest,
+    plan_transformers,
+)
+from cxl_offload.plan.transformers.program import KV, ON_CPU, STREAMED, SharesProgram
+from cxl_offload.plan.transformers.search import least_seconds
+from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
+from cxl_offload.topology import load_machine
+
+MODELS = ("opt-6.7b", "llama-65b", "llama-3-70b", "mixtral-8x7b", "mistral-7b", "gpt2-xl")
+
+
+def request(model: str = "llama-65b", machine: str = "epyc9354-cxl-a", **extra: Any) -> Any:
+    given: dict[str, Any] = {"prompt": 512, "generated": 32, "model_name": model, **extra}
+    return TransformersRequest(
+        model=load_model(model), machine=load_machine(machine), replay=None, **given
+    )
+
+
+def job_of(executor: Transformers) -> DecoderJob:
+    return executor._job
+
+
+def test_llama_65b_keeps_its_cache_on_the_host_and_is_faster_for_it() -> None:
+    plan = plan_transformers(request())
+    asked = request()
+    served = plan_vllm(
+        VllmRequest(
+            model=asked.model,
+            machine=asked.machine,
+            prompt=512,
+            generated=32,
+            model_name="llama-65b",
+            replay=None,
+        )
+    )
+    assert plan.policies["kv"] != "gpu"
+    assert "gpu" not in plan.of("kv")
+    assert plan.tokens_per_s > 4 * served.tokens_per_s
+    assert plan.cxl.used
+
+
+def test_plan_has_a_policy_for_every_kind_that_its_bytes_follow() -> None:
+    machine = load_machine("epyc9354-cxl-a")
+    plan = plan_transformers(request())
+    for kind, text in plan.policies.items():
+        homes = plan.of(kind)
+        if text == "gpu":
+            assert set(homes) == {"gpu"}
+            continue
+        policy = parse_policy(text, machine)
+        tiers = [machine.tier_of(node) for node in getattr(policy, "nodes", ())]
+        assert {tier.name for tier in tiers if tier is not None} == set(homes)
+        if isinstance(policy, Weighted):
+            total = sum(policy.weights.values())
+            for (node, weight), nbytes in zip(policy.weights.items(), homes.values(), strict=True):
+                assert nbytes / sum(homes.values()) == pytest.approx(weight / total, abs=0.01), node
+
+
+def test_plan_file_keeps_the_policies() -> None:
+    plan = plan_transformers(request("mixtral-8x7b"))
+    assert parse_plan(plan_text(plan), file="plan.yaml") == plan
+    assert set(plan.policies) >= {"kv", "attention", "experts", "head", "embedding"}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_program_takes_as_long_as_the_equations(model: str) -> None:
+    executor = Transformers(request(model))
+    job, hardware = job_of(executor), executor.hardware()
+    draw = random.Random(model)
+    every = list(layouts(job, hardware))
+    compared = 0
+    for layout in draw.sample(every, min(25, len(every))):
+        most = most_batches(job, hardware, layout)
+        if not most:
+            continue
+        count = draw.randint(1, most)
+        program = SharesProgram(job, hardware, layout, batches=count, most=most, unit_s=10.0)
+        found = program.solve()
+        if found is None:
+            continue
+        none = (0.0,) * len(hardware.nodes)
+
+        def spread(kinds: frozenset[str], name: str, of: Any = found, none: Any = none) -> Any:
+            total = sum(job.kinds[kind].bytes for kind in kinds)
+            return tuple(total * share for share in of.of.get(name, none))
+
+        block = Block(
+            sequences=count * layout.rows,
+            batches=count,
+            gpu_batch=layout.rows,
+            weights_drive=0,
+            weights_host=spread(layout.streamed, STREAMED),
+            weight_shares=found.of.get(STREAMED),
+            kv_drive=0,
+            kv_host=found.of.get(KV, none),
+            kv_gpu=float(layout.kv_on_gpu),
+            kv_shares=found.of.get(KV),
+            activations_gpu=found.act_gpu,
+            weights_cpu=spread(layout.on_cpu, ON_CPU),
+            cpu_shares=found.of.get(ON_CPU),
+            params_cpu=sum(job.kinds[kind].met for kind in layout.on_cpu),
+        )
+        phases = phases_of_block(job, hardware, block)
+        assert found.seconds * count == pytest.approx(phases.total_s, rel=1e-5)
+        bound = least_seconds(job, hardware, layout, most)
+        assert bound <= found.seconds / layout.rows * (1 + 1e-9)
+        compared += 1
+    assert compared >= 5
+
+
+def random_block(
+    job: DecoderJob, hardware: Hardware, layout: Layout, draw: random.Random
+) -> tuple[Block, float]:
+    """Anything that fits, and its tokens/s; 0 where it does not."""
+    count = draw.randint(1, max(1, most_batches(job, hardware, layout)))
+    parts = {
+        name: percents(shares)
+        for name in (STREAMED, ON_CPU, KV)
+        for raw in [[draw.random() ** 2 for _ in hardware.nodes]]
+        for shares in [[each / sum(raw) for each in raw]]
+    }
+    nbytes = {
+        STREAMED: layout.bytes_of(job, layout.streamed),
+        ON_CPU: layout.bytes_of(job, layout.on_cpu),
+        KV: 0 if layout.kv_on_gpu else count * layout.rows * job.kv_sequence_bytes,
+    }
+    placed = {name: [nbytes[name] * part / 100 for part in parts[name]] for name in parts}
+    used = [sum(column) for column in zip(*placed.values(), strict=True)]
+    fits = all(have <= n.usable_bytes for have, n in zip(used, hardware.nodes, strict=True))
+    gpu = float(layout.gpu_bytes(job) + count * job.hidden_bytes(layout.rows))
+    gpu += count * layout.rows * job.kv_sequence_bytes * layout.kv_on_gpu
+    shares = {name: [part / 100 for part in each] for name, each in parts.items()}
+    block = Block(
+        sequences=count * layout.rows,
+        batches=count,
+        gpu_batch=layout.rows,
+        weights_drive=0,
+        weights_host=placed[STREAMED],
+        weight_shares=shares[STREAMED] if nbytes[STREAMED] else None,
+        kv_drive=0,
+        kv_host=[0.0] * len(used) if layout.kv_on_gpu else shares[KV],
+        kv_gpu=float(layout.kv_on_gpu),
+        kv_shares=None if layout.kv_on_gpu else shares[KV],
+        activations_gpu=1.0,
+        weights_cpu=placed[ON_CPU],
+        cpu_shares=shares[ON_CPU] if nbytes[ON_CPU] else None,
+        params_cpu=sum(job.kinds[kind].met for kind in layout.on_cpu),
+    )
+    fits = fits and gpu <= hardware.gpu_usable_bytes
+    return block, phases_of_block(job, hardware, block).tokens_per_s if fits else 0.0
+
+
+@pytest.mark.parametrize("model", ["opt-6.7b", "llama-65b", "mixtral-8x7b"])
+def test_no_random_placement_is_faster_than_the_plan(model: str) -> None:
+    executor = Transformers(request(model, limits={"ldram": 64 << 30}))
+    job, hardware = job_of(executor), executor.hardware()
+    best = executor.search(hardware)
+    assert best is not None
+    draw = random.Random(model)
+    every = list(layouts(job, hardware))
+    rates = [random_block(job, hardware, draw.choice(every), draw)[1] for _ in range(3000)]
+    assert max(rates) <= best.tokens_per_s * (1 + 1e-9)
+    assert max(rates) > best.tokens_per_s / 4  # the draws are not all poor
+
+
+def test_percents_hold_what_the_shares_promised() -> None:
+    for model in MODELS:
+        executor = Transformers(request(model))
+        found = executor.search(executor.hardware())
+        assert found is not None
+        phases = found.choice.phases
+        assert phases.tokens_per_s == pytest.approx(found.tokens_per_s, rel=0.02)
+        again = phases_of_block(
+            job_of(executor),
+            found.hardware,
+            block_of(job_of(executor), found.hardware, found.choice.homes),
+        )
+        assert again == phases
+        for have, node in zip(found.host, found.hardware.nodes, strict=True):
+            assert have <= node.usable_bytes
+
+
+def test_small_batches_are_computed_where_the_weights_lie() -> None:
+    """One sequence reads all weights for one token: CPUs read faster than the link carries."""
+    plan = plan_transformers(request("llama-65b", most_batches=1, batches=(1,)))
+    assert "mlp" in plan.on_cpu
+
+
+def test_what_does_not_fit_is_refused_with_what_there_is() -> None:
+    with pytest.raises(MemoryError, match=r"do not fit in any way; usable are cxl .*, gpu "):
+        plan_transformers(request("opt-175b", tiers=("cxl",)))
+
+
+def test_what_the_integration_does_not_place_is_refused() -> None:
+    with pytest.raises(ValueError, match="encoder"):
+        plan_transformers(request("bert-base-uncased"))
