@@ -99,6 +99,11 @@ class StepTuner:
             self.homes.aim(self._tuner.share)
             self._moving = self.homes.pending_bytes > 0
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether the next :meth:`step` moves pages: nothing may be copied from or to them then."""
+        return self._moving
+
     def step(self, seconds: float | None = None) -> None:
         """One step is over; pages may move before this returns.
 

@@ -177,6 +177,11 @@ class TieredOptLM(OptLM):  # type: ignore[misc]
                 for tensor in holder.val or ():
                     yield from _pieces(tensor)
 
+    def weight_tensors(self) -> Iterator[TorchTensor]:
+        """Every weight, split and compressed ones piece by piece."""
+        for holder in self.weight_home:
+            yield from _kept(holder)
+
     def close(self) -> None:
         """Give all weights, caches and intermediate tensors back; calling again does nothing."""
         holders = [*self.weight_home, *self.weight_read_buf, *self.attention_mask]
@@ -220,6 +225,17 @@ def _pieces(tensor: TorchTensor) -> Iterator[TorchTensor]:
         yield tensor
     for part in parts:
         yield from _pieces(part)
+
+
+def _kept(value: Any) -> Iterator[TorchTensor]:
+    """Pieces of the tensors in what FlexGen keeps in a holder, which keeps them."""
+    if isinstance(value, TorchTensor):
+        yield from _pieces(value)
+    elif isinstance(value, ValueHolder):
+        yield from _kept(value.val)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _kept(each)
 
 
 def _tensors_in(value: Any) -> Iterable[TorchTensor]:

@@ -30,6 +30,7 @@ from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.integrations.flexgen.scope import flexgen_globals
 from cxl_offload.integrations.flexgen.tiers import room
 from cxl_offload.integrations.flexgen.tokens import ByteTokenizer, prompt_tokens
+from cxl_offload.integrations.flexgen.tuning import TunedRun
 from cxl_offload.integrations.flexgen.wiring import (
     build_devices,
     check_accelerator,
@@ -43,6 +44,7 @@ from cxl_offload.objects.placement_rows import placement_rows
 from cxl_offload.renamed import renamed_keywords
 from cxl_offload.sim.trace import Trace
 from cxl_offload.topology import Machine
+from cxl_offload.tune import read_tuning
 
 FLEXGEN_VERSION = "0.1.8"
 _log = logging.getLogger(__name__)
@@ -95,6 +97,8 @@ class LoadedModel:
         int32 ``(rows, prompt_len)``: the padded prompts.
     store
         Counts host memory by kind, from ``with`` on.
+    tuned
+        What tunes the weights, from ``with`` on; None without ``tune``.
     """
 
     store: TierStore
@@ -111,6 +115,13 @@ class LoadedModel:
         self.request = request
         self.session = session or current_session()
         self.machine: Machine = with_tiers(self.session.machine, request.tiers)
+        self._tuning = read_tuning(
+            request.tune,
+            machine=self.machine,
+            budget_bytes=request.tune_budget_bytes,
+            state=request.tune_state,
+        )
+        self.tuned: TunedRun | None = None
         self.source: ModelSource = resolve_model(request.model, request.path)
         self.inputs, self._tokenizer = prompt_tokens(request, self.source)
         self._progress = progress
@@ -201,8 +212,20 @@ class LoadedModel:
             loaded=lambda done, total: self._tell("load", done, total),
         )
         self._model.sync()
+        if self._tuning is not None:
+            self.tuned = TunedRun(
+                self._model.weight_tensors(),
+                self.session,
+                self._tuning,
+                before_moves=self._before_moves,
+            )
+
+    def _before_moves(self) -> None:
+        self.model.sync()
+        self._recorder.weights_move()
 
     def _close_model(self) -> None:
+        self.tuned = None
         if self._model is not None:
             self._model.close()
             self._model = None
@@ -225,6 +248,8 @@ class LoadedModel:
         computed = request.cut_gen_len or request.gen_len
 
         def begins(token: int) -> None:
+            if self.tuned is not None:
+                self.tuned.token_begins(token)
             self._tell("generate", token, computed)
             if token_begins is not None:
                 token_begins(token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from flexgen.flex_opt import add_parser_arguments
@@ -16,6 +16,7 @@ from cxl_offload.integrations.flexgen.report import FlexGenReport
 from cxl_offload.integrations.flexgen.request import ALL_ON_HOST, FlexGenRun, planned_options
 from cxl_offload.integrations.prompts import read_prompts
 from cxl_offload.plan.plan_file import load_plan
+from cxl_offload.units import parse_bytes
 
 _TEST_PROMPT = "Paris is the capital city of"  # FlexGen's own, when no prompts are given
 
@@ -91,6 +92,21 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         default="stream",
         help="between host and GPU: on FlexGen's streams (default), or by the copy engine, where a "
         "slow tier's bytes cross together with a fast one's",
+    )
+    ours.add_argument(
+        "--tune",
+        choices=("step_time",),
+        help="let the share of the host's weights on the far tier follow the time of the tokens; "
+        "advice only without --tune-budget",
+    )
+    ours.add_argument(
+        "--tune-budget",
+        metavar="SIZE",
+        default="0B",
+        help="weights that may move between two tokens, in the mean, e.g. 64MiB",
+    )
+    ours.add_argument(
+        "--tune-state", metavar="FILE", help="a JSON file from which the next run goes on"
     )
     more = parser.add_argument_group("prompts and results")
     more.add_argument("--prompts", metavar="FILE", help="a text file with one prompt a line")
@@ -208,7 +224,20 @@ def request_from(args: argparse.Namespace) -> FlexGenRun:
         accelerator=args.accelerator or ("cuda" if torch.cuda.is_available() else "host"),
         stop=args.stop,
         warmup=args.warmup,
+        **_tuning(args),
     )
+
+
+def _tuning(args: argparse.Namespace) -> dict[str, Any]:
+    try:
+        budget_bytes = parse_bytes(args.tune_budget)
+    except ValueError as error:
+        raise ConfigError(f"--tune-budget {args.tune_budget}: {error}") from None
+    return {
+        "tune": args.tune,
+        "tune_budget_bytes": budget_bytes,
+        "tune_state": args.tune_state,
+    }
 
 
 def _percent(args: argparse.Namespace) -> tuple[float, float, float, float, float, float]:

@@ -63,6 +63,10 @@ class Recorder:
         self._weights.clear()
         return trace
 
+    def weights_move(self) -> None:
+        """Weights may lie elsewhere from now on: they are asked for again."""
+        self._weights.clear()
+
     @contextlib.contextmanager
     def on(self, queue: Queue) -> Iterator[None]:
         """Copies made inside belong to ``queue``."""
@@ -84,7 +88,7 @@ class Recorder:
         """Bytes of a view of host memory on every node."""
         if self._queue != "load_weight" or not view.is_contiguous():
             return view_bytes(view, self._bytes_per_node)
-        # Weights stay where they are for the whole run, and are asked for with every token.
+        # Weights are asked for with every token, and move between tokens only.
         key = (view.data_ptr(), view.numel() * view.element_size())
         if key not in self._weights:
             self._weights[key] = self._bytes_per_node(*key)

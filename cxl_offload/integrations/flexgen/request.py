@@ -18,6 +18,7 @@ from cxl_offload.integrations.flexgen.places import (
     is_split,
 )
 from cxl_offload.plan.plan_file import Plan
+from cxl_offload.tune import Signal
 
 ALL_ON_HOST = (0.0, 100.0, 0.0, 100.0, 0.0, 100.0)
 _LEAST_CUT = 4
@@ -87,6 +88,13 @@ compress_cache
         Run one token first, not counted in the measured times.
     record
         Keep a trace of the bytes every copy and computation moved.
+    tune
+        ``"step_time"``: the share of the host's weights on the far tier (CXL, else the other
+        sockets) follows the time of the tokens, see docs/tuning.md. ``None``: they stay.
+    tune_budget_bytes
+        Bytes of weights that may move between two tokens, in the mean; 0 only logs advice.
+    tune_state
+        A JSON file from which the next run goes on.
     """
 
     model: str
@@ -120,6 +128,9 @@ compress_cache
     temperature: float = 1.0
     warmup: bool = False
     record: bool = True
+    tune: Signal | None = None
+    tune_budget_bytes: int = 0
+    tune_state: str | None = None
 
     @property
     def rows(self) -> int:
