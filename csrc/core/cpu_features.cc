@@ -36,15 +36,22 @@ bool has(Isa isa) {
 
 constexpr Isa kAll[] = {Isa::kScalar, Isa::kNeon, Isa::kAvx2, Isa::kAvx512};
 
-}  // namespace
-
-std::vector<Isa> supported_isas() {
-  std::vector<Isa> found;
-  std::ranges::copy_if(kAll, std::back_inserter(found), has);
-  return found;
+// The processor is asked once: in a virtual machine CPUID leaves it, which takes as long as a
+// kernel over a small tensor.
+const std::vector<Isa>& known_isas() {
+  static const std::vector<Isa> known = [] {
+    std::vector<Isa> found;
+    std::ranges::copy_if(kAll, std::back_inserter(found), has);
+    return found;
+  }();
+  return known;
 }
 
-Isa best_isa() { return supported_isas().back(); }
+}  // namespace
+
+std::vector<Isa> supported_isas() { return known_isas(); }
+
+Isa best_isa() { return known_isas().back(); }
 
 std::string isa_name(Isa isa) {
   switch (isa) {

@@ -22,10 +22,10 @@ from cxl_offload.ops.attention_arguments import (
     Scale,
     bias_view,
     cache_views,
-    check_query,
     length_list,
     mask_address,
     one_after_another,
+    query_view,
     scale_list,
     table_address,
 )
@@ -209,11 +209,11 @@ def _run(
     threads: Threads = None,
     isa: str = "",
 ) -> None:
-    check_query(q, window, soft_cap)
+    queries = query_view(q, window, soft_cap)
     keys, values, groups = cache_views(k, v, block_table is not None)
     team = team_for(threads)
     _C.run_attention(
-        tensor_view(one_after_another(q), "q"),
+        queries if q.dim() == 3 else tensor_view(one_after_another(q), "q"),
         keys,
         values,
         tensor_view(one_after_another(out), "out"),

@@ -36,9 +36,9 @@ class AttentionOptions(TypedDict, total=False):
     isa: str
 
 
-def check_query(q: torch.Tensor, window: int | None, soft_cap: float | None) -> None:
-    """Raises ValueError or TypeError for a query or a number that no attention is made with."""
-    tensor_view(q, "q")  # says what is wrong with it before its shape is asked for
+def query_view(q: torch.Tensor, window: int | None, soft_cap: float | None) -> _C.TensorView:
+    """Of q as it is; ValueError or TypeError for what no attention is made with."""
+    view = tensor_view(q, "q")  # says what is wrong with it before its shape is asked for
     if q.dim() not in (3, 4):
         raise ValueError(
             f"q of shape {tuple(q.shape)} is not (batch, heads, dim), nor (batch, heads, queries, "
@@ -48,6 +48,7 @@ def check_query(q: torch.Tensor, window: int | None, soft_cap: float | None) -> 
         raise ValueError(f"window {window}: give at least 1, or None for all positions")
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap {soft_cap}: give a positive number, or None for no cap")
+    return view
 
 
 def cache_views(

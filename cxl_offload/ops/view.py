@@ -64,6 +64,25 @@ def tensor_view(
     ValueError
         Another device, layout or dtype, or not contiguous.
     """
+    if type(tensor) is not torch.Tensor:
+        _check_class(tensor, name)
+    if not tensor.is_cpu:
+        raise ValueError(f"{name} is on {tensor.device}; this kernel works on CPU tensors")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name} has layout {tensor.layout}; pass a dense tensor")
+    dtype = tensor.dtype
+    if dtype not in dtypes:
+        known = ", ".join(str(dtype) for dtype in dtypes)
+        raise ValueError(f"{name} is {dtype}; this kernel takes {known}")
+    if not (strided or tensor.is_contiguous()) or tensor.is_neg():
+        raise ValueError(
+            f"{name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
+            "contiguous; it is never copied behind your back: pass a contiguous tensor"
+        )
+    return _C.TensorView(tensor.data_ptr(), _NAMES[dtype], tensor.shape, tensor.stride())
+
+
+def _check_class(tensor: object, name: str) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}; pass a torch.Tensor")
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
@@ -71,21 +90,6 @@ def tensor_view(
             f"{name} is a {type(tensor).__name__}, whose bytes are not its values; "
             "pass the tensor inside it, e.g. to_local()"
         )
-    if tensor.device.type != "cpu":
-        raise ValueError(f"{name} is on {tensor.device}; this kernel works on CPU tensors")
-    if tensor.layout is not torch.strided:
-        raise ValueError(f"{name} has layout {tensor.layout}; pass a dense tensor")
-    if tensor.dtype not in dtypes:
-        known = ", ".join(str(dtype) for dtype in dtypes)
-        raise ValueError(f"{name} is {tensor.dtype}; this kernel takes {known}")
-    if not (strided or tensor.is_contiguous()) or tensor.is_neg():
-        raise ValueError(
-            f"{name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
-            "contiguous; it is never copied behind your back: pass a contiguous tensor"
-        )
-    return _C.TensorView(
-        tensor.data_ptr(), _NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride()
-    )
 
 
 def touch(*tensors: torch.Tensor) -> None:

@@ -204,11 +204,12 @@ def _by_kernel(
         more = more.to("cpu", torch.float32).expand(*query.shape[:3], key.shape[2])
         bias = more if bias is None else bias + more
     one = query.shape[2] == 1
-    queries = query[:, :, 0] if one else query
+    queries = query.squeeze(2) if one else query
     if bias is not None and one:
         bias = bias[:, :, 0]
+    on_cpu = query.is_cpu
     out = decode_attention(
-        queries.to("cpu").contiguous(),
+        (queries if on_cpu else queries.to("cpu")).contiguous(),
         key,
         value,
         mask=attended,
@@ -218,7 +219,9 @@ def _by_kernel(
         sinks=options.get("s_aux"),
         causal=False,  # the mask says what each query sees
         threads=team,
-    ).to(query.device)
+    )
+    if not on_cpu:
+        out = out.to(query.device)
     return out.unsqueeze(1) if one else out.transpose(1, 2).contiguous()
 
 

@@ -33,6 +33,9 @@ class GrowingStates:
         Positions to have room for at first; 0 where nobody knows.
     """
 
+    _sees_all = True
+    """Whether a new position sees all that is kept."""
+
     keys: Any
     values: Any
     is_initialized: bool
@@ -44,9 +47,11 @@ class GrowingStates:
         self._expected = expected
         self._room: KvRoom | None = None
 
-    def _show(self) -> None:
-        """transformers reads the attributes."""
-        self.keys, self.values = (None, None) if self._room is None else self._room.view()
+    def _show(self, seen: tuple[Any, Any] | None = None) -> None:
+        """transformers reads the attributes; ``seen``, if the caller has them already."""
+        if seen is None:
+            seen = (None, None) if self._room is None else self._room.view()
+        self.keys, self.values = seen
 
     def _first_room(self, count: int) -> int:
         """Positions to have room for when the first ``count`` come."""
@@ -76,6 +81,9 @@ class GrowingStates:
         assert room is not None
         if part is None:
             seen = self._write(room, key_states, value_states)
+            if self._sees_all and seen[0] is not key_states:
+                self._show(seen)
+                return seen
         else:
             if part.is_first:  # other rows must not move between the parts
                 room.make_ready(int(key_states.shape[2]))
@@ -188,6 +196,8 @@ class TierLayer(GrowingStates, DynamicLayer):  # type: ignore[misc]
 
 class TierSlidingLayer(GrowingStates, DynamicSlidingWindowLayer):  # type: ignore[misc]
     """The last positions that a window reaches; all of them while candidates may be taken back."""
+
+    _sees_all = False
 
     def __init__(self, sliding_window: int, memory: KvMemory, expected: int = 0) -> None:
         DynamicSlidingWindowLayer.__init__(self, sliding_window)
