@@ -1,7 +1,7 @@
 """Files of people and programs: read with line numbers, decoded strictly, written as a whole."""
 
 from cxl_offload.files.codec import DecodeError, decode, encode
-from cxl_offload.files.document import Field, MappedFields, read_document, shown
+from cxl_offload.files.document import Field, MappedFields, hint, read_document, shown
 from cxl_offload.files.shipped import shipped_file, shipped_names
 from cxl_offload.files.text import decode_document, decode_json, parse_json, read_text, write_text
 
@@ -13,6 +13,7 @@ __all__ = [
     "decode_document",
     "decode_json",
     "encode",
+    "hint",
     "parse_json",
     "read_document",
     "read_text",

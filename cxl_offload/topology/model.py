@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NoReturn
 
 from cxl_offload.topology.links import Access, DmaPath, Drive, Gpu, Link
 from cxl_offload.topology.node import (
@@ -182,11 +182,8 @@ class Machine:
         ValueError
             If the machine has no such node.
         """
-        for node in self.nodes:
-            if node.id == node_id:
-                return node
-        known = ", ".join(str(node.id) for node in self.nodes)
-        raise ValueError(f"machine {self.name} has no node {node_id}; its nodes are {known}")
+        found = next((node for node in self.nodes if node.id == node_id), None)
+        return found or self._has_no("node", node_id, (node.id for node in self.nodes))
 
     def tier(self, name: str) -> Tier:
         """The tier of this name.
@@ -196,11 +193,8 @@ class Machine:
         ValueError
             If the machine has no such tier.
         """
-        for tier in self.tiers:
-            if tier.name == name:
-                return tier
-        known = ", ".join(tier.name for tier in self.tiers) or "none"
-        raise ValueError(f"machine {self.name} has no tier {name!r}; its tiers are {known}")
+        found = next((tier for tier in self.tiers if tier.name == name), None)
+        return found or self._has_no("tier", name, (tier.name for tier in self.tiers))
 
     def tier_of(self, node_id: int) -> Tier | None:
         """The tier that holds this node, if any."""
@@ -214,11 +208,12 @@ class Machine:
         ValueError
             If the machine has no such GPU.
         """
-        for gpu in self.gpus:
-            if name in (gpu.name, gpu.pci_address):
-                return gpu
-        known = ", ".join(gpu.name for gpu in self.gpus) or "none"
-        raise ValueError(f"machine {self.name} has no GPU {name!r}; its GPUs are {known}")
+        found = next((gpu for gpu in self.gpus if name in (gpu.name, gpu.pci_address)), None)
+        return found or self._has_no("GPU", name, (gpu.name for gpu in self.gpus))
+
+    def _has_no(self, what: str, wanted: object, known: Iterable[object]) -> NoReturn:
+        names = ", ".join(map(str, known)) or "none"
+        raise ValueError(f"machine {self.name} has no {what} {wanted!r}; its {what}s are {names}")
 
     def usable_nodes(self, *, include_gpu_memory: bool = False) -> tuple[Node, ...]:
         """Nodes that may hold tensors: online, allowed, with memory.
@@ -236,10 +231,8 @@ class Machine:
 
     def access(self, initiator: int, target: int) -> Access | None:
         """What is known about CPUs of ``initiator`` on memory of ``target``."""
-        for access in self.accesses:
-            if (access.initiator, access.target) == (initiator, target):
-                return access
-        return None
+        pair = (initiator, target)
+        return next((a for a in self.accesses if (a.initiator, a.target) == pair), None)
 
     def distance(self, initiator: int, target: int) -> int | None:
         """The kernel's distance, or ``None`` where it is not known."""
@@ -248,10 +241,7 @@ class Machine:
     def dma_path(self, gpu: Gpu | str, node_id: int) -> DmaPath | None:
         """The measured or published path of copies between ``gpu`` and a node, if any."""
         name = self.gpu(gpu).name if isinstance(gpu, str) else gpu.name
-        for path in self.dma_paths:
-            if (path.gpu, path.node) == (name, node_id):
-                return path
-        return None
+        return next((p for p in self.dma_paths if (p.gpu, p.node) == (name, node_id)), None)
 
     def dma_bandwidth(
         self, gpu: Gpu | str, node_id: int, *, direction: Literal["h2d", "d2h"] = "h2d"
@@ -264,11 +254,8 @@ class Machine:
         path = self.dma_path(gpu, node_id)
         if path is None:
             return None
-        return (
-            path.h2d_bandwidth_bytes_per_s
-            if direction == "h2d"
-            else (path.d2h_bandwidth_bytes_per_s)
-        )
+        to_gpu = direction == "h2d"
+        return path.h2d_bandwidth_bytes_per_s if to_gpu else path.d2h_bandwidth_bytes_per_s
 
     def fact(self, name: str) -> float | None:
         """The published number of this name, in the unit of its suffix, if the machine has it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+
+from cxl_offload.files import hint
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -15,9 +16,7 @@ def known_keys(where: str, values: Mapping[str, object], known: Sequence[str]) -
     """Refuses a key that the model does not have, naming it and the closest known one."""
     for key in values:
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
-            raise ValueError(f"unknown key {key!r} in {where}; {hint}")
+            raise ValueError(f"unknown key {key!r} in {where}; {hint(key, sorted(known))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from flexgen.flex_opt import DUMMY_WEIGHT
 from flexgen.opt_config import OptConfig, get_opt_config
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.flexgen.seeded import opt_weight_shapes
 
 _OPT_PAD = 1
 _ACTIVATIONS = ("relu", "gelu")
@@ -202,26 +203,12 @@ def _whole(where: Path, raw: Mapping[str, Any], key: str) -> int:
 
 def weight_shapes(config: OptConfig) -> dict[str, tuple[int, ...]]:
     """File name and shape of every weight FlexGen reads for this model."""
-    h, ffn = config.input_dim, 4 * config.input_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "decoder.embed_tokens.weight": (config.vocab_size, h),
-        "decoder.embed_positions.weight": (config.max_seq_len + 2, h),
-        "decoder.layer_norm.weight": (h,),
-        "decoder.layer_norm.bias": (h,),
-    }
-    for at in range(config.num_hidden_layers):
-        layer = f"decoder.layers.{at}."
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            shapes[f"{layer}self_attn.{name}.weight"] = (h, h)
-            shapes[f"{layer}self_attn.{name}.bias"] = (h,)
-        for name in ("self_attn_layer_norm", "final_layer_norm"):
-            shapes[f"{layer}{name}.weight"] = (h,)
-            shapes[f"{layer}{name}.bias"] = (h,)
-        shapes[layer + "fc1.weight"] = (ffn, h)
-        shapes[layer + "fc1.bias"] = (ffn,)
-        shapes[layer + "fc2.weight"] = (h, ffn)
-        shapes[layer + "fc2.bias"] = (h,)
-    return shapes
+    return opt_weight_shapes(
+        layers=config.num_hidden_layers,
+        hidden=config.input_dim,
+        vocab=config.vocab_size,
+        positions=config.max_seq_len,
+    )
 
 
 def check_np_folder(folder: Path, config: OptConfig) -> None:

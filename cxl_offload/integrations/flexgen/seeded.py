@@ -50,29 +50,45 @@ class OptShape:
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every parameter, as Hugging Face stores them."""
-        h, ffn = self.hidden, 4 * self.hidden
-        shapes: dict[str, tuple[int, ...]] = {
-            "model.decoder.embed_tokens.weight": (self.vocab, h),
-            "model.decoder.embed_positions.weight": (self.positions + 2, h),
-            "model.decoder.final_layer_norm.weight": (h,),
-            "model.decoder.final_layer_norm.bias": (h,),
+        shapes = opt_weight_shapes(
+            layers=self.layers, hidden=self.hidden, vocab=self.vocab, positions=self.positions
+        )
+        final = "model.decoder.final_layer_norm"
+        return {
+            f"model.{name}".replace("model.decoder.layer_norm", final): shape
+            for name, shape in shapes.items()
         }
-        for at in range(self.layers):
-            layer = f"model.decoder.layers.{at}."
-            for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-                shapes[f"{layer}self_attn.{name}.weight"] = (h, h)
-                shapes[f"{layer}self_attn.{name}.bias"] = (h,)
-            for name in ("self_attn_layer_norm", "final_layer_norm"):
-                shapes[f"{layer}{name}.weight"] = (h,)
-                shapes[f"{layer}{name}.bias"] = (h,)
-            shapes[layer + "fc1.weight"], shapes[layer + "fc1.bias"] = (ffn, h), (ffn,)
-            shapes[layer + "fc2.weight"], shapes[layer + "fc2.bias"] = (h, ffn), (h,)
-        return shapes
 
     @property
     def parameters(self) -> int:
         """Parameters, the shared embedding counted once."""
         return sum(int(torch.Size(shape).numel()) for shape in self.tensors().values())
+
+
+def opt_weight_shapes(
+    *, layers: int, hidden: int, vocab: int, positions: int
+) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every weight, as FlexGen's files have them."""
+    h, ffn = hidden, 4 * hidden
+    shapes: dict[str, tuple[int, ...]] = {
+        "decoder.embed_tokens.weight": (vocab, h),
+        "decoder.embed_positions.weight": (positions + 2, h),
+        "decoder.layer_norm.weight": (h,),
+        "decoder.layer_norm.bias": (h,),
+    }
+    for at in range(layers):
+        layer = f"decoder.layers.{at}."
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            shapes[f"{layer}self_attn.{name}.weight"] = (h, h)
+            shapes[f"{layer}self_attn.{name}.bias"] = (h,)
+        for name in ("self_attn_layer_norm", "final_layer_norm"):
+            shapes[f"{layer}{name}.weight"] = (h,)
+            shapes[f"{layer}{name}.bias"] = (h,)
+        shapes[layer + "fc1.weight"] = (ffn, h)
+        shapes[layer + "fc1.bias"] = (ffn,)
+        shapes[layer + "fc2.weight"] = (h, ffn)
+        shapes[layer + "fc2.bias"] = (h,)
+    return shapes
 
 
 DEMO_SHAPE = OptShape(layers=16, hidden=768, heads=12)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, cast
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.files import hint
 from cxl_offload.memory import Bind, Pages, Policy, as_policy, parse_policy
 from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.topology import Machine
@@ -27,11 +27,8 @@ def wrong(name: str, problem: str) -> ConfigError:
 def check_names(config: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     """Refuses names that mean nothing, with a guess at what was meant."""
     for name in config:
-        if name in known:
-            continue
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        raise wrong(f"{where}{name}", f"is no option; {hint}")
+        if name not in known:
+            raise wrong(f"{where}{name}", f"is no option; {hint(name, known)}")
 
 
 def read_bytes(name: str, value: Any) -> int:

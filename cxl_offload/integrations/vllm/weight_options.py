@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.files import hint
 from cxl_offload.memory import Pages, known_policy
 from cxl_offload.objects.weight_kinds import KINDS, OUTSIDE_LAYERS, kind_of, matches
 from cxl_offload.topology import Machine
@@ -98,9 +98,7 @@ def read_weight_options(
         raise _refused(f"must be an object, not {section!r}")
     for key in section:
         if key not in _KEYS:
-            near = difflib.get_close_matches(str(key), _KEYS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(_KEYS)}"
-            raise _refused(f"unknown key {key!r}{hint}")
+            raise _refused(f"unknown key {key!r}; {hint(str(key), _KEYS)}")
     if not section:
         return None
     pages = section.get("weight_pages", "base")

@@ -65,8 +65,8 @@ def test_what_vllm_reads_itself_is_left_to_it() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"polcy": "bind:0"}, "polcy is no option; did you mean policy?"),
-        ({"zzz": 1}, "zzz is no option; known are policy, nodes,"),
+        ({"polcy": "bind:0"}, "polcy is no option; did you mean 'policy'?"),
+        ({"zzz": 1}, "zzz is no option; known: policy, nodes,"),
         ({"cpu_bytes_to_use": None}, "cpu_bytes_to_use is missing; give the bytes of the pool"),
         ({"cpu_bytes_to_use": 0}, "cpu_bytes_to_use is 0; give bytes"),
         ({"cpu_bytes_to_use": "8 GB of it"}, "cpu_bytes_to_use is '8 GB of it'; give bytes"),

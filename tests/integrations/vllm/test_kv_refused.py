@@ -13,7 +13,10 @@ import pytest
 from tests.integrations.vllm.conftest import ENVIRONMENT, ROOT, RunEngine, kv_offload
 
 WRONG = [
-    ({"cpu_bytes_to_use": "32MiB", "polcy": "bind:0"}, "polcy is no option; did you mean policy?"),
+    (
+        {"cpu_bytes_to_use": "32MiB", "polcy": "bind:0"},
+        "polcy is no option; did you mean 'policy'?",
+    ),
     ({"cpu_bytes_to_use": "32MiB", "policy": "bind:63"}, "node 63 has no memory that this process"),
     ({"cpu_bytes_to_use": 1 << 52}, "/dev/shm has"),
     ({}, "cpu_bytes_to_use is missing"),
