@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from cxl_offload.plan.equations import interleave, loaded_latency, mixed_tier
-from cxl_offload.plan.equations.mixed_tier import MixedTiers, TierRates
+from cxl_offload.plan.equations import interleave
 from cxl_offload.plan.machine_rates import UNBOUND, MachineRates
 from cxl_offload.topology import load_machine
 from cxl_offload.units import GB, GIB
+from cxl_offload.validation import loaded_latency, mixed_tier
 from cxl_offload.validation.answers import Answer, PublicModel, machine_name
 from cxl_offload.validation.inputs import Inputs
+from cxl_offload.validation.mixed_tier import MixedTiers, TierRates
 
 
 def _bandwidths(inputs: Inputs, *, above: bool) -> tuple[list[float], float]:

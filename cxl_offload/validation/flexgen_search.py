@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cxl_offload.plan.equations.pages import spread_evenly
 from cxl_offload.plan.flexgen.planner import GPU_BATCHES
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.validation.flexgen_shape import ShapeOnTiers, throughput
@@ -23,6 +22,7 @@ from cxl_offload.validation.footprint import (
     kv_elements_per_token,
     weight_bytes_total,
 )
+from cxl_offload.validation.pages import spread_evenly
 
 GPU_USABLE_FRACTION = 0.8
 """FlexGen's alpha_g: share of GPU memory its search plans with."""

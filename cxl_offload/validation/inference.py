@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cxl_offload.plan.equations.pages import spread_evenly
 from cxl_offload.plan.exact import exact
 from cxl_offload.plan.gpu import GpuRates
 from cxl_offload.plan.machine_rates import MachineRates
@@ -25,6 +24,7 @@ from cxl_offload.validation.flexgen_shape import (
     throughput,
 )
 from cxl_offload.validation.inputs import Inputs
+from cxl_offload.validation.pages import spread_evenly
 
 HALF_PRECISION_BYTES = 2
 

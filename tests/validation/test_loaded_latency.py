@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.plan.equations import loaded_latency
+from cxl_offload.validation import loaded_latency
 
 
 @given(st.floats(1, 5000), st.floats(1e9, 5e11), st.floats(50, 500))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cxl_offload.plan.equations.threads import ThreadedTier, assign_threads, threaded_bandwidth
+from cxl_offload.validation.threads import ThreadedTier, assign_threads, threaded_bandwidth
 
 tiers_strategy = st.lists(
     st.tuples(st.integers(0, 12), st.integers(0, 60)), min_size=1, max_size=3

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.plan.equations import pages
+from cxl_offload.validation import pages
 
 
 def walk(weights: list[int], count: int, capacities: list[int]) -> list[int]:

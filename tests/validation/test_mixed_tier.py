@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.plan.equations import mixed_tier
-from cxl_offload.plan.equations.mixed_tier import Loop, MixedTiers, TierRates
+from cxl_offload.validation import mixed_tier
+from cxl_offload.validation.mixed_tier import Loop, MixedTiers, TierRates
 
 ON = TierRates((60e9, 40e9), (96, 212))
 OFF = TierRates((48e9, 44e9), (96, 212))
