@@ -101,6 +101,9 @@ RENAMED = {
     ),
     "cxl_offload.integrations.flexgen.PlacementRow": "cxl_offload.objects.PlacementRow",
     "cxl_offload.integrations.flexgen.Role": "cxl_offload.integrations.flexgen.FlexGenKind",
+    "cxl_offload.integrations.flexgen.layout.Layout": (
+        "cxl_offload.integrations.flexgen.layout.FlexGenLayout"
+    ),
     "cxl_offload.integrations.flexgen.places.ROLES": (
         "cxl_offload.integrations.flexgen.places.KINDS"
     ),

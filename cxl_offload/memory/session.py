@@ -32,8 +32,6 @@ from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import DaxDevice, Machine, Node, discover
 from cxl_offload.units import format_bytes
 
-__all__ = ["Allocation", "Pages", "Session"]
-
 _logger = logging.getLogger(__name__)
 
 Capacities: TypeAlias = Mapping[int, int] | Mapping[str, int] | Mapping[int | str, int]

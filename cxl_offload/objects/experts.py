@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["ExpertPart", "expert_parts", "number_of_expert", "stacked_experts"]
-
 _OWN = re.compile(r"(?:.*\.)?experts\.(\d+)\..+")
 _STACK = re.compile(r"(?:.*\.)?experts\.[^.]+")
 

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from cxl_offload import _C
 from cxl_offload.topology import Machine, discover
 
-__all__ = ["Team", "Threads", "groups_for", "kernel_for", "team_for"]
-
 Team = _C.WorkerTeam
 
 Counts = int | Mapping[int, int] | None

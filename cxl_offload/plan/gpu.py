@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["NO_GPU", "PREFILL_EFFICIENCY", "TRAINING_EFFICIENCY", "GpuRates", "roofline_seconds"]
-
 PREFILL_EFFICIENCY = 0.52
 """Share of a GPU's dense peak that the matrix products of a large batch reach: 163 of an A100's
 312 TFLOP/s (Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, SC

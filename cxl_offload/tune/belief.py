@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from cxl_offload.tune.curves import Family
 from cxl_offload.tune.window import Window
 
-__all__ = ["MISFIT", "Belief", "Measured"]
-
 Floats = NDArray[np.float64]
 
 MISFIT = 0.02

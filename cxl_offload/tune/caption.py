@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from cxl_offload.plan.equations.interleave import bandwidth_bound
 
-__all__ = ["CaptionRule", "CaptionState", "replay_on_bandwidth", "replay_on_states", "tune"]
-
 
 @dataclass(frozen=True, slots=True)
 class CaptionRule:

@@ -15,8 +15,6 @@ from cxl_offload.tune.caption import CaptionRule, CaptionState, tune
 from cxl_offload.tune.decision import FAR_WEIGHTS, Bounds, Decision, share_of_weight
 from cxl_offload.tune.window import Window
 
-__all__ = ["Climb", "ClimbRule", "ClimbState", "PublishedCaption", "climb"]
-
 
 class PublishedCaption:
     """Algorithm 1 on the share in per cent, the state being steps a second.

@@ -7,8 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["DecisionCount", "Outcome", "count_decision", "decisions"]
-
 Outcome = Literal["moved", "kept", "advised", "refused"]
 """``moved``: pages are to move, or new regions to lie elsewhere. ``kept``: all stays as it is.
 ``advised``: something would be gained, and no budget allows it. ``refused``: a node was full."""

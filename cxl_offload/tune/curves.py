@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from cxl_offload.tune.decision import FAR_WEIGHTS, share_of_weight
 
-__all__ = ["SHARES", "Family", "TierRatios", "curve_family"]
-
 Floats = NDArray[np.float64]
 
 SHARES: tuple[float, ...] = (*(share_of_weight(weight) for weight in FAR_WEIGHTS), 1.0)

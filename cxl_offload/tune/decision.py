@@ -7,16 +7,6 @@ from typing import Any, Protocol
 
 from cxl_offload.tune.window import Window
 
-__all__ = [
-    "FAR_WEIGHTS",
-    "NEAR_WEIGHT",
-    "Bounds",
-    "Decision",
-    "Tuner",
-    "share_of_weight",
-    "weights_of_share",
-]
-
 NEAR_WEIGHT = 10
 """Weight of the near tier in mixes. Caption's published artefact fixes it and turns the other."""
 

@@ -16,8 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from cxl_offload.errors import ConfigError
 
-__all__ = ["HotRule", "HotSet", "Swap"]
-
 
 @dataclass(frozen=True, slots=True)
 class HotRule:

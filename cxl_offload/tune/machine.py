@@ -8,8 +8,6 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.topology import Machine
 from cxl_offload.tune.curves import TierRatios
 
-__all__ = ["tier_ratios"]
-
 _UNKNOWN_LATENCY_RATIO = 2.1
 """CXL over local DRAM (Wang et al., Performance Characterization of CXL Memory, V-A)."""
 

@@ -19,8 +19,6 @@ from cxl_offload.tune.curves import SHARES, Family, TierRatios, curve_family
 from cxl_offload.tune.decision import Bounds, Decision
 from cxl_offload.tune.window import Window
 
-__all__ = ["ModelRule", "ModelTuner", "Record", "Regime", "choose"]
-
 Regime = Literal["latency", "bandwidth", "not memory", "unknown"]
 _Floats = NDArray[np.float64]
 

@@ -17,8 +17,6 @@ from cxl_offload.tune.model_based import ModelTuner
 from cxl_offload.tune.step_tuner import StepTuner
 from cxl_offload.tune.tiers import near_and_far
 
-__all__ = ["TunedOptimizer", "step_tuner", "tune_optimizer"]
-
 _LOG = logging.getLogger("cxl_offload.tune")
 
 

@@ -11,8 +11,6 @@ from cxl_offload.topology import Machine
 from cxl_offload.tune.machine import tier_ratios
 from cxl_offload.tune.tiers import near_and_far
 
-__all__ = ["Signal", "TuneOptions", "read_tuning"]
-
 Signal = Literal["step_time"]
 """What tuning goes by."""
 

@@ -19,8 +19,6 @@ from cxl_offload.tune.decision import Bounds
 from cxl_offload.tune.model_based import ModelRule, Record, choose
 from cxl_offload.tune.window import Window
 
-__all__ = ["CycleShares", "PhaseTuner", "cycle_shares"]
-
 _Floats = NDArray[np.float64]
 
 

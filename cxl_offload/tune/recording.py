@@ -13,8 +13,6 @@ from cxl_offload.tune.curves import TierRatios
 from cxl_offload.tune.decision import Bounds, Tuner
 from cxl_offload.tune.window import Window
 
-__all__ = ["ReplayedDecision", "StepRecording", "replay_recording"]
-
 _VERSION = 1
 
 

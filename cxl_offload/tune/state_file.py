@@ -8,8 +8,6 @@ from typing import Any
 
 from cxl_offload.errors import ConfigError
 
-__all__ = ["read_state", "write_state"]
-
 
 def read_state(path: Path | None) -> dict[str, Any] | None:
     """What was saved there; None where nothing was.

@@ -15,8 +15,6 @@ from cxl_offload.tune.recording import StepRecording
 from cxl_offload.tune.state_file import read_state, write_state
 from cxl_offload.tune.window import StepSamples
 
-__all__ = ["StepTuner"]
-
 _ROUNDED = 0.01
 """Difference of two shares that whole granules explain."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from cxl_offload.errors import ConfigError
 from cxl_offload.topology import Machine
 
-__all__ = ["near_and_far"]
-
 _FAR = ("cxl", "rdram")
 """Second tiers, the usual one first."""
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
 
-__all__ = ["StepSamples", "Window"]
-
 _OUTLIER_DEVIATIONS = 3.0
 _NORMAL_DEVIATION = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""

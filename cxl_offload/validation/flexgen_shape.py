@@ -22,8 +22,6 @@ from cxl_offload.validation.footprint import (
     weight_bytes_total,
 )
 
-__all__ = ["ShapeOnTiers", "Throughput", "hardware_of_tiers", "throughput"]
-
 
 @dataclass(frozen=True, slots=True)
 class ShapeOnTiers:

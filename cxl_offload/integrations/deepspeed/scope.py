@@ -33,8 +33,6 @@ from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine
 from cxl_offload.tune.options import Signal, read_tuning
 
-__all__ = ["Placed", "attach", "placing", "start_from_environment"]
-
 _LOG = logging.getLogger("cxl_offload.integrations.deepspeed")
 SETTING = "CXL_OFFLOAD_PLAN"
 

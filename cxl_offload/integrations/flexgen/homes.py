@@ -39,7 +39,7 @@ class HostPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Homes:
+class FlexGenHomes:
     """Homes of weights and KV cache, and the parts of the host that every kind of tensor has.
 
     Attributes
@@ -89,7 +89,7 @@ class Homes:
         )
 
 
-def asked_homes(run: FlexGenRun, sizes: TensorSizes) -> tuple[Homes, tuple[ShareRow, ...]]:
+def asked_homes(run: FlexGenRun, sizes: TensorSizes) -> tuple[FlexGenHomes, tuple[ShareRow, ...]]:
     """Homes of a request in percent, and what of it FlexGen's whole tensors leave.
 
     Raises
@@ -111,7 +111,7 @@ def asked_homes(run: FlexGenRun, sizes: TensorSizes) -> tuple[Homes, tuple[Share
                 f"--place {kind}={run.place[kind]}: --percent leaves 0 % of the {kind} on the "
                 f"host, so nothing would be placed; give the host a share or drop the policy"
             )
-    homes = Homes(
+    homes = FlexGenHomes(
         weights=shares["weights"].homes,
         cuts=shares["weights"].cuts,
         kv=shares["kv"].homes,
@@ -129,7 +129,7 @@ def _asked_parts(policy: str | None) -> tuple[HostPart, ...]:
     return tuple(HostPart(part.place, f"bind:{part.place}") for part in split.parts)
 
 
-def planned_homes(plan: Plan, sizes: TensorSizes) -> tuple[Homes, tuple[ShareRow, ...]]:
+def planned_homes(plan: Plan, sizes: TensorSizes) -> tuple[FlexGenHomes, tuple[ShareRow, ...]]:
     """Homes of a plan: its bytes are cuts between tensors and between sequences.
 
     Raises
@@ -151,7 +151,7 @@ def planned_homes(plan: Plan, sizes: TensorSizes) -> tuple[Homes, tuple[ShareRow
         raise ConfigError(
             f"--plan: made for {plan.model} and not for this model: {error}"
         ) from None
-    homes = Homes(
+    homes = FlexGenHomes(
         weights=_names(planned["weights"]),
         cuts=cuts,
         kv=_names(planned["kv"]),

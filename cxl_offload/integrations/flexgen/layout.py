@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 from flexgen.opt_config import OptConfig
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.flexgen.homes import Homes, HostPart, asked_homes, planned_homes
+from cxl_offload.integrations.flexgen.homes import (
+    FlexGenHomes,
+    HostPart,
+    asked_homes,
+    planned_homes,
+)
 from cxl_offload.integrations.flexgen.places import KINDS, FlexGenKind, TierLimit
 from cxl_offload.integrations.flexgen.predict import Need
 from cxl_offload.integrations.flexgen.request import FlexGenRun
@@ -18,11 +23,12 @@ from cxl_offload.integrations.flexgen.sizes import RunSizes, tensor_sizes
 from cxl_offload.memory.policy import Dax, FirstTouch, Policy, Preferred, parse_policy
 from cxl_offload.objects.kind_store import Part
 from cxl_offload.plan.flexgen.layout import weight_homes
+from cxl_offload.renamed import old_names
 from cxl_offload.topology import Machine, Tier
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FlexGenLayout:
     """Where the tensors of one run will lie.
 
     Attributes
@@ -45,7 +51,7 @@ class Layout:
         Policies that have nothing to place.
     """
 
-    homes: Homes
+    homes: FlexGenHomes
     rows: tuple[ShareRow, ...]
     parts: Mapping[str, tuple[Part, ...]]
     needs: tuple[Need, ...]
@@ -79,7 +85,7 @@ def with_tiers(machine: Machine, limits: Sequence[TierLimit]) -> Machine:
     return replace(machine, tiers=(*added, *kept))
 
 
-def lay_out(run: FlexGenRun, config: OptConfig, prompt_len: int, machine: Machine) -> Layout:
+def lay_out(run: FlexGenRun, config: OptConfig, prompt_len: int, machine: Machine) -> FlexGenLayout:
     """Decide every home and size.
 
     Parameters
@@ -123,7 +129,7 @@ def lay_out(run: FlexGenRun, config: OptConfig, prompt_len: int, machine: Machin
         *sizes.activations(parts["act"][0]),
     )
     held = weights_outside[ACCELERATOR] + kv_outside[ACCELERATOR]
-    return Layout(
+    return FlexGenLayout(
         homes=homes,
         rows=rows,
         parts=parts,
@@ -220,3 +226,6 @@ def _needs(
         else:
             needs.append(Need(kind, home, policies[home], nbytes, count))
     return tuple(needs), outside
+
+
+__getattr__ = old_names(__name__)

@@ -20,7 +20,7 @@ from flexgen.utils import ExecutionEnv, project_decode_latency
 from cxl_offload.integrations.flexgen.attention import SelfAttentionInPlace, SelfAttentionOnHost
 from cxl_offload.integrations.flexgen.checkpoint import Progress, weights_folder
 from cxl_offload.integrations.flexgen.functional import functional_of
-from cxl_offload.integrations.flexgen.layout import Layout, lay_out, with_tiers
+from cxl_offload.integrations.flexgen.layout import FlexGenLayout, lay_out, with_tiers
 from cxl_offload.integrations.flexgen.lm import TieredOptLM, WeightPlacer
 from cxl_offload.integrations.flexgen.model import ModelSource, resolve_model
 from cxl_offload.integrations.flexgen.predict import check_fit, check_stripes
@@ -126,7 +126,7 @@ class LoadedModel:
         self.inputs, self._tokenizer = prompt_tokens(request, self.source)
         self._progress = progress
         prompt_len = int(self.inputs.shape[1])
-        self.layout: Layout = lay_out(request, self.source.config, prompt_len, self.machine)
+        self.layout: FlexGenLayout = lay_out(request, self.source.config, prompt_len, self.machine)
         check_stripes(self.layout.needs)
         check_fit(self.layout.needs, room(self.session, request.tiers))
         check_accelerator(request, self.layout, self.session)
@@ -319,7 +319,7 @@ class LoadedModel:
         return tuple(self._tokenizer.decode(row) for row in rows)
 
 
-def self_attention_of(request: FlexGenRun, layout: Layout, *, loads_nothing: bool) -> Any:
+def self_attention_of(request: FlexGenRun, layout: FlexGenLayout, *, loads_nothing: bool) -> Any:
     """FlexGen's layer, or one of ours that moves no cache."""
     if layout.attends_in_place:
         return SelfAttentionInPlace

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from flexgen.compression import CompressionConfig
 from flexgen.opt_config import OptConfig
 
-from cxl_offload.integrations.flexgen.homes import Homes
+from cxl_offload.integrations.flexgen.homes import FlexGenHomes
 from cxl_offload.integrations.flexgen.predict import Need
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.objects.kind_store import Part
@@ -46,7 +46,7 @@ class RunSizes:
     """Bytes of the allocations of one run, compressed ones too."""
 
     run: FlexGenRun
-    homes: Homes
+    homes: FlexGenHomes
     tensors: TensorSizes
 
     @property

@@ -12,8 +12,6 @@ from cxl_offload.memory import Session
 from cxl_offload.tune import StepTuner, TuneOptions
 from cxl_offload.tune.optimizer import step_tuner
 
-__all__ = ["TunedRun"]
-
 
 class TunedRun:
     """Follows the tokens that a run decodes; pages move between two of them.

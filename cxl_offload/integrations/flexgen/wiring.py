@@ -21,7 +21,7 @@ from cxl_offload.integrations.flexgen.copies import (
     HostCopies,
 )
 from cxl_offload.integrations.flexgen.devices import HostDevice, SplitCache, TierDisk
-from cxl_offload.integrations.flexgen.layout import Layout
+from cxl_offload.integrations.flexgen.layout import FlexGenLayout
 from cxl_offload.integrations.flexgen.places import FlexGenKind
 from cxl_offload.integrations.flexgen.recorder import Recorder
 from cxl_offload.integrations.flexgen.request import FlexGenRun
@@ -88,7 +88,7 @@ def make_copier(
 
 def build_devices(
     run: FlexGenRun,
-    layout: Layout,
+    layout: FlexGenLayout,
     store: TierStore,
     copies: Copier,
     recorder: Recorder,
@@ -128,7 +128,7 @@ def _part_devices(store: TierStore, kind: FlexGenKind) -> list[HostDevice]:
     return [HostDevice(store, part=at, kind=kind) for at in range(len(parts))]
 
 
-def check_accelerator(run: FlexGenRun, layout: Layout, session: Session) -> None:
+def check_accelerator(run: FlexGenRun, layout: FlexGenLayout, session: Session) -> None:
     """Refuse what does not fit the accelerator, before the OOM killer has to choose.
 
     Raises

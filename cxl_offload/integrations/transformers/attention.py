@@ -24,16 +24,6 @@ from cxl_offload.integrations.transformers.room import SMALL_TYPES
 from cxl_offload.ops.attention import decode_attention
 from cxl_offload.ops.threads import Team, team_for
 
-__all__ = [
-    "FEW_QUERIES",
-    "OWN_ATTENTIONS",
-    "AttentionCalls",
-    "BlockAttention",
-    "eager_attention_of",
-    "registered_name",
-    "take_part",
-]
-
 OWN_ATTENTIONS = ("eager", "sdpa")
 """What a model may compute prompts with."""
 

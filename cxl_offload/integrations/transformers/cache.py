@@ -27,8 +27,6 @@ from cxl_offload.integrations.transformers.growing_layers import (
 )
 from cxl_offload.integrations.transformers.room import KvMemory
 
-__all__ = ["layers_without_tiers", "put_in_tiers", "reserve"]
-
 FixedLayer = TypeVar("FixedLayer", TierStaticLayer, TierStaticSlidingLayer)
 
 

@@ -16,8 +16,6 @@ from cxl_offload.integrations.transformers.attention import (
 )
 from cxl_offload.integrations.transformers.cache import layers_without_tiers
 
-__all__ = ["check_conventions", "own_attention", "takes_room", "text_config"]
-
 
 def text_config(model: PreTrainedModel) -> Any:
     """The configuration of the decoder, which is a part of it in models that also see or hear."""

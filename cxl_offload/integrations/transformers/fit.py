@@ -12,8 +12,6 @@ from transformers import DynamicCache
 from cxl_offload.memory import Bind, Interleave, Policy, Session, Weighted
 from cxl_offload.units import format_bytes
 
-__all__ = ["check_room", "kv_bytes"]
-
 
 def kv_bytes(config: Any, dtype: torch.dtype, *, rows: int, positions: int) -> int:
     """Bytes of keys and values of a growing cache.

@@ -12,8 +12,6 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.growing_layers import refuse_gradients
 from cxl_offload.integrations.transformers.room import KvMemory, gather_rows
 
-__all__ = ["FixedStates", "TierStaticLayer", "TierStaticSlidingLayer"]
-
 
 class FixedStates:
     """What both fixed layers change: where their memory comes from, and how beams reorder it."""

@@ -25,8 +25,6 @@ from cxl_offload.integrations.transformers.weights import load, meta_model, stor
 from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.placement_rows import PlacementRow, placement_rows
 
-__all__ = ["GenerateReport", "GenerateRun", "run"]
-
 Progress = Callable[[str, int, int], None]
 
 

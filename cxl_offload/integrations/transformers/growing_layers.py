@@ -14,8 +14,6 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from cxl_offload.integrations.transformers.room import KvMemory, KvRoom, slack_of
 
-__all__ = ["GrowingStates", "TierLayer", "TierSlidingLayer", "refuse_gradients"]
-
 _NO_GRADIENTS = (
     "KV in tiers is written in place and carries no gradients; compute under torch.no_grad(), or "
     "with use_cache=False"

@@ -19,8 +19,6 @@ from cxl_offload.memory import Session
 from cxl_offload.tune import HotParts, Slice, TuneOptions, near_and_far
 from cxl_offload.tune.state_file import read_state, write_state
 
-__all__ = ["HotExperts", "expert_layers"]
-
 _ASKED = ("top_k_index", 1)
 """Name and position of the argument that says which experts each token asks for."""
 

@@ -9,8 +9,6 @@ from cxl_offload.memory import Policy, PolicyLike, Session, as_policy
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
 from cxl_offload.objects.weight_kinds import kind_of
 
-__all__ = ["KINDS", "WEIGHT_KINDS", "chosen_policies", "kind_of_weight"]
-
 KINDS = ("kv", "activations", "weights", *WEIGHT_KINDS)
 """``weights`` stands for every kind of weight that is not named."""
 

@@ -13,8 +13,6 @@ from torch.nn import functional
 from cxl_offload.integrations.transformers.attention import BlockAttention
 from cxl_offload.ops.linear import PreparedLinear
 
-__all__ = ["take_linear_layers"]
-
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

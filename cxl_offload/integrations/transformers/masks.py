@@ -15,8 +15,6 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-__all__ = ["MaskForms", "forms_of", "mask_maker", "mask_part"]
-
 
 class MaskForms:
     """What has been made of one mask; the mask itself is given to every method.

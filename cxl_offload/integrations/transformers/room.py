@@ -8,8 +8,6 @@ import torch
 
 from cxl_offload.objects.kind_store import TierStore
 
-__all__ = ["SMALL_TYPES", "CurrentRows", "KvMemory", "KvRoom", "RowPart", "gather_rows", "slack_of"]
-
 SMALL_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 """What keys and values can be kept as, besides their own type."""
 

@@ -20,8 +20,6 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.masks import mask_part
 from cxl_offload.integrations.transformers.room import KvMemory, RowPart
 
-__all__ = ["take_layers"]
-
 _RECORDED = ("output_attentions", "output_router_logits")
 """What hooks inside of a layer record, once a call of it; so those calls are for all rows."""
 

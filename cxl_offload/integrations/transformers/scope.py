@@ -41,8 +41,6 @@ from cxl_offload.memory import PolicyLike, Session, current_session
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.tune import Signal
 
-__all__ = ["Offloaded", "offload"]
-
 _PREPARE = "_prepare_cache_for_generation"
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,6 @@ from cxl_offload.memory import Session
 from cxl_offload.tune import StepTuner, TuneOptions, read_tuning
 from cxl_offload.tune.optimizer import step_tuner
 
-__all__ = ["ModelTuning", "TunedModel", "TunedWeights"]
-
 
 @dataclass(frozen=True, slots=True)
 class TunedModel:

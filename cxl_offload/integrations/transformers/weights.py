@@ -16,15 +16,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, core_model_loading
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.transformers.kinds import (
-    WEIGHT_KINDS,
-    chosen_policies,
-    kind_of_weight,
-)
+from cxl_offload.integrations.transformers.kinds import chosen_policies, kind_of_weight
 from cxl_offload.memory import Policy, PolicyLike, Session, current_session
 from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
-
-__all__ = ["load", "meta_model", "place_weights", "store_for", "weight_bytes"]
+from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
 
 _SETTER = "set_param_for_module"
 _SETTER_PARAMETERS = ["model", "target_name", "param_value", "loading_info", "hf_quantizer"]

@@ -21,8 +21,6 @@ from cxl_offload.plan.flexgen.program import Mode
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 
-__all__ = ["least_seconds", "most_sequences"]
-
 Array = NDArray[np.float64]
 _FLOOR = 1e-9
 """A quotient this close below a whole number is that number."""

@@ -18,17 +18,6 @@ from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
 from cxl_offload.plan.flexgen.layout import weight_middles
 from cxl_offload.plan.hardware import Hardware
 
-__all__ = [
-    "Choice",
-    "Loads",
-    "Stripe",
-    "block_of",
-    "granule_bytes",
-    "loads_of",
-    "phases_of",
-    "segments",
-]
-
 _PAGES_BESIDE, _PAGES_A_BATCH = 16, 2
 _CYCLES = 8
 """Cycles of a stripe in the smallest tensor that must be striped well."""

@@ -20,8 +20,6 @@ from typing import Literal
 
 from cxl_offload.profile.operators.model import OperatorProfile
 
-__all__ = ["DecodeShape", "DecodeTime", "KvHome", "decode_time"]
-
 KvHome = Literal["accelerator", "host, in place", "host, loaded"]
 """Where keys and values are, and for those on the host whether the CPU attends to them there or
 they are loaded to the accelerator for every token."""

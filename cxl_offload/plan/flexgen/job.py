@@ -19,8 +19,6 @@ from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.request import check_lengths
 from cxl_offload.renamed import old_names
 
-__all__ = ["FlexGenJob", "WeightLevel", "flexgen_job", "runs_in_flexgen"]
-
 _EDGE = 1e-6
 """Percent a cut keeps away from the middle of a tensor, far above the noise of sums."""
 

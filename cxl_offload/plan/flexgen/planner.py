@@ -32,8 +32,6 @@ from cxl_offload.plan.flexgen.program import Mode, PlacementProgram
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.renamed import old_names
 
-__all__ = ["GPU_BATCHES", "MOST_SEQUENCES", "Interleave", "Optimum", "modes", "plan_flexgen"]
-
 GPU_BATCHES = (1, 2, 3, 4, 8, 16, 32, 64)
 """GPU batch sizes that FlexGen's own search walks."""
 

@@ -26,8 +26,6 @@ from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.solve import TOLERANCE, Program, Solution
 
-__all__ = ["Mode", "PlacementProgram", "stripe_slack"]
-
 ROOM_TOLERANCE = 4 * TOLERANCE
 """Rooms are narrowed by more than the solver may exceed a row by, as a share of all weights."""
 

@@ -19,7 +19,7 @@ from flexgen.utils import ExecutionEnv, ValueHolder
 from cxl_offload.cli.main import main
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, make_opt
-from cxl_offload.integrations.flexgen.layout import Layout, lay_out
+from cxl_offload.integrations.flexgen.layout import FlexGenLayout, lay_out
 from cxl_offload.integrations.flexgen.model import resolve_model
 from cxl_offload.integrations.flexgen.options import parse_flags, request_from
 from cxl_offload.integrations.flexgen.predict import check_fit, check_stripes
@@ -109,7 +109,7 @@ def random_machine(rng: random.Random, scale: int, gpu_least: int) -> Machine:
     )
 
 
-def executor_view(plan: Plan, session: Session, folder: Path) -> tuple[FlexGenRun, Layout]:
+def executor_view(plan: Plan, session: Session, folder: Path) -> tuple[FlexGenRun, FlexGenLayout]:
     """The run and its layout, as the executor makes them of the plan's command and file."""
     file = folder / "plan.yaml"
     save_plan(plan, file)
