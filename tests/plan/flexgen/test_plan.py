@@ -264,7 +264,7 @@ def test_objects_are_given_policies_on_the_command_line() -> None:
 
 
 def test_missing_number_is_named_with_the_line_of_the_machine_file(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "configs/machines/epyc9354-cxl-a.yaml").read_text()
+    text = (Path(__file__).parents[3] / "configs/machines/epyc9354-cxl-a.yaml").read_text()
     without = "".join(
         line for line in text.splitlines(keepends=True) if "memory_bandwidth:" not in line
     )
@@ -292,7 +292,7 @@ def test_missing_number_is_named_with_the_line_of_the_machine_file(tmp_path: Pat
 def test_wrong_machine_file_is_named_with_its_line(
     tmp_path: Path, old: str, new: str, message: str
 ) -> None:
-    text = (Path(__file__).parents[2] / "configs/machines/epyc9354-cxl-a.yaml").read_text()
+    text = (Path(__file__).parents[3] / "configs/machines/epyc9354-cxl-a.yaml").read_text()
     file = tmp_path / "epyc9354-cxl-a.yaml"
     file.write_text(text.replace(old, new, 1))
     line = 1 + next(at for at, each in enumerate(text.splitlines()) if old in each)
