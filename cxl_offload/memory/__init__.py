@@ -15,7 +15,8 @@ from cxl_offload.memory.policy import (
     known_policy,
     parse_policy,
 )
-from cxl_offload.memory.session import Allocation, Pages, Session
+from cxl_offload.memory.rules import Pages
+from cxl_offload.memory.session import Allocation, Session
 from cxl_offload.memory.shared import Leftover, find_leftovers
 from cxl_offload.memory.shared_region import SharedRegion, remove_leftovers
 from cxl_offload.memory.stats import Count, NodeUse, Stats

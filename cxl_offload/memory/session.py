@@ -10,102 +10,32 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from cxl_offload import _C
-from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import (
     Bind,
-    Dax,
-    FirstTouch,
-    Interleave,
-    Policy,
     PolicyLike,
-    Preferred,
-    Weighted,
     as_policy,
 )
+from cxl_offload.memory.rules import PAGE_KINDS, Pages, rule_of
 from cxl_offload.memory.shared import warn_of_leftovers
+from cxl_offload.memory.simulated_kernel import simulated_kernel
 from cxl_offload.memory.stats import Count, NodeUse, Stats, tier_use
 from cxl_offload.renamed import old_names, renamed_keywords
-from cxl_offload.topology import DaxDevice, Machine, Node, discover
+from cxl_offload.topology import Machine, discover
 from cxl_offload.units import format_bytes
 
 _logger = logging.getLogger(__name__)
 
 Capacities: TypeAlias = Mapping[int, int] | Mapping[str, int] | Mapping[int | str, int]
-Pages = Literal["base", "thp", "2MiB", "1GiB"]
 
 Allocation: TypeAlias = _C.Allocation
 """Owns bytes of a session; see :meth:`Session.allocate`."""
 
 MAX_BYTES = 1 << 62
 """Of one allocation; more than any address space has."""
-
-_DAX_ALIGNMENT_BYTES = HUGE_PAGE_BYTES
-"""Of a simulated device that names none; what the kernel's default is on x86."""
-
-_PAGES = {
-    "base": _C.PageKind.base,
-    "thp": _C.PageKind.transparent_huge,
-    "2MiB": _C.PageKind.huge_2mib,
-    "1GiB": _C.PageKind.huge_1gib,
-}
-
-
-def _rule(policy: Policy, pages: str, strict: bool) -> _C.Rule:
-    if pages not in _PAGES:
-        raise ValueError(f"pages {pages!r}; known are {', '.join(_PAGES)}")
-    kind = _PAGES[pages]
-    match policy:
-        case Dax(device):
-            if pages != "base":
-                raise ValueError(
-                    f"pages {pages!r} of {policy}: a device has pages of its own, as large as its "
-                    "alignment; leave pages out"
-                )
-            return _C.Rule(_C.RuleKind.device, [], strict=strict, device=device)
-        case FirstTouch():
-            return _C.Rule(_C.RuleKind.first_touch, [], strict=strict, pages=kind)
-        case Bind(nodes):
-            shares = [(node, 1) for node in nodes]
-            return _C.Rule(_C.RuleKind.bind, shares, strict=strict, pages=kind)
-        case Preferred(nodes):
-            shares = [(node, 1) for node in nodes]
-            return _C.Rule(_C.RuleKind.preferred, shares, strict=strict, pages=kind)
-        case Interleave(nodes):
-            shares = [(node, 1) for node in nodes]
-        case Weighted(weights):
-            shares = list(weights.items())
-    return _C.Rule(
-        _C.RuleKind.stripe,
-        shares,
-        granule_bytes=policy.granule_bytes,
-        strict=strict,
-        pages=kind,
-    )
-
-
-def _distances(machine: Machine, nodes: list[int]) -> list[list[int]]:
-    """The distance matrix over ``nodes``; empty, which means all alike, where any is missing."""
-    try:
-        return [[machine.distances[first][second] for second in nodes] for first in nodes]
-    except KeyError:
-        return []
-
-
-def _is_movable(node: Node) -> bool:
-    """Whether all memory of a node is in ZONE_MOVABLE; a partly movable node can keep pins."""
-    zones = [zone for zone in node.zones if zone.managed_bytes]
-    return bool(zones) and all(zone.name == "Movable" for zone in zones)
-
-
-def _dax_row(device: DaxDevice) -> tuple[str, int, int, str, int]:
-    align_bytes = device.align_bytes or _DAX_ALIGNMENT_BYTES
-    usable = device.size_bytes // align_bytes * align_bytes
-    target = -1 if device.target_node is None else device.target_node
-    return device.name, usable, align_bytes, device.mode, target
 
 
 def _check_machine(machine: object) -> None:
@@ -197,20 +127,8 @@ class Session:
             the order of calls to the kernel, and so of injected faults, the same in every run.
         """
         _check_machine(machine)
-        nodes = [node for node in machine.nodes if node.has_memory]
-        rows = []
-        for node in nodes:
-            taken = 0 if node.free_bytes is None else node.capacity_bytes - node.free_bytes
-            pools = [(pool.page_bytes, pool.total) for pool in node.huge_pages]
-            rows.append((node.id, node.capacity_bytes, taken, pools))
-        kernel = _C.SimulatedKernel(
-            rows,
-            _distances(machine, [node.id for node in nodes]),
-            initiator=machine.initiator if initiator is None else initiator,
-            allowed_nodes=[node.id for node in nodes if node.allowed],
-            process_limit_bytes=process_limit_bytes,
-            movable_nodes=[node.id for node in nodes if _is_movable(node)],
-            dax=[_dax_row(device) for device in machine.dax if device.size_bytes],
+        kernel = simulated_kernel(
+            machine, initiator=initiator, process_limit_bytes=process_limit_bytes
         )
         return cls(kernel, machine, capacities=capacities, driver=driver, max_threads=max_threads)
 
@@ -270,7 +188,7 @@ class Session:
         PlacementError
             Strict, and the pages are not where they should be after pinning.
         """
-        rule = _rule(as_policy(policy, self.machine), pages, strict)
+        rule = rule_of(as_policy(policy, self.machine), pages, strict)
         if nbytes < 1:
             raise ValueError(f"allocate {nbytes} bytes; ask for at least one")
         if nbytes > MAX_BYTES:
@@ -317,7 +235,7 @@ class Session:
         """
         if self.is_simulated:
             raise ValueError("place memory of others: a simulated machine has none")
-        rule = _rule(as_policy(policy, self.machine), pages, strict)
+        rule = rule_of(as_policy(policy, self.machine), pages, strict)
         for name, size in (
             ("address", address),
             ("nbytes", nbytes),
@@ -369,7 +287,7 @@ class Session:
             The node is none that a kernel can have.
         """
         Bind((node,))  # checks the number
-        return self.kernel.node_headroom(node, _PAGES[pages]).free_bytes
+        return self.kernel.node_headroom(node, PAGE_KINDS[pages]).free_bytes
 
     def find(self, address: int) -> _C.Allocation | None:
         """The live allocation of this session that holds ``address``."""
@@ -401,7 +319,7 @@ class Session:
             they were); or the driver refused to pin again. The message and the placement's notes
             say where the memory is and whether it is pinned; it is valid whatever happened.
         """
-        allocation.move(_rule(as_policy(policy, self.machine), "base", strict))
+        allocation.move(rule_of(as_policy(policy, self.machine), "base", strict))
 
     def move_part(
         self,
@@ -432,7 +350,7 @@ class Session:
         MemoryError
             A target node is full; the part is back where it was.
         """
-        rule = _rule(as_policy(policy, self.machine), "base", strict)
+        rule = rule_of(as_policy(policy, self.machine), "base", strict)
         for name, size in (("offset", offset), ("nbytes", nbytes)):
             if not 0 <= size <= MAX_BYTES:
                 raise ValueError(f"move a part with {name}={size}: outside 0..2**62")

@@ -24,7 +24,8 @@ from cxl_offload import _C
 from cxl_offload.memory.in_use import current_session
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import PolicyLike
-from cxl_offload.memory.session import Pages, Session
+from cxl_offload.memory.rules import Pages
+from cxl_offload.memory.session import Session
 from cxl_offload.memory.shared import SHARED_ROOT, open_regular, shared_free_bytes
 from cxl_offload.renamed import renamed_keywords
 from cxl_offload.units import format_bytes

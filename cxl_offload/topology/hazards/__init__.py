@@ -1,4 +1,4 @@
-"""What on a machine will hurt tensors in tiers: found, priced, and with the command that mends it.
+"""What on a machine will hurt tensors in tiers: found, priced, and with the command that fixes it.
 
 Settings are read, never changed.
 """

@@ -27,7 +27,7 @@ class Hazard:
     cost
         What it costs a program that keeps tensors in tiers.
     remedy
-        The command that mends it, or what to change where no command can.
+        The command that fixes it, or what to change where no command can.
     source
         The file that says so, and the document that says what it means.
     """
