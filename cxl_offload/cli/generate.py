@@ -35,7 +35,23 @@ def generate(
             "other weights go, e.g. kv=bind:cxl or weights=weighted:ldram=3,cxl=1; may be repeated",
         ),
     ] = None,
-    gen_len: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 32,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="A plan of `cxl-offload plan inference --executor transformers`: it decides every "
+            "home, rows at once and the tokens; --place and what else is named goes before it.",
+        ),
+    ] = None,
+    gen_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to generate (default: the plan's, or 32).")
+    ] = None,
+    rows_at_once: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Prompts that a layer computes at once (default: the plan's, or all)."
+        ),
+    ] = None,
     machine: SimulatedMachine = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder with tokenizer files (default: the model's).")
@@ -50,9 +66,12 @@ def generate(
     ] = None,
 ) -> None:
     """Generate with transformers: weights and KV cache of any decoder in tiers."""
+    from cxl_offload.plan.plan_file import load_plan
+
     places = pairs("--place", place, str, form="KIND=POLICY, such as kv=bind:cxl")
-    if not places:
-        raise ConfigError("--place: name at least one kind, such as kv=bind:cxl")
+    planned = None if plan is None else load_plan(plan)
+    if planned is None and not places:
+        raise ConfigError("--place: name at least one kind, such as kv=bind:cxl, or give --plan")
     try:
         from cxl_offload.integrations.prompts import read_prompts
         from cxl_offload.integrations.transformers import GenerateRun, run
@@ -64,7 +83,9 @@ def generate(
         model=model,
         prompts=read_prompts(prompts),
         place=places,
-        gen_len=gen_len,
+        plan=planned,
+        rows_at_once=rows_at_once,
+        gen_len=gen_len or (32 if planned is None else planned.batch.tokens),
         tokenizer=tokenizer,
         dtype=dtype,
         attention=attention,
@@ -97,6 +118,11 @@ def _print(console: Console, report: GenerateReport, *, answers: bool) -> None:
         "decode": (report.decode_tokens_per_s, report.decode_seconds),
     }
     show(console, speed_table("measured", phases))
+    if report.predicted_tokens_per_s is not None:
+        console.print(
+            f"Of the whole run {report.tokens_per_s:.2f} tokens/s measured; the plan predicted "
+            f"{report.predicted_tokens_per_s:.2f}."
+        )
     show(console, placement_table(report.placement, "kind", simulated=report.simulated_placement))
     calls = report.calls
     console.print(

@@ -20,10 +20,12 @@ from cxl_offload.integrations.transformers.attention import AttentionCalls
 from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
 from cxl_offload.integrations.transformers.fit import check_room, kv_bytes
 from cxl_offload.integrations.transformers.kinds import chosen_policies
+from cxl_offload.integrations.transformers.plans import asked_of
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.weights import load, meta_model, store_for, weight_bytes
-from cxl_offload.memory import Session, current_session
+from cxl_offload.memory import PolicyLike, Session, current_session
 from cxl_offload.objects.placement_rows import PlacementRow, placement_rows
+from cxl_offload.plan.plan_file import Plan
 
 Progress = Callable[[str, int, int], None]
 
@@ -39,7 +41,12 @@ class GenerateRun:
     prompts
         Texts, one a row; all are one batch.
     place
-        Kind to policy, as of :func:`~cxl_offload.integrations.transformers.offload`.
+        Kind to policy, as of :func:`~cxl_offload.integrations.transformers.offload`; what it names
+        goes before the plan.
+    plan
+        Says the policies of kinds and the rows at once; None: ``place`` does.
+    rows_at_once
+        Rows that a layer computes at once; None: what the plan says, or all.
     gen_len
         Tokens to generate; a row may end earlier.
     tokenizer
@@ -53,6 +60,8 @@ class GenerateRun:
     model: str
     prompts: tuple[str, ...]
     place: Mapping[str, str] = field(default_factory=dict)
+    plan: Plan | None = None
+    rows_at_once: int | None = None
     gen_len: int = 32
     tokenizer: str | None = None
     dtype: str = "auto"
@@ -75,6 +84,8 @@ class GenerateReport:
         Bytes of every kind with a policy, at their peak.
     calls
         Who computed attention.
+    predicted_tokens_per_s
+        By the plan; None: there was none.
     """
 
     model: str
@@ -89,6 +100,7 @@ class GenerateReport:
     decode_seconds: float
     placement: tuple[PlacementRow, ...]
     calls: AttentionCalls
+    predicted_tokens_per_s: float | None = None
 
     @property
     def rows(self) -> int:
@@ -99,6 +111,11 @@ class GenerateReport:
     def gen_len(self) -> int:
         """Tokens generated for every row."""
         return int(self.tokens.shape[1]) - self.prompt_len
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens, the time of the prompts counted."""
+        return self.rows * self.gen_len / (self.prefill_seconds + self.decode_seconds)
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -127,9 +144,11 @@ class GenerateReport:
                 "load_s": self.load_seconds,
                 "prefill_s": self.prefill_seconds,
                 "decode_s": self.decode_seconds,
+                "tokens_per_s": self.tokens_per_s,
                 "prefill_tokens_per_s": self.prefill_tokens_per_s,
                 "decode_tokens_per_s": self.decode_tokens_per_s,
             },
+            "predicted": {"tokens_per_s": self.predicted_tokens_per_s},
             "placement": [{"kind": row.kind, **row.to_json()} for row in self.placement],
             "attention": {
                 "kernel": self.calls.kernel,
@@ -151,7 +170,8 @@ def run(
         conventions, prompts too long for it, nodes too small.
     """
     session = session or current_session()
-    policies = chosen_policies(request.place, session)
+    planned, rows_at_once = _planned(request)
+    policies = chosen_policies({**planned, **request.place}, session)
     inputs, tokenizer = _inputs(request)
     rows, prompt_len = inputs["input_ids"].shape
     _check(request, policies, session, rows, prompt_len)
@@ -160,7 +180,7 @@ def run(
     model = load(request.model, {}, dtype=request.dtype, attention=request.attention, store=store)
     load_seconds = time.perf_counter() - started
     clock = _Clock(request.gen_len, progress)
-    with Offloaded(model, store) as done:
+    with Offloaded(model, store, rows_at_once=rows_at_once) as done:
         clock.start()
         tokens = model.generate(
             **inputs,
@@ -182,7 +202,22 @@ def run(
         decode_seconds=clock.times[-1] - clock.times[1],
         placement=placement_rows(store.use(), store.parts, session.machine),
         calls=done.calls,
+        predicted_tokens_per_s=None if request.plan is None else request.plan.tokens_per_s,
     )
+
+
+def _planned(request: GenerateRun) -> tuple[Mapping[str, PolicyLike], int | None]:
+    """Policies of the plan, and rows at once."""
+    if request.plan is None:
+        return {}, request.rows_at_once
+    asked, batch = asked_of(request.plan), request.plan.batch
+    rows, planned = len(request.prompts), batch.size * batch.count
+    if rows > planned:
+        raise ConfigError(
+            f"{rows} prompts, and the plan is of {planned} at once ({batch.size} x {batch.count}); "
+            "give as many, or plan again"
+        )
+    return asked.policies, request.rows_at_once or asked.rows_at_once
 
 
 def _inputs(request: GenerateRun) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ import inspect
 import logging
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,11 +33,12 @@ from cxl_offload.integrations.transformers.conventions import (
 )
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.linear_layers import take_linear_layers
+from cxl_offload.integrations.transformers.plans import Asked, asked_of
 from cxl_offload.integrations.transformers.room import SMALL_TYPES, KvMemory
 from cxl_offload.integrations.transformers.row_parts import take_layers
 from cxl_offload.integrations.transformers.tuning import ModelTuning, TunedModel
 from cxl_offload.integrations.transformers.weights import place_weights, store_for
-from cxl_offload.memory import PolicyLike, Session, current_session
+from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.tune import Signal
 
@@ -47,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 def offload(
     model: PreTrainedModel,
-    policies: Mapping[str, PolicyLike],
+    policies: Asked,
     *,
     kv_dtype: torch.dtype | None = None,
     linear_rows: int = 0,
@@ -72,7 +73,8 @@ def offload(
     model
         A decoder of transformers, with its head, in eval mode.
     policies
-        Kind of tensor to policy. Kinds are ``kv``, ``activations``, ``attention``, ``mlp``,
+        A plan for transformers (``cxl-offload plan inference --executor transformers``), its file,
+        or kind of tensor to policy. Kinds are ``kv``, ``activations``, ``attention``, ``mlp``,
         ``experts``, ``norm``, ``embedding``, ``head``, ``other``, and ``weights`` for all of
         weights that are not named.
         What is missing stays where it is.
@@ -90,7 +92,7 @@ def offload(
         Sequences that a decoder layer computes at once: it goes through a larger batch in parts,
         before the next layer begins (a block schedule), so that activations inside of a layer are
         those of so many rows. Hidden states between layers are of all rows, in the tier of
-        ``activations``. None: the whole batch.
+        ``activations``. None: what the plan says, or the whole batch.
     session
         What allocates; None means the current session.
     tune
@@ -112,11 +114,12 @@ def offload(
     Raises
     ------
     ConfigError
-        In one line: an unknown kind or tier, or a model that does not follow transformers'
-        conventions.
+        In one line: an unknown kind or tier, a plan for another executor, or a model that does not
+        follow transformers' conventions.
     """
     session = session or current_session()
-    store = store_for(chosen_policies(policies, session), session)
+    asked = asked_of(policies)
+    store = store_for(chosen_policies(asked.policies, session), session)
     check_conventions(model)
     tuning = ModelTuning.read(
         session,
@@ -131,7 +134,7 @@ def offload(
         kv_dtype=kv_dtype,
         linear_rows=linear_rows,
         few_queries=few_queries,
-        rows_at_once=rows_at_once,
+        rows_at_once=asked.rows_at_once if rows_at_once is None else rows_at_once,
         tuning=tuning,
     )
 

@@ -17,7 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, core
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.kinds import chosen_policies, kind_of_weight
-from cxl_offload.memory import Policy, PolicyLike, Session, current_session
+from cxl_offload.integrations.transformers.plans import Asked, asked_of
+from cxl_offload.memory import Policy, Session, current_session
 from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
 
@@ -96,7 +97,7 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
 
 def load(
     folder: str | Path,
-    policies: Mapping[str, PolicyLike],
+    policies: Asked,
     *,
     dtype: torch.dtype | str = "auto",
     attention: str | None = None,
@@ -113,7 +114,8 @@ def load(
     folder
         A checkpoint as transformers saves it. Nothing is downloaded.
     policies
-        Kind of tensor to policy; a kind without one is loaded into ordinary memory.
+        A plan for transformers, its file, or kind of tensor to policy; a kind without one is loaded
+        into ordinary memory.
     dtype
         Of the weights; ``"auto"`` is that of the checkpoint.
     attention
@@ -137,7 +139,7 @@ def load(
     """
     if store is None:
         session = session or current_session()
-        store = store_for(chosen_policies(policies, session), session)
+        store = store_for(chosen_policies(asked_of(policies).policies, session), session)
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError(f"{folder}: no config.json; give the folder of a checkpoint")
     options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}

@@ -1,0 +1,59 @@
+"""What a plan says about a run with transformers: policies by kind, and rows of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.memory import PolicyLike
+from cxl_offload.plan.plan_file import Plan, load_plan
+
+_ON_ACCELERATOR = "gpu"
+
+Asked = Mapping[str, PolicyLike] | Plan | str | Path
+"""Policies by kind, a plan, or the file of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    policies: Mapping[str, PolicyLike]
+    rows_at_once: int | None = None
+
+
+def policies_of(plan: Plan) -> dict[str, str]:
+    """The policy of every kind that the plan keeps in host memory.
+
+    Raises
+    ------
+    ConfigError
+        The plan is for another executor, or keeps nothing in host memory.
+    """
+    if plan.executor != "transformers":
+        raise ConfigError(
+            f"a plan for {plan.executor} on {plan.machine}: transformers run one that "
+            "`cxl-offload plan inference --executor transformers` makes"
+        )
+    kept = {kind: text for kind, text in plan.policies.items() if text != _ON_ACCELERATOR}
+    if not kept:
+        raise ConfigError(
+            f"a plan that keeps all of {plan.model} on the accelerator: run it without offload()"
+        )
+    return kept
+
+
+def asked_of(asked: Asked) -> _Answer:
+    """Policies by kind, and rows that a layer computes at once where a plan says so.
+
+    Raises
+    ------
+    ConfigError
+        In one line: a file that is no plan, with its line, or a plan for another executor.
+    """
+    if isinstance(asked, str | Path):
+        asked = load_plan(asked)
+    if not isinstance(asked, Plan):
+        return _Answer(asked)
+    rows = asked.batch.size if asked.batch.count > 1 else None
+    return _Answer(policies_of(asked), rows)
