@@ -14,104 +14,76 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cxl_offload.errors import ConfigError
-from cxl_offload.sim.step_time import TwoTierStep
-from cxl_offload.topology import load_machine
+from benchmarks.tune_bars import print_bars
+from benchmarks.tune_cases import (
+    Case,
+    pairs_of_phases,
+    published_cases,
+    published_tiers,
+    random_case,
+)
+from benchmarks.tune_experts import measured_requests, peers, run_hot, zipf_mixtral
+from benchmarks.tune_phases import Pair, gains, recovered
 from cxl_offload.tune import (
     Climb,
     Decision,
     ModelTuner,
     PublishedCaption,
     StepSamples,
-    TierRatios,
     Tuner,
     Window,
-    tier_ratios,
 )
 from cxl_offload.tune.curves import SHARES
 
 DECISIONS = 15
 STEPS = 20
 CLOSE = 0.03
-ROOT = Path(__file__).resolve().parents[1]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A workload, what is known of its machine, and where it comes from."""
-
-    name: str
-    step: TwoTierStep
-    ratios: TierRatios
-    drift: float = 0.0  # relative change of the step time over all decisions
-    tails: bool = False  # one step in twenty takes twice as long
-
-
-def random_case(seed: int) -> Case:
-    draw = np.random.default_rng(seed)
-    near = draw.uniform(60e9, 400e9)
-    far = near * math.exp(draw.uniform(math.log(0.08), math.log(0.6)))
-    near_ns = draw.uniform(90, 140)
-    far_ns = near_ns * draw.uniform(1.5, 3.0)
-    lines = near * near_ns * 1e-9 / 64 * math.exp(draw.uniform(math.log(0.3), math.log(6.0)))
-    step = TwoTierStep(
-        latency_ns=(near_ns, far_ns),
-        bandwidth_bytes_per_s=(near, far),
-        lines_in_flight=max(1.0, min(lines, 2000.0)),
-        memory_bytes=near * 0.01,
-        compute_s=float(draw.choice([0.0, draw.uniform(0.0, 0.03)])),
-        mixing_loss=float(draw.choice([0.0, 0.0, draw.uniform(0.0, 0.25)])),
-        far_cached=float(draw.choice([0.0, 0.0, draw.uniform(0.0, 0.4)])),
-    )
-    known = TierRatios(
-        far / near * math.exp(draw.normal(0, 0.15)),
-        far_ns / near_ns * math.exp(draw.normal(0, 0.08)),
-    )
-    return Case(
-        f"random {seed}", step, known, drift=float(draw.choice([0.0, draw.uniform(-0.04, 0.04)])),
-        tails=bool(draw.random() < 0.3),
-    )  # fmt: skip
+def score_experts(exponent: float, tokens: int) -> list[dict[str, Any]]:
+    """Hot experts on every published machine against the oracle and the peers."""
+    asked = measured_requests(zipf_mixtral(exponent, seed=1), tokens, seed=2)
+    others = peers(asked, seed=3)
+    hot = run_hot(asked)
+    rows = []
+    for tiers in published_tiers():
+        rates = (tiers.rate, tiers.rate * tiers.ratios.bandwidth)
+        took = hot.seconds(*rates)
+        rows.append(
+            {
+                "machine": tiers.name,
+                "exponent": exponent,
+                "near_hits": hot.near / (hot.near + hot.far),
+                "over_oracle": took / others["oracle"].seconds(*rates) - 1,
+                "moved_of_traffic": hot.moved_of_all,
+                "faster_than": {
+                    name: one.seconds(*rates) / took - 1
+                    for name, one in others.items()
+                    if name != "oracle"
+                },
+            }
+        )
+    return rows
 
 
-def published_cases() -> list[Case]:
-    """Every shipped machine with two tiers, under four kinds of load."""
-    kinds = {  # lines in flight over those that saturate the near tier, compute, loss of mixes
-        "optimizer, saturated": (3.0, 0.0, 0.0),
-        "decode on the CPU": (1.5, 0.3, 0.0),
-        "few threads, latency": (0.4, 0.0, 0.0),
-        "prefetchers lose mixes": (2.0, 0.0, 0.2),
-    }
-    cases = []
-    for file in sorted((ROOT / "configs" / "machines").glob("*.yaml")):
-        machine = load_machine(file.stem)
-        far = [tier for tier in machine.tiers if tier.name in ("cxl", "rdram") and tier.nodes]
-        near = next((tier for tier in machine.tiers if tier.name == "ldram" and tier.nodes), None)
-        if near is None:
-            continue
-        for tier in far:
-            try:
-                ratios = tier_ratios(machine, near.nodes[:1], tier.nodes[:1])
-            except ConfigError:
-                continue  # the paper prints no bandwidth of this tier
-            rate = machine.access(machine.initiator, near.nodes[0]).read_bandwidth_bytes_per_s
-            near_ns = 110.0  # mean of the published local latencies where a paper prints none
-            for kind, (load, compute, loss) in kinds.items():
-                step = TwoTierStep(
-                    latency_ns=(near_ns, near_ns * ratios.latency),
-                    bandwidth_bytes_per_s=(rate, rate * ratios.bandwidth),
-                    lines_in_flight=max(1.0, rate * near_ns * 1e-9 / 64 * load),
-                    memory_bytes=rate * 0.01,
-                    compute_s=0.01 * compute,
-                    mixing_loss=loss,
-                )
-                cases.append(Case(f"{machine.name}, {tier.name}: {kind}", step, ratios))
-    return cases
+def print_experts(rows: list[dict[str, Any]]) -> None:
+    names = list(rows[0]["faster_than"])
+    print("\nHot experts of a tiny Mixtral, a quarter near; requests measured, times simulated")
+    print("| machine, far tier | Zipf | near hits | slower than the oracle | moved of traffic | "
+          + " | ".join(f"faster than {name}" for name in names) + " |")  # fmt: skip
+    print("|---|" + "---:|" * (4 + len(names)))
+    for row in rows:
+        print(
+            f"| {row['machine']} | {row['exponent']} | {row['near_hits']:.1%} | "
+            f"{row['over_oracle']:.1%} | {row['moved_of_traffic']:.2%} | "
+            + " | ".join(f"{row['faster_than'][name]:.0%}" for name in names)
+            + " |"
+        )
 
 
 class RandomSearch:
@@ -271,21 +243,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workloads", type=int, default=200)
     parser.add_argument("--noise", type=float, default=0.05)
+    parser.add_argument("--tokens", type=int, default=6000, help="of the tiny Mixtral")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     random_cases = [random_case(seed) for seed in range(options.workloads)]
     published = published_cases()
+    pairs = pairs_of_phases(options.workloads)
+    makers: dict[str, Callable[[Pair, int], Any]] = {
+        "model": lambda pair, _: ModelTuner(pair.ratios),
+        "climb": lambda pair, _: Climb(),
+        "caption": lambda pair, _: PublishedCaption(),
+    }
     result: dict[str, Any] = {
         "random": score(random_cases, options.noise),
         "published": score(published, options.noise),
+        "phase_change": {name: recovered(pairs, make, options.noise)
+                         for name, make in makers.items()},
+        "phase_shares": gains(pairs, options.noise),
+        "experts": [
+            row for exponent in (0.6, 1.2) for row in score_experts(exponent, options.tokens)
+        ],
         "watching_a_step_s": watching_s(),
-    }
+    }  # fmt: skip
     print_table(f"{len(random_cases)} random workloads, simulated, {options.noise:.0%} noise, "
                 f"{STEPS} steps a decision, {DECISIONS} decisions", result["random"])  # fmt: skip
     print_table(f"{len(published)} workloads on published machines, simulated", result["published"])
+    print("\nAfter a change of the workload, simulated:")
+    for name, one in result["phase_change"].items():
+        print(f"{name}: {one['recovered_within_10']:.1%} within 3 % of the new best after 10 "
+              f"decisions, {one['mean_decisions']:.1f} decisions in the mean")  # fmt: skip
+    print_experts(result["experts"])
     cost = result["watching_a_step_s"]
     print(f"\nwatching a step: {cost * 1e6:.2f} us measured, {cost / 0.01:.4%} of a step of 10 ms")
+    print_bars(result)
     if options.plot:
         plot(random_cases, options.noise, options.plot)
     if options.json:

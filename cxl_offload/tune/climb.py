@@ -1,7 +1,7 @@
 """Caption's hill climbing: as its listing prints it, and with what its text adds.
 
 Source: Sun et al., Demystifying CXL Memory with Genuine CXL-Ready Systems, 6.1, Algorithm 1.
-docs/tuning.md lists what the listing leaves open, and how it is settled here.
+docs/adr/0008 lists what the listing leaves open, and how it is settled here.
 """
 
 from __future__ import annotations

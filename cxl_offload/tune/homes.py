@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cxl_offload.errors import PlacementError
 from cxl_offload.memory import Allocation, Bind, Policy, Session, Weighted, current_session
 from cxl_offload.memory.placement import NOT_FAULTED_IN
 from cxl_offload.memory.policy import DEFAULT_GRANULE_BYTES
@@ -29,6 +30,9 @@ _SAME_SHARE = 0.01
 _FINE_GRANULE_BYTES = 64 << 10
 _FINE_BELOW_BYTES = 60 * DEFAULT_GRANULE_BYTES
 """Two cycles of the longest mix, 10 to 20: from there on, rounding to granules costs below 1 %."""
+
+REFUSALS = (MemoryError, OSError, PlacementError)
+"""What a move may be refused by without being a mistake: a full node, the kernel, the driver."""
 
 _LOG = logging.getLogger("cxl_offload.tune")
 
@@ -208,16 +212,23 @@ class TunedHomes:
         ]
 
     def _stop_here(self) -> None:
-        """What has moved of the first that waits stays where it is now."""
+        """What has moved of the first that waits stays where it is now.
+
+        Its pages are not asked: the kernel may refuse that too, and whoever moved them knows.
+        """
         address = self._waiting[0]
-        self._far_share[address] = self._ask(address, self._owners[address].nbytes)
+        owner = self._owners[address]
+        runs = owner.runs(0, owner.nbytes)
+        far = sum(nbytes for _, nbytes, node in runs if node in self._far)
+        self._far_share[address] = far / owner.nbytes
         self._done = 0
 
     def advance(self, most_bytes: int) -> Moved:
         """Moves further tensors, or parts of them, until the budget is used up.
 
-        What is left of a budget that is smaller than the next part is saved up. A full node ends
-        the moves to this target: what has moved stays, the rest stays where it is.
+        What is left of a budget that is smaller than the next part is saved up. A full node, or a
+        kernel that refuses, ends the moves to this target: what has moved stays, and so does the
+        rest.
         """
         if not self._waiting or self._target is None:
             self._credit = 0
@@ -229,12 +240,12 @@ class TunedHomes:
             try:
                 moved = self._move_some(owner, self._target)
             except ValueError as reason:  # smaller than a page, or pinned together with others
-                _LOG.debug("tune: %d bytes stay where they are: %s", owner.nbytes, reason)
+                _LOG.debug("tune: %d bytes stay where they are: %s", owner.nbytes, str(reason))
                 self._fixed.add(self._waiting.pop(0))
                 self._done = 0
                 continue
-            except MemoryError as reason:
-                self._give_up()
+            except REFUSALS as reason:
+                self._give_up(node_full=isinstance(reason, MemoryError))
                 return Moved(tensors, nbytes, str(reason))
             if not moved:
                 break
@@ -247,10 +258,11 @@ class TunedHomes:
                 tensors += 1
         return Moved(tensors, nbytes)
 
-    def _give_up(self) -> None:
-        """A node was full: nothing more moves to this target, and the room left is of no use."""
+    def _give_up(self, *, node_full: bool) -> None:
+        """Nothing more moves to this target. The room left on a node that was full is of no use."""
         towards_far = (self._target or 0.0) > self._far_share[self._waiting[0]]
         self._stop_here()
         self._waiting.clear()
-        for node in self._far if towards_far else self._near:
+        tier = self._far if towards_far else self._near
+        for node in tier if node_full else ():
             self._unusable[node] = self._session.free_bytes(node)

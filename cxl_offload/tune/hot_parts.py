@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from cxl_offload.memory import Allocation, Bind, Session
 from cxl_offload.tune.counts import Outcome, count_decision
+from cxl_offload.tune.homes import REFUSALS
 from cxl_offload.tune.hot import HotRule, HotSet, Swap
 
 __all__ = ["HotParts", "Slice"]
@@ -146,6 +147,16 @@ class HotParts:
             there += sum(found.values())
         return 2 * near > there
 
+    def _was_put_near(self, number: int) -> bool:
+        """The same from what the session knows; the kernel may refuse to be asked."""
+        near = sum(
+            nbytes
+            for one in self._pages[number]
+            for _, nbytes, node in one.owner.runs(one.offset, one.nbytes)
+            if node in self._near.nodes
+        )
+        return 2 * near > sum(one.nbytes for one in self._pages[number])
+
     def granted(self) -> tuple[int, ...]:
         """Parts that are near now, asked from their pages."""
         return tuple(number for number in range(len(self._pages)) if self._is_near(number))
@@ -200,10 +211,10 @@ class HotParts:
         outcome: Outcome = "moved"
         try:
             yield
-        except MemoryError as reason:
+        except REFUSALS as reason:
             outcome = "refused"
             self._rest = _REST_ROUNDS
-            _LOG.warning("tune: hot parts stay where they are for now: %s", reason)
+            _LOG.warning("tune: hot parts stay where they are for now: %s", str(reason))
         moved = self.moved_bytes - before
         self._credit -= moved
         self._earned -= moved
@@ -215,9 +226,9 @@ class HotParts:
             if swap.far >= 0:
                 self._move(swap.far, self._far)
             self._move(swap.near, self._near)
-        except MemoryError:
+        except REFUSALS:
             self.hot.undo(swap)
-            if swap.far >= 0 and not self._is_near(swap.far):
+            if swap.far >= 0 and not self._was_put_near(swap.far):
                 self.hot.leave(swap.far)
             raise
         _LOG.info(
@@ -234,7 +245,7 @@ class HotParts:
             for one in self._pages[number]:
                 self._move_pages(one, policy)
                 done.append(one)
-        except MemoryError:
+        except REFUSALS:
             for one in done:
                 self._move_pages(one, back)
             raise
