@@ -48,7 +48,7 @@ format: $(VENV)/.installed
 	$(BIN)/clang-format -i $$(find csrc tests/cpp tests/gpu -name '*.cc' -o -name '*.h' -o -name '*.cu')
 
 test-cpp:
-	$(MAKE) -C tests/cpp sanitize
+	$(MAKE) -C tests/cpp odr sanitize
 
 # The C++ tests of kernels for AArch64, under qemu-user; says so and skips where the tools are missing.
 test-arm:

@@ -16,7 +16,7 @@
 #include "fake_regions.h"
 #include "memory/pool.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -170,10 +170,10 @@ void print_json(const std::vector<Row>& rows) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 int main(int argc, char** argv) {
-  using namespace cxl_offload;
+  using namespace cxl_offload::memory;
   check(*make_pool());
   const auto rows = measure();
   if (argc > 1 && std::strcmp(argv[1], "--json") == 0) {

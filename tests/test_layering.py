@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -153,4 +154,21 @@ def test_package_and_command_line_load_no_torch() -> None:
                 is_inside(home, TORCH_USERS) and not is_inside(home, TORCH_FREE)
             ):
                 offenders.append(f"{module or 'cxl_offload'} imports {name} at import time")
+    assert not offenders, "\n".join(offenders)
+
+
+def test_each_folder_of_the_core_has_its_own_namespace() -> None:
+    offenders = []
+    for path in sorted((ROOT / "csrc").glob("*/*.*")):
+        folder = path.parent.name
+        expected = "cxl_offload" if folder == "core" else f"cxl_offload::{folder}"
+        text = path.read_text()
+        opened = re.findall(r"^namespace (cxl_offload[\w:]*) \{", text, re.MULTILINE)
+        offenders += [
+            f"{path.relative_to(ROOT)} opens {name}, not {expected}"
+            for name in opened
+            if name != expected and not (folder != "core" and name.startswith(f"{expected}::"))
+        ]
+        if path.suffix == ".h" and "using namespace" in text:
+            offenders.append(f"{path.relative_to(ROOT)}: using namespace in a header")
     assert not offenders, "\n".join(offenders)

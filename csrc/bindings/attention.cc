@@ -17,19 +17,19 @@ namespace py = pybind11;
 constexpr const char* kIntegerCodes = "avx512vnni";
 
 void bind_attention(py::module_& module) {
-  module.def("has_integer_codes", &has_integer_codes,
+  module.def("has_integer_codes", &kernels::has_integer_codes,
              "Whether attention multiplies 4-bit codes as integers here (isa \"avx512vnni\").");
   module.def(
       "run_attention",
-      [](TensorView q, TensorView k, TensorView v, TensorView out, WorkerTeam& team, double scale,
-         std::vector<int64_t> lengths, std::tuple<uintptr_t, int64_t, int64_t> table,
+      [](TensorView q, TensorView k, TensorView v, TensorView out, kernels::WorkerTeam& team,
+         double scale, std::vector<int64_t> lengths, std::tuple<uintptr_t, int64_t, int64_t> table,
          std::pair<uintptr_t, int64_t> mask, int64_t window, uintptr_t log_sum_exp,
          std::optional<std::tuple<TensorView, TensorView, bool>> groups,
          std::vector<float> k_scales, std::vector<float> v_scales, int64_t queries, bool causal,
          float soft_cap, std::optional<TensorView> bias, std::vector<float> sinks,
-         const std::string& isa, std::shared_ptr<Kernel> kernel) {
+         const std::string& isa, std::shared_ptr<os::Kernel> kernel) {
         const py::gil_scoped_release released;
-        Attention given;
+        kernels::Attention given;
         given.q = std::move(q);
         given.k = std::move(k);
         given.v = std::move(v);
@@ -43,8 +43,8 @@ void bind_attention(py::module_& module) {
         given.scale = scale;
         if (groups) {
           std::tie(given.k_groups, given.v_groups, std::ignore) = *groups;
-          given.group_scales =
-              std::get<2>(*groups) ? GroupScales::kInverseLow : GroupScales::kLowStep;
+          given.group_scales = std::get<2>(*groups) ? kernels::GroupScales::kInverseLow
+                                                    : kernels::GroupScales::kLowStep;
         }
         given.k_scales = std::move(k_scales);
         given.v_scales = std::move(v_scales);
@@ -55,11 +55,11 @@ void bind_attention(py::module_& module) {
         given.sinks = std::move(sinks);
         given.log_sum_exp = reinterpret_cast<float*>(log_sum_exp);
         given.integers = isa.empty() || isa == kIntegerCodes;
-        if (isa == kIntegerCodes && !has_integer_codes()) {
+        if (isa == kIntegerCodes && !kernels::has_integer_codes()) {
           throw InvalidArgument("instruction set '" + isa + "': this processor has no AVX512-VNNI");
         }
         const bool best = isa.empty() || isa == kIntegerCodes;
-        run_attention(given, team, best ? best_isa() : parse_isa(isa), kernel.get());
+        kernels::run_attention(given, team, best ? best_isa() : parse_isa(isa), kernel.get());
       },
       py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"), py::arg("team"), py::kw_only(),
       py::arg("scale"), py::arg("lengths"), py::arg("table") = std::tuple(uintptr_t{0}, 0, 0),

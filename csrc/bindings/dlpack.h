@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace cxl_offload::dlpack {
+namespace cxl_offload::bindings::dlpack {
 
 inline constexpr int32_t kHostDevice = 1;  // kDLCPU
 inline constexpr uint8_t kUnsigned = 1;    // kDLUInt
@@ -54,6 +54,6 @@ struct VersionedTensor {
   Tensor tensor;
 };
 
-}  // namespace cxl_offload::dlpack
+}  // namespace cxl_offload::bindings::dlpack
 
 #endif  // CXL_OFFLOAD_BINDINGS_DLPACK_H_

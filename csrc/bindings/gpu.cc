@@ -20,10 +20,15 @@ namespace cxl_offload::bindings {
 
 namespace py = pybind11;
 
+using gpu::CudaKernels;
+using gpu::FakeDriver;
+using gpu::GpuDriver;
+using gpu::StreamId;
+
 namespace {
 
 void wait_stream(GpuDriver& driver, StreamId stream) {
-  const EventId event = driver.record_event(stream);
+  const gpu::EventId event = driver.record_event(stream);
   try {
     driver.wait_event(event);
   } catch (...) {
@@ -35,7 +40,7 @@ void wait_stream(GpuDriver& driver, StreamId stream) {
 
 // With a kernel, registering pins the pages there, which moves them out of movable nodes.
 std::shared_ptr<FakeDriver> make_fake_driver(uint64_t limit_bytes,
-                                             const std::shared_ptr<SimulatedKernel>& kernel) {
+                                             const std::shared_ptr<os::SimulatedKernel>& kernel) {
   auto driver = std::make_shared<FakeDriver>(limit_bytes);
   if (kernel) {
     driver->set_pinning({[kernel](std::span<std::byte> range) { kernel->pin(range); },
@@ -144,7 +149,7 @@ void bind_gpu(py::module_& module) {
           py::call_guard<py::gil_scoped_release>())
       .def(
           "pack_blocks",
-          [](const CudaKernels& kernels, const Packing& packing, uintptr_t targets,
+          [](const CudaKernels& kernels, const transfer::Packing& packing, uintptr_t targets,
              uintptr_t sources, size_t blocks, size_t count, bool unpack, StreamId stream) {
             kernels.pack_blocks(packing, unpack, reinterpret_cast<const uint64_t*>(targets),
                                 reinterpret_cast<const uint64_t*>(sources), blocks, count, stream);
@@ -156,7 +161,7 @@ void bind_gpu(py::module_& module) {
   module.def(
       "open_cuda_driver",
       [](const std::string& library) -> std::shared_ptr<GpuDriver> {
-        auto opened = CudaDriver::open(library);
+        auto opened = gpu::CudaDriver::open(library);
         if (!opened.driver) {
           throw InvalidArgument("pin host memory: no CUDA driver to pin it with (" + opened.reason +
                                 "); allocate with pin=False");

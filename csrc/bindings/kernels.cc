@@ -11,6 +11,8 @@ namespace {
 
 namespace py = pybind11;
 
+using kernels::WorkerTeam;
+
 void bind_views(py::module_& module) {
   py::class_<TensorView>(module, "TensorView")
       .def(py::init([](uintptr_t address, const std::string& dtype, std::vector<int64_t> shape,
@@ -31,32 +33,32 @@ void bind_views(py::module_& module) {
 // So that a wrong setting is told where it is given, not at the first step.
 template <class R>
 R checked(R rule) {
-  check_rule(rule);
+  kernels::check_rule(rule);
   return rule;
 }
 
 void bind_rules(py::module_& module) {
-  py::class_<Adam>(module, "AdamRule")
+  py::class_<kernels::Adam>(module, "AdamRule")
       .def(py::init([](int64_t step, double lr, std::pair<double, double> betas, double eps,
                        double weight_decay, bool decoupled, bool bias_correction,
                        double grad_scale) {
-             return checked(Adam{step, lr, betas.first, betas.second, eps, weight_decay, decoupled,
-                                 bias_correction, grad_scale});
+             return checked(kernels::Adam{step, lr, betas.first, betas.second, eps, weight_decay,
+                                          decoupled, bias_correction, grad_scale});
            }),
            py::kw_only(), py::arg("step"), py::arg("lr"), py::arg("betas"), py::arg("eps"),
            py::arg("weight_decay"), py::arg("decoupled"), py::arg("bias_correction") = true,
            py::arg("grad_scale") = 1.0);
-  py::class_<Adagrad>(module, "AdagradRule")
+  py::class_<kernels::Adagrad>(module, "AdagradRule")
       .def(py::init([](int64_t step, double lr, double lr_decay, double eps, double weight_decay,
                        double grad_scale) {
-             return checked(Adagrad{step, lr, lr_decay, eps, weight_decay, grad_scale});
+             return checked(kernels::Adagrad{step, lr, lr_decay, eps, weight_decay, grad_scale});
            }),
            py::kw_only(), py::arg("step"), py::arg("lr"), py::arg("lr_decay"), py::arg("eps"),
            py::arg("weight_decay"), py::arg("grad_scale") = 1.0);
-  py::class_<Lion>(module, "LionRule")
+  py::class_<kernels::Lion>(module, "LionRule")
       .def(py::init([](double lr, std::pair<double, double> betas, double weight_decay,
                        double grad_scale) {
-             return checked(Lion{lr, betas.first, betas.second, weight_decay, grad_scale});
+             return checked(kernels::Lion{lr, betas.first, betas.second, weight_decay, grad_scale});
            }),
            py::kw_only(), py::arg("lr"), py::arg("betas"), py::arg("weight_decay"),
            py::arg("grad_scale") = 1.0);
@@ -66,7 +68,7 @@ void bind_team(py::module_& module) {
   using Group = std::tuple<int, size_t, std::vector<int>>;
   py::class_<WorkerTeam>(module, "WorkerTeam")
       .def(py::init([](const std::vector<Group>& groups) {
-             std::vector<WorkerGroup> given;
+             std::vector<kernels::WorkerGroup> given;
              for (const auto& [node, threads, cpus] : groups) {
                given.push_back({node, threads, cpus});
              }
@@ -76,7 +78,7 @@ void bind_team(py::module_& module) {
       .def_property_readonly("threads", &WorkerTeam::threads)
       .def_property_readonly("groups", [](const WorkerTeam& team) {
         std::vector<Group> groups;
-        for (const WorkerGroup& group : team.groups()) {
+        for (const kernels::WorkerGroup& group : team.groups()) {
           groups.emplace_back(group.node, group.threads, group.cpus);
         }
         return groups;
@@ -84,20 +86,21 @@ void bind_team(py::module_& module) {
 }
 
 void bind_updates(py::module_& module) {
-  py::class_<Update>(module, "Update")
-      .def(py::init([](UpdateRule rule, TensorView param, TensorView grad,
+  py::class_<kernels::Update>(module, "Update")
+      .def(py::init([](kernels::UpdateRule rule, TensorView param, TensorView grad,
                        std::vector<TensorView> states, std::optional<TensorView> copy) {
-             return Update{std::move(rule), std::move(param), std::move(grad), std::move(states),
-                           std::move(copy)};
+             return kernels::Update{std::move(rule), std::move(param), std::move(grad),
+                                    std::move(states), std::move(copy)};
            }),
            py::arg("rule"), py::arg("param"), py::arg("grad"), py::arg("states"),
            py::arg("copy") = py::none());
   module.def(
       "run_updates",
-      [](const std::vector<Update>& updates, WorkerTeam& team, const std::string& isa,
-         std::shared_ptr<Kernel> kernel) {
+      [](const std::vector<kernels::Update>& updates, WorkerTeam& team, const std::string& isa,
+         std::shared_ptr<os::Kernel> kernel) {
         const py::gil_scoped_release released;
-        run_updates(updates, team, {isa.empty() ? best_isa() : parse_isa(isa), kernel.get()});
+        kernels::run_updates(updates, team,
+                             {isa.empty() ? best_isa() : parse_isa(isa), kernel.get()});
       },
       py::arg("updates"), py::arg("team"), py::kw_only(), py::arg("isa") = "",
       py::arg("kernel") = py::none(), "See kernels/update.h.");
@@ -114,12 +117,12 @@ void bind_kernels(py::module_& module) {
       "update_traffic",
       [](const std::vector<std::tuple<uintptr_t, size_t, bool>>& streams, size_t blocks,
          const std::vector<int>& cpus, size_t ahead_bytes, const std::string& isa) {
-        std::vector<TrafficStream> given;
+        std::vector<probe::TrafficStream> given;
         for (const auto& [address, lines, written] : streams) {
           given.push_back({reinterpret_cast<std::byte*>(address), lines, written});
         }
         const Isa chosen = isa.empty() ? best_isa() : parse_isa(isa);
-        return update_traffic(given, blocks, cpus, ahead_bytes, chosen);
+        return probe::update_traffic(given, blocks, cpus, ahead_bytes, chosen);
       },
       py::arg("streams"), py::arg("blocks"), py::arg("cpus"), py::kw_only(),
       py::arg("ahead_bytes") = 0, py::arg("isa") = "", py::call_guard<py::gil_scoped_release>(),

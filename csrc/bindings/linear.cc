@@ -13,6 +13,8 @@ namespace cxl_offload::bindings {
 
 namespace py = pybind11;
 
+using kernels::GroupScales;
+
 void bind_linear(py::module_& module) {
   py::enum_<GroupScales>(module, "GroupScales")
       .value("low_step", GroupScales::kLowStep)
@@ -20,19 +22,19 @@ void bind_linear(py::module_& module) {
       .value("zero_step", GroupScales::kZeroStep);
   module.def(
       "run_linear",
-      [](TensorView x, TensorView weight, TensorView y, WorkerTeam& team,
+      [](TensorView x, TensorView weight, TensorView y, kernels::WorkerTeam& team,
          std::optional<TensorView> bias, std::optional<TensorView> scale,
          std::optional<std::pair<TensorView, GroupScales>> groups, const std::string& isa,
-         std::shared_ptr<Kernel> kernel) {
+         std::shared_ptr<os::Kernel> kernel) {
         const py::gil_scoped_release released;
-        Linear given;
+        kernels::Linear given;
         given.x = std::move(x);
         given.weight = std::move(weight);
         given.y = std::move(y);
         if (bias) given.bias = std::move(*bias);
         if (scale) given.scale = std::move(*scale);
         if (groups) std::tie(given.groups, given.group_scales) = std::move(*groups);
-        run_linear(given, team, isa.empty() ? best_isa() : parse_isa(isa), kernel.get());
+        kernels::run_linear(given, team, isa.empty() ? best_isa() : parse_isa(isa), kernel.get());
       },
       py::arg("x"), py::arg("weight"), py::arg("y"), py::arg("team"), py::kw_only(),
       py::arg("bias") = py::none(), py::arg("scale") = py::none(), py::arg("groups") = py::none(),

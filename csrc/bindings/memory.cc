@@ -19,26 +19,33 @@ namespace {
 
 namespace py = pybind11;
 
+using memory::PlacedBlock;
+using memory::Rule;
+using memory::RuleKind;
+using memory::Session;
+using os::NodeId;
+
 using Shares = std::vector<std::pair<NodeId, uint32_t>>;
 
-Stripe make_stripe(const Shares& shares, size_t granule_bytes) {
-  std::vector<Share> list;
+memory::Stripe make_stripe(const Shares& shares, size_t granule_bytes) {
+  std::vector<memory::Share> list;
   for (const auto& [node, weight] : shares) list.push_back({node, weight});
-  return Stripe(std::move(list), granule_bytes);
+  return memory::Stripe(std::move(list), granule_bytes);
 }
 
 Rule make_rule(RuleKind kind, const Shares& shares, size_t granule_bytes, bool strict,
-               PageKind pages, const std::string& device) {
+               os::PageKind pages, const std::string& device) {
   Rule rule{kind, {}, granule_bytes, strict, pages, device};
   for (const auto& [node, weight] : shares) rule.shares.push_back({node, weight});
   return rule;
 }
 
-std::shared_ptr<Session> make_session(std::shared_ptr<Kernel> kernel,
+std::shared_ptr<Session> make_session(std::shared_ptr<os::Kernel> kernel,
                                       std::map<NodeId, uint64_t> capacities, size_t max_threads,
                                       std::map<std::string, uint64_t> device_capacities) {
-  auto budget = std::make_shared<NodeBudget>(std::move(capacities));
-  Placer placer{std::move(kernel), std::move(budget), Reserve{}, std::max<size_t>(1, max_threads)};
+  auto budget = std::make_shared<memory::NodeBudget>(std::move(capacities));
+  memory::Placer placer{std::move(kernel), std::move(budget), memory::Reserve{},
+                        std::max<size_t>(1, max_threads)};
   return {new Session(std::move(placer), std::move(device_capacities)), WithoutGil()};
 }
 
@@ -110,10 +117,10 @@ py::object to_dlpack(const std::shared_ptr<PlacedBlock>& block, const py::object
 
 using Counts = std::tuple<uint64_t, uint64_t, uint64_t>;
 
-Counts counts_of(const Gauge& gauge) { return {gauge.current, gauge.peak, gauge.total}; }
+Counts counts_of(const memory::Gauge& gauge) { return {gauge.current, gauge.peak, gauge.total}; }
 
 std::map<std::string, Counts> statistics_of(const Session& session) {
-  const Statistics statistics = session.statistics();
+  const memory::Statistics statistics = session.statistics();
   return {{"asked_bytes", counts_of(statistics.asked.bytes)},
           {"allocations", counts_of(statistics.asked.count)},
           {"held_bytes", counts_of(statistics.held.bytes)},
@@ -124,7 +131,7 @@ std::map<std::string, Counts> statistics_of(const Session& session) {
 using Use = std::tuple<uint64_t, uint64_t, uint64_t, std::optional<uint64_t>>;
 
 template <typename Key>
-std::map<Key, Use> rows(const std::map<Key, NodeUse>& uses) {
+std::map<Key, Use> rows(const std::map<Key, memory::NodeUse>& uses) {
   std::map<Key, Use> result;
   for (const auto& [key, use] : uses) {
     result[key] = {use.current_bytes, use.peak_bytes, use.total_bytes, use.capacity_bytes};
@@ -145,20 +152,20 @@ void bind_rule(py::module_& module) {
       .value("device", RuleKind::kDevice);
   py::class_<Rule>(module, "Rule")
       .def(py::init(&make_rule), py::arg("kind"), py::arg("shares"), py::kw_only(),
-           py::arg("granule_bytes") = kHugePageBytes, py::arg("strict") = true,
-           py::arg("pages") = PageKind::kBase, py::arg("device") = "")
+           py::arg("granule_bytes") = os::kHugePageBytes, py::arg("strict") = true,
+           py::arg("pages") = os::PageKind::kBase, py::arg("device") = "")
       .def("__str__", &Rule::describe);
-  module.attr("LINE_BYTES") = kLineBytes;
-  module.attr("HUGE_PAGE_BYTES") = kHugePageBytes;
-  module.attr("GIGANTIC_PAGE_BYTES") = kGiganticPageBytes;
-  module.attr("POOL_SLACK_SHARE") = 1.0 / kChunkFraction + 1.0 / kSlackFraction;
+  module.attr("LINE_BYTES") = probe::kLineBytes;
+  module.attr("HUGE_PAGE_BYTES") = os::kHugePageBytes;
+  module.attr("GIGANTIC_PAGE_BYTES") = os::kGiganticPageBytes;
+  module.attr("POOL_SLACK_SHARE") = 1.0 / memory::kChunkFraction + 1.0 / memory::kSlackFraction;
   module.def(
-      "reserve_bytes", [](uint64_t total_bytes) { return Reserve{}.of(total_bytes); },
+      "reserve_bytes", [](uint64_t total_bytes) { return memory::Reserve{}.of(total_bytes); },
       py::arg("total_bytes"), "What is never taken of a node of that size.");
   module.def(
       "stripe_bytes",
       [](const Shares& shares, size_t granule_bytes, size_t bytes) {
-        const Stripe stripe = make_stripe(shares, granule_bytes);
+        const memory::Stripe stripe = make_stripe(shares, granule_bytes);
         const auto placed = stripe.allocation_bytes(bytes);
         std::map<NodeId, size_t> result;
         for (size_t i = 0; i < placed.size(); ++i) result[stripe.shares()[i].node] = placed[i];
@@ -170,7 +177,7 @@ void bind_rule(py::module_& module) {
       "stripe_runs",
       [](const Shares& shares, size_t granule_bytes, size_t bytes) {
         std::vector<std::tuple<size_t, size_t, NodeId>> runs;
-        for (const Run& run : make_stripe(shares, granule_bytes).runs(bytes)) {
+        for (const memory::Run& run : make_stripe(shares, granule_bytes).runs(bytes)) {
           runs.emplace_back(run.offset, run.bytes, run.node);
         }
         return runs;
@@ -205,7 +212,7 @@ void bind_allocation(py::module_& module) {
           "runs",
           [](const PlacedBlock& block, size_t offset, size_t bytes) {
             std::vector<std::tuple<size_t, size_t, NodeId>> rows;
-            for (const Run& run : block.runs(offset, bytes)) {
+            for (const memory::Run& run : block.runs(offset, bytes)) {
               rows.emplace_back(run.offset, run.bytes, run.node);
             }
             return rows;
@@ -241,7 +248,7 @@ void bind_memory(py::module_& module) {
       .def(
           "allocate",
           [](Session& session, size_t bytes, const Rule& rule,
-             const std::shared_ptr<GpuDriver>& driver) {
+             const std::shared_ptr<gpu::GpuDriver>& driver) {
             return interruptible([&] { return session.allocate(bytes, rule, driver); });
           },
           py::arg("nbytes"), py::arg("rule"), py::arg("driver") = nullptr)
@@ -250,7 +257,7 @@ void bind_memory(py::module_& module) {
           [](const Session& session, uintptr_t address, size_t nbytes, const Rule& rule,
              size_t part_bytes, size_t stride_bytes, size_t count) {
             auto* begin = reinterpret_cast<std::byte*>(address);
-            const Parts parts{{begin, nbytes}, part_bytes, stride_bytes, count};
+            const memory::Parts parts{{begin, nbytes}, part_bytes, stride_bytes, count};
             return interruptible([&] { return session.place(parts, rule); });
           },
           py::arg("address"), py::arg("nbytes"), py::arg("rule"), py::kw_only(),
@@ -273,7 +280,7 @@ void bind_memory(py::module_& module) {
       .def(
           "trim",
           [](Session& session) {
-            Trimmed trimmed = session.trim();
+            memory::Trimmed trimmed = session.trim();
             return std::pair(trimmed.bytes, std::move(trimmed.kept_because));
           },
           py::call_guard<py::gil_scoped_release>(),

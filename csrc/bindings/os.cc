@@ -10,6 +10,10 @@ namespace cxl_offload::bindings {
 
 namespace py = pybind11;
 
+using os::Headroom;
+using os::Kernel;
+using os::PageKind;
+
 void bind_os(py::module_& module) {
   py::enum_<PageKind>(module, "PageKind")
       .value("base", PageKind::kBase)
@@ -38,7 +42,7 @@ void bind_os(py::module_& module) {
       .def_property_readonly("in_child", &ForkGuard::in_child)
       .def("refuse_in_child", &ForkGuard::refuse_in_child, py::arg("what"));
 
-  module.def("linux_kernel", &make_linux_kernel, py::arg("dax_root") = "",
+  module.def("linux_kernel", &os::make_linux_kernel, py::arg("dax_root") = "",
              "The kernel of this machine; Device-DAX devices are looked for below dax_root.");
 }
 

@@ -9,6 +9,9 @@
 
 namespace cxl_offload::bindings {
 
+using probe::ThreadTraffic;
+using probe::Traffic;
+
 namespace {
 
 namespace py = pybind11;
@@ -53,7 +56,7 @@ void bind_traffic(py::module_& module) {
       "run_traffic",
       [](uintptr_t address, size_t bytes, const Traffic& traffic, const std::vector<int>& cpus,
          double warmup_s, double seconds) {
-        return run_traffic(range_at(address, bytes), traffic, cpus, {warmup_s, seconds});
+        return probe::run_traffic(range_at(address, bytes), traffic, cpus, {warmup_s, seconds});
       },
       py::arg("address"), py::arg("nbytes"), py::arg("traffic"), py::arg("cpus"), py::kw_only(),
       py::arg("warmup_s") = 0.0, py::arg("seconds") = 0.0, py::call_guard<py::gil_scoped_release>(),
@@ -64,7 +67,7 @@ void bind_chase(py::module_& module) {
   module.def(
       "fill_random",
       [](uintptr_t address, size_t bytes, const std::vector<int>& cpus, uint64_t seed) {
-        fill_random(range_at(address, bytes), seed, cpus);
+        probe::fill_random(range_at(address, bytes), seed, cpus);
       },
       py::arg("address"), py::arg("nbytes"), py::arg("cpus"), py::kw_only(), py::arg("seed") = 1,
       py::call_guard<py::gil_scoped_release>(),
@@ -72,7 +75,7 @@ void bind_chase(py::module_& module) {
   module.def(
       "link_cycle",
       [](uintptr_t address, size_t bytes, uint64_t seed) {
-        link_cycle(range_at(address, bytes), seed);
+        probe::link_cycle(range_at(address, bytes), seed);
       },
       py::arg("address"), py::arg("nbytes"), py::kw_only(), py::arg("seed") = 1,
       py::call_guard<py::gil_scoped_release>(),
@@ -80,7 +83,7 @@ void bind_chase(py::module_& module) {
   module.def(
       "idle_latency",
       [](uintptr_t address, size_t bytes, int cpu, double warmup_s, double seconds) {
-        return idle_latency(range_at(address, bytes), cpu, kChaseBatch, {warmup_s, seconds})
+        return probe::idle_latency(range_at(address, bytes), cpu, kChaseBatch, {warmup_s, seconds})
             .ns_per_load;
       },
       py::arg("address"), py::arg("nbytes"), py::arg("cpu"), py::kw_only(),
@@ -90,9 +93,9 @@ void bind_chase(py::module_& module) {
       "loaded_latency",
       [](uintptr_t linked, size_t linked_bytes, int chaser_cpu, uintptr_t address, size_t bytes,
          const Traffic& traffic, const std::vector<int>& cpus, double warmup_s, double seconds) {
-        LoadedResult result =
-            run_loaded(range_at(linked, linked_bytes), chaser_cpu, kChaseBatch,
-                       range_at(address, bytes), traffic, cpus, {warmup_s, seconds});
+        probe::LoadedResult result =
+            probe::run_loaded(range_at(linked, linked_bytes), chaser_cpu, kChaseBatch,
+                              range_at(address, bytes), traffic, cpus, {warmup_s, seconds});
         return std::pair(std::move(result.chase.ns_per_load), std::move(result.traffic));
       },
       py::arg("linked"), py::arg("linked_nbytes"), py::arg("chaser_cpu"), py::arg("address"),
@@ -105,18 +108,18 @@ void bind_gpu_copies(py::module_& module) {
   module.def(
       "list_gpus",
       [](const std::string& library) {
-        const GpuList found = list_gpus(library);
+        const probe::GpuList found = probe::list_gpus(library);
         std::vector<std::pair<std::string, std::string>> gpus;
-        for (const GpuName& gpu : found.gpus) gpus.emplace_back(gpu.name, gpu.pci_address);
+        for (const probe::GpuName& gpu : found.gpus) gpus.emplace_back(gpu.name, gpu.pci_address);
         return std::pair(std::move(gpus), found.reason);
       },
       py::arg("library"), "((name, PCI address) of every GPU, why there is none).");
-  py::class_<GpuCopies>(module, "GpuCopies")
+  py::class_<probe::GpuCopies>(module, "GpuCopies")
       .def(py::init([](const std::string& library, int ordinal, uintptr_t address, size_t bytes) {
-             return std::make_unique<GpuCopies>(library, ordinal, range_at(address, bytes));
+             return std::make_unique<probe::GpuCopies>(library, ordinal, range_at(address, bytes));
            }),
            py::arg("library"), py::arg("ordinal"), py::arg("address"), py::arg("nbytes"))
-      .def("copy", &GpuCopies::copy, py::arg("to_device"), py::arg("nbytes"),
+      .def("copy", &probe::GpuCopies::copy, py::arg("to_device"), py::arg("nbytes"),
            py::call_guard<py::gil_scoped_release>());
 }
 
@@ -130,7 +133,7 @@ std::vector<std::string> isa_names() {
 
 void bind_probe(py::module_& module) {
   module.def("supported_isas", &isa_names, "Instruction sets of this processor, best last.");
-  module.def("has_non_temporal_stores", &has_non_temporal_stores);
+  module.def("has_non_temporal_stores", &probe::has_non_temporal_stores);
   module.def("allowed_cpus", &allowed_cpus, "CPUs that this process may run on.");
   bind_traffic(module);
   bind_chase(module);

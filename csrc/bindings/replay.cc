@@ -29,16 +29,16 @@ py::tuple run(const Array<double>& setup_s, const Array<double>& alone_s,
               const Array<int64_t>& demand_begins, const Array<int32_t>& resources,
               const Array<double>& shares, const Array<int64_t>& queue_begins,
               const Array<int64_t>& step_begins, const std::vector<double>& losses) {
-  const Jobs jobs{read_only(setup_s),    read_only(alone_s), read_only(demand_begins),
-                  read_only(resources),  read_only(shares),  read_only(queue_begins),
-                  read_only(step_begins)};
+  const replay::Jobs jobs{read_only(setup_s),    read_only(alone_s), read_only(demand_begins),
+                          read_only(resources),  read_only(shares),  read_only(queue_begins),
+                          read_only(step_begins)};
   Array<double> starts(setup_s.size());
   Array<double> ends(setup_s.size());
   Array<double> lengths(step_begins.size() > 0 ? step_begins.size() - 1 : 0);
-  const Times times{writable(starts), writable(ends), writable(lengths)};
+  const replay::Times times{writable(starts), writable(ends), writable(lengths)};
   {
     py::gil_scoped_release unlocked;
-    run_steps(jobs, losses, times);
+    replay::run_steps(jobs, losses, times);
   }
   return py::make_tuple(starts, ends, lengths);
 }
@@ -47,7 +47,7 @@ std::vector<double> speeds(const std::vector<std::vector<std::pair<int32_t, doub
                            const std::vector<double>& losses) {
   std::vector<std::vector<int32_t>> resources(jobs.size());
   std::vector<std::vector<double>> shares(jobs.size());
-  std::vector<Demand> demands;
+  std::vector<replay::Demand> demands;
   for (size_t at = 0; at < jobs.size(); ++at) {
     for (const auto& [resource, share] : jobs[at]) {
       if (resource < 0 || static_cast<size_t>(resource) >= losses.size() || !(share > 0)) {
@@ -59,7 +59,7 @@ std::vector<double> speeds(const std::vector<std::vector<std::pair<int32_t, doub
     demands.push_back({resources[at], shares[at]});
   }
   std::vector<double> found(jobs.size());
-  Sharing(losses).speeds(demands, found);
+  replay::Sharing(losses).speeds(demands, found);
   return found;
 }
 

@@ -17,6 +17,10 @@ namespace {
 
 namespace py = pybind11;
 
+using os::FaultEffect;
+using os::NodeId;
+using os::SimulatedKernel;
+
 using Pools = std::vector<std::pair<size_t, uint64_t>>;
 using DaxRow = std::tuple<std::string, uint64_t, size_t, std::string, int>;
 using NodeRow = std::tuple<NodeId, uint64_t, uint64_t, Pools>;
@@ -27,9 +31,9 @@ std::shared_ptr<SimulatedKernel> make_kernel(const std::vector<NodeRow>& nodes,
                                              std::optional<uint64_t> process_limit_bytes,
                                              const std::vector<NodeId>& movable_nodes,
                                              const std::vector<DaxRow>& dax) {
-  SimulatedMachine machine;
+  os::SimulatedMachine machine;
   for (const auto& [id, total_bytes, used_by_others_bytes, pools] : nodes) {
-    SimulatedNode node{id, total_bytes, used_by_others_bytes, {}, false};
+    os::SimulatedNode node{id, total_bytes, used_by_others_bytes, {}, false};
     node.movable = std::ranges::find(movable_nodes, id) != movable_nodes.end();
     for (const auto& [page_bytes, pages] : pools) node.pools.push_back({page_bytes, pages});
     machine.nodes.push_back(std::move(node));
@@ -46,9 +50,9 @@ std::shared_ptr<SimulatedKernel> make_kernel(const std::vector<NodeRow>& nodes,
 
 std::map<std::string, uint64_t> calls_of(const SimulatedKernel& kernel) {
   std::map<std::string, uint64_t> calls;
-  for (size_t i = 0; i < kOperationCount; ++i) {
-    const auto operation = static_cast<Operation>(i);
-    calls[operation_name(operation)] = kernel.faults().calls(operation);
+  for (size_t i = 0; i < os::kOperationCount; ++i) {
+    const auto operation = static_cast<os::Operation>(i);
+    calls[os::operation_name(operation)] = kernel.faults().calls(operation);
   }
   return calls;
 }
@@ -64,7 +68,8 @@ void bind_simulated(py::module_& module) {
       .value("shared", FaultEffect::kShared)
       .value("signal", FaultEffect::kSignal);
 
-  py::class_<SimulatedKernel, Kernel, std::shared_ptr<SimulatedKernel>>(module, "SimulatedKernel")
+  py::class_<SimulatedKernel, os::Kernel, std::shared_ptr<SimulatedKernel>>(module,
+                                                                            "SimulatedKernel")
       .def(py::init(&make_kernel), py::arg("nodes"), py::arg("distances"), py::kw_only(),
            py::arg("initiator"), py::arg("allowed_nodes"), py::arg("process_limit_bytes"),
            py::arg("movable_nodes") = std::vector<NodeId>(), py::arg("dax") = std::vector<DaxRow>(),
@@ -82,7 +87,7 @@ void bind_simulated(py::module_& module) {
           [](const SimulatedKernel& kernel, const std::string& operation, uint64_t call, int code,
              FaultEffect effect, uint64_t times) {
             for (uint64_t i = 0; i < times; ++i) {
-              kernel.faults().add({parse_operation(operation), effect, call + i, code, -1});
+              kernel.faults().add({os::parse_operation(operation), effect, call + i, code, -1});
             }
           },
           py::arg("operation"), py::kw_only(), py::arg("call") = 1, py::arg("code") = ENOMEM,
@@ -92,9 +97,9 @@ void bind_simulated(py::module_& module) {
           "fail_at_random",
           [](const SimulatedKernel& kernel, const std::vector<std::string>& operations,
              double probability, uint64_t seed, int code) {
-            RandomFaults faults{seed, probability, {}, code};
+            os::RandomFaults faults{seed, probability, {}, code};
             for (const std::string& operation : operations) {
-              faults.operations.push_back(parse_operation(operation));
+              faults.operations.push_back(os::parse_operation(operation));
             }
             kernel.faults().add_random(faults);
           },

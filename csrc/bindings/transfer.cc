@@ -24,6 +24,15 @@ namespace {
 
 namespace py = pybind11;
 
+using transfer::Code;
+using transfer::CopyHandle;
+using transfer::CopyRule;
+using transfer::Direction;
+using transfer::Element;
+using transfer::HostCopier;
+using transfer::Lane;
+using transfer::Packing;
+
 std::byte* bytes_at(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 
 void bind_packing(py::module_& module) {
@@ -93,17 +102,17 @@ std::vector<std::vector<double>> time_by_rows(
     HostCopier& copier, uintptr_t target, uintptr_t source, size_t room, size_t bytes,
     const std::vector<std::optional<std::pair<bool, size_t>>>& contenders, int rounds,
     double sample_s) {
-  std::vector<CopyContender> ways;
+  std::vector<transfer::CopyContender> ways;
   for (const auto& each : contenders) {
     if (each && (each->second == 0 || each->second > copier.threads())) {
       throw InvalidArgument("time copies with " + std::to_string(each->second) +
                             " threads: the copier has " + std::to_string(copier.threads()));
     }
-    ways.push_back(each ? CopyContender{false, {each->first, each->second}}
-                        : CopyContender{true, {}});
+    ways.push_back(each ? transfer::CopyContender{false, {each->first, each->second}}
+                        : transfer::CopyContender{true, {}});
   }
-  return time_copies(copier, {bytes_at(target), room}, {bytes_at(source), room}, bytes, ways,
-                     rounds, sample_s);
+  return transfer::time_copies(copier, {bytes_at(target), room}, {bytes_at(source), room}, bytes,
+                               ways, rounds, sample_s);
 }
 
 std::pair<std::vector<double>, std::vector<double>> time_block_lists(HostCopier& copier,
@@ -111,9 +120,10 @@ std::pair<std::vector<double>, std::vector<double>> time_block_lists(HostCopier&
                                                                      uintptr_t sources,
                                                                      uintptr_t sizes, size_t count,
                                                                      size_t job, int rounds) {
-  BlockSamples samples = time_blocks(copier, {reinterpret_cast<const uint64_t*>(targets), count},
-                                     {reinterpret_cast<const uint64_t*>(sources), count},
-                                     {reinterpret_cast<const size_t*>(sizes), count}, job, rounds);
+  transfer::BlockSamples samples =
+      transfer::time_blocks(copier, {reinterpret_cast<const uint64_t*>(targets), count},
+                            {reinterpret_cast<const uint64_t*>(sources), count},
+                            {reinterpret_cast<const size_t*>(sizes), count}, job, rounds);
   return {std::move(samples.own), std::move(samples.memcpys)};
 }
 
@@ -156,8 +166,8 @@ void bind_host_copy(py::module_& module) {
 // (device, host, bytes, lane, pinned)
 using PieceRow = std::tuple<uint64_t, uintptr_t, size_t, Lane, bool>;
 
-std::vector<Piece> pieces_of(const std::vector<PieceRow>& rows) {
-  std::vector<Piece> pieces;
+std::vector<transfer::Piece> pieces_of(const std::vector<PieceRow>& rows) {
+  std::vector<transfer::Piece> pieces;
   for (const auto& [device, host, bytes, lane, pinned] : rows) {
     pieces.push_back({device, bytes_at(host), bytes, lane, pinned});
   }
@@ -169,7 +179,7 @@ std::vector<PieceRow> plan_rows(const std::vector<PieceRow>& rows, size_t chunk_
   if (chunk_bytes == 0) throw InvalidArgument("plan chunks of 0 bytes");
   std::vector<PieceRow> planned;
   if (rows.empty()) return planned;
-  for (const Piece& chunk : plan_chunks(pieces_of(rows), chunk_bytes, rates)) {
+  for (const transfer::Piece& chunk : transfer::plan_chunks(pieces_of(rows), chunk_bytes, rates)) {
     planned.emplace_back(chunk.device, reinterpret_cast<uintptr_t>(chunk.host), chunk.bytes,
                          chunk.lane, chunk.pinned);
   }
@@ -179,8 +189,8 @@ std::vector<PieceRow> plan_rows(const std::vector<PieceRow>& rows, size_t chunk_
 // An engine and the pinned block that its slots are cut from, which goes after it.
 class PlacedEngine {
  public:
-  PlacedEngine(std::shared_ptr<GpuDriver> driver, std::shared_ptr<HostCopier> copier,
-               std::shared_ptr<PlacedBlock> staging, EngineOptions options)
+  PlacedEngine(std::shared_ptr<gpu::GpuDriver> driver, std::shared_ptr<HostCopier> copier,
+               std::shared_ptr<memory::PlacedBlock> staging, transfer::EngineOptions options)
       : staging_(std::move(staging)),
         engine_(std::move(driver), std::move(copier),
                 staging_ ? staging_->range() : std::span<std::byte>(), std::move(options)) {}
@@ -189,25 +199,25 @@ class PlacedEngine {
     try {
       engine_.drain();
       // So that dropping the block waits for these streams rather than for the whole GPU.
-      for (const StreamId stream : engine_.streams()) staging_->memory().record_stream(stream);
+      for (const gpu::StreamId stream : engine_.streams()) staging_->memory().record_stream(stream);
     } catch (...) {  // without streams it waits for all
     }
   }
   PlacedEngine(const PlacedEngine&) = delete;
   PlacedEngine& operator=(const PlacedEngine&) = delete;
 
-  CopyEngine& core() { return engine_; }
-  const CopyEngine& core() const { return engine_; }
+  transfer::CopyEngine& core() { return engine_; }
+  const transfer::CopyEngine& core() const { return engine_; }
 
  private:
-  const std::shared_ptr<PlacedBlock> staging_;
-  CopyEngine engine_;
+  const std::shared_ptr<memory::PlacedBlock> staging_;
+  transfer::CopyEngine engine_;
 };
 
 using EngineHolder = std::unique_ptr<PlacedEngine, WithoutGil>;
 
-EngineHolder make_engine(std::shared_ptr<GpuDriver> driver, std::shared_ptr<HostCopier> copier,
-                         std::shared_ptr<PlacedBlock> staging, size_t chunk_bytes,
+EngineHolder make_engine(std::shared_ptr<gpu::GpuDriver> driver, std::shared_ptr<HostCopier> copier,
+                         std::shared_ptr<memory::PlacedBlock> staging, size_t chunk_bytes,
                          size_t limit_bytes, std::map<Lane, double> rates) {
   return EngineHolder(new PlacedEngine(std::move(driver), std::move(copier), std::move(staging),
                                        {chunk_bytes, limit_bytes, std::move(rates)}));
@@ -239,7 +249,7 @@ void bind_engine(py::module_& module) {
       .def(
           "submit",
           [](PlacedEngine& engine, Direction direction, const std::vector<PieceRow>& pieces,
-             const std::vector<StreamId>& after, bool may_wait) {
+             const std::vector<gpu::StreamId>& after, bool may_wait) {
             return engine.core().submit(direction, pieces_of(pieces), after, may_wait);
           },
           py::arg("direction"), py::arg("pieces"), py::arg("after"), py::arg("may_wait"),

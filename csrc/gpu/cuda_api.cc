@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::gpu {
 namespace {
 
 class Symbols {
@@ -107,4 +107,4 @@ void CudaApi::check(CuResult result, const std::string& tried) const {
   throw SystemError(errno_of(result), message);
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::gpu

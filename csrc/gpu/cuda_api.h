@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-namespace cxl_offload {
+namespace cxl_offload::gpu {
 
 using CuResult = int;
 using CuDevice = int;
@@ -91,6 +91,6 @@ inline bool is_gone(CuResult result) {
          result == kCuContextIsDestroyed;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::gpu
 
 #endif  // CXL_OFFLOAD_GPU_CUDA_API_H_

@@ -7,10 +7,9 @@
 #include "gpu/cuda_current.h"
 #include "gpu/cuda_driver.h"
 
-namespace cxl_offload {
+namespace cxl_offload::gpu {
 
-CuContext cuda::InStream::context_of(const CudaApi& api, StreamId stream,
-                                     const std::string& tried) {
+CuContext InStream::context_of(const CudaApi& api, StreamId stream, const std::string& tried) {
   if (stream <= kPerThreadDefaultStream) {
     throw InvalidArgument(tried + ": a default stream means another stream in every context or " +
                           "thread; name a stream of your own");
@@ -23,8 +22,8 @@ CuContext cuda::InStream::context_of(const CudaApi& api, StreamId stream,
 void CudaDriver::destroy_stream(StreamId stream) noexcept {
   if (in_child()) return;
   try {
-    const cuda::InStream current(*api_, stream, "destroy stream");
-    api_->stream_destroy(cuda::stream_of(stream));
+    const InStream current(*api_, stream, "destroy stream");
+    api_->stream_destroy(stream_of(stream));
   } catch (...) {  // where the context is gone, so is the stream
   }
 }
@@ -32,8 +31,8 @@ void CudaDriver::destroy_stream(StreamId stream) noexcept {
 void CudaDriver::copy(uint64_t target, uint64_t source, size_t bytes, StreamId stream) {
   refuse_in_child();
   if (bytes == 0) return;
-  const cuda::InStream current(*api_, stream, "copy");
-  const CuResult result = api_->memcpy_async(target, source, bytes, cuda::stream_of(stream));
+  const InStream current(*api_, stream, "copy");
+  const CuResult result = api_->memcpy_async(target, source, bytes, stream_of(stream));
   if (result != kCuSuccess) api_->check(result, "copy " + format_bytes(bytes) + ": cuMemcpyAsync");
 }
 
@@ -48,10 +47,10 @@ void CudaDriver::copy_batch(std::span<const uint64_t> targets, std::span<const u
                           std::to_string(targets.size()) + " targets");
   }
   if (sizes.empty()) return;
-  const cuda::InStream current(*api_, stream, "copy batch");
+  const InStream current(*api_, stream, "copy batch");
   if (!batched()) {
     for (size_t i = 0; i < sizes.size(); ++i) {
-      api_->check(api_->memcpy_async(targets[i], sources[i], sizes[i], cuda::stream_of(stream)),
+      api_->check(api_->memcpy_async(targets[i], sources[i], sizes[i], stream_of(stream)),
                   "copy batch: cuMemcpyAsync");
     }
     return;
@@ -63,8 +62,8 @@ void CudaDriver::copy_batch(std::span<const uint64_t> targets, std::span<const u
   CuMemcpyAttributes attributes{kCuSourceAccessInStreamOrder, {0, 0}, {0, 0}, 0};
   size_t first = 0;
   api_->check(api_->memcpy_batch_async(to.data(), from.data(), bytes.data(), bytes.size(),
-                                       &attributes, &first, 1, cuda::stream_of(stream)),
+                                       &attributes, &first, 1, stream_of(stream)),
               "copy batch of " + std::to_string(bytes.size()) + ": cuMemcpyBatchAsync");
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::gpu

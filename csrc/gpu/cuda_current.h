@@ -8,7 +8,7 @@
 #include "gpu/cuda_api.h"
 #include "gpu/driver.h"
 
-namespace cxl_offload::cuda {
+namespace cxl_offload::gpu {
 
 inline constexpr StreamId kLegacyDefaultStream = 1;
 inline constexpr StreamId kPerThreadDefaultStream = 2;
@@ -49,6 +49,6 @@ class InStream {
   const Current current_;
 };
 
-}  // namespace cxl_offload::cuda
+}  // namespace cxl_offload::gpu
 
 #endif  // CXL_OFFLOAD_GPU_CUDA_CURRENT_H_

@@ -9,12 +9,7 @@
 #include "gpu/cuda_api.h"
 #include "gpu/cuda_current.h"
 
-namespace cxl_offload {
-
-using cuda::Current;
-using cuda::kLegacyDefaultStream;
-using cuda::kPerThreadDefaultStream;
-using cuda::stream_of;
+namespace cxl_offload::gpu {
 
 // The contexts in use. Primary contexts are held while this lives.
 class CudaDriver::Contexts {
@@ -223,7 +218,7 @@ StreamId CudaDriver::create_stream() {
 
 void CudaDriver::stream_wait(StreamId stream, EventId event) {
   refuse_in_child();
-  const cuda::InStream current(*api_, stream, "stream wait");
+  const InStream current(*api_, stream, "stream wait");
   for (CuEvent one : reinterpret_cast<const Mark*>(event)->events) {
     api_->check(api_->stream_wait_event(stream_of(stream), one, 0), "cuStreamWaitEvent");
   }
@@ -240,4 +235,4 @@ void CudaDriver::synchronize() {
   }
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::gpu

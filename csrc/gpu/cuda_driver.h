@@ -10,7 +10,7 @@
 
 #include "gpu/driver.h"
 
-namespace cxl_offload {
+namespace cxl_offload::gpu {
 
 struct CudaApi;
 
@@ -67,6 +67,6 @@ class CudaDriver final : public GpuDriver {
   std::map<std::byte*, void*> registered_;  // address -> the context it was registered in
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::gpu
 
 #endif  // CXL_OFFLOAD_GPU_CUDA_DRIVER_H_

@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::gpu {
 
 CudaKernels::CudaKernels(const std::string& path)
     : library_(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
@@ -47,9 +47,9 @@ void CudaKernels::copy_blocks(const uint64_t* targets, const uint64_t* sources, 
                              format_bytes(block_bytes) + " on the GPU: " + error_text_(code));
 }
 
-void CudaKernels::pack_blocks(const Packing& packing, bool unpack, const uint64_t* targets,
-                              const uint64_t* sources, size_t blocks, size_t count,
-                              StreamId stream) const {
+void CudaKernels::pack_blocks(const transfer::Packing& packing, bool unpack,
+                              const uint64_t* targets, const uint64_t* sources, size_t blocks,
+                              size_t count, StreamId stream) const {
   const int code =
       pack_blocks_(static_cast<int>(packing.code()), static_cast<int>(packing.element()),
                    packing.group_elements(), unpack, targets, sources, blocks, count, stream);
@@ -58,4 +58,4 @@ void CudaKernels::pack_blocks(const Packing& packing, bool unpack, const uint64_
                              std::to_string(count) + " numbers on the GPU: " + error_text_(code));
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::gpu

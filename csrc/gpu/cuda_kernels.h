@@ -10,7 +10,7 @@
 #include "gpu/driver.h"
 #include "transfer/packing.h"
 
-namespace cxl_offload {
+namespace cxl_offload::gpu {
 
 class CudaKernels {
  public:
@@ -29,7 +29,7 @@ class CudaKernels {
                    size_t block_bytes, bool aligned, StreamId stream) const;
   // Packs `blocks` blocks of `count` numbers each, or unpacks them. Addresses of packed blocks are
   // multiples of 16.
-  void pack_blocks(const Packing& packing, bool unpack, const uint64_t* targets,
+  void pack_blocks(const transfer::Packing& packing, bool unpack, const uint64_t* targets,
                    const uint64_t* sources, size_t blocks, size_t count, StreamId stream) const;
 
  private:
@@ -43,6 +43,6 @@ class CudaKernels {
   const char* (*error_text_)(int);
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::gpu
 
 #endif  // CXL_OFFLOAD_GPU_CUDA_KERNELS_H_

@@ -10,7 +10,7 @@
 
 #include "core/fork_guard.h"
 
-namespace cxl_offload {
+namespace cxl_offload::gpu {
 
 // A stream as an integer (cudaStream_t / CUstream); 0 is the default stream.
 using StreamId = uint64_t;
@@ -62,6 +62,6 @@ class GpuDriver {
   const ForkGuard guard_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::gpu
 
 #endif  // CXL_OFFLOAD_GPU_DRIVER_H_

@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::gpu {
 
 std::unique_lock<std::mutex> FakeDriver::locked() const {
   refuse_in_child();
@@ -237,4 +237,4 @@ bool FakeDriver::is_registered(const std::byte* address) const {
   return address < begin + bytes;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::gpu

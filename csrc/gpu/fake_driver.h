@@ -13,7 +13,7 @@
 
 #include "gpu/driver.h"
 
-namespace cxl_offload {
+namespace cxl_offload::gpu {
 
 // Thread-safe.
 class FakeDriver final : public GpuDriver {
@@ -122,6 +122,6 @@ class FakeDriver final : public GpuDriver {
   Counts counts_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::gpu
 
 #endif  // CXL_OFFLOAD_GPU_FAKE_DRIVER_H_

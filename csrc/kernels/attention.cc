@@ -14,7 +14,7 @@
 #include "kernels/attention_rows.h"
 #include "kernels/attention_work.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 constexpr size_t kFewestAhead = 4;
@@ -81,7 +81,7 @@ class Run {
     total_.assign(work_.queries, 0);
   }
 
-  void work(WorkerTeam& team, const Kernel* kernel) {
+  void work(WorkerTeam& team, const os::Kernel* kernel) {
     const std::vector<Unit>& units = work_.units;
     const size_t slots = units.size() < 2 ? 1 : team.threads();
     scores_.resize(slots * scores_each());
@@ -282,11 +282,12 @@ bool has_integer_codes() {
   return best_isa() == Isa::kAvx512 && attention_pass_integers(1) != nullptr;
 }
 
-void run_attention(const Attention& attention, WorkerTeam& team, Isa isa, const Kernel* kernel) {
+void run_attention(const Attention& attention, WorkerTeam& team, Isa isa,
+                   const os::Kernel* kernel) {
   check_attention(attention);
   if (attention.q.numel() == 0) return;
   Run run(attention, isa);
   run.work(team, kernel);
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

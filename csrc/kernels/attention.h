@@ -13,7 +13,7 @@
 #include "kernels/worker_team.h"
 #include "os/kernel.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // Which block of the cache holds positions [i * block, (i + 1) * block) of a sequence.
 struct BlockTable {
@@ -73,8 +73,8 @@ bool has_integer_codes();
 // result does not depend on the team. In a team of several groups each begins with the keys on its
 // node, which `kernel` is asked for; null: nobody is asked.
 void run_attention(const Attention& attention, WorkerTeam& team, Isa isa,
-                   const Kernel* kernel = nullptr);
+                   const os::Kernel* kernel = nullptr);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_ATTENTION_H_

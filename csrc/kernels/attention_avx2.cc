@@ -6,7 +6,7 @@
 
 #include "kernels/vector/target_avx2.inc.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // One after the other.
@@ -20,16 +20,16 @@ namespace {
 
 AttentionPass attention_pass_avx2(Dtype dtype) { return find_pass(dtype); }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #include "kernels/vector/target_end.inc.h"
 
 #else
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 AttentionPass attention_pass_avx2(Dtype) { return nullptr; }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_X86

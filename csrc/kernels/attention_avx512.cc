@@ -6,7 +6,7 @@
 
 #include "kernels/vector/target_avx512.inc.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // One after the other.
@@ -20,7 +20,7 @@ namespace {
 
 AttentionPass attention_pass_avx512(Dtype dtype) { return find_pass(dtype); }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 // VNNI beside them.
 #if defined(__clang__)
@@ -31,7 +31,7 @@ AttentionPass attention_pass_avx512(Dtype dtype) { return find_pass(dtype); }
 #pragma GCC target("avx512vnni")
 #endif
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 #include "kernels/attention_integers.inc.h"
@@ -43,17 +43,17 @@ AttentionPass attention_pass_integers(size_t groups) {
   return groups == 1 ? attend_integers<1> : attend_integers<2>;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #include "kernels/vector/target_end.inc.h"
 
 #else
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 AttentionPass attention_pass_avx512(Dtype) { return nullptr; }
 AttentionPass attention_pass_integers(size_t) { return nullptr; }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_X86

@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 std::string text(const std::vector<int64_t>& shape) {
@@ -203,4 +203,4 @@ void check_attention(const Attention& a) {
   if (!std::isfinite(a.scale)) throw InvalidArgument("attention: the scale is not finite");
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

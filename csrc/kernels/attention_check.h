@@ -4,11 +4,11 @@
 
 #include "kernels/attention.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // Throws InvalidArgument; see run_attention().
 void check_attention(const Attention& attention);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_ATTENTION_CHECK_H_

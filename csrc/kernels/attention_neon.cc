@@ -4,7 +4,7 @@
 
 #if CXL_OFFLOAD_NEON
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // One after the other.
@@ -18,14 +18,14 @@ namespace {
 
 AttentionPass attention_pass_neon(Dtype dtype) { return find_pass(dtype); }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #else
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 AttentionPass attention_pass_neon(Dtype) { return nullptr; }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_NEON

@@ -8,7 +8,7 @@
 #include "core/half.h"
 #include "core/tensor_view.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // Of the types that are written, too.
 inline float read_number(const std::byte* data, Dtype dtype, size_t index) {
@@ -32,6 +32,6 @@ inline double scale_of_head(const std::vector<float>& of_heads, size_t head) {
   return of_heads[of_heads.size() == 1 ? 0 : head];
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_ATTENTION_NUMBERS_H_

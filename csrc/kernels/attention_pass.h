@@ -8,7 +8,7 @@
 #include "core/half.h"
 #include "core/tensor_view.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // Positions of a block: K is read for all of them, then V. Blocks are long enough that the rows of
 // each stream from memory, and short enough that the scores between them stay in a near cache.
@@ -140,6 +140,6 @@ AttentionPass attention_pass_avx512(Dtype dtype);
 // this processor has no AVX512-VNNI.
 AttentionPass attention_pass_integers(size_t groups);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_ATTENTION_PASS_H_

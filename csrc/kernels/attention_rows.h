@@ -9,7 +9,7 @@
 #include "kernels/attention.h"
 #include "kernels/attention_pass.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // Rows of one head of K or V, by position within what the outermost index names.
 struct HeadRows {
@@ -149,6 +149,6 @@ class RowBlocks {
   size_t held_ = 0;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_ATTENTION_ROWS_H_

@@ -2,7 +2,7 @@
 #include "kernels/attention_pass.h"
 #include "kernels/vector/vector.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // One after the other.
@@ -16,4 +16,4 @@ namespace {
 
 AttentionPass attention_pass_scalar(Dtype dtype) { return find_pass(dtype); }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

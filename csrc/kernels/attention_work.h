@@ -9,7 +9,7 @@
 #include "kernels/attention.h"
 #include "kernels/attention_pass.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // Work is cut into about kUnits units. A unit has at least kFewestRows rows, so that the time to
 // merge the results of units stays small beside the time to compute them.
@@ -108,6 +108,6 @@ struct Work {
   std::vector<Parts> parts;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_ATTENTION_WORK_H_

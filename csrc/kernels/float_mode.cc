@@ -4,7 +4,7 @@
 #include <xmmintrin.h>
 #endif
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 #if defined(__x86_64__)
 
@@ -33,4 +33,4 @@ void FloatMode::set() const {}
 
 #endif
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // The register that holds it: MXCSR of x86-64, FPCR of Arm. Without the marks that operations
 // leave there.
@@ -42,6 +42,6 @@ class ScopedFloatMode {
   bool changed_ = false;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_FLOAT_MODE_H_

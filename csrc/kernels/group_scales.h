@@ -2,7 +2,7 @@
 #ifndef CXL_OFFLOAD_KERNELS_GROUP_SCALES_H_
 #define CXL_OFFLOAD_KERNELS_GROUP_SCALES_H_
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // What the numbers are, and what a code is then worth.
 enum class GroupScales {
@@ -11,6 +11,6 @@ enum class GroupScales {
   kZeroStep,    // (zero, step): (code - zero) * step, as in AWQ and GPTQ
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_GROUP_SCALES_H_

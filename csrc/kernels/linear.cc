@@ -11,7 +11,7 @@
 #include "kernels/page_home.h"
 #include "kernels/work_queues.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // Bytes of weights that a thread takes at a time: long enough that the prefetchers run, short
@@ -65,7 +65,7 @@ class LinearRun {
     read_factors(isa);
   }
 
-  void work(WorkerTeam& team, const Kernel* kernel) {
+  void work(WorkerTeam& team, const os::Kernel* kernel) {
     const size_t total = outputs_ * row_bytes_;
     const size_t slots = total < 2 * kFewestBytes ? 1 : team.threads();
     const size_t wanted =
@@ -115,7 +115,7 @@ class LinearRun {
   }
 
   // Every unit in the queue of the node that its weights are on.
-  void share_out(const std::vector<Outputs>& units, WorkerTeam& team, const Kernel* kernel) {
+  void share_out(const std::vector<Outputs>& units, WorkerTeam& team, const os::Kernel* kernel) {
     WorkQueues<Outputs> queues(team);
     const bool ask = kernel != nullptr && queues.size() > 1;
     const size_t step = (units.size() + kMostAsked - 1) / kMostAsked;
@@ -200,11 +200,11 @@ class LinearRun {
 
 }  // namespace
 
-void run_linear(const Linear& linear, WorkerTeam& team, Isa isa, const Kernel* kernel) {
+void run_linear(const Linear& linear, WorkerTeam& team, Isa isa, const os::Kernel* kernel) {
   check_linear(linear);
   if (linear.y.numel() == 0) return;
   LinearRun run(linear, isa);
   run.work(team, kernel);
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

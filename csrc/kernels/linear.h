@@ -15,7 +15,7 @@
 #include "kernels/worker_team.h"
 #include "os/kernel.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 struct Linear {
   TensorView x;  // (rows, width) of float32, bfloat16 or float16; a row is contiguous
@@ -41,8 +41,9 @@ inline bool is_codes(const Linear& linear) { return linear.weight.dtype == Dtype
 // Products and sums are float32. A row of y depends on no other row of x, and not on the team. In a
 // team of several groups each begins with the weights on its node, which `kernel` is asked for;
 // null: nobody is asked.
-void run_linear(const Linear& linear, WorkerTeam& team, Isa isa, const Kernel* kernel = nullptr);
+void run_linear(const Linear& linear, WorkerTeam& team, Isa isa,
+                const os::Kernel* kernel = nullptr);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_LINEAR_H_

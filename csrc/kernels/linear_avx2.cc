@@ -5,7 +5,7 @@
 
 #include "kernels/vector/target_avx2.inc.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // One after the other.
@@ -17,16 +17,16 @@ namespace {
 
 LinearKernel linear_kernel_avx2(Dtype weight) { return find_kernel(weight); }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #include "kernels/vector/target_end.inc.h"
 
 #else
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 LinearKernel linear_kernel_avx2(Dtype) { return {}; }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_X86

@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 constexpr int64_t kGroupCodes = 32;
@@ -103,4 +103,4 @@ void check_linear(const Linear& a) {
                         "; give one contiguous number an output");
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

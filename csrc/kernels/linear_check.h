@@ -4,11 +4,11 @@
 
 #include "kernels/linear.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // Throws InvalidArgument; see run_linear().
 void check_linear(const Linear& linear);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_LINEAR_CHECK_H_

@@ -3,7 +3,7 @@
 
 #if CXL_OFFLOAD_NEON
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // One after the other.
@@ -15,14 +15,14 @@ namespace {
 
 LinearKernel linear_kernel_neon(Dtype weight) { return find_kernel(weight); }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #else
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 LinearKernel linear_kernel_neon(Dtype) { return {}; }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_NEON

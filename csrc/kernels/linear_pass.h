@@ -8,7 +8,7 @@
 #include "core/tensor_view.h"
 #include "kernels/vector/vector.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // Rows of x are padded with zeros to a multiple of this many numbers, so that a loop over vectors
 // of any instruction set may read them to the end of the last.
@@ -73,6 +73,6 @@ LinearKernel linear_kernel_neon(Dtype weight);
 LinearKernel linear_kernel_avx2(Dtype weight);
 LinearKernel linear_kernel_avx512(Dtype weight);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_LINEAR_PASS_H_

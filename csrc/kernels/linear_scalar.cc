@@ -1,7 +1,7 @@
 // Linear layers in plain C++.
 #include "kernels/linear_pass.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // One after the other.
@@ -13,4 +13,4 @@ namespace {
 
 LinearKernel linear_kernel_scalar(Dtype weight) { return find_kernel(weight); }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

@@ -6,7 +6,7 @@
 
 #include "core/fork_guard.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // GCC's entry points, which LLVM's and Intel's libraries have as well.
@@ -43,4 +43,4 @@ bool run_on_openmp(size_t threads, const std::function<void()>& job) {
   return true;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

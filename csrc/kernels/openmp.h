@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <functional>
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // Runs job() on as many OpenMP threads, the caller among them, and returns when all are done.
 // False, and nothing has run, when none are loaded, they are not just as many (to ask for other
@@ -18,6 +18,6 @@ namespace cxl_offload {
 // Inside of a parallel region of OpenMP the caller alone may run the job. It must not throw.
 bool run_on_openmp(size_t threads, const std::function<void()>& job);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_OPENMP_H_

@@ -7,20 +7,20 @@
 
 #include "os/kernel.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // Units of work that a call asks for at most: a question takes about as long as reading 20 KiB.
 inline constexpr size_t kMostAsked = 64;
 
 // The node of the page that holds this byte; below zero: there is none yet, or it is not known.
-inline int page_home(const std::byte* at, const Kernel& kernel) {
-  const size_t page = kernel.page_bytes(PageKind::kBase);
+inline int page_home(const std::byte* at, const os::Kernel& kernel) {
+  const size_t page = kernel.page_bytes(os::PageKind::kBase);
   std::byte* begin = const_cast<std::byte*>(at) - reinterpret_cast<uintptr_t>(at) % page;
   int node = -1;
   kernel.query({begin, page}, page, {&node, 1});
   return node;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_PAGE_HOME_H_

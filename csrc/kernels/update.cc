@@ -10,7 +10,7 @@
 #include "kernels/update_pass.h"
 #include "kernels/work_queues.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // What one thread takes at a time: long enough that the streams' prefetchers run, short enough that
@@ -138,7 +138,7 @@ void cut(const Task& task, size_t elements, std::vector<Chunk>& chunks) {
 }
 
 // The node that most of the chunk's streams are on, judged by their first pages; -1: unknown.
-int home_of(const Chunk& chunk, const std::vector<TensorView>& views, const Kernel& kernel) {
+int home_of(const Chunk& chunk, const std::vector<TensorView>& views, const os::Kernel& kernel) {
   std::vector<int> nodes;
   for (const TensorView& view : views) {
     const int node = page_home(view.data + chunk.begin * dtype_bytes(view.dtype), kernel);
@@ -168,7 +168,7 @@ std::vector<TensorView> streams_of(const Update& update) {
 
 // Every chunk in the queue of its home, where there are several.
 void share_out(const std::vector<Chunk>& chunks, const std::vector<Task>& tasks,
-               const std::vector<Update>& updates, const Kernel* kernel,
+               const std::vector<Update>& updates, const os::Kernel* kernel,
                WorkQueues<Chunk>& queues) {
   std::vector<TensorView> views;
   const Task* viewed = nullptr;
@@ -211,4 +211,4 @@ void run_updates(const std::vector<Update>& updates, WorkerTeam& team,
   team.run([&queues](size_t group) { queues.drain(group, run); });
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

@@ -13,7 +13,7 @@
 #include "kernels/worker_team.h"
 #include "os/kernel.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // Every gradient is multiplied by grad_scale before anything else: the inverse of the loss scale
 // times the clip coefficient. weight_decay adds to the gradient (L2), or shrinks the parameter by
@@ -71,7 +71,7 @@ struct UpdateOptions {
   Isa isa = Isa::kScalar;
   // Asked where the pages are when the team has several groups, so that each works on the bytes of
   // its own node first; null: work is taken in order.
-  const Kernel* kernel = nullptr;
+  const os::Kernel* kernel = nullptr;
 };
 
 // Throws InvalidArgument, before anything is written, for views that do not fit each other, a
@@ -80,6 +80,6 @@ struct UpdateOptions {
 void run_updates(const std::vector<Update>& updates, WorkerTeam& team,
                  const UpdateOptions& options);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_UPDATE_H_

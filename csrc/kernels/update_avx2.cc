@@ -6,7 +6,7 @@
 
 #include "kernels/vector/target_avx2.inc.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // One after the other.
@@ -18,16 +18,16 @@ namespace {
 
 UpdatePass update_pass_avx2(const PassKey& key) { return find_pass(key); }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #include "kernels/vector/target_end.inc.h"
 
 #else
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 UpdatePass update_pass_avx2(const PassKey&) { return nullptr; }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_X86

@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 std::string text(double value) {
@@ -161,4 +161,4 @@ void check_updates(const std::vector<Update>& updates) {
   check_overlaps(std::move(ranges));
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

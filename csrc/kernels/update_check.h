@@ -6,13 +6,13 @@
 
 #include "kernels/update.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // Throws InvalidArgument for a setting outside of its range.
 void check_rule(const UpdateRule& rule);
 // Throws InvalidArgument; see run_updates().
 void check_updates(const std::vector<Update>& updates);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_UPDATE_CHECK_H_

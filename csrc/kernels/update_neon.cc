@@ -4,7 +4,7 @@
 
 #if CXL_OFFLOAD_NEON
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // One after the other.
@@ -16,14 +16,14 @@ namespace {
 
 UpdatePass update_pass_neon(const PassKey& key) { return find_pass(key); }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #else
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 UpdatePass update_pass_neon(const PassKey&) { return nullptr; }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_NEON

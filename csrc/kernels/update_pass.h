@@ -7,7 +7,7 @@
 #include "core/cpu_features.h"
 #include "core/tensor_view.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 enum class RuleKind { kAdam, kAdagrad, kLion };
 inline constexpr int kRuleKinds = 3;
@@ -62,6 +62,6 @@ UpdatePass update_pass_neon(const PassKey& key);
 UpdatePass update_pass_avx2(const PassKey& key);
 UpdatePass update_pass_avx512(const PassKey& key);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_UPDATE_PASS_H_

@@ -2,7 +2,7 @@
 #include "kernels/update_pass.h"
 #include "kernels/vector/vector.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // One after the other.
@@ -14,4 +14,4 @@ namespace {
 
 UpdatePass update_pass_scalar(const PassKey& key) { return find_pass(key); }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

@@ -9,7 +9,7 @@
 
 #include "kernels/worker_team.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 template <class Item>
 class WorkQueues {
@@ -54,6 +54,6 @@ class WorkQueues {
   size_t turn_ = 0;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_WORK_QUEUES_H_

@@ -16,7 +16,7 @@
 #include "kernels/float_mode.h"
 #include "kernels/openmp.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 void check_groups(const std::vector<WorkerGroup>& groups) {
@@ -188,4 +188,4 @@ WorkerTeam::Crew& WorkerTeam::crew() {
 
 void WorkerTeam::run(const std::function<void(size_t group)>& job) { crew().run(job); }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

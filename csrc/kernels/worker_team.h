@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 struct WorkerGroup {
   int node = -1;          // whose bytes the group works on first; -1: any
@@ -46,6 +46,6 @@ class WorkerTeam {
   std::atomic<Crew*> crew_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_KERNELS_WORKER_TEAM_H_

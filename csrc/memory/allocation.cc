@@ -7,7 +7,7 @@
 #include "memory/pool.h"
 #include "memory/retirement.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 Allocation::Allocation(Key, std::shared_ptr<Pool> pool, size_t bytes)
     : pool_(std::move(pool)), bytes_(bytes) {
@@ -32,7 +32,7 @@ size_t Allocation::offset() const {
   return block_ == nullptr ? 0 : static_cast<size_t>(address_ - region()->range().data());
 }
 
-void Allocation::record_stream(StreamId stream) {
+void Allocation::record_stream(gpu::StreamId stream) {
   if (block_ == nullptr || fence_.empty()) return;
   const std::lock_guard lock(fence_mutex_);
   auto& [block, bytes, displaced, streams, events] = fence_.front();
@@ -41,7 +41,7 @@ void Allocation::record_stream(StreamId stream) {
   streams.push_back(stream);
 }
 
-std::vector<StreamId> Allocation::streams() const {
+std::vector<gpu::StreamId> Allocation::streams() const {
   if (fence_.empty()) return {};
   const std::lock_guard lock(fence_mutex_);
   return fence_.front().streams;
@@ -56,4 +56,4 @@ void Allocation::displace() {
   displaced_ = true;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -12,7 +12,7 @@
 #include "gpu/driver.h"
 #include "memory/region.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 class Pool;
 struct Extent;
@@ -41,8 +41,8 @@ class Allocation {
   // Work queued on `stream` before the allocation is dropped must be done before the block is used
   // again. A pinned block without any recorded stream waits for all work of the GPU instead.
   // Without effect on memory that is not pinned, which the driver copies before it returns.
-  void record_stream(StreamId stream);
-  std::vector<StreamId> streams() const;
+  void record_stream(gpu::StreamId stream);
+  std::vector<gpu::StreamId> streams() const;
   // Says that the block's pages were moved and no longer follow the rule of their region: the block
   // will not be used again. Throws InvalidArgument if it does not own its pages.
   void displace();
@@ -68,6 +68,6 @@ class Allocation {
   std::list<Retired> fence_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_ALLOCATION_H_

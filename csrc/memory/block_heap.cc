@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/rounding.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 // The widest vector register is 64 bytes, and so is a cache line.
@@ -314,4 +314,4 @@ Departure BlockHeap::finish(Departure& departure, bool left) noexcept {
   return rest;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

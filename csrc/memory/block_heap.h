@@ -12,7 +12,7 @@
 #include "memory/region.h"
 #include "memory/statistics.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 // Chunks grow with the pool: every region is a mapping, of which a process has 65,530.
 inline constexpr size_t kChunkFraction = 256;
@@ -125,6 +125,6 @@ class BlockHeap {
   Statistics statistics_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_BLOCK_HEAP_H_

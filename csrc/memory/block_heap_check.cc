@@ -4,7 +4,7 @@
 
 #include "memory/block_heap.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 void require(bool holds, const std::string& what) {
@@ -109,4 +109,4 @@ void BlockHeap::check_invariants() const {
       sums.mapped, "held + waiting + cached + lost against mapped");
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -7,9 +7,11 @@
 #include "core/error.h"
 #include "core/rounding.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
-DaxStore::DaxStore(std::unique_ptr<DaxDevice> device, std::optional<uint64_t> capacity_bytes)
+using os::DaxPiece;
+
+DaxStore::DaxStore(std::unique_ptr<os::DaxDevice> device, std::optional<uint64_t> capacity_bytes)
     : device_(std::move(device)),
       capacity_(std::min<uint64_t>(capacity_bytes.value_or(UINT64_MAX), device_->size_bytes())),
       holes_{{0, device_->size_bytes()}} {
@@ -135,4 +137,4 @@ void DaxRegion::cut_at(size_t offset) {
   piece.bytes = kept;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

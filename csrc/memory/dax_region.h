@@ -14,24 +14,24 @@
 #include "memory/region.h"
 #include "os/dax_device.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 // The free pieces of one claimed device. Thread-safe.
 class DaxStore {
  public:
   // `capacity_bytes` is what may be taken of it; nothing means all.
-  DaxStore(std::unique_ptr<DaxDevice> device, std::optional<uint64_t> capacity_bytes);
+  DaxStore(std::unique_ptr<os::DaxDevice> device, std::optional<uint64_t> capacity_bytes);
 
-  DaxDevice& device() const { return *device_; }
+  os::DaxDevice& device() const { return *device_; }
   // Pieces of `bytes` together, a multiple of the alignment: one hole that is large enough if there
   // is one, the smallest that is, or several. Throws OutOfMemory naming the device.
-  std::vector<DaxPiece> take(size_t bytes);
-  void give_back(DaxPiece piece) noexcept;
+  std::vector<os::DaxPiece> take(size_t bytes);
+  void give_back(os::DaxPiece piece) noexcept;
   NodeUse use() const;
   size_t hole_count() const;
 
  private:
-  const std::unique_ptr<DaxDevice> device_;
+  const std::unique_ptr<os::DaxDevice> device_;
   const uint64_t capacity_;
   mutable std::mutex mutex_;
   std::map<size_t, size_t> holes_;  // offset -> bytes, neither touching nor empty
@@ -61,8 +61,8 @@ class DaxRegion final : public Region {
   const std::shared_ptr<DaxStore> store_;
   const size_t bytes_;
   std::byte* address_ = nullptr;
-  std::mutex mutex_;                   // guards pieces_
-  std::map<size_t, DaxPiece> pieces_;  // by offset in the region
+  std::mutex mutex_;                       // guards pieces_
+  std::map<size_t, os::DaxPiece> pieces_;  // by offset in the region
 };
 
 class DaxSource final : public RegionSource {
@@ -77,6 +77,6 @@ class DaxSource final : public RegionSource {
   const std::shared_ptr<DaxStore> store_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_DAX_REGION_H_

@@ -1,6 +1,6 @@
 #include "memory/extent_map.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 void ExtentMap::reserve(size_t extents) {
   while (spares_ < extents) {
@@ -138,4 +138,4 @@ void ExtentMap::remove(Extent* extent) noexcept {
   retire(extent);
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

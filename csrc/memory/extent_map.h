@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 struct Extent;
 
@@ -98,6 +98,6 @@ class ExtentMap {
   size_t spares_ = 0;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_EXTENT_MAP_H_

@@ -9,8 +9,10 @@
 
 #include "core/interrupt.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
+
+using os::Kernel;
 
 // One system call's worth of pages: large enough to amortise it, small enough to share between
 // threads and to keep what a failure has wasted low.
@@ -23,7 +25,7 @@ constexpr size_t kBytesPerThread = size_t{32} << 20;
 constexpr int kLooks = 3;
 
 // Of pages that are not there.
-constexpr NodeId kNoNode = -1;
+constexpr os::NodeId kNoNode = -1;
 
 std::vector<Run> cut_into_chunks(const std::vector<Run>& runs, size_t page_bytes) {
   const size_t chunk = std::max(kChunkBytes, page_bytes);
@@ -37,7 +39,7 @@ std::vector<Run> cut_into_chunks(const std::vector<Run>& runs, size_t page_bytes
 }
 
 // Appends a page to the runs, joined to its neighbour on the same node.
-void append_page(std::vector<Run>& runs, size_t offset, size_t bytes, NodeId node) {
+void append_page(std::vector<Run>& runs, size_t offset, size_t bytes, os::NodeId node) {
   if (!runs.empty() && runs.back().node == node &&
       runs.back().offset + runs.back().bytes == offset) {
     runs.back().bytes += bytes;
@@ -64,9 +66,9 @@ StrayMoves move_strays(Kernel& kernel, std::span<std::byte> range, const Run& ch
     kernel.query(pages, page_bytes, nodes);
   }
   if (std::ranges::all_of(nodes, is_home)) return {};
-  const std::vector<NodeId> targets(nodes.size(), chunk.node);
+  const std::vector<os::NodeId> targets(nodes.size(), chunk.node);
   kernel.move(pages, page_bytes, targets, nodes);
-  return {true, static_cast<size_t>(std::ranges::count(nodes, kPageShared))};
+  return {true, static_cast<size_t>(std::ranges::count(nodes, os::kPageShared))};
 }
 
 // Runs `work(i)` for i in [0, count) on up to `threads` threads; rethrows the first exception. The
@@ -172,4 +174,4 @@ NodeBytes query_bytes(const Kernel& kernel, std::span<const std::byte> range, si
   return total;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -11,7 +11,7 @@
 #include "memory/stripe.h"
 #include "os/kernel.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 // How fault-in or a move ended.
 struct Placed {
@@ -24,26 +24,27 @@ struct Placed {
 // the kernel drop page cache there but never kill. The runs returned equal `runs` when everything
 // went to plan. Throws what the kernel throws, and
 // Interrupted; pages already there stay, for the caller to unmap.
-Placed fault_in(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
+Placed fault_in(os::Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
                 size_t page_bytes, size_t max_threads);
 
 // Moves every page of the runs to their nodes. Throws as fault_in.
-Placed move_to_runs(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
+Placed move_to_runs(os::Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
                     size_t page_bytes);
 
 // Which node every part of the range is on, asked from the pages; absent ones under -1.
-std::vector<Run> query_runs(const Kernel& kernel, std::span<const std::byte> range,
+std::vector<Run> query_runs(const os::Kernel& kernel, std::span<const std::byte> range,
                             size_t page_bytes);
 
 // The same, asked again a few times where pages are absent: for a moment, a page that the kernel
 // moves does not show.
-std::vector<Run> look_for_runs(const Kernel& kernel, std::span<const std::byte> range,
+std::vector<Run> look_for_runs(const os::Kernel& kernel, std::span<const std::byte> range,
                                size_t page_bytes);
 
 // Bytes of any range on every node, asked from the pages; pages not faulted in count under node
 // -1. The range may begin and end inside a page.
-NodeBytes query_bytes(const Kernel& kernel, std::span<const std::byte> range, size_t page_bytes);
+NodeBytes query_bytes(const os::Kernel& kernel, std::span<const std::byte> range,
+                      size_t page_bytes);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_FAULT_IN_H_

@@ -5,8 +5,11 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
+
+using os::Kernel;
+using os::NodeId;
 
 struct Room {
   uint64_t bytes = 0;
@@ -16,7 +19,7 @@ struct Room {
 // What is left on the nodes while one layout is made.
 class Rooms {
  public:
-  Rooms(const Kernel& kernel, const NodeBudget& budget, const Reserve& reserve, PageKind kind,
+  Rooms(const Kernel& kernel, const NodeBudget& budget, const Reserve& reserve, os::PageKind kind,
         const NodeBytes& held)
       : kernel_(kernel), budget_(budget), reserve_(reserve), kind_(kind), held_(held) {}
 
@@ -35,9 +38,9 @@ class Rooms {
 
  private:
   Room measure(NodeId node) const {
-    const Headroom headroom = kernel_.node_headroom(node, kind_);
+    const os::Headroom headroom = kernel_.node_headroom(node, kind_);
     // Huge-page pools are set aside already; only ordinary memory needs a reserve.
-    const bool is_pool = kernel_.page_bytes(kind_) >= kHugePageBytes;
+    const bool is_pool = kernel_.page_bytes(kind_) >= os::kHugePageBytes;
     // Below its watermarks a node sends pages to another one before it is full.
     const uint64_t kept = is_pool ? 0 : reserve_.of(headroom.total_bytes) + headroom.withheld_bytes;
     Room room{headroom.free_bytes - std::min(kept, headroom.free_bytes), ""};
@@ -55,7 +58,7 @@ class Rooms {
   const Kernel& kernel_;
   const NodeBudget& budget_;
   const Reserve& reserve_;
-  PageKind kind_;
+  os::PageKind kind_;
   const NodeBytes& held_;
   std::map<NodeId, Room> rooms_;
 };
@@ -73,8 +76,8 @@ void append(std::vector<Run>& runs, size_t bytes, NodeId node) {
 }
 
 void check_process(const Rule& rule, size_t bytes, const Kernel& kernel, const Reserve& reserve) {
-  if (kernel.page_bytes(rule.pages) >= kHugePageBytes) return;
-  const Headroom headroom = kernel.process_headroom();
+  if (kernel.page_bytes(rule.pages) >= os::kHugePageBytes) return;
+  const os::Headroom headroom = kernel.process_headroom();
   const uint64_t kept = reserve.of(headroom.total_bytes);
   if (bytes <= headroom.free_bytes - std::min(kept, headroom.free_bytes)) return;  // also 0
   throw_full(rule, bytes,
@@ -196,4 +199,4 @@ Layout lay_out(const Rule& rule, size_t bytes, const Kernel& kernel, const NodeB
   return {};
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -11,7 +11,7 @@
 #include "memory/stripe.h"
 #include "os/kernel.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 struct Layout {
   std::vector<Run> runs;
@@ -31,9 +31,9 @@ struct Reserve {
 // Lays `bytes` (whole pages) out by the rule. Throws OutOfMemory, naming every node that lacks
 // room, before anything is mapped. A rule of first touch has no runs. `held` is what the same bytes
 // occupy already, when they are about to move: it counts as free.
-Layout lay_out(const Rule& rule, size_t bytes, const Kernel& kernel, const NodeBudget& budget,
+Layout lay_out(const Rule& rule, size_t bytes, const os::Kernel& kernel, const NodeBudget& budget,
                const Reserve& reserve, const NodeBytes& held = {});
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_LAYOUT_H_

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
-Mapping::Mapping(std::shared_ptr<Kernel> kernel, size_t bytes, size_t alignment, PageKind kind)
+Mapping::Mapping(std::shared_ptr<os::Kernel> kernel, size_t bytes, size_t alignment,
+                 os::PageKind kind)
     : kernel_(std::move(kernel)), bytes_(bytes), address_(kernel_->map(bytes, alignment, kind)) {}
 
 Mapping::~Mapping() {
@@ -32,4 +33,4 @@ void Mapping::release(size_t offset, size_t bytes) {
   }
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -10,11 +10,11 @@
 
 #include "os/kernel.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 class Mapping {
  public:
-  Mapping(std::shared_ptr<Kernel> kernel, size_t bytes, size_t alignment, PageKind kind);
+  Mapping(std::shared_ptr<os::Kernel> kernel, size_t bytes, size_t alignment, os::PageKind kind);
   ~Mapping();
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -24,12 +24,12 @@ class Mapping {
   void release(size_t offset, size_t bytes);
 
  private:
-  std::shared_ptr<Kernel> kernel_;
+  std::shared_ptr<os::Kernel> kernel_;
   size_t bytes_;
   std::byte* address_;
   std::vector<std::pair<size_t, size_t>> released_;  // [begin, end), sorted, not touching
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_MAPPING_H_

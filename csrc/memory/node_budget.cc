@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 void NodeBudget::charge(const NodeBytes& bytes) {
   const std::lock_guard lock(mutex_);
@@ -53,7 +53,7 @@ void NodeBudget::exchange(const NodeBytes& out, const NodeBytes& in) {
   }
 }
 
-std::optional<uint64_t> NodeBudget::room(NodeId node) const {
+std::optional<uint64_t> NodeBudget::room(os::NodeId node) const {
   const std::lock_guard lock(mutex_);
   const auto capacity = capacities_.find(node);
   if (capacity == capacities_.end()) return std::nullopt;
@@ -62,11 +62,11 @@ std::optional<uint64_t> NodeBudget::room(NodeId node) const {
   return capacity->second - std::min(used, capacity->second);
 }
 
-std::map<NodeId, NodeUse> NodeBudget::use() const {
+std::map<os::NodeId, NodeUse> NodeBudget::use() const {
   const std::lock_guard lock(mutex_);
   auto result = use_;
   for (const auto& [node, capacity] : capacities_) result[node].capacity_bytes = capacity;
   return result;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

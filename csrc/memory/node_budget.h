@@ -10,7 +10,7 @@
 #include "memory/run_map.h"
 #include "os/node_set.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 struct NodeUse {
   uint64_t current_bytes = 0;
@@ -21,7 +21,8 @@ struct NodeUse {
 
 class NodeBudget {
  public:
-  explicit NodeBudget(std::map<NodeId, uint64_t> capacities) : capacities_(std::move(capacities)) {}
+  explicit NodeBudget(std::map<os::NodeId, uint64_t> capacities)
+      : capacities_(std::move(capacities)) {}
 
   // All or nothing; throws OutOfMemory naming the node whose capacity would be passed.
   void charge(const NodeBytes& bytes);
@@ -30,15 +31,15 @@ class NodeBudget {
   // they are.
   void exchange(const NodeBytes& out, const NodeBytes& in);
   // Bytes that may still be charged to the node; nothing when it has no capacity set.
-  std::optional<uint64_t> room(NodeId node) const;
-  std::map<NodeId, NodeUse> use() const;
+  std::optional<uint64_t> room(os::NodeId node) const;
+  std::map<os::NodeId, NodeUse> use() const;
 
  private:
   mutable std::mutex mutex_;
-  const std::map<NodeId, uint64_t> capacities_;
-  std::map<NodeId, NodeUse> use_;
+  const std::map<os::NodeId, uint64_t> capacities_;
+  std::map<os::NodeId, NodeUse> use_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_NODE_BUDGET_H_

@@ -9,7 +9,7 @@
 #include "core/interrupt.h"
 #include "core/rounding.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 NodeBytes sum(const std::vector<Run>& runs) {
@@ -61,11 +61,11 @@ NodeBytes missing(const std::vector<Run>& wanted, const std::vector<Run>& actual
 
 // Where the pages of a range go that come back later (swap, copy on write): preferred, because a
 // range bound to a full node gets its readers killed after a fork.
-Policy later_policy(const Rule& rule, const std::vector<Run>& runs) {
-  if (rule.kind == RuleKind::kFirstTouch) return {PolicyMode::kLocal, {}};
-  NodeSet nodes;
+os::Policy later_policy(const Rule& rule, const std::vector<Run>& runs) {
+  if (rule.kind == RuleKind::kFirstTouch) return {os::PolicyMode::kLocal, {}};
+  os::NodeSet nodes;
   for (const Run& run : runs) nodes.insert(run.node);
-  return {PolicyMode::kPreferredMany, nodes};
+  return {os::PolicyMode::kPreferredMany, nodes};
 }
 
 }  // namespace
@@ -142,7 +142,7 @@ NumaRegion::NumaRegion(const Placer& placer, const Rule& rule, Layout layout, si
       notes_(std::move(layout.notes)),
       mapping_(placer.kernel, bytes, unit_bytes_, rule.pages) {
   if (rule.kind == RuleKind::kStripe) stripe_.emplace(rule.shares, rule.granule_bytes);
-  Kernel& kernel = *placer_.kernel;
+  os::Kernel& kernel = *placer_.kernel;
   charge_.emplace(placer_.budget, sum(layout.runs));
   const Placed placed = fault_in(kernel, range(), layout.runs, page_bytes_, placer_.max_threads);
   const std::vector<Run>& actual = placed.runs;
@@ -177,7 +177,7 @@ std::vector<std::string> NumaRegion::move(size_t offset, size_t bytes, const Rul
   if (rule.kind == RuleKind::kFirstTouch) {
     throw InvalidArgument("move to first touch: the pages are touched already; name nodes");
   }
-  Kernel& kernel = *placer_.kernel;
+  os::Kernel& kernel = *placer_.kernel;
   const auto pages = range().subspan(offset, bytes);
   const auto before = look_for_runs(kernel, pages, page_bytes_);
   Layout layout =
@@ -211,7 +211,7 @@ std::vector<Run> NumaRegion::runs(size_t offset, size_t bytes) const {
 
 Placed NumaRegion::place(std::span<std::byte> pages, const std::vector<Run>& before,
                          const std::vector<Run>& wanted) {
-  Kernel& kernel = *placer_.kernel;
+  os::Kernel& kernel = *placer_.kernel;
   // Pages that were never touched, or that are swapped out, cannot move before they are there.
   const bool all_there = present(before).size() == before.size();
   auto placed = all_there ? move_to_runs(kernel, pages, wanted, page_bytes_)
@@ -283,4 +283,4 @@ std::unique_ptr<NumaRegion> NumaSource::obtain_numa(size_t bytes) {
   return std::make_unique<NumaRegion>(placer_, rule_, bytes);
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

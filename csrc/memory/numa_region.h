@@ -20,11 +20,11 @@
 #include "memory/stripe.h"
 #include "os/kernel.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 // What a session shares: the kernel, what it holds on the nodes, and how it behaves.
 struct Placer {
-  std::shared_ptr<Kernel> kernel;
+  std::shared_ptr<os::Kernel> kernel;
   std::shared_ptr<NodeBudget> budget;
   Reserve reserve;
   size_t max_threads = 1;
@@ -76,7 +76,7 @@ class NumaRegion final : public Region {
   const Rule& rule() const { return rule_; }
   // Bytes that are on another node than this region put them on, by where from and where to;
   // -1 is nowhere.
-  using Strays = std::map<std::pair<NodeId, NodeId>, uint64_t>;
+  using Strays = std::map<std::pair<os::NodeId, os::NodeId>, uint64_t>;
   Strays strays() const;
   // Counts every page where it is, from now on. For regions that nothing was released of.
   void accept_strays();
@@ -114,6 +114,6 @@ class NumaSource final : public RegionSource {
   Rule rule_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_NUMA_REGION_H_

@@ -7,7 +7,7 @@
 #include "memory/fault_in.h"
 #include "memory/layout.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 void check_parts(const Parts& parts, size_t page) {
@@ -31,21 +31,21 @@ void check_parts(const Parts& parts, size_t page) {
 }
 
 // Where pages that come back later (from swap) go: preferred, so that a full node kills nobody.
-Policy policy_of(const Rule& rule) {
-  if (rule.kind == RuleKind::kFirstTouch) return {PolicyMode::kLocal, {}};
-  return {PolicyMode::kPreferredMany, rule.nodes()};
+os::Policy policy_of(const Rule& rule) {
+  if (rule.kind == RuleKind::kFirstTouch) return {os::PolicyMode::kLocal, {}};
+  return {os::PolicyMode::kPreferredMany, rule.nodes()};
 }
 
 }  // namespace
 
 std::vector<std::string> place_outside(const Placer& placer, const Rule& rule, const Parts& parts) {
-  Kernel& kernel = *placer.kernel;
+  os::Kernel& kernel = *placer.kernel;
   if (rule.kind == RuleKind::kDevice) {
     throw InvalidArgument("place shared memory on " + rule.describe() +
                           ": its pages belong to nodes; name a node");
   }
   check_rule(rule, kernel);
-  const size_t page = kernel.page_bytes(PageKind::kBase);
+  const size_t page = kernel.page_bytes(os::PageKind::kBase);
   check_parts(parts, page);
   if (rule.kind == RuleKind::kFirstTouch) return {};
   const size_t total = parts.count * parts.part_bytes;
@@ -68,4 +68,4 @@ std::vector<std::string> place_outside(const Placer& placer, const Rule& rule, c
   return layout.notes;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

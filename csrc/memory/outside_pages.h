@@ -10,7 +10,7 @@
 #include "memory/numa_region.h"
 #include "memory/rule.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 // `count` parts of `part_bytes` each, `stride_bytes` from one to the next, inside `range`. Together
 // they are laid out as one: a stripe goes on from part to part.
@@ -28,6 +28,6 @@ struct Parts {
 // before a throw stay.
 std::vector<std::string> place_outside(const Placer& placer, const Rule& rule, const Parts& parts);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_OUTSIDE_PAGES_H_

@@ -6,8 +6,11 @@
 #include "core/error.h"
 #include "core/interrupt.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
+
+using gpu::GpuDriver;
+using gpu::StreamId;
 
 // Destroys an event when it dies.
 class HeldEvent {
@@ -22,14 +25,14 @@ class HeldEvent {
 
  private:
   GpuDriver& driver_;
-  const EventId id_;
+  const gpu::EventId id_;
 };
 
 // "4 MiB left node 2 for node 0"; then the zone of every node that was left, and what to do.
-std::string describe(const NumaRegion::Strays& strays, const Kernel& kernel) {
+std::string describe(const NumaRegion::Strays& strays, const os::Kernel& kernel) {
   std::string text;
   std::string zones;
-  NodeSet left;
+  os::NodeSet left;
   for (const auto& [way, amount] : strays) {
     text += (text.empty() ? "" : ", ") + format_bytes(amount) + " left node " +
             std::to_string(way.first) +
@@ -50,7 +53,7 @@ std::string describe(const NumaRegion::Strays& strays, const Kernel& kernel) {
 
 }  // namespace
 
-PinnedRegion::PinnedRegion(std::unique_ptr<Region> region, std::shared_ptr<Kernel> kernel,
+PinnedRegion::PinnedRegion(std::unique_ptr<Region> region, std::shared_ptr<os::Kernel> kernel,
                            std::shared_ptr<GpuDriver> driver)
     : region_(std::move(region)),
       numa_(dynamic_cast<NumaRegion*>(region_.get())),
@@ -187,7 +190,7 @@ PinnedRegion::Moved PinnedRegion::go_back(const Rule& rule, const Rule& origin,
   return {false, failure + (state.empty() ? "; it is back where it was" : state), {}};
 }
 
-PinnedSource::PinnedSource(std::shared_ptr<RegionSource> source, std::shared_ptr<Kernel> kernel,
+PinnedSource::PinnedSource(std::shared_ptr<RegionSource> source, std::shared_ptr<os::Kernel> kernel,
                            Rule rule, std::shared_ptr<GpuDriver> driver)
     : source_(std::move(source)),
       kernel_(std::move(kernel)),
@@ -204,4 +207,4 @@ std::unique_ptr<Region> PinnedSource::obtain(size_t bytes) {
   return region;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

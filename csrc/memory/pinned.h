@@ -15,13 +15,13 @@
 #include "memory/numa_region.h"
 #include "memory/region.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 class PinnedRegion final : public Region {
  public:
   // Registers a region. Throws what the driver throws.
-  PinnedRegion(std::unique_ptr<Region> region, std::shared_ptr<Kernel> kernel,
-               std::shared_ptr<GpuDriver> driver);
+  PinnedRegion(std::unique_ptr<Region> region, std::shared_ptr<os::Kernel> kernel,
+               std::shared_ptr<gpu::GpuDriver> driver);
   ~PinnedRegion() override;
 
   std::span<std::byte> range() const override { return region_->range(); }
@@ -55,10 +55,10 @@ class PinnedRegion final : public Region {
   // named), unregisters, moves, registers and reads the placement again. If `rule` is strict and
   // pinning moves pages away, goes back to the rule `origin`. No work that uses the memory may be
   // queued meanwhile. Throws what NumaRegion::move throws, with the pages back and pinned.
-  Moved move(const Rule& rule, const Rule& origin, std::span<const StreamId> streams);
+  Moved move(const Rule& rule, const Rule& origin, std::span<const gpu::StreamId> streams);
 
  private:
-  void quiesce(std::span<const StreamId> streams);
+  void quiesce(std::span<const gpu::StreamId> streams);
   void attach();
   void detach() noexcept;
   std::optional<std::string> try_attach() noexcept;
@@ -73,8 +73,8 @@ class PinnedRegion final : public Region {
 
   const std::unique_ptr<Region> region_;
   NumaRegion* const numa_;
-  const std::shared_ptr<Kernel> kernel_;
-  const std::shared_ptr<GpuDriver> driver_;
+  const std::shared_ptr<os::Kernel> kernel_;
+  const std::shared_ptr<gpu::GpuDriver> driver_;
   std::atomic<bool> registered_ = false;
   mutable std::mutex notes_mutex_;  // guards notes_
   std::vector<std::string> notes_;
@@ -82,18 +82,18 @@ class PinnedRegion final : public Region {
 
 class PinnedSource final : public RegionSource {
  public:
-  PinnedSource(std::shared_ptr<RegionSource> source, std::shared_ptr<Kernel> kernel, Rule rule,
-               std::shared_ptr<GpuDriver> driver);
+  PinnedSource(std::shared_ptr<RegionSource> source, std::shared_ptr<os::Kernel> kernel, Rule rule,
+               std::shared_ptr<gpu::GpuDriver> driver);
   size_t page_bytes() const override { return source_->page_bytes(); }
   std::unique_ptr<Region> obtain(size_t bytes) override;
 
  private:
   const std::shared_ptr<RegionSource> source_;
-  const std::shared_ptr<Kernel> kernel_;
+  const std::shared_ptr<os::Kernel> kernel_;
   const Rule rule_;
-  const std::shared_ptr<GpuDriver> driver_;
+  const std::shared_ptr<gpu::GpuDriver> driver_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_PINNED_H_

@@ -12,7 +12,7 @@
 #include "memory/block_heap.h"
 #include "memory/retirement.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 // Holes smaller than this stay cached on a miss: each one returned costs a mapping.
@@ -45,7 +45,7 @@ class Growing {
 }  // namespace
 
 struct Pool::State {
-  State(std::shared_ptr<RegionSource> from, std::shared_ptr<GpuDriver> driver)
+  State(std::shared_ptr<RegionSource> from, std::shared_ptr<gpu::GpuDriver> driver)
       : source(std::move(from)), page_bytes(source->page_bytes()), heap(page_bytes) {
     if (driver != nullptr) retirement.emplace(std::move(driver));
   }
@@ -229,7 +229,7 @@ void Pool::State::free_done() {
   free_retired(retirement->poll());
 }
 
-Pool::Pool(std::shared_ptr<RegionSource> source, std::shared_ptr<GpuDriver> driver)
+Pool::Pool(std::shared_ptr<RegionSource> source, std::shared_ptr<gpu::GpuDriver> driver)
     : state_(std::make_unique<State>(std::move(source), std::move(driver))) {}
 
 Pool::State::~State() {
@@ -323,4 +323,4 @@ void Pool::check_invariants() const {
   state.heap.check_invariants();
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

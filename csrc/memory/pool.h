@@ -21,7 +21,7 @@
 #include "memory/region.h"
 #include "memory/statistics.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 struct Trimmed {
   size_t bytes = 0;
@@ -34,7 +34,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
  public:
   // With a driver, the source's regions are expected to be pinned and their reuse waits for the
   // GPU.
-  explicit Pool(std::shared_ptr<RegionSource> source, std::shared_ptr<GpuDriver> driver = nullptr);
+  explicit Pool(std::shared_ptr<RegionSource> source,
+                std::shared_ptr<gpu::GpuDriver> driver = nullptr);
   // Waits for the GPU, then returns every page.
   ~Pool();
   Pool(const Pool&) = delete;
@@ -70,6 +71,6 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const ProcessOwned<State> state_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_POOL_H_

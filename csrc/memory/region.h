@@ -10,7 +10,7 @@
 
 #include "memory/stripe.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 class Region {
  public:
@@ -51,6 +51,6 @@ class RegionSource {
   virtual std::unique_ptr<Region> obtain(size_t bytes) = 0;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_REGION_H_

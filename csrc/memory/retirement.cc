@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 // A query costs about a microsecond.
@@ -18,14 +18,14 @@ Retirement::~Retirement() {
 }
 
 void Retirement::destroy_events(Retired& block) noexcept {
-  for (const EventId event : block.events) driver_->destroy_event(event);
+  for (const gpu::EventId event : block.events) driver_->destroy_event(event);
   block.events.clear();
 }
 
 void Retirement::add(std::list<Retired>& block) noexcept {
   Retired& retired = block.front();
   try {
-    for (const StreamId stream : retired.streams) {
+    for (const gpu::StreamId stream : retired.streams) {
       retired.events.push_back(driver_->record_event(stream));
     }
   } catch (...) {  // a stream that is gone, or a driver that is going: as if none had been named
@@ -160,4 +160,4 @@ uint64_t Retirement::event_waits() const {
   return event_waits_;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

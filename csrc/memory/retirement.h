@@ -11,7 +11,7 @@
 
 #include "gpu/driver.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 struct Extent;
 
@@ -19,8 +19,8 @@ struct Retired {
   Extent* block = nullptr;
   size_t bytes = 0;
   bool displaced = false;
-  std::vector<StreamId> streams;
-  std::vector<EventId> events;  // with room for one per stream
+  std::vector<gpu::StreamId> streams;
+  std::vector<gpu::EventId> events;  // with room for one per stream
 };
 
 // A block whose streams are known is done when its events are; one without waits for a
@@ -29,7 +29,7 @@ struct Retired {
 // lock that `add`'s callers need.
 class Retirement {
  public:
-  explicit Retirement(std::shared_ptr<GpuDriver> driver) : driver_(std::move(driver)) {}
+  explicit Retirement(std::shared_ptr<gpu::GpuDriver> driver) : driver_(std::move(driver)) {}
   ~Retirement();
   Retirement(const Retirement&) = delete;
   Retirement& operator=(const Retirement&) = delete;
@@ -57,7 +57,7 @@ class Retirement {
   void destroy_events(Retired& block) noexcept;
   std::list<Retired> synchronize();
 
-  const std::shared_ptr<GpuDriver> driver_;
+  const std::shared_ptr<gpu::GpuDriver> driver_;
   mutable std::mutex mutex_;     // guards what follows; never held while the driver is called
   std::list<Retired> fenced_;    // with events; the longest waiting first
   std::list<Retired> unfenced_;  // used on streams that nobody named
@@ -65,6 +65,6 @@ class Retirement {
   uint64_t event_waits_ = 0;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_RETIREMENT_H_

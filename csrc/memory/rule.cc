@@ -2,10 +2,10 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
-NodeSet Rule::nodes() const {
-  NodeSet nodes;
+os::NodeSet Rule::nodes() const {
+  os::NodeSet nodes;
   for (const Share& share : shares) nodes.insert(share.node);
   return nodes;
 }
@@ -33,15 +33,15 @@ std::string Rule::describe() const {
   return "";
 }
 
-size_t unit_bytes(const Kernel& kernel, PageKind kind) {
-  return kind == PageKind::kTransparentHuge ? kernel.transparent_huge_bytes()
-                                            : kernel.page_bytes(kind);
+size_t unit_bytes(const os::Kernel& kernel, os::PageKind kind) {
+  return kind == os::PageKind::kTransparentHuge ? kernel.transparent_huge_bytes()
+                                                : kernel.page_bytes(kind);
 }
 
-void check_rule(const Rule& rule, const Kernel& kernel) {
+void check_rule(const Rule& rule, const os::Kernel& kernel) {
   if (rule.kind == RuleKind::kFirstTouch || rule.kind == RuleKind::kDevice) return;
   if (rule.shares.empty()) throw InvalidArgument("placement names no node; give at least one");
-  const NodeSet allowed = kernel.allowed_nodes();
+  const os::NodeSet allowed = kernel.allowed_nodes();
   for (const Share& share : rule.shares) {
     if (!allowed.contains(share.node)) {
       throw InvalidArgument(rule.describe() + ": node " + std::to_string(share.node) +
@@ -58,4 +58,4 @@ void check_rule(const Rule& rule, const Kernel& kernel) {
   }
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

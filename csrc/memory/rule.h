@@ -9,7 +9,7 @@
 #include "memory/stripe.h"
 #include "os/kernel.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 enum class RuleKind {
   kFirstTouch,  // the node of the thread that writes first; nothing is faulted in ahead
@@ -22,26 +22,26 @@ enum class RuleKind {
 struct Rule {
   RuleKind kind = RuleKind::kFirstTouch;
   std::vector<Share> shares;  // weights count for kStripe only
-  size_t granule_bytes = kHugePageBytes;
+  size_t granule_bytes = os::kHugePageBytes;
   // A stripe whose node is full: refuse (strict), or put its granules on the nearest other node
   // and say so.
   bool strict = true;
-  PageKind pages = PageKind::kBase;
+  os::PageKind pages = os::PageKind::kBase;
   std::string device;  // of kDevice; its pages are as large as its alignment, whatever `pages` says
 
-  NodeSet nodes() const;
+  os::NodeSet nodes() const;
   // "weighted interleave 4:1 over nodes {0,2}, granule 2 MiB"
   std::string describe() const;
 };
 
 // What blocks and runs of that kind are cut in: a transparent huge page moves as one even where it
 // is counted in base pages, so that none may belong to two.
-size_t unit_bytes(const Kernel& kernel, PageKind kind);
+size_t unit_bytes(const os::Kernel& kernel, os::PageKind kind);
 
 // Throws InvalidArgument for a rule that cannot mean anything on this kernel: unknown nodes, no
 // nodes, a granule that is no multiple of the page.
-void check_rule(const Rule& rule, const Kernel& kernel);
+void check_rule(const Rule& rule, const os::Kernel& kernel);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_RULE_H_

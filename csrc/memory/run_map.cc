@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 RunMap::RunMap(const std::vector<Run>& runs) { assign(0, runs); }
 
@@ -53,4 +53,4 @@ NodeBytes RunMap::bytes_per_node() const {
   return total;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

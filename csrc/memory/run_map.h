@@ -10,9 +10,9 @@
 #include "memory/stripe.h"
 #include "os/node_set.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
-using NodeBytes = std::map<NodeId, uint64_t>;
+using NodeBytes = std::map<os::NodeId, uint64_t>;
 
 class RunMap {
  public:
@@ -30,7 +30,7 @@ class RunMap {
  private:
   struct Piece {
     size_t bytes;
-    NodeId node;
+    os::NodeId node;
   };
   // Makes `offset` a boundary between pieces.
   void split_at(size_t offset);
@@ -38,6 +38,6 @@ class RunMap {
   std::map<size_t, Piece> pieces_;  // by offset, not overlapping
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_RUN_MAP_H_

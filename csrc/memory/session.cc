@@ -7,7 +7,7 @@
 #include "memory/fault_in.h"
 #include "memory/pinned.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 // Every pool costs a mapping; a program that tunes its weights makes many.
@@ -47,7 +47,7 @@ size_t PlacedBlock::unit_bytes() const {
   auto* region =
       pinned != nullptr ? pinned->on_nodes() : dynamic_cast<NumaRegion*>(memory_->region());
   if (region == nullptr) return page_bytes();
-  return cxl_offload::unit_bytes(session_->kernel(), region->rule().pages);
+  return memory::unit_bytes(session_->kernel(), region->rule().pages);
 }
 
 std::string PlacedBlock::requested() const {
@@ -66,7 +66,7 @@ std::vector<Run> PlacedBlock::runs(size_t offset, size_t bytes) const {
   return memory_->region()->runs(memory_->offset() + offset, bytes);
 }
 
-void PlacedBlock::record_stream(StreamId stream) {
+void PlacedBlock::record_stream(gpu::StreamId stream) {
   session_->guard_.refuse_in_child("record a stream");
   memory_->record_stream(stream);
 }
@@ -204,7 +204,7 @@ std::shared_ptr<RegionSource> Session::source_for(const Rule& rule) {
 }
 
 std::shared_ptr<Pool> Session::make_pool(const Rule& rule,
-                                         const std::shared_ptr<GpuDriver>& driver) {
+                                         const std::shared_ptr<gpu::GpuDriver>& driver) {
   auto source = source_for(rule);
   if (driver) {
     source = std::make_shared<PinnedSource>(std::move(source), placer_.kernel, rule, driver);
@@ -213,8 +213,8 @@ std::shared_ptr<Pool> Session::make_pool(const Rule& rule,
 }
 
 std::shared_ptr<Pool> Session::pool_for(const Rule& rule,
-                                        const std::shared_ptr<GpuDriver>& driver) {
-  std::vector<std::pair<NodeId, uint32_t>> shares;
+                                        const std::shared_ptr<gpu::GpuDriver>& driver) {
+  std::vector<std::pair<os::NodeId, uint32_t>> shares;
   for (const Share& share : rule.shares) shares.emplace_back(share.node, share.weight);
   const PoolKey key{rule.kind,  shares,      rule.granule_bytes, rule.strict,
                     rule.pages, rule.device, driver.get()};
@@ -247,7 +247,7 @@ std::vector<std::shared_ptr<Pool>> Session::take_unused_pools() {
 }
 
 std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
-                                               const std::shared_ptr<GpuDriver>& driver) {
+                                               const std::shared_ptr<gpu::GpuDriver>& driver) {
   if (bytes == 0) throw InvalidArgument("allocate 0 bytes; ask for at least one");
   guard_.refuse_in_child("allocate");
   std::vector<std::string> notes;
@@ -255,7 +255,7 @@ std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
   simplify(rule, bytes, notes);
   // What is smaller than a huge page would only share one, and then could not move by itself.
   const bool is_part = bytes < unit_bytes(*placer_.kernel, rule.pages);
-  if (is_part && rule.pages == PageKind::kTransparentHuge) rule.pages = PageKind::kBase;
+  if (is_part && rule.pages == os::PageKind::kTransparentHuge) rule.pages = os::PageKind::kBase;
   const auto pool = pool_for(rule, driver);
   auto memory = with_all_memory([&] { return pool->allocate(bytes); });
   auto block = std::make_shared<PlacedBlock>(shared_from_this(), std::move(memory), std::move(rule),
@@ -297,7 +297,7 @@ void Session::forget(const std::byte* address) noexcept {
 NodeBytes Session::bytes_per_node(std::span<const std::byte> range) const {
   const auto owner = find(range.data());
   if (owner && !owner->memory().region()->device().empty()) return {};
-  const size_t page = owner ? owner->page_bytes() : kernel().page_bytes(PageKind::kBase);
+  const size_t page = owner ? owner->page_bytes() : kernel().page_bytes(os::PageKind::kBase);
   return query_bytes(kernel(), range, page);
 }
 
@@ -309,7 +309,7 @@ std::vector<std::shared_ptr<Pool>> Session::pools() const {
   return result;
 }
 
-std::map<NodeId, NodeUse> Session::node_use() const {
+std::map<os::NodeId, NodeUse> Session::node_use() const {
   if (guard_.in_child()) return {};
   return placer_.budget->use();
 }
@@ -345,4 +345,4 @@ Trimmed Session::trim() {
   return total;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -21,7 +21,7 @@
 #include "memory/run_map.h"
 #include "memory/statistics.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 class Session;
 
@@ -49,7 +49,7 @@ class PlacedBlock {
   // InvalidArgument for a part that is not the block's.
   std::vector<Run> runs(size_t offset, size_t bytes) const;
   // See Allocation::record_stream.
-  void record_stream(StreamId stream);
+  void record_stream(gpu::StreamId stream);
   // Moves the pages to a new rule; pinned ones once the work on their streams is done. Throws
   // InvalidArgument for blocks that share their pages or their registration, what the move throws
   // with everything back in place, and PlacementError that says where pinned memory ended.
@@ -81,7 +81,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // OutOfMemory only after what all pools of the session cache was given back. A rule that may
   // spill does so rather than empty other pools: trim() first where that matters.
   std::shared_ptr<PlacedBlock> allocate(size_t bytes, Rule rule,
-                                        const std::shared_ptr<GpuDriver>& driver);
+                                        const std::shared_ptr<gpu::GpuDriver>& driver);
   // Puts pages of others where a rule says; see place_outside.
   std::vector<std::string> place(const Parts& parts, Rule rule) const;
   // The live block that holds the address, or null.
@@ -89,22 +89,22 @@ class Session : public std::enable_shared_from_this<Session> {
   // Bytes on every node, asked from the pages; works for any mapped range. Memory of a device is on
   // no node.
   NodeBytes bytes_per_node(std::span<const std::byte> range) const;
-  const Kernel& kernel() const { return *placer_.kernel; }
+  const os::Kernel& kernel() const { return *placer_.kernel; }
   // All four hold nothing in a forked child.
   std::map<std::string, NodeUse> device_use() const;
-  std::map<NodeId, NodeUse> node_use() const;
+  std::map<os::NodeId, NodeUse> node_use() const;
   Statistics statistics() const;
   // Returns what the pools cache, and forgets the pools that nothing is allocated from.
   Trimmed trim();
 
  private:
   friend class PlacedBlock;
-  using PoolKey = std::tuple<RuleKind, std::vector<std::pair<NodeId, uint32_t>>, size_t, bool,
-                             PageKind, std::string, const GpuDriver*>;
+  using PoolKey = std::tuple<RuleKind, std::vector<std::pair<os::NodeId, uint32_t>>, size_t, bool,
+                             os::PageKind, std::string, const gpu::GpuDriver*>;
 
-  std::shared_ptr<Pool> pool_for(const Rule& rule, const std::shared_ptr<GpuDriver>& driver);
+  std::shared_ptr<Pool> pool_for(const Rule& rule, const std::shared_ptr<gpu::GpuDriver>& driver);
   std::shared_ptr<RegionSource> source_for(const Rule& rule);
-  std::shared_ptr<Pool> make_pool(const Rule& rule, const std::shared_ptr<GpuDriver>& driver);
+  std::shared_ptr<Pool> make_pool(const Rule& rule, const std::shared_ptr<gpu::GpuDriver>& driver);
   std::vector<std::shared_ptr<Pool>> take_unused_pools();
   template <typename Attempt>
   auto with_all_memory(const Attempt& attempt);
@@ -124,6 +124,6 @@ class Session : public std::enable_shared_from_this<Session> {
   std::map<const std::byte*, std::weak_ptr<PlacedBlock>> blocks_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_SESSION_H_

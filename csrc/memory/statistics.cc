@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 void Gauge::add(uint64_t amount) {
   current += amount;
@@ -64,4 +64,4 @@ Statistics Statistics::past() const {
   return gone;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 // A level that rises and falls.
 struct Gauge {
@@ -50,6 +50,6 @@ struct Statistics {
   Statistics past() const;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_STATISTICS_H_

@@ -7,11 +7,11 @@
 #include "core/error.h"
 #include "core/rounding.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 // Appends granules to the layout; a run that continues the one before joins it.
-void append_joined(std::vector<Run>& runs, size_t bytes, NodeId node) {
+void append_joined(std::vector<Run>& runs, size_t bytes, os::NodeId node) {
   if (bytes == 0) return;
   if (!runs.empty() && runs.back().node == node) {
     runs.back().bytes += bytes;
@@ -28,7 +28,7 @@ Stripe::Stripe(std::vector<Share> shares, size_t granule_bytes)
   if (shares_.empty()) throw InvalidArgument("interleave over no node; give at least one");
   if (granule_bytes_ == 0) throw InvalidArgument("interleave with a granule of 0 bytes");
   uint32_t divisor = 0;
-  NodeSet seen;
+  os::NodeSet seen;
   for (const Share& share : shares_) {
     const std::string node = "node " + std::to_string(share.node);
     if (share.weight == 0) {
@@ -136,4 +136,4 @@ std::vector<Run> Stripe::runs(size_t bytes) const {
   return runs;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -8,10 +8,10 @@
 
 #include "os/node_set.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 struct Share {
-  NodeId node = 0;
+  os::NodeId node = 0;
   uint32_t weight = 1;
 
   bool operator==(const Share&) const = default;
@@ -21,7 +21,7 @@ struct Share {
 struct Run {
   size_t offset = 0;
   size_t bytes = 0;
-  NodeId node = 0;
+  os::NodeId node = 0;
 
   bool operator==(const Run&) const = default;
 };
@@ -70,6 +70,6 @@ class Stripe {
   size_t weight_sum_ = 0;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_MEMORY_STRIPE_H_

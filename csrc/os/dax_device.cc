@@ -11,7 +11,7 @@
 #include "core/interrupt.h"
 #include "os/populate.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 namespace {
 
 bool is_number(const std::string& text) {
@@ -78,4 +78,4 @@ std::byte* map_dax_file(int file, const std::string& name, std::span<const DaxPi
   throw SystemError(code, what + ": " + std::strerror(code));
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os

@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 // Part of a device.
 struct DaxPiece {
@@ -38,6 +38,6 @@ bool is_dax_name(const std::string& name);
 std::byte* map_dax_file(int file, const std::string& name, std::span<const DaxPiece> pieces,
                         size_t align_bytes, bool populated);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os
 
 #endif  // CXL_OFFLOAD_OS_DAX_DEVICE_H_

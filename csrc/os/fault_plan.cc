@@ -5,7 +5,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 namespace {
 
 constexpr std::array<const char*, kOperationCount> kNames = {
@@ -121,4 +121,4 @@ std::optional<Fault> FaultPlan::random_fault(Operation operation, uint64_t call)
   return Fault{operation, FaultEffect::kRefuse, call, random_.code, -1};
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os

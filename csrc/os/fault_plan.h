@@ -15,7 +15,7 @@
 
 #include "os/node_set.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 enum class Operation { kMap, kSetPolicy, kPopulate, kDiscard, kQuery, kMove, kOpenDax, kMapDax };
 inline constexpr size_t kOperationCount = 8;
@@ -81,6 +81,6 @@ class FaultPlan {
   std::vector<Fault> fired_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os
 
 #endif  // CXL_OFFLOAD_OS_FAULT_PLAN_H_

@@ -17,7 +17,7 @@
 #include "os/dax_device.h"
 #include "os/node_set.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 inline constexpr size_t kHugePageBytes = size_t{2} << 20;
 inline constexpr size_t kGiganticPageBytes = size_t{1} << 30;
@@ -105,6 +105,6 @@ class Kernel {
                     std::span<int> states) = 0;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os
 
 #endif  // CXL_OFFLOAD_OS_KERNEL_H_

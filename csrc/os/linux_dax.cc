@@ -15,7 +15,7 @@
 #include "core/error.h"
 #include "os/linux_files.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 namespace {
 
 namespace fs = std::filesystem;
@@ -125,4 +125,4 @@ std::unique_ptr<DaxDevice> open_linux_dax(const std::string& root, const std::st
   return std::make_unique<LinuxDaxDevice>(name, std::move(file), size / align * align, align);
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os

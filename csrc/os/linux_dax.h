@@ -7,7 +7,7 @@
 
 #include "os/dax_device.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 // Opens /dev/NAME below `root` after what ROOT/sys/bus/dax/devices/NAME says; `root` is empty but
 // in tests. The claim is a lock on the file (flock), which other users of this package respect, in
@@ -15,6 +15,6 @@ namespace cxl_offload {
 // their own, are not kept out.
 std::unique_ptr<DaxDevice> open_linux_dax(const std::string& root, const std::string& name);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os
 
 #endif  // CXL_OFFLOAD_OS_LINUX_DAX_H_

@@ -7,7 +7,7 @@
 #include <limits>
 #include <sstream>
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 namespace {
 
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
@@ -164,4 +164,4 @@ Headroom read_process_headroom() {
   return tightest;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os

@@ -10,7 +10,7 @@
 #include "os/kernel.h"
 #include "os/node_set.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 // The whole file, or nothing when it cannot be read.
 std::optional<std::string> read_text(const std::string& path);
@@ -35,6 +35,6 @@ uint64_t withheld_bytes(const std::string& zoneinfo, NodeId node, size_t page_by
 // cache that can be dropped counted as free.
 Headroom read_process_headroom();
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os
 
 #endif  // CXL_OFFLOAD_OS_LINUX_FILES_H_

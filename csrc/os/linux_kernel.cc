@@ -18,7 +18,7 @@
 #include "os/linux_files.h"
 #include "os/populate.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 namespace {
 
 // linux/mempolicy.h and newer madvise values, which older C library headers lack.
@@ -372,4 +372,4 @@ std::shared_ptr<Kernel> make_linux_kernel(const std::string& dax_root) {
   return std::make_shared<LinuxKernel>(dax_root);
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os

@@ -7,11 +7,11 @@
 
 #include "os/kernel.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 // Device-DAX devices are looked for below `dax_root`, which is empty but in tests.
 std::shared_ptr<Kernel> make_linux_kernel(const std::string& dax_root = "");
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os
 
 #endif  // CXL_OFFLOAD_OS_LINUX_KERNEL_H_

@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 NodeSet::NodeSet(std::initializer_list<NodeId> nodes) {
   for (NodeId node : nodes) insert(node);
@@ -53,4 +53,4 @@ std::string NodeSet::to_string() const {
   return text + "}";
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 using NodeId = int;
 
@@ -36,6 +36,6 @@ class NodeSet {
   std::bitset<kMaxNodes> bits_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os
 
 #endif  // CXL_OFFLOAD_OS_NODE_SET_H_

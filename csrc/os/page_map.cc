@@ -4,7 +4,7 @@
 
 #include "os/kernel.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 static_assert(kMaxNodes <= INT16_MAX, "a node fits a page's state");
 
@@ -69,4 +69,4 @@ void PageMap::for_each_run(size_t first, size_t count, const RunVisitor& visit) 
   }
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os

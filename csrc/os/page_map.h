@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 // States of pages 0..size-1: a node, or -errno for a page that is not there. Blocks of pages with
 // one state cost 16 bytes, others two bytes a page, so that terabytes can be mapped on a laptop.
@@ -40,6 +40,6 @@ class PageMap {
   std::vector<Block> blocks_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os
 
 #endif  // CXL_OFFLOAD_OS_PAGE_MAP_H_

@@ -9,7 +9,7 @@
 
 #include "os/linux_files.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 namespace {
 
 // linux/mman.h, which older C library headers lack.
@@ -76,4 +76,4 @@ bool is_writable(const std::string& maps, uintptr_t begin, uintptr_t end) {
   return begin >= end;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os

@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 // Faults in every page of the range for writing; what is in them stays. Zero, or an errno: ENOMEM
 // and EFAULT where the kernel has no page to give, EACCES where the range is not mapped, or not for
@@ -21,6 +21,6 @@ bool has_populate_write();
 // writing.
 bool is_writable(const std::string& maps, uintptr_t begin, uintptr_t end);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os
 
 #endif  // CXL_OFFLOAD_OS_POPULATE_H_

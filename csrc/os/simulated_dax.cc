@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 namespace {
 
 void throw_fault(FaultPlan& faults, Operation operation, const std::string& name) {
@@ -108,4 +108,4 @@ uint64_t SimulatedDaxBus::mapped_bytes(const std::string& name) const {
   return find(name, "look at device " + name).mapped_bytes;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os

@@ -13,7 +13,7 @@
 #include "os/dax_device.h"
 #include "os/fault_plan.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 struct SimulatedDax {
   std::string name = "dax0.0";
@@ -52,6 +52,6 @@ class SimulatedDaxBus {
   mutable std::map<std::string, Slot> slots_;  // never changes but for the slots' atomics
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os
 
 #endif  // CXL_OFFLOAD_OS_SIMULATED_DAX_H_

@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 namespace {
 
 [[noreturn]] void throw_fault(const Fault& fault, size_t bytes) {
@@ -395,4 +395,4 @@ void SimulatedKernel::set_pool(NodeId node, size_t page_bytes, uint64_t pages) {
   ledger_.set_pool(node, page_bytes, pages);
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os

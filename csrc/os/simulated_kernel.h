@@ -23,7 +23,7 @@
 #include "os/simulated_dax.h"
 #include "os/simulated_machine.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 class SimulatedKernel final : public Kernel {
  public:
@@ -111,6 +111,6 @@ class SimulatedKernel final : public Kernel {
   std::map<const std::byte*, size_t> pins_;  // ranges
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os
 
 #endif  // CXL_OFFLOAD_OS_SIMULATED_KERNEL_H_

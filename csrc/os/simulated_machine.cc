@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 namespace {
 
 constexpr int kLocalDistance = 10;
@@ -190,4 +190,4 @@ void NodeLedger::set_pool(NodeId id, size_t page_bytes, uint64_t pages) {
   pool.pages = pages;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os

@@ -11,7 +11,7 @@
 #include "os/kernel.h"
 #include "os/simulated_dax.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 
 struct SimulatedPool {
   size_t page_bytes = kHugePageBytes;
@@ -100,6 +100,6 @@ class NodeLedger {
   std::map<size_t, uint64_t> reserved_;  // page size -> pages mapped, not populated
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os
 
 #endif  // CXL_OFFLOAD_OS_SIMULATED_MACHINE_H_

@@ -10,7 +10,7 @@
 #include "probe/random.h"
 #include "probe/stream.h"
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 namespace {
 
 // Latencies come in batches of a few microseconds at least; this bounds the answer's memory.
@@ -86,4 +86,4 @@ ChaseResult idle_latency(std::span<const std::byte> linked, int cpu, size_t batc
   return result;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe

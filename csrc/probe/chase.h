@@ -9,7 +9,7 @@
 
 #include "probe/team.h"
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 
 // Writes into the first word of every line the address of the next line of one cycle that visits
 // all lines in random order, so that no prefetcher can guess it. Needs 4 bytes of other memory for
@@ -34,6 +34,6 @@ ChaseResult chase(const std::byte* from, size_t batch, Clock::time_point start,
 ChaseResult idle_latency(std::span<const std::byte> linked, int cpu, size_t batch,
                          const Window& window);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe
 
 #endif  // CXL_OFFLOAD_PROBE_CHASE_H_

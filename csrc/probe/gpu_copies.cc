@@ -6,23 +6,23 @@
 #include "core/error.h"
 #include "gpu/cuda_current.h"
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 namespace {
 
-using cuda::Current;
+using gpu::Current;
 
 // Null, with a reason, if there is no driver that can be used.
-std::shared_ptr<const CudaApi> load_started(const std::string& library, std::string& reason) {
-  auto api = CudaApi::load(library, reason);
+std::shared_ptr<const gpu::CudaApi> load_started(const std::string& library, std::string& reason) {
+  auto api = gpu::CudaApi::load(library, reason);
   if (api == nullptr) return nullptr;
-  if (const CuResult result = api->init(0); result != kCuSuccess) {
+  if (const gpu::CuResult result = api->init(0); result != gpu::kCuSuccess) {
     reason = "cuInit: " + api->describe(result);
     return nullptr;
   }
   return api;
 }
 
-std::shared_ptr<const CudaApi> loaded(const std::string& library) {
+std::shared_ptr<const gpu::CudaApi> loaded(const std::string& library) {
   std::string reason;
   auto api = load_started(library, reason);
   if (api == nullptr) throw InvalidArgument("measure copies to a GPU: no CUDA driver: " + reason);
@@ -45,7 +45,7 @@ GpuList list_gpus(const std::string& library) {
   int count = 0;
   api->check(api->device_get_count(&count), "count GPUs: cuDeviceGetCount");
   for (int ordinal = 0; ordinal < count; ++ordinal) {
-    CuDevice device = 0;
+    gpu::CuDevice device = 0;
     std::array<char, 256> name{};
     std::array<char, 32> address{};
     api->check(api->device_get(&device, ordinal), "list GPUs: cuDeviceGet");
@@ -84,9 +84,9 @@ void GpuCopies::acquire(int ordinal) {
   api_->check(api_->primary_retain(&context_, device_), tried + "cuDevicePrimaryCtxRetain");
   const Current current(*api_, context_);
   api_->check(current.result(), tried + "cuCtxPushCurrent");
-  api_->check(api_->stream_create(&stream_, kCuStreamNonBlocking), tried + "cuStreamCreate");
+  api_->check(api_->stream_create(&stream_, gpu::kCuStreamNonBlocking), tried + "cuStreamCreate");
   api_->check(api_->memory_allocate(&memory_, host_.size()), tried + "cuMemAlloc");
-  api_->check(api_->host_register(host_.data(), host_.size(), kCuHostRegisterPortable),
+  api_->check(api_->host_register(host_.data(), host_.size(), gpu::kCuHostRegisterPortable),
               tried + "cuMemHostRegister");
   registered_ = true;
 }
@@ -95,7 +95,7 @@ void GpuCopies::release() noexcept {
   if (context_ == nullptr) return;
   {
     const Current current(*api_, context_);
-    if (current.result() == kCuSuccess) {
+    if (current.result() == gpu::kCuSuccess) {
       if (stream_ != nullptr) api_->stream_destroy(stream_);
       if (memory_ != 0) api_->memory_free(memory_);
       if (registered_) api_->host_unregister(host_.data());
@@ -119,4 +119,4 @@ void GpuCopies::copy(bool to_device, size_t bytes) {
   api_->check(api_->context_synchronize(), "copy: cuCtxSynchronize");
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe

@@ -11,7 +11,7 @@
 
 #include "gpu/cuda_api.h"
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 
 struct GpuName {
   std::string name;
@@ -45,15 +45,15 @@ class GpuCopies {
   void acquire(int ordinal);
   void release() noexcept;
 
-  const std::shared_ptr<const CudaApi> api_;
+  const std::shared_ptr<const gpu::CudaApi> api_;
   const std::span<std::byte> host_;
-  CuDevice device_ = 0;
-  CuContext context_ = nullptr;
-  CuStream stream_ = nullptr;
+  gpu::CuDevice device_ = 0;
+  gpu::CuContext context_ = nullptr;
+  gpu::CuStream stream_ = nullptr;
   uint64_t memory_ = 0;
   bool registered_ = false;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe
 
 #endif  // CXL_OFFLOAD_PROBE_GPU_COPIES_H_

@@ -3,7 +3,7 @@
 #include "core/error.h"
 #include "probe/team.h"
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 
 void fill_random(std::span<std::byte> buffer, uint64_t seed, const std::vector<int>& cpus) {
   constexpr size_t kWord = sizeof(uint64_t);
@@ -22,4 +22,4 @@ void fill_random(std::span<std::byte> buffer, uint64_t seed, const std::vector<i
   });
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 
 class Random {
  public:
@@ -38,6 +38,6 @@ class Random {
 // buffer that is not made of whole 64-bit words at a multiple of 8.
 void fill_random(std::span<std::byte> buffer, uint64_t seed, const std::vector<int>& cpus);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe
 
 #endif  // CXL_OFFLOAD_PROBE_RANDOM_H_

@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 namespace {
 
 // Keeps every iteration's accesses: without it the compiler makes memset and memcpy of the loops,
@@ -170,4 +170,4 @@ StreamPass stream_pass(const Mix& mix, Isa isa) {
   return writing_pass<true>(mix.reads, isa);
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe

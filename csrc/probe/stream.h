@@ -7,7 +7,7 @@
 
 #include "core/cpu_features.h"
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 
 inline constexpr size_t kLineBytes = 64;
 inline constexpr size_t kLineWords = kLineBytes / sizeof(uint64_t);
@@ -36,6 +36,6 @@ bool has_non_temporal_stores();
 // Throws InvalidArgument for a mix that is not listed above, or an absent kind of store.
 StreamPass stream_pass(const Mix& mix, Isa isa);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe
 
 #endif  // CXL_OFFLOAD_PROBE_STREAM_H_

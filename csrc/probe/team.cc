@@ -12,7 +12,7 @@
 #include "core/cpus.h"
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 namespace {
 
 constexpr double kLongestWindowS = 3600;
@@ -119,4 +119,4 @@ void run_team(const std::vector<int>& cpus,
   error.rethrow();
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe

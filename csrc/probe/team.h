@@ -7,7 +7,7 @@
 #include <functional>
 #include <vector>
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 
 using Clock = std::chrono::steady_clock;
 
@@ -35,6 +35,6 @@ void check_window(const Window& window);
 void run_team(const std::vector<int>& cpus,
               const std::function<void(size_t, Clock::time_point)>& job);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe
 
 #endif  // CXL_OFFLOAD_PROBE_TEAM_H_

@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 namespace {
 
 // Lines of every stream between two looks at the clock: 64 KiB a stream, a few microseconds of a
@@ -150,4 +150,4 @@ LoadedResult run_loaded(std::span<const std::byte> linked, int chaser_cpu, size_
   return result;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe

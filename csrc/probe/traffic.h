@@ -11,7 +11,7 @@
 #include "probe/stream.h"
 #include "probe/team.h"
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 
 struct Traffic {
   Mix mix;
@@ -63,6 +63,6 @@ LoadedResult run_loaded(std::span<const std::byte> linked, int chaser_cpu, size_
                         std::span<std::byte> buffer, const Traffic& traffic,
                         const std::vector<int>& cpus, const Window& window);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe
 
 #endif  // CXL_OFFLOAD_PROBE_TRAFFIC_H_

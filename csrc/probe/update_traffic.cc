@@ -12,7 +12,7 @@
 #include <immintrin.h>
 #endif
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 namespace {
 
 constexpr size_t kMostStreams = 8;
@@ -136,4 +136,4 @@ double update_traffic(const std::vector<TrafficStream>& streams, size_t blocks,
   return std::chrono::duration<double>(std::ranges::max(took)).count();
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe

@@ -8,7 +8,7 @@
 
 #include "core/cpu_features.h"
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 
 // Every block of a stream is `lines` whole lines, read, and written back when `written`.
 struct TrafficStream {
@@ -25,6 +25,6 @@ struct TrafficStream {
 double update_traffic(const std::vector<TrafficStream>& streams, size_t blocks,
                       const std::vector<int>& cpus, size_t ahead_bytes, Isa isa);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe
 
 #endif  // CXL_OFFLOAD_PROBE_UPDATE_TRAFFIC_H_

@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-namespace cxl_offload {
+namespace cxl_offload::replay {
 namespace {
 
 constexpr double kEpsilon = 1e-12;
@@ -117,4 +117,4 @@ double Sharing::water_level(const Contended& resource) {
   return kInfinity;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::replay

@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-namespace cxl_offload {
+namespace cxl_offload::replay {
 
 // What a job needs of the resources it uses, as shares of each at speed 1: above 0, at most 1.
 struct Demand {
@@ -60,6 +60,6 @@ class Sharing {
   std::vector<double> asked_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::replay
 
 #endif  // CXL_OFFLOAD_REPLAY_SHARING_H_

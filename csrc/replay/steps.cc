@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::replay {
 namespace {
 
 // What subtraction leaves of a time that is over, as a part of it.
@@ -159,4 +159,4 @@ void run_steps(const Jobs& jobs, const std::vector<double>& losses, const Times&
   }
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::replay

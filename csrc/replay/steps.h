@@ -12,7 +12,7 @@
 
 #include "replay/sharing.h"
 
-namespace cxl_offload {
+namespace cxl_offload::replay {
 
 // All jobs of a trace, in the order of their steps and, inside a step, of their queues.
 struct Jobs {
@@ -35,6 +35,6 @@ struct Times {
 // Throws InvalidArgument, before anything is computed, when lengths, order or numbers do not fit.
 void run_steps(const Jobs& jobs, const std::vector<double>& losses, const Times& times);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::replay
 
 #endif  // CXL_OFFLOAD_REPLAY_STEPS_H_

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <deque>
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 namespace {
 
 struct LaneQueue {
@@ -51,4 +51,4 @@ std::vector<Piece> plan_chunks(const std::vector<Piece>& pieces, size_t chunk_by
   }
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer

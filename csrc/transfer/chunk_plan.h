@@ -7,7 +7,7 @@
 #include <map>
 #include <vector>
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 
 // Host bytes that are reached over the same path to the GPU have one lane: the node they are on, or
 // kNoLane where nobody knows it.
@@ -30,6 +30,6 @@ struct Piece {
 std::vector<Piece> plan_chunks(const std::vector<Piece>& pieces, size_t chunk_bytes,
                                const std::map<Lane, double>& rates);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer
 
 #endif  // CXL_OFFLOAD_TRANSFER_CHUNK_PLAN_H_

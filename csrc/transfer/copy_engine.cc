@@ -13,8 +13,12 @@
 #include "core/threads.h"
 #include "transfer/staging.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 namespace {
+
+using gpu::EventId;
+using gpu::GpuDriver;
+using gpu::StreamId;
 
 struct Job {
   std::vector<Piece> chunks;
@@ -372,4 +376,4 @@ std::vector<StreamId> CopyEngine::streams() const {
   return all;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer

@@ -20,7 +20,7 @@
 #include "transfer/copy_handle.h"
 #include "transfer/host_copy.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 
 enum class Direction { kToDevice, kToHost };
 
@@ -43,7 +43,7 @@ class CopyEngine {
   // `staging` is pinned and stays valid as long as the engine; each direction takes a half. Empty:
   // bytes that are not pinned are refused. Streams are made in the calling thread's context or one
   // in use. Throws InvalidArgument.
-  CopyEngine(std::shared_ptr<GpuDriver> driver, std::shared_ptr<HostCopier> copier,
+  CopyEngine(std::shared_ptr<gpu::GpuDriver> driver, std::shared_ptr<HostCopier> copier,
              std::span<std::byte> staging, EngineOptions options);
   // Waits for all transfers.
   ~CopyEngine();
@@ -55,21 +55,21 @@ class CopyEngine {
   // oldest transfers or, without `may_wait`, returns null. Throws InvalidArgument for bytes that
   // are not pinned without staging.
   std::shared_ptr<CopyHandle> submit(Direction direction, std::vector<Piece> pieces,
-                                     const std::vector<StreamId>& after, bool may_wait);
+                                     const std::vector<gpu::StreamId>& after, bool may_wait);
   // Waits for all transfers submitted so far; failures are their handles' to tell.
   void drain();
   std::map<Lane, LinkUse> use(Direction direction) const;
   // Submitted and not seen finished yet.
   size_t unfinished_bytes(Direction direction) const;
   // The streams made so far, for whoever must record them.
-  std::vector<StreamId> streams() const;
+  std::vector<gpu::StreamId> streams() const;
   bool in_child() const { return queues_.in_child(); }
 
  private:
   class Queue;
   struct Queues;
 
-  static std::unique_ptr<Queues> make_queues(const std::shared_ptr<GpuDriver>& driver,
+  static std::unique_ptr<Queues> make_queues(const std::shared_ptr<gpu::GpuDriver>& driver,
                                              const std::shared_ptr<HostCopier>& copier,
                                              std::span<std::byte> staging,
                                              const EngineOptions& options);
@@ -77,6 +77,6 @@ class CopyEngine {
   const ProcessOwned<Queues> queues_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer
 
 #endif  // CXL_OFFLOAD_TRANSFER_COPY_ENGINE_H_

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
+
+using gpu::EventId;
 
 CopyHandle::~CopyHandle() {
   if (guard_.in_child()) return;
@@ -44,7 +46,7 @@ void CopyHandle::wait() {
   state_ = State::kDone;
 }
 
-void CopyHandle::stream_wait(StreamId stream) {
+void CopyHandle::stream_wait(gpu::StreamId stream) {
   guard_.refuse_in_child("wait for a transfer");
   std::unique_lock lock(mutex_);
   await_issue(lock);
@@ -81,4 +83,4 @@ void CopyHandle::wait_quietly() noexcept {
   }
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer

@@ -12,13 +12,13 @@
 #include "core/fork_guard.h"
 #include "gpu/driver.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 
 // Thread-safe; outlives its engine. Dropping it does not stop the transfer. In a forked child it
 // can only be dropped: all else throws InvalidArgument.
 class CopyHandle {
  public:
-  CopyHandle(std::shared_ptr<GpuDriver> driver, size_t bytes)
+  CopyHandle(std::shared_ptr<gpu::GpuDriver> driver, size_t bytes)
       : driver_(std::move(driver)), bytes_(bytes) {}
   ~CopyHandle();
   CopyHandle(const CopyHandle&) = delete;
@@ -31,11 +31,11 @@ class CopyHandle {
   void wait();
   // What is queued on `stream` from now on runs after the transfer; waits until the transfer has
   // been handed to the GPU. Throws what made it fail.
-  void stream_wait(StreamId stream);
+  void stream_wait(gpu::StreamId stream);
 
   // For the engine. `events` are behind the last copies of all streams used, and are owned from now
   // on.
-  void issued(std::vector<EventId> events);
+  void issued(std::vector<gpu::EventId> events);
   // Nothing of it is running any more.
   void failed(std::exception_ptr reason);
   // As query, but a failure counts as finished.
@@ -49,15 +49,15 @@ class CopyHandle {
   void await_issue(std::unique_lock<std::mutex>& lock);
 
   const ForkGuard guard_;
-  const std::shared_ptr<GpuDriver> driver_;
+  const std::shared_ptr<gpu::GpuDriver> driver_;
   const size_t bytes_;
   std::mutex mutex_;
   std::condition_variable changed_;
   State state_ = State::kQueued;
-  std::vector<EventId> events_;
+  std::vector<gpu::EventId> events_;
   std::exception_ptr reason_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer
 
 #endif  // CXL_OFFLOAD_TRANSFER_COPY_HANDLE_H_

@@ -14,7 +14,7 @@
 #include "core/error.h"
 #include "core/threads.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 
 // The helpers of one process.
 class CopyTeam::Crew {
@@ -126,4 +126,4 @@ void CopyTeam::share_out(size_t pieces, size_t threads, const std::function<void
   for (size_t i = 0; i < pieces; ++i) work(i);
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer

@@ -8,7 +8,7 @@
 
 #include "core/fork_guard.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 
 // Thread-safe: one sharing out at a time, others wait for it. In a forked child the helpers are
 // not there, and the caller does all pieces.
@@ -34,6 +34,6 @@ class CopyTeam {
   const ProcessOwned<Crew> crew_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer
 
 #endif  // CXL_OFFLOAD_TRANSFER_COPY_TEAM_H_

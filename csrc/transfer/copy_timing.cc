@@ -7,7 +7,7 @@
 
 #include "core/error.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -117,4 +117,4 @@ BlockSamples time_blocks(HostCopier& copier, std::span<const uint64_t> targets,
   return samples;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer

@@ -9,7 +9,7 @@
 
 #include "transfer/host_copy.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 
 // One contender: a way of the copier's, or its own choice for the size.
 struct CopyContender {
@@ -39,6 +39,6 @@ BlockSamples time_blocks(HostCopier& copier, std::span<const uint64_t> targets,
                          std::span<const uint64_t> sources, std::span<const size_t> sizes,
                          size_t job, int rounds);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer
 
 #endif  // CXL_OFFLOAD_TRANSFER_COPY_TIMING_H_

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "transfer/strided.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 namespace {
 
 // Pieces per thread, so that one that is held up does not hold up all.
@@ -138,4 +138,4 @@ void HostCopier::copy_strided(std::byte* target, const std::byte* source,
   });
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer

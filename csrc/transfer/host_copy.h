@@ -12,7 +12,7 @@
 #include "transfer/copy_team.h"
 #include "transfer/stream_copy.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 
 struct CopyWay {
   bool non_temporal = false;
@@ -77,6 +77,6 @@ class HostCopier {
   const StreamCopy stream_copy_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer
 
 #endif  // CXL_OFFLOAD_TRANSFER_HOST_COPY_H_

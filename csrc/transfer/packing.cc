@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "core/half.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -205,4 +205,4 @@ void Packing::unpack(std::byte* target, const std::byte* source, size_t count) c
   }
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer

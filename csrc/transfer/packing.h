@@ -23,7 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 
 enum class Code { kInt4 = 0, kFp8 = 1 };
 enum class Element { kFloat16 = 0, kBfloat16 = 1, kFloat32 = 2 };
@@ -54,6 +54,6 @@ class Packing {
   size_t group_elements_;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer
 
 #endif  // CXL_OFFLOAD_TRANSFER_PACKING_H_

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 
-Staging::Staging(std::shared_ptr<GpuDriver> driver, std::shared_ptr<HostCopier> copier,
+Staging::Staging(std::shared_ptr<gpu::GpuDriver> driver, std::shared_ptr<HostCopier> copier,
                  std::span<std::byte> memory, size_t slot_bytes)
     : driver_(std::move(driver)), copier_(std::move(copier)) {
   for (size_t at = 0; at + slot_bytes <= memory.size(); at += slot_bytes) {
@@ -18,14 +18,14 @@ Staging::~Staging() {
   }
 }
 
-void Staging::send(uint64_t device, const std::byte* host, size_t bytes, StreamId stream) {
+void Staging::send(uint64_t device, const std::byte* host, size_t bytes, gpu::StreamId stream) {
   Slot& slot = take();
   copier_->copy(slot.at, host, bytes);
   driver_->copy(device, reinterpret_cast<uint64_t>(slot.at), bytes, stream);
   slot.event = driver_->record_event(stream);
 }
 
-void Staging::receive(std::byte* host, uint64_t device, size_t bytes, StreamId stream) {
+void Staging::receive(std::byte* host, uint64_t device, size_t bytes, gpu::StreamId stream) {
   Slot& slot = take();
   driver_->copy(reinterpret_cast<uint64_t>(slot.at), device, bytes, stream);
   slot.event = driver_->record_event(stream);
@@ -61,4 +61,4 @@ void Staging::drop_received() noexcept {
   for (Slot& slot : slots_) slot.host = nullptr;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer

@@ -10,13 +10,13 @@
 #include "gpu/driver.h"
 #include "transfer/host_copy.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 
 // For one thread at a time.
 class Staging {
  public:
   // `memory` is pinned, belongs to the caller and is cut into slots of `slot_bytes`.
-  Staging(std::shared_ptr<GpuDriver> driver, std::shared_ptr<HostCopier> copier,
+  Staging(std::shared_ptr<gpu::GpuDriver> driver, std::shared_ptr<HostCopier> copier,
           std::span<std::byte> memory, size_t slot_bytes);
   ~Staging();
   Staging(const Staging&) = delete;
@@ -25,9 +25,9 @@ class Staging {
   size_t slots() const { return slots_.size(); }
   // A chunk of at most a slot from ordinary memory to the GPU: copied into a slot at once, so the
   // source is free on return.
-  void send(uint64_t device, const std::byte* host, size_t bytes, StreamId stream);
+  void send(uint64_t device, const std::byte* host, size_t bytes, gpu::StreamId stream);
   // The way back. The bytes are in `host` after land() only.
-  void receive(std::byte* host, uint64_t device, size_t bytes, StreamId stream);
+  void receive(std::byte* host, uint64_t device, size_t bytes, gpu::StreamId stream);
   // Waits for everything that was received.
   void land();
   // Drops what was received and has not landed. Slots stay taken until the copies that use them,
@@ -37,7 +37,7 @@ class Staging {
  private:
   struct Slot {
     std::byte* at = nullptr;
-    EventId event = 0;          // behind the slot's copy; 0 if it is free
+    gpu::EventId event = 0;     // behind the slot's copy; 0 if it is free
     std::byte* host = nullptr;  // where the bytes go when they have come
     size_t bytes = 0;
   };
@@ -45,12 +45,12 @@ class Staging {
   Slot& take();
   void settle(Slot& slot);
 
-  const std::shared_ptr<GpuDriver> driver_;
+  const std::shared_ptr<gpu::GpuDriver> driver_;
   const std::shared_ptr<HostCopier> copier_;
   std::vector<Slot> slots_;
   size_t next_ = 0;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer
 
 #endif  // CXL_OFFLOAD_TRANSFER_STAGING_H_

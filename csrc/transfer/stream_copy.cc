@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 namespace {
 
 void plain(std::byte* target, const std::byte* source, size_t bytes) {
@@ -104,4 +104,4 @@ StreamCopy stream_copy(Isa isa) {
   return plain;
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer

@@ -7,7 +7,7 @@
 
 #include "core/cpu_features.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 
 // Any addresses and sizes that do not overlap. What is stored is visible to other threads that are
 // synchronised with on return.
@@ -16,6 +16,6 @@ using StreamCopy = void (*)(std::byte* target, const std::byte* source, size_t b
 // memcpy where the architecture has no such stores.
 StreamCopy stream_copy(Isa isa);
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer
 
 #endif  // CXL_OFFLOAD_TRANSFER_STREAM_COPY_H_

@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "transfer/host_copy.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 
 StridedRows::StridedRows(const StridedShape& shape) : element_bytes_(shape.element_bytes) {
   const size_t ranks[] = {shape.shape.size(), shape.target_strides.size(),
@@ -82,4 +82,4 @@ void StridedRows::copy_row(std::byte* target, const std::byte* source) const {
   }
 }
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer

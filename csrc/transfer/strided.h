@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 
 struct StridedShape;
 
@@ -66,6 +66,6 @@ class StridedRows {
   bool contiguous_ = true;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer
 
 #endif  // CXL_OFFLOAD_TRANSFER_STRIDED_H_

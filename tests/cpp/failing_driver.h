@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "gpu/fake_driver.h"
 
-namespace cxl_offload {
+namespace cxl_offload::gpu {
 
 enum class Call { kCopy, kRecordEvent, kStreamWait, kCreateStream };
 
@@ -72,6 +72,6 @@ class FailingDriver final : public GpuDriver {
   std::atomic<size_t> failures_ = 0;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::gpu
 
 #endif  // CXL_OFFLOAD_TESTS_FAILING_DRIVER_H_

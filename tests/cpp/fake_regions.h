@@ -16,7 +16,7 @@
 #include "gpu/driver.h"
 #include "memory/region.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 
 struct FakeRules {
   size_t page_bytes = 4096;
@@ -26,9 +26,9 @@ struct FakeRules {
   size_t odd_bytes = 0;    // a stripe's blocks of this size keep their shares only at offset 0
   size_t limit_bytes = SIZE_MAX;
   bool refuse_release = false;
-  std::shared_ptr<GpuDriver> driver;  // pins with it
-  std::function<void()> on_rule;      // called when the pool asks for the rule of a cut
-  std::function<void()> on_return;    // called before a region is returned
+  std::shared_ptr<gpu::GpuDriver> driver;  // pins with it
+  std::function<void()> on_rule;           // called when the pool asks for the rule of a cut
+  std::function<void()> on_return;         // called before a region is returned
 };
 
 // What is mapped, seen from outside the pool.
@@ -153,6 +153,6 @@ class FakeSource final : public RegionSource {
   const std::shared_ptr<FakeAccount> account_ = std::make_shared<FakeAccount>();
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 #endif  // CXL_OFFLOAD_TESTS_FAKE_REGIONS_H_

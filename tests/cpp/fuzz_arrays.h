@@ -16,12 +16,13 @@
 #include <new>
 #include <utility>
 
+#include "core/float8.h"
 #include "core/half.h"
 #include "core/tensor_view.h"
 #include "fuzz_input.h"
 #include "kernels/worker_team.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 
 // Random enough, and fast enough for megabytes of it an input.
 class Numbers {
@@ -119,6 +120,20 @@ class GuardedArray {
   std::unique_ptr<std::byte, Free> all_;
 };
 
+// Element `index` of an array of any type but codes.
+inline double number_at(const std::byte* data, Dtype dtype, int64_t index) {
+  const std::byte* at = data + index * static_cast<int64_t>(dtype_bytes(dtype));
+  const auto read = [at](auto number) {
+    std::memcpy(&number, at, sizeof number);
+    return static_cast<double>(to_float(number));
+  };
+  if (dtype == Dtype::kFloat32) return read(0.0f);
+  if (dtype == Dtype::kBfloat16) return read(Bf16{});
+  if (dtype == Dtype::kFloat16) return read(F16{});
+  if (dtype == Dtype::kInt8) return std::to_integer<int8_t>(*at);
+  return dtype == Dtype::kFloat8E4m3 ? read(E4m3{}) : read(E5m2{});
+}
+
 // Teams are kept: their threads would take longer to start than an input takes to run.
 inline WorkerTeam& team_of(const std::vector<size_t>& groups) {
   static std::map<std::vector<size_t>, std::unique_ptr<WorkerTeam>> teams;
@@ -162,6 +177,6 @@ class FlushedDenormals {
   unsigned before_ = 0;
 };
 
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 #endif  // CXL_OFFLOAD_TESTS_FUZZ_ARRAYS_H_

@@ -6,31 +6,18 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/float8.h"
 #include "fuzz_arrays.h"
 #include "fuzz_input.h"
 #include "kernels/attention.h"
 #include "kernels/attention_pass.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 constexpr double kLowest = -std::numeric_limits<double>::infinity();
 const std::vector<Dtype> kWritten = {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16};
 const std::vector<Dtype> kCached = {Dtype::kFloat16,    Dtype::kBfloat16,   Dtype::kFloat32,
                                     Dtype::kFloat8E4m3, Dtype::kFloat8E5m2, Dtype::kUint8};
-
-double number_at(const std::byte* data, Dtype dtype, int64_t index) {
-  const std::byte* at = data + index * static_cast<int64_t>(dtype_bytes(dtype));
-  const auto read = [at](auto number) {
-    std::memcpy(&number, at, sizeof number);
-    return static_cast<double>(to_float(number));
-  };
-  if (dtype == Dtype::kFloat32) return read(0.0f);
-  if (dtype == Dtype::kBfloat16) return read(Bf16{});
-  if (dtype == Dtype::kFloat16) return read(F16{});
-  return dtype == Dtype::kFloat8E4m3 ? read(E4m3{}) : read(E5m2{});
-}
 
 // A cache in exactly the memory that its strides span: dimensions in any order of memory, with gaps
 // between the rows. `inner` dimensions at the end stay contiguous.
@@ -327,10 +314,10 @@ void fuzz_attention(Input& input) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   cxl_offload::Input input(data, size);
-  cxl_offload::fuzz_attention(input);
+  cxl_offload::kernels::fuzz_attention(input);
   return 0;
 }

@@ -14,8 +14,12 @@
 #include "fuzz_input.h"
 #include "transfer/copy_engine.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 namespace {
+
+using gpu::Call;
+using kernels::GuardedArray;
+using kernels::Numbers;
 
 GuardedArray random_array(size_t bytes, Numbers& numbers) {
   GuardedArray array(Dtype::kUint8, bytes, numbers.next() >> 58);
@@ -65,7 +69,7 @@ class Engine {
     const size_t slots = input.one_in(8) ? 0 : 4 + input.below(9);
     staging_.emplace(Dtype::kUint8, slots * options.chunk_bytes + (slots == 0 ? 0 : input.below(3)),
                      input.below(64));
-    driver_ = std::make_shared<FailingDriver>();
+    driver_ = std::make_shared<gpu::FailingDriver>();
     const std::shared_ptr<HostCopier> copier(&any_copier(input), [](HostCopier*) {});
     engine_ = std::make_unique<CopyEngine>(driver_, copier,
                                            std::span(staging_->data(), staging_->bytes()), options);
@@ -130,7 +134,7 @@ class Engine {
       const bool pinned = kinds < 64 || (kinds < 192 && numbers_.next() % 2 == 0);
       pieces.push_back({device, transfer->host->data() + at, sizes[i], lane, pinned});
     }
-    std::vector<StreamId> after;
+    std::vector<gpu::StreamId> after;
     for (size_t i = input.one_in(3) ? 1 + input.below(2) : 0; i > 0; --i) after.push_back(49 + i);
     try {
       transfer->handle = engine_->submit(transfer->direction, pieces, after, input.below(2) == 0);
@@ -162,7 +166,7 @@ class Engine {
   }
 
   void wait_in_stream(Input& input, Transfer& transfer) {
-    const StreamId stream = 60 + input.below(2);
+    const gpu::StreamId stream = 60 + input.below(2);
     try {
       transfer.handle->stream_wait(stream);
     } catch (const SystemError&) {
@@ -175,7 +179,7 @@ class Engine {
 
   Numbers numbers_;
   std::optional<GuardedArray> staging_;
-  std::shared_ptr<FailingDriver> driver_;
+  std::shared_ptr<gpu::FailingDriver> driver_;
   std::unique_ptr<CopyEngine> engine_;
   std::vector<std::unique_ptr<Transfer>> transfers_;
 };
@@ -259,19 +263,19 @@ void fuzz_strided(Input& input, HostCopier& copier, Numbers& numbers) {
   require(target.array->same_bytes(expected) && target.array->guard_is_whole(), "strided bytes");
 }
 
-}  // namespace
-}  // namespace cxl_offload
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace cxl_offload;
-  Input input(data, size);
+void fuzz_copies(Input& input) {
   const size_t kind = input.below(4);
-  if (kind < 2) {
-    fuzz_engine(input);
-    return 0;
-  }
+  if (kind < 2) return fuzz_engine(input);
   Numbers numbers(input.byte());
   HostCopier& copier = any_copier(input);
   kind == 2 ? fuzz_blocks(input, copier, numbers) : fuzz_strided(input, copier, numbers);
+}
+
+}  // namespace
+}  // namespace cxl_offload::transfer
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  cxl_offload::Input input(data, size);
+  cxl_offload::transfer::fuzz_copies(input);
   return 0;
 }

@@ -14,8 +14,11 @@
 #include "memory/session.h"
 #include "simulated_ground.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
+
+using os::NodeId;
+using os::PageKind;
 
 constexpr size_t kMostRuns = 20000;  // of a stripe that is compared granule by granule
 
@@ -175,10 +178,10 @@ bool takes_long(const Rule& rule, size_t bytes) {
 }
 
 void fuzz_layout(Input& input) {
-  SimulatedMachine machine = ground_machine();
+  os::SimulatedMachine machine = ground_machine();
   if (input.one_in(4)) machine.process_limit_bytes = input.size(200 * kMiB);
   const size_t pooled = input.below(20);
-  for (auto& node : machine.nodes) node.pools = {{kHugePageBytes, pooled}};
+  for (auto& node : machine.nodes) node.pools = {{os::kHugePageBytes, pooled}};
   std::map<NodeId, uint64_t> capacities;
   if (input.one_in(3)) capacities[1] = input.size(70 * kMiB);
   const Ground ground(machine, capacities);
@@ -209,7 +212,7 @@ void fuzz_layout(Input& input) {
     return require(bytes > size_t{1} << 40, "a size that exists was refused");
   }
   require_in_line(layout.runs, bytes / unit * unit);
-  const NodeSet listed = rule.nodes();
+  const os::NodeSet listed = rule.nodes();
   for (const auto& [node, amount] : per_node(layout.runs)) {
     require(amount <= room[node], "more than a node has");
     const bool strict =
@@ -267,14 +270,15 @@ void fuzz_outside(Input& input) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   cxl_offload::Input input(data, size);
   using Target = void (*)(cxl_offload::Input&);
-  constexpr Target kTargets[] = {&cxl_offload::fuzz_stripe, &cxl_offload::fuzz_run_map,
-                                 &cxl_offload::fuzz_layout, &cxl_offload::fuzz_allocations,
-                                 &cxl_offload::fuzz_outside};
+  constexpr Target kTargets[] = {
+      &cxl_offload::memory::fuzz_stripe, &cxl_offload::memory::fuzz_run_map,
+      &cxl_offload::memory::fuzz_layout, &cxl_offload::memory::fuzz_allocations,
+      &cxl_offload::memory::fuzz_outside};
   kTargets[input.below(std::size(kTargets))](input);
   return 0;
 }

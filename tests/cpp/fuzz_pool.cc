@@ -18,7 +18,7 @@
 #include "memory/session.h"
 #include "simulated_ground.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 // Live blocks by address; knows nothing of regions, extents or slabs.
@@ -58,7 +58,7 @@ class Model {
   size_t asked_ = 0;
 };
 
-FakeRules rules_of(Input& input, const std::shared_ptr<GpuDriver>& driver) {
+FakeRules rules_of(Input& input, const std::shared_ptr<gpu::GpuDriver>& driver) {
   FakeRules rules;
   const size_t flags = input.byte();
   rules.page_bytes = flags & 1 ? size_t{64} << 10 : 4096;
@@ -71,7 +71,7 @@ FakeRules rules_of(Input& input, const std::shared_ptr<GpuDriver>& driver) {
   return rules;
 }
 
-void drop(std::vector<std::shared_ptr<Allocation>>& live, Input& input, FakeDriver& driver,
+void drop(std::vector<std::shared_ptr<Allocation>>& live, Input& input, gpu::FakeDriver& driver,
           Model& model) {
   if (live.empty()) return;
   std::swap(live[input.byte() % live.size()], live.back());
@@ -86,7 +86,7 @@ void drop(std::vector<std::shared_ptr<Allocation>>& live, Input& input, FakeDriv
 }
 
 void fuzz_pool(Input& input) {
-  const auto driver = std::make_shared<FakeDriver>();
+  const auto driver = std::make_shared<gpu::FakeDriver>();
   const FakeRules rules = rules_of(input, driver);
   const auto source = std::make_shared<FakeSource>(rules);
   const auto pool = std::make_shared<Pool>(source, rules.driver);
@@ -127,8 +127,8 @@ void fuzz_pool(Input& input) {
 
 Rule any_rule(Input& input) {
   const size_t flags = input.byte();
-  const auto node = static_cast<NodeId>(flags % 3);
-  const NodeId other = (node + 1) % 3;
+  const auto node = static_cast<os::NodeId>(flags % 3);
+  const os::NodeId other = (node + 1) % 3;
   Rule rule;
   switch (flags / 3 % 5) {
     case 0:
@@ -170,11 +170,11 @@ struct Live {
 
 void inject(const Ground& ground, Input& input) {
   constexpr int kCodes[] = {ENOMEM, EPERM, EBUSY};
-  Fault fault{static_cast<Operation>(input.below(kOperationCount)), FaultEffect::kRefuse,
-              1 + input.below(4), kCodes[input.below(3)], -1};
+  os::Fault fault{static_cast<os::Operation>(input.below(os::kOperationCount)),
+                  os::FaultEffect::kRefuse, 1 + input.below(4), kCodes[input.below(3)], -1};
   const size_t how = input.below(3);
-  if (how == 1) fault.effect = FaultEffect::kPartial;
-  if (how == 2) fault.effect = FaultEffect::kStray;
+  if (how == 1) fault.effect = os::FaultEffect::kPartial;
+  if (how == 2) fault.effect = os::FaultEffect::kStray;
   try {
     ground.kernel->faults().add(fault);
   } catch (const InvalidArgument&) {  // there is no such fault
@@ -186,7 +186,8 @@ void step_session(const Ground& ground, const std::shared_ptr<Session>& session,
   const size_t operation = input.below(16);
   if (operation < 6) {
     Rule rule = any_rule(input);
-    if (input.below(4) == 0) rule.pages = PageKind::kTransparentHuge, rule.granule_bytes = 2 * kMiB;
+    if (input.below(4) == 0)
+      rule.pages = os::PageKind::kTransparentHuge, rule.granule_bytes = 2 * kMiB;
     Live fresh{session->allocate(input.size(24 * kMiB), rule, nullptr), input.byte() * 0x01010101};
     fresh.stamp();
     live.push_back(std::move(fresh));
@@ -200,7 +201,8 @@ void step_session(const Ground& ground, const std::shared_ptr<Session>& session,
   } else if (operation == 13) {
     session->trim();
   } else if (operation == 14) {
-    ground.kernel->set_used_by_others(static_cast<NodeId>(input.below(3)), input.size(48 * kMiB));
+    ground.kernel->set_used_by_others(static_cast<os::NodeId>(input.below(3)),
+                                      input.size(48 * kMiB));
   } else if (operation == 15) {
     inject(ground, input);
   }
@@ -233,14 +235,14 @@ void fuzz_session(Input& input) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   cxl_offload::Input input(data, size);
   if (input.byte() % 2 == 0) {
-    cxl_offload::fuzz_pool(input);
+    cxl_offload::memory::fuzz_pool(input);
   } else {
-    cxl_offload::fuzz_session(input);
+    cxl_offload::memory::fuzz_session(input);
   }
   return 0;
 }

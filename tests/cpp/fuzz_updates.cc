@@ -10,7 +10,7 @@
 #include "fuzz_input.h"
 #include "kernels/update.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 const std::vector<Dtype> kWritten = {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16};
@@ -192,10 +192,10 @@ void fuzz_updates(Input& input) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   cxl_offload::Input input(data, size);
-  cxl_offload::fuzz_updates(input);
+  cxl_offload::kernels::fuzz_updates(input);
   return 0;
 }

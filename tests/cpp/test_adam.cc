@@ -14,7 +14,7 @@
 #include "kernels/update.h"
 #include "kernels/worker_team.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 TEST(every_float16_survives_the_way_through_float) {
@@ -242,4 +242,4 @@ TEST(forked_child_starts_threads_of_its_own) {
 #endif
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

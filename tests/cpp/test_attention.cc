@@ -15,7 +15,7 @@
 #include "memory/numa_region.h"
 #include "simulated_ground.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 struct Shape {
@@ -214,19 +214,19 @@ TEST(wrong_shapes_are_refused_before_anything_is_written) {
 }
 
 TEST(units_begin_on_the_node_of_their_keys) {
-  const Ground ground;
+  const memory::Ground ground;
   // A sequence is 64 KiB of keys, and two units.
-  Rule rule = rule_of(RuleKind::kStripe, {{0, 1}, {1, 1}});
-  rule.granule_bytes = 16 * kPage;
-  const NumaRegion keys(ground.placer(), rule, 64 * kPage);
-  std::memset(keys.range().data(), 0, 64 * kPage);
+  memory::Rule rule = memory::rule_of(memory::RuleKind::kStripe, {{0, 1}, {1, 1}});
+  rule.granule_bytes = 16 * memory::kPage;
+  const memory::NumaRegion keys(ground.placer(), rule, 64 * memory::kPage);
+  std::memset(keys.range().data(), 0, 64 * memory::kPage);
   Case c({4, 1, 1, 512, 64});
   Attention a = c.attention();
   a.k = view_of(keys.range().data(), Dtype::kFloat16, {4, 1, 512, 64});
   const Work work(a);
-  const Kernel& kernel = *ground.kernel;
+  const os::Kernel& kernel = *ground.kernel;
   using Units = std::vector<size_t>;
-  const auto units = [&](const WorkerTeam& team, const Kernel* asked) {
+  const auto units = [&](const WorkerTeam& team, const os::Kernel* asked) {
     std::vector<Units> found;
     const WorkQueues<size_t> queues = queues_of(a, work.units, team, asked);
     for (size_t group = 0; group < queues.size(); ++group) found.push_back(queues.of(group));
@@ -249,4 +249,4 @@ TEST(units_begin_on_the_node_of_their_keys) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

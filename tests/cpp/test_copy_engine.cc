@@ -11,7 +11,7 @@
 #include "gpu/fake_driver.h"
 #include "transfer/copy_engine.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 namespace {
 
 constexpr size_t kChunk = 4096;
@@ -30,7 +30,7 @@ struct Fixture {
     engine = std::make_unique<CopyEngine>(driver, copier, std::span(staging),
                                           EngineOptions{kChunk, limit_bytes, {}});
   }
-  std::shared_ptr<FakeDriver> driver = std::make_shared<FakeDriver>();
+  std::shared_ptr<gpu::FakeDriver> driver = std::make_shared<gpu::FakeDriver>();
   std::shared_ptr<HostCopier> copier =
       std::make_shared<HostCopier>(std::vector<int>{}, HostCopier::default_rules(1));
   Bytes staging = Bytes(4 * kChunk);
@@ -104,7 +104,7 @@ TEST(failures_leave_nothing_running_and_no_events) {
     const auto handle =
         f.engine->submit(Direction::kToDevice, pieces_of(device, source, kChunk), {}, true);
     CHECK_THROWS(SystemError, handle->wait());
-    for (const StreamId stream : f.engine->streams()) CHECK_EQ(f.driver->pending(stream), 0u);
+    for (const gpu::StreamId stream : f.engine->streams()) CHECK_EQ(f.driver->pending(stream), 0u);
     f.driver->fail_copy(nth);
     const auto back =
         f.engine->submit(Direction::kToHost, pieces_of(device, source, kChunk), {}, true);
@@ -144,4 +144,4 @@ TEST(event_that_cannot_be_recorded_refuses_the_transfer) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer

@@ -47,7 +47,7 @@ TEST(cpus_beyond_a_fixed_mask_are_known) {
 }
 
 TEST(helper_on_a_far_cpu_is_bound_to_it) {
-  CopyTeam team({kFarCpu, 0});
+  transfer::CopyTeam team({kFarCpu, 0});
   std::atomic<int> done = 0;
   team.share_out(100, 3, [&](size_t) { ++done; });
   CHECK_EQ(done.load(), 100);

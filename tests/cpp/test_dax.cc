@@ -20,17 +20,19 @@
 #include "os/linux_dax.h"
 #include "simulated_ground.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
+
+using os::DaxPiece;
 
 constexpr size_t kAlign = 2 * kMiB;
 constexpr size_t kPages = 48;
 constexpr char kName[] = "dax0.0";
 
-std::shared_ptr<SimulatedKernel> kernel_with_device() {
-  SimulatedMachine machine = ground_machine();
+std::shared_ptr<os::SimulatedKernel> kernel_with_device() {
+  os::SimulatedMachine machine = ground_machine();
   machine.dax.push_back({kName, kPages * kAlign, kAlign, "devdax", -1});
-  return std::make_shared<SimulatedKernel>(machine);
+  return std::make_shared<os::SimulatedKernel>(machine);
 }
 
 TEST(pieces_are_those_of_a_model_whatever_is_taken_and_given_back) {
@@ -122,7 +124,7 @@ TEST(region_returned_in_random_parts_keeps_the_rest) {
 TEST(refused_mapping_gives_its_pieces_back) {
   const auto kernel = kernel_with_device();
   const auto store = std::make_shared<DaxStore>(kernel->open_dax(kName), std::nullopt);
-  kernel->faults().add({Operation::kMapDax, FaultEffect::kRefuse, 1, EIO, -1});
+  kernel->faults().add({os::Operation::kMapDax, os::FaultEffect::kRefuse, 1, EIO, -1});
   CHECK_THROWS(SystemError, DaxRegion(store, 5 * kAlign));
   CHECK_EQ(store->use().current_bytes, 0u);
   CHECK_EQ(store->hole_count(), 1u);
@@ -130,10 +132,10 @@ TEST(refused_mapping_gives_its_pieces_back) {
 
 TEST(threads_share_one_device_without_overlap) {
   const auto kernel = kernel_with_device();
-  auto budget = std::make_shared<NodeBudget>(std::map<NodeId, uint64_t>{});
+  auto budget = std::make_shared<NodeBudget>(std::map<os::NodeId, uint64_t>{});
   const auto session =
       std::make_shared<Session>(Placer{kernel, std::move(budget), Reserve{0.0, 0, 0}, 2});
-  const auto driver = std::make_shared<FakeDriver>();
+  const auto driver = std::make_shared<gpu::FakeDriver>();
   Rule rule;
   rule.kind = RuleKind::kDevice;
   rule.device = kName;
@@ -190,9 +192,9 @@ class Files {
 
 TEST(file_of_a_device_is_claimed_once_and_mapped_in_the_order_of_its_pieces) {
   const Files files;
-  auto device = open_linux_dax(files.root(), kName);
+  auto device = os::open_linux_dax(files.root(), kName);
   CHECK_EQ(device->size_bytes(), kPages * kAlign);
-  CHECK_THROWS(SystemError, open_linux_dax(files.root(), kName));
+  CHECK_THROWS(SystemError, os::open_linux_dax(files.root(), kName));
   const std::vector<DaxPiece> pieces{{4 * kAlign, kAlign}, {0, 2 * kAlign}};
   std::byte* begin = device->map(pieces);
   CHECK_EQ(reinterpret_cast<uintptr_t>(begin) % kAlign, 0u);
@@ -205,16 +207,16 @@ TEST(file_of_a_device_is_claimed_once_and_mapped_in_the_order_of_its_pieces) {
   device->unmap({begin, 3 * kAlign});
   device->unmap({again, 5 * kAlign});
   device.reset();
-  CHECK_EQ(open_linux_dax(files.root(), kName)->name(), kName);
+  CHECK_EQ(os::open_linux_dax(files.root(), kName)->name(), kName);
 }
 
 TEST(names_of_devices_are_told_from_others) {
-  for (const char* name : {"dax0.0", "dax12.3"}) CHECK(is_dax_name(name));
+  for (const char* name : {"dax0.0", "dax12.3"}) CHECK(os::is_dax_name(name));
   for (const char* name :
        {"", "dax", "dax.", "dax0", "dax0.", "dax.0", "xdax0.0", "dax0.0/..", "dax-1.0"}) {
-    CHECK(!is_dax_name(name));
+    CHECK(!os::is_dax_name(name));
   }
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

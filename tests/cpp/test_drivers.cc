@@ -11,7 +11,7 @@
 #include "gpu/cuda_driver.h"
 #include "gpu/fake_driver.h"
 
-namespace cxl_offload {
+namespace cxl_offload::gpu {
 namespace {
 
 std::string library() {
@@ -360,4 +360,4 @@ TEST(fake_event_is_done_when_the_work_before_it_is) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::gpu

@@ -5,7 +5,7 @@
 #include "check.h"
 #include "memory/extent_map.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 std::byte* at(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
@@ -164,4 +164,4 @@ TEST(waiting_neighbour_is_not_merged) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

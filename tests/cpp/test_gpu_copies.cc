@@ -10,7 +10,7 @@
 #include "fake_libcuda.h"
 #include "probe/gpu_copies.h"
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 namespace {
 
 constexpr char kNowhere[] = "libcuda_that_is_not_there.so.1";
@@ -102,7 +102,7 @@ TEST(refusals_halfway_leave_nothing_behind) {
     check_nothing_is_left(cuda);
   }
   FakeCuda& cuda = fresh_cuda();
-  cuda.results["cuMemAlloc"] = kCuOutOfMemory;
+  cuda.results["cuMemAlloc"] = gpu::kCuOutOfMemory;
   CHECK_THROWS(OutOfMemory, GpuCopies(library(), 0, kRange));
   check_nothing_is_left(cuda);
 }
@@ -120,4 +120,4 @@ TEST(copies_that_cannot_be_are_refused) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe

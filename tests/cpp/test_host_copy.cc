@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "transfer/host_copy.h"
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -75,4 +75,4 @@ TEST(blocks_that_do_not_match_are_refused) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer

@@ -20,7 +20,7 @@ namespace packs {
 #include "gpu/packing.cu"
 }
 
-namespace cxl_offload {
+namespace cxl_offload::transfer {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -176,4 +176,4 @@ TEST(packing_of_odd_values_and_addresses_gives_the_bits_of_the_reference) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::transfer

@@ -10,7 +10,7 @@
 #include "memory/layout.h"
 #include "simulated_ground.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 constexpr Reserve kNoReserve{0.0, 0, 0};
@@ -54,7 +54,7 @@ TEST(the_reserve_is_kept_on_each_node_and_in_the_process) {
   lay_out(rule, 56 * kMiB, *ground.kernel, *ground.budget, reserve);
   CHECK_THROWS(OutOfMemory,
                lay_out(rule, 56 * kMiB + kPage, *ground.kernel, *ground.budget, reserve));
-  SimulatedMachine machine = ground_machine();
+  os::SimulatedMachine machine = ground_machine();
   machine.process_limit_bytes = 16 * kMiB;
   const Ground limited(machine);
   const auto message = CHECK_THROWS(
@@ -78,7 +78,7 @@ TEST(a_strict_stripe_is_refused_for_the_node_that_is_full) {
 TEST(a_stripe_far_too_large_is_refused_before_its_runs_are_listed) {
   const Ground ground;
   Rule rule = rule_of(RuleKind::kStripe, {{0, 1}, {2, 1}});
-  rule.pages = PageKind::kHuge2MiB;
+  rule.pages = os::PageKind::kHuge2MiB;
   for (const bool strict : {true, false}) {
     rule.strict = strict;
     // Half a billion runs would take seconds and gigabytes.
@@ -89,7 +89,7 @@ TEST(a_stripe_far_too_large_is_refused_before_its_runs_are_listed) {
 }
 
 TEST(what_the_same_bytes_hold_already_counts_as_room) {
-  SimulatedMachine machine = ground_machine();
+  os::SimulatedMachine machine = ground_machine();
   machine.process_limit_bytes = 64 * kMiB;
   const Ground ground(machine, {{0, 64 * kMiB}});
   const NumaRegion region(ground.placer(), rule_of(RuleKind::kBind, {{0}}), 64 * kMiB);
@@ -100,11 +100,11 @@ TEST(what_the_same_bytes_hold_already_counts_as_room) {
 }
 
 TEST(huge_page_pools_have_no_reserve_and_are_named) {
-  SimulatedMachine machine = ground_machine();
-  machine.nodes[1].pools = {{kHugePageBytes, 4}};
+  os::SimulatedMachine machine = ground_machine();
+  machine.nodes[1].pools = {{os::kHugePageBytes, 4}};
   const Ground ground(machine);
   Rule rule = rule_of(RuleKind::kBind, {{1}});
-  rule.pages = PageKind::kHuge2MiB;
+  rule.pages = os::PageKind::kHuge2MiB;
   const Layout layout = lay_out(rule, 8 * kMiB, *ground.kernel, *ground.budget, Reserve{});
   CHECK(per_node(layout) == (NodeBytes{{1, 8 * kMiB}}));
   const auto message =
@@ -139,7 +139,7 @@ TEST(an_exchange_is_one_step_and_counts_only_what_is_new) {
 }
 
 TEST(a_capacity_is_never_passed_by_threads_that_charge_together) {
-  NodeBudget budget(std::map<NodeId, uint64_t>{{0, 1000}});
+  NodeBudget budget(std::map<os::NodeId, uint64_t>{{0, 1000}});
   std::vector<uint64_t> taken(4);
   {
     std::vector<std::jthread> threads;
@@ -164,4 +164,4 @@ TEST(a_capacity_is_never_passed_by_threads_that_charge_together) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -12,7 +12,7 @@
 #include "core/half.h"
 #include "kernels/linear.h"
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 TensorView view_of(const void* data, Dtype dtype, std::vector<int64_t> shape) {
@@ -169,4 +169,4 @@ TEST(nothing_is_written_when_shapes_do_not_fit) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

@@ -10,8 +10,7 @@
 #include "os/linux_files.h"
 #include "os/populate.h"
 
-using namespace cxl_offload;
-
+namespace cxl_offload::os {
 namespace {
 
 // Abridged /proc/zoneinfo: a low zone that is kept for others, a zone above its watermark, one
@@ -97,3 +96,5 @@ TEST(transparent_huge_pages_are_as_large_as_the_kernel_says) {
   std::remove(path.c_str());
   CHECK_EQ(read_transparent_huge_bytes(path), size_t{2} << 20);
 }
+
+}  // namespace cxl_offload::os

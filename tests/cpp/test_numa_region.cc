@@ -9,8 +9,11 @@
 #include "memory/session.h"
 #include "simulated_ground.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
+
+using os::FaultEffect;
+using os::Operation;
 
 Rule stripe_of(std::vector<Share> shares) {
   Rule rule = rule_of(RuleKind::kStripe, std::move(shares));
@@ -149,7 +152,7 @@ TEST(blocks_of_one_region_move_side_by_side) {
       threads.emplace_back([&region, part] {
         for (int i = 0; i < 20; ++i) {
           region.move(part * 4 * kMiB, 4 * kMiB,
-                      rule_of(RuleKind::kBind, {{static_cast<NodeId>((part + i) % 3)}}));
+                      rule_of(RuleKind::kBind, {{static_cast<os::NodeId>((part + i) % 3)}}));
         }
       });
     }
@@ -175,7 +178,7 @@ TEST(a_session_gives_back_what_other_pools_cache_before_it_refuses) {
   const Ground ground;
   const auto session = std::make_shared<Session>(ground.placer());
   Rule huge = rule_of(RuleKind::kBind, {{1}});
-  huge.pages = PageKind::kTransparentHuge;
+  huge.pages = os::PageKind::kTransparentHuge;
   session->allocate(60 * kMiB, huge, nullptr);
   CHECK_EQ(ground.kernel->used_bytes(1), 60 * kMiB);
   const auto live = session->allocate(60 * kMiB, rule_of(RuleKind::kBind, {{1}}), nullptr);
@@ -193,7 +196,7 @@ TEST(threads_that_fight_for_the_last_bytes_leave_a_true_account) {
     for (int id = 0; id < 4; ++id) {
       threads.emplace_back([&, id] {
         Rule rule = rule_of(RuleKind::kBind, {{id % 2 + 1}});
-        if (id > 1) rule.pages = PageKind::kTransparentHuge;
+        if (id > 1) rule.pages = os::PageKind::kTransparentHuge;
         for (int i = 0; i < 60; ++i) {
           try {
             const auto block = session->allocate(40 * kMiB, rule, nullptr);
@@ -212,4 +215,4 @@ TEST(threads_that_fight_for_the_last_bytes_leave_a_true_account) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

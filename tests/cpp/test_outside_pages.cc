@@ -5,20 +5,20 @@
 #include "memory/outside_pages.h"
 #include "simulated_ground.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 // A range that this package did not place.
 struct Mapped {
   explicit Mapped(const Ground& ground, size_t bytes)
-      : kernel(ground.kernel), range(kernel->map(bytes, kPage, PageKind::kBase), bytes) {}
+      : kernel(ground.kernel), range(kernel->map(bytes, kPage, os::PageKind::kBase), bytes) {}
   ~Mapped() { kernel->unmap(range); }
 
   NodeBytes bytes(size_t offset, size_t count) const {
     return query_bytes(*kernel, range.subspan(offset, count), kPage);
   }
 
-  std::shared_ptr<SimulatedKernel> kernel;
+  std::shared_ptr<os::SimulatedKernel> kernel;
   std::span<std::byte> range;
 };
 
@@ -107,4 +107,4 @@ TEST(parts_that_wrap_round_are_refused) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

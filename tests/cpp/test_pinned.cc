@@ -12,8 +12,10 @@
 #include "memory/session.h"
 #include "simulated_ground.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
+
+using os::Operation;
 
 constexpr size_t kBytes = 8 * kMiB;
 
@@ -24,13 +26,13 @@ struct PinnedGround : Ground {
                          [this](std::byte* address) { kernel->unpin(address); }});
   }
 
-  static SimulatedMachine machine_with(bool movable) {
-    SimulatedMachine machine = ground_machine();
+  static os::SimulatedMachine machine_with(bool movable) {
+    os::SimulatedMachine machine = ground_machine();
     machine.nodes[2].movable = movable;
     return machine;
   }
 
-  const std::shared_ptr<FakeDriver> driver = std::make_shared<FakeDriver>();
+  const std::shared_ptr<gpu::FakeDriver> driver = std::make_shared<gpu::FakeDriver>();
   const std::shared_ptr<Session> session = std::make_shared<Session>(placer());
 };
 
@@ -73,7 +75,8 @@ TEST(no_call_that_fails_while_pinned_memory_moves_leaves_it_in_doubt) {
         block->memory().record_stream(7);
         ground.driver->launch(7);
         const uint64_t before = ground.kernel->faults().calls(operation);
-        if (call > 0) ground.kernel->faults().add({operation, FaultEffect::kRefuse, call, EIO, -1});
+        if (call > 0)
+          ground.kernel->faults().add({operation, os::FaultEffect::kRefuse, call, EIO, -1});
         try {
           block->move(target);
         } catch (const SystemError&) {
@@ -143,4 +146,4 @@ TEST(threads_look_at_pinned_memory_while_it_moves) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -7,7 +7,7 @@
 #include "fake_regions.h"
 #include "memory/pool.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 constexpr size_t kPage = 4096;
@@ -332,4 +332,4 @@ TEST(huge_pages_are_shared_by_what_is_smaller) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -10,7 +10,7 @@
 #include "fake_regions.h"
 #include "memory/pool.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -137,4 +137,4 @@ TEST(forked_child_can_make_a_pool_of_its_own) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -7,7 +7,7 @@
 #include "gpu/fake_driver.h"
 #include "memory/pool.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -23,13 +23,13 @@ struct Fixture {
     pool->allocate(bytes).reset();
     pool->trim();
   }
-  std::shared_ptr<FakeDriver> driver = std::make_shared<FakeDriver>();
+  std::shared_ptr<gpu::FakeDriver> driver = std::make_shared<gpu::FakeDriver>();
   std::shared_ptr<FakeSource> source;
   std::shared_ptr<Pool> pool;
 };
 
 // Drops a block after work was queued on it, and says where it was.
-std::byte* use_and_drop(Fixture& f, std::shared_ptr<Allocation> block, StreamId stream) {
+std::byte* use_and_drop(Fixture& f, std::shared_ptr<Allocation> block, gpu::StreamId stream) {
   std::byte* address = block->address();
   block->record_stream(stream);
   f.driver->launch(stream);
@@ -66,7 +66,7 @@ TEST(block_waits_for_every_stream_that_used_it) {
   f.raise_peak(4 * kMiB);
   auto block = f.pool->allocate(kMiB);
   const std::byte* address = block->address();
-  for (const StreamId stream : {7, 8, 7}) {
+  for (const gpu::StreamId stream : {7, 8, 7}) {
     block->record_stream(stream);
     f.driver->launch(stream);
   }
@@ -256,7 +256,7 @@ TEST(refused_registration_leaves_nothing_and_pins_again_after_giving_back) {
 
 TEST(register_limit_makes_the_pool_wait_and_give_back) {
   FakeRules rules;
-  auto driver = std::make_shared<FakeDriver>(8 * kMiB);
+  auto driver = std::make_shared<gpu::FakeDriver>(8 * kMiB);
   rules.driver = driver;
   const auto source = std::make_shared<FakeSource>(rules);
   const auto pool = std::make_shared<Pool>(source, driver);
@@ -288,4 +288,4 @@ TEST(long_queue_of_running_blocks_does_not_slow_every_allocation) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -12,7 +12,7 @@
 #include "gpu/fake_driver.h"
 #include "memory/pool.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 constexpr size_t kKiB = size_t{1} << 10;
@@ -71,7 +71,7 @@ bool has_stamp(const Allocation& block, std::mt19937_64::result_type value) {
 
 void run_against_model(Case c) {
   std::mt19937_64 random(99);
-  const auto driver = std::make_shared<FakeDriver>();
+  const auto driver = std::make_shared<gpu::FakeDriver>();
   if (c.pinned) c.rules.driver = driver;
   const auto source = std::make_shared<FakeSource>(c.rules);
   auto pool = std::make_shared<Pool>(source, c.pinned ? driver : nullptr);
@@ -99,7 +99,7 @@ void run_against_model(Case c) {
       Live& last = live.back();
       if (c.rules.backed) CHECK(has_stamp(*last.block, last.value));
       if (c.pinned && random() % 2 == 0) {
-        const StreamId stream = 1 + random() % 3;
+        const gpu::StreamId stream = 1 + random() % 3;
         last.block->record_stream(stream);
         driver->launch(stream);
       }
@@ -189,7 +189,7 @@ double waste_of(const Pool& pool, const char* trace) {
 
 std::shared_ptr<Pool> pool_of(bool pinned) {
   FakeRules rules;
-  const auto driver = pinned ? std::make_shared<FakeDriver>() : nullptr;
+  const auto driver = pinned ? std::make_shared<gpu::FakeDriver>() : nullptr;
   rules.driver = driver;
   return std::make_shared<Pool>(std::make_shared<FakeSource>(rules), driver);
 }
@@ -285,4 +285,4 @@ TEST(waste_of_log_uniform_sizes_is_within_the_bar) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

@@ -13,7 +13,7 @@
 #include "gpu/fake_driver.h"
 #include "memory/pool.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -55,7 +55,7 @@ class Exchange {
   std::vector<Block> slots_ = std::vector<Block>(64);
 };
 
-void churn(Pool& pool, FakeDriver& driver, Exchange& exchange, int thread) {
+void churn(Pool& pool, gpu::FakeDriver& driver, Exchange& exchange, int thread) {
   std::mt19937_64 random(static_cast<uint64_t>(thread));
   for (int i = 0; i < kRounds; ++i) {
     const size_t bytes = size_t{1} << random() % 20;
@@ -64,7 +64,7 @@ void churn(Pool& pool, FakeDriver& driver, Exchange& exchange, int thread) {
     block->address()[0] = stamp;
     block->address()[block->bytes() - 1] = stamp;
     if (random() % 2 == 0) {
-      const StreamId stream = 1 + random() % 3;
+      const gpu::StreamId stream = 1 + random() % 3;
       block->record_stream(stream);
       driver.launch(stream);
     }
@@ -80,7 +80,7 @@ void churn(Pool& pool, FakeDriver& driver, Exchange& exchange, int thread) {
 
 void run_churn(FakeRules rules, bool pinned) {
   rules.backed = true;
-  const auto driver = std::make_shared<FakeDriver>();
+  const auto driver = std::make_shared<gpu::FakeDriver>();
   if (pinned) rules.driver = driver;
   const auto source = std::make_shared<FakeSource>(rules);
   auto pool = std::make_shared<Pool>(source, pinned ? driver : nullptr);
@@ -183,7 +183,7 @@ TEST(memory_on_its_way_back_is_waited_for) {
 
 TEST(last_owner_in_another_thread_destroys_the_pool) {
   for (int i = 0; i < 200; ++i) {
-    const auto driver = std::make_shared<FakeDriver>();
+    const auto driver = std::make_shared<gpu::FakeDriver>();
     FakeRules rules;
     rules.driver = driver;
     const auto source = std::make_shared<FakeSource>(rules);
@@ -193,8 +193,8 @@ TEST(last_owner_in_another_thread_destroys_the_pool) {
     pool.reset();
     in_threads(kThreads, [&](int thread) {
       Block mine = std::move(blocks[static_cast<size_t>(thread)]);
-      mine->record_stream(static_cast<StreamId>(thread) + 1);
-      driver->launch(static_cast<StreamId>(thread) + 1);
+      mine->record_stream(static_cast<gpu::StreamId>(thread) + 1);
+      driver->launch(static_cast<gpu::StreamId>(thread) + 1);
     });
     CHECK_EQ(source->account().now(), 0u);
     CHECK_EQ(driver->counts().registered_ranges, 0u);
@@ -203,4 +203,4 @@ TEST(last_owner_in_another_thread_destroys_the_pool) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

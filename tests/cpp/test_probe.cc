@@ -13,7 +13,7 @@
 #include "probe/random.h"
 #include "probe/traffic.h"
 
-namespace cxl_offload {
+namespace cxl_offload::probe {
 namespace {
 
 constexpr size_t kPage = 4096;
@@ -348,4 +348,4 @@ TEST(windows_that_cannot_be_are_refused) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::probe

@@ -6,7 +6,7 @@
 #include "replay/sharing.h"
 #include "replay/steps.h"
 
-namespace cxl_offload {
+namespace cxl_offload::replay {
 namespace {
 
 TEST(replay_of_equal_jobs_takes_their_sum_on_one_resource) {
@@ -67,4 +67,4 @@ TEST(sharing_is_max_min_fair_for_random_demands) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::replay

@@ -8,8 +8,12 @@
 #include "core/error.h"
 #include "simulated_ground.h"
 
-namespace cxl_offload {
+namespace cxl_offload::os {
 namespace {
+
+using memory::ground_machine;
+using memory::kMiB;
+using memory::kPage;
 
 using Bytes = std::span<std::byte>;
 
@@ -251,4 +255,4 @@ TEST(threads_that_map_and_move_side_by_side_leave_an_exact_ledger) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::os

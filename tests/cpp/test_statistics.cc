@@ -1,7 +1,7 @@
 #include "check.h"
 #include "memory/statistics.h"
 
-namespace cxl_offload {
+namespace cxl_offload::memory {
 namespace {
 
 TEST(gauge_keeps_current_peak_and_total) {
@@ -59,4 +59,4 @@ TEST(statistics_of_two_pools_add_up) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::memory

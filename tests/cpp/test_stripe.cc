@@ -8,9 +8,10 @@
 #include "memory/run_map.h"
 #include "memory/stripe.h"
 
-using namespace cxl_offload;
-
+namespace cxl_offload::memory {
 namespace {
+
+using os::NodeId;
 
 std::map<NodeId, size_t> sum(const std::vector<Run>& runs) {
   std::map<NodeId, size_t> total;
@@ -185,3 +186,5 @@ TEST(run_map_follows_a_byte_by_byte_model) {
     }
   }
 }
+
+}  // namespace cxl_offload::memory

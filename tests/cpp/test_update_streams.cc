@@ -15,7 +15,7 @@
 #include <xmmintrin.h>
 #endif
 
-namespace cxl_offload {
+namespace cxl_offload::kernels {
 namespace {
 
 // Elements of a 16-bit copy from which it goes past the caches (kernels/update.cc: 4 MiB).
@@ -209,4 +209,4 @@ TEST(scoped_mode_gives_back_what_was_there) {
 }
 
 }  // namespace
-}  // namespace cxl_offload
+}  // namespace cxl_offload::kernels

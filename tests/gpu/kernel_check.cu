@@ -123,9 +123,10 @@ void check_block_copy(size_t block, size_t count, bool to_device) {
 }
 
 // Half-precision numbers in device memory, packed blocks in mapped host memory.
-void check_packing(cxl_offload::Code code, size_t group, size_t count) {
+void check_packing(cxl_offload::transfer::Code code, size_t group, size_t count) {
   constexpr size_t kBlocks = 3;
-  const cxl_offload::Packing packing(code, cxl_offload::Element::kFloat16, group);
+  const cxl_offload::transfer::Packing packing(code, cxl_offload::transfer::Element::kFloat16,
+                                               group);
   std::mt19937_64 random(count + group);
   auto source = random_bytes(kBlocks * count * 2, random);
   // Clear the top bit of every exponent: no NaN, no infinity, 0 to 2 in size.
@@ -168,7 +169,7 @@ int main(int argc, char** argv) {
       check_block_copy(block, count, false);
     }
   }
-  for (const auto code : {cxl_offload::Code::kInt4, cxl_offload::Code::kFp8}) {
+  for (const auto code : {cxl_offload::transfer::Code::kInt4, cxl_offload::transfer::Code::kFp8}) {
     for (const size_t group : {32, 64, 128, 256}) {
       for (const size_t count : {1, 31, 1024, 1500, 100000}) {
         if (!is_short || count < 2000) check_packing(code, group, count);
