@@ -68,8 +68,8 @@ class LinearRun {
   void work(WorkerTeam& team, const os::Kernel* kernel) {
     const size_t total = outputs_ * row_bytes_;
     const size_t slots = total < 2 * kFewestBytes ? 1 : team.threads();
-    const size_t wanted =
-        std::clamp(total / (slots * kUnitsPerThread), kFewestBytes, kUnitBytes) / row_bytes_;
+    const size_t wanted = std::clamp(total / (slots * kUnitsPerThread), kFewestBytes, kUnitBytes) /
+                          std::max(row_bytes_, size_t{1});
     const size_t each = std::max(wanted / kLinearOutputs, size_t{1}) * kLinearOutputs;
     sums_.resize(slots * padded_rows_ * each);
     tables_.resize(slots * tables_each());
