@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -19,6 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from cxl_offload.cli._report_table import NONE, lines, table
+from cxl_offload.files import write_text
 from cxl_offload.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -56,6 +59,15 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
             bar.update(tasks[stage], description=description, completed=done, total=total)
 
         yield tell
+
+
+def write_json(file: str, document: Mapping[str, Any]) -> None:
+    """Writes a report, or prints it where the file is ``-``."""
+    text = json.dumps(document, indent=1) + "\n"
+    if file == "-":
+        sys.stdout.write(text)
+    else:
+        write_text(file, text)
 
 
 def speed_table(how: str, phases: Mapping[str, tuple[float | None, float]]) -> Table:

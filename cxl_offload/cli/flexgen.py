@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cxl_offload.cli._report_table import NONE, console_of, show, table
-from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table
+from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table, write_json
 from cxl_offload.errors import ConfigError
-from cxl_offload.files import write_text
 from cxl_offload.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -62,20 +59,12 @@ def flexgen(context: typer.Context) -> None:
         if why_not:
             console.print(f"Note: no simulated tokens/s: {why_not}")
     if args.json is not None:
-        _write_json(args.json, report, timeline)
+        simulated = None if timeline is None else timeline.to_json()
+        write_json(args.json, {**report.to_json(), "simulated": simulated})
     if args.trace is not None:
         report.trace.save(args.trace)
     if args.log_file is not None and not args.no_log:
         write_flexgen_log(report, args.log_file)
-
-
-def _write_json(file: str, report: FlexGenReport, timeline: Timeline | None) -> None:
-    simulated = None if timeline is None else timeline.to_json()
-    text = json.dumps({**report.to_json(), "simulated": simulated}, indent=1) + "\n"
-    if file == "-":
-        sys.stdout.write(text)
-    else:
-        write_text(file, text)
 
 
 def _operators(file: str, accelerator: str) -> OperatorProfile:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +9,7 @@ from rich.console import Console
 
 from cxl_offload.cli._options import SimulatedMachine, pairs
 from cxl_offload.cli._report_table import console_of, show
-from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table
+from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table, write_json
 from cxl_offload.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +60,8 @@ def generate(
     ] = None,
     answers: Annotated[bool, typer.Option(help="Print what was generated.")] = True,
     json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the report there.")
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write the report there; - prints it alone."),
     ] = None,
 ) -> None:
     """Generate with transformers: weights and KV cache of any decoder in tiers."""
@@ -93,10 +92,10 @@ def generate(
     session = _session(machine)
     with progress_bar() as progress:
         report = run(request, session=session, progress=progress)
-    _print(console_of(), report, answers=answers)
+    if json_file != "-":
+        _print(console_of(), report, answers=answers)
     if json_file is not None:
-        text = json.dumps(report.to_json(), indent=1) + "\n"
-        Path(json_file).write_text(text, encoding="utf-8")
+        write_json(json_file, report.to_json())
 
 
 def _session(machine: str | None) -> Session:

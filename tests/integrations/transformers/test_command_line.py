@@ -78,6 +78,13 @@ def test_report_says_what_stock_generates_and_where_it_lay(
     assert f"0: {answer}" in shown
 
 
+def test_json_of_a_dash_is_all_that_is_printed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command(folder, "--place", "kv=cxl", "--gen-len", "2", "--json", "-")) == 0
+    assert json.loads(capsys.readouterr().out)["gen_len"] == 2
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
