@@ -8,12 +8,13 @@ places, moves or counts experts one by one asks here where they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 
 _OWN = re.compile(r"(?:.*\.)?experts\.(\d+)\..+")
+_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 _STACK = re.compile(r"(?:.*\.)?experts\.[^.]+")
 
 
@@ -53,6 +54,34 @@ def number_of_expert(name: str) -> int | None:
 def stacked_experts(name: str, shape: tuple[int, ...]) -> int:
     """How many experts are stacked in a parameter of this dotted name; 0: it is no stack."""
     return shape[0] if len(shape) > 1 and _STACK.fullmatch(name) else 0
+
+
+def expert_numbers(text: str) -> frozenset[int]:
+    """The experts that ``"0-7,12"`` names.
+
+    Raises
+    ------
+    ValueError
+        No list of numbers and ranges, or a range that ends before it begins.
+    """
+    found: set[int] = set()
+    for each in text.split(","):
+        ends = _RANGE.fullmatch(each.strip())
+        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
+        if last < first:
+            raise ValueError(f"{text!r} names no experts; write numbers and ranges, as 0-7,12")
+        found.update(range(first, last + 1))
+    return frozenset(found)
+
+
+def runs_of(numbers: Collection[int]) -> Iterator[tuple[int, int]]:
+    """First number and end of every run of neighbours."""
+    for number in sorted(numbers):
+        if number - 1 not in numbers:
+            end = number
+            while end in numbers:
+                end += 1
+            yield number, end
 
 
 def expert_parts(model: torch.nn.Module) -> Iterator[ExpertPart]:

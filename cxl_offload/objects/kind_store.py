@@ -40,6 +40,26 @@ class MemorySource:
         """An uninitialised tensor whose pages follow ``policy``."""
         return empty(shape, dtype=dtype, policy=policy, pin=pin, session=self.session)
 
+    def move_slice(self, part: torch.Tensor, policy: Policy) -> None:
+        """Move the whole pages of a contiguous part of a tensor made here; the rest of it stays.
+
+        A part of memory that is shared with other small tensors stays where it is.
+
+        Raises
+        ------
+        MemoryError
+            A target node is full.
+        """
+        address, owner = part.data_ptr(), self.session.find(part.data_ptr())
+        if owner is None or owner.nbytes < owner.page_bytes:
+            return
+        first, end = address - owner.address, address - owner.address + part.nbytes
+        page = owner.page_bytes
+        first = -(-first // page) * page
+        end = end if end == owner.nbytes else end // page * page
+        if first < end:
+            self.session.move_part(owner, policy, offset=first, nbytes=end - first)
+
     def bytes_per_node(self, address: int, nbytes: int) -> dict[int, int]:
         """Bytes of a range on every node, asked from the pages; pages not there are left out."""
         found = self.session.bytes_per_node(address, nbytes)
@@ -128,6 +148,20 @@ class TierStore:
         if isinstance(policy, FirstTouch):
             tensor.view(-1).view(torch.uint8).zero_()  # this thread is the first to touch
         return tensor
+
+    def move_slice(self, kind: str, part: int, tensor: torch.Tensor) -> None:
+        """Move the whole pages of a contiguous slice of what :meth:`empty` made to a part's place.
+
+        Raises
+        ------
+        TypeError
+            The source moves nothing.
+        MemoryError
+            A node is too full for it.
+        """
+        if not isinstance(self.source, MemorySource):
+            raise TypeError(f"{type(self.source).__name__} cannot move parts of tensors")
+        self.source.move_slice(tensor, self.parts[kind][part].policy)
 
     def count(self, owner: object, kind: str, part: int, tensor: torch.Tensor) -> None:
         """Count ``tensor`` under ``kind`` for as long as ``owner`` lives."""

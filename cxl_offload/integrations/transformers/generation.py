@@ -258,7 +258,7 @@ def _check(
             f"prompts of {prompt_len} and answers of {request.gen_len} tokens are longer than the "
             f"{most} positions of {Path(request.model).name}; shorten one of them"
         )
-    needs = weight_bytes(model)
+    needs = weight_bytes(model, policies)
     positions = prompt_len + request.gen_len - 1
     needs["kv"] = kv_bytes(config, model.dtype, rows=rows, positions=positions)
     placed = {kind: count for kind, count in needs.items() if kind in policies}

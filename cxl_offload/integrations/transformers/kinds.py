@@ -6,8 +6,12 @@ from collections.abc import Mapping
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Policy, PolicyLike, Session, as_policy
+from cxl_offload.objects.experts import expert_numbers
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
 from cxl_offload.objects.weight_kinds import kind_of
+
+EXPERTS = "experts:"
+"""Begins kinds of some experts by number, ``experts:0-7,12``, of every layer."""
 
 KINDS = ("kv", "activations", "weights", *WEIGHT_KINDS)
 """``weights`` stands for every kind of weight that is not named."""
@@ -27,12 +31,44 @@ def chosen_policies(policies: Mapping[str, PolicyLike], session: Session) -> dic
     of_weights = given.pop("weights", None)
     if of_weights is not None:
         given = {**dict.fromkeys(WEIGHT_KINDS, of_weights), **given}
+    _check_experts(given)
     return given
 
 
+def named_experts(kind: str) -> frozenset[int] | None:
+    """The experts of a kind such as ``experts:0-7``; None for all other kinds.
+
+    Raises
+    ------
+    ConfigError
+        What follows the colon names no experts.
+    """
+    if not kind.startswith(EXPERTS):
+        return None
+    try:
+        return expert_numbers(kind[len(EXPERTS) :])
+    except ValueError as error:
+        raise ConfigError(f"kind {kind!r}: {error}") from None
+
+
+def _check_experts(given: Mapping[str, Policy]) -> None:
+    seen: dict[int, str] = {}
+    for kind in given:
+        for number in named_experts(kind) or ():
+            if number in seen:
+                raise ConfigError(
+                    f"expert {number} is in {seen[number]} and in {kind}; name it once"
+                )
+            seen[number] = kind
+    if seen and "experts" not in given:
+        raise ConfigError(
+            f"{seen[min(seen)]} needs a policy for the other experts: give one of experts or weights"
+        )
+
+
 def _checked(kind: str, policy: PolicyLike, session: Session) -> Policy:
-    if kind not in KINDS:
-        raise ConfigError(f"kind {kind!r}: kinds are {', '.join(KINDS)}")
+    if kind not in KINDS and named_experts(kind) is None:
+        raise ConfigError(f"kind {kind!r}: kinds are {', '.join(KINDS)}, and experts:0-7,12")
     try:
         made = as_policy(policy, session.machine)
     except (TypeError, ValueError) as error:

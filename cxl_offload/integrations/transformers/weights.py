@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, core_model_loading
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.transformers.kinds import chosen_policies, kind_of_weight
+from cxl_offload.integrations.transformers.kinds import (
+    EXPERTS,
+    chosen_policies,
+    kind_of_weight,
+    named_experts,
+)
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
 from cxl_offload.memory import Policy, Session, current_session
+from cxl_offload.objects.experts import (
+    expert_numbers,
+    expert_parts,
+    number_of_expert,
+    runs_of,
+    stacked_experts,
+)
 from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
 
@@ -26,8 +38,8 @@ _SETTER = "set_param_for_module"
 _SETTER_PARAMETERS = ["model", "target_name", "param_value", "loading_info", "hf_quantizer"]
 _ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
 _one_load = threading.Lock()
-_loaded_by: MutableMapping[torch.Tensor, Policy] = WeakIdKeyDictionary()
-"""Weights that were loaded to their place, to their policy: they need no moving there."""
+_loaded_by: MutableMapping[torch.Tensor, tuple[Part, ...]] = WeakIdKeyDictionary()
+"""Weights that were loaded to their place, to its policies: they need no moving there."""
 _log = logging.getLogger(__name__)
 
 
@@ -36,9 +48,46 @@ class _Owner:
 
 
 def store_for(policies: Mapping[str, Policy], session: Session) -> TierStore:
-    """A store with the policy of every kind."""
-    parts = {kind: (Part("host", policy),) for kind, policy in policies.items()}
+    """A store with the policy of every kind; experts with one of their own are parts of theirs."""
+    parts = {
+        kind: (Part("host", policy),)
+        for kind, policy in policies.items()
+        if not kind.startswith(EXPERTS)
+    }
+    for kind, policy in policies.items():
+        if kind.startswith(EXPERTS):
+            parts["experts"] += (Part(kind[len(EXPERTS) :], policy),)
     return TierStore(MemorySource(session), parts, pin=False)
+
+
+def _placed(
+    store: TierStore, kind: str, name: str, weight: torch.Tensor
+) -> tuple[int, torch.Tensor]:
+    """A copy of a weight in its place, and the part of its kind that it is counted for.
+
+    A stack of experts is allocated as one, and those with a policy of their own are moved before
+    anything is written, by whole pages.
+
+    Raises
+    ------
+    ConfigError
+        An expert that the stack does not have is placed.
+    """
+    shape, part = tuple(weight.shape), 0
+    named = [expert_numbers(each.name) for each in store.parts[kind][1:]]
+    number = number_of_expert(name)
+    for at, experts in enumerate(named, 1):
+        part = at if number in experts else part
+    made = store.empty(kind, part, shape, weight.dtype, pin=False)
+    stacked = stacked_experts(name, shape)
+    for at, experts in enumerate(named, 1):
+        if stacked and max(experts) >= stacked:
+            raise ConfigError(
+                f"kind {EXPERTS}{store.parts[kind][at].name}: {name} has experts 0 to {stacked - 1}"
+            )
+        for first, end in runs_of(experts) if stacked else ():
+            store.move_slice(kind, at, made[first:end])
+    return part, made.copy_(weight)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -82,13 +131,12 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
     try:
         for name, weight in model.named_parameters():
             kind = kind_of_weight(name, tied)
-            if kind not in store.parts or _loaded_by.get(weight) == store.parts[kind][0].policy:
+            if kind not in store.parts or _loaded_by.get(weight) == store.parts[kind]:
                 continue
             if weight.numel() and _is_plain(weight.data):
-                made = store.empty(kind, 0, tuple(weight.shape), weight.dtype, pin=False)
-                weight.data = made.copy_(weight.data)
+                part, weight.data = _placed(store, kind, name, weight.data)
                 moved[weight] = owner = _Owner()
-                store.count(owner, kind, 0, made)
+                store.count(owner, kind, part, weight.data)
     except BaseException:
         back()
         raise
@@ -166,11 +214,11 @@ def _setting_in(store: TierStore) -> Iterator[None]:
         kind = kind_of_weight(target_name, getattr(model, "all_tied_weights_keys", {}))
         is_weight = target_name in names.setdefault(id(model), _parameter_names(model))
         if is_weight and kind in store.parts and param_value.numel() and _is_plain(param_value):
-            made = store.empty(kind, 0, tuple(param_value.shape), param_value.dtype, pin=False)
-            stock(model, target_name, made.copy_(param_value), loading_info, hf_quantizer)
+            part, made = _placed(store, kind, target_name, param_value)
+            stock(model, target_name, made, loading_info, hf_quantizer)
             weight = model.get_parameter(target_name)
-            store.count(weight, kind, 0, made)
-            _loaded_by[weight] = store.parts[kind][0].policy
+            store.count(weight, kind, part, made)
+            _loaded_by[weight] = store.parts[kind]
         else:
             stock(model, target_name, param_value, loading_info, hf_quantizer)
 
@@ -217,10 +265,19 @@ def meta_model(
         raise ConfigError(f"{folder}: {str(error).splitlines()[0]}") from None
 
 
-def weight_bytes(model: PreTrainedModel) -> dict[str, int]:
-    """Bytes of every kind of weight of a model, which may be without its weights."""
+def weight_bytes(model: PreTrainedModel, kinds: Collection[str] = ()) -> dict[str, int]:
+    """Bytes of every kind of weight of a model, which may be without its weights.
+
+    Experts that ``kinds`` name by number are counted there and not with the others.
+    """
     found = dict.fromkeys(WEIGHT_KINDS, 0)
     tied = getattr(model, "all_tied_weights_keys", {})
     for name, weight in model.named_parameters():
         found[kind_of_weight(name, tied)] += weight.nbytes
+    for kind in kinds:
+        experts = named_experts(kind)
+        if experts is not None:
+            parts = (part for part in expert_parts(model) if part.expert in experts)
+            found[kind] = sum(part.weight.nbytes for part in parts)
+            found["experts"] -= found[kind]
     return {kind: count for kind, count in found.items() if count}

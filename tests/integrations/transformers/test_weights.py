@@ -12,8 +12,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, core_mo
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import load, offload
 from cxl_offload.integrations.transformers.kinds import kind_of_weight
-from cxl_offload.integrations.transformers.weights import meta_model, weight_bytes
-from cxl_offload.memory import Session
+from cxl_offload.integrations.transformers.weights import (
+    meta_model,
+    place_weights,
+    store_for,
+    weight_bytes,
+)
+from cxl_offload.memory import Bind, Session
+from cxl_offload.objects.experts import expert_parts
 
 from .conftest import machine
 from .models import generate, make
@@ -190,3 +196,70 @@ def test_bytes_of_kinds_are_known_before_loading(folder: Path) -> None:
     found = weight_bytes(meta_model(folder))
     assert sum(found.values()) == sum(weight.nbytes for weight in model.parameters())
     assert found["head"] == model.lm_head.weight.nbytes
+
+
+SOME_EXPERTS = {"experts": "bind:2", "experts:0,2-3": "bind:1", "kv": "bind:0"}
+
+
+def nodes_by_expert(model: torch.nn.Module, session: Session) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for part in expert_parts(model):
+        found.setdefault(part.expert, set()).update(session.bytes_per_node(*part.span))
+    return found
+
+
+@pytest.mark.parametrize("way", ["moved", "loaded"])
+def test_experts_lie_where_their_numbers_say(way: str, tmp_path: Path, session: Session) -> None:
+    model = make("mixtral")
+    stock = generate(model, "sdpa")
+    if way == "loaded":
+        model.save_pretrained(tmp_path)
+        options = model.generation_config
+        model = load(tmp_path, SOME_EXPERTS, session=session)
+        model.generation_config = options
+    with offload(model, SOME_EXPERTS, session=session):
+        assert nodes_by_expert(model, session) == {0: {1}, 1: {2}, 2: {1}, 3: {1}}
+        assert torch.equal(generate(model), stock)
+    del model
+
+
+def test_experts_with_weights_of_their_own_go_one_by_one(session: Session) -> None:
+    layer = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(3))
+    model = torch.nn.ModuleDict({"experts": layer})
+    store = store_for({"experts": Bind((2,)), "experts:1": Bind((1,))}, session)
+    back = place_weights(model, store)  # type: ignore[arg-type]
+    assert nodes_by_expert(model, session) == {0: {2}, 1: {1}, 2: {2}}
+    assert store.use()[("experts", "1")].live_bytes == 65 * 64 * 4
+    back()
+
+
+@pytest.mark.parametrize(
+    ("policies", "message"),
+    [
+        ({"experts:0": "cxl"}, "needs a policy for the other experts"),
+        ({"experts": "cxl", "experts:3-1": "ldram"}, "names no experts"),
+        ({"experts": "cxl", "experts:": "ldram"}, "names no experts"),
+        ({"experts": "cxl", "experts:0-2": "ldram", "experts:2": "rdram"}, "expert 2 is in"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(
+    policies: dict[str, str], message: str, session: Session
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        offload(make("mixtral"), policies, session=session)
+
+
+def test_expert_that_a_layer_lacks_is_refused(session: Session) -> None:
+    with (
+        pytest.raises(ConfigError, match="experts 0 to 3"),
+        offload(make("mixtral"), {"experts": "cxl", "experts:4": "ldram"}, session=session),
+    ):
+        pass
+
+
+def test_bytes_of_named_experts_are_known_before_loading(tmp_path: Path) -> None:
+    make("mixtral").save_pretrained(tmp_path)
+    model = meta_model(tmp_path)
+    whole, split = weight_bytes(model), weight_bytes(model, SOME_EXPERTS)
+    assert split["experts:0,2-3"] == 3 * split["experts"]
+    assert split["experts"] + split["experts:0,2-3"] == whole["experts"]
