@@ -79,8 +79,8 @@ class MachineRates:
         (near, low), (far, high) = points[0], points[-1]
         latency = low + (high - low) * (distance - near) / (far - near)
         self.note(
-            f"{self.machine.name} prints no latency of {tier}: {latency:.4g} ns by its distance "
-            f"{distance} between {low:.4g} and {high:.4g} ns"
+            f"{tier} latency not published; estimated {latency:.4g} ns ({self.machine.name}: its "
+            f"distance {distance} lies between those of {low:.4g} and {high:.4g} ns)"
         )
         return latency
 
@@ -93,8 +93,8 @@ class MachineRates:
         names = dict.fromkeys(tiers)
         if len(names) > 1:
             self.note(
-                f"{self.machine.name} does not print the latencies of {', '.join(names)}: taken "
-                "as equal"
+                f"latencies of {', '.join(names)} not published ({self.machine.name}); taken as "
+                "equal"
             )
         return (known[0] if known else 1.0,) * len(found)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 import os
 import subprocess
@@ -9,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cxl_offload.cli import _plan_objects as plan_objects
+from cxl_offload.cli import _run_report as run_report
 from cxl_offload.cli.main import app
 
 PLAN = ["plan", "inference", "--model", "opt-30b", "--machine", "epyc9354-cxl-a"]
@@ -110,3 +114,27 @@ def test_objects_say_the_version_of_their_json() -> None:
     made = json.loads(out)
     assert made["version"] == plan_objects._VERSION
     assert [each["name"] for each in made["objects"]] == ["kv"]
+
+
+def test_latency_that_nobody_published_is_called_estimated() -> None:
+    _, out, _ = run("plan", "inference", "--machine", "epyc9354-cxl-a", "--model", "opt-1.3b")
+    assert "Note: rdram latency not published; estimated 215.5 ns" in " ".join(out.split())
+
+
+def test_help_groups_options_and_gives_flags_no_type() -> None:
+    status, out, _ = run("plan", "inference", "--help")
+    assert status == 0
+    for heading in ("Machine", "What may be used", "FlexGen only", "vLLM only", "Results"):
+        assert f"─ {heading} ─" in out
+    assert "<bool>" not in out
+    assert "<bool>" not in run("topology", "--help")[1]
+
+
+def test_progress_fits_80_columns_with_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    terminal = functools.partial(Console, file=shown, force_terminal=True, width=80)
+    monkeypatch.setattr(run_report, "Console", lambda stderr: terminal())
+    with run_report.progress_bar() as tell:
+        tell("0 -> 2: latency under load, 16 threads", 7, 120)
+        tell("0 -> 2: latency under load, 16 threads", 120, 120)
+    assert "0 -> 2: latency under load, 16 threads" in shown.getvalue()
