@@ -18,7 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 from cxl_offload.cli._report_table import NONE, lines, table
 from cxl_offload.files import write_text
@@ -45,10 +45,12 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(compact=True),
-        TextColumn("{task.description}", markup=False),
+        # What a narrow terminal has no room for is the end of the label, never a number.
+        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    silent = not console.is_terminal
+    with Progress(*columns, console=console, disable=silent, expand=True) as bar:
         tasks: dict[str, TaskID] = {}
 
         def tell(label: str, done: int, total: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner
 
 from cxl_offload.cli import _plan_objects as plan_objects
@@ -130,11 +131,15 @@ def test_help_groups_options_and_gives_flags_no_type() -> None:
     assert "<bool>" not in run("topology", "--help")[1]
 
 
-def test_progress_fits_80_columns_with_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("length", [20, 45, 60, 200])
+def test_progress_keeps_its_numbers_beside_a_label_of_any_length(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = io.StringIO()
     terminal = functools.partial(Console, file=shown, force_terminal=True, width=80)
     monkeypatch.setattr(run_report, "Console", lambda stderr: terminal())
     with run_report.progress_bar() as tell:
-        tell("0 -> 2: latency under load, 16 threads", 7, 120)
-        tell("0 -> 2: latency under load, 16 threads", 120, 120)
-    assert "0 -> 2: latency under load, 16 threads" in shown.getvalue()
+        tell("x" * length, 120, 120)
+    last = Text.from_ansi(shown.getvalue()).plain.splitlines()[-1]
+    assert "━ 120/120 0:00:00 " in last
+    assert last.count("x") >= min(length, 30)
