@@ -62,7 +62,8 @@ def _check_experts(given: Mapping[str, Policy]) -> None:
             seen[number] = kind
     if seen and "experts" not in given:
         raise ConfigError(
-            f"{seen[min(seen)]} needs a policy for the other experts: give one of experts or weights"
+            f"{seen[min(seen)]} needs a policy for the other experts: give one of experts or of "
+            "weights"
         )
 
 

@@ -49,7 +49,7 @@ class _Owner:
 
 def store_for(policies: Mapping[str, Policy], session: Session) -> TierStore:
     """A store with the policy of every kind; experts with one of their own are parts of theirs."""
-    parts = {
+    parts: dict[str, tuple[Part, ...]] = {
         kind: (Part("host", policy),)
         for kind, policy in policies.items()
         if not kind.startswith(EXPERTS)
