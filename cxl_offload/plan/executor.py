@@ -9,8 +9,10 @@ from typing import ClassVar, Generic, Literal, TypeVar
 
 from cxl_offload.plan.hardware import NVME, Hardware
 from cxl_offload.plan.plan_file import Batch, ErrorEstimate, ExecutorName, Home, PhaseEstimate
+from cxl_offload.plan.planned_machine import as_planned
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.request import PlanRequest
+from cxl_offload.topology import Machine
 
 T = TypeVar("T")
 
@@ -108,6 +110,10 @@ class Executor(ABC, Generic[T]):
     def hardware(self) -> Hardware:
         """What may be planned with."""
         return self.request.hardware()
+
+    def machine(self, found: Candidate[T]) -> Machine:
+        """What a replay runs on: the machine, with what was assumed where it has no number."""
+        return as_planned(self.request.machine, found.hardware)
 
     def error(self) -> ErrorEstimate | None:
         """How far the equations are from published numbers of this executor; None: not known."""

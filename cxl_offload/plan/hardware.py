@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cxl_offload.core import POOL_SLACK_SHARE, reserve_bytes
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.gpu import NO_GPU, GpuRates
-from cxl_offload.plan.machine_rates import MachineRates
+from cxl_offload.plan.machine_rates import UNBOUND, MachineRates
 from cxl_offload.plan.missing import MissingNumberError
 from cxl_offload.renamed import old_names
 from cxl_offload.topology import Machine, Node
@@ -99,8 +99,13 @@ class Hardware:
         return {node.node: nbytes for node, nbytes in zip(self.nodes, host, strict=True)}
 
 
+def _usable(machine: Machine) -> tuple[Node, ...]:
+    """Nodes that memory is planned on; those of accelerators where a machine has no other."""
+    return machine.usable_nodes() or machine.usable_nodes(include_gpu_memory=True)
+
+
 def _host_names(machine: Machine, wanted: Sequence[str] | None) -> tuple[str, ...]:
-    usable = {node.id for node in machine.usable_nodes()}
+    usable = {node.id for node in _usable(machine)}
     have = [
         name
         for name in TIER_NAMES
@@ -125,6 +130,7 @@ def hardware_of(
     limits: Mapping[str, int] | None = None,
     host_usable: float = HOST_USABLE,
     gpu_usable: float = GPU_USABLE,
+    needs_gpu: bool = True,
 ) -> Hardware:
     """What may be planned with.
 
@@ -134,6 +140,8 @@ def hardware_of(
         Tiers that may be used; all of the machine by default, ``nvme`` included.
     limits
         Tier to the most bytes of it that may be planned.
+    needs_gpu
+        Whether a machine without a GPU of known rates is refused; else its CPUs compute.
 
     Raises
     ------
@@ -155,7 +163,11 @@ def hardware_of(
                 f"limit of {name}: {machine.name} offers {', '.join(names)}; name one of them"
             )
     try:
-        return _read(machine, names, tiers, limits, (host_usable, gpu_usable))
+        rates = MachineRates(machine)
+        missing = rates.why_no_gpu()
+        if missing is not None and needs_gpu:
+            raise ValueError(missing)
+        return _read(rates, names, tiers, limits, (host_usable, gpu_usable))
     except ConfigError:
         raise
     except ValueError as error:
@@ -163,40 +175,54 @@ def hardware_of(
 
 
 def _read(
-    machine: Machine,
+    rates: MachineRates,
     names: Sequence[str],
     tiers: Sequence[str] | None,
     limits: Mapping[str, int],
     usable: tuple[float, float],
 ) -> Hardware:
-    rates = MachineRates(machine)
-    local_ns = rates.latencies_ns([LOCAL, *names])[0]
-    nodes = tuple(each for name in names for each in _nodes(rates, name, limits, usable[0]))
-    gpu = rates.gpu()
-    if gpu.memory_bytes is None:
-        message = f"machine {machine.name}: GPU {gpu.name} has no memory size"
-        raise MissingNumberError(message, section="gpus")
-    read, write, room = 0.0, 0.0, 0.0
-    if machine.drives and (tiers is None or NVME in tiers):
-        drive = machine.drives[0]
-        read = drive.read_bandwidth_bytes_per_s or 0.0
-        write = min(drive.write_bandwidth_bytes_per_s or read, read)
-        if read:
-            room = _limited(NVME, drive.capacity_bytes, limits.get(NVME), usable[0])
+    machine = rates.machine
+    local_ns = rates.latencies_ns([_local(machine), *names])[0]
+    has_gpu = rates.why_no_gpu() is None
+    nodes = tuple(
+        each for name in names for each in _nodes(rates, name, limits, usable[0], has_gpu)
+    )
+    gpu_memory = float(rates.gpu().memory_bytes or 0) if has_gpu else 0.0
+    read, write, room = _drive(machine, limits, usable[0], NVME in (tiers or (NVME,)))
+    if not has_gpu:
+        rates.note(f"CPUs compute: {rates.why_no_gpu()}".removesuffix("; name one that has"))
     return Hardware(
         machine=machine.name,
         nodes=nodes,
-        link_bytes_per_s=rates.link_bytes_per_s(),
+        link_bytes_per_s=rates.link_bytes_per_s() if has_gpu else UNBOUND,
         local_latency_ns=local_ns,
-        gpu=rates.gpu_rates(),
-        gpu_memory_bytes=float(gpu.memory_bytes),
-        gpu_usable_bytes=gpu.memory_bytes * usable[1],
+        gpu=rates.gpu_rates() if has_gpu else NO_GPU,
+        gpu_memory_bytes=gpu_memory,
+        gpu_usable_bytes=gpu_memory * usable[1],
         cores=rates.cores(),
         drive_read_bytes_per_s=read,
         drive_write_bytes_per_s=write,
         drive_usable_bytes=room,
         notes=tuple(rates.notes),
     )
+
+
+def _local(machine: Machine) -> str:
+    """The tier of the initiator's own memory."""
+    tier = machine.tier_of(machine.initiator)
+    return LOCAL if tier is None else tier.name
+
+
+def _drive(
+    machine: Machine, limits: Mapping[str, int], usable: float, wanted: bool
+) -> tuple[float, float, float]:
+    """Rates of reading and writing, and room; 0 without a drive of known rate."""
+    read = machine.drives[0].read_bandwidth_bytes_per_s if machine.drives and wanted else None
+    if not read:
+        return 0.0, 0.0, 0.0
+    drive = machine.drives[0]
+    write = min(drive.write_bandwidth_bytes_per_s or read, read)
+    return read, write, _limited(NVME, drive.capacity_bytes, limits.get(NVME), usable)
 
 
 def _limited(name: str, capacity: int, limit: int | None, usable: float) -> float:
@@ -217,28 +243,29 @@ def _node_bytes(node: Node) -> float:
 
 
 def _nodes(
-    rates: MachineRates, tier: str, limits: Mapping[str, int], usable: float
+    rates: MachineRates, tier: str, limits: Mapping[str, int], usable: float, has_gpu: bool
 ) -> Iterator[HostNode]:
     """The nodes of a tier; a limit of the tier is used up in their order."""
     machine = rates.machine
-    allowed = {node.id: node for node in machine.usable_nodes()}
+    allowed = {node.id: node for node in _usable(machine)}
     nodes = [allowed[node] for node in machine.tier(tier).nodes if node in allowed]
     left = _limited(tier, sum(node.capacity_bytes for node in nodes), limits.get(tier), 1.0)
     for node in nodes:
         room = min(left, node.capacity_bytes * usable, _node_bytes(node))
         left -= room
-        local = rates.latency_ns(LOCAL)
+        local = rates.latency_ns(_local(machine))
         latency = rates.latency_ns(tier, [node.id])
         if latency is None or local is None:
             latency = local or latency or 1.0
+        read = rates.planned_read_bytes_per_s(tier, [node.id])
         yield HostNode(
             name=tier if len(nodes) == 1 else str(node.id),
             tier=tier,
             node=node.id,
             usable_bytes=room,
-            read_bytes_per_s=rates.read_bytes_per_s(tier, [node.id]),
+            read_bytes_per_s=read,
             latency_ns=latency,
-            copy_bytes_per_s=rates.copy_bytes_per_s(tier, [node.id]),
+            copy_bytes_per_s=rates.copy_bytes_per_s(tier, [node.id]) if has_gpu else read,
         )
 
 

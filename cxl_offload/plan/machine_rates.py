@@ -15,6 +15,15 @@ from cxl_offload.topology import Access, Gpu, Machine
 
 UNBOUND = float("inf")
 
+ASSUMED_LOCAL_BYTES_PER_S = 307.2e9
+ASSUMED_REMOTE_SHARE = 0.46
+ASSUMED_CXL_BYTES_PER_S = 38.4e9
+"""What CPUs read where nothing is printed: medians of the shipped machine files that have a number,
+of local DRAM, of the other socket's as a share of it, and of CXL memory."""
+
+ASSUMED_BYTES_PER_S_A_CORE = 14e9
+"""Not more than so much a core: what one drew from memory (docs/attention.md, measured)."""
+
 
 @dataclass(slots=True)
 class MachineRates:
@@ -51,6 +60,27 @@ class MachineRates:
             )
             return UNBOUND
         return sum(known)
+
+    def planned_read_bytes_per_s(self, tier: str, nodes: Sequence[int]) -> float:
+        """The same for plans, which assume what is not printed: CPUs that wait for no memory would
+        be given all work.
+        """
+        rates = [access.read_bandwidth_bytes_per_s for access in self._accesses(tier, nodes)]
+        known = [rate for rate in rates if rate is not None]
+        if len(known) == len(rates):
+            return sum(known)
+        each = ASSUMED_CXL_BYTES_PER_S
+        if tier in ("ldram", "rdram", "hbm"):
+            local = self.machine.access(self.machine.initiator, self.machine.initiator)
+            own = None if local is None else local.read_bandwidth_bytes_per_s
+            each = own or ASSUMED_LOCAL_BYTES_PER_S
+            each *= ASSUMED_REMOTE_SHARE if tier == "rdram" else 1.0
+        each = min(each, max(1, self.cores()) * ASSUMED_BYTES_PER_S_A_CORE)
+        self.note(
+            f"{self.machine.name} prints no read bandwidth of {tier}: {each / 1e9:.4g} GB/s a node "
+            "assumed; cxl-offload profile measures it"
+        )
+        return sum(known) + each * (len(rates) - len(known))
 
     def latency_ns(self, tier: str, nodes: Sequence[int] | None = None) -> float | None:
         """Idle read latency of a tier, the mean over its nodes; None where nothing gives it.
@@ -103,6 +133,17 @@ class MachineRates:
         if not self.machine.gpus:
             raise ValueError(f"machine {self.machine.name} has no GPU; name one that has")
         return self.machine.gpus[0]
+
+    def why_no_gpu(self) -> str | None:
+        """Why nothing can be planned for a GPU; None: it can."""
+        try:
+            self.gpu_rates()
+            self.link_bytes_per_s()
+        except ValueError as error:
+            return str(error)
+        if self.gpu().memory_bytes is None:
+            return f"machine {self.machine.name}: GPU {self.gpu().name} has no memory size"
+        return None
 
     def gpu_rates(self) -> GpuRates:
         """Peaks of that GPU."""

@@ -35,11 +35,22 @@ def resources(hardware: Hardware, *, computes_on_cpu: bool = True) -> Iterator[R
         fields = [("usable_bytes", "capacity", "GiB", float(GIB))]
         if computes_on_cpu:
             fields.append(("read_bytes_per_s", "bandwidth (CPU)", "GB/s", float(GB)))
-        fields.append(("copy_bytes_per_s", "bandwidth (GPU copies)", "GB/s", float(GB)))
+        if hardware.has_gpu:
+            fields.append(("copy_bytes_per_s", "bandwidth (GPU copies)", "GB/s", float(GB)))
         for field, label, unit, size in fields:
             if getattr(node, field) != float("inf"):
                 more = _more_of_node(hardware, at, field, size)
                 yield Resource(f"{node.name} {label}", unit, more)
+    if hardware.has_gpu:
+        yield from _of_gpu(hardware)
+    if hardware.drive_usable_bytes:
+        room = hardware.drive_usable_bytes + GIB
+        yield Resource("nvme capacity", "GiB", replace(hardware, drive_usable_bytes=room))
+        read = hardware.drive_read_bytes_per_s + GB
+        yield Resource("nvme reads", "GB/s", replace(hardware, drive_read_bytes_per_s=read))
+
+
+def _of_gpu(hardware: Hardware) -> Iterator[Resource]:
     gpu = replace(
         hardware,
         gpu_usable_bytes=hardware.gpu_usable_bytes + GIB,
@@ -48,11 +59,6 @@ def resources(hardware: Hardware, *, computes_on_cpu: bool = True) -> Iterator[R
     yield Resource("GPU memory", "GiB", gpu)
     link = replace(hardware, link_bytes_per_s=hardware.link_bytes_per_s + GB)
     yield Resource("link", "GB/s", link)
-    if hardware.drive_usable_bytes:
-        room = hardware.drive_usable_bytes + GIB
-        yield Resource("nvme capacity", "GiB", replace(hardware, drive_usable_bytes=room))
-        read = hardware.drive_read_bytes_per_s + GB
-        yield Resource("nvme reads", "GB/s", replace(hardware, drive_read_bytes_per_s=read))
 
 
 def prices(executor: Executor[T], found: Candidate[T]) -> tuple[PriceEstimate, ...]:

@@ -47,14 +47,15 @@ class PlanRequest:
         if not self.cxl_margin >= 0:
             raise ConfigError(f"margin {self.cxl_margin:g}: a fraction of 0 or more")
 
-    def hardware(self) -> Hardware:
-        """What may be planned with."""
+    def hardware(self, *, needs_gpu: bool = True) -> Hardware:
+        """What may be planned with; without ``needs_gpu`` CPUs compute where there is none."""
         return hardware_of(
             self.machine,
             tiers=self.tiers,
             limits=self.limits,
             host_usable=self.host_usable,
             gpu_usable=self.gpu_usable,
+            needs_gpu=needs_gpu,
         )
 
 

@@ -1,9 +1,26 @@
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
-from cxl_offload.plan.machine_rates import MachineRates
-from cxl_offload.topology import Access, Gpu, Link, Machine, Node, NodeKind, Tier, load_machine
+from cxl_offload.plan.machine_rates import (
+    ASSUMED_CXL_BYTES_PER_S,
+    ASSUMED_LOCAL_BYTES_PER_S,
+    ASSUMED_REMOTE_SHARE,
+    MachineRates,
+)
+from cxl_offload.topology import (
+    Access,
+    Gpu,
+    Link,
+    Machine,
+    Node,
+    NodeKind,
+    Tier,
+    load_machine,
+    machine_names,
+)
 
 
 def machine(accesses: tuple[Access, ...], gpus: tuple[Gpu, ...] = ()) -> Machine:
@@ -63,3 +80,24 @@ def test_small_copies_carry_the_machine_files_setup_and_extra() -> None:
     extra = path.tier_setup_s["cxl"] - path.tier_setup_s["ldram"]
     assert extra == pytest.approx(numbers.extra_copy_latency_s("cxl"))
     assert MachineRates(load_machine("spr3-h100")).extra_copy_latency_s("cxl") is None
+
+
+def test_assumed_rates_are_medians_of_the_shipped_machines() -> None:
+    machines = [load_machine(name) for name in machine_names()]
+    found: dict[str, list[float]] = {"ldram": [], "rdram": [], "cxl": []}
+    for machine in machines:
+        local = machine.access(machine.initiator, machine.initiator)
+        own = None if local is None else local.read_bandwidth_bytes_per_s
+        for tier in machine.tiers:
+            for node in tier.nodes:
+                access = machine.access(machine.initiator, node)
+                rate = None if access is None else access.read_bandwidth_bytes_per_s
+                if rate is None or tier.name not in found:
+                    continue
+                if tier.name == "rdram" and own is not None:
+                    found["rdram"].append(rate / own)
+                elif tier.name != "rdram":
+                    found[tier.name].append(rate)
+    assert statistics.median(found["ldram"]) == pytest.approx(ASSUMED_LOCAL_BYTES_PER_S, rel=0.1)
+    assert statistics.median(found["rdram"]) == pytest.approx(ASSUMED_REMOTE_SHARE, rel=0.1)
+    assert statistics.median(found["cxl"]) == pytest.approx(ASSUMED_CXL_BYTES_PER_S, rel=0.1)

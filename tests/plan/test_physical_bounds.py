@@ -171,12 +171,34 @@ def test_no_plan_beats_a_physical_bound(machine: str) -> None:
     assert made >= 8
 
 
+@pytest.mark.parametrize("machine", ["xeon8470-cxl-b", "xeon8468", "emr-3"])
+def test_no_plan_of_cpus_beats_their_memory(machine: str) -> None:
+    there = load_machine(machine)
+    for model in ("opt-13b", "llama-3-8b", "mixtral-8x7b"):
+        for lengths in LENGTHS:
+            executor = transformers(model, machine, lengths=lengths)
+            plan = make_plan(executor)
+            read = streamed(plan)
+            seconds = max(
+                (read.get(tier.name, 0) + plan.of("kv").get(tier.name, 0) / 2)
+                / node_rate(there, tier.nodes[0])
+                for tier in there.tiers
+                if len(tier.nodes) == 1
+            )
+            steps = (lengths[1] - 1) / lengths[1] / plan.batch.size
+            assert 1 / plan.tokens_per_s >= seconds * steps * (1 - 0.01), (model, lengths)
+
+
 def more(hardware: Hardware, draw: random.Random) -> tuple[str, Hardware]:
     """Hardware with more of one thing, by up to a half."""
     factor = 1 + draw.random() / 2
     field = draw.choice(
         ["usable_bytes", "read_bytes_per_s", "copy_bytes_per_s", "gpu", "link_bytes_per_s", "peak"]
+        if hardware.has_gpu
+        else ["usable_bytes", "read_bytes_per_s", "cores"]
     )
+    if field == "cores":
+        return field, replace(hardware, cores=hardware.cores + 1)
     if field == "gpu":
         room = hardware.gpu_usable_bytes * factor
         memory = hardware.gpu_memory_bytes * factor
@@ -192,11 +214,19 @@ def more(hardware: Hardware, draw: random.Random) -> tuple[str, Hardware]:
     return f"{field} of {nodes[at].name}", replace(hardware, nodes=tuple(nodes))
 
 
+def test_more_of_anything_is_never_slower_on_cpus() -> None:
+    for case, machine in enumerate(("xeon8470-cxl-b", "emr-1", "zen4-1")):
+        check_monotone(transformers("opt-30b", machine, lengths=(256, 16)), case)
+
+
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_more_of_anything_is_never_slower(case: int) -> None:
     build, model = CASES[case]
-    draw = random.Random(case)
-    executor = build(model, "epyc9354-cxl-a", lengths=(256, 16))
+    check_monotone(build(model, "epyc9354-cxl-a", lengths=(256, 16)), case)
+
+
+def check_monotone(executor: Executor[Any], seed: int) -> None:
+    draw = random.Random(seed)
     hardware = executor.hardware()
     best = executor.search(hardware)
     if best is None:
@@ -205,4 +235,4 @@ def test_more_of_anything_is_never_slower(case: int) -> None:
         what, larger = more(hardware, draw)
         again = executor.search(larger)
         assert again is not None, what
-        assert again.tokens_per_s >= best.tokens_per_s * (1 - 3e-6), (model, what)
+        assert again.tokens_per_s >= best.tokens_per_s * (1 - 3e-6), what

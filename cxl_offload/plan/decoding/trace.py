@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cxl_offload.plan.decoding.engine import EngineRates
+from cxl_offload.plan.decoding.engine import EngineRates, kv_store_costs
 from cxl_offload.plan.decoding.phases import Block, Sizes, prefill_flops
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
@@ -26,7 +26,10 @@ def cpu_engines(machine: Machine, engine: EngineRates) -> Engines:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Bytes of one layer: weights off the GPU, KV of one token of every sequence, by node."""
+    """Bytes of one layer: weights off the GPU, KV of one token of every sequence, by node.
+
+    What is not striped is read from one node after the other.
+    """
 
     weights: Mapping[int, int]
     weights_cpu: Mapping[int, int]
@@ -36,6 +39,8 @@ class _Layer:
     kv_token_drive: float
     stage: int
     scratch: int
+    striped_weights: bool
+    striped_kv: bool
 
 
 def _layer(job: Sizes, hardware: Hardware, block: Block) -> _Layer:
@@ -56,99 +61,151 @@ def _layer(job: Sizes, hardware: Hardware, block: Block) -> _Layer:
         kv_token_drive=each * block.kv_drive,
         stage=nodes[0],
         scratch=nodes[block.scratch],
+        striped_weights=block.weight_shares is not None,
+        striped_kv=block.kv_shares is not None,
     )
+
+
+def _in_turn(read: Mapping[int, int], striped: bool) -> list[dict[int, int]]:
+    """What is read together."""
+    return [dict(read)] if striped else [{node: count} for node, count in read.items()]
 
 
 def planned_trace(job: Sizes, hardware: Hardware, block: Block) -> Trace:
     """Events of one prefill and of one decoded token of every sequence."""
-    layer = _layer(job, hardware, block)
+    layer, run = _layer(job, hardware, block), (job, hardware, block)
     trace = Trace()
     for step in range(job.layers):
-        _weights(trace, "prefill", step, layer)
-        _prefill(trace, step, (job, hardware, block), layer)
+        _weights(trace, "prefill", step, run, layer)
+        _prefill(trace, step, run, layer)
     for step in range(job.layers, 2 * job.layers):
-        _weights(trace, "decode", step, layer)
-        _decode(trace, step, (job, hardware, block), layer)
+        _weights(trace, "decode", step, run, layer)
+        _decode(trace, step, run, layer)
     trace.count_tokens("prefill", block.sequences * job.prompt)
     trace.count_tokens("decode", block.sequences)
     return trace
 
 
-def _weights(trace: Trace, phase: str, step: int, layer: _Layer) -> None:
+def _weights(
+    trace: Trace, phase: str, step: int, run: tuple[Sizes, Hardware, Block], layer: _Layer
+) -> None:
+    """Beside the work of a token, or before it where the engine does not overlap them."""
+    before = phase == "decode" and not run[0].engine.overlaps
+    queue = "compute" if before else "load_weight"
+
+    def copied(read: Mapping[int, int]) -> None:
+        moved = sum(read.values())
+        if moved:
+            trace.append(Event(phase, step, queue, "h2d", "weights", read, {}, moved))
+
     if layer.weights_drive:
         staged = {layer.stage: layer.weights_drive}
-        trace.append(Event(phase, step, "load_weight", "nvme", "weights", {}, staged))
-        moved = layer.weights_drive
-        trace.append(Event(phase, step, "load_weight", "h2d", "weights", staged, {}, moved))
-    if layer.weights:
-        moved = sum(layer.weights.values())
-        trace.append(Event(phase, step, "load_weight", "h2d", "weights", layer.weights, {}, moved))
+        drive = "load_weight" if phase == "prefill" else "load_drive"
+        trace.append(Event(phase, step, drive, "nvme", "weights", {}, staged))
+        copied(staged)
+    for read in _in_turn(layer.weights, layer.striped_weights):
+        copied(read)
+    if phase == "prefill" and run[1].has_gpu:
+        copied(layer.weights_cpu)
 
 
 def _scaled(per_node: Mapping[int, float], tokens: float) -> dict[int, int]:
     return {node: round(each * tokens) for node, each in per_node.items()}
 
 
+def _paced(
+    run: tuple[Sizes, Hardware, Block], read: Mapping[int, int], share: float, flops: float
+) -> float:
+    """Operations that take as long as reading with a share of the nodes' rates, or more."""
+    job, hardware, _ = run
+    rates = {node.node: node.read_bytes_per_s for node in hardware.nodes}
+    seconds = max((nbytes / rates[node] / share for node, nbytes in read.items()), default=0.0)
+    return max(flops, seconds * hardware.cores * job.engine.attention_flops_per_core)
+
+
 def _prefill(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: _Layer) -> None:
     job, hardware, block = run
     flops = prefill_flops(job, block.sequences) / job.layers
-    if hardware.has_gpu:
-        if layer.weights_cpu:
-            moved = sum(layer.weights_cpu.values())
-            read = layer.weights_cpu
-            trace.append(Event("prefill", step, "load_weight", "h2d", "weights", read, {}, moved))
-        # As operations at the peak, of which large products reach this share.
-        at_peak, resident = flops / PREFILL_EFFICIENCY, int(job.weight_bytes // job.layers)
-        trace.append(Event("prefill", step, "compute", "gpu", "act", {}, {}, resident, at_peak))
-    else:
-        flops *= job.engine.attention_flops_per_core / job.engine.prefill_flops_per_core
-        trace.append(
-            Event("prefill", step, "compute", "cpu", "weights", layer.weights_cpu, {}, 0, flops)
-        )
     stored = _scaled(layer.kv_token, job.prompt)
-    if stored and hardware.has_gpu:
-        moved = sum(stored.values())
-        trace.append(Event("prefill", step, "store_cache", "d2h", "kv", {}, stored, moved))
-    elif stored:
+    if not hardware.has_gpu:
+        flops *= job.engine.attention_flops_per_core / job.engine.prefill_flops_per_core
+        read = layer.weights_cpu
+        trace.append(Event("prefill", step, "compute", "cpu", "weights", read, {}, 0, flops))
         trace.append(Event("prefill", step, "store_cache", "cpu", "kv", {}, stored))
+        return
+    # As operations at the peak, of which large products reach this share.
+    at_peak, resident = flops / PREFILL_EFFICIENCY, int(job.weight_bytes // job.layers)
+    trace.append(Event("prefill", step, "compute", "gpu", "act", {}, {}, resident, at_peak))
+    if stored:
+        trace.append(_stored(step, run, stored))
     if layer.kv_token_drive:
         staged = {layer.stage: round(layer.kv_token_drive * job.prompt)}
-        moved = staged[layer.stage]
-        trace.append(Event("prefill", step, "store_cache", "d2h", "kv", {}, staged, moved))
+        trace.append(_stored(step, run, staged))
         trace.append(Event("prefill", step, "store_cache", "nvme", "kv", staged, {}))
+
+
+def _stored(step: int, run: tuple[Sizes, Hardware, Block], stored: Mapping[int, int]) -> Event:
+    """KV of a prompt on its way to nodes: by the copy engine, or by CPUs in a loop of their own."""
+    job, hardware, _ = run
+    if job.engine.kv_store_bytes_per_s is None:
+        moved = sum(stored.values())
+        return Event("prefill", step, "store_cache", "d2h", "kv", {}, stored, moved)
+    costs = {
+        node.node: cost
+        for node, cost in zip(hardware.nodes, kv_store_costs(job.engine, hardware), strict=True)
+    }
+    seconds = sum(nbytes * costs[node] for node, nbytes in stored.items())
+    flops = seconds * hardware.cores * job.engine.attention_flops_per_core
+    return Event("prefill", step, "store_cache", "cpu", "kv", {}, stored, 0, flops)
 
 
 def _decode(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: _Layer) -> None:
     job, hardware, block = run
+    if hardware.has_gpu:
+        on_gpu = round(layer.kv_token_gpu * job.mean_kv_tokens)
+        resident = (job.weight_bytes - sum(block.weights_cpu)) // job.layers
+        work = int(resident) * block.batches
+        flops = 2.0 * (job.params - block.params_cpu) * block.sequences / job.layers
+        at_peak = flops / PREFILL_EFFICIENCY
+        trace.append(Event("decode", step, "compute", "gpu", "act", {}, {}, work, at_peak))
+        if on_gpu:
+            trace.append(Event("decode", step, "compute", "gpu", "kv", {}, {}, on_gpu))
+    if layer.weights_cpu:
+        passes = {node: nbytes * block.batches for node, nbytes in layer.weights_cpu.items()}
+        flops = 2.0 * block.params_cpu * block.sequences / job.layers
+        flops *= job.engine.attention_flops_per_core / job.engine.products_flops_per_core
+        flops = _paced(run, passes, job.engine.products_share, flops)
+        trace.append(Event("decode", step, "compute", "cpu", "weights", passes, {}, 0, flops))
+    _attention(trace, step, run, layer)
+    if block.activations_gpu < 1 and hardware.has_gpu:
+        hidden = round(2 * block.sequences * job.width * (1 - block.activations_gpu))
+        there = {layer.scratch: hidden}
+        trace.append(Event("decode", step, "hidden", "h2d", "act", there, {}, hidden))
+        trace.append(Event("decode", step, "hidden", "d2h", "act", {}, there, hidden))
+
+
+def _attention(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: _Layer) -> None:
+    """Of CPUs over the KV that is off the GPU."""
+    job, _, block = run
     tokens = job.mean_kv_tokens
     read = _scaled(layer.kv_token, tokens)
     if layer.kv_token_drive:
         staged = round(layer.kv_token_drive * tokens)
         trace.append(Event("decode", step, "load_cache", "nvme", "kv", {}, {layer.stage: staged}))
         read[layer.stage] = read.get(layer.stage, 0) + staged
-    if hardware.has_gpu:
-        on_gpu = round(layer.kv_token_gpu * tokens)
-        resident = (job.weight_bytes - sum(block.weights_cpu)) // job.layers
-        work = int(resident) * block.batches + on_gpu
-        flops = 2.0 * (job.params - block.params_cpu) * block.sequences / job.layers
-        trace.append(Event("decode", step, "compute", "gpu", "act", {}, {}, work, flops))
-    if layer.weights_cpu:
-        passes = {node: nbytes * block.batches for node, nbytes in layer.weights_cpu.items()}
-        flops = 2.0 * block.params_cpu * block.sequences / job.layers
-        flops *= job.engine.attention_flops_per_core / job.engine.products_flops_per_core
-        trace.append(Event("decode", step, "compute", "cpu", "weights", passes, {}, 0, flops))
     if read and not job.engine.workspace_bytes_per_element:
         flops = 4 * tokens * job.query_width * block.sequences * (1 - block.kv_gpu)
-        trace.append(Event("decode", step, "compute", "cpu", "kv", read, {}, 0, flops))
+        for part in _in_turn(read, layer.striped_kv):
+            own = flops * sum(part.values()) / sum(read.values())
+            own = _paced(run, part, job.engine.attention_share, own)
+            trace.append(Event("decode", step, "compute", "cpu", "kv", part, {}, 0, own))
     elif read:
         workspace = {layer.scratch: 2 * sum(read.values())}  # half precision becomes single
-        trace.append(Event("decode", step, "load_cache", "cpu", "kv", read, workspace))
+        queue = "load_cache" if job.engine.overlaps else "compute"
+        for part in _in_turn(read, layer.striped_kv):
+            filled = {layer.scratch: 2 * sum(part.values())}
+            trace.append(Event("decode", step, queue, "cpu", "kv", part, filled))
         elements = sum(read.values()) / 2
         trace.append(
             Event("decode", step, "compute", "cpu", "workspace", workspace, {}, 0, 2.0 * elements)
         )
-    if block.activations_gpu < 1 and hardware.has_gpu:
-        hidden = round(2 * block.sequences * job.width * (1 - block.activations_gpu))
-        there = {layer.scratch: hidden}
-        trace.append(Event("decode", step, "hidden", "h2d", "act", there, {}, hidden))
-        trace.append(Event("decode", step, "hidden", "d2h", "act", {}, there, hidden))

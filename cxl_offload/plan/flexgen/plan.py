@@ -195,7 +195,7 @@ class FlexGen(Executor[Optimum]):
 
     def replayed_seconds(self, found: Candidate[Optimum], replay: Replay) -> Mapping[str, float]:
         """A prefill and one token."""
-        machine = self._request.machine
+        machine = self.machine(found)
         block = block_of(found.choice.choice, found.choice.loads)
         trace = planned_trace(self._job, found.hardware, block)
         return replay(trace, machine, cpu_engines(machine, self._job.engine))

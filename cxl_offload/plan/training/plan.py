@@ -249,7 +249,7 @@ class DeepSpeed(Executor[PlannedStep]):
         """One step."""
         step, weights, hardware = found.choice.step, found.choice.weights, found.hardware
         work = planned_work(self._job, step, hardware, weights)
-        return replayed_phases(replay, work, step, hardware, self._request.machine)
+        return replayed_phases(replay, work, step, hardware, self.machine(found))
 
     def notes(self, found: Candidate[PlannedStep]) -> list[str]:
         """What the script has to do, and what is not known."""

@@ -85,13 +85,13 @@ class Transformers(Executor[Found]):
 
     def refusal(self) -> str | None:
         """Why nobody runs it as it stands."""
-        if self._request.machine.gpus:
+        if self._request.hardware(needs_gpu=False).has_gpu:
             return "cxl-offload generate computes on the CPU; the policies are for your own program"
         return None
 
     def hardware(self) -> Hardware:
         """Without the drive."""
-        return self._request.hardware().without(NVME)
+        return self._request.hardware(needs_gpu=False).without(NVME)
 
     def search(
         self, hardware: Hardware, *, like: Candidate[Found] | None = None
@@ -208,7 +208,7 @@ class Transformers(Executor[Found]):
 
     def replayed_seconds(self, found: Candidate[Found], replay: Replay) -> Mapping[str, float]:
         """A prefill and one token."""
-        machine, job = self._request.machine, self._job
+        machine, job = self.machine(found), self._job
         block = block_of(job, found.hardware, found.choice.homes)
         engines = cpu_engines(machine, job.engine)
         return replay(planned_trace(job, found.hardware, block), machine, engines)

@@ -286,7 +286,7 @@ class Vllm(Executor[LayersOffGpu]):
         pairs = zip(found.hardware.nodes, found.choice.layers, strict=True)
         nodes = [node.node for node, count in pairs for _ in range(count)]
         trace = planned_step(found.choice.case, self._request.model.layers, self._each, nodes)
-        return replay(trace, self._request.machine, Engines())
+        return replay(trace, self.machine(found), Engines())
 
     def notes(self, found: Candidate[LayersOffGpu]) -> list[str]:
         """Layers, sequences, and what is assumed."""

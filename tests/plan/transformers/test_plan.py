@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from cxl_offload.plan.decoding.phases import Block, phases_of_block
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import parse_plan, plan_text
+from cxl_offload.plan.replay_check import simulated_seconds
 from cxl_offload.plan.transformers.homes import block_of, percents
 from cxl_offload.plan.transformers.job import DecoderJob
 from cxl_offload.plan.transformers.layout import Layout, layouts, most_batches
@@ -23,7 +26,8 @@ from cxl_offload.plan.transformers.plan import (
 from cxl_offload.plan.transformers.program import KV, ON_CPU, STREAMED, SharesProgram
 from cxl_offload.plan.transformers.search import least_seconds
 from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
-from cxl_offload.topology import load_machine
+from cxl_offload.sim import Engines, Trace
+from cxl_offload.topology import Machine, load_machine, machine_names
 
 MODELS = ("opt-6.7b", "llama-65b", "llama-3-70b", "mixtral-8x7b", "mistral-7b", "gpt2-xl")
 
@@ -213,3 +217,38 @@ def test_what_does_not_fit_is_refused_with_what_there_is() -> None:
 def test_what_the_integration_does_not_place_is_refused() -> None:
     with pytest.raises(ValueError, match="encoder"):
         plan_transformers(request("bert-base-uncased"))
+
+
+@pytest.mark.parametrize("machine", machine_names())
+def test_every_shipped_machine_is_planned_and_replayed(machine: str) -> None:
+    asked = request("opt-6.7b", machine)
+    seen: list[Trace] = []
+
+    def replayed(trace: Trace, there: Machine, engines: Engines) -> Any:
+        seen.append(trace)
+        return simulated_seconds(trace, there, engines)
+
+    plan = plan_transformers(replace(asked, replay=replayed))
+    assert seen, "the replay was asked"
+    assert not [note for note in plan.notes if "not replayed" in note]
+    if not asked.machine.gpus:
+        assert plan.runs
+        assert plan.gpu_bytes == 0
+        assert "gpu" not in plan.policies.values()
+        assert [note for note in plan.notes if "CPUs compute" in note]
+
+
+def test_replay_agrees_with_the_equations() -> None:
+    """They differ only where copies and attention want the same node for a part of a layer."""
+    differences = []
+    for machine in ("epyc9354-cxl-a", "gh200", "xeon8470-cxl-b", "zen4-2-mi300a"):
+        for model in ("opt-30b", "opt-66b", "llama-3-8b", "llama-65b"):
+            executor = Transformers(request(model, machine))
+            found = executor.search(executor.hardware())
+            assert found is not None
+            equations = executor.equation_seconds(found)
+            replayed = executor.replayed_seconds(found, simulated_seconds)
+            differences += [replayed[phase] / equations[phase] - 1 for phase in equations]
+    assert statistics.quantiles(map(abs, differences), n=10)[-1] < 0.1
+    assert max(differences) < 0.3
+    assert min(differences) > -0.05

@@ -1,0 +1,62 @@
+"""A machine with the numbers that were planned with, so that a replay asks for no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cxl_offload.plan.hardware import Hardware, HostNode
+from cxl_offload.topology import Access, DmaPath, Gpu, Link, Machine
+
+_ASSUMED = "assumed by the planner"
+
+
+def as_planned(machine: Machine, hardware: Hardware) -> Machine:
+    """The machine with what plans assumed in place of every number that it lacks.
+
+    Stores are taken as fast as loads, and copies from the GPU as those to it.
+    """
+    planned = {node.node: node for node in hardware.nodes}
+    accesses = {(each.initiator, each.target): each for each in machine.accesses}
+    for number, node in planned.items():
+        at = (machine.initiator, number)
+        accesses[at] = _access(accesses.get(at) or Access(*at, source=_ASSUMED), node)
+    paths = {(each.gpu, each.node): each for each in machine.dma_paths}
+    if hardware.has_gpu:
+        name = machine.gpus[0].name
+        for number, node in planned.items():
+            path = paths.get((name, number)) or DmaPath(name, number, source=_ASSUMED)
+            paths[name, number] = _path(path, node)
+    return replace(
+        machine,
+        accesses=tuple(accesses.values()),
+        dma_paths=tuple(paths.values()),
+        gpus=tuple(_gpu(gpu) for gpu in machine.gpus),
+    )
+
+
+def _access(known: Access, node: HostNode) -> Access:
+    read = known.read_bandwidth_bytes_per_s or node.read_bytes_per_s
+    latency = known.read_latency_ns or node.latency_ns
+    return replace(
+        known,
+        read_bandwidth_bytes_per_s=read,
+        write_bandwidth_bytes_per_s=known.write_bandwidth_bytes_per_s or read,
+        read_latency_ns=latency,
+        write_latency_ns=known.write_latency_ns or latency,
+    )
+
+
+def _path(known: DmaPath, node: HostNode) -> DmaPath:
+    if node.copy_bytes_per_s == float("inf"):  # the link alone bounds them
+        return known
+    there = known.h2d_bandwidth_bytes_per_s or node.copy_bytes_per_s
+    back = known.d2h_bandwidth_bytes_per_s or there
+    return replace(known, h2d_bandwidth_bytes_per_s=there, d2h_bandwidth_bytes_per_s=back)
+
+
+def _gpu(gpu: Gpu) -> Gpu:
+    if gpu.link is None:
+        return gpu
+    link: Link = gpu.link
+    back = link.d2h_bandwidth_bytes_per_s or link.h2d_bandwidth_bytes_per_s
+    return replace(gpu, link=replace(link, d2h_bandwidth_bytes_per_s=back))
