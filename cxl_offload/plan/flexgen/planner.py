@@ -43,6 +43,10 @@ _STRIPE_TOTAL = 16
 
 _TIE = 1e-9
 
+_LIKE_PROGRAMS = 2
+_LIKE_TIE = 5e-4
+"""Gain over a choice that is known that is not looked for further: prices are not told closer."""
+
 Interleave = Literal["auto", "always", "never"]
 
 TIE_LOSS = 1e-6
@@ -63,11 +67,16 @@ class Optimum:
 
 
 def _stripes(hardware: Hardware, rates: Sequence[float]) -> Iterator[Stripe]:
-    """Stripes over the first two, three, ... tiers, weighted by their rates.
+    """Stripes over the nodes of the first tiers, weighted by their rates.
 
-    Only as far as rates are known: a stripe over an unknown rate has no best weights.
+    A tier's nodes are alike, so a stripe ends with a tier. Only as far as rates are known: a stripe
+    over an unknown rate has no best weights.
     """
-    for count in range(2, len(hardware.nodes) + 1):
+    tiers = [node.tier for node in hardware.nodes] + [""]
+    ends = [at for at in range(1, len(tiers)) if tiers[at] != tiers[at - 1]]
+    for count in ends:
+        if count < 2:
+            continue
         known = [rate for rate in rates[:count] if 0 < rate < float("inf")]
         if len(known) < count:
             return
@@ -137,9 +146,11 @@ def plan_flexgen(
         Most GPU batches in a block, as far as memory holds them; by default up to
         ``MOST_SEQUENCES`` rows.
     like
-        A choice that fits; the search begins with it.
+        A choice that fits; the search begins with it, ends after ``_LIKE_PROGRAMS`` programs or
+        where less than ``_LIKE_TIE`` could still be gained, and leaves equally fast homes as they
+        are.
     """
-    levels = job.levels()
+    levels, tie = job.levels(), _TIE if like is None else _LIKE_TIE
     held = most_sequences(job, hardware)
     most = min(held, MOST_SEQUENCES)
     queue: list[tuple[float, int, int, Mode]] = []
@@ -156,10 +167,14 @@ def plan_flexgen(
     heapq.heapify(queue)
     best = None if like is None else _known(job, hardware, like)
     programs = 0
-    while queue:
+    if like is not None:  # its own batch first, placed anew
+        queue.insert(0, (-1.0, -1, like.batches, _mode_of(like)))
+    while queue and (like is None or programs < _LIKE_PROGRAMS):
         bound, _, count, mode = heapq.heappop(queue)
-        if best is not None and bound >= best[0] * (1 - _TIE):
+        if best is not None and bound >= best[0] * (1 - tie):
             break
+        if bound < 0:
+            bound = best[0] if best is not None else 1.0
         rows = count * mode.gpu_batch
         program = PlacementProgram(
             job,
@@ -178,7 +193,9 @@ def plan_flexgen(
             best = (found[1] / rows, found[0])
     if best is None:
         return None
-    choice = _on_fastest_homes(job, hardware, best[1], best[0] * best[1].sequences)
+    choice = best[1]
+    if like is None:
+        choice = _on_fastest_homes(job, hardware, choice, best[0] * choice.sequences)
     loads = loads_of(job, hardware, choice, levels)
     return Optimum(choice, loads, phases_of(job, hardware, choice, loads), programs + 1)
 
@@ -191,15 +208,19 @@ def _known(job: FlexGenJob, hardware: Hardware, choice: Choice) -> tuple[float, 
     return phases_of(job, hardware, choice, loads).total_s / choice.sequences, choice
 
 
+def _mode_of(choice: Choice) -> Mode:
+    """What a choice decided outside of its program."""
+    return Mode(choice.gpu_batch, choice.weight_stripe, choice.kv_stripe, not choice.cpu_attention)
+
+
 def _on_fastest_homes(
     job: FlexGenJob, hardware: Hardware, choice: Choice, seconds: float
 ) -> Choice:
     """Of the choices of this batch that are as fast, the one with least on slow homes."""
-    mode = Mode(choice.gpu_batch, choice.weight_stripe, choice.kv_stripe, not choice.cpu_attention)
     program = PlacementProgram(
         job,
         hardware,
-        mode,
+        _mode_of(choice),
         batches=choice.batches,
         levels=job.levels(),
         most_seconds=seconds * (1 + TIE_LOSS),

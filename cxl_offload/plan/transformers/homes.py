@@ -19,6 +19,9 @@ from cxl_offload.plan.transformers.job import DecoderJob
 from cxl_offload.plan.transformers.layout import Layout
 from cxl_offload.plan.transformers.program import ACT, IDLE, KV, ON_CPU, STREAMED, Shares
 
+_MOVES = 60
+"""Percents that are moved to where there is room before a plan with fewer batches is tried."""
+
 _CYCLES = 8
 """Cycles of a stripe in the tensor that a granule is chosen for."""
 
@@ -127,7 +130,7 @@ def homes_of(job: DecoderJob, hardware: Hardware, layout: Layout, shares: Shares
         layout, batches = replace(layout, rows=batches), 1
     parts = {name: percents(each) for name, each in shares.of.items()}
     homes = _placed_kinds(job, layout, batches, parts, shares.act_gpu, hardware)
-    for _ in range(100):
+    for _ in range(_MOVES):
         free = [
             node.usable_bytes - have for node, have in zip(hardware.nodes, homes.host, strict=True)
         ]

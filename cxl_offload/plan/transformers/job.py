@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,12 +111,8 @@ class DecoderJob:
         return 2 * self.hidden_bytes(rows) + max(layer, 4 * rows * model.vocab)
 
     def tensors(self, kind: str) -> list[tuple[int, int]]:
-        """Bytes and number of the weights of a kind."""
-        return [
-            (2 * tensor.elements // tensor.count, tensor.count)
-            for tensor in self.model.tensors()
-            if kind_of(self.model, tensor) == kind
-        ]
+        """Bytes and number of the weights of a kind, equal ones together."""
+        return list(_tensors(self.model, kind))
 
     def layer_bytes(self, kinds: frozenset[str]) -> int:
         """The largest that is on its way when these kinds are streamed, the next one beside it."""
@@ -154,6 +151,15 @@ def decoder_job(
         met[kind] = met.get(kind, 0.0) + tensor.met * tensor.elements * (kind != EMBEDDING)
     kinds = {kind: KindSize(count, met[kind]) for kind, count in nbytes.items()}
     return DecoderJob(model=model, kinds=kinds, prompt=prompt, generated=generated, engine=engine)
+
+
+@functools.cache
+def _tensors(model: ModelConfig, kind: str) -> tuple[tuple[int, int], ...]:
+    counts: Counter[int] = Counter()
+    for tensor in model.tensors():
+        if kind_of(model, tensor) == kind:
+            counts[2 * tensor.elements // tensor.count] += tensor.count
+    return tuple(counts.items())
 
 
 _WORDS = ("embed_tokens", "wte")

@@ -28,7 +28,7 @@ _LARGER = 16
 """Batches of a block up to which their rows are any number."""
 
 _FEWER = 16
-"""Halvings of the number of batches at which percents stop being tried."""
+"""Smaller numbers of batches that are tried where whole percents do not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,98 +70,95 @@ def search(
         top = top if most is None else min(top, most)
         if top >= 1:
             queue.append((least_seconds(job, hardware, layout, top), at, top, layout))
+    queue.sort(key=lambda each: each[:2])
+    run = _Search(job, hardware)
     if like is not None:
-        first = like.homes.layout
-        queue.sort(key=lambda each: (not _is_like(each[3], first, hardware), each[0]))
-    else:
-        queue.sort(key=lambda each: each[:2])
-    best: Found | None = None
+        for bound, _, top, layout in queue:
+            if run.is_like(layout, like.homes.layout):
+                run.consider(layout, top, bound)
     for bound, _, top, layout in queue:
-        if best is not None and bound >= _sequence_seconds(job, best) * (1 - _TIE):
-            if like is None:
-                break
-            continue
-        found = _best_of(job, hardware, layout, top, bound, best)
-        if found is not None:
-            best = found
-    return best if best is None or most is not None else _finer(job, hardware, best)
+        if not run.may_be_better(bound):
+            break
+        run.consider(layout, top, bound)
+    if most is None:
+        run.fill_batches()
+    return run.placed()
 
 
-def _finer(job: DecoderJob, hardware: Hardware, best: Found) -> Found:
-    """As many sequences in fewer, larger batches: what does not fill a batch is not lost."""
-    first = best.homes.layout
-    if not hardware.has_gpu:
-        return best
-    top = most_batches(job, hardware, replace(first, rows=1))
-    for count in range(1, _LARGER + 1):
-        layout = replace(first, rows=top // count)
-        fits = layout.gpu_bytes(job) <= hardware.gpu_usable_bytes
-        if not 1 <= layout.rows <= max(BATCHES) or not fits:
-            continue
-        most = most_batches(job, hardware, layout)
-        bound = least_seconds(job, hardware, layout, most) if most else float("inf")
-        if bound < _sequence_seconds(job, best) * (1 - _TIE):
-            best = _best_of(job, hardware, layout, most, bound, best) or best
-    return best
+class _Search:
+    """The best shares so far."""
 
+    def __init__(self, job: DecoderJob, hardware: Hardware) -> None:
+        self._job, self._hardware = job, hardware
+        self._best: tuple[Layout, Shares] | None = None
+        self._seconds = float("inf")
 
-def _is_like(layout: Layout, other: Layout, hardware: Hardware) -> bool:
-    return not hardware.has_gpu or layout == other
+    def is_like(self, layout: Layout, other: Layout) -> bool:
+        """Whether a layout differs from another in nothing but the rows of a batch, or less."""
+        return not self._hardware.has_gpu or replace(layout, rows=other.rows) == other
 
+    def may_be_better(self, seconds: float) -> bool:
+        """Whether so many seconds a sequence beat the best."""
+        return seconds < self._seconds * (1 - _TIE)
 
-def _sequence_seconds(job: DecoderJob, found: Found) -> float:
-    return job.generated / found.tokens_per_s
+    def consider(self, layout: Layout, most: int, bound: float) -> None:
+        """The best of a layout, with the whole numbers of batches beside the best of all."""
+        if not self.may_be_better(bound):
+            return
+        relaxed = self._solved(layout, None, most, bound)
+        if relaxed is None or not self.may_be_better(relaxed.seconds / layout.rows):
+            return
+        below = max(1, int(relaxed.batches + 1e-6))
+        for count in dict.fromkeys((below, min(below + 1, most))):
+            shares = self._solved(layout, count, most, bound)
+            if shares is not None and self.may_be_better(shares.seconds / layout.rows):
+                self._best, self._seconds = (layout, shares), shares.seconds / layout.rows
 
-
-def _best_of(
-    job: DecoderJob,
-    hardware: Hardware,
-    layout: Layout,
-    most: int,
-    bound: float,
-    best: Found | None,
-) -> Found | None:
-    """The best of a layout where it is better than the best so far."""
-    unit = bound * layout.rows
-
-    def solved(count: int | None) -> Shares | None:
-        program = SharesProgram(job, hardware, layout, batches=count, most=most, unit_s=unit)
+    def _solved(self, layout: Layout, count: int | None, most: int, bound: float) -> Shares | None:
+        program = SharesProgram(
+            self._job,
+            self._hardware,
+            layout,
+            batches=count,
+            most=most,
+            unit_s=bound * layout.rows,
+        )
         return program.solve()
 
-    def is_better(shares: Shares) -> bool:
-        seconds = shares.seconds / layout.rows
-        return best is None or seconds < _sequence_seconds(job, best) * (1 - _TIE)
+    def fill_batches(self) -> None:
+        """As many sequences in fewer, larger batches: what does not fill a batch is not lost."""
+        job, hardware = self._job, self._hardware
+        if not hardware.has_gpu or self._best is None:
+            return
+        first = self._best[0]
+        top = most_batches(job, hardware, replace(first, rows=1))
+        for count in range(1, _LARGER + 1):
+            layout = replace(first, rows=top // count)
+            fits = layout.gpu_bytes(job) <= hardware.gpu_usable_bytes
+            if not 1 <= layout.rows <= max(BATCHES) or not fits:
+                continue
+            if most := most_batches(job, hardware, layout):
+                self.consider(layout, most, least_seconds(job, hardware, layout, most))
 
-    relaxed = solved(None)
-    if relaxed is None or not is_better(relaxed):
-        return None
-    below = max(1, int(relaxed.batches + 1e-6))
-    tried = [
-        shares
-        for count in dict.fromkeys((below, min(below + 1, most)))
-        if (shares := solved(count)) is not None and is_better(shares)
-    ]
-    for shares in sorted(tried, key=lambda each: each.seconds):
-        found = _whole(job, hardware, layout, shares)
-        if found is not None:
-            return found
-    for _ in range(_FEWER):  # full to the brim: percents need some room beside
-        fewer = solved(below := below - max(1, below // 100)) if below > 1 else None
-        if fewer is None or not is_better(fewer):
+    def placed(self) -> Found | None:
+        """The best in whole percents; with fewer batches where they need some room beside."""
+        if self._best is None:
             return None
-        found = _whole(job, hardware, layout, fewer)
-        if found is not None:
-            return found
-    return None
-
-
-def _whole(job: DecoderJob, hardware: Hardware, layout: Layout, shares: Shares) -> Found | None:
-    homes = homes_of(job, hardware, layout, shares)
-    if homes is None:
+        layout, shares = self._best
+        count = round(shares.batches)
+        for _ in range(_FEWER):
+            homes = homes_of(self._job, self._hardware, layout, shares)
+            if homes is not None:
+                block = block_of(self._job, self._hardware, homes)
+                phases = phases_of_block(self._job, self._hardware, block)
+                rate = layout.rows * self._job.generated / shares.seconds
+                return Found(homes, shares, phases, rate)
+            count -= max(1, count // 100)
+            fewer = self._solved(layout, count, count, self._seconds) if count > 0 else None
+            if fewer is None:
+                return None
+            shares = fewer
         return None
-    phases = phases_of_block(job, hardware, block_of(job, hardware, homes))
-    rate = layout.rows * job.generated / shares.seconds
-    return Found(homes, shares, phases, rate)
 
 
 def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int) -> float:
