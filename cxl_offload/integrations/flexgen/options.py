@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, NoReturn
 
 import torch
@@ -196,48 +197,28 @@ def request_from(args: argparse.Namespace) -> FlexGenRun:
     if args.log_file == "auto":
         raise ConfigError("--log-file auto: name the file; without the flag there is no log")
     prompts, batch_size = _prompts(args)
-    return FlexGenRun(
-        model=args.model,
-        path=args.path,
-        tokenizer=args.tokenizer,
-        offload_dir=args.offload_dir,
-        prompts=prompts,
-        prompt_len=args.prompt_len,
-        gen_len=args.gen_len,
-        cut_gen_len=args.cut_gen_len,
-        gpu_batch_size=batch_size,
-        num_gpu_batches=args.num_gpu_batches,
-        plan=args.planned,
-        percent=_percent(args),
-        overlap=args.overlap,
-        sep_layer=args.sep_layer,
-        pin_weight=args.pin_weight,
-        cpu_cache_compute=args.cpu_cache_compute,
-        cpu_attention=args.cpu_attention,
-        cpu_linear=args.cpu_linear,
-        copies=args.copies,
-        attn_sparsity=args.attn_sparsity,
-        compress_weight=args.compress_weight,
-        compress_cache=args.compress_cache,
-        place=_places(args.place),
-        tiers=tuple(parse_tier(text) for text in args.tier),
-        accelerator=args.accelerator or ("cuda" if torch.cuda.is_available() else "host"),
-        stop=args.stop,
-        warmup=args.warmup,
-        **_tuning(args),
-    )
-
-
-def _tuning(args: argparse.Namespace) -> dict[str, Any]:
-    try:
-        budget_bytes = parse_bytes(args.tune_budget)
-    except ValueError as error:
-        raise ConfigError(f"--tune-budget {args.tune_budget}: {error}") from None
-    return {
-        "tune": args.tune,
-        "tune_budget_bytes": budget_bytes,
-        "tune_state": args.tune_state,
+    # An option of the name of a field says the field; these say it in another form.
+    given = vars(args)
+    same = {each.name: given[each.name] for each in fields(FlexGenRun) if each.name in given}
+    asked: dict[str, Any] = {
+        **same,
+        "prompts": prompts,
+        "gpu_batch_size": batch_size,
+        "plan": args.planned,
+        "percent": _percent(args),
+        "place": _places(args.place),
+        "tiers": tuple(parse_tier(text) for text in args.tier),
+        "accelerator": args.accelerator or ("cuda" if torch.cuda.is_available() else "host"),
+        "tune_budget_bytes": _tune_budget(args.tune_budget),
     }
+    return FlexGenRun(**asked)
+
+
+def _tune_budget(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError(f"--tune-budget {text}: {error}") from None
 
 
 def _percent(args: argparse.Namespace) -> tuple[float, float, float, float, float, float]:
