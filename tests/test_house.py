@@ -127,6 +127,22 @@ def test_class_names_occur_once() -> None:
     assert not offenders, "\n".join(offenders)
 
 
+def test_public_names_are_listed_only_where_they_are_handed_on() -> None:
+    """Elsewhere the underscore says what is private; a list would say it a second time."""
+    offenders = []
+    for name, tree in modules():
+        defined = {getattr(node, "name", "") for node in tree.body}
+        for node in tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", 0)]
+            defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+        for node in tree.body:
+            if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "__all__":
+                continue
+            if not name.endswith("__init__.py") and set(ast.literal_eval(node.value)) <= defined:
+                offenders.append(f"{name}: __all__ names nothing that comes from elsewhere")
+    assert not offenders, "\n".join(offenders)
+
+
 def named(name: str, tree: ast.Module) -> Iterator[str]:
     """What a module names for others: itself, classes, functions, parameters, attributes."""
     yield Path(name).stem

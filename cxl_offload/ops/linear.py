@@ -15,8 +15,6 @@ from cxl_offload.ops.int4_weight import Int4Weight
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
 from cxl_offload.ops.view import tensor_view
 
-__all__ = ["WEIGHT_DTYPES", "PreparedLinear", "SinglePrecisionLinear", "linear"]
-
 WEIGHT_DTYPES = (
     torch.float32,
     torch.bfloat16,

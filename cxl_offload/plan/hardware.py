@@ -14,8 +14,6 @@ from cxl_offload.renamed import old_names
 from cxl_offload.topology import Machine, Node
 from cxl_offload.topology.model import TIER_NAMES
 
-__all__ = ["GPU_USABLE", "HOST_USABLE", "NVME", "Hardware", "HostNode", "hardware_of"]
-
 GPU_USABLE = 0.8
 """Share of GPU memory to plan with: FlexGen's alpha_g (experimental/cost_model.py)."""
 

@@ -21,9 +21,6 @@ from cxl_offload.tune.decision import Bounds, weights_of_share
 if TYPE_CHECKING:
     import torch
 
-
-__all__ = ["Moved", "TunedHomes"]
-
 _SAME_SHARE = 0.01
 """Shares closer than this are the same: whole stripes of a tensor round that much."""
 

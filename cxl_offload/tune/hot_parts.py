@@ -20,8 +20,6 @@ from cxl_offload.tune.counts import Outcome, count_decision
 from cxl_offload.tune.homes import REFUSALS
 from cxl_offload.tune.hot import HotRule, HotSet, Swap
 
-__all__ = ["HotParts", "Slice"]
-
 _LOG = logging.getLogger("cxl_offload.tune")
 
 _REST_ROUNDS = 256

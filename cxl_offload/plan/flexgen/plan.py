@@ -23,8 +23,6 @@ from cxl_offload.plan.request import PlanRequest
 from cxl_offload.renamed import old_names
 from cxl_offload.units import format_bytes
 
-__all__ = ["FlexGen", "InferenceRequest", "plan_inference"]
-
 Engine = Literal["own", "stock"]
 ENGINES: Mapping[Engine, EngineRates] = {"own": OWN, "stock": STOCK}
 
