@@ -19,8 +19,9 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
+from cxl_offload.integrations.transformers.int4_rows import as_cache, row_bytes
 from cxl_offload.integrations.transformers.masks import forms_of, mask_maker
-from cxl_offload.integrations.transformers.room import SMALL_TYPES
+from cxl_offload.integrations.transformers.room import SMALL_TYPES, as_states
 from cxl_offload.ops.attention import decode_attention
 from cxl_offload.ops.threads import Team, team_for
 
@@ -31,6 +32,9 @@ FEW_QUERIES = 32
 """More than assisted decoding checks at once, which drafts up to 20 tokens."""
 
 _KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+_KEPT_SMALL = (*SMALL_TYPES, torch.uint8)
+"""What a cache may have in place of the type of its queries; uint8: rows of 4-bit codes."""
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -152,12 +156,14 @@ def _why_not(
     options: dict[str, Any],
 ) -> str:
     """Why the kernel does not compute these few queries a sequence; empty when it does."""
-    dtype = key.dtype
+    dtype, width = key.dtype, query.shape[-1]
     if dtype is not value.dtype or not (
-        (dtype is query.dtype or dtype in SMALL_TYPES) and query.dtype in _KERNEL_TYPES
+        (dtype is query.dtype or dtype in _KEPT_SMALL) and query.dtype in _KERNEL_TYPES
     ):
         return f"types {query.dtype}, {key.dtype}, {value.dtype}"
-    if not query.shape[-1] == key.shape[-1] == value.shape[-1]:
+    if dtype is torch.uint8:
+        width = row_bytes(width)
+    if not width == key.shape[-1] == value.shape[-1]:
         return "keys and values of different widths"
     if key.device.type != "cpu":
         return f"a cache on {key.device.type}"
@@ -197,11 +203,11 @@ def _by_kernel(
     queries = query.squeeze(2) if one else query
     if bias is not None and one:
         bias = bias[:, :, 0]
-    on_cpu = query.is_cpu
+    on_cpu, coded = query.is_cpu, key.dtype is torch.uint8
     out = decode_attention(
         (queries if on_cpu else queries.to("cpu")).contiguous(),
-        key,
-        value,
+        as_cache(key) if coded else key,
+        as_cache(value) if coded else value,
         mask=attended,
         scale=scaling,
         soft_cap=options.get("softcap"),
@@ -236,7 +242,7 @@ def _attention(own: str) -> Callable[..., Any]:
             calls.kernel += 1
             calls.several += query.shape[2] > 1
             return _by_kernel(query, key, value, attention_mask, scaling, options, block.team), None
-        key, value = key.to(query), value.to(query)
+        key, value = as_states(key, query), as_states(value, query)
         given = {"scaling": scaling, "dropout": dropout, **options}
         if own == "sdpa":
             made = sdpa_attention_forward(module, query, key, value, attention_mask, **given)

@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from cxl_offload.integrations.transformers.room import KvMemory, KvRoom, slack_of
+from cxl_offload.integrations.transformers.room import (
+    KvMemory,
+    KvRoom,
+    as_states,
+    slack_of,
+)
 
 _NO_GRADIENTS = (
     "KV in tiers is written in place and carries no gradients; compute under torch.no_grad(), or "
@@ -284,7 +289,8 @@ def _joined(
     past: tuple[torch.Tensor, torch.Tensor], new: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     keys, values = (
-        torch.cat([old.to(states), states], dim=2) for old, states in zip(past, new, strict=True)
+        torch.cat([as_states(old, states), states], dim=2)
+        for old, states in zip(past, new, strict=True)
     )
     return keys, values
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.int4_rows import decoded, encoded, row_bytes
 from cxl_offload.objects.kind_store import TierStore
 
 SMALL_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
-"""What keys and values can be kept as, besides their own type."""
+"""What keys and values can be kept as, besides their own type and codes."""
+
+CODES = "int4"
+"""Stands for 4-bit codes, which are no type of torch."""
+
+KeptAs = torch.dtype | Literal["int4"] | None
+"""One of these; None: the type of the states."""
 
 _LEAST_SLACK = 64
 _SLACK_SHARE = 8
@@ -56,13 +66,13 @@ class KvMemory:
     store
         Has the policy of ``kv``, and counts.
     dtype
-        Of what is kept, an 8-bit float type; None: that of the states.
+        Of what is kept: an 8-bit float type, or ``"int4"``; None: that of the states.
     current
         Set by a layer that computes its rows in parts.
     """
 
     store: TierStore
-    dtype: torch.dtype | None = None
+    dtype: KeptAs = None
     current: CurrentRows = field(default_factory=CurrentRows)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -80,6 +90,13 @@ class KvMemory:
             made = self.store.empty("kv", 0, shape, dtype, pin=False)
         self.store.count(made, "kv", 0, made)
         return made
+
+
+def as_states(kept: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """What is kept in the type and on the device of states of the same width; a copy if need be."""
+    if kept.dtype is torch.uint8:
+        kept = decoded(kept, states.shape[-1], states.dtype)
+    return kept.to(states)
 
 
 def slack_of(positions: int) -> int:
@@ -131,17 +148,26 @@ class KvRoom:
         batch: int | None = None,
     ) -> None:
         self._source = source
-        self._k = self._like(keys, positions, batch)
-        self._v = self._like(values, positions, batch)
+        if source.dtype == CODES and keys.shape[-1] != values.shape[-1]:
+            raise ConfigError(
+                f"4-bit keys and values of widths {keys.shape[-1]} and {values.shape[-1]}: the "
+                "kernel takes one; leave kv_dtype out"
+            )
+        self._k = self._for(keys, positions, batch)
+        self._v = self._for(values, positions, batch)
         self.part: RowPart | None = None
         """Only these rows are seen and written while it is set."""
         self.begin = 0
         self.end = 0
 
-    def _like(self, states: torch.Tensor, positions: int, batch: int | None = None) -> torch.Tensor:
+    def _for(self, states: torch.Tensor, positions: int, batch: int | None) -> torch.Tensor:
+        """Memory for states as they will be kept."""
         rows, heads, _, dim = states.shape
-        dtype = self._source.dtype or states.dtype
-        return self._source.empty((batch or rows, heads, positions, dim), dtype)
+        kept = self._source.dtype
+        shape = (batch or rows, heads, positions)
+        if isinstance(kept, str):
+            return self._source.empty((*shape, row_bytes(dim)), torch.uint8)
+        return self._source.empty((*shape, dim), kept or states.dtype)
 
     @property
     def positions(self) -> int:
@@ -180,9 +206,12 @@ class KvRoom:
 
     def _kept_as(self, states: torch.Tensor) -> torch.Tensor:
         """The largest of a small type in place of what is beyond it: float8_e5m2 has infinity."""
-        if self._source.dtype in (None, states.dtype):
+        kept = self._source.dtype
+        if kept is None or kept is states.dtype:
             return states
-        most = torch.finfo(self._source.dtype).max
+        if isinstance(kept, str):
+            return encoded(states)
+        most = torch.finfo(kept).max
         return states.clamp(-most, most)
 
     def _make_room(self, needed: int) -> None:
@@ -212,7 +241,8 @@ class KvRoom:
         chosen = range(self._k.shape[0]) if rows is None else rows.tolist()
 
         def moved(old: torch.Tensor) -> torch.Tensor:
-            made = self._like(old, positions, len(chosen))
+            shape = (len(chosen), old.shape[1], positions, old.shape[3])
+            made = self._source.empty(shape, old.dtype)
             for at, row in enumerate(chosen):
                 made[at, :, :kept].copy_(old[row, :, self.begin : self.end])
             return made
@@ -230,7 +260,6 @@ class KvRoom:
 
     def copy(self) -> KvRoom:
         """The same positions in memory of their own."""
-        keys, values = self.view()
-        made = KvRoom(self._source, keys, values, self.capacity)
-        made.append(keys, values)
+        made = copy.copy(self)
+        made._replace(self.capacity, None)
         return made

@@ -34,7 +34,12 @@ from cxl_offload.integrations.transformers.conventions import (
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.linear_layers import take_linear_layers
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
-from cxl_offload.integrations.transformers.room import SMALL_TYPES, KvMemory
+from cxl_offload.integrations.transformers.room import (
+    CODES,
+    SMALL_TYPES,
+    KeptAs,
+    KvMemory,
+)
 from cxl_offload.integrations.transformers.row_parts import take_layers
 from cxl_offload.integrations.transformers.tuning import ModelTuning, TunedModel
 from cxl_offload.integrations.transformers.weights import place_weights, store_for
@@ -50,7 +55,7 @@ def offload(
     model: PreTrainedModel,
     policies: Asked,
     *,
-    kv_dtype: torch.dtype | None = None,
+    kv_dtype: KeptAs = None,
     linear_rows: int = 0,
     few_queries: int = FEW_QUERIES,
     rows_at_once: int | None = None,
@@ -80,7 +85,8 @@ def offload(
         What is missing stays where it is.
     kv_dtype
         ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``: keys and values are kept as these, in half
-        the room, and decoding attends to them as they are; None: in their own type.
+        the room, and decoding attends to them as they are. ``"int4"``: as 4-bit codes in groups of
+        64, FlexGen's sizes, in 0.28 of the room of two bytes. None: in their own type.
     linear_rows
         Linear layers of up to so many rows (sequences, when decoding) are computed by
         :func:`cxl_offload.ops.linear.linear`; 0: all by torch. Where that is faster depends on
@@ -157,16 +163,16 @@ class Offloaded:
         model: PreTrainedModel,
         store: TierStore,
         *,
-        kv_dtype: torch.dtype | None = None,
+        kv_dtype: KeptAs = None,
         linear_rows: int = 0,
         few_queries: int = FEW_QUERIES,
         rows_at_once: int | None = None,
         tuning: ModelTuning | None = None,
     ) -> None:
-        if kv_dtype is not None and kv_dtype not in SMALL_TYPES:
+        if kv_dtype is not None and kv_dtype not in (*SMALL_TYPES, CODES):
             raise ConfigError(
-                f"kv_dtype {kv_dtype}: it is {' or '.join(map(str, SMALL_TYPES))}, or None for the "
-                "type of the states"
+                f"kv_dtype {kv_dtype}: it is {', '.join(map(str, SMALL_TYPES))}, {CODES!r}, or "
+                "None for the type of the states"
             )
         if linear_rows < 0:
             raise ConfigError(f"linear_rows {linear_rows}: 0 or more")
