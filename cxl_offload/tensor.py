@@ -25,6 +25,7 @@ from cxl_offload.memory import (
     Stats,
     current_session,
 )
+from cxl_offload.memory.bounds import check_bounds
 from cxl_offload.renamed import renamed_keywords
 
 if TYPE_CHECKING:
@@ -156,7 +157,10 @@ def from_tensor(tensor: torch.Tensor, **options: Unpack[Options]) -> torch.Tenso
 
     The copy is detached from the graph and keeps the dtype unless another is given.
     """
-    return empty_like(tensor, **options).copy_(tensor.detach())
+    made = empty_like(tensor, **options)
+    if tensor.device.type == "cpu" and tensor.layout is torch.strided:
+        check_bounds(tensor, "tensor")
+    return made.copy_(tensor.detach())
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -167,6 +171,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
         raise ValueError(f"a tensor on {tensor.device} has no NUMA placement; only CPU tensors do")
     if tensor.numel() == 0:
         return 0, 0
+    check_bounds(tensor, "tensor")
     last = sum(
         (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )

@@ -29,6 +29,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from error
     except UnicodeDecodeError as error:
         raise ConfigError("is not UTF-8 text", file=str(path)) from error
+    except ValueError as error:  # Python's word for a NUL in a name
+        raise ConfigError(f"no name of a file: {error}", file=str(path)) from error
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -30,7 +30,7 @@ from cxl_offload.ops.attention_arguments import (
     table_address,
 )
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
-from cxl_offload.ops.view import tensor_view
+from cxl_offload.ops.view import refuse_derivatives, refuse_recording, tensor_view
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -139,7 +139,10 @@ def decode_attention(
     Raises
     ------
     ValueError, TypeError
-        Before anything is computed: shapes, types, strides, lengths or blocks that do not fit.
+        Before anything is computed: shapes, types, strides, lengths or blocks that do not fit, or
+        gradients that are wanted.
+    RuntimeError
+        Under ``torch.jit.trace`` or ``make_fx``, which would not record it.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     _run(q, k, v, out, None, sinks=sinks, **options)
@@ -209,6 +212,8 @@ def _run(
     threads: Threads = None,
     isa: str = "",
 ) -> None:
+    refuse_recording("decode_attention")
+    refuse_derivatives("decode_attention", q, k, v, bias, sinks)
     queries = query_view(q, window, soft_cap)
     keys, values, groups = cache_views(k, v, block_table is not None)
     team = team_for(threads)

@@ -8,6 +8,7 @@ from typing import TypedDict
 import torch
 
 from cxl_offload import _C
+from cxl_offload.memory.bounds import check_bounds
 from cxl_offload.ops.int4_cache import Int4Cache
 from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.view import FLOATS, READ_FLOATS, tensor_view
@@ -133,6 +134,7 @@ def _check_host_table(tensor: torch.Tensor, name: str, dtype: torch.dtype, batch
         raise ValueError(f"{name} must be a contiguous CPU tensor of {dtype}")
     if tensor.dim() != 2 or tensor.shape[0] != batch:
         raise ValueError(f"{name} of shape {tuple(tensor.shape)} is not ({batch}, positions)")
+    check_bounds(tensor, name)
 
 
 def table_address(block_table: torch.Tensor | None, batch: int) -> tuple[int, int, int]:

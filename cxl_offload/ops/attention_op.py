@@ -12,6 +12,7 @@ import torch
 
 from cxl_offload.ops import attention
 from cxl_offload.ops.int4_cache import Form, Int4Cache
+from cxl_offload.ops.view import check_devices
 
 
 def _cache(
@@ -81,5 +82,7 @@ def decode_attention(
 
 
 @decode_attention.register_fake
-def _shape_of(q: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+def _shape_of(q: torch.Tensor, *given: object, **named: object) -> torch.Tensor:
+    tensors = [each for each in (*given, *named.values()) if isinstance(each, torch.Tensor)]
+    check_devices("decode_attention", q, *tensors)
     return torch.empty_like(q, memory_format=torch.contiguous_format)

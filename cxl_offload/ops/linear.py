@@ -13,7 +13,7 @@ from torch.nn import functional
 from cxl_offload import _C
 from cxl_offload.ops.int4_weight import Int4Weight
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
-from cxl_offload.ops.view import tensor_view
+from cxl_offload.ops.view import refuse_derivatives, refuse_recording, tensor_view
 
 WEIGHT_DTYPES = (
     torch.float32,
@@ -73,8 +73,8 @@ def linear(
         Before anything is computed: shapes, types or strides that do not fit, or gradients that are
         wanted.
     """
-    if torch.is_grad_enabled() and (x.requires_grad or _wants_gradient(weight)):
-        raise ValueError("linear has no derivative; call it under torch.no_grad()")
+    refuse_recording("linear")
+    refuse_derivatives("linear", x, weight, bias, scale)
     rows = x.reshape(-1, x.shape[-1]) if x.dim() > 0 else x
     if rows.stride(-1) != 1:
         rows = rows.contiguous()
@@ -97,10 +97,6 @@ def linear(
         kernel=kernel_for(team),
     )
     return out.view(*x.shape[:-1], matrix.shape[0])
-
-
-def _wants_gradient(weight: torch.Tensor | Int4Weight) -> bool:
-    return isinstance(weight, torch.Tensor) and weight.requires_grad
 
 
 def _scale_view(scale: torch.Tensor, outputs: int) -> _C.TensorView:
@@ -135,6 +131,7 @@ class PreparedLinear:
 
     def __call__(self, x: torch.Tensor, threads: Threads = None) -> torch.Tensor:
         """As :func:`linear`; nothing is said about gradients."""
+        refuse_recording("linear")
         rows = x.reshape(-1, x.shape[-1])
         if rows.stride(-1) != 1:
             rows = rows.contiguous()

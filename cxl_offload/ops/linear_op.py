@@ -12,6 +12,7 @@ import torch
 
 from cxl_offload.ops import linear as layers
 from cxl_offload.ops.int4_weight import GroupForm, Int4Weight
+from cxl_offload.ops.view import check_devices
 
 
 @torch.library.custom_op("cxl_offload::linear", mutates_args=(), device_types="cpu")
@@ -56,5 +57,6 @@ def _shape_of(
     form: str = "low, step",
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
+    check_devices("linear", x, weight, bias, scale, groups)
     dtype = x.dtype if out_dtype is None else out_dtype
-    return torch.empty(*x.shape[:-1], weight.shape[0], dtype=dtype)
+    return x.new_empty(*x.shape[:-1], weight.shape[0], dtype=dtype)

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from cxl_offload.ops.beside import OneThread
 from cxl_offload.ops.view import touch, untraced
@@ -39,10 +40,12 @@ class EarlyUpdates:
         self._thread = OneThread("cxl-offload-updates")
         self._waiting: list[Given] = []
         self._running: list[Future[None]] = []
-        self._taken: dict[torch.Tensor, int] = {}
+        self._taken: dict[torch.Tensor, tuple[TensorWeakRef, int]] = {}
         self._held = 0
         self._handles: list[Any] = []
         weakref.finalize(optimizer, _remove, self._handles)
+        # A GradScaler then says in step() what it would do, instead of leaving step() out.
+        cast("Any", optimizer)._step_supports_amp_scaling = True
 
     def follow(self, param: torch.Tensor) -> None:
         """Takes the gradients of a parameter; one that wants none now is left to the step."""
@@ -74,7 +77,7 @@ class EarlyUpdates:
         group = self._group_of(param, optimizer)
         optimizer.check_variant(group)
         optimizer.init_state(param, group)
-        self._taken[param] = param.grad._version
+        self._taken[param] = TensorWeakRef(param.grad), param.grad._version
         # At once, so that autograd refuses whatever still needs the old values in this backward.
         touch(param)
         with self._lock:
@@ -111,12 +114,19 @@ class EarlyUpdates:
         Raises
         ------
         RuntimeError
-            A gradient was changed after it was used.
+            A gradient was changed or replaced after it was used, or a GradScaler scaled it.
         """
         self.wait()
         taken, self._taken, self._groups = self._taken, {}, {}
-        for param, version in taken.items():
-            if param.grad is not None and param.grad._version != version:
+        if hasattr(self._optimizer(), "found_inf"):
+            raise RuntimeError(
+                "overlap: parameters were updated in the backward with gradients that a GradScaler "
+                "scales, and it cannot skip their update any more; use overlap=False, or bfloat16, "
+                "which needs no scaling"
+            )
+        for param, (used, version) in taken.items():
+            grad = param.grad
+            if grad is not None and (used() is not grad or grad._version != version):
                 raise RuntimeError(
                     f"overlap: the gradient of a parameter of shape {tuple(param.shape)} was "
                     "changed after the parameter was updated with it (clipping, unscaling); what "

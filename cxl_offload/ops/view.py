@@ -6,8 +6,10 @@ from collections.abc import Collection
 
 import torch
 from torch._compile import _disable_dynamo
+from torch.autograd import forward_ad
 
 from cxl_offload import _C
+from cxl_offload.memory.bounds import check_bounds
 
 untraced = _disable_dynamo
 """Marks a function that torch.compile runs as it is: while it traces, addresses of tensors mean
@@ -62,7 +64,7 @@ def tensor_view(
         Not a tensor, or a subclass whose bytes are not its values (a distributed, fake or
         functional tensor).
     ValueError
-        Another device, layout or dtype, or not contiguous.
+        Another device, layout or dtype, not contiguous, or with less memory than it says.
     """
     if type(tensor) is not torch.Tensor:
         _check_class(tensor, name)
@@ -79,6 +81,9 @@ def tensor_view(
             f"{name} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
             "contiguous; it is never copied behind your back: pass a contiguous tensor"
         )
+    if torch._is_functional_tensor(tensor):
+        raise TypeError(f"{name} is a functional tensor, whose memory is not its own")
+    check_bounds(tensor, name)
     return _C.TensorView(tensor.data_ptr(), _NAMES[dtype], tensor.shape, tensor.stride())
 
 
@@ -90,6 +95,64 @@ def _check_class(tensor: object, name: str) -> None:
             f"{name} is a {type(tensor).__name__}, whose bytes are not its values; "
             "pass the tensor inside it, e.g. to_local()"
         )
+
+
+def refuse_recording(function: str) -> None:
+    """Refuses to compute while torch records operators, which would not see a kernel's work.
+
+    Raises
+    ------
+    RuntimeError
+        Under ``torch.jit.trace`` or ``make_fx``; the message names the operator to call instead.
+    """
+    if torch._C._is_tracing() or (
+        torch._C._len_torch_dispatch_stack()
+        and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    ):
+        raise RuntimeError(
+            f"{function}: torch records operators here (jit.trace, make_fx), and this call would "
+            f"be missing; call torch.ops.cxl_offload.{function} instead, which "
+            f"cxl_offload.ops.{_OPERATOR_MODULES[function]} registers"
+        )
+
+
+def refuse_derivatives(function: str, *tensors: object) -> None:
+    """Refuses arguments whose derivative is wanted, backward or forward.
+
+    Raises
+    ------
+    ValueError
+        Names the function.
+    """
+    backward, forward = torch.is_grad_enabled(), forward_ad._current_level >= 0
+    if not (backward or forward):
+        return
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if backward and tensor.requires_grad:
+            raise ValueError(f"{function} has no derivative; call it under torch.no_grad()")
+        if forward and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise ValueError(f"{function} has no forward derivative; call it on primal values")
+
+
+_OPERATOR_MODULES = {"linear": "linear_op", "decode_attention": "attention_op"}
+
+
+def check_devices(function: str, first: torch.Tensor, *others: torch.Tensor | None) -> None:
+    """Refuses arguments of an operator that are on several devices, meta among them.
+
+    Raises
+    ------
+    ValueError
+        Names both devices.
+    """
+    for other in others:
+        if other is not None and other.device != first.device:
+            raise ValueError(
+                f"{function}: arguments on {first.device} and on {other.device}; all of them "
+                "must be on one device"
+            )
 
 
 def touch(*tensors: torch.Tensor) -> None:

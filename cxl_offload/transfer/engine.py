@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 
 from cxl_offload import _C
 from cxl_offload.memory import Preferred, Session
+from cxl_offload.memory.bounds import check_bounds
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.transfer.host import HostCopier
 
@@ -336,6 +337,8 @@ def _size(ends: tuple[End, End], nbytes: int | None) -> int:
     for end in ends:
         if not isinstance(end, int) and not end.is_contiguous():
             raise ValueError("copy of a tensor that is not contiguous: copy its parts")
+        if hasattr(end, "untyped_storage"):
+            check_bounds(end, "a tensor to copy")
     size = sizes.pop()
     if size < 0:
         raise ValueError(f"copy {size} bytes")

@@ -15,13 +15,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cxl_offload import _C
 from cxl_offload.files import decode_json, encode, read_text, write_text
+from cxl_offload.memory.bounds import check_bounds
 from cxl_offload.topology import Machine
 from cxl_offload.transfer.blocks import Addresses
 
@@ -68,6 +69,10 @@ class StridedTensor(Protocol):
     def data_ptr(self) -> int: ...
     def stride(self) -> Sequence[int]: ...
     def element_size(self) -> int: ...
+    def numel(self) -> int: ...
+    def is_contiguous(self) -> bool: ...
+    def storage_offset(self) -> int: ...
+    def untyped_storage(self) -> Any: ...
 
 
 def cpus_near(machine: Machine, node: int) -> list[int]:
@@ -200,7 +205,8 @@ class HostCopier:
         Raises
         ------
         ValueError
-            Shapes or element sizes differ, or elements of the target share memory.
+            Shapes or element sizes differ, elements of the target share memory, or a tensor is
+            larger than its storage.
         """
         size = target.element_size()
         if tuple(target.shape) != tuple(source.shape) or size != source.element_size():
@@ -211,6 +217,8 @@ class HostCopier:
         pairs = zip(target.shape, target.stride(), strict=True)
         if any(length > 1 and stride == 0 for length, stride in pairs):
             raise ValueError("copy to a tensor whose elements share memory (stride 0)")
+        check_bounds(target, "target")
+        check_bounds(source, "source")
         self._core.copy_strided(
             target=target.data_ptr(),
             source=source.data_ptr(),

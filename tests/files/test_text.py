@@ -89,6 +89,12 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_text(tmp_path / "latin.yaml")
 
 
+def test_names_that_no_file_can_have_are_refused() -> None:
+    for name in ("a\0b", "\0", "configs/\0.yaml"):
+        with pytest.raises(ConfigError, match="no name of a file"):
+            read_text(name)
+
+
 def test_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     target = tmp_path / "plan.yaml"
     write_text(target, "old")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import pickle
 import signal
 import subprocess
@@ -130,6 +131,41 @@ def test_gradients_that_change_before_the_step_are_refused() -> None:
     with pytest.raises(RuntimeError, match="changed after the parameter was updated"):
         optimizer.step()
     train(model, optimizer, range(1, 2))
+
+
+def test_gradients_that_are_replaced_before_the_step_are_refused() -> None:
+    param = nn.Parameter(torch.ones(4))
+    optimizer = CPUAdam([param], lr=0.1, overlap=True)
+    (param * 2).sum().backward()
+    param.grad = torch.zeros(4)  # its version is that of the one that was used
+    with pytest.raises(RuntimeError, match="changed after the parameter was updated"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+@pytest.mark.parametrize("factor", [1.0, math.inf])
+def test_scaled_gradients_are_refused(factor: float, unscaled: bool) -> None:
+    param = nn.Parameter(torch.ones(4))
+    optimizer = CPUAdam([param], lr=0.1, overlap=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale((param * factor).sum()).backward()
+    if unscaled:
+        scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="a GradScaler"):
+        scaler.step(optimizer)
+
+
+def test_scaled_gradients_are_used_without_overlap() -> None:
+    param = nn.Parameter(torch.ones(4))
+    optimizer = CPUAdam([param], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for factor in (1.0, math.inf):
+        optimizer.zero_grad()
+        scaler.scale((param * factor).sum()).backward()
+        scaler.step(optimizer)  # leaves the second step out
+        scaler.update()
+    assert torch.equal(optimizer.state[param]["exp_avg"], torch.full((4,), 0.1))
+    assert param.isfinite().all()
 
 
 @pytest.mark.parametrize("late", [{"grad_scale": 0.5}, {"low_precision_copies": "copy"}], ids=str)
