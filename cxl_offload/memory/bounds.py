@@ -14,7 +14,8 @@ def check_bounds(tensor: Any, name: str) -> None:
     ----------
     tensor
         Of torch, strided. torch itself looks at shapes only, and crashes where resizing a storage
-        (``untyped_storage().resize_``) left a tensor without its memory.
+        (``untyped_storage().resize_``) left a tensor without its memory. What has no storage to ask
+        is taken at its word.
     name
         What the caller calls it, for the message.
 
@@ -23,6 +24,8 @@ def check_bounds(tensor: Any, name: str) -> None:
     ValueError
         Names the bytes that are needed and those that are there.
     """
+    if not hasattr(tensor, "untyped_storage"):
+        return
     count: int = tensor.numel()
     if count == 0:
         return

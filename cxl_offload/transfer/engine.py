@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from cxl_offload import _C
-from cxl_offload.memory import Preferred, Session
-from cxl_offload.memory.bounds import check_bounds
+from cxl_offload.memory import Preferred, Session, bounds
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.transfer.host import HostCopier
 
@@ -334,11 +333,10 @@ def _size(ends: tuple[End, End], nbytes: int | None) -> int:
     if len(sizes) != 1:
         found = " and ".join(str(size) for size in sorted(sizes)) or "no size"
         raise ValueError(f"copy between ends of {found}: name one number of bytes")
-    for end in ends:
-        if not isinstance(end, int) and not end.is_contiguous():
+    for end in (each for each in ends if not isinstance(each, int)):
+        if not end.is_contiguous():
             raise ValueError("copy of a tensor that is not contiguous: copy its parts")
-        if hasattr(end, "untyped_storage"):
-            check_bounds(end, "a tensor to copy")
+        bounds.check_bounds(end, "a tensor to copy")
     size = sizes.pop()
     if size < 0:
         raise ValueError(f"copy {size} bytes")
