@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any, cast
 
 import torch
 from torch._compile import _disable_dynamo
@@ -132,8 +133,13 @@ def refuse_derivatives(function: str, *tensors: object) -> None:
             continue
         if backward and tensor.requires_grad:
             raise ValueError(f"{function} has no derivative; call it under torch.no_grad()")
-        if forward and forward_ad.unpack_dual(tensor).tangent is not None:
+        if forward and _tangent_of(tensor) is not None:
             raise ValueError(f"{function} has no forward derivative; call it on primal values")
+
+
+def _tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    dual = cast("Any", forward_ad).unpack_dual(tensor)
+    return cast("torch.Tensor | None", dual.tangent)
 
 
 _OPERATOR_MODULES = {"linear": "linear_op", "decode_attention": "attention_op"}
