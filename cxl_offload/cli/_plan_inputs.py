@@ -66,6 +66,9 @@ Limit = Annotated[
 HostUsable = Annotated[
     float, typer.Option(help="Share of host memory to plan with.", rich_help_panel=LIMITS)
 ]
+Why = Annotated[
+    bool, typer.Option("--why", help="Say what the next best placements would have cost.")
+]
 CxlMargin = Annotated[
     float,
     typer.Option(

@@ -31,6 +31,10 @@ def print_plan(console: Console, plan: Plan, file: str | None = None) -> None:
     _print_homes(console, plan)
     _print_phases(console, plan)
     _print_prices(console, plan)
+    if plan.why:
+        console.print("\nWhy so (predicted)")
+        for reason in plan.why:
+            console.print(f"- {reason}.")
     console.print()
     if plan.error is not None:
         console.print(

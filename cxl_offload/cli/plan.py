@@ -25,6 +25,7 @@ from cxl_offload.cli._plan_inputs import (
     ProfileFile,
     Tiers,
     Timeline,
+    Why,
     as_advice,
     drawn,
     limits,
@@ -101,6 +102,7 @@ def inference(
         str | None,
         typer.Option(help="Its weight folder, passed on to the command.", rich_help_panel=_FLEXGEN),
     ] = None,
+    why: Why = False,
     timeline: Timeline = None,
     output: Output = None,
     as_json: AsJson = False,
@@ -132,6 +134,7 @@ def inference(
         "limits": limits(limit),
         "host_usable": host_usable,
         "cxl_margin": cxl_margin,
+        "why": why,
     }
     if gpu_usable is not None:
         common["gpu_usable"] = gpu_usable
@@ -231,6 +234,7 @@ def training(
         float, typer.Option(help="Share of GPU memory to plan with.", rich_help_panel=LIMITS)
     ] = 0.8,
     cxl_margin: CxlMargin = 0.03,
+    why: Why = False,
     timeline: Timeline = None,
     output: Output = None,
     as_json: AsJson = False,
@@ -257,6 +261,7 @@ def training(
                 host_usable=host_usable,
                 gpu_usable=gpu_usable,
                 cxl_margin=cxl_margin,
+                why=why,
                 replay=replay,
             )
         )

@@ -139,6 +139,10 @@ class Executor(ABC, Generic[T]):
         """Kinds of weights that CPUs multiply where they lie, beside a GPU."""
         return ()
 
+    def other_homes(self, found: Candidate[T]) -> Iterable[tuple[str, Candidate[T] | None]]:
+        """The best with one kind elsewhere, and what was done in words; None: it does not fit."""
+        return ()
+
     def notes(self, found: Candidate[T]) -> list[str]:
         """What the reader must know."""
         return []

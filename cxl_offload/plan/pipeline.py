@@ -12,6 +12,7 @@ from cxl_offload.plan.executor import Candidate, Executor, homes
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.plan.prices import prices
 from cxl_offload.plan.replay_check import disagreements
+from cxl_offload.plan.why import reasons
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ def make_plan(executor: Executor[T]) -> Plan:
         threads=executor.threads(found),
         policies=executor.policies(found),
         on_cpu=executor.on_cpu(found),
+        why=tuple(reasons(executor, found)) if request.why else (),
         notes=(*found.hardware.notes, *executor.notes(found), *_replayed(executor, found)),
     )
 

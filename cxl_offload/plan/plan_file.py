@@ -132,6 +132,8 @@ class Plan:
         transformers: kind of tensor to the policy of its host memory, or ``gpu``.
     on_cpu
         transformers: kinds of weights that CPUs multiply where they lie, beside a GPU.
+    why
+        What the next best placements would have cost (predicted), where that was asked for.
     """
 
     version: int = PLAN_VERSION
@@ -156,6 +158,7 @@ class Plan:
     threads: dict[int, int] = field(default_factory=dict)
     policies: dict[str, str] = field(default_factory=dict)
     on_cpu: tuple[str, ...] = ()
+    why: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -32,6 +32,8 @@ class PlanRequest:
     replay
         Charges time for the plan's bytes apart from the equations, the simulator by default;
         where it differs by more than 10 % the plan's notes say so. None: no replay.
+    why
+        Whether to say what the next best placements would have cost.
     """
 
     model: ModelConfig
@@ -42,6 +44,7 @@ class PlanRequest:
     gpu_usable: float = 1.0
     cxl_margin: float = CXL_MARGIN
     replay: Replay | None = simulated_seconds
+    why: bool = False
 
     def __post_init__(self) -> None:
         if not self.cxl_margin >= 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cxl_offload.errors import ConfigError
@@ -197,6 +197,18 @@ class FlexGen(Executor[Optimum]):
         block = block_of(found.choice.choice, found.choice.loads)
         trace = planned_trace(self._job, found.hardware, block)
         return replay(trace, machine, cpu_engines(machine, self._job.engine))
+
+    def other_homes(
+        self, found: Candidate[Optimum]
+    ) -> Iterable[tuple[str, Candidate[Optimum] | None]]:
+        """Host weights and KV striped where they are whole, and whole where they are striped."""
+        request, choice = self._request, found.choice.choice
+        stripes = {"weights": choice.weight_stripe, "kv": choice.kv_stripe}
+        for kind, stripe in stripes.items():
+            wish: Interleave = "always" if stripe is None else "never"
+            asked = replace(request, interleave={**request.interleave, kind: wish})
+            what = f"{kind} of the host striped" if stripe is None else f"{kind} not striped"
+            yield what, FlexGen(asked).search(found.hardware)
 
     def notes(self, found: Candidate[Optimum]) -> list[str]:
         """Usable shares, stripes, and where rates are from."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.executor import Candidate, Executor, KindBytes
@@ -250,6 +250,15 @@ class DeepSpeed(Executor[PlannedStep]):
         step, weights, hardware = found.choice.step, found.choice.weights, found.hardware
         work = planned_work(self._job, step, hardware, weights)
         return replayed_phases(replay, work, step, hardware, self.machine(found))
+
+    def other_homes(
+        self, found: Candidate[PlannedStep]
+    ) -> Iterable[tuple[str, Candidate[PlannedStep] | None]]:
+        """The other stage: parameters on the GPU, or on the host."""
+        for stage in STAGES if self._request.stage is None else ():
+            if stage != found.choice.stage:
+                other = DeepSpeed(replace(self._request, stage=stage))
+                yield f"ZeRO stage {stage}", other.search(found.hardware)
 
     def notes(self, found: Candidate[PlannedStep]) -> list[str]:
         """What the script has to do, and what is not known."""

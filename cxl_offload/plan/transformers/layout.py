@@ -39,9 +39,22 @@ class Layout:
     idle: frozenset[str]
     kv_on_gpu: bool
 
+    def home_of(self, kind: str) -> str:
+        """``gpu``, ``streamed``, ``cpu`` or ``idle``; of KV ``gpu`` or ``host``."""
+        if kind == "kv":
+            return "gpu" if self.kv_on_gpu else "host"
+        homes = {"streamed": self.streamed, "cpu": self.on_cpu, "idle": self.idle}
+        return next((home for home, kinds in homes.items() if kind in kinds), "gpu")
+
     def bytes_of(self, job: DecoderJob, kinds: frozenset[str]) -> int:
         """Weights of these kinds."""
         return sum(job.kinds[kind].bytes for kind in kinds)
+
+    @staticmethod
+    def large(job: DecoderJob) -> list[str]:
+        """Kinds of weights whose home makes a difference."""
+        least = _SMALL * job.weight_bytes
+        return [k for k in job.kinds if k != EMBEDDING and job.kinds[k].bytes >= least]
 
     def gpu_bytes(self, job: DecoderJob) -> int:
         """What the accelerator holds beside keys, values and hidden states of a block."""
@@ -60,8 +73,7 @@ def layouts(
     if not hardware.has_gpu:
         yield Layout(1, frozenset(), kinds - idle, idle, kv_on_gpu=False)
         return
-    least = _SMALL * job.weight_bytes
-    large = [k for k in job.kinds if k != EMBEDDING and job.kinds[k].bytes >= least]
+    large = Layout.large(job)
     for homes in itertools.product(("gpu", "streamed", "cpu"), repeat=len(large)):
         streamed, on_cpu = (
             frozenset(k for k, home in zip(large, homes, strict=True) if home == wanted)

@@ -17,8 +17,15 @@ from cxl_offload.plan.transformers.homes import block_of, largest_tensor, policy
 from cxl_offload.plan.transformers.job import decoder_job
 from cxl_offload.plan.transformers.layout import BATCHES
 from cxl_offload.plan.transformers.program import ACT, KV
-from cxl_offload.plan.transformers.search import Found, search
+from cxl_offload.plan.transformers.search import ANYTHING, Found, Wish, search
 from cxl_offload.units import format_bytes
+
+_HOMES = {
+    "gpu": "on the GPU",
+    "host": "on the host",
+    "streamed": "streamed to the GPU",
+    "cpu": "multiplied by the CPUs",
+}
 
 GPU = "gpu"
 """Stands for a policy where a kind is on the accelerator."""
@@ -97,13 +104,19 @@ class Transformers(Executor[Found]):
         self, hardware: Hardware, *, like: Candidate[Found] | None = None
     ) -> Candidate[Found] | None:
         """The best batch, layout and shares."""
+        return self._best(hardware, like=None if like is None else like.choice)
+
+    def _best(
+        self, hardware: Hardware, *, like: Found | None = None, wish: Wish = ANYTHING
+    ) -> Candidate[Found] | None:
         request = self._request
         found = search(
             self._job,
             hardware,
             batches=request.batches,
             most=request.most_batches,
-            like=None if like is None else like.choice,
+            like=like,
+            wish=wish,
         )
         if found is None:
             return None
@@ -212,6 +225,24 @@ class Transformers(Executor[Found]):
         block = block_of(job, found.hardware, found.choice.homes)
         engines = cpu_engines(machine, job.engine)
         return replay(planned_trace(job, found.hardware, block), machine, engines)
+
+    def other_homes(self, found: Candidate[Found]) -> Iterable[tuple[str, Candidate[Found] | None]]:
+        """Every large kind with who else could compute with it, and off every node it is on."""
+        hardware, homes = found.hardware, found.choice.homes
+        for kind in (*sorted(homes.layout.large(self._job)), KV):
+            now = homes.layout.home_of(kind)
+            others = ("gpu", "host") if kind == KV else ("gpu", "streamed", "cpu")
+            for other in others if hardware.has_gpu else ():
+                if other != now:
+                    wish = Wish(homes={kind: other})
+                    yield f"{kind} {_HOMES[other]} instead", self._best(hardware, wish=wish)
+        for name, parts in homes.parts.items():
+            kinds = sorted(kind for kind in homes.kinds if homes.class_of(kind) == name)
+            for at, part in enumerate(parts):
+                if part and kinds:
+                    wish = Wish(banned={name: frozenset({at})})
+                    where = hardware.nodes[at].where
+                    yield f"{' and '.join(kinds)} kept off {where}", self._best(hardware, wish=wish)
 
     def notes(self, found: Candidate[Found]) -> list[str]:
         """Usable shares, what CPUs do, and where rates are from."""

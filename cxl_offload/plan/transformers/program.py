@@ -52,6 +52,8 @@ class SharesProgram:
         Most batches.
     unit_s
         Seconds near the answer.
+    banned
+        Classes of tensors, each with the nodes that it may not be on.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class SharesProgram:
         batches: int | None,
         most: int,
         unit_s: float,
+        banned: Mapping[str, frozenset[int]] | None = None,
     ) -> None:
         self.job, self.hardware, self.layout = job, hardware, layout
+        self._banned = banned or {}
         self._batches = batches
         self._unit_b, self._unit_s = float(job.weight_bytes), unit_s
         self.program = Program()
@@ -84,19 +88,18 @@ class SharesProgram:
             IDLE: float(layout.bytes_of(job, layout.idle)),
         }
         self.on: dict[str, list[int]] = {}
-        nodes = self.hardware.nodes
         for name, nbytes in totals.items():
             if nbytes:
-                self.on[name] = [column(name, cost=_TIDY * (at + 1)) for at in range(len(nodes))]
+                self.on[name] = self._on_nodes(name)
                 terms = dict.fromkeys(self.on[name], 1.0)
                 self._row(f"all {name}", {**terms, self.inverse: -nbytes / self._unit_b}, equal=0)
         self.kv_bytes = 0.0 if layout.kv_on_gpu else layout.rows * job.kv_sequence_bytes
         if self.kv_bytes:
-            self.on[KV] = [column(KV, cost=_TIDY * (at + 1)) for at in range(len(nodes))]
+            self.on[KV] = self._on_nodes(KV)
             self._row("all kv", dict.fromkeys(self.on[KV], 1.0), equal=self.kv_bytes / self._unit_b)
         self.act_bytes = float(job.hidden_bytes(layout.rows)) if self.hardware.has_gpu else 0.0
         if self.act_bytes:
-            self.on[ACT] = [column(ACT, cost=_TIDY * (at + 1)) for at in range(len(nodes))]
+            self.on[ACT] = self._on_nodes(ACT)
             self.act_gpu = column("act gpu")
             terms = dict.fromkeys([*self.on[ACT], self.act_gpu], 1.0)
             self._row("all act", terms, equal=self.act_bytes / self._unit_b)
@@ -104,6 +107,16 @@ class SharesProgram:
         self.prefill, self.token = column("prefill", cost=1.0), column("token", cost=steps)
         self.load, self.attention = column("load"), column("attention")
         self.products = column("products")
+
+    def _on_nodes(self, name: str) -> list[int]:
+        """A column a node; of equals the first ones are taken."""
+        banned = self._banned.get(name, frozenset())
+        return [
+            self.program.column(
+                name, high=0.0 if at in banned else float("inf"), cost=_TIDY * (at + 1)
+            )
+            for at in range(len(self.hardware.nodes))
+        ]
 
     def _row(self, name: str, terms: Terms, *, equal: float) -> None:
         self.program.row(name, terms, low=equal, high=equal)

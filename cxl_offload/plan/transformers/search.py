@@ -6,8 +6,8 @@ and with the whole numbers beside its answer, until no bound is left above the b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.phases import (
@@ -45,6 +45,24 @@ class Found:
     tokens_per_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A part of the answer: the home of a kind (or of ``kv``), or nodes that a class is kept off.
+
+    ``homes`` are ``gpu``, ``streamed`` or ``cpu`` by kind, and ``gpu`` or ``host`` of ``kv``.
+    """
+
+    homes: Mapping[str, str] = field(default_factory=dict)
+    banned: Mapping[str, frozenset[int]] = field(default_factory=dict)
+
+    def allows(self, layout: Layout) -> bool:
+        """Whether a layout has these homes."""
+        return all(layout.home_of(kind) == home for kind, home in self.homes.items())
+
+
+ANYTHING = Wish()
+
+
 def search(
     job: DecoderJob,
     hardware: Hardware,
@@ -52,6 +70,7 @@ def search(
     batches: Sequence[int] = BATCHES,
     most: int | None = None,
     like: Found | None = None,
+    wish: Wish = ANYTHING,
 ) -> Found | None:
     """The homes with the most tokens a second; None where not one sequence fits.
 
@@ -63,15 +82,17 @@ def search(
         Most batches of a block; most rows where there is no accelerator.
     like
         Homes that fit; the search begins with their layout.
+    wish
+        What is to be kept to.
     """
     queue = []
     for at, layout in enumerate(layouts(job, hardware, batches=batches)):
         top = most_batches(job, hardware, layout)
         top = top if most is None else min(top, most)
-        if top >= 1:
+        if top >= 1 and wish.allows(layout):
             queue.append((least_seconds(job, hardware, layout, top), at, top, layout))
     queue.sort(key=lambda each: each[:2])
-    run = _Search(job, hardware)
+    run = _Search(job, hardware, wish)
     if like is not None:
         for bound, _, top, layout in queue:
             if run.is_like(layout, like.homes.layout):
@@ -88,8 +109,8 @@ def search(
 class _Search:
     """The best shares so far."""
 
-    def __init__(self, job: DecoderJob, hardware: Hardware) -> None:
-        self._job, self._hardware = job, hardware
+    def __init__(self, job: DecoderJob, hardware: Hardware, wish: Wish) -> None:
+        self._job, self._hardware, self._wish = job, hardware, wish
         self._best: tuple[Layout, Shares] | None = None
         self._seconds = float("inf")
 
@@ -122,6 +143,7 @@ class _Search:
             batches=count,
             most=most,
             unit_s=bound * layout.rows,
+            banned=self._wish.banned,
         )
         return program.solve()
 
