@@ -196,3 +196,14 @@ def test_parameters_are_few_or_have_a_reason() -> None:
                 found[f"{name} {each}"] = len(parameters_of(function))
     offenders = [f"{each}: {found[each]}" for each in found.keys() - MANY_PARAMETERS.keys()]
     assert not offenders, "\n".join(offenders)
+
+
+def test_decisions_have_a_number_each_and_say_it() -> None:
+    files = sorted((PACKAGE.parent / "docs" / "adr").glob("*.md"))
+    numbers = [int(file.name.partition("-")[0]) for file in files]
+    assert numbers == list(range(1, len(files) + 1)), [file.name for file in files]
+    heads = [file.read_text().partition("\n")[0] for file in files]
+    wrong = [
+        head for head, number in zip(heads, numbers, strict=True) if f"# {number}. " not in head
+    ]
+    assert not wrong, wrong

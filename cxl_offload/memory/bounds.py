@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["check_bounds"]
-
 
 def check_bounds(tensor: Any, name: str) -> None:
     """Refuses a tensor that reaches beyond its storage, before an address of it is used.
