@@ -14,6 +14,7 @@ from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
     from cxl_offload.tune.climb import Climb, ClimbRule, PublishedCaption
+    from cxl_offload.tune.counters import CounterEstimator, Counts, StepCounters
     from cxl_offload.tune.counts import DecisionCount, decisions
     from cxl_offload.tune.curves import TierRatios
     from cxl_offload.tune.decision import Bounds, Decision, Tuner
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
     from cxl_offload.tune.hot_parts import HotParts, Slice
     from cxl_offload.tune.machine import tier_ratios
     from cxl_offload.tune.model_based import ModelRule, ModelTuner
+    from cxl_offload.tune.new_regions import NewRegions, StepWatch
     from cxl_offload.tune.optimizer import TunedOptimizer, tune_optimizer
     from cxl_offload.tune.options import Signal, TuneOptions, read_tuning
+    from cxl_offload.tune.phase_steps import PhaseSteps
     from cxl_offload.tune.phases import CycleShares, PhaseTuner, cycle_shares
     from cxl_offload.tune.recording import ReplayedDecision, StepRecording, replay_recording
     from cxl_offload.tune.step_tuner import StepTuner
+    from cxl_offload.tune.threads import PhaseThreads, ThreadChoice
     from cxl_offload.tune.tiers import near_and_far
     from cxl_offload.tune.window import StepSamples, Window
 
@@ -34,6 +38,8 @@ __all__ = [
     "Bounds",
     "Climb",
     "ClimbRule",
+    "CounterEstimator",
+    "Counts",
     "CycleShares",
     "Decision",
     "DecisionCount",
@@ -43,15 +49,21 @@ __all__ = [
     "ModelRule",
     "ModelTuner",
     "Moved",
+    "NewRegions",
+    "PhaseSteps",
+    "PhaseThreads",
     "PhaseTuner",
     "PublishedCaption",
     "ReplayedDecision",
     "Signal",
     "Slice",
+    "StepCounters",
     "StepRecording",
     "StepSamples",
     "StepTuner",
+    "StepWatch",
     "Swap",
+    "ThreadChoice",
     "TierRatios",
     "TuneOptions",
     "TunedHomes",
@@ -74,6 +86,11 @@ __getattr__, __dir__ = lazy_names(
             "Climb",
             "ClimbRule",
             "PublishedCaption",
+        ),
+        "counters": (
+            "CounterEstimator",
+            "Counts",
+            "StepCounters",
         ),
         "counts": (
             "DecisionCount",
@@ -103,6 +120,10 @@ __getattr__, __dir__ = lazy_names(
             "ModelRule",
             "ModelTuner",
         ),
+        "new_regions": (
+            "NewRegions",
+            "StepWatch",
+        ),
         "optimizer": (
             "TunedOptimizer",
             "tune_optimizer",
@@ -112,6 +133,7 @@ __getattr__, __dir__ = lazy_names(
             "TuneOptions",
             "read_tuning",
         ),
+        "phase_steps": ("PhaseSteps",),
         "phases": (
             "CycleShares",
             "PhaseTuner",
@@ -123,6 +145,10 @@ __getattr__, __dir__ = lazy_names(
             "replay_recording",
         ),
         "step_tuner": ("StepTuner",),
+        "threads": (
+            "PhaseThreads",
+            "ThreadChoice",
+        ),
         "tiers": ("near_and_far",),
         "window": (
             "StepSamples",

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cxl_offload.errors import PlacementError
-from cxl_offload.memory import Allocation, Bind, Policy, Session, Weighted, current_session
+from cxl_offload.memory import Allocation, Policy, Session, Weighted, current_session
 from cxl_offload.memory.placement import NOT_FAULTED_IN
 from cxl_offload.memory.policy import DEFAULT_GRANULE_BYTES
-from cxl_offload.tune.decision import Bounds, weights_of_share
+from cxl_offload.tune.decision import Bounds
+from cxl_offload.tune.tiers import tier_policy
 
 if TYPE_CHECKING:
     import torch
@@ -152,12 +153,7 @@ class TunedHomes:
 
     def policy(self, share: float, *, granule_bytes: int = DEFAULT_GRANULE_BYTES) -> Policy:
         """The policy that puts ``share`` of a tensor's bytes on the far tier."""
-        near, far = weights_of_share(share)
-        weights = {node: near * len(self._far) for node in self._near if near}
-        weights |= {node: far * len(self._near) for node in self._far if far}
-        if len(weights) == 1:
-            return Bind(tuple(weights))
-        return Weighted(weights, granule_bytes=granule_bytes)
+        return tier_policy(self._near, self._far, share, granule_bytes=granule_bytes)
 
     def _policy_of(self, owner: Allocation, share: float) -> Policy:
         """The policy for one allocation.

@@ -19,7 +19,7 @@ from cxl_offload.tune.curves import SHARES, Family, TierRatios, curve_family
 from cxl_offload.tune.decision import Bounds, Decision
 from cxl_offload.tune.window import Window
 
-Regime = Literal["latency", "bandwidth", "not memory", "unknown"]
+Regime = Literal["latency", "bandwidth", "capacity", "not memory", "unknown"]
 _Floats = NDArray[np.float64]
 
 _LEAST_MEMORY_PART = 0.15
@@ -74,6 +74,22 @@ class Record:
             known = None
         self.measured[at] = new if known is None else known.and_then(new)
         return jumped
+
+    def saved(self) -> dict[str, list[float]]:
+        """What :meth:`restore` needs, as JSON."""
+        return {str(at): [one.log_s, one.variance] for at, one in self.measured.items()}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Goes on where :meth:`saved` was called; raises ValueError or the like if damaged."""
+        measured = {
+            int(index): Measured(float(log_s), float(variance))
+            for index, (log_s, variance) in saved.items()
+        }
+        if not all(0 <= index < len(SHARES) for index in measured) or not all(
+            math.isfinite(one.log_s) and 0 < one.variance < math.inf for one in measured.values()
+        ):
+            raise ValueError("measured")
+        self.measured = measured
 
     def belief(self) -> Belief:
         """What the windows say of every share."""
@@ -145,6 +161,7 @@ class ModelTuner:
         self._rule = rule
         self._at = _nearest(start)
         self._record = Record(curve_family(ratios))
+        self._fits_near = True
 
     @property
     def share(self) -> float:
@@ -152,7 +169,12 @@ class ModelTuner:
 
     @property
     def regime(self) -> Regime:
-        """What binds the step with all pages near, as far as the windows tell."""
+        """What binds the step with all pages near, as far as the windows tell.
+
+        ``"capacity"`` where the near tier has no room for all of it, whatever the step waits for.
+        """
+        if not self._fits_near:
+            return "capacity"
         if len(self._record.measured) < 2:
             return "unknown"
         belief = self._record.belief()
@@ -162,6 +184,7 @@ class ModelTuner:
 
     def decide(self, window: Window, bounds: Bounds = Bounds()) -> Decision:  # noqa: B008 - frozen
         jumped = self._record.note(self._at, window, self._rule)
+        self._fits_near = bounds.lowest <= 0.0
         belief = self._record.belief()
         best, try_next, gain = choose(belief, set(self._record.measured), self._rule, bounds)
         before = self.share
@@ -184,28 +207,20 @@ class ModelTuner:
     def hold(self, share: float) -> None:
         self._at = _nearest(share)
 
+    @staticmethod
+    def nearest(share: float) -> float:
+        """The share of the grid that a tuner takes ``share`` for."""
+        return SHARES[_nearest(share)]
+
     def saved(self) -> dict[str, Any]:
-        measured = self._record.measured.items()
-        return {
-            "tuner": "model",
-            "at": self._at,
-            "measured": {str(at): [one.log_s, one.variance] for at, one in measured},
-        }
+        return {"tuner": "model", "at": self._at, "measured": self._record.saved()}
 
     def restore(self, saved: dict[str, Any]) -> None:
         try:
             at = int(saved["at"])
-            measured = {
-                int(index): Measured(float(log_s), float(variance))
-                for index, (log_s, variance) in saved["measured"].items()
-            }
-            inside = all(0 <= index < len(SHARES) for index in [at, *measured])
-            sound = all(
-                math.isfinite(one.log_s) and 0 < one.variance < math.inf
-                for one in measured.values()
-            )
-            if saved["tuner"] != "model" or not inside or not sound:
+            if saved["tuner"] != "model" or not 0 <= at < len(SHARES):
                 raise ValueError("tuner")
+            self._record.restore(saved["measured"])
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
             raise ConfigError("the saved state is not that of the tuner 'model'") from problem
-        self._at, self._record.measured = at, measured
+        self._at = at

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.tune.belief import Belief
 from cxl_offload.tune.curves import SHARES, TierRatios, curve_family
 from cxl_offload.tune.decision import Bounds
@@ -94,6 +96,10 @@ def cycle_shares(phase_s: ArrayLike, *, whole_move_s: float) -> CycleShares:
     return best
 
 
+def _nearest(share: float) -> int:
+    return min(range(len(SHARES)), key=lambda index: abs(SHARES[index] - share))
+
+
 class PhaseTuner:
     """Learns the curve of each phase and chooses the shares of the next cycle.
 
@@ -125,13 +131,48 @@ class PhaseTuner:
         self._rule = rule
         self._move_s = whole_move_s
         self._records = {phase: Record(family) for phase in phases}
-        at = min(range(len(SHARES)), key=lambda index: abs(SHARES[index] - start))
-        self._at = dict.fromkeys(phases, at)
+        self._at = dict.fromkeys(phases, _nearest(start))
 
     @property
     def shares(self) -> dict[str, float]:
         """The share that is to be in force in each phase."""
         return {phase: SHARES[at] for phase, at in self._at.items()}
+
+    def moves_take(self, whole_move_s: float) -> None:
+        """What moving all tuned bytes from tier to tier takes, as it was measured."""
+        self._move_s = whole_move_s
+
+    def hold(self, shares: Mapping[str, float]) -> None:
+        """The shares that are in force after all."""
+        self._at = {phase: _nearest(shares[phase]) for phase in self.phases}
+
+    def saved(self) -> dict[str, Any]:
+        """What :meth:`restore` needs, as JSON."""
+        return {
+            "tuner": "phases",
+            "at": self._at,
+            "measured": {phase: record.saved() for phase, record in self._records.items()},
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Goes on where :meth:`saved` was called.
+
+        Raises
+        ------
+        ConfigError
+            The state is of other phases or is damaged.
+        """
+        try:
+            at = {phase: int(saved["at"][phase]) for phase in self.phases}
+            if saved["tuner"] != "phases" or not all(0 <= one < len(SHARES) for one in at.values()):
+                raise ValueError("at")
+            for phase, record in self._records.items():
+                record.restore(saved["measured"][phase])
+        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+            raise ConfigError(
+                f"the saved state is not that of the phases {', '.join(self.phases)}"
+            ) from problem
+        self._at = at
 
     def decide(
         self,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cxl_offload.errors import ConfigError
+from cxl_offload.memory import Bind, Policy, Weighted
+from cxl_offload.memory.policy import DEFAULT_GRANULE_BYTES
 from cxl_offload.topology import Machine
+from cxl_offload.tune.decision import weights_of_share
 
 _FAR = ("cxl", "rdram")
 """Second tiers, the usual one first."""
@@ -33,3 +38,19 @@ def near_and_far(
             f"({near}) and a far one ({second or ' or '.join(_FAR)})"
         )
     return nodes[near], nodes[second]
+
+
+def tier_policy(
+    near: Sequence[int],
+    far: Sequence[int],
+    share: float,
+    *,
+    granule_bytes: int = DEFAULT_GRANULE_BYTES,
+) -> Policy:
+    """The policy that puts ``share`` of the bytes on the far tier, evenly over its nodes."""
+    of_near, of_far = weights_of_share(share)
+    weights = {node: of_near * len(far) for node in near if of_near}
+    weights |= {node: of_far * len(near) for node in far if of_far}
+    if len(weights) == 1:
+        return Bind(tuple(weights))
+    return Weighted(weights, granule_bytes=granule_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -18,6 +19,8 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
 )
 
+from cxl_offload.tune import decisions
+
 HOT = "hot"
 """Label of the tier that KV blocks are stored to and loaded from."""
 
@@ -29,6 +32,7 @@ _DOCUMENTATION = {
 }
 
 
+_DECISIONS = "vllm:cxl_offload_tune_decisions"
 _CHUNK_BYTES = "vllm:cxl_offload_kv_chunk_bytes"
 _CAPACITY = "vllm:cxl_offload_kv_capacity_chunks"
 
@@ -38,13 +42,17 @@ def _name(event: str) -> str:
 
 
 def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
-    """One counter for each event and two gauges, with the tier as their label."""
+    """A counter for each event and two gauges by tier, and the decisions of tuners."""
     tier = ("tier",)
     counters = {
         _name(event): OffloadingCounterMetadata(documentation=text, labelnames=tier)
         for event, text in _DOCUMENTATION.items()
     }
     return counters | {
+        _DECISIONS: OffloadingCounterMetadata(
+            documentation="Decisions of tuners in the process of the scheduler.",
+            labelnames=("tuner", "outcome"),
+        ),
         _CHUNK_BYTES: OffloadingGaugeMetadata("Bytes of a chunk, all ranks together.", tier),
         _CAPACITY: OffloadingGaugeMetadata("Chunks that the tier has room for.", tier),
     }
@@ -77,6 +85,22 @@ class TierCounts:
         self._told = dict(self.totals)
         for name, value in self._gauges.items():
             stats.set_gauge(name, value, (self.tier,))
+
+
+_told_decisions: Counter[tuple[str, str]] = Counter()
+
+
+def report_decisions(stats: OffloadingConnectorStats) -> None:
+    """Adds what tuners of this process have decided since the last report.
+
+    A worker's decisions are seen where it shares the scheduler's process, as on one GPU without
+    ``VLLM_ENABLE_V1_MULTIPROCESSING``; elsewhere its log has them.
+    """
+    for one in decisions():
+        key = (one.tuner, one.outcome)
+        if one.framework == "vllm":
+            stats.increase_counter(_DECISIONS, one.count - _told_decisions[key], key)
+            _told_decisions[key] = one.count
 
 
 class CountedChunks:
@@ -125,4 +149,6 @@ class CountedChunks:
         manager: Any = super()
         stats = manager.get_stats() or OffloadingConnectorStats()
         self.tier_counts.report(stats)
+        if self.tier_counts.tier == HOT:
+            report_decisions(stats)
         return stats

@@ -6,6 +6,7 @@ class in the place of ``UVAOffloader``. Without ``weight_*`` options it does wha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from cxl_offload.integrations.vllm.weight_options import WeightOptions, read_wei
 from cxl_offload.integrations.vllm.weight_report import WeightReport
 from cxl_offload.memory import current_session
 from cxl_offload.objects.weight_kinds import kind_of
+from cxl_offload.tune import NewRegions, StepWatch
 
 logger = init_logger("vllm.cxl_offload")
 
@@ -68,6 +70,8 @@ class PlacedUVAOffloader(uva.UVAOffloader):  # type: ignore[misc]
     ) -> None:
         super().__init__(cpu_offload_max_bytes, cpu_offload_params)
         self.report: WeightReport | None = None
+        self._watch: StepWatch | None = None
+        self._planned: Any = None
         self._session = current_session()
         config = get_current_vllm_config_or_none()
         given = getattr(config, "additional_config", None)
@@ -190,7 +194,37 @@ class PlacedUVAOffloader(uva.UVAOffloader):  # type: ignore[misc]
         )
         for line in self.report.lines():
             logger.info("%s", line)
+        self._begin_tuning(self.report)
         return self.report
+
+    def _begin_tuning(self, report: WeightReport) -> None:
+        """From here on steps are timed, where there are weights to learn of."""
+        assert self.options is not None
+        nodes: Counter[int] = Counter()
+        for held in report.nodes.values():
+            nodes.update(held)
+        if self.options.tune_state is None:
+            return
+        if not nodes:
+            logger.warning("tune: no weight is in memory of this package; nothing to tune")
+            return
+        if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
+            return  # ranks hold like shares of every weight: the first decides for all
+        regions = NewRegions(
+            self._session.machine,
+            state=self.options.tune_state,
+            places=self.options.tuned_policy,
+            framework="vllm",
+        )
+        regions.placed(sum(nodes[node] for node in regions.far) / sum(nodes.values()))
+        self._watch = StepWatch(regions)
+
+    def step_begins(self, planned: Any) -> None:
+        """The model runner is given a step, vLLM's ``SchedulerOutput``."""
+        if self._watch is not None and planned is not self._planned:
+            self._planned = planned  # a runner may call that of its base class
+            sequences = len(planned.num_scheduled_tokens)
+            self._watch.begins(sequences, planned.total_num_scheduled_tokens)
 
     def placed(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and host memory of every weight that is offloaded now."""

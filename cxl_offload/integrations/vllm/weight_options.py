@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast, get_args
 
 from cxl_offload.errors import ConfigError
@@ -11,6 +12,7 @@ from cxl_offload.files import hint
 from cxl_offload.memory import Pages, known_policy
 from cxl_offload.objects.weight_kinds import KINDS, OUTSIDE_LAYERS, kind_of, matches
 from cxl_offload.topology import Machine
+from cxl_offload.tune import NewRegions
 
 SECTION = "cxl_offload"
 """The key of ``--additional-config`` that this package reads."""
@@ -25,7 +27,10 @@ _KEYS = (
     "weight_kinds",
     "weight_pages",
     "weight_strict",
+    "weight_tune",
+    "weight_tune_state",
 )
+_SAY_WHERE = ("weight_nodes", "weight_policy", "weight_placement")
 _POLICIES = ("bind", "preferred", "interleave")
 _PAGES = get_args(Pages)
 
@@ -45,12 +50,18 @@ class WeightOptions:
         ``"base"``, ``"thp"``, ``"2MiB"`` or ``"1GiB"``.
     strict
         Refuse rather than spill when a node is full or pinning moves pages.
+    tune_state
+        The file from which the share of new regions on the far tier is tuned; None: it is not.
+    tuned_policy
+        Whether ``policy`` is what that file says; else the tuner only advises.
     """
 
     policy: str
     kinds: Mapping[str, str]
     pages: Pages = "base"
     strict: bool = True
+    tune_state: Path | None = None
+    tuned_policy: bool = False
 
     def policy_of(self, name: str) -> str | None:
         """Where a parameter goes; None: it stays on the device.
@@ -107,9 +118,34 @@ def read_weight_options(
     strict = section.get("weight_strict", True)
     if not isinstance(strict, bool):
         raise _refused(f"weight_strict {strict!r}: must be true or false")
-    policy = _default_policy(section, machine)
-    kinds = _kinds(section.get("weight_kinds", {}), machine)
-    return WeightOptions(policy=policy, kinds=kinds, pages=cast("Pages", pages), strict=strict)
+    state = _tune_state(section)
+    tuned = state is not None and not any(key in section for key in _SAY_WHERE)
+    if tuned and state is not None:
+        policy = str(NewRegions(machine, state=state).policy())
+    else:
+        policy = _default_policy(section, machine)
+    return WeightOptions(
+        policy=policy,
+        kinds=_kinds(section.get("weight_kinds", {}), machine),
+        pages=cast("Pages", pages),
+        strict=strict,
+        tune_state=state,
+        tuned_policy=tuned,
+    )
+
+
+def _tune_state(section: Mapping[str, Any]) -> Path | None:
+    tune, state = section.get("weight_tune"), section.get("weight_tune_state")
+    if tune is None and state is None:
+        return None
+    if tune != "step_time":
+        raise _refused(f"weight_tune {tune!r}: must be 'step_time'")
+    if not isinstance(state, str) or not state:
+        raise _refused(
+            "weight_tune needs weight_tune_state, a file: regions of weights do not move, so what "
+            "is learned counts from the next start on"
+        )
+    return Path(state).expanduser()
 
 
 def _default_policy(section: Mapping[str, Any], machine: Machine) -> str:

@@ -1,10 +1,11 @@
 """The monkey patch that puts weights into tiers: vLLM has no registry of offloaders.
 
-Three names of vLLM are rebound: ``model_executor.offloader.uva.UVAOffloader``, which
+Names of vLLM are rebound: ``model_executor.offloader.uva.UVAOffloader``, which
 ``create_offloader`` looks up when the model runner is made; ``EngineArgs.create_engine_config``,
-so that wrong options are refused before an engine starts; and ``load_model`` of the model runners,
-to settle and report once weights are loaded. It is done on the versions that it was tested
-with, and only where the names look as expected; elsewhere ``weight_*`` options are refused.
+so that wrong options are refused before an engine starts; and of the model runners ``load_model``,
+to settle and report once weights are loaded, and ``execute_model``, to time steps. It is done on
+the versions that it was tested with, and only where the names look as expected; elsewhere
+``weight_*`` options are refused.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def install_weights() -> bool:
                 super().__init__(*args, **options)
                 for module, name in _RUNNERS.items():
                     _wrap(sys.modules.get(module), name, "load_model", _settled)
+                    _wrap(sys.modules.get(module), name, "execute_model", _timed)
 
         setattr(UVAOffloader, _DONE, True)
         uva.UVAOffloader = UVAOffloader
@@ -134,6 +136,18 @@ def _settled(load_model: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return load_and_settle
+
+
+def _timed(execute_model: Callable[..., Any]) -> Callable[..., Any]:
+    def tell_and_execute(runner: Any, planned: Any, *args: Any, **options: Any) -> Any:
+        from vllm.model_executor.offloader.base import get_offloader
+
+        step_begins = getattr(get_offloader(), "step_begins", None)
+        if step_begins is not None:
+            step_begins(planned)
+        return execute_model(runner, planned, *args, **options)
+
+    return tell_and_execute
 
 
 def _checked(why_not: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +122,31 @@ def test_wrong_option_is_refused_in_one_line(
 def test_section_that_is_no_object_is_refused(machine: Machine) -> None:
     with pytest.raises(ConfigError, match="must be an object, not 'bind:2'"):
         read_weight_options({"cxl_offload": "bind:2"}, machine)
+
+
+def test_tuned_weights_go_where_the_state_file_says(machine: Machine, tmp_path: Path) -> None:
+    state = str(tmp_path / "run.json")
+    fresh = read(machine, weight_tune="step_time", weight_tune_state=state)
+    assert (fresh.policy, fresh.tuned_policy) == ("bind:0", True)
+    model = {"tuner": "model", "at": 5, "measured": {"0": [0.0, 1e-4], "5": [-0.3, 1e-4]}}
+    Path(state).write_text(json.dumps({"model": model, "load": 4}))
+    learned = read(machine, weight_tune="step_time", weight_tune_state=state)
+    assert learned.policy == "weighted:0=10,2=5"
+    advised = read(machine, weight_tune="step_time", weight_tune_state=state, weight_nodes=[2])
+    assert (advised.policy, advised.tuned_policy) == ("bind:2", False)
+    assert advised.tune_state == Path(state)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"weight_tune": "step_time"}, "weight_tune_state"),
+        ({"weight_tune": "tokens", "weight_tune_state": "x"}, "must be 'step_time'"),
+        ({"weight_tune_state": "x"}, "must be 'step_time'"),
+    ],
+)
+def test_half_of_the_options_of_tuning_is_refused(
+    machine: Machine, section: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(machine, **section)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from cxl_offload.integrations.vllm.weight_offloader import (
     _forward_with_copies,
 )
 from cxl_offload.tensor import placement_of
+from cxl_offload.tune.curves import SHARES
 
 from .weights_start import plugin_environment, result, run_once
 
@@ -278,3 +281,54 @@ def test_wrong_node_is_refused_before_the_model_is_loaded(
     last = done.stderr.strip().splitlines()[-1]
     assert "weight_nodes: bind:63: node 63 has no memory that this process may use" in last
     assert "Loading" not in done.stdout + done.stderr
+
+
+class Planned:
+    """What vLLM plans for a step: one token of each sequence."""
+
+    def __init__(self, sequences: int) -> None:
+        self.num_scheduled_tokens = {str(at): 1 for at in range(sequences)}
+        self.total_num_scheduled_tokens = sequences
+
+
+def test_tuned_weights_go_elsewhere_from_the_next_start_on(
+    offloader: Callable[..., PlacedUVAOffloader], session: Session, tmp_path: Path
+) -> None:
+    state = tmp_path / "run.json"
+    options = {"weight_tune": "step_time", "weight_tune_state": str(state)}
+    model = {"tuner": "model", "at": len(SHARES) - 1, "measured": {}}
+    state.write_text(json.dumps({"model": model, "load": None}))
+    layer = Layer()
+    made = offloader(1 << 20, **options)
+    made.wrap_modules(iter([layer]))
+    made.finish(layer)
+    granted = placement_of(layer.mlp.weight.data, session=session).granted
+    assert granted == {2: 64 * 256 * 4}, "the state says: all far"
+    for _ in range(80):
+        step = Planned(2)
+        made.step_begins(step)
+        made.step_begins(step)  # once more by the base class of the runner
+    assert placement_of(layer.mlp.weight.data, session=session).granted == granted
+    saved = json.loads(state.read_text())
+    assert list(saved["model"]["measured"]) == [str(len(SHARES) - 1)]
+    assert saved["model"]["at"] < len(SHARES) - 1, "a tenth of the bandwidth: any other share"
+    another = Layer()
+    second = offloader(1 << 20, **options)
+    second.wrap_modules(iter([another]))
+    assert placement_of(another.mlp.weight.data, session=session).granted != granted
+
+
+def test_patched_runners_tell_the_offloader_of_every_step() -> None:
+    assert ("step_begins" in vars(PlacedUVAOffloader)) is True
+    seen: list[object] = []
+
+    class Runner:
+        def execute_model(self, planned: object, extra: int = 0) -> int:
+            seen.append(("executed", planned))
+            return extra + 1
+
+    module = types.ModuleType("runner")
+    module.Runner = Runner  # type: ignore[attr-defined]
+    weight_patch._wrap(module, "Runner", "execute_model", weight_patch._timed)
+    assert Runner().execute_model("step", extra=4) == 5
+    assert seen == [("executed", "step")]

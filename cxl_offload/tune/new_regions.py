@@ -1,0 +1,153 @@
+"""Tunes memory that is placed once, at the start of a process, from one start to the next.
+
+What a server pins at its start cannot move while the GPU may copy from it at any time. So a run
+measures the share that is in force, and what it learns decides where the next run's regions go.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.memory import Policy
+from cxl_offload.topology import Machine
+from cxl_offload.tune.counts import count_decision
+from cxl_offload.tune.machine import tier_ratios
+from cxl_offload.tune.model_based import ModelTuner
+from cxl_offload.tune.state_file import read_state, write_state
+from cxl_offload.tune.tiers import near_and_far, tier_policy
+from cxl_offload.tune.window import StepSamples
+
+_LOG = logging.getLogger("cxl_offload.tune")
+
+
+class NewRegions:
+    """The share of new regions on the far tier, learned from step times over several runs.
+
+    Parameters
+    ----------
+    machine
+        With a near and a far tier whose bandwidths are known.
+    state
+        A JSON file: read now where it exists, written after every decision.
+    places
+        Whether the next run's regions will follow; else decisions are only advice, since somebody
+        has said where they go.
+    steps, warm_up
+        Steps of a window, and steps left out at the beginning.
+    windows
+        Windows of a run that count: more say little, and would outweigh those of other runs.
+    framework
+        For the counts of decisions.
+
+    Attributes
+    ----------
+    far
+        Nodes of the far tier.
+    share
+        Of the regions of this run.
+
+    Raises
+    ------
+    ConfigError
+        One tier only, unknown bandwidths, or a state file that is damaged.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        state: Path,
+        places: bool = True,
+        steps: int = 50,
+        warm_up: int = 20,
+        windows: int = 5,
+        framework: str = "script",
+    ) -> None:
+        self._near, self.far = near_and_far(machine)
+        self._tuner = ModelTuner(tier_ratios(machine, self._near, self.far))
+        self._state = state
+        self._places = places
+        self._framework = framework
+        self._windows = windows
+        self._steps, self._warm_up = steps, warm_up
+        self._samples: dict[int, StepSamples] = {}
+        self._load: int | None = None
+        saved = read_state(state)
+        if saved is not None:
+            self._restore(saved)
+        self.share = self._tuner.share
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        try:
+            load = saved["load"]
+            self._load = None if load is None else int(load)
+            self._tuner.restore(saved["model"])
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ConfigError(
+                f"{self._state}: the saved state is not that of new regions"
+            ) from problem
+
+    def policy(self) -> Policy:
+        """Where regions of this run go."""
+        return tier_policy(self._near, self.far, self.share)
+
+    def placed(self, share: float) -> None:
+        """What was granted, asked from the pages: the windows are measured under this share."""
+        self.share = share
+
+    def step(self, seconds: float, *, load: int) -> None:
+        """One step is over.
+
+        Parameters
+        ----------
+        load
+            How much a step does, such as its sequences. Only steps of the same power of two are
+            compared; those that make up a window first decide which.
+        """
+        size = load.bit_length()
+        if self._windows == 0 or self._load not in (None, size):
+            return
+        samples = self._samples.setdefault(
+            size, StepSamples(steps=self._steps, warm_up=self._warm_up)
+        )
+        samples.add(seconds)
+        if not samples.is_full:
+            return
+        self._load = size
+        self._windows -= 1
+        self._tuner.hold(self.share)
+        decision = self._tuner.decide(samples.take(policy_changed=False))
+        changes = decision.share != self._tuner.nearest(self.share)
+        verb = ("moved" if self._places else "advised") if changes else "kept"
+        count_decision(self._framework, "share", verb)  # type: ignore[arg-type]
+        when = "from the next start on" if self._places else "advice only"
+        _LOG.info("tune, %s: %s", when, decision.reason)
+        write_state(self._state, {"model": self._tuner.saved(), "load": self._load})
+
+
+class StepWatch:
+    """Times steps from the beginning of one to that of the next, where both only decode.
+
+    Parameters
+    ----------
+    regions
+        Gets the times.
+    """
+
+    def __init__(self, regions: NewRegions) -> None:
+        self._regions = regions
+        self._began = 0.0
+        self._sequences = 0
+
+    def begins(self, sequences: int, tokens: int) -> None:
+        """A step of so many sequences and tokens begins."""
+        now = time.perf_counter()
+        only_decodes = 0 < tokens == sequences
+        if only_decodes and sequences == self._sequences:
+            self._regions.step(now - self._began, load=sequences)
+        self._sequences = sequences if only_decodes else 0
+        self._began = now

@@ -1,0 +1,154 @@
+"""Follows a program that goes through phases: shares and threads of each, moves in between.
+
+Pages move for a phase before it begins, since what comes next is known; whether that pays is
+weighed by what moving has taken on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.tune.counts import count_decision
+from cxl_offload.tune.homes import TunedHomes
+from cxl_offload.tune.phases import PhaseTuner
+from cxl_offload.tune.state_file import read_state, write_state
+from cxl_offload.tune.threads import PhaseThreads
+from cxl_offload.tune.window import StepSamples
+
+_LOG = logging.getLogger("cxl_offload.tune")
+
+
+class PhaseSteps:
+    """Measures phases, asks a :class:`PhaseTuner`, and moves pages between phases.
+
+    Put every phase of a cycle into ``with steps.phase(name)``, in the tuner's order.
+
+    Parameters
+    ----------
+    homes
+        The tensors and their two tiers.
+    tuner
+        Decides for all phases together.
+    budget_bytes_per_change
+        Bytes that may move between two phases. With less than all tuned bytes, phases share one
+        placement, which is moved to over several changes; 0 only advises.
+    threads
+        Chooses numbers of threads too; they are settled before shares are tried. None: they stay.
+    samples
+        Passes of every phase that make up a decision.
+    state
+        A JSON file from which a restart goes on; None keeps none.
+    framework
+        For the counts of decisions.
+    clock
+        Seconds, monotonic.
+
+    Raises
+    ------
+    ConfigError
+        The state file is damaged or of other phases.
+    """
+
+    def __init__(
+        self,
+        homes: TunedHomes,
+        tuner: PhaseTuner,
+        *,
+        budget_bytes_per_change: int = 0,
+        threads: PhaseThreads | None = None,
+        samples: int = 10,
+        state: Path | None = None,
+        framework: str = "script",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.homes = homes
+        self.tuner = tuner
+        self._budget = budget_bytes_per_change
+        self._threads = threads or PhaseThreads({}, lambda count: None)
+        self._samples = {name: StepSamples(steps=samples, warm_up=1) for name in tuner.phases}
+        self._counts: Counter[str] = Counter()
+        self._state = state
+        self._framework = framework
+        self._clock = clock
+        self._reason = ""
+        if budget_bytes_per_change < homes.nbytes:
+            tuner.moves_take(float("inf"))
+        saved = read_state(state)
+        if saved is not None:
+            self._restore(saved)
+        self._prepare(tuner.phases[0])
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """One pass of a phase; after it, pages move for the phase that follows."""
+        following = self.tuner.phases[(self.tuner.phases.index(name) + 1) % len(self.tuner.phases)]
+        began = self._clock()
+        yield
+        seconds = self._clock() - began
+        if not self._threads.is_settled:
+            self._threads.note(name, seconds)
+        else:
+            self._samples[name].add(seconds)
+            self._counts[name] += 1
+        if following == self.tuner.phases[0]:
+            self._cycle_ends()
+        self._prepare(following)
+
+    def _prepare(self, name: str) -> None:
+        """Threads and pages of a phase, before it begins."""
+        self._threads.begin(name)
+        if not self._budget:
+            return
+        self.homes.aim(self.tuner.shares[name])
+        if not self.homes.pending_bytes:
+            return
+        began = self._clock()
+        moved = self.homes.advance(self._budget)
+        took = self._clock() - began
+        count_decision(self._framework, "phase", "moved", count=0, nbytes=moved.nbytes)
+        if moved.refused is not None:
+            count_decision(self._framework, "phase", "refused")
+            _LOG.warning("tune: moves before phase %s stopped: %s", name, moved.refused)
+            self.tuner.hold(dict.fromkeys(self.tuner.phases, self.homes.share))
+        elif moved.nbytes and self._budget >= self.homes.nbytes:
+            self.tuner.moves_take(took * self.homes.nbytes / moved.nbytes)
+
+    def _cycle_ends(self) -> None:
+        if not all(samples.is_full for samples in self._samples.values()):
+            return
+        if self._budget and self.homes.pending_bytes:
+            return  # on the way to a shared placement: the windows mix two of them
+        passes = {name: self._counts[name] for name in self.tuner.phases}
+        windows = {
+            name: samples.take(policy_changed=True) for name, samples in self._samples.items()
+        }
+        shares = dict(self.tuner.shares)
+        made, reason = self.tuner.decide(windows, passes, self.homes.bounds())
+        self._counts.clear()
+        changes = made != shares
+        if self._budget:
+            outcome = "moved" if changes else "kept"
+        else:
+            outcome = "advised" if changes and reason != self._reason else "kept"
+            self.tuner.hold(shares)  # nothing moves: the next windows are of the same shares
+        count_decision(self._framework, "phase", outcome)  # type: ignore[arg-type]
+        if reason != self._reason:
+            self._reason = reason
+            _LOG.info("tune%s: %s", "" if self._budget else ", advice only", reason)
+        if self._state is not None:
+            saved = {"phases": self.tuner.saved(), "threads": self._threads.saved()}
+            write_state(self._state, saved)
+
+    def _restore(self, saved: dict[str, object]) -> None:
+        try:
+            phases, threads = saved["phases"], saved["threads"]
+            self.tuner.restore(phases)  # type: ignore[arg-type]
+            self._threads.restore(threads)  # type: ignore[arg-type]
+        except (KeyError, TypeError) as problem:
+            raise ConfigError(f"{self._state}: not the saved state of these phases") from problem
