@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
@@ -24,6 +25,7 @@ from cxl_offload.integrations.transformers.masks import forms_of, mask_maker
 from cxl_offload.integrations.transformers.room import SMALL_TYPES, as_states
 from cxl_offload.ops.attention import decode_attention
 from cxl_offload.ops.threads import Team, team_for
+from cxl_offload.ops.view import untraced
 
 OWN_ATTENTIONS = ("eager", "sdpa")
 """What a model may compute prompts with."""
@@ -232,6 +234,9 @@ def _attention(own: str) -> Callable[..., Any]:
         dropout: float = 0.0,
         **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if is_compiling():
+            given = {"scaling": scaling, "dropout": dropout, **options}
+            return as_it_is(module, query, key, value, attention_mask, **given)
         block = _blocks.get(module) or BlockAttention()
         calls = block.calls
         if _is_prompt(query, key, attention_mask, block.few_queries):
@@ -258,6 +263,7 @@ def _attention(own: str) -> Callable[..., Any]:
             mask = forms_of(mask).added(mask, query.dtype)
         return eager(module, query, key, value, mask, **given)  # type: ignore[no-any-return]
 
+    as_it_is = untraced(attend)
     return attend
 
 

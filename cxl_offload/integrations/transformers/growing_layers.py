@@ -10,6 +10,7 @@ import copy
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from cxl_offload.integrations.transformers.room import (
@@ -18,6 +19,7 @@ from cxl_offload.integrations.transformers.room import (
     as_states,
     slack_of,
 )
+from cxl_offload.ops.view import untraced
 
 _NO_GRADIENTS = (
     "KV in tiers is written in place and carries no gradients; compute under torch.no_grad(), or "
@@ -77,6 +79,8 @@ class GrowingStates:
         Of a batch that is computed in parts these are some rows, and the cache goes on only when
         the last of them are there.
         """
+        if is_compiling():  # memory is written through addresses that mean nothing while it traces
+            return _update_as_it_is(self, key_states, value_states)
         refuse_gradients(key_states)
         if self._room is None:
             self.lazy_initialization(key_states, value_states)
@@ -163,6 +167,13 @@ class GrowingStates:
         made._room = None if self._room is None else self._room.copy()
         made._show()
         return made
+
+
+@untraced
+def _update_as_it_is(
+    layer: GrowingStates, keys: torch.Tensor, values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return layer.update(keys, values)
 
 
 class TierLayer(GrowingStates, DynamicLayer):  # type: ignore[misc]
