@@ -132,19 +132,7 @@ def print_report(
     *,
     answers: bool = True,
 ) -> None:
-    """The tables of one run.
-
-    Parameters
-    ----------
-    console
-        Where to print.
-    report
-        Of the run.
-    timeline
-        What its replay gave.
-    answers
-        Also print what was generated.
-    """
+    """The tables of one run, and of its replay; ``answers``: also what was generated."""
     from cxl_offload.integrations.flexgen import BYPASSES
 
     on_host = report.accelerator == "host"

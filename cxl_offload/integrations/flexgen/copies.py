@@ -174,15 +174,7 @@ def relay_copy(dst: torch.Tensor, src: torch.Tensor, relay: torch.Tensor) -> Non
 
 
 class Copier:
-    """Takes the place of ``general_copy`` in FlexGen's modules.
-
-    Parameters
-    ----------
-    link
-        Does the copies.
-    recorder
-        Is told of each.
-    """
+    """Takes the place of ``general_copy`` in FlexGen's modules; tells the recorder of each copy."""
 
     def __init__(self, link: Copies, recorder: Recorder) -> None:
         self._link = link
