@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cxl_offload.plan.flexgen.planner import Interleave
     from cxl_offload.plan.plan_file import Plan
     from cxl_offload.plan.replay_check import Replay
+    from cxl_offload.profile.operators.model import OperatorProfile
     from cxl_offload.topology import Machine
 
 _DRAWN_STEPS = 12
@@ -106,6 +107,14 @@ def read_machine(
     for text in add or ():
         found = with_memory(found, text)
     return found if gpu is None else with_gpu(found, gpu)
+
+
+def measured_operators(profile: str | None) -> OperatorProfile | None:
+    """What a profile says of the CPUs' work; None where it was not measured."""
+    from cxl_offload.profile import load_profile
+
+    found = () if profile is None else load_profile(profile).operators
+    return next((each for each in found if each.device == "cpu"), None)
 
 
 def as_advice(plan: Plan, add: Sequence[str] | None, gpu: str | None) -> Plan:

@@ -29,6 +29,7 @@ from cxl_offload.cli._plan_inputs import (
     as_advice,
     drawn,
     limits,
+    measured_operators,
     names_the_line,
     read_machine,
     stripes_asked,
@@ -135,6 +136,7 @@ def inference(
         "host_usable": host_usable,
         "cxl_margin": cxl_margin,
         "why": why,
+        "operators": measured_operators(profile),
     }
     if gpu_usable is not None:
         common["gpu_usable"] = gpu_usable

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.decoding.engine import EngineRates
+from cxl_offload.plan.decoding.measured import measured_engine
 from cxl_offload.plan.hardware import HOST_USABLE, Hardware, hardware_of
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.replay_check import Replay, simulated_seconds
+from cxl_offload.profile.operators.model import OperatorProfile
 from cxl_offload.topology import Machine
 
 CXL_MARGIN = 0.03
@@ -32,6 +35,8 @@ class PlanRequest:
     replay
         Charges time for the plan's bytes apart from the equations, the simulator by default;
         where it differs by more than 10 % the plan's notes say so. None: no replay.
+    operators
+        Measured operators of the CPUs, whose rates replace those of the engine.
     why
         Whether to say what the next best placements would have cost.
     """
@@ -44,11 +49,19 @@ class PlanRequest:
     gpu_usable: float = 1.0
     cxl_margin: float = CXL_MARGIN
     replay: Replay | None = simulated_seconds
+    operators: OperatorProfile | None = None
     why: bool = False
 
     def __post_init__(self) -> None:
         if not self.cxl_margin >= 0:
             raise ConfigError(f"margin {self.cxl_margin:g}: a fraction of 0 or more")
+
+    def with_measured(self, engine: EngineRates) -> EngineRates:
+        """An engine with what was measured on this machine."""
+        if self.operators is None:
+            return engine
+        local = self.hardware(needs_gpu=False).nodes[0]
+        return measured_engine(engine, self.operators, read_bytes_per_s=local.read_bytes_per_s)
 
     def hardware(self, *, needs_gpu: bool = True) -> Hardware:
         """What may be planned with; without ``needs_gpu`` CPUs compute where there is none."""

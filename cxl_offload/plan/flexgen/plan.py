@@ -55,6 +55,12 @@ class InferenceRequest(PlanRequest):
     gpu_usable: float = GPU_USABLE
     engine: Engine = "own"
 
+    @property
+    def rates(self) -> EngineRates:
+        """Rates of what runs; stock FlexGen keeps its own calibration."""
+        engine = ENGINES[self.engine]
+        return engine if self.engine == "stock" else self.with_measured(engine)
+
     def __post_init__(self) -> None:
         super(InferenceRequest, self).__post_init__()
         if self.most_batches is not None and self.most_batches < 1:
@@ -87,7 +93,7 @@ class FlexGen(Executor[Optimum]):
             request.model,
             prompt=request.prompt,
             generated=request.generated,
-            engine=ENGINES[request.engine],
+            engine=request.rates,
         )
 
     @property

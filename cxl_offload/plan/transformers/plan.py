@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.decoding.engine import TRANSFORMERS
 from cxl_offload.plan.decoding.trace import cpu_engines, planned_trace
 from cxl_offload.plan.executor import Candidate, Executor, KindBytes
 from cxl_offload.plan.hardware import GPU_USABLE, NVME, Hardware
@@ -81,7 +82,12 @@ class Transformers(Executor[Found]):
 
     def __init__(self, request: TransformersRequest) -> None:
         self._request = request
-        self._job = decoder_job(request.model, prompt=request.prompt, generated=request.generated)
+        self._job = decoder_job(
+            request.model,
+            prompt=request.prompt,
+            generated=request.generated,
+            engine=request.with_measured(TRANSFORMERS),
+        )
         if request.tiers is not None and NVME in request.tiers:
             raise ConfigError("tier nvme: transformers keeps nothing on a drive; leave it out")
 
@@ -254,6 +260,10 @@ class Transformers(Executor[Found]):
             else f"planned without a GPU, with {request.host_usable:.0%} of host memory",
             "no speed of this engine is published, so no error is known",
         ]
+        if request.operators is not None:
+            notes.append(
+                f"work of the CPUs at rates measured with {request.operators.threads} threads"
+            )
         if layout.on_cpu and found.hardware.has_gpu:
             kinds = " and ".join(sorted(layout.on_cpu))
             notes.append(f"CPUs multiply {kinds} where they lie when decoding")
