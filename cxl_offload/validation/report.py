@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from cxl_offload.validation import bandwidth, copies_models, inference, rules, training
+from cxl_offload.validation import bandwidth, copies_models, inference, plans, rules, training
 from cxl_offload.validation.answers import Answer, PublicModel
 from cxl_offload.validation.casefile import Case, Expectation
 from cxl_offload.validation.inputs import Inputs, known_keys
@@ -19,6 +19,7 @@ MODELS: dict[str, PublicModel] = {
         *training.MODELS,
         *copies_models.MODELS,
         *bandwidth.MODELS,
+        *plans.MODELS,
         *rules.MODELS,
     )
 }
