@@ -40,7 +40,7 @@ REQUEST = (
 """Keys of one request; those of ``a``, ``b`` and ``requests`` replace them one by one."""
 
 
-def _common(inputs: Inputs) -> dict[str, Any]:
+def _asked_of(inputs: Inputs) -> dict[str, Any]:
     made: dict[str, Any] = {
         "model": load_model(inputs.text("plan_model")),
         "machine": load_machine(machine_name(inputs)),
@@ -61,7 +61,7 @@ def _common(inputs: Inputs) -> dict[str, Any]:
 
 def _served(inputs: Inputs) -> dict[str, Any]:
     return {
-        **_common(inputs),
+        **_asked_of(inputs),
         "prompt": inputs.integer("prompt_len", low=1),
         "generated": inputs.integer("gen_len", low=2),
         "model_name": Path(inputs.text("plan_model")).name,
@@ -92,7 +92,7 @@ def _vllm(inputs: Inputs) -> Plan:
 
 def _deepspeed(inputs: Inputs) -> Plan:
     batch, tokens = inputs.integer("batch", low=1), inputs.integer("prompt_len", low=1)
-    return plan_training(TrainingRequest(**_common(inputs), batch=batch, tokens=tokens))
+    return plan_training(TrainingRequest(**_asked_of(inputs), batch=batch, tokens=tokens))
 
 
 _PLANNERS: dict[str, Callable[[Inputs], Plan]] = {
