@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -223,6 +223,25 @@ def _by_kernel(
     return out.unsqueeze(1) if one else out.transpose(1, 2).contiguous()
 
 
+def _eager(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    given: Mapping[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    eager = eager_attention_of(module)
+    if eager is None:
+        raise NotImplementedError(
+            f"{type(module).__name__}: no eager_attention_forward beside it; load the model "
+            "with attn_implementation='sdpa'"
+        )
+    if mask is not None:
+        mask = forms_of(mask).added(mask, query.dtype)
+    return eager(module, query, key, value, mask, **given)  # type: ignore[no-any-return]
+
+
 def _attention(own: str) -> Callable[..., Any]:
     def attend(
         module: torch.nn.Module,
@@ -252,16 +271,7 @@ def _attention(own: str) -> Callable[..., Any]:
         if own == "sdpa":
             made = sdpa_attention_forward(module, query, key, value, attention_mask, **given)
             return made  # type: ignore[no-any-return]
-        eager = eager_attention_of(module)
-        if eager is None:
-            raise NotImplementedError(
-                f"{type(module).__name__}: no eager_attention_forward beside it; load the model "
-                "with attn_implementation='sdpa'"
-            )
-        mask = attention_mask
-        if mask is not None:
-            mask = forms_of(mask).added(mask, query.dtype)
-        return eager(module, query, key, value, mask, **given)  # type: ignore[no-any-return]
+        return _eager(module, query, key, value, attention_mask, given)
 
     as_it_is = untraced(attend)
     return attend
