@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "bindings/bind.h"
+#include "core/error.h"
 
 namespace cxl_offload::bindings {
 
@@ -15,11 +16,15 @@ namespace py = pybind11;
 
 using kernels::GroupScales;
 
+constexpr const char* kBf16Products = "avx512bf16";
+
 void bind_linear(py::module_& module) {
   py::enum_<GroupScales>(module, "GroupScales")
       .value("low_step", GroupScales::kLowStep)
       .value("inverse_low", GroupScales::kInverseLow)
       .value("zero_step", GroupScales::kZeroStep);
+  module.def("has_bf16_products", &kernels::has_bf16_products,
+             "Whether linear layers multiply numbers of bfloat16 here (isa \"avx512bf16\").");
   module.def(
       "run_linear",
       [](TensorView x, TensorView weight, TensorView y, kernels::WorkerTeam& team,
@@ -34,7 +39,12 @@ void bind_linear(py::module_& module) {
         if (bias) given.bias = std::move(*bias);
         if (scale) given.scale = std::move(*scale);
         if (groups) std::tie(given.groups, given.group_scales) = std::move(*groups);
-        kernels::run_linear(given, team, isa.empty() ? best_isa() : parse_isa(isa), kernel.get());
+        given.bf16_products = isa.empty() || isa == kBf16Products;
+        if (isa == kBf16Products && !kernels::has_bf16_products()) {
+          throw InvalidArgument("instruction set '" + isa + "': this processor has no AVX512-BF16");
+        }
+        kernels::run_linear(given, team, given.bf16_products ? best_isa() : parse_isa(isa),
+                            kernel.get());
       },
       py::arg("x"), py::arg("weight"), py::arg("y"), py::arg("team"), py::kw_only(),
       py::arg("bias") = py::none(), py::arg("scale") = py::none(), py::arg("groups") = py::none(),

@@ -1,8 +1,8 @@
 // The two 16-bit floating-point formats, and their conversions in plain integer arithmetic: round
 // to nearest, ties to even; subnormals kept; a NaN stays a (quiet) NaN.
 //
-// The instructions of AVX512-BF16 are not used anywhere: they turn subnormals into zero, so that a
-// result would depend on the processor.
+// The instructions of AVX512-BF16 turn subnormals into zero. Conversions do without them, so that a
+// result does not depend on the processor; only linear layers use their products, and say so.
 #ifndef CXL_OFFLOAD_CORE_HALF_H_
 #define CXL_OFFLOAD_CORE_HALF_H_
 

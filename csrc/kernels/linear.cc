@@ -6,6 +6,7 @@
 
 #include "core/float8.h"
 #include "core/rounding.h"
+#include "kernels/linear_bf16.h"
 #include "kernels/linear_check.h"
 #include "kernels/linear_pass.h"
 #include "kernels/page_home.h"
@@ -16,10 +17,11 @@ namespace {
 
 // Bytes of weights that a thread takes at a time: long enough that the prefetchers run, short
 // enough that a thread which loses its CPU for a while does not hold up the others.
-constexpr size_t kUnitBytes = size_t{256} << 10;
+constexpr size_t kUnitBytes = size_t{1} << 20;
 // Of less than two units' least, waking threads would take longer than the work.
 constexpr size_t kFewestBytes = size_t{64} << 10;
 constexpr size_t kUnitsPerThread = 8;
+constexpr size_t kLineFloats = 16;
 
 LinearKernel kernel_for(Dtype weight, Isa isa) {
   switch (isa) {
@@ -33,6 +35,14 @@ LinearKernel kernel_for(Dtype weight, Isa isa) {
       break;
   }
   return linear_kernel_scalar(weight);
+}
+
+LinearKernel kernel_for(const Linear& linear, Isa isa) {
+  if (isa == Isa::kAvx512 && linear.bf16_products) {
+    const LinearKernel found = linear_kernel_bf16(linear);
+    if (found.multiply != nullptr) return found;
+  }
+  return kernel_for(linear.weight.dtype, isa);
 }
 
 // Numbers of any written type as float.
@@ -53,7 +63,7 @@ class LinearRun {
  public:
   LinearRun(const Linear& linear, Isa isa)
       : a_(linear),
-        kernel_(kernel_for(linear.weight.dtype, isa)),
+        kernel_(kernel_for(linear, isa)),
         width_(static_cast<size_t>(linear.x.shape[1])),
         outputs_(static_cast<size_t>(linear.weight.shape[0])),
         rows_(static_cast<size_t>(linear.x.shape[0])),
@@ -87,11 +97,14 @@ class LinearRun {
 
  private:
   void read_x() {
-    x_.resize(padded_rows_ * x_step_);
+    // From the beginning of a line, as are its rows: loads of a whole vector then stay inside one.
+    numbers_.resize(padded_rows_ * x_step_ + kLineFloats);
+    const auto begin = reinterpret_cast<uintptr_t>(numbers_.data());
+    x_ = numbers_.data() + (round_up(begin, kLineFloats * sizeof(float)) - begin) / sizeof(float);
     const size_t element = dtype_bytes(a_.x.dtype);
     for (size_t row = 0; row < rows_; ++row) {
       const auto step = static_cast<int64_t>(row) * a_.x.strides[0] * static_cast<int64_t>(element);
-      kernel_.prepare(a_.x.data + step, a_.x.dtype, width_, x_.data() + row * x_step_);
+      kernel_.prepare(a_.x.data + step, a_.x.dtype, width_, x_ + row * x_step_);
     }
   }
 
@@ -138,7 +151,7 @@ class LinearRun {
 
   void multiply(const Outputs& unit, size_t slot, const std::byte* copy) {
     LinearPanel panel;
-    panel.x = x_.data();
+    panel.x = x_;
     panel.x_step = x_step_;
     panel.rows = padded_rows_;
     panel.tile = tile_;
@@ -191,7 +204,8 @@ class LinearRun {
   size_t tile_ = 0;
   size_t padded_rows_ = 0;
   size_t each_ = 0;  // outputs of a unit
-  std::vector<float> x_;
+  std::vector<float> numbers_;
+  float* x_ = nullptr;  // in numbers_: [rows][x_step_]
   std::vector<float> bias_;
   std::vector<float> factors_;
   std::vector<float> sums_;

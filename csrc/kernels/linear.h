@@ -32,10 +32,17 @@ struct Linear {
   TensorView scale;
   TensorView bias;  // (outputs), contiguous, of float32, bfloat16 or float16; no data: none
   TensorView y;     // (rows, outputs) of float32, bfloat16 or float16; a row is contiguous
+  // With AVX-512 and x of bfloat16: weights that are bfloat16 numbers without loss are multiplied
+  // as such where the processor can. Products are as exact, but the instruction takes subnormal
+  // numbers for zero.
+  bool bf16_products = true;
 };
 
 // Whether the weights are 4-bit codes.
 inline bool is_codes(const Linear& linear) { return linear.weight.dtype == Dtype::kUint8; }
+
+// Whether this processor multiplies numbers of bfloat16.
+bool has_bf16_products();
 
 // Throws InvalidArgument before anything is read or written when the shapes or types do not fit.
 // Products and sums are float32. A row of y depends on no other row of x, and not on the team. In a

@@ -58,7 +58,9 @@ def linear(
         See :data:`cxl_offload.ops.threads.Threads`. On several nodes threads begin with the weights
         on their own.
     isa
-        "scalar", "neon", "avx2" or "avx512"; empty: the best that this processor has.
+        "scalar", "neon", "avx2" or "avx512"; "avx512bf16", which multiplies numbers that are
+        bfloat16 without loss as such and takes subnormal ones for zero; empty: the best that this
+        processor has, with products of bfloat16 where they apply.
 
     Returns
     -------

@@ -1,0 +1,16 @@
+// Linear layers by products of bfloat16, on processors that have AVX512-BF16 and VBMI.
+#ifndef CXL_OFFLOAD_KERNELS_LINEAR_BF16_H_
+#define CXL_OFFLOAD_KERNELS_LINEAR_BF16_H_
+
+#include "kernels/linear.h"
+#include "kernels/linear_pass.h"
+
+namespace cxl_offload::kernels {
+
+// For x of bfloat16 and weights that are bfloat16 numbers without loss; without functions where it
+// does not apply. It depends on nothing but types and groups: a row has the same bits in any batch.
+LinearKernel linear_kernel_bf16(const Linear& linear);
+
+}  // namespace cxl_offload::kernels
+
+#endif  // CXL_OFFLOAD_KERNELS_LINEAR_BF16_H_

@@ -1,0 +1,305 @@
+// Linear layers by products of bfloat16 (vdpbf16ps), for x of bfloat16. Included inside of an
+// unnamed namespace by linear_bf16_avx512.cc, after linear_bf16_read.inc.h.
+//
+// Weights of bfloat16, E4M3, int8 and 4-bit codes are numbers of bfloat16 without loss, so products
+// are exact. One instruction adds two of them to each sum of float32, which is twice as many as of
+// float32. x of float16 would need two numbers of bfloat16 each, and gain nothing.
+
+// Columns that pass by all outputs of a panel before the next: a tile of x of so many columns stays
+// in the first cache. Sums of vectors wait in between, so that no result depends on it.
+constexpr size_t kColumns = 1024;
+// Outputs, at least, from those that are multiplied to those whose weights are asked for.
+constexpr size_t kLeastAhead = 4;
+
+// What one thread needs while it multiplies a panel.
+struct Room {
+  Room(const LinearPanel& panel, size_t block)
+      : panel(panel),
+        columns(panel.tile == 1 ? panel.width : kColumns),
+        column_bytes(columns / block * 64) {
+    if (columns >= panel.width) return;
+    waiting = std::make_unique_for_overwrite<Vector[]>(panel.tile * panel.outputs);
+  }
+
+  // Bytes from the weights of a strip of R outputs to later ones of the same panel, which the first
+  // tile asks for now: the prefetchers of the hardware stop at the end of a page. 0: none are left.
+  template <size_t R>
+  CXL_OFFLOAD_VECTOR ptrdiff_t ahead(size_t output, size_t begin) const {
+    constexpr size_t kAhead = std::max(R, kLeastAhead);
+    const auto step = static_cast<ptrdiff_t>(panel.weight_step);
+    if (output + R + kAhead <= panel.outputs) return kAhead * step;
+    if (begin + columns >= panel.width || panel.outputs < R + kAhead) return 0;
+    // The first outputs of the next columns.
+    const auto back = static_cast<ptrdiff_t>(panel.outputs - kAhead);
+    return static_cast<ptrdiff_t>(column_bytes) - back * step;
+  }
+
+  const LinearPanel& panel;
+  size_t columns;
+  size_t column_bytes;
+  std::unique_ptr<Vector[]> waiting;  // [outputs][rows of a tile]
+  // Of codes: numbers of groups, as many as groups_of(), and those beyond the groups are zero.
+  std::unique_ptr<float[]> steps;            // [outputs][groups], and more
+  std::unique_ptr<float[]> lows;             // [outputs][groups]: low - 16 steps
+  std::unique_ptr<float[]> sums;             // [rows][groups]: of x
+  std::unique_ptr<uint32_t[]> first_groups;  // of each block of weights
+  alignas(64) int32_t scale_places[16];      // of the steps of eight codes, from a block's first
+};
+
+// Groups of a row, whole vectors of them.
+CXL_OFFLOAD_VECTOR size_t groups_of(const LinearPanel& panel) {
+  return (panel.width / panel.group + Vector::kLanes - 1) / Vector::kLanes * Vector::kLanes;
+}
+
+// The sums of a strip of R outputs and a tile of M rows.
+template <class W, size_t M, size_t R>
+struct Strip {
+  using Reader = Bf16Reader<W>;
+  static constexpr size_t kVectors = Reader::kVectors;
+  static constexpr size_t kBlock = kVectors * kBf16Lanes;
+  static constexpr bool kCodes = std::is_same_v<W, Codes>;
+
+  CXL_OFFLOAD_VECTOR Strip(const LinearPanel& panel, const Room& room, size_t row, size_t output,
+                           size_t begin)
+      : panel(panel),
+        room(room),
+        x(reinterpret_cast<const Bf16*>(panel.x + row * panel.x_step)),
+        weight(panel.weight + output * panel.weight_step),
+        row(row),
+        output(output),
+        ahead(row == 0 ? room.template ahead<R>(output, begin) : 0) {}
+
+  CXL_OFFLOAD_VECTOR void begin(bool first) {
+    const Vector* from = room.waiting.get() + output * M;
+#pragma GCC unroll 32
+    for (size_t i = 0; i < M * R; ++i) {
+      sum[i / R][i % R] = first ? Vector::all(0) : from[i % R * M + i / R];
+    }
+  }
+  CXL_OFFLOAD_VECTOR void wait() const {
+    Vector* to = room.waiting.get() + output * M;
+#pragma GCC unroll 32
+    for (size_t i = 0; i < M * R; ++i) to[i % R * M + i / R] = sum[i / R][i % R];
+  }
+
+  // Adds the products of a block of weights.
+  CXL_OFFLOAD_VECTOR void add(const __m512i (&numbers)[R][kVectors], size_t at,
+                              Vector (&to)[M][R]) {
+#pragma GCC unroll 4
+    for (size_t n = 0; n < kVectors; ++n) {
+#pragma GCC unroll 8
+      for (size_t m = 0; m < M; ++m) {
+        const __m512i number = _mm512_loadu_si512(x + 2 * m * panel.x_step + at + n * kBf16Lanes);
+#pragma GCC unroll 8
+        for (size_t r = 0; r < R; ++r) {
+          to[m][r].value =
+              _mm512_dpbf16_ps(to[m][r].value, (__m512bh)numbers[r][n], (__m512bh)number);
+        }
+      }
+    }
+  }
+  // Of codes: the sums of a block are multiplied by the steps of their groups.
+  CXL_OFFLOAD_VECTOR void add_scaled(const __m512i (&numbers)[R][kVectors], size_t at) {
+    Vector block[M][R];
+#pragma GCC unroll 32
+    for (size_t i = 0; i < M * R; ++i) block[i / R][i % R] = Vector::all(0);
+    add(numbers, at, block);
+    const size_t count = groups_of(panel);
+    const float* steps = room.steps.get() + output * count + room.first_groups[at / kBlock];
+#pragma GCC unroll 8
+    for (size_t r = 0; r < R; ++r) {
+      const __m512 some = _mm512_castps128_ps512(_mm_loadu_ps(steps + r * count));
+      const Vector scale{_mm512_permutexvar_ps(_mm512_load_si512(room.scale_places), some)};
+#pragma GCC unroll 8
+      for (size_t m = 0; m < M; ++m) sum[m][r] = fma(block[m][r], scale, sum[m][r]);
+    }
+  }
+
+  CXL_OFFLOAD_VECTOR void columns(size_t begin, size_t end) {
+    const Reader reader;
+    size_t at = begin;
+    __m512i numbers[R][kVectors];
+    for (; at + kBlock <= end; at += kBlock) {
+      const std::byte* from = weight + at / kBlock * 64;
+#pragma GCC unroll 8
+      for (size_t r = 0; r < R; ++r) {
+        __builtin_prefetch(from + r * panel.weight_step + ahead, 0, 2);
+        reader.read(_mm512_loadu_si512(from + r * panel.weight_step), numbers[r]);
+      }
+      if constexpr (kCodes) {
+        add_scaled(numbers, at);
+      } else {
+        add(numbers, at, sum);
+      }
+    }
+    if constexpr (!kCodes) {  // rows of codes are whole blocks
+      if (at == end) return;
+      // Fewer weights than a block. Nothing beyond them is read, and x is zero there.
+      const __mmask64 left = (uint64_t{1} << (end - at) * sizeof(W)) - 1;
+      for (size_t r = 0; r < R; ++r) {
+        const std::byte* from = weight + r * panel.weight_step + at / kBlock * 64;
+        reader.read(_mm512_maskz_loadu_epi8(left, from), numbers[r]);
+      }
+      add(numbers, at, sum);
+    }
+  }
+
+  // What the lows of groups of codes add: their products with the sums of x over the groups.
+  CXL_OFFLOAD_VECTOR void add_lows() {
+    const size_t step = groups_of(panel);
+    const float* lows = room.lows.get() + output * step;
+    const float* sums = room.sums.get() + row * step;
+    for (size_t at = 0; at < step; at += Vector::kLanes) {
+#pragma GCC unroll 8
+      for (size_t r = 0; r < R; ++r) {
+        const Vector low = Vector::load(lows + r * step + at);
+#pragma GCC unroll 8
+        for (size_t m = 0; m < M; ++m) {
+          sum[m][r] = fma(low, Vector::load(sums + m * step + at), sum[m][r]);
+        }
+      }
+    }
+  }
+
+  CXL_OFFLOAD_VECTOR void store() {
+    if constexpr (kCodes) add_lows();
+    float* to = panel.sums + row * panel.outputs + output;
+#pragma GCC unroll 8
+    for (size_t m = 0; m < M; ++m) {
+#pragma GCC unroll 8
+      for (size_t r = 0; r < R; ++r) to[m * panel.outputs + r] = sum[m][r].total();
+    }
+  }
+
+  const LinearPanel& panel;
+  const Room& room;
+  const Bf16* x;
+  const std::byte* weight;
+  size_t row;
+  size_t output;
+  ptrdiff_t ahead;  // bytes
+  Vector sum[M][R];
+};
+
+// The scales of codes, which are read as 16 more than they are.
+inline void read_scales(const LinearPanel& panel, Room& room) {
+  const size_t count = groups_of(panel), pairs = 2 * (panel.width / panel.group);
+  room.steps = std::make_unique_for_overwrite<float[]>(panel.outputs * count + kLinearPad);
+  room.lows = std::make_unique_for_overwrite<float[]>(panel.outputs * count);
+  for (size_t i = 0; i < 16; ++i) {
+    room.scale_places[i] = static_cast<int32_t>(i * 8 / panel.group);
+  }
+  room.first_groups = std::make_unique_for_overwrite<uint32_t[]>(panel.width / 128);
+  for (size_t at = 0; at < panel.width; at += 128) {
+    room.first_groups[at / 128] = static_cast<uint32_t>(at / panel.group);
+  }
+  const __m512i evens =
+      _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
+  for (size_t output = 0; output < panel.outputs; ++output) {
+    const F16* from = panel.pairs + output * panel.pairs_step;
+    for (size_t at = 0; at < count; at += Vector::kLanes) {
+      const size_t left = pairs - 2 * at;
+      const __m512 first = load_pairs(from + 2 * at, left, panel.form).value;
+      __m512 second = _mm512_setzero_ps();
+      if (left > 16) second = load_pairs(from + 2 * at + 16, left - 16, panel.form).value;
+      const __mmask16 there = Vector::first(std::min(left / 2, Vector::kLanes));
+      const __m512 step = _mm512_maskz_mov_ps(there, _mm512_permutex2var_ps(first, evens, second));
+      const __m512 low = _mm512_maskz_mov_ps(there, _mm512_permutex2var_ps(first, odds, second));
+      _mm512_storeu_ps(room.steps.get() + output * count + at, step);
+      _mm512_storeu_ps(room.lows.get() + output * count + at,
+                       _mm512_fnmadd_ps(step, _mm512_set1_ps(kCodeOffset), low));
+    }
+  }
+}
+
+// Sums of x over the groups of codes.
+inline void sum_groups(const LinearPanel& panel, Room& room) {
+  const size_t count = groups_of(panel);
+  room.sums = std::make_unique<float[]>(panel.rows * count);
+  const __m512i one = _mm512_set1_epi16(0x3f80);
+  for (size_t row = 0; row < panel.rows; ++row) {
+    const Bf16* x = reinterpret_cast<const Bf16*>(panel.x + row * panel.x_step);
+    float* sums = room.sums.get() + row * count;
+    for (size_t at = 0; at < panel.width; at += 128) {
+      __m512 lanes = _mm512_setzero_ps();
+      for (size_t n = 0; n < 4; ++n) {
+        const __m512i number = _mm512_loadu_si512(x + at + n * kBf16Lanes);
+        lanes = _mm512_dpbf16_ps(lanes, (__m512bh)number, (__m512bh)one);
+      }
+      float each[16];  // of eight codes
+      _mm512_storeu_ps(each, lanes);
+      float* of_block = sums + room.first_groups[at / 128];
+      for (size_t i = 0; i < 16; ++i) of_block[room.scale_places[i]] += each[i];
+    }
+  }
+}
+
+template <class W, size_t M, size_t R>
+[[gnu::noinline]] void multiply_strip(const LinearPanel& panel, const Room& room, size_t row,
+                                      size_t output, size_t begin) {
+  const size_t end = std::min(panel.width, begin + room.columns);
+  Strip<W, M, R> strip(panel, room, row, output, begin);
+  strip.begin(begin == 0);
+  strip.columns(begin, end);
+  if (end < panel.width) {
+    strip.wait();
+  } else {
+    strip.store();
+  }
+}
+
+template <class W, size_t M, size_t R>
+void multiply_tiles(const LinearPanel& panel) {
+  Room room(panel, Bf16Reader<W>::kVectors * kBf16Lanes);
+  if constexpr (std::is_same_v<W, Codes>) {
+    read_scales(panel, room);
+    sum_groups(panel, room);
+  }
+  for (size_t row = 0; row < panel.rows; row += M) {
+    for (size_t begin = 0; begin == 0 || begin < panel.width; begin += room.columns) {
+      size_t output = 0;
+      for (; output + R <= panel.outputs; output += R) {
+        multiply_strip<W, M, R>(panel, room, row, output, begin);
+      }
+      for (; output < panel.outputs; ++output) {
+        multiply_strip<W, M, 1>(panel, room, row, output, begin);
+      }
+      if (room.columns == 0) break;
+    }
+  }
+}
+
+// Outputs of a strip beside tiles of 1, 2, 4, 6 and 8 rows, as the registers allow.
+template <class W>
+constexpr size_t strip_outputs(size_t index) {
+  constexpr size_t kOfBf16[] = {8, 8, 6, 4, 3};
+  constexpr size_t kOfBytes[] = {4, 4, 3, 2, 2};
+  constexpr size_t kOfCodes[] = {4, 3, 2, 1, 1};
+  if (std::is_same_v<W, Codes>) return kOfCodes[index];
+  return sizeof(W) == 1 ? kOfBytes[index] : kOfBf16[index];
+}
+
+template <class W>
+void multiply(const LinearPanel& panel) {
+  switch (panel.tile) {
+    case 1:
+      return multiply_tiles<W, 1, strip_outputs<W>(0)>(panel);
+    case 2:
+      return multiply_tiles<W, 2, strip_outputs<W>(1)>(panel);
+    case 4:
+      return multiply_tiles<W, 4, strip_outputs<W>(2)>(panel);
+    case 6:
+      return multiply_tiles<W, 6, strip_outputs<W>(3)>(panel);
+    default:
+      return multiply_tiles<W, 8, strip_outputs<W>(4)>(panel);
+  }
+}
+
+template <class W>
+LinearKernel kernel_of(Dtype weight) {
+  LinearKernel kernel = linear_kernel_avx512(weight);
+  kernel.prepare = prepare<W>;
+  kernel.multiply = multiply<W>;
+  return kernel;
+}

@@ -1,0 +1,125 @@
+// Weights as vectors of bfloat16. Included inside of an unnamed namespace by
+// linear_bf16_avx512.cc, after vector/avx512.inc.h.
+
+constexpr size_t kBf16Lanes = 32;
+// Codes are read as so much more than they are: their bits are then a bfloat16 but for a shift.
+constexpr float kCodeOffset = 16;
+
+struct Codes {};  // two 4-bit codes a byte
+
+// Tables of bytes that look-ups take: the upper and the lower half of numbers of bfloat16.
+struct alignas(64) Halves {
+  uint8_t upper[128];
+  uint8_t lower[128];
+};
+
+constexpr uint16_t kNanBf16 = 0x7fc0;
+
+// Of magnitudes: what 7 bits are worth without a sign.
+template <class W>
+constexpr uint16_t bf16_of(uint8_t magnitude) {
+  if constexpr (!std::is_same_v<W, E4m3>) return to_bf16(magnitude).bits;
+  if (magnitude == 127) return kNanBf16;
+  return to_bf16(to_float(E4m3{magnitude}) / kE4m3Unit).bits;
+}
+
+template <class W>
+constexpr Halves halves_of() {
+  Halves halves{};
+  for (size_t i = 0; i < 128; ++i) {
+    const uint16_t bits = bf16_of<W>(static_cast<uint8_t>(i));
+    halves.upper[i] = static_cast<uint8_t>(bits >> 8);
+    halves.lower[i] = static_cast<uint8_t>(bits & 0xff);
+  }
+  return halves;
+}
+
+template <class W>
+constexpr Halves kHalves = halves_of<W>();
+
+// Makes kVectors vectors of bfloat16 of 64 bytes of weights. arrange() brings as many numbers of x
+// into the same order. Of bytes: magnitudes by look-up, signs by their bit.
+template <class W>
+struct Bf16Reader {
+  static constexpr size_t kVectors = 2;
+  // Interleaving keeps eight neighbours together.
+  static void arrange(const Bf16* from, Bf16* to) {
+    for (size_t i = 0; i < 8; ++i) std::memcpy(to + i / 2 * 8 + i % 2 * 32, from + i * 8, 16);
+  }
+
+  CXL_OFFLOAD_VECTOR Bf16Reader() {
+    for (size_t i = 0; i < 2; ++i) {
+      upper[i] = _mm512_load_si512(kHalves<W>.upper + 64 * i);
+      lower[i] = _mm512_load_si512(kHalves<W>.lower + 64 * i);
+    }
+  }
+  CXL_OFFLOAD_VECTOR void read(__m512i weights, __m512i* to) const {
+    __m512i magnitudes = weights;
+    if constexpr (std::is_same_v<W, int8_t>) magnitudes = _mm512_abs_epi8(weights);
+    const __m512i low = _mm512_permutex2var_epi8(lower[0], magnitudes, lower[1]);
+    __m512i high = _mm512_permutex2var_epi8(upper[0], magnitudes, upper[1]);
+    if constexpr (std::is_same_v<W, int8_t>) {  // -128 has a magnitude beyond the table
+      const __mmask64 least = _mm512_movepi8_mask(magnitudes);
+      high = _mm512_mask_mov_epi8(high, least, _mm512_set1_epi8(0x43));
+    }
+    // high | (weights & sign)
+    high = _mm512_ternarylogic_epi32(high, weights, _mm512_set1_epi8(-128), 0xf8);
+    to[0] = _mm512_unpacklo_epi8(low, high);
+    to[1] = _mm512_unpackhi_epi8(low, high);
+  }
+
+  __m512i upper[2];
+  __m512i lower[2];
+};
+template <>
+struct Bf16Reader<Bf16> {
+  static constexpr size_t kVectors = 1;
+  static void arrange(const Bf16* from, Bf16* to) { std::memcpy(to, from, 64); }
+  CXL_OFFLOAD_VECTOR void read(__m512i weights, __m512i* to) const { to[0] = weights; }
+};
+
+// In 16 bits lie codes 1, 0, 3 and 2 of four, from the lowest bits. Shifted to where a bfloat16 of
+// 16 to 31 has its upper four bits of fraction, a code is 16 more than itself.
+template <>
+struct Bf16Reader<Codes> {
+  static constexpr size_t kVectors = 4;
+  static void arrange(const Bf16* from, Bf16* to) {
+    __m512i parts[4];
+    for (size_t i = 0; i < 4; ++i) parts[i] = _mm512_loadu_si512(from + i * kBf16Lanes);
+    alignas(64) uint16_t fourths[32];
+    for (size_t i = 0; i < 32; ++i) fourths[i] = static_cast<uint16_t>(i * 4 % 64);
+    for (size_t n = 0; n < 4; ++n) {
+      const __m512i order =
+          _mm512_add_epi16(_mm512_load_si512(fourths), _mm512_set1_epi16(short(n ^ 1)));
+      const __m512i low = _mm512_permutex2var_epi16(parts[0], order, parts[1]);
+      const __m512i high = _mm512_permutex2var_epi16(parts[2], order, parts[3]);
+      _mm512_storeu_si512(to + n * kBf16Lanes, _mm512_mask_mov_epi64(low, 0xf0, high));
+    }
+  }
+
+  CXL_OFFLOAD_VECTOR void read(__m512i weights, __m512i* to) const {
+    to[0] = number(_mm512_slli_epi16(weights, 3));
+    to[1] = number(_mm512_srli_epi16(weights, 1));
+    to[2] = number(_mm512_srli_epi16(weights, 5));
+    to[3] = number(_mm512_srli_epi16(weights, 9));
+  }
+  CXL_OFFLOAD_VECTOR static __m512i number(__m512i shifted) {
+    // sixteen | (shifted & code)
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi16(0x4180), shifted, _mm512_set1_epi16(0x78),
+                                     0xf8);
+  }
+};
+
+// A row of x in the order of the weights.
+template <class W>
+void prepare(const std::byte* from, Dtype, size_t width, float* to) {
+  constexpr size_t kBlock = Bf16Reader<W>::kVectors * kBf16Lanes;
+  const Bf16* numbers = reinterpret_cast<const Bf16*>(from);
+  Bf16* arranged = reinterpret_cast<Bf16*>(to);
+  size_t at = 0;
+  for (; at + kBlock <= width; at += kBlock) Bf16Reader<W>::arrange(numbers + at, arranged + at);
+  if (at == width) return;
+  Bf16 last[kBlock] = {};
+  std::memcpy(last, numbers + at, (width - at) * sizeof(Bf16));
+  Bf16Reader<W>::arrange(last, arranged + at);
+}
