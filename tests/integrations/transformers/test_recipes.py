@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ from .models import VOCAB, generate, make
 POLICIES = {"kv": "bind:2", "weights": "bind:1"}
 
 
+@pytest.mark.slow(reason="torch's compiler traces a layer for every shape")
 @pytest.mark.parametrize("rows_at_once", [None, 3])
 def test_compiled_layers_give_the_same_tokens(rows_at_once: int | None, session: Session) -> None:
     """Attention and cache are called as they are; what is around them is compiled."""
+    logging.getLogger("torch.__trace").setLevel(logging.WARNING)  # it writes megabytes
     model = make("llama")
-    stock = generate(model, "sdpa")
+    stock = generate(model, "sdpa", max_new_tokens=3)
     compiled = []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -32,9 +35,8 @@ def test_compiled_layers_give_the_same_tokens(rows_at_once: int | None, session:
         return graph.forward
 
     with offload(model, POLICIES, rows_at_once=rows_at_once, session=session) as done:
-        for layer in model.model.layers:
-            layer.compile(backend=backend)
-        tokens = generate(model)
+        model.model.layers[1].compile(backend=backend, dynamic=True)
+        tokens = generate(model, max_new_tokens=3)
         assert done.calls.kernel > 0
         assert not done.calls.own
     torch._dynamo.reset()

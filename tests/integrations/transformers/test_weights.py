@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,57 @@ def test_no_model_is_in_memory_twice_while_it_is_loaded(
     assert len(beside) == len(sizes)
     assert max(beside) - start < 3 * max(sizes)  # 25 MiB; a second copy would be 117 MiB
     del model
+
+
+def test_memory_beside_the_placement_is_two_percent_of_it_at_most(
+    tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model of many layers, besides what an interpreter and its allocator take once."""
+    shape = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512}
+    config = LlamaConfig(**shape, num_hidden_layers=48, num_attention_heads=4)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    stock, beside = core_model_loading.set_param_for_module, []
+
+    @functools.wraps(stock)
+    def watched(*args: object) -> None:
+        beside.append(anonymous_bytes() - session.stats().asked_bytes.current)
+        stock(*args)
+
+    monkeypatch.setattr(core_model_loading, "set_param_for_module", watched)
+    load(tmp_path, {"weights": "bind:2"}, session=session)  # what loading costs the first time
+    gc.collect()
+    session.trim()
+    start = anonymous_bytes() - session.stats().asked_bytes.current
+    beside.clear()
+    model = load(tmp_path, {"weights": "bind:2"}, session=session)
+    placed = session.stats().asked_bytes.current
+    assert placed > 120e6
+    assert max(beside) - start <= 0.02 * placed
+    del model
+
+
+def test_checkpoint_larger_than_the_local_node_runs_with_the_rest_on_another(
+    tmp_path: Path,
+) -> None:
+    stock = make("llama")
+    stock.resize_token_embeddings(20_000)
+    total = sum(weight.nbytes for weight in stock.parameters())
+    stock.save_pretrained(tmp_path)
+    limit = total // 2
+    session = Session.simulated(machine(), capacities={0: limit})
+    with pytest.raises(MemoryError, match="node 0"):
+        load(tmp_path, {"weights": "bind:0"}, session=session)
+    model = load(tmp_path, {"weights": "bind:0,2"}, session=session)
+    model.generation_config = stock.generation_config
+    held = {node: use.current_bytes for node, use in session.stats().nodes.items()}
+    assert limit - (1 << 20) < held[0] <= limit
+    assert held[0] + held[2] >= total
+    with offload(model, {"kv": "bind:2"}, session=session):
+        tokens = generate(model)
+    assert torch.equal(tokens, generate(stock, "sdpa"))
+    del model
+    gc.collect()
+    assert session.stats().asked_bytes.current == 0
 
 
 def anonymous_bytes() -> int:
