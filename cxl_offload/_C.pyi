@@ -502,6 +502,7 @@ def run_updates(
     *,
     isa: str = "",
     kernel: Kernel | None = None,
+    then: Sequence[Callable[[], object]] = (),
 ) -> None: ...
 def run_attention(
     q: TensorView,

@@ -28,7 +28,7 @@ void bind_attention(py::module_& module) {
          std::vector<float> k_scales, std::vector<float> v_scales, int64_t queries, bool causal,
          float soft_cap, std::optional<TensorView> bias, std::vector<float> sinks,
          const std::string& isa, std::shared_ptr<os::Kernel> kernel) {
-        const py::gil_scoped_release released;
+        const Unlocked released;
         kernels::Attention given;
         given.q = std::move(q);
         given.k = std::move(k);

@@ -2,13 +2,37 @@
 #ifndef CXL_OFFLOAD_BINDINGS_BIND_H_
 #define CXL_OFFLOAD_BINDINGS_BIND_H_
 
+#include <cxxabi.h>
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <exception>
 
 #include "core/interrupt.h"
 
 namespace cxl_offload::bindings {
+
+// Without Python's lock for as long as it lives.
+//
+// A daemon thread that wants the lock back while the interpreter ends is ended by Python with
+// pthread_exit, which C++ answers by ending the process where a destructor is unwound. Such a thread
+// stays where it is instead, as in Python 3.14; the process goes without it.
+class Unlocked {
+ public:
+  Unlocked() : state_(PyEval_SaveThread()) {}
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+  ~Unlocked() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (const abi::__forced_unwind&) {
+      for (;;) pause();
+    }
+  }
+
+ private:
+  PyThreadState* state_;
+};
 
 // Destroys what may have to wait, for threads or a GPU, without Python's lock.
 struct WithoutGil {
@@ -18,18 +42,27 @@ struct WithoutGil {
       delete object;
       return;
     }
-    const pybind11::gil_scoped_release release;
+    const Unlocked unlocked;
     delete object;
   }
 };
+
+inline bool is_ending() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
 
 // Calls work() without Python's lock, so that it can be ended by a signal (Ctrl-C): the core asks
 // between its steps, and what Python's handler raised comes out when it has undone what it did.
 template <typename Work>
 auto interruptible(const Work& work) {
-  const pybind11::gil_scoped_release release;
+  const Unlocked unlocked;
   std::exception_ptr raised;
   const InterruptScope scope([&raised] {
+    if (is_ending()) return false;
     const pybind11::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() == 0) return false;
     raised = std::make_exception_ptr(pybind11::error_already_set());

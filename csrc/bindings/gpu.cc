@@ -82,16 +82,16 @@ void copy_blocks(GpuDriver& driver, uintptr_t targets, uintptr_t sources, size_t
 void bind_gpu(py::module_& module) {
   py::class_<GpuDriver, std::shared_ptr<GpuDriver>>(module, "GpuDriver")
       .def_property_readonly("name", &GpuDriver::name)
-      .def("synchronize", &GpuDriver::synchronize, py::call_guard<py::gil_scoped_release>())
+      .def("synchronize", &GpuDriver::synchronize, py::call_guard<Unlocked>())
       .def("create_stream", &GpuDriver::create_stream)
       .def("destroy_stream", &GpuDriver::destroy_stream, py::arg("stream"))
       .def("copy", &GpuDriver::copy, py::kw_only(), py::arg("target"), py::arg("source"),
-           py::arg("nbytes"), py::arg("stream"), py::call_guard<py::gil_scoped_release>())
-      .def("wait_stream", &wait_stream, py::arg("stream"), py::call_guard<py::gil_scoped_release>(),
+           py::arg("nbytes"), py::arg("stream"), py::call_guard<Unlocked>())
+      .def("wait_stream", &wait_stream, py::arg("stream"), py::call_guard<Unlocked>(),
            "Waits for what the stream has queued.")
       .def("copy_blocks", &copy_blocks, py::kw_only(), py::arg("targets"), py::arg("sources"),
            py::arg("count"), py::arg("block_bytes"), py::arg("stream"), py::arg("each") = false,
-           py::call_guard<py::gil_scoped_release>(),
+           py::call_guard<Unlocked>(),
            "Addresses of two arrays of addresses. One batch, or with `each` one call a block.")
       .def_property_readonly("batched", &GpuDriver::batched);
 
@@ -146,7 +146,7 @@ void bind_gpu(py::module_& module) {
           },
           py::kw_only(), py::arg("targets"), py::arg("sources"), py::arg("count"),
           py::arg("block_bytes"), py::arg("aligned"), py::arg("stream"),
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<Unlocked>())
       .def(
           "pack_blocks",
           [](const CudaKernels& kernels, const transfer::Packing& packing, uintptr_t targets,
@@ -156,7 +156,7 @@ void bind_gpu(py::module_& module) {
           },
           py::arg("packing"), py::kw_only(), py::arg("targets"), py::arg("sources"),
           py::arg("blocks"), py::arg("count"), py::arg("unpack"), py::arg("stream"),
-          py::call_guard<py::gil_scoped_release>());
+          py::call_guard<Unlocked>());
 
   module.def(
       "open_cuda_driver",

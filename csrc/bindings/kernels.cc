@@ -97,13 +97,18 @@ void bind_updates(py::module_& module) {
   module.def(
       "run_updates",
       [](const std::vector<kernels::Update>& updates, WorkerTeam& team, const std::string& isa,
-         std::shared_ptr<os::Kernel> kernel) {
-        const py::gil_scoped_release released;
-        kernels::run_updates(updates, team,
-                             {isa.empty() ? best_isa() : parse_isa(isa), kernel.get()});
+         std::shared_ptr<os::Kernel> kernel, const std::vector<py::object>& then) {
+        {
+          const Unlocked released;
+          kernels::run_updates(updates, team,
+                               {isa.empty() ? best_isa() : parse_isa(isa), kernel.get()});
+        }
+        for (const py::object& call : then) call();
       },
       py::arg("updates"), py::arg("team"), py::kw_only(), py::arg("isa") = "",
-      py::arg("kernel") = py::none(), "See kernels/update.h.");
+      py::arg("kernel") = py::none(), py::arg("then") = std::vector<py::object>{},
+      "See kernels/update.h. Calls `then` when everything is written: built-in functions run without "
+      "a look at signals in between, so that a handler that raises finds both or neither.");
 }
 
 }  // namespace
@@ -125,7 +130,7 @@ void bind_kernels(py::module_& module) {
         return probe::update_traffic(given, blocks, cpus, ahead_bytes, chosen);
       },
       py::arg("streams"), py::arg("blocks"), py::arg("cpus"), py::kw_only(),
-      py::arg("ahead_bytes") = 0, py::arg("isa") = "", py::call_guard<py::gil_scoped_release>(),
+      py::arg("ahead_bytes") = 0, py::arg("isa") = "", py::call_guard<Unlocked>(),
       "Seconds of one pass over streams of (address, lines a block, written); see "
       "probe/update_traffic.h.");
 }

@@ -31,7 +31,7 @@ void bind_linear(py::module_& module) {
          std::optional<TensorView> bias, std::optional<TensorView> scale,
          std::optional<std::pair<TensorView, GroupScales>> groups, const std::string& isa,
          std::shared_ptr<os::Kernel> kernel) {
-        const py::gil_scoped_release released;
+        const Unlocked released;
         kernels::Linear given;
         given.x = std::move(x);
         given.weight = std::move(weight);

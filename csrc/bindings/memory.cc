@@ -207,7 +207,7 @@ void bind_allocation(py::module_& module) {
       .def(
           "bytes_per_node",
           [](const PlacedBlock& block) { return block.session().bytes_per_node(block.range()); },
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<Unlocked>())
       .def(
           "runs",
           [](const PlacedBlock& block, size_t offset, size_t bytes) {
@@ -273,7 +273,7 @@ void bind_memory(py::module_& module) {
           [](const Session& session, uintptr_t address, size_t bytes) {
             return session.bytes_per_node(region_at(address, bytes));
           },
-          py::arg("address"), py::arg("nbytes"), py::call_guard<py::gil_scoped_release>())
+          py::arg("address"), py::arg("nbytes"), py::call_guard<Unlocked>())
       .def("node_use", [](const Session& session) { return rows(session.node_use()); })
       .def("device_use", [](const Session& session) { return rows(session.device_use()); })
       .def("statistics", &statistics_of)
@@ -283,7 +283,7 @@ void bind_memory(py::module_& module) {
             memory::Trimmed trimmed = session.trim();
             return std::pair(trimmed.bytes, std::move(trimmed.kept_because));
           },
-          py::call_guard<py::gil_scoped_release>(),
+          py::call_guard<Unlocked>(),
           "Bytes returned, and why the rest was kept: \"\" where nothing was.");
 }
 

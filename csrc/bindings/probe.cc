@@ -59,7 +59,7 @@ void bind_traffic(py::module_& module) {
         return probe::run_traffic(range_at(address, bytes), traffic, cpus, {warmup_s, seconds});
       },
       py::arg("address"), py::arg("nbytes"), py::arg("traffic"), py::arg("cpus"), py::kw_only(),
-      py::arg("warmup_s") = 0.0, py::arg("seconds") = 0.0, py::call_guard<py::gil_scoped_release>(),
+      py::arg("warmup_s") = 0.0, py::arg("seconds") = 0.0, py::call_guard<Unlocked>(),
       "One pinned thread a CPU, each over its own slice of the buffer; see probe/traffic.h.");
 }
 
@@ -70,7 +70,7 @@ void bind_chase(py::module_& module) {
         probe::fill_random(range_at(address, bytes), seed, cpus);
       },
       py::arg("address"), py::arg("nbytes"), py::arg("cpus"), py::kw_only(), py::arg("seed") = 1,
-      py::call_guard<py::gil_scoped_release>(),
+      py::call_guard<Unlocked>(),
       "Random words, which depend on the seed only; fresh zeros are measured too fast.");
   module.def(
       "link_cycle",
@@ -78,7 +78,7 @@ void bind_chase(py::module_& module) {
         probe::link_cycle(range_at(address, bytes), seed);
       },
       py::arg("address"), py::arg("nbytes"), py::kw_only(), py::arg("seed") = 1,
-      py::call_guard<py::gil_scoped_release>(),
+      py::call_guard<Unlocked>(),
       "Links all lines of the buffer into one cycle in random order.");
   module.def(
       "idle_latency",
@@ -87,7 +87,7 @@ void bind_chase(py::module_& module) {
             .ns_per_load;
       },
       py::arg("address"), py::arg("nbytes"), py::arg("cpu"), py::kw_only(),
-      py::arg("warmup_s") = 0.0, py::arg("seconds") = 0.0, py::call_guard<py::gil_scoped_release>(),
+      py::arg("warmup_s") = 0.0, py::arg("seconds") = 0.0, py::call_guard<Unlocked>(),
       "ns a load of a linked buffer, one mean for every batch of loads.");
   module.def(
       "loaded_latency",
@@ -100,7 +100,7 @@ void bind_chase(py::module_& module) {
       },
       py::arg("linked"), py::arg("linked_nbytes"), py::arg("chaser_cpu"), py::arg("address"),
       py::arg("nbytes"), py::arg("traffic"), py::arg("cpus"), py::kw_only(),
-      py::arg("warmup_s") = 0.0, py::arg("seconds") = 0.0, py::call_guard<py::gil_scoped_release>(),
+      py::arg("warmup_s") = 0.0, py::arg("seconds") = 0.0, py::call_guard<Unlocked>(),
       "(ns a load of every batch, what every thread moved) of a chase beside traffic.");
 }
 
@@ -120,7 +120,7 @@ void bind_gpu_copies(py::module_& module) {
            }),
            py::arg("library"), py::arg("ordinal"), py::arg("address"), py::arg("nbytes"))
       .def("copy", &probe::GpuCopies::copy, py::arg("to_device"), py::arg("nbytes"),
-           py::call_guard<py::gil_scoped_release>());
+           py::call_guard<Unlocked>());
 }
 
 std::vector<std::string> isa_names() {

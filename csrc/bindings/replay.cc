@@ -37,7 +37,7 @@ py::tuple run(const Array<double>& setup_s, const Array<double>& alone_s,
   Array<double> lengths(step_begins.size() > 0 ? step_begins.size() - 1 : 0);
   const replay::Times times{writable(starts), writable(ends), writable(lengths)};
   {
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     replay::run_steps(jobs, losses, times);
   }
   return py::make_tuple(starts, ends, lengths);

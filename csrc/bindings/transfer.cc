@@ -52,14 +52,14 @@ void bind_packing(py::module_& module) {
             packing.pack(bytes_at(target), bytes_at(source), count);
           },
           py::kw_only(), py::arg("target"), py::arg("source"), py::arg("count"),
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<Unlocked>())
       .def(
           "unpack",
           [](const Packing& packing, uintptr_t target, uintptr_t source, size_t count) {
             packing.unpack(bytes_at(target), bytes_at(source), count);
           },
           py::kw_only(), py::arg("target"), py::arg("source"), py::arg("count"),
-          py::call_guard<py::gil_scoped_release>());
+          py::call_guard<Unlocked>());
 }
 
 // (from bytes, past the caches, threads) of every rule.
@@ -149,18 +149,18 @@ void bind_host_copy(py::module_& module) {
             copier.copy(bytes_at(target), bytes_at(source), bytes);
           },
           py::kw_only(), py::arg("target"), py::arg("source"), py::arg("nbytes"),
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<Unlocked>())
       .def("copy_blocks", &copy_host_blocks, py::kw_only(), py::arg("targets"), py::arg("sources"),
-           py::arg("sizes"), py::arg("count"), py::call_guard<py::gil_scoped_release>())
+           py::arg("sizes"), py::arg("count"), py::call_guard<Unlocked>())
       .def("copy_strided", &copy_strided, py::kw_only(), py::arg("target"), py::arg("source"),
            py::arg("shape"), py::arg("target_strides"), py::arg("source_strides"),
-           py::arg("element_bytes"), py::call_guard<py::gil_scoped_release>())
+           py::arg("element_bytes"), py::call_guard<Unlocked>())
       .def("time_copies", &time_by_rows, py::kw_only(), py::arg("target"), py::arg("source"),
            py::arg("room"), py::arg("nbytes"), py::arg("contenders"), py::arg("rounds"),
-           py::arg("sample_s"), py::call_guard<py::gil_scoped_release>())
+           py::arg("sample_s"), py::call_guard<Unlocked>())
       .def("time_blocks", &time_block_lists, py::kw_only(), py::arg("targets"), py::arg("sources"),
            py::arg("sizes"), py::arg("count"), py::arg("job"), py::arg("rounds"),
-           py::call_guard<py::gil_scoped_release>());
+           py::call_guard<Unlocked>());
 }
 
 // (device, host, bytes, lane, pinned)
@@ -238,14 +238,14 @@ void bind_engine(py::module_& module) {
       .value("to_host", Direction::kToHost);
   py::class_<CopyHandle, std::shared_ptr<CopyHandle>>(module, "CopyHandle")
       .def_property_readonly("nbytes", &CopyHandle::bytes)
-      .def("query", &CopyHandle::query, py::call_guard<py::gil_scoped_release>())
-      .def("wait", &CopyHandle::wait, py::call_guard<py::gil_scoped_release>())
+      .def("query", &CopyHandle::query, py::call_guard<Unlocked>())
+      .def("wait", &CopyHandle::wait, py::call_guard<Unlocked>())
       .def("stream_wait", &CopyHandle::stream_wait, py::arg("stream"),
-           py::call_guard<py::gil_scoped_release>());
+           py::call_guard<Unlocked>());
   py::class_<PlacedEngine, EngineHolder>(module, "CopyEngine")
       .def(py::init(&make_engine), py::arg("driver"), py::arg("copier"), py::arg("staging"),
            py::kw_only(), py::arg("chunk_bytes"), py::arg("limit_bytes"), py::arg("rates"),
-           py::call_guard<py::gil_scoped_release>())
+           py::call_guard<Unlocked>())
       .def(
           "submit",
           [](PlacedEngine& engine, Direction direction, const std::vector<PieceRow>& pieces,
@@ -253,17 +253,17 @@ void bind_engine(py::module_& module) {
             return engine.core().submit(direction, pieces_of(pieces), after, may_wait);
           },
           py::arg("direction"), py::arg("pieces"), py::arg("after"), py::arg("may_wait"),
-          py::call_guard<py::gil_scoped_release>())
+          py::call_guard<Unlocked>())
       .def(
           "drain", [](PlacedEngine& engine) { engine.core().drain(); },
-          py::call_guard<py::gil_scoped_release>())
-      .def("use", &use_of, py::arg("direction"), py::call_guard<py::gil_scoped_release>())
+          py::call_guard<Unlocked>())
+      .def("use", &use_of, py::arg("direction"), py::call_guard<Unlocked>())
       .def(
           "unfinished_bytes",
           [](const PlacedEngine& engine, Direction direction) {
             return engine.core().unfinished_bytes(direction);
           },
-          py::arg("direction"), py::call_guard<py::gil_scoped_release>())
+          py::arg("direction"), py::call_guard<Unlocked>())
       .def_property_readonly("in_child",
                              [](const PlacedEngine& engine) { return engine.core().in_child(); })
       .def_property_readonly("streams",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypedDict, cast, overload
@@ -112,7 +113,8 @@ class OnePassOptimizer(torch.optim.Optimizer):
         ``step()`` would leave it when the backward returns; ``step()`` updates what is left.
         Learning rates are those of the backward. Between backward and step, gradients must not be
         changed (clipping by global norm, unscaling): that is an error, in ``step()``. Where an
-        update fails, others may have been made.
+        update or the backward itself fails, others may have been made: call ``step()``, which
+        counts those and makes the rest, before going on.
         """
         with contextlib.nullcontext() if self._early is None else self._early.held():
             yield
@@ -198,6 +200,18 @@ class OnePassOptimizer(torch.optim.Optimizer):
         local_tensor(like).data = placed
         return like
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch; with ``overlap`` only after :meth:`step`.
+
+        Raises
+        ------
+        RuntimeError
+            Parameters were updated with these gradients already, and no step was made since.
+        """
+        if self._early is not None:
+            self._early.check_stepped()
+        super().zero_grad(set_to_none)
+
     @overload
     def step(self, closure: None = None) -> None: ...
 
@@ -261,17 +275,15 @@ class OnePassOptimizer(torch.optim.Optimizer):
         return loss
 
     def update(self, given: Sequence[Given], grad_scale: float) -> None:
-        """One call of the kernels for all, and their steps counted when it is over."""
-        steps = []
+        """One call of the kernels for all, and their steps counted with it."""
+        counting = []
         updates = []
         for param, group, copy in given:
             state = self.init_state(param, group)
             step = int(state["step"]) + 1
-            steps.append((state, step))
+            counting.append(_counting(state, step))
             updates.append(self._update(param, group, step, grad_scale, copy))
-        run(updates, threads=self.threads)
-        for state, step in steps:
-            _count(state, step)
+        run(updates, threads=self.threads, then=counting)
 
     def _update(
         self,
@@ -340,9 +352,8 @@ class OnePassOptimizer(torch.optim.Optimizer):
             super().load_state_dict(state_dict)
 
 
-def _count(state: dict[str, Any], step: int) -> None:
-    """Sets the step, which is a tensor of torch's optimizers and an int of DeepSpeed's."""
+def _counting(state: dict[str, Any], step: int) -> Callable[[], object]:
+    """A built-in function that sets the step: a tensor as torch's, or an int as DeepSpeed's."""
     if isinstance(state["step"], torch.Tensor):
-        state["step"].fill_(step)
-    else:
-        state["step"] = step
+        return functools.partial(state["step"].fill_, step)
+    return functools.partial(state.__setitem__, "step", step)

@@ -12,6 +12,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent import futures
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
@@ -84,7 +85,7 @@ class EarlyUpdates:
             self._waiting.append((param, group, None))
             self._running.append(self._thread.submit(self._run))
         engine = cast("Any", torch.autograd.Variable)._execution_engine
-        engine.queue_callback(self.wait)  # nobody sees a parameter between two values
+        engine.queue_callback(_EndOfBackward(self))
 
     def _group_of(self, param: torch.Tensor, optimizer: OnePassOptimizer) -> dict[str, Any]:
         """Groups are read again after every step: loading replaces them."""
@@ -107,6 +108,21 @@ class EarlyUpdates:
             running, self._running = self._running, []
         for future in running:
             future.result()
+
+    def wait_quietly(self) -> None:
+        """Returns when everything that arrived is updated; what failed is raised by the step."""
+        with self._lock:
+            running = list(self._running)
+        futures.wait(running)
+
+    def check_stepped(self) -> None:
+        """Refuses to forget gradients that parameters were updated with."""
+        if self._taken:
+            raise RuntimeError(
+                f"overlap: the gradients of {len(self._taken)} parameters are to be cleared, which "
+                "the backward has updated already; call step() first, also after a backward that "
+                "failed, or use overlap=False where steps are left out"
+            )
 
     def finish(self) -> set[torch.Tensor]:
         """The parameters that are updated already, once for a step.
@@ -133,6 +149,27 @@ class EarlyUpdates:
                     "changes gradients between backward and step() needs overlap=False"
                 )
         return set(taken)
+
+
+class _EndOfBackward:
+    """Waits until nobody can see a parameter between two values.
+
+    Autograd calls it at the end of a backward, and where the backward fails only drops it.
+    """
+
+    __slots__ = ("_updates",)
+
+    def __init__(self, updates: EarlyUpdates) -> None:
+        self._updates: EarlyUpdates | None = updates
+
+    def __call__(self) -> None:
+        updates, self._updates = self._updates, None
+        if updates is not None:
+            updates.wait()
+
+    def __del__(self) -> None:
+        if self._updates is not None:
+            self._updates.wait_quietly()
 
 
 def _remove(handles: list[Any]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from cxl_offload import _C
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
-from cxl_offload.ops.view import tensor_view, touch, untraced
+from cxl_offload.ops.view import tensor_view, touching, untraced
 
 _STATE_DTYPES = (torch.float32, torch.bfloat16)
 _COPY_DTYPES = (torch.bfloat16, torch.float16)
@@ -66,11 +66,20 @@ def _prepare(update: ParamUpdate) -> _C.Update:
 
 
 @untraced
-def run(updates: Sequence[ParamUpdate], *, threads: Threads = None, isa: str | None = None) -> None:
+def run(
+    updates: Sequence[ParamUpdate],
+    *,
+    threads: Threads = None,
+    isa: str | None = None,
+    then: Sequence[Callable[[], object]] = (),
+) -> None:
     """Runs all updates in one go of the team; nothing is written unless all of them are right.
 
     Parameters
     ----------
+    then
+        Built-in functions to call when everything is written. Python looks at signals between steps
+        of its own code only, so a handler that raises finds both done or neither.
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
     isa
@@ -84,5 +93,6 @@ def run(updates: Sequence[ParamUpdate], *, threads: Threads = None, isa: str | N
     """
     prepared = [_prepare(update) for update in updates]
     team = team_for(threads)
-    _C.run_updates(prepared, team, isa=isa or "", kernel=kernel_for(team))
-    touch(*(tensor for update in updates for tensor in update.written()))
+    written = [tensor for update in updates for tensor in update.written()]
+    calls = [touching(written), *then]
+    _C.run_updates(prepared, team, isa=isa or "", kernel=kernel_for(team), then=calls)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, cast
 
 import torch
@@ -161,7 +162,15 @@ def check_devices(function: str, first: torch.Tensor, *others: torch.Tensor | No
             )
 
 
-def touch(*tensors: torch.Tensor) -> None:
-    """Tells autograd that a kernel wrote these tensors, as an in-place operator of torch does."""
+def touching(tensors: Iterable[torch.Tensor]) -> Callable[[], object]:
+    """A built-in function that tells autograd that these tensors were written.
+
+    It is what in-place operators of torch do, and runs without a look at signals.
+    """
     written = [tensor for tensor in tensors if not tensor.is_inference()]
-    torch.autograd.graph.increment_version(written)
+    return functools.partial(cast("Any", torch._C)._increment_version, written)
+
+
+def touch(*tensors: torch.Tensor) -> None:
+    """Tells autograd that a kernel wrote these tensors."""
+    touching(tensors)()

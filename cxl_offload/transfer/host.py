@@ -73,6 +73,19 @@ class StridedTensor(Protocol):
     def is_contiguous(self) -> bool: ...
     def storage_offset(self) -> int: ...
     def untyped_storage(self) -> Any: ...
+    @property
+    def dtype(self) -> Any: ...
+
+
+def _check_bytes(tensor: StridedTensor, name: str) -> None:
+    """Refuses a tensor whose bytes are not its values, or are not here."""
+    device = getattr(tensor, "device", None)
+    if device is not None and device.type != "cpu":
+        raise ValueError(f"{name} is on {device}; both must be in host memory")
+    for lazy in ("is_neg", "is_conj"):
+        if getattr(tensor, lazy, bool)():
+            raise ValueError(f"{name} is a lazy view ({lazy}); resolve it first")
+    check_bounds(tensor, name)
 
 
 def cpus_near(machine: Machine, node: int) -> list[int]:
@@ -200,13 +213,14 @@ class HostCopier:
         )
 
     def copy_strided(self, *, target: StridedTensor, source: StridedTensor) -> None:
-        """``target[...] = source`` for tensors of one shape and element size, any strides.
+        """``target[...] = source`` for tensors of one shape and dtype, any strides; no overlap.
 
         Raises
         ------
         ValueError
-            Shapes or element sizes differ, elements of the target share memory, or a tensor is
-            larger than its storage.
+            Shapes or types differ, elements of the target share memory, or a tensor is not in host
+            memory, is larger than its storage, or is a view that torch negates or conjugates when
+            it is read.
         """
         size = target.element_size()
         if tuple(target.shape) != tuple(source.shape) or size != source.element_size():
@@ -217,8 +231,10 @@ class HostCopier:
         pairs = zip(target.shape, target.stride(), strict=True)
         if any(length > 1 and stride == 0 for length, stride in pairs):
             raise ValueError("copy to a tensor whose elements share memory (stride 0)")
-        check_bounds(target, "target")
-        check_bounds(source, "source")
+        for name, tensor in (("target", target), ("source", source)):
+            _check_bytes(tensor, name)
+        if getattr(target, "dtype", None) != getattr(source, "dtype", None):
+            raise ValueError(f"copy {source.dtype} to {target.dtype}: bytes are copied as they are")
         self._core.copy_strided(
             target=target.data_ptr(),
             source=source.data_ptr(),

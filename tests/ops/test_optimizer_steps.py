@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -243,3 +244,33 @@ def test_threads_change_no_bit_when_subnormal_numbers_are_flushed(kind: type[Any
         torch.set_flush_denormal(False)
     assert flushed != plain
     assert stepped(3) == plain
+
+
+class AlarmError(Exception):
+    """Raised by the handler of a signal."""
+
+
+def test_signal_in_a_step_finds_it_made_and_counted_or_neither() -> None:
+    def handler(*_: object) -> None:
+        raise AlarmError
+
+    param = torch.nn.Parameter(torch.zeros(4_000_000))
+    param.grad = torch.ones_like(param)
+    optimizer = CPUAdam([param], lr=1e-3)
+    optimizer.step()
+    step, before = optimizer.state[param]["step"], signal.signal(signal.SIGALRM, handler)
+    interrupted_after = 0
+    try:
+        for _ in range(25):
+            value, count = float(param[0].detach()), int(step)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.001)
+                optimizer.step()
+            except AlarmError:
+                interrupted_after += float(param[0].detach()) != value
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert (float(param[0].detach()) != value) == (int(step) != count)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted_after  # or the signals came at no time that matters

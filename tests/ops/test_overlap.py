@@ -300,3 +300,34 @@ def test_update_that_the_parent_has_not_made_is_an_error_in_its_child() -> None:
     go.set()
     assert future.result()
     assert done.result() == 7
+
+
+class Failing(torch.autograd.Function):
+    """Fails in the backward."""
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("as the test asked")
+
+
+def test_backward_that_fails_waits_for_its_updates_and_the_step_goes_on() -> None:
+    layers = [nn.Linear(700, 700, bias=False) for _ in range(4)]
+    optimizer = CPUAdam([layer.weight for layer in layers], lr=0.1, overlap=True)
+    y = Failing.apply(torch.ones(1, 700, requires_grad=True))
+    for layer in layers:
+        y = layer(y)
+    with pytest.raises(ArithmeticError):
+        y.sum().backward()
+    then = [layer.weight.detach().clone() for layer in layers]
+    time.sleep(0.2)
+    assert all(torch.equal(a, layer.weight) for a, layer in zip(then, layers, strict=True))
+    with pytest.raises(RuntimeError, match=r"call step\(\) first"):
+        optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert [int(optimizer.state[layer.weight]["step"]) for layer in layers] == [1] * 4
+    assert all(torch.equal(a, layer.weight) for a, layer in zip(then, layers, strict=True))

@@ -140,3 +140,19 @@ def test_operators_refuse_arguments_of_several_devices() -> None:
     with pytest.raises(ValueError, match="on cpu and on meta"):
         attend(QUERY, KEYS, KEYS, torch.tensor([1, 1, 1]).to(meta))
     assert linear_of(x.to(meta), WEIGHT.to(meta)).device == meta
+
+
+def test_copies_of_bytes_that_are_no_values_are_refused() -> None:
+    target, copier = torch.zeros(4, 4), HostCopier()
+    made = torch.full((4, 4), 1 + 2j)
+    strange = {
+        "is on meta": torch.ones(4, 4, device="meta"),
+        "is_neg": torch._neg_view(torch.ones(4, 4)),
+        "int32 to torch": torch.ones(4, 4, dtype=torch.int32),
+    }
+    for message, source in strange.items():
+        with pytest.raises(ValueError, match=message):
+            copier.copy_strided(target=target, source=source)
+    with pytest.raises(ValueError, match="is_conj"):
+        copier.copy_strided(target=torch.zeros_like(made), source=made.conj())
+    assert not target.any()
