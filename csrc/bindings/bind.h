@@ -15,8 +15,8 @@ namespace cxl_offload::bindings {
 // Without Python's lock for as long as it lives.
 //
 // A daemon thread that wants the lock back while the interpreter ends is ended by Python with
-// pthread_exit, which C++ answers by ending the process where a destructor is unwound. Such a thread
-// stays where it is instead, as in Python 3.14; the process goes without it.
+// pthread_exit, which C++ answers by ending the process where a destructor is unwound. Such a
+// thread stays where it is instead, as in Python 3.14; the process goes without it.
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}

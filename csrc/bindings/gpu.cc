@@ -145,8 +145,7 @@ void bind_gpu(py::module_& module) {
                                 aligned, stream);
           },
           py::kw_only(), py::arg("targets"), py::arg("sources"), py::arg("count"),
-          py::arg("block_bytes"), py::arg("aligned"), py::arg("stream"),
-          py::call_guard<Unlocked>())
+          py::arg("block_bytes"), py::arg("aligned"), py::arg("stream"), py::call_guard<Unlocked>())
       .def(
           "pack_blocks",
           [](const CudaKernels& kernels, const transfer::Packing& packing, uintptr_t targets,

@@ -107,7 +107,8 @@ void bind_updates(py::module_& module) {
       },
       py::arg("updates"), py::arg("team"), py::kw_only(), py::arg("isa") = "",
       py::arg("kernel") = py::none(), py::arg("then") = std::vector<py::object>{},
-      "See kernels/update.h. Calls `then` when everything is written: built-in functions run without "
+      "See kernels/update.h. Calls `then` when everything is written: built-in functions run "
+      "without "
       "a look at signals in between, so that a handler that raises finds both or neither.");
 }
 

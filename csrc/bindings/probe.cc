@@ -78,8 +78,7 @@ void bind_chase(py::module_& module) {
         probe::link_cycle(range_at(address, bytes), seed);
       },
       py::arg("address"), py::arg("nbytes"), py::kw_only(), py::arg("seed") = 1,
-      py::call_guard<Unlocked>(),
-      "Links all lines of the buffer into one cycle in random order.");
+      py::call_guard<Unlocked>(), "Links all lines of the buffer into one cycle in random order.");
   module.def(
       "idle_latency",
       [](uintptr_t address, size_t bytes, int cpu, double warmup_s, double seconds) {

@@ -240,8 +240,7 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("nbytes", &CopyHandle::bytes)
       .def("query", &CopyHandle::query, py::call_guard<Unlocked>())
       .def("wait", &CopyHandle::wait, py::call_guard<Unlocked>())
-      .def("stream_wait", &CopyHandle::stream_wait, py::arg("stream"),
-           py::call_guard<Unlocked>());
+      .def("stream_wait", &CopyHandle::stream_wait, py::arg("stream"), py::call_guard<Unlocked>());
   py::class_<PlacedEngine, EngineHolder>(module, "CopyEngine")
       .def(py::init(&make_engine), py::arg("driver"), py::arg("copier"), py::arg("staging"),
            py::kw_only(), py::arg("chunk_bytes"), py::arg("limit_bytes"), py::arg("rates"),
@@ -255,8 +254,7 @@ void bind_engine(py::module_& module) {
           py::arg("direction"), py::arg("pieces"), py::arg("after"), py::arg("may_wait"),
           py::call_guard<Unlocked>())
       .def(
-          "drain", [](PlacedEngine& engine) { engine.core().drain(); },
-          py::call_guard<Unlocked>())
+          "drain", [](PlacedEngine& engine) { engine.core().drain(); }, py::call_guard<Unlocked>())
       .def("use", &use_of, py::arg("direction"), py::call_guard<Unlocked>())
       .def(
           "unfinished_bytes",
