@@ -1,0 +1,129 @@
+"""Staging of asynchronous checkpoints in a tier, for ``torch.distributed.checkpoint.async_save``.
+
+torch copies the state to ordinary memory and writes it out while training goes on, so that a node
+holds weights and optimizer states twice for that time. Here the copy lies where a policy says.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import weakref
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.tensor import DTensor
+
+from cxl_offload.memory import PolicyLike, Session
+from cxl_offload.ops.view import local_tensor
+from cxl_offload.tensor import empty
+from cxl_offload.units import format_bytes
+
+
+class TierStager(AsyncStager):
+    """Copies a state into memory of a policy, and returns before it is written out.
+
+    >>> stager = TierStager("cxl", limit_bytes=64 << 30)
+    >>> future = torch.distributed.checkpoint.async_save(state, async_stager=stager, ...)
+
+    Memory returns to the session's pool when the save that reads it is done, and the next one takes
+    it from there.
+
+    Parameters
+    ----------
+    policy
+        Of the copies: a policy, ``{node: weight}``, a text such as ``"bind:2"``, or a tier.
+    limit_bytes
+        The most that copies may hold, of all saves that are under way; None: what the policy's
+        nodes have.
+    session
+        What allocates; None means the current session.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyLike,
+        *,
+        limit_bytes: int | None = None,
+        session: Session | None = None,
+    ) -> None:
+        self._policy = policy
+        self._limit = limit_bytes
+        self._session = session
+        self._lock = threading.RLock()  # a finalizer may run inside of our own statements
+        self._held = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of copies that a save still reads."""
+        return self._held
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A copy of a state: tensors in the tier, everything else copied as Python does.
+
+        A tensor that is there twice stays one. Distributed tensors keep their mesh and placements,
+        and only this process's part is copied.
+
+        Raises
+        ------
+        MemoryError
+            The limit or a node is too small, or the save before is not done yet; nothing of this
+            copy is left.
+        """
+        made: dict[str, Any] = self._copied(state_dict, {})
+        return made
+
+    def synchronize_staging(self) -> None:
+        """Nothing: stage() returns when everything is copied."""
+
+    def close(self) -> None:
+        """Nothing is held that a save does not read."""
+
+    def _copied(self, value: Any, seen: dict[int, Any]) -> Any:
+        if id(value) in seen:
+            return seen[id(value)]
+        if isinstance(value, torch.Tensor):
+            made: Any = self._in_tier(value)
+        elif isinstance(value, dict):
+            made = {key: self._copied(each, seen) for key, each in value.items()}
+        elif isinstance(value, list | tuple) and type(value) in (list, tuple):
+            made = type(value)(self._copied(each, seen) for each in value)
+        else:
+            made = copy.deepcopy(value)
+        seen[id(value)] = made
+        return made
+
+    @torch.no_grad()
+    def _in_tier(self, tensor: torch.Tensor) -> torch.Tensor:
+        local = local_tensor(tensor).detach()
+        self._take(local.nbytes)
+        try:
+            staged = empty(
+                tuple(local.shape), dtype=local.dtype, policy=self._policy, session=self._session
+            ).copy_(local)
+        except BaseException:
+            self._give(local.nbytes)
+            raise
+        if isinstance(tensor, DTensor):
+            mesh, placements = tensor.device_mesh, tensor.placements
+            staged = DTensor.from_local(
+                staged, mesh, placements, run_check=False, shape=tensor.shape,
+                stride=tensor.stride(),
+            )  # fmt: skip
+        weakref.finalize(local_tensor(staged), self._give, local.nbytes).atexit = False
+        return staged
+
+    def _take(self, nbytes: int) -> None:
+        with self._lock:
+            if self._limit is not None and self._held + nbytes > self._limit:
+                raise MemoryError(
+                    f"staging {format_bytes(nbytes)} more than the {format_bytes(self._held)} that "
+                    f"saves under way hold, limit {format_bytes(self._limit)}: wait for the save "
+                    "before (its future's result()), or raise limit_bytes"
+                )
+            self._held += nbytes
+
+    def _give(self, nbytes: int) -> None:
+        with self._lock:
+            self._held -= nbytes
