@@ -1,7 +1,7 @@
 """What a training step with ZeRO-Offload keeps where: bytes a kind on the host, bytes on the GPU.
 
 Stage 2 keeps low-precision parameters on the GPU and the optimizer on the host; stage 3 with
-``offload_param`` keeps the parameters on the host too. One GPU, activation checkpointing.
+``offload_param`` keeps the parameters on the host too. One GPU.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class TrainingJob:
                 f"positions of {self.model.name}; shorten it"
             )
 
-    @property
-    def flops(self) -> tuple[float, float]:
+    def flops(self, *, checkpointing: bool) -> tuple[float, float]:
         """Operations of ``(forward, backward)`` of one sequence."""
-        return training_flops(self.model.active_parameters, self.tokens)
+        params = self.model.active_parameters
+        return training_flops(params, self.tokens, checkpointing=checkpointing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,14 @@ def host_kinds(params: int, stage: Stage) -> tuple[HostKind, ...]:
     return (*streamed, *copied)
 
 
-def gpu_bytes(job: TrainingJob, micro_batch: int, stage: Stage) -> int:
+def gpu_bytes(
+    job: TrainingJob, micro_batch: int, stage: Stage, *, checkpointing: bool = True
+) -> int:
     """What the GPU must hold at the peak of a micro-batch's backward.
 
     Parameters (stage 3: two layers of them and the embeddings' largest tensor), two gradient
-    buckets, one checkpoint a layer, one layer's activations, logits.
+    buckets, logits, and with checkpointing one checkpoint a layer and one layer's activations, else
+    those of all layers.
     """
     model = job.model
     parameters = model.parameters
@@ -112,7 +115,8 @@ def gpu_bytes(job: TrainingJob, micro_batch: int, stage: Stage) -> int:
     layer += SCORE_BYTES * micro_batch * model.heads * job.tokens**2
     logits = LOGIT_BYTES * rows * model.vocab
     buckets = 2 * LOW_BYTES * min(GRADIENT_BUCKET_ELEMENTS, parameters)
-    return LOW_BYTES * resident + buckets + checkpoints + max(layer, logits)
+    held = checkpoints + max(layer, logits) if checkpointing else layer * model.layers + logits
+    return LOW_BYTES * resident + buckets + held
 
 
 def micro_batches(job: TrainingJob) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,11 @@ ADAM_SHARE = 0.79
 """Share of the memory's rate that DeepSpeedCPUAdam reaches on torch's memory: measured with fp32
 states, 50 M parameters and AVX-512 on a machine of two cores; the bound was the same traffic."""
 
+ADAM_SHARE_OF_UPPER_BOUND = 0.26
+"""The same where a machine file gives only an upper bound of its rate: 31 % of a step of GPT-2 8B
+with batch 3 is the optimizer (Wang et al., Performance Characterization of CXL Memory, IV-A),
+beside the GPU's work at the training efficiency that is planned with and sequences of 1024."""
+
 STAGES: tuple[Stage, ...] = (2, 3)
 
 CONFIG = "ds_config.json"
@@ -57,7 +63,8 @@ class TrainingRequest(PlanRequest):
     stage
         2, 3, or None: the faster one.
     optimizer_bytes_per_s
-        What the CPU optimizer draws from local memory; None: ``ADAM_SHARE`` of its rate.
+        What the CPU optimizer draws from local memory; None: ``ADAM_SHARE`` of its rate, or
+        ``ADAM_SHARE_OF_UPPER_BOUND``.
     script
         The training script of the printed command.
     """
@@ -82,9 +89,20 @@ class PlannedStep:
 
     micro: int
     stage: Stage
+    checkpointing: bool
     step: TrainingStep
     weights: Weights
     estimate: StepEstimate
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A micro-batch that the GPU holds, before anything is placed on the host."""
+
+    micro: int
+    checkpointing: bool
+    gpu_bytes: int
+    step: TrainingStep
 
 
 def plan_training(request: TrainingRequest) -> Plan:
@@ -135,48 +153,59 @@ class DeepSpeed(Executor[PlannedStep]):
                 f"{local.node} ({local.name}); profile it, or give --optimizer-gb-s",
                 section="accesses",
             )
-        return ADAM_SHARE * local.read_bytes_per_s
+        return self._adam_share() * local.read_bytes_per_s
 
-    def _steps(self, hardware: Hardware) -> Iterator[tuple[int, TrainingStep]]:
+    def _adam_share(self) -> float:
+        machine = self._request.machine
+        what = f"access {machine.initiator}->{machine.initiator} read bandwidth"
+        bounds = [each.bound for each in machine.citations if each.what == what]
+        return ADAM_SHARE_OF_UPPER_BOUND if "upper" in bounds else ADAM_SHARE
+
+    def _steps(self, hardware: Hardware) -> Iterator[_Candidate]:
         """Micro-batches that the GPU holds, and what a step of them does."""
         job, rate = self._job, self._optimizer_rate(hardware)
         flops = hardware.gpu.flops_per_s * TRAINING_EFFICIENCY
-        forward, backward = (each / flops for each in job.flops)
-        for stage in STAGES if self._request.stage is None else (self._request.stage,):
+        stages = STAGES if self._request.stage is None else (self._request.stage,)
+        for stage, checkpointing in itertools.product(stages, (False, True)):
+            forward, backward = (each / flops for each in job.flops(checkpointing=checkpointing))
             for micro in micro_batches(job):
-                if gpu_bytes(job, micro, stage) > hardware.gpu_usable_bytes:
+                need = gpu_bytes(job, micro, stage, checkpointing=checkpointing)
+                if need > hardware.gpu_usable_bytes:
                     break
-                yield (
-                    micro,
-                    TrainingStep(
-                        kinds=host_kinds(job.model.parameters, stage),
-                        stage=stage,
-                        forward_s=micro * forward,
-                        backward_s=micro * backward,
-                        accumulation=job.batch // micro,
-                        cpu_bytes_per_s=rate,
-                    ),
+                step = TrainingStep(
+                    kinds=host_kinds(job.model.parameters, stage),
+                    stage=stage,
+                    forward_s=micro * forward,
+                    backward_s=micro * backward,
+                    accumulation=job.batch // micro,
+                    cpu_bytes_per_s=rate,
                 )
+                yield _Candidate(micro, checkpointing, need, step)
 
     def search(
         self, hardware: Hardware, *, like: Candidate[PlannedStep] | None = None
     ) -> Candidate[PlannedStep] | None:
-        """The shortest step; of equals the largest micro-batch.
+        """The shortest step; of equals the largest micro-batch, without checkpointing if it can be.
 
         Stage 3 has to bring more than the margin: what its gathers cost beside the copies is not
         in the equations.
         """
         best: PlannedStep | None = None
-        for micro, step in self._steps(hardware):
+        need = 0
+        for each in self._steps(hardware):
+            step = each.step
             placed = place(step, hardware)
             if placed is None:
                 continue
             weights, estimate = placed
             if best is not None:
-                slack = -self._request.cxl_margin if step.stage > best.stage else 1e-6
+                slack = -1e-6 if each.checkpointing > best.checkpointing else 1e-6
+                if step.stage > best.stage:
+                    slack = -self._request.cxl_margin
                 if estimate.step_s > best.estimate.step_s * (1 + slack):
                     continue
-            best = PlannedStep(micro, step.stage, step, weights, estimate)
+            best = PlannedStep(each.micro, step.stage, each.checkpointing, step, weights, estimate)
+            need = each.gpu_bytes
         if best is None:
             return None
         job = self._job
@@ -190,7 +219,7 @@ class DeepSpeed(Executor[PlannedStep]):
             tokens_per_s=job.batch * job.tokens / best.estimate.step_s,
             sequences=best.micro,
             host=tuple(host),
-            gpu_bytes=gpu_bytes(job, best.micro, best.stage),
+            gpu_bytes=need,
         )
 
     def why_nothing_fits(self, hardware: Hardware) -> str:
@@ -249,6 +278,7 @@ class DeepSpeed(Executor[PlannedStep]):
         """One step."""
         step, weights, hardware = found.choice.step, found.choice.weights, found.hardware
         work = planned_work(self._job, step, hardware, weights)
+        work = replace(work, checkpointing=found.choice.checkpointing)
         return replayed_phases(replay, work, step, hardware, self.machine(found))
 
     def other_homes(
@@ -263,8 +293,14 @@ class DeepSpeed(Executor[PlannedStep]):
     def notes(self, found: Candidate[PlannedStep]) -> list[str]:
         """What the script has to do, and what is not known."""
         request = self._request
+        checkpoints = (
+            "with activation checkpointing, which the script has to switch on (in transformers "
+            "model.gradient_checkpointing_enable()): the micro-batch fits only so"
+            if found.choice.checkpointing
+            else "without activation checkpointing"
+        )
         return [
-            f"ZeRO stage {found.choice.stage}, bf16, activation checkpointing, one GPU",
+            f"ZeRO stage {found.choice.stage}, bf16, one GPU, {checkpoints}",
             f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
             "memory",
             "the script gives the optimizer: DeepSpeedCPUAdam, or this package's CPUAdam",
@@ -308,6 +344,7 @@ def _config(found: PlannedStep) -> str:
         "gradient_accumulation_steps": found.step.accumulation,
         "bf16": {"enabled": True},
         "zero_optimization": zero,
-        "activation_checkpointing": {"partition_activations": False},
     }
+    if found.checkpointing:
+        config["activation_checkpointing"] = {"partition_activations": False}
     return json.dumps(config, indent=1)

@@ -87,15 +87,17 @@ def step_slowdown(
     return optimizer_share * optimizer_slowdown + transfer_share * transfer_slowdown
 
 
-def training_flops(params: float, tokens: float) -> tuple[float, float]:
+def training_flops(
+    params: float, tokens: float, *, checkpointing: bool = True
+) -> tuple[float, float]:
     """Arithmetic of ``(forward, backward)``: 2 and 6 operations a parameter and token.
 
-    Backward counts the recomputed forward of activation checkpointing, without which models of
-    this size do not train on one GPU. Attention scores are left out (below 5 % at sequence
+    Backward counts the recomputed forward of activation checkpointing; without it, it is 4.
+    Attention scores are left out (below 5 % at sequence
     lengths up to the model width). Source: Kaplan et al., Scaling Laws for Neural Language
     Models, 2.1; Ren et al., ZeRO-Offload, section 6.
     """
-    return 2.0 * params * tokens, 6.0 * params * tokens
+    return 2.0 * params * tokens, (6.0 if checkpointing else 4.0) * params * tokens
 
 
 def optimizer_seconds(
