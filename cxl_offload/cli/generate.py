@@ -55,6 +55,12 @@ def generate(
         str | None, typer.Option(help="Folder with tokenizer files (default: the model's).")
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of weights and cache: auto, bfloat16, ...")] = "auto",
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the cache: float8_e4m3fn, float8_e5m2 or int4 (default: that of the weights)."
+        ),
+    ] = None,
     attention: Annotated[
         str | None, typer.Option(help="Of prompts: eager or sdpa (default: the model's choice).")
     ] = None,
@@ -87,6 +93,7 @@ def generate(
         gen_len=gen_len or (32 if planned is None else planned.batch.tokens),
         tokenizer=tokenizer,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         attention=attention,
     )
     session = _session(machine)

@@ -21,6 +21,7 @@ from cxl_offload.integrations.transformers.conventions import check_conventions,
 from cxl_offload.integrations.transformers.fit import check_room, kv_bytes
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.plans import asked_of
+from cxl_offload.integrations.transformers.room import kept_as
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.weights import load, meta_model, store_for, weight_bytes
 from cxl_offload.memory import PolicyLike, Session, current_session
@@ -47,6 +48,8 @@ class GenerateRun:
         Says the policies of kinds and the rows at once; None: ``place`` does.
     rows_at_once
         Rows that a layer computes at once; None: what the plan says, or all.
+    kv_dtype
+        ``"float8_e4m3fn"``, ``"float8_e5m2"`` or ``"int4"``; None: that of the weights.
     gen_len
         Tokens to generate; a row may end earlier.
     tokenizer
@@ -62,6 +65,7 @@ class GenerateRun:
     place: Mapping[str, str] = field(default_factory=dict)
     plan: Plan | None = None
     rows_at_once: int | None = None
+    kv_dtype: str | None = None
     gen_len: int = 32
     tokenizer: str | None = None
     dtype: str = "auto"
@@ -180,7 +184,8 @@ def run(
     model = load(request.model, {}, dtype=request.dtype, attention=request.attention, store=store)
     load_seconds = time.perf_counter() - started
     clock = _Clock(request.gen_len, progress)
-    with Offloaded(model, store, rows_at_once=rows_at_once) as done:
+    kept = kept_as(request.kv_dtype)
+    with Offloaded(model, store, kv_dtype=kept, rows_at_once=rows_at_once) as done:
         clock.start()
         tokens = model.generate(
             **inputs,
@@ -260,7 +265,8 @@ def _check(
         )
     needs = weight_bytes(model, policies)
     positions = prompt_len + request.gen_len - 1
-    needs["kv"] = kv_bytes(config, model.dtype, rows=rows, positions=positions)
+    kept = kept_as(request.kv_dtype) or model.dtype
+    needs["kv"] = kv_bytes(config, kept, rows=rows, positions=positions)
     placed = {kind: count for kind, count in needs.items() if kind in policies}
     check_room(placed, policies, session)
 

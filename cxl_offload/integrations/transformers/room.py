@@ -92,6 +92,25 @@ class KvMemory:
         return made
 
 
+def kept_as(name: str | None) -> KeptAs:
+    """What keys and values are kept as, by its name.
+
+    Raises
+    ------
+    ConfigError
+        It is none of :data:`SMALL_TYPES` and :data:`CODES`.
+    """
+    if name is None or name == CODES:
+        return "int4" if name else None
+    for dtype in SMALL_TYPES:
+        if name == str(dtype).removeprefix("torch."):
+            return dtype
+    known = ", ".join(str(dtype).removeprefix("torch.") for dtype in SMALL_TYPES)
+    raise ConfigError(
+        f"kv_dtype {name}: it is {known} or {CODES}; leave it out for the model's own"
+    )
+
+
 def as_states(kept: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
     """What is kept in the type and on the device of states of the same width; a copy if need be."""
     if kept.dtype is torch.uint8:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import LinearAttentionLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cxl_offload.errors import ConfigError
@@ -43,8 +44,14 @@ def take_layers(
     Raises
     ------
     ConfigError
-        No decoder layer that follows transformers' conventions.
+        No decoder layer that follows transformers' conventions, or layers with states of their own.
     """
+    kept = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    if any(isinstance(each, LinearAttentionLayer) for each in kept):
+        raise ConfigError(
+            f"{type(model).__name__} keeps states that are not keys and values, of all rows at "
+            "once; leave rows_at_once out"
+        )
     layers = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(

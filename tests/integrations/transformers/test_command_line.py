@@ -98,6 +98,7 @@ def test_json_of_a_dash_is_all_that_is_printed(
         (("--place", "kv=cxl", "--model", "nowhere"), "nowhere"),
         (("--place", "kv=cxl", "--attention", "flash"), "flash"),
         (("--place", "kv=cxl", "--dtype", "float3"), "float3"),
+        (("--place", "kv=cxl", "--kv-dtype", "int3"), "kv_dtype int3"),
     ],
 )
 def test_bad_input_is_one_line_before_the_model_loads(
@@ -173,6 +174,16 @@ def test_plan_is_run_as_it_says(
     planned = {kind: granted[kind] for kind in PLANNED}
     assert planned == {"attention": {"rdram"}, "mlp": {"ldram", "cxl"}, "kv": {"cxl"}}
     assert "the plan predicted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kept", "position"), [("float8_e5m2", 16), ("int4", 36)])
+def test_cache_is_kept_as_asked(folder: Path, tmp_path: Path, kept: str, position: int) -> None:
+    file = tmp_path / "report.json"
+    more = ("--place", "kv=cxl", "--kv-dtype", kept, "--gen-len", "6", "--json", str(file))
+    assert run(command(folder, *more)) == 0
+    report = json.loads(file.read_text())
+    positions = report["prompt_len"] + 6 - 1
+    assert report["placement"][0]["requested_bytes"] == 2 * 2 * 2 * 2 * positions * position
 
 
 def test_place_and_rows_at_once_go_before_the_plan(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import offload
-from cxl_offload.memory import Session
+from cxl_offload.integrations.transformers.room import KvMemory
+from cxl_offload.integrations.transformers.row_parts import take_layers
+from cxl_offload.integrations.transformers.weights import store_for
+from cxl_offload.memory import Bind, Session
 
 from .models import FAMILIES, ONLY_EAGER, generate, make, prompts
 
@@ -125,6 +130,16 @@ def test_layers_are_as_before_when_the_block_ends(session: Session) -> None:
     with offload(model, CXL, rows_at_once=1, session=session):
         assert all("forward" in vars(layer) for layer in model.model.layers)
     assert not any("forward" in vars(layer) for layer in model.model.layers)
+
+
+def test_layers_with_states_of_their_own_are_refused(session: Session) -> None:
+    """Linear attention updates the state of all rows at every call."""
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_experts": 0}
+    model = Qwen3NextForCausalLM(Qwen3NextConfig(**shape, **heads)).eval()
+    memory = KvMemory(store_for({"kv": Bind((2,))}, session))
+    with contextlib.ExitStack() as stack, pytest.raises(ConfigError, match="leave rows_at_once"):
+        take_layers(model, 2, memory, stack)
 
 
 @pytest.mark.parametrize(
