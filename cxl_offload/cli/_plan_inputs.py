@@ -50,7 +50,7 @@ AddedMemory = Annotated[
 GpuName = Annotated[
     str | None,
     typer.Option(
-        help="Plan as if the machine had the GPU of a machine file, such as h100.",
+        help="Plan as if the machine had the GPU of a machine file, such as h100; none: for CPUs.",
         rich_help_panel=MACHINE,
     ),
 ]
@@ -119,7 +119,8 @@ def measured_operators(profile: str | None) -> OperatorProfile | None:
 
 def as_advice(plan: Plan, add: Sequence[str] | None, gpu: str | None) -> Plan:
     """A plan for what is not there is advice."""
-    supposed = [*(add or ()), *([] if gpu is None else [f"GPU {gpu}"])]
+    is_supposed = gpu is not None and gpu.lower() != "none"
+    supposed = [*(add or ()), *([f"GPU {gpu}"] if is_supposed else [])]
     if not supposed:
         return plan
     return replace(plan, runs=False, advice=f"planned as if {' and '.join(supposed)} were there")

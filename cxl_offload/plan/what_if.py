@@ -18,6 +18,9 @@ from cxl_offload.topology import (
 )
 from cxl_offload.units import parse_bandwidth, parse_bytes, parse_latency_ns
 
+NO_GPU = "none"
+"""Of :func:`with_gpu`: the machine without any."""
+
 _KINDS = {
     "ldram": NodeKind.DRAM,
     "rdram": NodeKind.DRAM,
@@ -82,13 +85,16 @@ def with_gpu(machine: Machine, name: str) -> Machine:
     Parameters
     ----------
     name
-        Of a GPU, such as ``h100``; upper and lower case are alike.
+        Of a GPU, such as ``h100``; upper and lower case are alike. ``none`` takes the machine's own
+        away, so that CPUs compute.
 
     Raises
     ------
     ConfigError
         No machine file has such a GPU with its own memory, peaks and link.
     """
+    if name.lower() == NO_GPU:
+        return replace(machine, gpus=(), dma_paths=())
     known = _gpus()
     found = known.get(name.lower())
     if found is None:

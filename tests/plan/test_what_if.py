@@ -75,3 +75,13 @@ def test_training_is_planned_with_added_memory() -> None:
     done = CliRunner().invoke(app, [*training, "--add", "cxl=1TiB:40GB/s:250ns"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["node_bytes"]["3"] > 0
+
+
+def test_machine_is_planned_without_its_gpu_and_such_a_plan_runs() -> None:
+    arguments = ["plan", "inference", "--model", "llama-3-8b", "--machine", "epyc9354-cxl-a"]
+    made = CliRunner().invoke(app, [*arguments, "--gpu", "none", "--json"])
+    assert made.exit_code == 0, made.output
+    plan = json.loads(made.stdout)
+    assert plan["runs"]
+    assert plan["executor"] == "transformers"
+    assert "gpu" not in plan["policies"].values()
