@@ -152,6 +152,7 @@ def random_plan(seed: int, tmp_path: Path) -> tuple[Plan, Machine] | None:
     return plan, machine
 
 
+@pytest.mark.slow(reason="searches a hundred plans, and lays each of them out")
 def test_hundred_random_plans_fit_and_lie_where_planned(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     for seed in (*range(99), 151):  # 151: HiGHS fails with presolve, see plan.solve
@@ -277,6 +278,7 @@ def plan_file(tiny: Path, tmp_path: Path) -> Path:
     """A plan on a machine whose GPU has room for a part of the tiny model only."""
     file = tmp_path / "plan.yaml"
     command = ["plan", "inference", "--model", str(tiny), "--machine", "epyc9354-cxl-a"]
+    command += ["--executor", "flexgen"]
     command += ["--prompt-len", "32", "--gen-len", "4", "--max-batches", "1"]
     assert run([*command, "--gpu-usable", "1e-5", "--output", str(file)]) == 0
     return file
