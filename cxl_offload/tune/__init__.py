@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cxl_offload.tune.homes import Moved, TunedHomes
     from cxl_offload.tune.hot import HotRule, HotSet, Swap
     from cxl_offload.tune.hot_parts import HotParts, Slice
+    from cxl_offload.tune.hot_rows import HotRows
     from cxl_offload.tune.machine import tier_ratios
     from cxl_offload.tune.model_based import ModelRule, ModelTuner
     from cxl_offload.tune.new_regions import NewRegions, StepWatch
@@ -44,6 +45,7 @@ __all__ = [
     "Decision",
     "DecisionCount",
     "HotParts",
+    "HotRows",
     "HotRule",
     "HotSet",
     "ModelRule",
@@ -115,6 +117,7 @@ __getattr__, __dir__ = lazy_names(
             "HotParts",
             "Slice",
         ),
+        "hot_rows": ("HotRows",),
         "machine": ("tier_ratios",),
         "model_based": (
             "ModelRule",

@@ -42,6 +42,8 @@ class NewRegions:
         Windows of a run that count: more say little, and would outweigh those of other runs.
     framework
         For the counts of decisions.
+    logger
+        Gets every decision; a framework's own, where it shows only those.
 
     Attributes
     ----------
@@ -66,12 +68,14 @@ class NewRegions:
         warm_up: int = 20,
         windows: int = 5,
         framework: str = "script",
+        logger: logging.Logger = _LOG,
     ) -> None:
         self._near, self.far = near_and_far(machine)
         self._tuner = ModelTuner(tier_ratios(machine, self._near, self.far))
         self._state = state
         self._places = places
         self._framework = framework
+        self._logger = logger
         self._windows = windows
         self._steps, self._warm_up = steps, warm_up
         self._samples: dict[int, StepSamples] = {}
@@ -125,7 +129,7 @@ class NewRegions:
         verb = ("moved" if self._places else "advised") if changes else "kept"
         count_decision(self._framework, "share", verb)  # type: ignore[arg-type]
         when = "from the next start on" if self._places else "advice only"
-        _LOG.info("tune, %s: %s", when, decision.reason)
+        self._logger.info("tune, %s: %s", when, decision.reason)
         write_state(self._state, {"model": self._tuner.saved(), "load": self._load})
 
 

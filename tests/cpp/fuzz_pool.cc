@@ -181,6 +181,18 @@ void inject(const Ground& ground, Input& input) {
   }
 }
 
+// All of a block, or whole pages of it; parts beyond its end are refused.
+void move_some(Input& input, PlacedBlock& block) {
+  const size_t unit = block.unit_bytes();
+  const size_t units = block.range().size() / unit;
+  if (units == 0 || input.below(2) == 0) {
+    block.move(any_rule(input));
+    return;
+  }
+  const size_t offset = input.byte() % units * unit;
+  block.move_part(offset, (1 + input.byte() % units) * unit, any_rule(input));
+}
+
 void step_session(const Ground& ground, const std::shared_ptr<Session>& session, Input& input,
                   std::vector<Live>& live) {
   const size_t operation = input.below(16);
@@ -197,7 +209,7 @@ void step_session(const Ground& ground, const std::shared_ptr<Session>& session,
     live.back().check();
     live.pop_back();
   } else if (operation < 13 && !live.empty()) {
-    live[input.byte() % live.size()].block->move(any_rule(input));
+    move_some(input, *live[input.byte() % live.size()].block);
   } else if (operation == 13) {
     session->trim();
   } else if (operation == 14) {

@@ -215,6 +215,7 @@ class PlacedUVAOffloader(uva.UVAOffloader):  # type: ignore[misc]
             state=self.options.tune_state,
             places=self.options.tuned_policy,
             framework="vllm",
+            logger=logger,
         )
         regions.placed(sum(nodes[node] for node in regions.far) / sum(nodes.values()))
         self._watch = StepWatch(regions)

@@ -283,6 +283,31 @@ def test_wrong_node_is_refused_before_the_model_is_loaded(
     assert "Loading" not in done.stdout + done.stderr
 
 
+def test_steps_of_the_engine_decide_where_the_next_starts_weights_go(
+    environment: dict[str, str], model: Path, tmp_path: Path
+) -> None:
+    state = tmp_path / "run.json"
+    far = {"tuner": "model", "at": len(SHARES) - 1, "measured": {}}
+    state.write_text(json.dumps({"model": far, "load": None}))
+    section = {
+        "weight_tune": "step_time",
+        "weight_tune_state": str(state),
+        "weight_kinds": {"embedding": "bind:2"},
+    }
+    options = {
+        "machine": "epyc9354-cxl-a",
+        "tokens": 100,
+        "cpu_offload_gb": 0.01,
+        "additional_config": {"cxl_offload": section},
+    }
+    done = run_once(environment, model, options)
+    assert list(result(done)["report"]["nodes"]) == ["bind:2"]
+    assert "tune, from the next start on:" in done.stdout + done.stderr
+    saved = json.loads(state.read_text())
+    assert list(saved["model"]["measured"]) == [str(len(SHARES) - 1)]
+    assert saved["model"]["at"] < len(SHARES) - 1
+
+
 class Planned:
     """What vLLM plans for a step: one token of each sequence."""
 

@@ -6,8 +6,10 @@ report. FOLDER gets a random Llama whose tokens depend on its weights.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +64,31 @@ def main() -> None:
     folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     if not (folder / "config.json").exists():
         make_model(folder)
+    count = options.pop("tokens", 16)
+    with contextlib.ExitStack() as stack:
+        if "machine" in options:
+            stack.enter_context(on_machine(options.pop("machine")))
+        run(folder, options, count)
+
+
+@contextlib.contextmanager
+def on_machine(name: str) -> Iterator[None]:
+    """On the simulated nodes of a machine file, which a machine of one node needs for a second."""
+    from cxl_offload import Session, load_machine, use
+    from cxl_offload.integrations.vllm import weight_patch
+
+    found = load_machine(name)
+    weight_patch.discover = lambda: found
+    with use(Session.simulated(found)):
+        yield
+
+
+def run(folder: Path, options: dict[str, Any], count: int) -> None:
     from vllm import LLM, SamplingParams
     from vllm.model_executor.offloader.base import get_offloader
 
     llm = LLM.from_engine_args(arguments(folder, options))
-    sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True, detokenize=False)
+    sampling = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True, detokenize=False)
     prompt: Any = {"prompt_token_ids": [(7 * at) % 500 + 3 for at in range(40)]}
 
     def tokens() -> list[int]:

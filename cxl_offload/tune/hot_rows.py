@@ -1,0 +1,103 @@
+"""Rows of a large embedding that are looked up often near, the others far."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from cxl_offload.memory import Session
+from cxl_offload.tune.hot_parts import HotParts, Slice
+
+
+class HotRows:
+    """Counts the lookups of an embedding and moves blocks of its rows between them.
+
+    Rows move in blocks of whole pages, as many rows as fit; a last block that is smaller stays
+    where it is.
+
+    Parameters
+    ----------
+    embedding
+        A ``torch.nn.Embedding``, or another module that is called with row numbers and has them in
+        the first dimension of ``weight``; its weight is in memory of the session.
+    near, far
+        Nodes of the two tiers.
+    room_bytes
+        Of the near tier, for these rows.
+    session
+        The session that the weight is in.
+    block_bytes
+        Of a block at least.
+    budget_bytes_per_step
+        Bytes that may move after a forward pass, in the mean; 0 only advises.
+
+    Attributes
+    ----------
+    parts
+        Where every block is, and what has moved.
+    rows
+        Of a block.
+
+    Raises
+    ------
+    ValueError
+        The weight is not in memory of the session, has no whole block, or is not contiguous.
+    """
+
+    def __init__(
+        self,
+        embedding: torch.nn.Module,
+        *,
+        near: Sequence[int],
+        far: Sequence[int],
+        room_bytes: int,
+        session: Session,
+        block_bytes: int = 64 << 10,
+        budget_bytes_per_step: int = 0,
+    ) -> None:
+        weight = embedding.weight
+        if not isinstance(weight, torch.Tensor) or not weight.is_contiguous():
+            raise ValueError("hot rows need a contiguous weight")
+        owner = session.find(weight.data_ptr())
+        if owner is None:
+            raise ValueError(
+                "hot rows: the weight is not in memory of this session; make it with "
+                "cxl_offload.from_tensor"
+            )
+        row_bytes = weight[0].numel() * weight.element_size()
+        whole = math.lcm(row_bytes, owner.unit_bytes)
+        block = -(-block_bytes // whole) * whole
+        self.rows = block // row_bytes
+        self._blocks = weight.shape[0] // self.rows
+        self._embedding = embedding
+        begin = weight.data_ptr()
+        self.parts = HotParts(
+            {
+                f"rows {at * self.rows}..": [Slice(begin + at * block, block)]
+                for at in range(self._blocks)
+            },
+            near=near,
+            far=far,
+            room_bytes=room_bytes,
+            session=session,
+            budget_bytes_per_round=budget_bytes_per_step,
+        )
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Counts and moves inside of the block."""
+        hook = self._embedding.register_forward_hook(self._after_forward)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _after_forward(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        blocks = args[0].flatten().cpu() // self.rows
+        uses = torch.bincount(blocks[blocks < self._blocks], minlength=self._blocks)
+        # A lookup reads one row of its block; moves are weighed against that.
+        self.parts.round(uses.double().numpy() / self.rows)
