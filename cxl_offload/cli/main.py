@@ -131,6 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments
         Without the program's name; the process's own by default.
     """
+    if sys.stdout is None:  # closed by the caller (>&-): nobody reads it
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 still gets the tables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,10 +22,16 @@ def read_text(path: str | os.PathLike[str]) -> str:
     Raises
     ------
     ConfigError
-        The file cannot be read, or is not UTF-8.
+        The file cannot be read, is not UTF-8, or is a device or a pipe that nobody writes to.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        # Opening a pipe would wait for somebody to write to it; devices have no end.
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(file, encoding="utf-8") as opened:
+            if stat.S_ISCHR(os.fstat(file).st_mode) and not opened.isatty():
+                raise ConfigError("is a device, not a file", file=str(path))
+            os.set_blocking(file, True)
+            return opened.read()
     except OSError as error:
         raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from error
     except UnicodeDecodeError as error:

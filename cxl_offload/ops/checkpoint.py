@@ -44,22 +44,50 @@ def read_states(
     ValueError
         The checkpoint is not one, or does not fit; the message says where.
     """
-    if not {"state", "param_groups"} <= set(given):
-        raise ValueError(
-            f"load_state_dict: no optimizer's checkpoint: it has {sorted(map(str, given))} "
-            "rather than 'state' and 'param_groups'"
-        )
+    _check_form(given)
     for group in given["param_groups"]:
-        optimizer.check_group({**optimizer.defaults, **group})
+        _check_settings(optimizer, group)
     pairs = dict(_pairs(optimizer, given["param_groups"]))
+    for key in given["state"]:
+        if isinstance(key, int) and key not in pairs:
+            raise ValueError(f"load_state_dict: states of parameter {key}, which no group names")
     for key, param in pairs.items():
-        _check(optimizer, key, param, given["state"].get(key) or {})
+        _check(optimizer, key, param, given["state"].get(key, {}))
     states = {
         param: _placed(optimizer, param, given["state"][key])
         for key, param in pairs.items()
         if given["state"].get(key)
     }
     return states, {key: value for key, value in given["state"].items() if key not in pairs}
+
+
+def _check_form(given: Any) -> None:
+    """What every optimizer's checkpoint is made of."""
+    if not isinstance(given, Mapping) or not {"state", "param_groups"} <= set(given):
+        names = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
+        raise ValueError(
+            f"load_state_dict: no optimizer's checkpoint: it has {names} rather than 'state' and "
+            "'param_groups'"
+        )
+    groups = given["param_groups"]
+    whole = isinstance(groups, list) and all(
+        isinstance(group, Mapping) and "params" in group for group in groups
+    )
+    if not whole or not isinstance(given["state"], Mapping):
+        raise ValueError(
+            "load_state_dict: 'state' must be a dict, 'param_groups' a list of dicts with 'params'"
+        )
+
+
+def _check_settings(optimizer: OnePassOptimizer, group: Mapping[str, Any]) -> None:
+    """A group is of this kind of optimizer, and steps can be made with it."""
+    missing = sorted({"lr", "betas", "eps"} & set(optimizer.defaults) - set(group))
+    if missing:
+        raise ValueError(
+            f"load_state_dict: a group has no {', '.join(missing)}: a checkpoint of another "
+            "optimizer"
+        )
+    optimizer.check_group({**optimizer.defaults, **group})
 
 
 def _pairs(
@@ -77,18 +105,26 @@ def _pairs(
         yield from zip(saved_group["params"], group["params"], strict=True)
 
 
-def _check(
-    optimizer: OnePassOptimizer, key: Any, param: torch.Tensor, values: Mapping[str, Any]
-) -> None:
+def _check(optimizer: OnePassOptimizer, key: Any, param: torch.Tensor, values: Any) -> None:
+    where = f"load_state_dict: parameter {key!r}"
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where} has a {type(values).__name__} for its states; it must be a dict")
     if not values:
         return
-    where = f"load_state_dict: parameter {key!r}"
     needed = (*optimizer.state_names, *(("step",) if optimizer.counts_steps else ()))
     missing = [name for name in needed if name not in values]
     if missing:
         raise ValueError(
             f"{where} has {', '.join(map(str, values))} but no {', '.join(missing)}: "
             "a checkpoint of another optimizer"
+        )
+    known = {"step", *optimizer.state_names}
+    others = [name for name, value in values.items() if isinstance(value, torch.Tensor)]
+    foreign = sorted(str(name) for name in others if name not in known)
+    if foreign:
+        raise ValueError(
+            f"{where} has {', '.join(foreign)}, which {type(optimizer).__name__} does not keep: a "
+            "checkpoint of another optimizer"
         )
     if "step" in values:
         _check_step(where, values["step"])
@@ -97,12 +133,18 @@ def _check(
         _check_value(f"{where}: {name}", values[name], shape)
 
 
+_MOST_STEPS = 2**53
+"""Up to here a float64, which torch's steps may be, counts every one."""
+
+
 def _check_step(where: str, step: Any) -> None:
     count = step.item() if isinstance(step, torch.Tensor) and step.numel() == 1 else step
     if isinstance(count, bool) or not isinstance(count, int | float):
         raise ValueError(f"{where}: step is a {type(step).__name__}; it must be one number")
-    if not (count >= 0 and float(count).is_integer()):
-        raise ValueError(f"{where}: step is {count}; it must be a whole number from 0")
+    if not (0 <= count <= _MOST_STEPS and float(count).is_integer()):
+        raise ValueError(
+            f"{where}: step is {count}; it must be a whole number from 0 to {_MOST_STEPS}"
+        )
 
 
 def _check_value(where: str, value: Any, shape: tuple[int, ...]) -> None:

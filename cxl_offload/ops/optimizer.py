@@ -331,6 +331,8 @@ class OnePassOptimizer(torch.optim.Optimizer):
             The checkpoint is of another optimizer, of other shapes, or of a variant that this class
             does not have.
         """
+        if not isinstance(state_dict, Mapping):
+            raise ValueError(f"load_state_dict: a {type(state_dict).__name__} is no checkpoint")
         loaded: dict[torch.Tensor, dict[str, Any]] = {}
 
         def take(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class EarlyUpdates:
         self._waiting: list[Given] = []
         self._running: list[Future[None]] = []
         self._taken: dict[torch.Tensor, tuple[TensorWeakRef, int]] = {}
+        self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._held = 0
         self._handles: list[Any] = []
         weakref.finalize(optimizer, _remove, self._handles)
@@ -91,6 +92,10 @@ class EarlyUpdates:
         """Groups are read again after every step: loading replaces them."""
         if not self._groups:
             groups = optimizer.param_groups
+            self._settings = [
+                (group, {name: value for name, value in group.items() if name != "params"})
+                for group in groups
+            ]
             self._groups = {each: group for group in groups for each in group["params"]}
         return self._groups[param]
 
@@ -140,15 +145,35 @@ class EarlyUpdates:
                 "scales, and it cannot skip their update any more; use overlap=False, or bfloat16, "
                 "which needs no scaling"
             )
+        settings, self._settings = self._settings, []
+        for group, used_settings in settings:
+            changed = [
+                name for name, value in used_settings.items() if _differs(group, name, value)
+            ]
+            if changed:
+                raise RuntimeError(
+                    f"overlap: {', '.join(map(str, changed))} of a group was changed after the "
+                    "backward had updated its parameters; change settings before the backward, or "
+                    "use overlap=False"
+                )
         for param, (used, version) in taken.items():
             grad = param.grad
-            if grad is not None and (used() is not grad or grad._version != version):
+            if grad is None or used() is not grad or grad._version != version:
                 raise RuntimeError(
                     f"overlap: the gradient of a parameter of shape {tuple(param.shape)} was "
-                    "changed after the parameter was updated with it (clipping, unscaling); what "
-                    "changes gradients between backward and step() needs overlap=False"
+                    "changed or dropped after the parameter was updated with it (clipping, "
+                    "unscaling); what changes gradients between backward and step() needs "
+                    "overlap=False"
                 )
         return set(taken)
+
+
+def _differs(group: dict[str, Any], name: str, value: Any) -> bool:
+    """Whether a setting is another one now; a tensor that was written to is not seen."""
+    now = group.get(name)
+    if now is value:
+        return False
+    return isinstance(now, torch.Tensor) or isinstance(value, torch.Tensor) or bool(now != value)
 
 
 class _EndOfBackward:

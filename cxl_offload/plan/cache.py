@@ -100,7 +100,7 @@ def load_requests(path: str | Path) -> list[CachedRequest]:
         try:
             entry = json.loads(line)
             blocks, tokens = entry["hash_ids"], entry["input_length"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"want JSON with hash_ids and input_length: {error}", file=str(path), line=number
             ) from None

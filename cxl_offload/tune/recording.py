@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.files.text import parse_json, read_text
 from cxl_offload.tune.curves import TierRatios
 from cxl_offload.tune.decision import Bounds, Tuner
 from cxl_offload.tune.window import Window
@@ -55,9 +56,8 @@ class StepRecording:
         ConfigError
             The file is no recording; says where it is wrong.
         """
+        document: Any = parse_json(read_text(path), file=str(path))
         try:
-            text = Path(path).read_text()
-            document: Any = json.loads(text)
             if document["version"] != _VERSION:
                 raise ConfigError(f"{path}: version {document['version']!r}, known is {_VERSION}")
             ratios = TierRatios(
@@ -66,8 +66,8 @@ class StepRecording:
             made = cls(ratios)
             for number, row in enumerate(document["windows"]):
                 made.add(float(row["share"]), _window(path, number, row))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
-            raise ConfigError(f"{path}: not JSON ({problem})") from problem
+        except ConfigError:
+            raise
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
             raise ConfigError(f"{path}: not a recording of step times ({problem!r})") from problem
         if not made.windows:

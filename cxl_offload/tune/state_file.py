@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.files.text import parse_json, read_text
 
 
 def read_state(path: Path | None) -> dict[str, Any] | None:
@@ -20,8 +21,8 @@ def read_state(path: Path | None) -> dict[str, Any] | None:
     if path is None or not path.exists():
         return None
     try:
-        saved: Any = json.loads(path.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
+        saved: Any = parse_json(read_text(path))
+    except ConfigError as problem:
         raise ConfigError(f"{path}: not a saved state of a tuner ({problem})") from problem
     if not isinstance(saved, dict):
         raise ConfigError(f"{path}: not a saved state of a tuner (no mapping)")

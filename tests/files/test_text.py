@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -87,6 +88,23 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"caf\xe9")
     with pytest.raises(ConfigError, match=r"latin\.yaml: is not UTF-8 text"):
         read_text(tmp_path / "latin.yaml")
+
+
+@pytest.mark.timeout(20)
+def test_pipes_and_devices_do_not_hang(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert read_text(pipe) == ""  # nobody writes
+    reader, writer = os.pipe()  # as the shell's <(command)
+    os.write(writer, b"some text")
+    os.close(writer)
+    assert read_text(f"/dev/fd/{reader}") == "some text"
+    os.close(reader)
+    for name in ("/dev/zero", "/dev/null"):
+        with pytest.raises(ConfigError, match="is a device, not a file"):
+            read_text(name)
+    with pytest.raises(ConfigError, match="Is a directory"):
+        read_text(tmp_path)
 
 
 def test_names_that_no_file_can_have_are_refused() -> None:

@@ -206,3 +206,57 @@ def test_copies_and_pickles_keep_the_placement(
     train(other, twins, range(2, 4))
     assert_same(params, twins)
     assert granted(other) == {(2,)}
+
+
+OTHERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], type[Any]]] = {
+    "AdamW into Lion": (torch.optim.AdamW, {}, CPULion),
+    "Adamax into Lion": (torch.optim.Adamax, {}, CPULion),
+    "Adamax into Adam": (torch.optim.Adamax, {}, CPUAdam),
+    "NAdam into Adam": (torch.optim.NAdam, {}, CPUAdam),
+    "SGD into Adam": (torch.optim.SGD, {"lr": 0.1}, CPUAdam),
+    "SGD with momentum into Adam": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, CPUAdam),
+    "SGD into Adagrad": (torch.optim.SGD, {"lr": 0.1}, CPUAdagrad),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS.values(), ids=OTHERS)
+def test_checkpoints_of_other_optimizers_are_refused(case: tuple[Any, dict[str, Any], Any]) -> None:
+    theirs, options, kind = case
+    params, mine = parameters(), parameters()
+    other = theirs(params, **options)
+    train(other, params, range(2))
+    optimizer = kind(mine, lr=0.1)
+    train(optimizer, mine, range(2))
+    before = picture(optimizer)
+    with pytest.raises(ValueError, match="checkpoint of another optimizer"):
+        optimizer.load_state_dict(other.state_dict())
+    assert picture(optimizer) == before
+
+
+FORMS: dict[str, Damage] = {
+    "no settings": lambda saved: saved["param_groups"][0].pop("lr"),
+    "no parameters": lambda saved: saved["param_groups"][0].pop("params"),
+    "states that are none": lambda saved: saved["state"].update({0: None}),
+    "states of no parameter": lambda saved: saved["state"].update({99: saved["state"][0]}),
+    "a list of states": lambda saved: saved.update(state=[]),
+    "groups that are no list": lambda saved: saved.update(param_groups=None),
+    "a huge step": lambda saved: saved["state"][0].update(step=torch.tensor(1e30)),
+    "a huge whole step": lambda saved: saved["state"][0].update(step=10**30),
+}
+
+
+@pytest.mark.parametrize("damage", FORMS.values(), ids=FORMS)
+def test_damaged_checkpoints_are_refused_in_one_line(damage: Damage) -> None:
+    _, optimizer = trained()
+    saved, before = copy.deepcopy(optimizer.state_dict()), picture(optimizer)
+    damage(saved)
+    with pytest.raises(ValueError, match=r"^load_state_dict: [^\n]*$"):
+        optimizer.load_state_dict(saved)
+    assert picture(optimizer) == before
+
+
+def test_what_is_no_checkpoint_is_refused() -> None:
+    _, optimizer = trained()
+    for given in (None, [], {}, {"state": {}}):
+        with pytest.raises(ValueError, match="load_state_dict"):
+            optimizer.load_state_dict(given)  # type: ignore[arg-type]

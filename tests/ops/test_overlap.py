@@ -119,7 +119,7 @@ def test_second_gradient_without_accumulate_is_refused() -> None:
     model(tokens(0)).backward()
     with pytest.raises(RuntimeError, match="second gradient for a parameter of shape"):
         model(tokens(1)).backward()
-    with pytest.raises(RuntimeError, match="changed after"):
+    with pytest.raises(RuntimeError, match="changed or dropped after"):
         optimizer.step()
 
 
@@ -128,7 +128,7 @@ def test_gradients_that_change_before_the_step_are_refused() -> None:
     optimizer = CPUAdam(model.parameters(), lr=0.1, overlap=True)
     model(tokens(0)).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1e9)
-    with pytest.raises(RuntimeError, match="changed after the parameter was updated"):
+    with pytest.raises(RuntimeError, match="changed or dropped after the parameter"):
         optimizer.step()
     train(model, optimizer, range(1, 2))
 
@@ -138,7 +138,23 @@ def test_gradients_that_are_replaced_before_the_step_are_refused() -> None:
     optimizer = CPUAdam([param], lr=0.1, overlap=True)
     (param * 2).sum().backward()
     param.grad = torch.zeros(4)  # its version is that of the one that was used
-    with pytest.raises(RuntimeError, match="changed after the parameter was updated"):
+    with pytest.raises(RuntimeError, match="changed or dropped after the parameter"):
+        optimizer.step()
+
+
+def test_gradients_that_are_dropped_and_settings_that_change_before_the_step_are_refused() -> None:
+    for change, message in (
+        (lambda param, _: setattr(param, "grad", None), "dropped"),
+        (lambda _, group: group.update(lr=0.0), "lr of a group was changed"),
+        (lambda _, group: group.update(betas=(0.5, 0.9)), "betas of a group"),
+    ):
+        param = nn.Parameter(torch.ones(4))
+        optimizer = CPUAdam([param], lr=0.1, overlap=True)
+        (param * 2).sum().backward()
+        change(param, optimizer.param_groups[0])
+        with pytest.raises(RuntimeError, match=message):
+            optimizer.step()
+        (param * 2).sum().backward()  # goes on
         optimizer.step()
 
 

@@ -79,8 +79,8 @@ class TrainingRequest(PlanRequest):
     def __post_init__(self) -> None:
         super(TrainingRequest, self).__post_init__()
         rate = self.optimizer_bytes_per_s
-        if rate is not None and not rate > 0:
-            raise ConfigError("optimizer rate: above 0 GB/s")
+        if rate is not None and not 1e3 <= rate <= 1e15:
+            raise ConfigError(f"optimizer rate {rate / 1e9:g} GB/s: from 1e-6 to 1e6")
 
 
 @dataclass(frozen=True, slots=True)
