@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Without the program's name; the process's own by default.
     """
     if sys.stdout is None:  # closed by the caller (>&-): nobody reads it
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the exit)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 still gets the tables
