@@ -166,8 +166,8 @@ def measured(rounds: int) -> list[dict[str, Any]]:
             model=load_model(folder), machine=machine, prompt=1, generated=2, model_name="small",
             replay=None, operators=operators,
         )  # fmt: skip
-    for prompt, generated, room in itertools.product((64, 256), (16, 64), (1, 2, 4)):
-        request = replace(asked, prompt=prompt, generated=generated, limits={"ldram": room << 30})
+    for prompt, generated, room in itertools.product((32, 128), (16, 32), (320, 384, 512)):
+        request = replace(asked, prompt=prompt, generated=generated, limits={"ldram": room << 20})
         executor = Transformers(request)
         found = executor.search(executor.hardware())
         if found is None:
@@ -194,7 +194,7 @@ def measured(rounds: int) -> list[dict[str, Any]]:
             {
                 "prompt": prompt,
                 "generated": generated,
-                "room_gib": room,
+                "room_mib": room,
                 "planned_rows": chosen,
                 "best_rows": max(medians, key=lambda count: medians[count]),
                 "predicted_tokens_per_s": found.tokens_per_s,
