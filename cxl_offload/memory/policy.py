@@ -196,7 +196,10 @@ def _nodes_of(name: str, machine: Machine | None) -> tuple[int, ...]:
     tiers = {} if machine is None else {tier.name: tier.nodes for tier in machine.tiers}
     if name not in tiers:
         known = ", ".join(tiers) if tiers else "none on this machine"
-        raise ValueError(f"{name!r} is neither a node id nor a tier; tiers: {known}")
+        raise ValueError(
+            f"{name!r} is neither a node id nor a tier of this machine; tiers: {known} "
+            "(a simulated machine may have it, such as epyc9354-cxl-a)"
+        )
     if not tiers[name]:
         raise ValueError(f"tier {name!r} has no NUMA node on this machine")
     return tiers[name]

@@ -25,6 +25,10 @@ def chosen_policies(policies: Mapping[str, PolicyLike], session: Session) -> dic
     ConfigError
         In one line: no policy, an unknown kind, tier or node.
     """
+    if not isinstance(policies, Mapping):
+        raise ConfigError(
+            f"policies {policies!r}: give one for each kind, such as {{'weights': 'cxl'}}"
+        )
     given = {kind: _checked(kind, policy, session) for kind, policy in policies.items()}
     if not given:
         raise ConfigError(f"no policy; give one for a kind of {', '.join(KINDS)}")
