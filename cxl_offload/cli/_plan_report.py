@@ -77,7 +77,7 @@ def _print_phases(console: Console, plan: Plan) -> None:
 
 
 def _print_prices(console: Console, plan: Plan) -> None:
-    title = "What one more of it would bring (predicted, each planned again)"
+    title = "What one more of it would bring at least (predicted, each planned again)"
     made = table(title, "resource", "unit", "tokens/s", right=("tokens/s",))
     for price in plan.prices:
         made.add_row(price.what, f"1 {price.unit}", f"{price.gain_tokens_per_s:+.3g}")

@@ -43,7 +43,8 @@ _STRIPE_TOTAL = 16
 
 _TIE = 1e-9
 
-_LIKE_PROGRAMS = 2
+_LIKE_PROGRAMS = 48
+"""Programs times nodes after which a search from a known choice ends."""
 _LIKE_TIE = 5e-4
 """Gain over a choice that is known that is not looked for further: prices are not told closer."""
 
@@ -146,9 +147,9 @@ def plan_flexgen(
         Most GPU batches in a block, as far as memory holds them; by default up to
         ``MOST_SEQUENCES`` rows.
     like
-        A choice that fits; the search begins with it, ends after ``_LIKE_PROGRAMS`` programs or
-        where less than ``_LIKE_TIE`` could still be gained, and leaves equally fast homes as they
-        are.
+        A choice that fits; the search begins with it, ends after ``_LIKE_PROGRAMS`` programs by
+        the number of nodes, or where less than ``_LIKE_TIE`` could still be gained, and leaves
+        equally fast homes as they are.
     """
     levels, tie = job.levels(), _TIE if like is None else _LIKE_TIE
     held = most_sequences(job, hardware)
@@ -169,7 +170,8 @@ def plan_flexgen(
     programs = 0
     if like is not None:  # its own batch first, placed anew
         queue.insert(0, (-1.0, -1, like.batches, _mode_of(like)))
-    while queue and (like is None or programs < _LIKE_PROGRAMS):
+    enough = max(2, _LIKE_PROGRAMS // max(1, len(hardware.nodes)))
+    while queue and (like is None or programs < enough):
         bound, _, count, mode = heapq.heappop(queue)
         if best is not None and bound >= best[0] * (1 - tie):
             break
