@@ -27,7 +27,7 @@ from cxl_offload.ops.measured_linear import MeasuredLinear
 from cxl_offload.plan.flexgen import decode_time as equations
 from cxl_offload.plan.flexgen.decode_time import KvHome
 
-from ...plan.test_decode_time import operators
+from ...plan.flexgen.test_decode_time import operators
 from ...profile.test_profile import profile_of
 
 OPTIONS: dict[KvHome, dict[str, Any]] = {
