@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         current_session,
         use,
     )
+    from cxl_offload.objects.tensor_holders import memory_report
     from cxl_offload.ops.activations import offload_activations
     from cxl_offload.ops.adagrad import CPUAdagrad
     from cxl_offload.ops.adam import CPUAdam
@@ -76,6 +77,7 @@ _HOMES = {
         "current_session",
         "use",
     ),
+    "objects.tensor_holders": ("memory_report",),
     "ops.activations": ("offload_activations",),
     "ops.adagrad": ("CPUAdagrad",),
     "ops.adam": ("CPUAdam",),
@@ -122,6 +124,7 @@ __all__ = [
     "integrations",
     "load_machine",
     "memory",
+    "memory_report",
     "move",
     "objects",
     "offload_activations",

@@ -10,11 +10,33 @@ from typing import TYPE_CHECKING
 from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from cxl_offload.objects.held_memory import (
+        HeldTensor,
+        MemoryHolder,
+        MemoryReport,
+        report_of_process,
+    )
     from cxl_offload.objects.placement_rows import PlacementRow
     from cxl_offload.objects.recording import Recording, record
+    from cxl_offload.objects.tensor_holders import memory_report
 
-__all__ = ["PlacementRow", "Recording", "record"]
+__all__ = [
+    "HeldTensor",
+    "MemoryHolder",
+    "MemoryReport",
+    "PlacementRow",
+    "Recording",
+    "memory_report",
+    "record",
+    "report_of_process",
+]
 
 __getattr__, __dir__ = lazy_names(
-    __name__, {"placement_rows": ("PlacementRow",), "recording": ("Recording", "record")}
+    __name__,
+    {
+        "held_memory": ("HeldTensor", "MemoryHolder", "MemoryReport", "report_of_process"),
+        "placement_rows": ("PlacementRow",),
+        "recording": ("Recording", "record"),
+        "tensor_holders": ("memory_report",),
+    },
 )
