@@ -197,8 +197,8 @@ def _nodes_of(name: str, machine: Machine | None) -> tuple[int, ...]:
     if name not in tiers:
         known = ", ".join(tiers) if tiers else "none on this machine"
         raise ValueError(
-            f"{name!r} is neither a node id nor a tier of this machine; tiers: {known} "
-            "(a simulated machine may have it, such as epyc9354-cxl-a)"
+            f"{name!r} is neither a node id nor a tier; tiers: {known} "
+            "(a simulated machine may have others, such as epyc9354-cxl-a)"
         )
     if not tiers[name]:
         raise ValueError(f"tier {name!r} has no NUMA node on this machine")
