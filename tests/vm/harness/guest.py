@@ -34,6 +34,7 @@ _JOB = """\
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export HOME=/run/tmp TMPDIR=/run/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
 export CXL_OFFLOAD_TEST_MACHINE={machine} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+export CXL_OFFLOAD_TEST_PATIENCE=10  # every instruction is emulated
 : > /mnt/started
 cd {repository} && {bring_up} && {pytest}
 echo $? > /mnt/status
