@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, run
+from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, run, tuning
 from cxl_offload.integrations.flexgen.options import parse_flags, request_from
 from cxl_offload.memory import Session
 from cxl_offload.topology import load_machine
 from cxl_offload.tune import decisions
+
+from ..clock import FarIsSlow
 
 FAR = {"weights": "bind:cxl"}  # a tenth of the bandwidth: every tuner leaves it
 
@@ -30,8 +32,14 @@ def published() -> Iterator[Session]:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_tokens_stay_while_weights_move(
-    request_tiny: FlexGenRun, published: Session, tmp_path: Path, overlap: bool
+    request_tiny: FlexGenRun,
+    published: Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    overlap: bool,
 ) -> None:
+    clock = FarIsSlow()
+    monkeypatch.setattr(tuning, "time", clock)
     asked = replace(
         request_tiny, gen_len=48, percent=(0, 100, 0, 100, 0, 100), place=FAR, overlap=overlap
     )
@@ -41,6 +49,7 @@ def test_tokens_stay_while_weights_move(
     before = sum(one.count for one in decisions() if one.framework == "flexgen")
     with LoadedModel(tuned, session=published) as loaded:
         homes = loaded.tuned.tuner.homes  # type: ignore[union-attr]
+        clock.far_share = homes.granted
         assert homes.granted() == 1.0
         np.testing.assert_array_equal(loaded.generate().tokens, expected)
         assert homes.granted() < 0.5

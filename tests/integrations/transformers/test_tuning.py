@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from cxl_offload.memory import Session
 from cxl_offload.topology import load_machine
 from cxl_offload.tune import decisions
 
+from ..clock import FarIsSlow
 from .models import VOCAB, generate, make
 
 NEAR = 0
@@ -139,17 +140,6 @@ def test_models_and_options_that_do_not_fit_are_refused_in_one_line(published: S
         offload(make("llama"), {"mlp": "bind:cxl"}, session=published, hot_expert_bytes=-5)
     with pytest.raises(ConfigError, match="step_time"):
         offload(make("llama"), {"mlp": "bind:cxl"}, session=published, tune="bandwidth")  # type: ignore[arg-type]
-
-
-class FarIsSlow:
-    """A clock on which a step with everything far takes ten times as long as with nothing far."""
-
-    far_share: Callable[[], float] = staticmethod(lambda: 0.0)
-    _now = 0.0
-
-    def perf_counter(self) -> float:
-        self._now += 0.001 * (1 + 9 * self.far_share())
-        return self._now
 
 
 def test_weights_follow_the_time_of_decode_steps(
