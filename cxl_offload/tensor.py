@@ -25,7 +25,7 @@ from cxl_offload.memory import (
     Stats,
     current_session,
 )
-from cxl_offload.memory.bounds import check_bounds
+from cxl_offload.memory.bounds import check_bounds, quoted, whole_number
 from cxl_offload.renamed import renamed_keywords
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ class Options(TypedDict, total=False):
 
 def _shape(size: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
     """``empty(2, 3)`` and ``empty((2, 3))`` mean the same, as in torch."""
-    if len(size) == 1 and not isinstance(size[0], int):
-        return tuple(int(length) for length in size[0])
-    shape = cast("tuple[int, ...]", tuple(size))
+    given: Any = size[0] if len(size) == 1 and hasattr(size[0], "__iter__") else size
+    shape = tuple(whole_number(length, "a length of the shape") for length in given)
     for length in shape:
         if length < 0:
             raise ValueError(f"shape {shape} has a negative length")
@@ -111,7 +110,7 @@ def empty(
     shape = _shape(size)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype {dtype!r} is no torch.dtype; torch.float16 is one")
+        raise TypeError(f"dtype {quoted(dtype)} is no torch.dtype; torch.float16 is one")
     if dtype in _QUANTIZED:
         raise ValueError(f"{dtype} has no plain storage; allocate its integer type instead")
     count = _count(shape)

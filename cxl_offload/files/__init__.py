@@ -2,6 +2,7 @@
 
 from cxl_offload.files.codec import DecodeError, decode, encode
 from cxl_offload.files.document import Field, MappedFields, hint, read_document, shown
+from cxl_offload.files.picture import save_figure
 from cxl_offload.files.shipped import shipped_file, shipped_names
 from cxl_offload.files.text import decode_document, decode_json, parse_json, read_text, write_text
 
@@ -17,6 +18,7 @@ __all__ = [
     "parse_json",
     "read_document",
     "read_text",
+    "save_figure",
     "shipped_file",
     "shipped_names",
     "shown",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,16 +49,25 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     OSError
         The file cannot be written.
     """
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """:func:`write_text` of bytes."""
     target = Path(path)
-    if target.exists() and not target.is_file():  # /dev/stdout and pipes are written to
-        target.write_text(text, encoding="utf-8")
-        return
-    beside = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
+        if target.exists() and not target.is_file():  # /dev/stdout and pipes are written to
+            target.write_bytes(content)
+            return
+        beside = target.with_name(f"{target.name}.{threading.get_native_id()}.part")
+        try:
+            beside.write_bytes(content)
+            beside.replace(target)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
         raise
 
 

@@ -1,8 +1,38 @@
-"""Whether a tensor has the memory that it says; its storage may have been resized since."""
+"""What callers hand in, looked at before it reaches the core: sizes, names, tensors."""
 
 from __future__ import annotations
 
+import operator
+from reprlib import Repr
 from typing import Any
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def quoted(value: object) -> str:
+    """``repr`` of a value for a message; the middle of a long one is left out."""
+    return _SHORT.repr(value)
+
+
+def whole_number(value: Any, name: str) -> int:
+    """An integer, as Python understands one (``operator.index``: numpy's and torch's too).
+
+    Raises
+    ------
+    TypeError
+        Names what the caller calls it, and the value.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} {quoted(value)} is no integer") from None
+
+
+def check_size(value: Any, name: str, *, least: int = 1) -> None:
+    """Refuses what is no integer (TypeError) or less than ``least`` (ValueError)."""
+    if whole_number(value, name) < least:
+        raise ValueError(f"{name} is {quoted(value)}; it must be at least {least}")
 
 
 def check_bounds(tensor: Any, name: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from cxl_offload.core import HUGE_PAGE_BYTES
+from cxl_offload.memory.bounds import quoted
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes, parse_bytes
@@ -36,7 +37,9 @@ def _check_nodes(nodes: tuple[int, ...]) -> None:
         raise ValueError("a policy needs at least one node")
     for node in nodes:
         if isinstance(node, bool) or not isinstance(node, int) or not 0 <= node <= _MAX_NODE:
-            raise ValueError(f"{node!r} is not a node id; node ids are integers 0..{_MAX_NODE}")
+            raise ValueError(
+                f"{quoted(node)} is not a node id; node ids are integers 0..{_MAX_NODE}"
+            )
     if len(set(nodes)) != len(nodes):
         raise ValueError(f"nodes {list(nodes)} name a node twice")
 
@@ -103,11 +106,15 @@ class Weighted:
     granule_bytes: int = field(default=DEFAULT_GRANULE_BYTES, kw_only=True)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.weights, Mapping):
+            raise TypeError(f"weights {quoted(self.weights)} are no {{node: weight}}")
         _check_nodes(tuple(self.weights))
         for node, weight in self.weights.items():
             if isinstance(weight, bool) or not isinstance(weight, int):
                 text = "not a number" if isinstance(weight, float) and math.isnan(weight) else ""
-                raise ValueError(f"weight {weight!r} of node {node} is {text or 'not an integer'}")
+                raise ValueError(
+                    f"weight {quoted(weight)} of node {node} is {text or 'not an integer'}"
+                )
             if not 1 <= weight <= MAX_WEIGHT:
                 raise ValueError(
                     f"weight {weight} of node {node} is outside 1..{MAX_WEIGHT}; "
@@ -163,7 +170,9 @@ class Dax:
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, str) or not _DAX_NAME.fullmatch(self.device):
-            raise ValueError(f"{self.device!r} is no Device-DAX device; they are named dax0.0")
+            raise ValueError(
+                f"{quoted(self.device)} is no Device-DAX device; they are named dax0.0"
+            )
 
     def __str__(self) -> str:
         return f"dax:{self.device}"
@@ -197,7 +206,7 @@ def _nodes_of(name: str, machine: Machine | None) -> tuple[int, ...]:
     if name not in tiers:
         known = ", ".join(tiers) if tiers else "none on this machine"
         raise ValueError(
-            f"{name!r} is neither a node id nor a tier; tiers: {known} "
+            f"{quoted(name)} is neither a node id nor a tier; tiers: {known} "
             "(a simulated machine may have others, such as epyc9354-cxl-a)"
         )
     if not tiers[name]:
@@ -214,15 +223,17 @@ def _weights(text: str, machine: Machine | None) -> dict[int, int]:
     for part in text.split(","):
         name, equals, weight = part.partition("=")
         if not equals:
-            raise ValueError(f"{part!r} gives no weight; write NODE=WEIGHT, e.g. 0=4,2=1")
+            raise ValueError(f"{quoted(part)} gives no weight; write NODE=WEIGHT, e.g. 0=4,2=1")
         nodes = _nodes_of(name, machine)
         try:
             value = int(weight)
         except ValueError:
-            raise ValueError(f"weight {weight!r} of {name!r} is not an integer") from None
+            raise ValueError(
+                f"weight {quoted(weight)} of {quoted(name)} is not an integer"
+            ) from None
         for node in nodes:
             if node in weights:
-                raise ValueError(f"{text!r} gives node {node} two weights")
+                raise ValueError(f"{quoted(text)} gives node {node} two weights")
             weights[node] = value
     return weights
 
@@ -248,7 +259,7 @@ def parse_policy(text: str, machine: Machine | None = None) -> Policy:
     body, at, granule = text.strip().partition("@")
     kind, colon, rest = body.partition(":")
     if at and kind not in ("interleave", "weighted"):
-        raise ValueError(f"{text!r}: only interleave and weighted have a granule")
+        raise ValueError(f"{quoted(text)}: only interleave and weighted have a granule")
     granule_bytes = parse_bytes(granule) if at else DEFAULT_GRANULE_BYTES
     if not colon and kind == "first-touch":
         return FirstTouch()
@@ -266,8 +277,8 @@ def parse_policy(text: str, machine: Machine | None = None) -> Policy:
     if kind == "dax":
         return Dax(rest)
     raise ValueError(
-        f"{text!r} is not a policy; write first-touch, bind:N, preferred:N,M, interleave:N,M, "
-        "weighted:N=4,M=1, dax:daxX.Y or the name of a tier"
+        f"{quoted(text)} is not a policy; write first-touch, bind:N, preferred:N,M, "
+        "interleave:N,M, weighted:N=4,M=1, dax:daxX.Y or the name of a tier"
     )
 
 
@@ -292,7 +303,7 @@ def as_policy(policy: PolicyLike, machine: Machine | None = None) -> Policy:
             return Bind((node,))
         return Weighted(policy)
     raise TypeError(
-        f"{policy!r} is no policy: give one of the classes of cxl_offload.memory, "
+        f"{quoted(policy)} is no policy: give one of the classes of cxl_offload.memory, "
         "{node: weight} or a text such as 'bind:0'"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cxl_offload import _C
+from cxl_offload.memory.bounds import quoted
 from cxl_offload.memory.policy import (
     Bind,
     Dax,
@@ -34,7 +35,7 @@ def rule_of(policy: Policy, pages: str, strict: bool) -> _C.Rule:
         No such pages, or a device, which has pages of its own.
     """
     if pages not in PAGE_KINDS:
-        raise ValueError(f"pages {pages!r}; known are {', '.join(PAGE_KINDS)}")
+        raise ValueError(f"pages {quoted(pages)}; known are {', '.join(PAGE_KINDS)}")
     kind = PAGE_KINDS[pages]
     match policy:
         case Dax(device):

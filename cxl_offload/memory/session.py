@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from cxl_offload import _C
+from cxl_offload.memory.bounds import whole_number
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import (
     Bind,
@@ -188,7 +189,8 @@ class Session:
         PlacementError
             Strict, and the pages are not where they should be after pinning.
         """
-        rule = rule_of(as_policy(policy, self.machine), pages, strict)
+        nbytes = whole_number(nbytes, "nbytes")
+        rule = rule_of(as_policy(policy, self.machine), pages, bool(strict))
         if nbytes < 1:
             raise ValueError(f"allocate {nbytes} bytes; ask for at least one")
         if nbytes > MAX_BYTES:

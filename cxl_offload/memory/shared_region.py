@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from cxl_offload import _C
+from cxl_offload.memory.bounds import quoted, whole_number
 from cxl_offload.memory.in_use import current_session
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import PolicyLike
@@ -38,6 +39,9 @@ _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of linux/mman.h, which Python does not name."""
 
 _PREFIX = "cxl_offload_kv_"
+_LONGEST_NAME = 200
+"""Bytes; with prefix and suffix a file's name may have 255."""
+
 # The last page of a file: how long the region is, whether it was placed, how many have mapped it.
 _TALLY = struct.Struct("<QII")
 
@@ -87,6 +91,16 @@ def remove_leftovers(root: str | os.PathLike[str] = SHARED_ROOT) -> tuple[Path, 
     return tuple(removed)
 
 
+def _check_name(name: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"name {quoted(name)} is no text")
+    if not 0 < len(name.encode()) <= _LONGEST_NAME or "/" in name or not name.isprintable():
+        raise ValueError(
+            f"name {quoted(name)} of a shared region: 1 to {_LONGEST_NAME} bytes of characters "
+            "that can be printed, without a slash"
+        )
+
+
 class SharedRegion:
     """One range of shared memory, mapped in this process.
 
@@ -127,10 +141,11 @@ class SharedRegion:
         session: Session | None = None,
         root: str | os.PathLike[str] = SHARED_ROOT,
     ) -> None:
-        if nbytes < 1 or nbytes % mmap.PAGESIZE:
+        _check_name(name)
+        if whole_number(nbytes, "nbytes") < 1 or nbytes % mmap.PAGESIZE:
             raise ValueError(f"share {nbytes} bytes: not whole pages of {mmap.PAGESIZE}")
         if pages not in ("base", "thp"):
-            raise ValueError(f"share memory in pages {pages!r}; shared memory has base and thp")
+            raise ValueError(f"pages {quoted(pages)}: shared memory has base and thp")
         self.path = Path(root) / f"{_PREFIX}{name}.mmap"
         self.nbytes = nbytes
         self.notes: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from cxl_offload.files import save_figure
 from cxl_offload.profile.model import (
     BandwidthCurve,
     Estimate,
@@ -68,7 +69,7 @@ def _save(profile: Profile, picture: _Picture, file: Path) -> Path:
         f"{picture.title}, {how}\n{machine.cpu_model}, {machine.cpus} CPUs, {profile.date}",
         fontsize="medium",
     )
-    figure.savefig(file)
+    save_figure(figure, file)
     return file
 
 

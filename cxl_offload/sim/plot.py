@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.files import save_figure
 from cxl_offload.sim.columns import Columns, Floats, Integers
 from cxl_offload.sim.timeline import Timeline
 from cxl_offload.units import GB, format_seconds
@@ -69,7 +70,7 @@ def plot_timeline(
         f"{len(window)} events, {format_seconds(float(end - begin))} of "
         f"{format_seconds(timeline.seconds)}"
     )
-    figure.savefig(os.fspath(path))
+    save_figure(figure, path)
 
 
 def _window(step_of: Integers, first_step: int | None, steps: int | None) -> Integers:

@@ -150,11 +150,9 @@ class CopyEngine:
         self._live: deque[CopyHandle] = deque()
         self._lock = threading.Lock()
         self._session = session
-        if min(chunk_bytes, limit_bytes) <= 0 or staging_bytes < 0:
-            raise ValueError(
-                f"copy engine with chunks of {chunk_bytes}, staging of {staging_bytes} and a limit "
-                f"of {limit_bytes} bytes: sizes must be positive"
-            )
+        bounds.check_size(chunk_bytes, "chunk_bytes")
+        bounds.check_size(staging_bytes, "staging_bytes", least=0)
+        bounds.check_size(limit_bytes, "limit_bytes")
         node = session.kernel.local_node if staging_node is None else staging_node
         slots = (
             session.allocate(staging_bytes, Preferred((node,)), pin=True) if staging_bytes else None

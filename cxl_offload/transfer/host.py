@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from cxl_offload import _C
 from cxl_offload.files import decode_json, encode, read_text, write_text
-from cxl_offload.memory.bounds import check_bounds
+from cxl_offload.memory.bounds import check_bounds, whole_number
 from cxl_offload.topology import Machine
 from cxl_offload.transfer.blocks import Addresses
 
@@ -128,7 +128,9 @@ class HostCopier:
     def __init__(
         self, *, cpus: Sequence[int] | None = None, rules: Sequence[CopyRule] | None = None
     ) -> None:
-        chosen = list(cpus) if cpus is not None else _C.allowed_cpus()
+        chosen = _C.allowed_cpus()
+        if cpus is not None:
+            chosen = [whole_number(cpu, "a CPU of cpus") for cpu in cpus]
         if not chosen:
             raise ValueError("copy with no CPUs: name at least one")
         if rules is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cxl_offload.files import save_figure
 from cxl_offload.validation.report import Result
 
 _MARKERS = {"predict": "o", "semantics": "x", "property": "s"}
@@ -82,5 +83,5 @@ def plot_results(results: Sequence[Result], file: Path) -> None:
     _scatter(left, results)
     _ratios(right, results)
     figure.tight_layout()
-    figure.savefig(file, dpi=110, metadata={"Software": None})
+    save_figure(figure, file, dpi=110, metadata={"Software": None})
     pyplot.close(figure)

@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import (
@@ -18,6 +19,7 @@ from cxl_offload.files import (
     encode,
     read_document,
     read_text,
+    save_figure,
     shipped_file,
     shipped_names,
     write_text,
@@ -142,3 +144,25 @@ def test_only_files_knows_yaml_codecs_and_where_configs_are() -> None:
             if isinstance(node, ast.Constant) and node.value in ("cxl_offload.configs", ".part"):
                 offenders.append(f"{path.relative_to(PACKAGE)}: {node.value!r}")
     assert not offenders, "\n".join(offenders)
+
+
+@pytest.mark.parametrize("target", ["/dev/full", "missing/plot.png"])
+def test_the_file_that_cannot_be_written_is_the_one_that_was_asked_for(
+    tmp_path: Path, target: str
+) -> None:
+    path = tmp_path / target
+    for write in (lambda: write_text(path, "x" * 100), lambda: save_figure(Figure(), path)):
+        with pytest.raises(OSError, match=r"No space left|No such file") as caught:
+            write()
+        assert caught.value.filename == str(path)
+        assert not list(tmp_path.iterdir())
+
+
+def test_pictures_are_replaced_as_a_whole_and_have_the_format_of_their_name(tmp_path: Path) -> None:
+    path = tmp_path / "plot.svg"
+    save_figure(Figure(), path)
+    drawn = path.read_text()
+    assert drawn.startswith("<?xml")
+    with pytest.raises(ValueError, match="not supported"):
+        save_figure(Figure(), tmp_path / "plot.xyz")
+    assert [each.name for each in tmp_path.iterdir()] == ["plot.svg"]

@@ -133,8 +133,8 @@ def test_part_beyond_an_allocation_is_refused(session: Session) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"chunk_bytes": 0}, "chunks of 0"),
-        ({"limit_bytes": 0}, "limit of 0"),
+        ({"chunk_bytes": 0}, "chunk_bytes is 0"),
+        ({"limit_bytes": 0}, "limit_bytes is 0"),
         ({"staging_bytes": 3 * CHUNK}, "two chunks"),
         ({"node_bandwidth": {0: 0.0}}, "positive"),
     ],
