@@ -8,6 +8,7 @@ scale is unknown and is fitted out. Curves are not exact: each share may lie off
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,6 +97,20 @@ class Belief:
             mean, covariance, float(likelihood @ family.memory_part[kept]),
             float(np.exp(likelihood @ np.log(family.pressure[kept]))),
         )  # fmt: skip
+
+    @classmethod
+    def of_sum(cls, parts: Sequence[tuple[Belief, float]]) -> Belief:
+        """Belief of a sum of times, each with the part that it has of the sum.
+
+        To first order: the logarithm of the sum changes by the parts' changes, weighted.
+        """
+        zero = np.zeros_like(parts[0][0].log_s)
+        log_s = sum((weight * one.log_s for one, weight in parts), zero)
+        own = (weight**2 * one.covariance for one, weight in parts)
+        covariance = sum(own, np.outer(zero, zero))
+        memory_part = sum(weight * one.memory_part for one, weight in parts)
+        pressure = sum(weight * one.pressure for one, weight in parts)
+        return cls(log_s, covariance, memory_part, pressure)
 
     def deviation_against(self, index: int) -> Floats:
         """Standard deviation of the log ratio of every share's time to that of share ``index``."""

@@ -27,6 +27,10 @@ _LEAST_MEMORY_PART = 0.15
 bandwidths is wrong by; the regime is then called "not memory"."""
 
 
+_MOST_DOUBTS = 8
+"""Windows after the last try in which a small gain is still doubted: each doubt moves pages."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRule:
     """What does not change while tuning.
@@ -34,21 +38,30 @@ class ModelRule:
     Attributes
     ----------
     worth
-        Expected gain of another share, as a fraction of the step, below which it is not tried.
+        Expected gain of another share, as a fraction of the step, below which it is not tried. It
+        rises by as much with every window that found nothing to try: later windows of one share
+        say little of others, so what they seem to promise is mostly noise.
     risk
         Loss, as a fraction of the step, that a share which is tried must keep with
         ``risk_confidence`` standard deviations.
     evidence
         Standard deviations by which the far tier must be better than the near tier alone to stay.
+    recheck
+        Standard deviations within which the near tier may be as good as a share that is better by
+        less than ``recheck_gain``; it is then measured again before the share is kept.
+    recheck_gain
+        As a fraction of the step.
     jump
         Relative change of the step time under an unchanged share that means another workload, if
         it is also beyond ``jump_evidence`` standard errors.
     """
 
-    worth: float = 0.004
+    worth: float = 0.001
     risk: float = 0.25
     risk_confidence: float = 1.0
     evidence: float = 1.0
+    recheck: float = 2.5
+    recheck_gain: float = 0.02
     jump: float = 0.08
     jump_evidence: float = 4.0
 
@@ -162,6 +175,7 @@ class ModelTuner:
         self._at = _nearest(start)
         self._record = Record(curve_family(ratios))
         self._fits_near = True
+        self._calm = 0  # windows in a row that found nothing to try
 
     @property
     def share(self) -> float:
@@ -188,13 +202,18 @@ class ModelTuner:
         belief = self._record.belief()
         best, try_next, gain = choose(belief, set(self._record.measured), self._rule, bounds)
         before = self.share
-        explore = gain > self._rule.worth
-        self._at = try_next if explore else best
+        self._calm = 0 if jumped else self._calm
+        explore = gain > self._rule.worth * (1 + self._calm)
+        self._calm = 0 if explore else self._calm + 1
+        doubted = self._calm in range(1, _MOST_DOUBTS) and self._doubts(belief, best, bounds)
+        self._at = try_next if explore else 0 if doubted else best
         what = f"{before:.0%} -> {self.share:.0%} far"
         if jumped:
             reason = f"{what}: another workload, step time is now {window.mean_s:.4g} s"
         elif explore:
             reason = f"{what}: may gain {gain:.1%}"
+        elif doubted:
+            reason = f"{what}: measures the near tier again, {SHARES[best]:.0%} is hardly better"
         elif best == 0:
             reason = f"{what}: the far tier gains nothing that can be told; leave it alone"
         else:
@@ -202,7 +221,20 @@ class ModelTuner:
             if 0 in self._record.measured:
                 gained = 1.0 - math.exp(belief.log_s[best] - belief.log_s[0])
                 reason += f", {gained:.1%} faster than the near tier alone"
-        return Decision(self.share, reason, settled=not explore)
+        return Decision(self.share, reason, settled=not explore and not doubted)
+
+    def _doubts(self, belief: Belief, best: int, bounds: Bounds) -> bool:
+        """Whether the near tier alone may be as good as ``best`` and is to be measured again.
+
+        One window of it, once the best share has had several, would decide for ever by its noise.
+        """
+        measured = self._record.measured
+        if best == 0 or 0 not in measured or bounds.lowest > 0 or best not in measured:
+            return False
+        gained = float(belief.log_s[0] - belief.log_s[best])
+        unsure = gained < self._rule.recheck * float(belief.deviation_against(best)[0])
+        noise = measured[0].variance
+        return unsure and gained < self._rule.recheck_gain and noise > measured[best].variance
 
     def hold(self, share: float) -> None:
         self._at = _nearest(share)
@@ -213,14 +245,19 @@ class ModelTuner:
         return SHARES[_nearest(share)]
 
     def saved(self) -> dict[str, Any]:
-        return {"tuner": "model", "at": self._at, "measured": self._record.saved()}
+        return {
+            "tuner": "model",
+            "at": self._at,
+            "calm": self._calm,
+            "measured": self._record.saved(),
+        }
 
     def restore(self, saved: dict[str, Any]) -> None:
         try:
-            at = int(saved["at"])
-            if saved["tuner"] != "model" or not 0 <= at < len(SHARES):
+            at, calm = int(saved["at"]), int(saved.get("calm", 0))
+            if saved["tuner"] != "model" or not 0 <= at < len(SHARES) or calm < 0:
                 raise ValueError("tuner")
             self._record.restore(saved["measured"])
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
             raise ConfigError("the saved state is not that of the tuner 'model'") from problem
-        self._at = at
+        self._at, self._calm = at, calm

@@ -22,6 +22,13 @@ from cxl_offload.tune.model_based import ModelRule, Record, choose
 from cxl_offload.tune.window import Window
 
 _Floats = NDArray[np.float64]
+_Tries = tuple[dict[str, int], str]
+
+PHASE_RULE = ModelRule(worth=0.0005)
+"""A try lasts one cycle, and phases settle one after the other: small gains are worth one."""
+
+_CHEAP_MOVES = 0.05
+"""Part of a cycle that moving everything there and back may take for phases to try shares apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +128,7 @@ class PhaseTuner:
         phases: Sequence[str],
         *,
         whole_move_s: float,
-        rule: ModelRule = ModelRule(),  # noqa: B008 - frozen
+        rule: ModelRule = PHASE_RULE,
         start: float = 0.0,
     ) -> None:
         if not phases or len(set(phases)) != len(phases):
@@ -193,15 +200,19 @@ class PhaseTuner:
             self._records[phase].note(self._at[phase], windows[phase], self._rule)
         beliefs = {phase: self._records[phase].belief() for phase in self.phases}
         times = np.array([np.exp(beliefs[phase].log_s) * steps[phase] for phase in self.phases])
+        part = times.min(axis=1) / times.min(axis=1).sum()
         outside = [not bounds.lowest <= share <= bounds.highest for share in SHARES]
         times[:, outside] = np.inf if not all(outside) else times[:, outside]
         chosen = cycle_shares(times, whole_move_s=self._move_s)
-        tries = self._worth_trying(beliefs, times, bounds)
-        if tries is not None:
-            phase, at, gain = tries
-            self._at = dict.fromkeys(self.phases, at)
-            return self.shares, f"all phases at {SHARES[at]:.0%} far: {phase} may gain {gain:.1%}"
-        self._at = dict(zip(self.phases, chosen.shares, strict=True))
+        best = dict(zip(self.phases, chosen.shares, strict=True))
+        if 2.0 * self._move_s <= _CHEAP_MOVES * chosen.seconds:
+            found = self._tries_apart(beliefs, part, best, bounds)
+        else:
+            found = self._tries_together(beliefs, part, bounds)
+        if found is not None:
+            self._at, reason = found
+            return self.shares, reason
+        self._at = best
         if chosen.moves:
             gain = 1.0 - chosen.seconds / chosen.fixed_seconds
             return (
@@ -210,15 +221,33 @@ class PhaseTuner:
             )
         return self.shares, "one share for all phases: moves between them would cost what they gain"
 
-    def _worth_trying(
-        self, beliefs: Mapping[str, Belief], times: _Floats, bounds: Bounds
-    ) -> tuple[str, int, float] | None:
-        """The phase and share that promise most of the whole cycle, if it is worth a try."""
-        weight = times.min(axis=1) / times.min(axis=1).sum()
-        found: tuple[str, int, float] | None = None
-        for part, phase in zip(weight, self.phases, strict=True):
+    def _tries_apart(
+        self,
+        beliefs: Mapping[str, Belief],
+        part: _Floats,
+        best: Mapping[str, int],
+        bounds: Bounds,
+    ) -> _Tries | None:
+        """Every phase tries what promises most of it; those with nothing to try stay."""
+        at, told = dict(best), []
+        for weight, phase in zip(part, self.phases, strict=True):
             tried = set(self._records[phase].measured)
-            _, at, gain = choose(beliefs[phase], tried, self._rule, bounds)
-            if gain * part > max(self._rule.worth, 0.0 if found is None else found[2]):
-                found = (phase, at, float(gain * part))
-        return found
+            _, try_next, gain = choose(beliefs[phase], tried, self._rule, bounds)
+            if gain * min(1.0, len(part) * weight) > self._rule.worth:
+                at[phase] = try_next
+                told.append(f"{phase} at {SHARES[try_next]:.0%} far may gain {gain:.1%}")
+        return (at, "; ".join(told)) if told else None
+
+    def _tries_together(
+        self, beliefs: Mapping[str, Belief], part: _Floats, bounds: Bounds
+    ) -> _Tries | None:
+        """The share that promises most where all phases have the same."""
+        ways = [
+            (beliefs[phase], float(weight)) for phase, weight in zip(self.phases, part, strict=True)
+        ]
+        tried = set.intersection(*(set(self._records[phase].measured) for phase in self.phases))
+        _, at, gain = choose(Belief.of_sum(ways), tried, self._rule, bounds)
+        if gain <= self._rule.worth:
+            return None
+        reason = f"all phases at {SHARES[at]:.0%} far: may gain {gain:.1%}"
+        return dict.fromkeys(self.phases, at), reason

@@ -14,6 +14,7 @@ from cxl_offload.topology import load_machine
 from cxl_offload.tune import (
     Bounds,
     Climb,
+    ModelRule,
     ModelTuner,
     PublishedCaption,
     TierRatios,
@@ -132,7 +133,25 @@ def test_regime_names_what_binds_the_step() -> None:
     )  # fmt: skip
     assert regime(SATURATED) == "bandwidth"
     assert regime(compute) == "not memory"
+    assert regime(IDLE) == "latency"
+    full = ModelTuner(TierRatios(0.4, 2.2), start=0.5)
+    full.decide(NoisyRun(SATURATED, seed=9).window(0.5), Bounds(0.3, 1.0))
+    assert full.regime == "capacity"  # the near tier holds seven tenths of it at most
     assert ModelTuner(TierRatios(0.2, 2.0)).regime == "unknown"
+
+
+def test_near_tier_is_measured_again_before_a_small_gain_is_believed() -> None:
+    def settles_at(rule: ModelRule) -> float:
+        tuner = ModelTuner(TierRatios(0.1, 2.2), rule)
+        first = 1.035  # the one window of the near tier alone was slow by chance
+        for _ in range(20):
+            seconds = 1.0 if tuner.share == 0 else 1.011 + 0.3 * (tuner.share - SHARES[1])
+            tuner.decide(Window(seconds * first, 0.011, 20))
+            first = 1.0
+        return tuner.share
+
+    assert settles_at(ModelRule()) == 0.0
+    assert settles_at(ModelRule(recheck=0.0)) > 0.0
 
 
 def test_window_draws_outliers_in() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.router_counts import RouterCounts
 from cxl_offload.memory import Session
 from cxl_offload.tune import HotParts, Slice, TuneOptions, near_and_far
 from cxl_offload.tune.state_file import read_state, write_state
@@ -49,8 +50,8 @@ def _stacks(layer: Any) -> list[torch.Tensor]:
 class HotExperts:
     """Counts what experts are asked for and moves them between forward passes.
 
-    A forward pass reads an expert once, however many of its tokens ask for it; so that is what
-    counts. Biases and other small weights of experts stay where they are.
+    Routers on an accelerator are not waited for: what they asked for is known a pass or more later.
+    Biases and other small weights of experts stay where they are.
 
     Parameters
     ----------
@@ -103,12 +104,9 @@ class HotExperts:
         saved = read_state(self._state)
         if saved is not None:
             self.parts.hot.restore(saved)
-        first = 0
-        self._uses: dict[str, torch.Tensor] = {}
-        self._all = torch.zeros(len(slices), dtype=torch.float64)
-        for name, layer in self._layers.items():
-            self._uses[name] = self._all[first : first + layer.num_experts]
-            first += layer.num_experts
+        self._counts = RouterCounts(
+            {name: layer.num_experts for name, layer in self._layers.items()}
+        )
         self._passes = 0
 
     @contextlib.contextmanager
@@ -127,20 +125,18 @@ class HotExperts:
             self._save()
 
     def _counter(self, name: str) -> Any:
-        uses = self._uses[name]
-
         def count(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             word, position = _ASKED
             asked = kwargs.get(word, args[position] if len(args) > position else None)
             if isinstance(asked, torch.Tensor):
-                known = asked[(asked >= 0) & (asked < len(uses))]  # the rest is of other ranks
-                uses[known.flatten().cpu()] = 1.0
+                self._counts.note(name, asked)
 
         return count
 
     def _after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
-        self.parts.round(self._all.numpy())
-        self._all.zero_()
+        counts = self._counts.pass_ends()
+        if counts is not None:
+            self.parts.round(counts)
         self._passes += 1
         if self._passes % _SAVE_EVERY == 0:
             self._save()
