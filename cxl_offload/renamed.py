@@ -42,6 +42,15 @@ RENAMED = {
     "cxl_offload.plan.laws.mixed_tier": "cxl_offload.validation.mixed_tier",
     "cxl_offload.plan.laws.pages": "cxl_offload.validation.pages",
     "cxl_offload.plan.laws.threads": "cxl_offload.validation.threads",
+    "cxl_offload.plan.laws.interleave.concurrency_bound": (
+        "cxl_offload.validation.mixed_tier.concurrency_bound"
+    ),
+    "cxl_offload.plan.laws.interleave.interleaved_bandwidth": (
+        "cxl_offload.validation.mixed_tier.interleaved_bandwidth"
+    ),
+    "cxl_offload.plan.laws.interleave.optimal_shares": (
+        "cxl_offload.plan.equations.interleave.shares_of_weights"
+    ),
     "cxl_offload.plan.equations.footprint": "cxl_offload.validation.footprint",
     "cxl_offload.plan.flexgen.model.Throughput": "cxl_offload.validation.flexgen_shape.Throughput",
     "cxl_offload.plan.flexgen.model.throughput": "cxl_offload.validation.flexgen_shape.throughput",
@@ -108,6 +117,7 @@ RENAMED = {
         "cxl_offload.integrations.flexgen.places.KINDS"
     ),
     "cxl_offload.integrations.flexgen.places.Role": "cxl_offload.integrations.flexgen.FlexGenKind",
+    "cxl_offload.integrations.flexgen.report.PlacementRow": "cxl_offload.objects.PlacementRow",
     "cxl_offload.integrations.flexgen.report.placement_rows": (
         "cxl_offload.objects.placement_rows.placement_rows"
     ),
@@ -131,7 +141,15 @@ RENAMED = {
 _REACH = "give Cache the bytes by node; Machine.node(...).llc_bytes is the size of a cache"
 _PLAN_IS_EXECUTED = "a plan is executed as data: cxl-offload flexgen --plan"
 
+_PLANNED_TRACE = (
+    "cxl_offload.plan.decoding.trace.planned_trace is the trace of a planned run; append events to "
+    "a cxl_offload.sim.Trace for any other order"
+)
+
 GONE: dict[str, str] = {
+    "cxl_offload.sim.InferenceWork": _PLANNED_TRACE,
+    "cxl_offload.sim.inference": _PLANNED_TRACE,
+    "cxl_offload.sim.inference_trace": _PLANNED_TRACE,
     "cxl_offload.sim.llc_reach_bytes": _REACH,
     "cxl_offload.sim.cache.llc_reach_bytes": _REACH,
     "cxl_offload.integrations.flexgen.lm.weight_groups": (
@@ -158,6 +176,13 @@ GONE: dict[str, str] = {
         "cxl_offload.plan.hardware.hardware_of returns the hardware; its notes are in it"
     ),
     "cxl_offload.plan.preset.mixed_tiers": "it was for the validation alone, which has it now",
+    "cxl_offload.plan.laws.copies.extra_seconds": "subtract copy_seconds of the two tiers",
+    "cxl_offload.plan.laws.copies.min_bytes_for_overhead": (
+        "multiply the extra set-up by the link's rate and divide by the overhead"
+    ),
+    "cxl_offload.plan.laws.interleave.LINE_BYTES": "cxl_offload.core.LINE_BYTES is the core's",
+    "cxl_offload.plan.laws.interleave.latency_factor": "divide the first one by mean_latency_ns",
+    "cxl_offload.plan.laws.interleave.ratio_change": "cxl-offload validate has it as ratio_change",
     "cxl_offload.plan.laws.topology_path": "cxl_offload.sim.fabric.Fabric knows trees of switches",
 }
 """Old dotted name of what has no successor, to what to do instead; using it is an error."""

@@ -36,8 +36,9 @@ class PlacementRow:
     tiers: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
-        """All but the kind, whose name differs between reports."""
+        """Plain data."""
         return {
+            "kind": self.kind,
             "part": self.part,
             "policy": self.policy,
             "requested_bytes": self.requested_bytes,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from cxl_offload.renamed import old_names
 from cxl_offload.sim.cache import Cache, WorkingSet
 from cxl_offload.sim.fabric import Fabric, SwitchLink
-from cxl_offload.sim.inference import InferenceWork, inference_trace
 from cxl_offload.sim.loaded import loaded_latency_ns
 from cxl_offload.sim.replay import replay
 from cxl_offload.sim.resources import Engines
@@ -24,7 +23,6 @@ __all__ = [
     "Engines",
     "Event",
     "Fabric",
-    "InferenceWork",
     "ModelShape",
     "SwitchLink",
     "TensorHome",
@@ -32,7 +30,6 @@ __all__ = [
     "Trace",
     "TrainingWork",
     "WorkingSet",
-    "inference_trace",
     "loaded_latency_ns",
     "replay",
     "training_trace",

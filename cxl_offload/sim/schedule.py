@@ -65,12 +65,6 @@ class TraceBuilder:
         host = placed.on_host(self._stage)
         self.add(queue, "h2d", kind, read=host, accelerator_bytes=sum(host.values()))
 
-    def store(self, queue: str, kind: str, placed: PlacedBytes) -> None:
-        """From the GPU to the nodes, and through the stage to the drive."""
-        host = placed.on_host(self._stage)
-        self.add(queue, "d2h", kind, write=host, accelerator_bytes=sum(host.values()))
-        self.to_drive(queue, kind, placed.drive)
-
     def from_drive(self, queue: str, kind: str, nbytes: int) -> None:
         """From the drive into the stage."""
         self.add(queue, "nvme", kind, write={self._stage: nbytes})

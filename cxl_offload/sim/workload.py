@@ -1,7 +1,7 @@
 """What a transformer's tensors and layers amount to, and where each kind of them lives.
 
-:mod:`cxl_offload.sim.inference` and :mod:`cxl_offload.sim.training` turn these into traces, so that
-a placement can be replayed without running a framework, and without the planner's equations.
+:mod:`cxl_offload.sim.training` turns these into a trace, so that a placement can be replayed
+without running a framework, and without the planner's equations.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ModelShape:
     experts, active_experts
         MLPs of a layer, and how many of them each token meets (Mixtral); 1 and 1 without experts.
     element_bytes
-        Of a weight, of K and V, and of an activation.
+        Of a weight and of an activation.
     """
 
     layers: int
@@ -124,11 +124,6 @@ class ModelShape:
     def head_params(self) -> int:
         """Elements of the output embedding."""
         return self.vocab * self.width
-
-    @property
-    def kv_token_bytes(self) -> int:
-        """K and V of one token in one layer."""
-        return 2 * self.kv_heads * self.head_width * self.element_bytes
 
     @property
     def token_bytes(self) -> int:

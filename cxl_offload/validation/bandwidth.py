@@ -24,28 +24,30 @@ def _interleave_bandwidth(inputs: Inputs) -> Answer:
     rates, unit = _bandwidths(inputs, above=False)
     shares = interleave.shares_of_weights(inputs.numbers("weights"))
     latencies = inputs.numbers("latency_ns", above=True) if "latency_ns" in inputs else None
-    law = interleave.interleaved_bandwidth(
+    reached = mixed_tier.interleaved_bandwidth(
         [rate * unit for rate in rates],
         shares,
         latency_ns=latencies,
         lines_in_flight=inputs.optional_number("lines_in_flight", above=True),
     )
-    return Answer(law / unit)
+    return Answer(reached / unit)
 
 
 def _optimal_shares(inputs: Inputs) -> Answer:
     metric = inputs.choice("metric", ("shares", "bandwidth", "best_weights"))
     rates, _ = _bandwidths(inputs, above=False)
     if metric == "shares":
-        return Answer(list(interleave.optimal_shares(rates)))
+        return Answer(list(interleave.shares_of_weights(rates)))  # every tier is saturated at once
     if metric == "bandwidth":
         return Answer(sum(rates))
     return Answer(list(interleave.best_weights(rates, total=inputs.integer("grid_total", low=1))))
 
 
 def _latency_factor(inputs: Inputs) -> Answer:
+    """Throughput against all pages on the first tier: lines in flight fixed, nothing saturated."""
     shares = interleave.shares_of_weights(inputs.numbers("weights"))
-    return Answer(interleave.latency_factor(inputs.numbers("latency_ns", above=True), shares))
+    latencies = inputs.numbers("latency_ns", above=True)
+    return Answer(latencies[0] / interleave.mean_latency_ns(latencies, shares))
 
 
 def _loaded_latency(inputs: Inputs) -> Answer:

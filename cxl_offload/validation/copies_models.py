@@ -72,21 +72,14 @@ def _gpu_copy_latency(inputs: Inputs) -> Answer:
     if metric == "min_bytes":
         if extra_setup is None:
             raise ValueError(unknown)
-        least = copies.min_bytes_for_overhead(
-            extra_setup,
-            link_bytes_per_s=inputs.number("link_gb_s", above=True) * GB,
-            max_overhead_fraction=inputs.number("max_overhead_fraction", above=True),
-        )
-        return Answer(least)
+        link_bytes_per_s = inputs.number("link_gb_s", above=True) * GB
+        most = inputs.number("max_overhead_fraction", above=True)
+        return Answer(extra_setup * link_bytes_per_s / most)
     if extra_setup is None:
         numbers.note(f"{unknown}: only the bandwidths differ")
-    each = copies.extra_seconds(
-        numbers.copy_path(["cxl", "ldram"]),
-        source="cxl",
-        reference="ldram",
-        nbytes=inputs.number("bytes"),
-    )
-    return Answer(inputs.integer("copies") * each * 1e6, tuple(numbers.notes))
+    path, nbytes = numbers.copy_path(["cxl", "ldram"]), inputs.number("bytes")
+    far, near = (copies.copy_seconds(path, {tier: 1.0}, nbytes) for tier in ("cxl", "ldram"))
+    return Answer(inputs.integer("copies") * (far - near) * 1e6, tuple(numbers.notes))
 
 
 MODELS = (

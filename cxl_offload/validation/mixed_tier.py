@@ -1,7 +1,7 @@
 """What weighted interleave over DRAM and CXL brings to a loop over an array.
 
 Two tiers, cores that each keep some cache lines in flight, an access pattern and a working set.
-Throughput is the two-branch law of ``interleave``, on the table that the hardware prefetchers
+Throughput is :func:`interleaved_bandwidth`, on the table that the hardware prefetchers
 leave in force for the pattern, and after what the last-level cache keeps.
 
 Source: Lebedev et al., Demystifying CXL Memory Bandwidth Expansion, 4.1, 6 and 7 (machine and
@@ -10,10 +10,16 @@ workloads), Tables 1 and 2 (rates and latencies).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cxl_offload.plan.equations.interleave import interleaved_bandwidth, shares_of_weights
+from cxl_offload.core import LINE_BYTES
+from cxl_offload.plan.equations.interleave import (
+    bandwidth_bound,
+    mean_latency_ns,
+    shares_of_weights,
+)
 
 Access = Literal["read", "write"]
 Pattern = Literal["sequential", "strided", "indexed", "scatter"]
@@ -24,6 +30,43 @@ Guide, Observation 12: L2 streams within 4 KiB)."""
 
 TIE = 1e-9
 """Relative gain below which a mix only ties with fewer CXL pages."""
+
+
+def concurrency_bound(
+    latency_ns: Sequence[float], shares: Sequence[float], *, lines_in_flight: float
+) -> float:
+    """Bytes/s of ``lines_in_flight`` cache lines when nothing is saturated.
+
+    Little's law: throughput is lines in flight over the mean latency. Valid while the latencies
+    are the idle ones, that is below the knee of every tier's loaded-latency curve.
+    """
+    return lines_in_flight * LINE_BYTES * 1e9 / mean_latency_ns(latency_ns, shares)
+
+
+def interleaved_bandwidth(
+    bandwidth_bytes_per_s: Sequence[float],
+    shares: Sequence[float],
+    *,
+    latency_ns: Sequence[float] | None = None,
+    lines_in_flight: float | None = None,
+) -> float:
+    """Bytes/s of an interleaved region: the lower of the bandwidth and the concurrency bound.
+
+    Without ``latency_ns`` and ``lines_in_flight`` the tiers are taken to be saturated. Both are
+    asymptotic bounds of a closed queueing network; near the knee the truth lies below them, by
+    about ``1/sqrt(lines_in_flight)``.
+
+    Raises
+    ------
+    ValueError
+        Only one of the two is given, or lists differ in length.
+    """
+    if (latency_ns is None) != (lines_in_flight is None):
+        raise ValueError("latency_ns and lines_in_flight belong together: give both or neither")
+    bound = bandwidth_bound(bandwidth_bytes_per_s, shares)
+    if latency_ns is None or lines_in_flight is None:
+        return bound
+    return min(bound, concurrency_bound(latency_ns, shares, lines_in_flight=lines_in_flight))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cxl_offload.plan.equations import interleave, oli, tco
+from cxl_offload.plan.equations import oli, tco
 from cxl_offload.sim import Fabric, SwitchLink
 from cxl_offload.tune import caption
 from cxl_offload.validation import pages, threads
@@ -13,9 +13,15 @@ WHOLE_PERCENT = 100.0
 
 
 def _ratio_change(inputs: Inputs) -> Answer:
-    old = inputs.numbers("from_weights", length=2)
-    new = inputs.numbers("to_weights", length=2)
-    return Answer(interleave.ratio_change((old[0], old[1]), (new[0], new[1])))
+    """How far a DRAM:CXL ratio moved; negative towards DRAM (Lebedev et al., 6.3)."""
+    old_dram, old_cxl = inputs.numbers("from_weights", length=2)
+    new_dram, new_cxl = inputs.numbers("to_weights", length=2)
+    if old_dram == 0 or new_cxl == 0:
+        raise ValueError(
+            f"ratio change {old_dram}:{old_cxl} -> {new_dram}:{new_cxl}: unbounded when the first "
+            "has no DRAM or the second no CXL"
+        )
+    return Answer(1.0 - (new_dram * old_cxl) / (new_cxl * old_dram))
 
 
 def _weights_to_pages(inputs: Inputs) -> Answer:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.sim import Trace, replay
-from cxl_offload.sim.inference import InferenceWork, inference_trace
 from cxl_offload.sim.training import TrainingWork, training_trace
 from cxl_offload.sim.workload import ModelShape, TensorHome
 
@@ -23,10 +22,7 @@ SHAPE = ModelShape(
 )  # fmt: skip
 LAYER_PARAMS = 4 * 256**2 + 2 * 256 * 1024
 HEAD_PARAMS = 1000 * 256
-WEIGHT_BYTES = 2 * (4 * LAYER_PARAMS + HEAD_PARAMS)
-HOST = TensorHome(nodes={0: 0.5, 2: 0.5})
 DRAM = TensorHome(nodes={0: 1.0})
-KV_TOKEN = 2 * 256 * 2  # of one layer
 
 
 def moved(
@@ -48,14 +44,12 @@ def test_parameters_of_known_models() -> None:
         layers=96, width=12288, heads=96, kv_heads=96, head_width=128, inner=49152, vocab=50272
     )
     assert 96 * opt.layer_params + opt.head_params == pytest.approx(174.6e9, rel=2e-3)
-    assert opt.kv_token_bytes * 96 == 4 * 96 * 12288
     llama = ModelShape(
         layers=80, width=8192, heads=64, kv_heads=8, head_width=128, inner=28672, vocab=32000,
         gated=True,
     )  # fmt: skip
     # Another matrix of the output's size embeds the input, which takes no arithmetic.
     assert 80 * llama.layer_params + 2 * llama.head_params == pytest.approx(68.98e9, rel=1e-3)
-    assert llama.kv_token_bytes * 80 == 320 * 1024
     mixtral = ModelShape(
         layers=32, width=4096, heads=32, kv_heads=8, head_width=128, inner=14336, vocab=32000,
         gated=True, experts=8, active_experts=2,
@@ -92,105 +86,6 @@ def test_home_that_does_not_add_up_is_refused(fields: dict[str, Any]) -> None:
 def test_shape_that_makes_no_model_is_refused(fields: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="model of"):
         dataclasses.replace(SHAPE, **fields)
-
-
-def inference(**changes: Any) -> InferenceWork:
-    fields: dict[str, Any] = {
-        "shape": SHAPE, "batch": 3, "batches": 2, "prompt": 10, "generated": 5,
-        "weights": HOST, "kv": HOST, "activations": DRAM,
-    }  # fmt: skip
-    return InferenceWork(**{**fields, **changes})
-
-
-def test_inference_moves_every_weight_once_a_token_and_the_whole_cache_once_a_layer() -> None:
-    trace = inference_trace(inference())
-    reads, writes = moved(trace, engine="h2d", kind="weights")
-    assert sum(reads.values()) == 5 * WEIGHT_BYTES
-    assert reads[0] == pytest.approx(reads[2], abs=5 * 4 * 10)
-    assert not writes
-    loaded, _ = moved(trace, engine="h2d", kind="kv")
-    attended = sum(10 + step for step in range(4))
-    assert sum(loaded.values()) == 6 * 4 * KV_TOKEN * attended
-    _, stored = moved(trace, engine="d2h", kind="kv")
-    assert sum(stored.values()) == 6 * 4 * KV_TOKEN * (10 + 4)
-    _, hidden = moved(trace, engine="d2h", kind="act")
-    assert hidden == {0: 6 * 4 * 512 * (10 + 4)}
-    assert trace.tokens == {"prefill": 60, "decode": 24}
-
-
-def test_inference_computes_what_its_matrices_and_attention_need() -> None:
-    trace = inference_trace(inference(kv=TensorHome(gpu=1.0)))
-    found = sum(one.flops for one in trace)
-    tokens = 6 * (10 + 4)
-    matrices = 2 * 4 * LAYER_PARAMS * tokens + 2 * HEAD_PARAMS * 6 * 5
-    pairs = 6 * (10 * 11 / 2 + sum(11 + step for step in range(4)))
-    assert found == pytest.approx(matrices + 4 * 4 * pairs * 256)
-
-
-def test_attention_on_the_cpu_reads_the_cache_where_it_is_and_loads_nothing_of_it() -> None:
-    work = inference(cpu_attention=True, kv=TensorHome(gpu=0.2, nodes={0: 0.4, 2: 0.4}))
-    trace = inference_trace(work)
-    assert not moved(trace, engine="h2d", kind="kv")[0]
-    reads, _ = moved(trace, engine="cpu", kind="workspace")
-    attended = sum(10 + step for step in range(4))
-    assert reads[2] == pytest.approx(0.4 * 6 * 4 * KV_TOKEN * attended, rel=1e-3)
-    on_gpu = inference_trace(dataclasses.replace(work, cpu_attention=False))
-    assert sum(one.flops for one in trace) == pytest.approx(sum(one.flops for one in on_gpu))
-
-
-def test_drive_is_read_and_written_through_the_stage() -> None:
-    work = inference(
-        weights=TensorHome(drive=1.0), kv=TensorHome(drive=1.0), activations=DRAM, stage=1
-    )
-    trace = inference_trace(work)
-    stored, loaded = moved(trace, engine="nvme")
-    attended = sum(10 + step for step in range(4))
-    assert loaded == {1: 5 * WEIGHT_BYTES + 6 * 4 * KV_TOKEN * attended}
-    assert stored == {1: 6 * 4 * KV_TOKEN * 14}
-    reads, _ = moved(trace, engine="h2d", kind="weights")
-    assert reads == {1: 5 * WEIGHT_BYTES}
-
-
-def streaming(overlap: bool) -> float:
-    """One layer and an output of 10 GB of weights each over a link of 10 GB/s; no flops to see."""
-    shape = ModelShape(
-        layers=1, width=1000, heads=1, kv_heads=1, head_width=1, inner=2498000, vocab=5_000_000
-    )
-    assert shape.layer_params * 2 == pytest.approx(10 * GB, rel=1e-3)
-    assert shape.head_params * 2 == 10 * GB
-    work = InferenceWork(shape=shape, batch=1, prompt=1, generated=3, weights=DRAM, overlap=overlap)
-    fast = machine()
-    gpu = dataclasses.replace(
-        fast.gpus[0], peak_flops_per_s=1e15, memory_bandwidth_bytes_per_s=20.0 * GB
-    )
-    return replay(inference_trace(work), machine(gpus=(gpu,))).seconds
-
-
-def test_weights_that_stream_hide_the_computation_only_with_overlap() -> None:
-    """Three tokens of two matrices: 6 s of copies; computing reads each at 20 GB/s in 0.5 s."""
-    assert streaming(overlap=False) == pytest.approx(6 * 1.0 + 6 * 0.5, rel=5e-3)
-    assert streaming(overlap=True) == pytest.approx(6 * 1.0 + 0.5, rel=5e-3)
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    st.integers(1, 3), st.integers(1, 3),
-    st.sampled_from([HOST, DRAM, TensorHome(drive=0.5, gpu=0.5)]),
-    st.booleans(),
-)  # fmt: skip
-def test_overlap_moves_the_same_bytes_and_is_never_slower(
-    batch: int, batches: int, home: TensorHome, cpu_attention: bool
-) -> None:
-    work = inference(
-        batch=batch, batches=batches, kv=home, weights=home, cpu_attention=cpu_attention
-    )
-    apart = dataclasses.replace(work, overlap=False)
-    both = [replay(inference_trace(each), machine()) for each in (work, apart)]
-    assert both[0].node_bytes == both[1].node_bytes
-    assert both[0].link_bytes == both[1].link_bytes
-    assert both[0].seconds <= both[1].seconds * (1 + 1e-9)
-    # With nothing overlapped the whole is the sum of its events.
-    assert both[1].seconds == pytest.approx(float((both[1].ends_s - both[1].starts_s).sum()))
 
 
 def training(**changes: Any) -> TrainingWork:
@@ -283,15 +178,3 @@ def test_gradients_leave_behind_backward_and_states_on_cxl_lengthen_the_optimize
 def test_training_of_nothing_is_refused(fields: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         training(**fields)
-
-
-@pytest.mark.parametrize("fields", [{"batch": 0}, {"batches": 0}, {"prompt": 0}, {"generated": 0}])
-def test_inference_of_nothing_is_refused(fields: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
-        inference(**fields)
-
-
-def test_inference_of_one_token_has_no_decoding() -> None:
-    trace = inference_trace(inference(generated=1))
-    assert {one.phase for one in trace} == {"prefill"}
-    assert trace.tokens.get("decode", 0) == 0

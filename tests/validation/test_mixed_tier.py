@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.validation import mixed_tier
+from cxl_offload.validation import mixed_tier, predict
 from cxl_offload.validation.mixed_tier import Loop, MixedTiers, TierRates
 
 ON = TierRates((60e9, 40e9), (96, 212))
@@ -105,3 +105,45 @@ def test_random_access_hits_in_proportion_to_the_cache_and_a_stream_never() -> N
     random = replace(LOOP, pattern="indexed", working_set_bytes=4e8)
     assert mixed_tier.miss_fraction(random, 1e8) == pytest.approx(0.75)
     assert mixed_tier.miss_fraction(replace(random, pattern="sequential"), 1e8) == 1
+
+
+@given(
+    st.lists(st.integers(1, 500).map(float), min_size=2, max_size=2),
+    st.lists(st.integers(50, 500).map(float), min_size=2, max_size=2),
+    st.floats(0, 1),
+    st.floats(1, 1e4),
+)
+def test_interleaved_bandwidth_never_exceeds_tiers_or_littles_law(
+    bandwidth: list[float], latency: list[float], on_second: float, lines: float
+) -> None:
+    shares = (1 - on_second, on_second)
+    reached = mixed_tier.interleaved_bandwidth(
+        [b * 1e9 for b in bandwidth], shares, latency_ns=latency, lines_in_flight=lines
+    )
+    for rate, share in zip(bandwidth, shares, strict=True):
+        assert reached * share <= rate * 1e9 * (1 + 1e-9)
+    mean_ns = latency[0] * shares[0] + latency[1] * shares[1]
+    assert reached / 64 * mean_ns * 1e-9 <= lines * (1 + 1e-9)  # lines in flight of that rate
+
+
+def test_concurrency_bound_of_one_line_is_one_line_a_latency() -> None:
+    bound = mixed_tier.concurrency_bound([100.0], [1.0], lines_in_flight=1)
+    assert bound == pytest.approx(64 / 100e-9)
+
+
+def test_interleaved_bandwidth_with_half_of_the_concurrency_inputs_raises() -> None:
+    with pytest.raises(ValueError, match="belong together"):
+        mixed_tier.interleaved_bandwidth([1.0], [1.0], latency_ns=[100.0])
+
+
+def test_latency_factor_with_slower_second_tier_falls_with_its_share() -> None:
+    def factor(on_second: float) -> float:
+        weights = [1 - on_second, on_second]
+        answer = predict("latency_factor", {"latency_ns": [111, 229], "weights": weights})
+        assert isinstance(answer.value, float)
+        return answer.value
+
+    factors = [factor(share) for share in (0, 0.1, 0.5, 1)]
+    assert factors[0] == 1
+    assert factors == sorted(factors, reverse=True)
+    assert factors[-1] == pytest.approx(111 / 229)

@@ -135,6 +135,8 @@ def case(model: str, inputs: dict[str, object]) -> Case:
         ("gpu_copy_time", {"system": "none", "bytes": 1, "metric": "time_ms",
                            "sources": [{"ldram": 1}]}, "needs a machine file"),
         ("latency_factor", {"latency_ns": [1, 2], "weights": [1]}, "one a tier"),
+        ("ratio_change", {"from_weights": [1, 1], "to_weights": [1, 0]}, "unbounded"),
+        ("ratio_change", {"from_weights": [0, 1], "to_weights": [1, 1]}, "unbounded"),
         ("concurrency", {"threads": 1, "bandwidth_gb_s": 10**400, "latency_ns": 1}, "made"),
     ],
 )  # fmt: skip

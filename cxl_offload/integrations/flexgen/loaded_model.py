@@ -289,6 +289,7 @@ class LoadedModel:
             machine=self.machine.name,
             simulated_placement=self.session.is_simulated,
             config=self.source.config,
+            model=str(self.source.config.name),
             parameters=self.source.parameters,
             prompt_len=prompt_len,
             gen_len=request.gen_len if request.cut_gen_len else len(costs),

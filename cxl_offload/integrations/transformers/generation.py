@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.run_report import RunReport
 from cxl_offload.integrations.transformers.attention import AttentionCalls
 from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
 from cxl_offload.integrations.transformers.fit import check_room, kv_bytes
@@ -25,7 +26,7 @@ from cxl_offload.integrations.transformers.room import kept_as
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.weights import load, meta_model, store_for, weight_bytes
 from cxl_offload.memory import PolicyLike, Session, current_session
-from cxl_offload.objects.placement_rows import PlacementRow, placement_rows
+from cxl_offload.objects.placement_rows import placement_rows
 from cxl_offload.plan.plan_file import Plan
 
 Progress = Callable[[str, int, int], None]
@@ -73,87 +74,28 @@ class GenerateRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateReport:
-    """Tokens, measured seconds, and every byte requested against granted.
+class GenerateReport(RunReport):
+    """Result of :func:`run`.
 
     Attributes
     ----------
     tokens
-        int64 ``(rows, prompt_len + generated)``, prompts included.
-    answers
-        Text of the generated tokens.
-    load_seconds, prefill_seconds, decode_seconds
-        Measured.
-    placement
-        Bytes of every kind with a policy, at their peak.
+        int64.
     calls
         Who computed attention.
     predicted_tokens_per_s
         By the plan; None: there was none.
     """
 
-    model: str
-    parameters: int
-    machine: str
-    simulated_placement: bool
     tokens: torch.Tensor
-    answers: tuple[str, ...]
-    prompt_len: int
-    load_seconds: float
-    prefill_seconds: float
-    decode_seconds: float
-    placement: tuple[PlacementRow, ...]
     calls: AttentionCalls
     predicted_tokens_per_s: float | None = None
-
-    @property
-    def rows(self) -> int:
-        """Sequences."""
-        return int(self.tokens.shape[0])
-
-    @property
-    def gen_len(self) -> int:
-        """Tokens generated for every row."""
-        return int(self.tokens.shape[1]) - self.prompt_len
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Generated tokens, the time of the prompts counted."""
-        return self.rows * self.gen_len / (self.prefill_seconds + self.decode_seconds)
-
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        """Tokens of prompts."""
-        return self.rows * self.prompt_len / self.prefill_seconds
-
-    @property
-    def decode_tokens_per_s(self) -> float:
-        """Tokens after the first; 0 where there are none."""
-        made = self.rows * (self.gen_len - 1)
-        return made / self.decode_seconds if made else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """All of it, ready for ``json.dumps``."""
         return {
-            "model": self.model,
-            "parameters": self.parameters,
-            "machine": self.machine,
-            "simulated_placement": self.simulated_placement,
-            "rows": self.rows,
-            "prompt_len": self.prompt_len,
-            "gen_len": self.gen_len,
-            "tokens": self.tokens.tolist(),
-            "answers": list(self.answers),
-            "measured": {
-                "load_s": self.load_seconds,
-                "prefill_s": self.prefill_seconds,
-                "decode_s": self.decode_seconds,
-                "tokens_per_s": self.tokens_per_s,
-                "prefill_tokens_per_s": self.prefill_tokens_per_s,
-                "decode_tokens_per_s": self.decode_tokens_per_s,
-            },
+            **super(GenerateReport, self).to_json(),
             "predicted": {"tokens_per_s": self.predicted_tokens_per_s},
-            "placement": [{"kind": row.kind, **row.to_json()} for row in self.placement],
             "attention": {
                 "kernel": self.calls.kernel,
                 "prompt": self.calls.prompt,
@@ -202,6 +144,7 @@ def run(
         tokens=tokens,
         answers=tuple(tokenizer.batch_decode(tokens[:, prompt_len:], skip_special_tokens=True)),
         prompt_len=prompt_len,
+        gen_len=tokens.shape[1] - prompt_len,
         load_seconds=load_seconds,
         prefill_seconds=clock.times[1] - clock.times[0],
         decode_seconds=clock.times[-1] - clock.times[1],

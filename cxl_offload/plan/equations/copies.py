@@ -42,19 +42,3 @@ def _setup_s(path: CopyPath, shares: Mapping[str, float]) -> float:
 def copy_seconds(path: CopyPath, shares: Mapping[str, float], nbytes: float) -> float:
     """Seconds of one copy: setup (mean over its pages) plus bytes over ``path_bandwidth``."""
     return _setup_s(path, shares) + nbytes / path_bandwidth(path, shares)
-
-
-def extra_seconds(path: CopyPath, *, source: str, reference: str, nbytes: float) -> float:
-    """How much longer one copy of ``nbytes`` takes from ``source`` than from ``reference``.
-
-    Valid for copies one after the other. Source: Wang et al., Performance Characterization of CXL
-    Memory, IV observation 2 (64-byte copies from CXL: +500 ns).
-    """
-    return copy_seconds(path, {source: 1.0}, nbytes) - copy_seconds(path, {reference: 1.0}, nbytes)
-
-
-def min_bytes_for_overhead(
-    extra_setup_s: float, *, link_bytes_per_s: float, max_overhead_fraction: float
-) -> float:
-    """Copy size at which ``extra_setup_s`` is the given fraction of ``bytes / link``."""
-    return extra_setup_s * link_bytes_per_s / max_overhead_fraction

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from cxl_offload.core import LINE_BYTES
 from cxl_offload.plan.exact import exact
 
 
@@ -56,60 +55,6 @@ def mean_latency_ns(latency_ns: Sequence[float], shares: Sequence[float]) -> flo
     return sum(latency * share for latency, share in zip(latency_ns, shares, strict=True))
 
 
-def concurrency_bound(
-    latency_ns: Sequence[float], shares: Sequence[float], *, lines_in_flight: float
-) -> float:
-    """Bytes/s of ``lines_in_flight`` cache lines when nothing is saturated.
-
-    Little's law: throughput is lines in flight over the mean latency. Valid while the latencies
-    are the idle ones, that is below the knee of every tier's loaded-latency curve.
-    """
-    return lines_in_flight * LINE_BYTES * 1e9 / mean_latency_ns(latency_ns, shares)
-
-
-def interleaved_bandwidth(
-    bandwidth_bytes_per_s: Sequence[float],
-    shares: Sequence[float],
-    *,
-    latency_ns: Sequence[float] | None = None,
-    lines_in_flight: float | None = None,
-) -> float:
-    """Bytes/s of an interleaved region: the lower of the bandwidth and the concurrency bound.
-
-    Without ``latency_ns`` and ``lines_in_flight`` the tiers are taken to be saturated. Both are
-    asymptotic bounds of a closed queueing network; near the knee the truth lies below them, by
-    about ``1/sqrt(lines_in_flight)``.
-
-    Raises
-    ------
-    ValueError
-        Only one of the two is given, or lists differ in length.
-    """
-    if (latency_ns is None) != (lines_in_flight is None):
-        raise ValueError("latency_ns and lines_in_flight belong together: give both or neither")
-    bound = bandwidth_bound(bandwidth_bytes_per_s, shares)
-    if latency_ns is None or lines_in_flight is None:
-        return bound
-    return min(bound, concurrency_bound(latency_ns, shares, lines_in_flight=lines_in_flight))
-
-
-def latency_factor(latency_ns: Sequence[float], shares: Sequence[float]) -> float:
-    """Throughput against all pages on the first tier, lines in flight fixed, nothing saturated.
-
-    ``L_0 / sum(f_i * L_i)``. Source: Little's law; Lebedev et al., Table 2 for latencies.
-    """
-    return latency_ns[0] / mean_latency_ns(latency_ns, shares)
-
-
-def optimal_shares(bandwidth_bytes_per_s: Sequence[float]) -> tuple[float, ...]:
-    """Shares that saturate every tier at once, ``B_i / sum(B)``; together they give ``sum(B)``.
-
-    Valid where the bandwidth bound holds; with too few lines in flight the fastest tier alone is
-    better (see ``interleaved_bandwidth``).
-    """
-    return shares_of_weights(bandwidth_bytes_per_s)
-
-
 def best_weights(bandwidth_bytes_per_s: Sequence[float], *, total: int) -> tuple[int, ...]:
     """Whole weights >= 0 summing to ``total`` whose bandwidth bound is highest.
 
@@ -143,23 +88,3 @@ def best_weights(bandwidth_bytes_per_s: Sequence[float], *, total: int) -> tuple
         weights.append(weight)
         left -= weight
     return tuple(weights)
-
-
-def ratio_change(from_weights: tuple[float, float], to_weights: tuple[float, float]) -> float:
-    """How far a DRAM:CXL ratio moved: ``1 - (x2/y2) / (x1/y1)``; negative towards DRAM.
-
-    Source: Lebedev et al., 6.3 (6:4 to 4:6 is 55 %).
-
-    Raises
-    ------
-    ValueError
-        The new ratio has no CXL or the old one no DRAM: the change is unbounded.
-    """
-    x1, y1 = from_weights
-    x2, y2 = to_weights
-    if x1 == 0 or y2 == 0:
-        raise ValueError(
-            f"ratio change {x1}:{y1} -> {x2}:{y2}: unbounded when the first has no DRAM or the "
-            "second no CXL"
-        )
-    return 1.0 - (x2 * y1) / (y2 * x1)

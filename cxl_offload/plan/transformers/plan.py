@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
-from cxl_offload.plan.decoding.trace import cpu_engines, planned_trace
-from cxl_offload.plan.executor import Candidate, Executor, KindBytes
-from cxl_offload.plan.hardware import GPU_USABLE, NVME, Hardware
+from cxl_offload.plan.decoding.executor import DecodingExecutor, DecodingRequest
+from cxl_offload.plan.decoding.phases import Block
+from cxl_offload.plan.executor import Candidate, KindBytes
+from cxl_offload.plan.hardware import NVME, Hardware
 from cxl_offload.plan.pipeline import make_plan
-from cxl_offload.plan.plan_file import OWN_FILE, Batch, PhaseEstimate, Plan, phase_estimate
-from cxl_offload.plan.replay_check import Replay
-from cxl_offload.plan.request import PlanRequest
+from cxl_offload.plan.plan_file import OWN_FILE, Batch, Plan
 from cxl_offload.plan.transformers.homes import block_of, largest_tensor, policy_of
-from cxl_offload.plan.transformers.job import decoder_job
+from cxl_offload.plan.transformers.job import DecoderJob, decoder_job
 from cxl_offload.plan.transformers.layout import BATCHES
 from cxl_offload.plan.transformers.program import ACT, KV
-from cxl_offload.plan.transformers.search import ANYTHING, Found, Wish, search
-from cxl_offload.units import format_bytes
+from cxl_offload.plan.transformers.search import ANYTHING, BestHomes, Wish, search
 
 _HOMES = {
     "gpu": "on the GPU",
@@ -33,31 +31,16 @@ GPU = "gpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransformersRequest(PlanRequest):
+class TransformersRequest(DecodingRequest):
     """What is to be planned for transformers.
 
     Attributes
     ----------
-    model_name, machine_name
-        As the printed command shall name them; ``machine_name`` None: the machine it runs on.
     batches
         Rows of an accelerator batch to try.
-    most_batches
-        Most accelerator batches in a block; without an accelerator most rows.
     """
 
-    prompt: int
-    generated: int
-    model_name: str
-    machine_name: str | None = None
     batches: Sequence[int] = BATCHES
-    most_batches: int | None = None
-    gpu_usable: float = GPU_USABLE
-
-    def __post_init__(self) -> None:
-        super(TransformersRequest, self).__post_init__()
-        if self.most_batches is not None and self.most_batches < 1:
-            raise ConfigError(f"at most {self.most_batches} batches: at least 1 is needed")
 
 
 def plan_transformers(request: TransformersRequest) -> Plan:
@@ -75,7 +58,7 @@ def plan_transformers(request: TransformersRequest) -> Plan:
     return make_plan(Transformers(request))
 
 
-class Transformers(Executor[Found]):
+class Transformers(DecodingExecutor[BestHomes]):
     """The search and homes of transformers with this package's integration."""
 
     name = "transformers"
@@ -96,6 +79,11 @@ class Transformers(Executor[Found]):
         """What is asked for."""
         return self._request
 
+    @property
+    def job(self) -> DecoderJob:
+        """What is generated."""
+        return self._job
+
     def refusal(self) -> str | None:
         """Why nobody runs it as it stands."""
         if self._request.hardware(needs_gpu=False).has_gpu:
@@ -107,14 +95,14 @@ class Transformers(Executor[Found]):
         return self._request.hardware(needs_gpu=False).without(NVME)
 
     def search(
-        self, hardware: Hardware, *, like: Candidate[Found] | None = None
-    ) -> Candidate[Found] | None:
+        self, hardware: Hardware, *, like: Candidate[BestHomes] | None = None
+    ) -> Candidate[BestHomes] | None:
         """The best batch, layout and shares."""
         return self._best(hardware, like=None if like is None else like.choice)
 
     def _best(
-        self, hardware: Hardware, *, like: Found | None = None, wish: Wish = ANYTHING
-    ) -> Candidate[Found] | None:
+        self, hardware: Hardware, *, like: BestHomes | None = None, wish: Wish = ANYTHING
+    ) -> Candidate[BestHomes] | None:
         request = self._request
         found = search(
             self._job,
@@ -135,32 +123,18 @@ class Transformers(Executor[Found]):
             gpu_bytes=self._gpu_bytes(found) if hardware.has_gpu else 0,
         )
 
-    def _gpu_bytes(self, found: Found) -> int:
+    def _gpu_bytes(self, found: BestHomes) -> int:
         job, homes = self._job, found.homes
         rows = homes.rows * homes.batches
         held = homes.layout.gpu_bytes(job) + round(homes.act_gpu * job.hidden_bytes(rows))
         return held + (round(rows * job.kv_sequence_bytes) if homes.layout.kv_on_gpu else 0)
 
-    def why_nothing_fits(self, hardware: Hardware) -> str:
-        """What is needed and what there is."""
-        job, request = self._job, self._request
-        rooms = {node.name: node.usable_bytes for node in hardware.nodes}
-        if hardware.has_gpu:
-            rooms["gpu"] = hardware.gpu_usable_bytes
-        shown = ", ".join(f"{name} {format_bytes(room)}" for name, room in rooms.items())
-        return (
-            f"plan {request.model.name} on {hardware.machine} for transformers: weights "
-            f"{format_bytes(job.weight_bytes)} + {format_bytes(int(job.kv_sequence_bytes))} of KV "
-            f"a sequence do not fit in any way; usable are {shown}; give more room or shorter "
-            "sequences"
-        )
-
-    def batch(self, found: Candidate[Found]) -> Batch:
+    def batch(self, found: Candidate[BestHomes]) -> Batch:
         """Rows of an accelerator batch, and number of them."""
         homes, job = found.choice.homes, self._job
         return Batch(size=homes.rows, count=homes.batches, prompt=job.prompt, tokens=job.generated)
 
-    def kinds(self, found: Candidate[Found]) -> Iterable[KindBytes]:
+    def kinds(self, found: Candidate[BestHomes]) -> Iterable[KindBytes]:
         """Weights by kind, KV, hidden states of a block, and what CPUs work in."""
         homes, job, none = found.choice.homes, self._job, (0,) * len(found.hardware.nodes)
         rows = homes.rows * homes.batches
@@ -178,7 +152,7 @@ class Transformers(Executor[Found]):
         else:
             yield KindBytes("workspace", 0, (homes.work, *none[1:]), 0, ("",) * len(none))
 
-    def _host_policies(self, found: Candidate[Found]) -> dict[str, str]:
+    def _host_policies(self, found: Candidate[BestHomes]) -> dict[str, str]:
         """Policies of the kinds that have bytes on the host."""
         homes, job = found.choice.homes, self._job
         return {
@@ -191,17 +165,17 @@ class Transformers(Executor[Found]):
             if sum(placed)
         }
 
-    def policies(self, found: Candidate[Found]) -> dict[str, str]:
+    def policies(self, found: Candidate[BestHomes]) -> dict[str, str]:
         """Of every kind that has one."""
         kinds = (*self._job.kinds, KV)
         on_host = self._host_policies(found)
         return {kind: on_host.get(kind, GPU) for kind in kinds}
 
-    def on_cpu(self, found: Candidate[Found]) -> tuple[str, ...]:
+    def on_cpu(self, found: Candidate[BestHomes]) -> tuple[str, ...]:
         """Kinds that CPUs multiply where they lie."""
         return tuple(sorted(found.choice.homes.layout.on_cpu))
 
-    def command(self, found: Candidate[Found]) -> tuple[str, ...]:
+    def command(self, found: Candidate[BestHomes]) -> tuple[str, ...]:
         """Of this package's own command line."""
         request = self._request
         made = ["cxl-offload", "generate", "--plan", OWN_FILE, "--model", request.model_name]
@@ -210,29 +184,13 @@ class Transformers(Executor[Found]):
             made += ["--machine", request.machine_name]
         return tuple(made)
 
-    def phases(self, found: Candidate[Found]) -> tuple[PhaseEstimate, ...]:
-        """The prefill of a block, and a token of every sequence."""
-        phases = found.choice.phases
-        return (
-            phase_estimate("prefill", phases.prefill_s, phases.prefill_terms),
-            phase_estimate(
-                "decode, one token of every sequence", phases.decode_token_s, phases.decode_terms
-            ),
-        )
+    def block(self, found: Candidate[BestHomes]) -> Block:
+        """Bytes of the homes."""
+        return block_of(self._job, found.hardware, found.choice.homes)
 
-    def equation_seconds(self, found: Candidate[Found]) -> Mapping[str, float]:
-        """Predicted seconds by phase."""
-        phases = found.choice.phases
-        return {"prefill": phases.prefill_s, "decode": phases.decode_token_s}
-
-    def replayed_seconds(self, found: Candidate[Found], replay: Replay) -> Mapping[str, float]:
-        """A prefill and one token."""
-        machine, job = self.machine(found), self._job
-        block = block_of(job, found.hardware, found.choice.homes)
-        engines = cpu_engines(machine, job.engine)
-        return replay(planned_trace(job, found.hardware, block), machine, engines)
-
-    def other_homes(self, found: Candidate[Found]) -> Iterable[tuple[str, Candidate[Found] | None]]:
+    def other_homes(
+        self, found: Candidate[BestHomes]
+    ) -> Iterable[tuple[str, Candidate[BestHomes] | None]]:
         """Every large kind with who else could compute with it, and off every node it is on."""
         hardware, homes = found.hardware, found.choice.homes
         for kind in (*sorted(homes.layout.large(self._job)), KV):
@@ -250,14 +208,11 @@ class Transformers(Executor[Found]):
                     where = hardware.nodes[at].where
                     yield f"{' and '.join(kinds)} kept off {where}", self._best(hardware, wish=wish)
 
-    def notes(self, found: Candidate[Found]) -> list[str]:
+    def notes(self, found: Candidate[BestHomes]) -> list[str]:
         """Usable shares, what CPUs do, and where rates are from."""
         request, layout = self._request, found.choice.homes.layout
         notes = [
-            f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
-            "memory"
-            if found.hardware.has_gpu
-            else f"planned without a GPU, with {request.host_usable:.0%} of host memory",
+            self.memory_shares(found.hardware),
             "no speed of this engine is published, so no error is known",
         ]
         if request.operators is not None:
@@ -267,8 +222,4 @@ class Transformers(Executor[Found]):
         if layout.on_cpu and found.hardware.has_gpu:
             kinds = " and ".join(sorted(layout.on_cpu))
             notes.append(f"CPUs multiply {kinds} where they lie when decoding")
-        if request.machine.simulated:
-            notes.append(
-                f"{found.hardware.machine} is a machine file: its rates are published or assumed"
-            )
-        return notes
+        return notes + self.source_of_rates(found.hardware)

@@ -32,7 +32,7 @@ _FEWER = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BestHomes:
     """The best homes and what the equations say of them.
 
     ``tokens_per_s`` is that of the shares before they became whole percents, so that more of
@@ -69,9 +69,9 @@ def search(
     *,
     batches: Sequence[int] = BATCHES,
     most: int | None = None,
-    like: Found | None = None,
+    like: BestHomes | None = None,
     wish: Wish = ANYTHING,
-) -> Found | None:
+) -> BestHomes | None:
     """The homes with the most tokens a second; None where not one sequence fits.
 
     Parameters
@@ -162,7 +162,7 @@ class _Search:
             if most := most_batches(job, hardware, layout):
                 self.consider(layout, most, least_seconds(job, hardware, layout, most))
 
-    def placed(self) -> Found | None:
+    def placed(self) -> BestHomes | None:
         """The best in whole percents; with fewer batches where they need some room beside."""
         if self._best is None:
             return None
@@ -174,7 +174,7 @@ class _Search:
                 block = block_of(self._job, self._hardware, homes)
                 phases = phases_of_block(self._job, self._hardware, block)
                 rate = layout.rows * self._job.generated / shares.seconds
-                return Found(homes, shares, phases, rate)
+                return BestHomes(homes, shares, phases, rate)
             count -= max(1, count // 100)
             fewer = self._solved(layout, count, count, self._seconds) if count > 0 else None
             if fewer is None:

@@ -305,7 +305,7 @@ def test_command_of_a_plan_realises_its_bytes_on_every_node(
     asked: Counter[str] = Counter()
     for row in report["placement"]:
         granted.update({int(n): b for n, b in row["granted_bytes_per_node"].items()})
-        asked[row["role"]] += row["requested_bytes"]
+        asked[row["kind"]] += row["requested_bytes"]
     planned = {kind: plan.of(kind) for kind in ("weights", "kv", "workspace")}
     for kind, homes in planned.items():
         assert asked[kind] == sum(homes.values()) - homes.get("gpu", 0)

@@ -20,14 +20,9 @@ def test_copy_never_beats_the_link_or_a_tier_and_one_of_them_binds(
     assert moving == pytest.approx(max(busy), rel=1e-6, abs=1e-15)
 
 
-def test_small_copies_from_cxl_cost_their_extra_setup() -> None:
-    extra = copies.extra_seconds(PATH, source="cxl", reference="ldram", nbytes=0)
-    assert extra == pytest.approx(500e-9)
-
-
-def test_min_bytes_make_the_extra_the_wanted_fraction() -> None:
-    least = copies.min_bytes_for_overhead(500e-9, link_bytes_per_s=25e9, max_overhead_fraction=0.02)
-    assert 500e-9 / (least / 25e9) == pytest.approx(0.02)
+def test_set_up_of_a_copy_is_the_mean_over_its_pages() -> None:
+    seconds = [copies.copy_seconds(PATH, {"ldram": 1 - f, "cxl": f}, 0) for f in (0, 0.5, 1)]
+    assert seconds == pytest.approx([10e-6, 10.25e-6, 10.5e-6])
 
 
 def test_tier_without_a_rate_raises() -> None:

@@ -159,7 +159,7 @@ def test_nothing_fits_is_said_with_numbers() -> None:
         ({"tiers": ("hbm",)}, "tier hbm: epyc9354-cxl-a has no such tier"),
         ({"limits": {"hbm": 1}}, "limit of hbm"),
         ({"limits": {"cxl": 1 << 50}}, "limit of cxl: 1.049e\\+06 GiB, but it has 128 GiB"),
-        ({"most_batches": 0}, "at most 0 GPU batches"),
+        ({"most_batches": 0}, "at most 0 batches"),
         ({"cxl_margin": -0.1}, "margin -0.1"),
         ({"host_usable": 1.5}, "usable share of host memory 1.5"),
         ({"machine": "zen4-1"}, "zen4-1 has no GPU"),
