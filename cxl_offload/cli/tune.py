@@ -26,7 +26,7 @@ class TunerName(str, Enum):
 
 def tune(
     replay: Annotated[
-        Path, typer.Option(help="A recording of step times, written by StepRecording.save.")
+        Path, typer.Option(help="The state file of a tuned run, or what StepRecording.save wrote.")
     ],
     tuner: Annotated[
         TunerName,

@@ -17,6 +17,7 @@ from cxl_offload.topology import Machine
 from cxl_offload.tune.counts import count_decision
 from cxl_offload.tune.machine import tier_ratios
 from cxl_offload.tune.model_based import ModelTuner
+from cxl_offload.tune.recording import RECORDING, StepRecording, recorded_before
 from cxl_offload.tune.state_file import read_state, write_state
 from cxl_offload.tune.tiers import near_and_far, tier_policy
 from cxl_offload.tune.window import StepSamples
@@ -71,7 +72,9 @@ class NewRegions:
         logger: logging.Logger = _LOG,
     ) -> None:
         self._near, self.far = near_and_far(machine)
-        self._tuner = ModelTuner(tier_ratios(machine, self._near, self.far))
+        ratios = tier_ratios(machine, self._near, self.far)
+        self._tuner = ModelTuner(ratios)
+        self._recording = StepRecording(ratios)
         self._state = state
         self._places = places
         self._framework = framework
@@ -94,6 +97,7 @@ class NewRegions:
             raise ConfigError(
                 f"{self._state}: the saved state is not that of new regions"
             ) from problem
+        self._recording = recorded_before(saved, self._state, self._recording.ratios)
 
     def policy(self) -> Policy:
         """Where regions of this run go."""
@@ -124,13 +128,16 @@ class NewRegions:
         self._load = size
         self._windows -= 1
         self._tuner.hold(self.share)
-        decision = self._tuner.decide(samples.take(policy_changed=False))
+        window = samples.take(policy_changed=False)
+        self._recording.add(self.share, window)
+        decision = self._tuner.decide(window)
         changes = decision.share != self._tuner.nearest(self.share)
         verb = ("moved" if self._places else "advised") if changes else "kept"
         count_decision(self._framework, "share", verb)  # type: ignore[arg-type]
         when = "from the next start on" if self._places else "advice only"
         self._logger.info("tune, %s: %s", when, decision.reason)
-        write_state(self._state, {"model": self._tuner.saved(), "load": self._load})
+        saved = {"model": self._tuner.saved(), "load": self._load}
+        write_state(self._state, {**saved, RECORDING: self._recording.document()})
 
 
 class StepWatch:

@@ -14,6 +14,7 @@ from cxl_offload.tune.curves import TierRatios
 from cxl_offload.tune.homes import TunedHomes
 from cxl_offload.tune.machine import tier_ratios
 from cxl_offload.tune.model_based import ModelTuner
+from cxl_offload.tune.recording import StepRecording
 from cxl_offload.tune.step_tuner import StepTuner
 from cxl_offload.tune.tiers import near_and_far
 
@@ -38,7 +39,12 @@ def step_tuner(
     known = ratios or tier_ratios(session.machine, near, far)
     tuner = ModelTuner(known, start=homes.share)
     return StepTuner(
-        homes, tuner, budget_bytes_per_step=budget_bytes_per_step, state=state, framework=framework
+        homes,
+        tuner,
+        budget_bytes_per_step=budget_bytes_per_step,
+        state=state,
+        recording=None if state is None else StepRecording(known),
+        framework=framework,
     )
 
 
@@ -114,7 +120,7 @@ def tune_optimizer(
     budget_bytes_per_step
         Bytes that may move between two steps, in the mean; 0 only logs advice.
     state
-        A JSON file that lets a restart go on.
+        A JSON file that lets a restart go on; ``cxl-offload tune --replay`` reads it too.
     session
         The session that the states are in; None means the current one.
 

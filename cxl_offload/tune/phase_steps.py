@@ -27,7 +27,9 @@ _LOG = logging.getLogger("cxl_offload.tune")
 class PhaseSteps:
     """Measures phases, asks a :class:`PhaseTuner`, and moves pages between phases.
 
-    Put every phase of a cycle into ``with steps.phase(name)``, in the tuner's order.
+    Put every phase of a cycle into ``with steps.phase(name)``, in the tuner's order. Who is told of
+    phases by callbacks calls :meth:`begin` where one begins and :meth:`step` after each of its
+    steps, of which it may have many.
 
     Parameters
     ----------
@@ -72,7 +74,9 @@ class PhaseSteps:
         self._budget = budget_bytes_per_change
         self._threads = threads or PhaseThreads({}, lambda count: None)
         self._samples = {name: StepSamples(steps=samples, warm_up=1) for name in tuner.phases}
-        self._counts: Counter[str] = Counter()
+        self._steps: Counter[str] = Counter()
+        self._cycles = 0
+        self._late = False  # on the way to a shared placement: windows would mix two of them
         self._state = state
         self._framework = framework
         self._clock = clock
@@ -90,15 +94,30 @@ class PhaseSteps:
         following = self.tuner.phases[(self.tuner.phases.index(name) + 1) % len(self.tuner.phases)]
         began = self._clock()
         yield
-        seconds = self._clock() - began
+        self.step(name, self._clock() - began)
+        self.begin(following)
+
+    def step(self, name: str, seconds: float) -> None:
+        """One step of a phase took so long, without moves."""
         if not self._threads.is_settled:
             self._threads.note(name, seconds)
-        else:
+        elif not self._late:
             self._samples[name].add(seconds)
-            self._counts[name] += 1
-        if following == self.tuner.phases[0]:
+            self._steps[name] += 1
+
+    def restart(self, name: str) -> None:
+        """The steps of a phase do another amount of work from here on."""
+        self._samples[name].restart()
+
+    def begin(self, name: str) -> None:
+        """A phase begins: its threads are set and its pages have moved when this returns.
+
+        No copy from or to the tensors may be under way. The first phase begins a new cycle.
+        """
+        if name == self.tuner.phases[0] and any(self._steps.values()):
+            self._cycles += 1
             self._cycle_ends()
-        self._prepare(following)
+        self._prepare(name)
 
     def _prepare(self, name: str) -> None:
         """Threads and pages of a phase, before it begins."""
@@ -107,10 +126,12 @@ class PhaseSteps:
             return
         self.homes.aim(self.tuner.shares[name])
         if not self.homes.pending_bytes:
+            self._late = False
             return
         began = self._clock()
         moved = self.homes.advance(self._budget)
         took = self._clock() - began
+        self._late = bool(self.homes.pending_bytes)
         count_decision(self._framework, "phase", "moved", count=0, nbytes=moved.nbytes)
         if moved.refused is not None:
             count_decision(self._framework, "phase", "refused")
@@ -122,15 +143,14 @@ class PhaseSteps:
     def _cycle_ends(self) -> None:
         if not all(samples.is_full for samples in self._samples.values()):
             return
-        if self._budget and self.homes.pending_bytes:
-            return  # on the way to a shared placement: the windows mix two of them
-        passes = {name: self._counts[name] for name in self.tuner.phases}
+        passes = {name: self._steps[name] / self._cycles for name in self.tuner.phases}
         windows = {
             name: samples.take(policy_changed=True) for name, samples in self._samples.items()
         }
         shares = dict(self.tuner.shares)
         made, reason = self.tuner.decide(windows, passes, self.homes.bounds())
-        self._counts.clear()
+        self._steps.clear()
+        self._cycles = 0
         changes = made != shares
         if self._budget:
             outcome = "moved" if changes else "kept"

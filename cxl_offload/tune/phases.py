@@ -184,7 +184,7 @@ class PhaseTuner:
     def decide(
         self,
         windows: Mapping[str, Window],
-        steps: Mapping[str, int],
+        steps: Mapping[str, float],
         bounds: Bounds = Bounds(),  # noqa: B008 - frozen
     ) -> tuple[dict[str, float], str]:
         """Shares of the next cycle and the reason.
@@ -194,7 +194,7 @@ class PhaseTuner:
         windows
             Step times of each phase, measured under :attr:`shares`.
         steps
-            How many steps each phase has in a cycle.
+            How many steps each phase has in a cycle, in the mean.
         """
         for phase in self.phases:
             self._records[phase].note(self._at[phase], windows[phase], self._rule)

@@ -16,6 +16,12 @@ from cxl_offload.tune.window import Window
 
 _VERSION = 1
 
+RECORDING = "recording"
+"""The key of a state file under which its run is recorded."""
+
+_MOST_WINDOWS = 1000
+"""Of a state file: those of the last runs, a few dozen kilobytes."""
+
 
 @dataclass(slots=True)
 class StepRecording:
@@ -38,18 +44,20 @@ class StepRecording:
 
     def save(self, path: str | Path) -> None:
         """Writes the recording as JSON."""
+        Path(path).write_text(json.dumps(self.document(), indent=1) + "\n")
+
+    def document(self) -> dict[str, Any]:
+        """The recording as JSON, its last thousand windows."""
         rows = [
             {"share": share, "mean_s": one.mean_s, "error": one.error, "steps": one.steps}
-            for share, one in self.windows
+            for share, one in self.windows[-_MOST_WINDOWS:]
         ]
         ratios = {"bandwidth": self.ratios.bandwidth, "latency": self.ratios.latency}
-        Path(path).write_text(
-            json.dumps({"version": _VERSION, "ratios": ratios, "windows": rows}, indent=1) + "\n"
-        )
+        return {"version": _VERSION, "ratios": ratios, "windows": rows}
 
     @classmethod
     def load(cls, path: str | Path) -> StepRecording:
-        """Reads what :meth:`save` wrote.
+        """Reads what :meth:`save` wrote, or the state file of a tuned run.
 
         Raises
         ------
@@ -57,6 +65,13 @@ class StepRecording:
             The file is no recording; says where it is wrong.
         """
         document: Any = parse_json(read_text(path), file=str(path))
+        if isinstance(document, dict) and RECORDING in document:
+            document = document[RECORDING]
+        return cls.read(document, path)
+
+    @classmethod
+    def read(cls, document: Any, path: str | Path) -> StepRecording:
+        """What :meth:`document` gave; ``path`` is where it was, for errors as of :meth:`load`."""
         try:
             if document["version"] != _VERSION:
                 raise ConfigError(f"{path}: version {document['version']!r}, known is {_VERSION}")
@@ -84,6 +99,21 @@ def _window(path: str | Path, number: int, row: Any) -> Window:
             "least 0 and at least one step"
         )
     return window
+
+
+def recorded_before(saved: dict[str, Any], path: Path, ratios: TierRatios) -> StepRecording:
+    """The recording in a state file, to go on with; an empty one where it has none.
+
+    Raises
+    ------
+    ConfigError
+        The recording is damaged.
+    """
+    made = StepRecording(ratios)
+    document = saved.get(RECORDING)
+    if document is not None:
+        made.windows = StepRecording.read(document, path).windows
+    return made
 
 
 @dataclass(frozen=True, slots=True)

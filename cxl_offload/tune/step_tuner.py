@@ -11,7 +11,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.tune.counts import Outcome, count_decision
 from cxl_offload.tune.decision import Decision, Tuner
 from cxl_offload.tune.homes import TunedHomes
-from cxl_offload.tune.recording import StepRecording
+from cxl_offload.tune.recording import RECORDING, StepRecording, recorded_before
 from cxl_offload.tune.state_file import read_state, write_state
 from cxl_offload.tune.window import StepSamples
 
@@ -41,7 +41,7 @@ class StepTuner:
         A JSON file: read now where it exists, written after every decision, so that a restart
         goes on. None keeps no state.
     recording
-        Collects windows and decisions for ``cxl-offload tune --replay``.
+        Collects windows for ``cxl-offload tune --replay``, and is kept in the state file too.
     on_decision
         Called with every decision.
     framework
@@ -173,7 +173,10 @@ class StepTuner:
 
     def _save(self) -> None:
         if self._state is not None:
-            write_state(self._state, self._tuner.saved())
+            saved = self._tuner.saved()
+            if self._recording is not None:
+                saved[RECORDING] = self._recording.document()
+            write_state(self._state, saved)
 
     def _restore(self, path: Path) -> None:
         saved = read_state(path)
@@ -183,3 +186,6 @@ class StepTuner:
             self._tuner.restore(saved)
         except ConfigError as problem:
             raise ConfigError(f"{path}: {problem}") from problem
+        if self._recording is not None:
+            before = recorded_before(saved, path, self._recording.ratios)
+            self._recording.windows[:0] = before.windows

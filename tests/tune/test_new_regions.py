@@ -11,7 +11,14 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Bind
 from cxl_offload.sim.step_time import TwoTierStep
 from cxl_offload.topology import load_machine
-from cxl_offload.tune import NewRegions, StepWatch, decisions
+from cxl_offload.tune import (
+    ModelTuner,
+    NewRegions,
+    StepRecording,
+    StepWatch,
+    decisions,
+    replay_recording,
+)
 from cxl_offload.tune.curves import SHARES
 
 MACHINE = load_machine("xeon8470-cxl-b")  # 307 GB/s and 46 % of a remote socket's
@@ -40,6 +47,14 @@ def test_share_of_new_regions_is_learned_from_start_to_start(tmp_path: Path) -> 
     assert SATURATED.seconds(shares[-1]) <= 1.03 * best
     assert SATURATED.seconds(0.0) > 1.2 * best
     assert NewRegions(MACHINE, state=state).policy() != Bind((0,))
+
+
+def test_windows_of_all_runs_are_in_the_state_file_and_can_be_replayed(tmp_path: Path) -> None:
+    state = tmp_path / "run.json"
+    shares = [one_run(state).share for _ in range(3)]
+    recording = StepRecording.load(state)
+    assert [share for share, _ in recording.windows] == [share for share in shares for _ in "12345"]
+    assert replay_recording(recording, ModelTuner(recording.ratios))[0].share > 0
 
 
 def test_regions_of_a_run_keep_their_share(tmp_path: Path) -> None:

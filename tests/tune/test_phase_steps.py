@@ -90,6 +90,28 @@ def test_phases_share_one_placement_where_moves_do_not_pay(
     assert "moves between them would cost what they gain" in caplog.text
 
 
+def test_moves_are_weighed_against_one_cycle_however_many_a_decision_has_seen() -> None:
+    free, never = Program(move_s_per_byte=0.0), Program(move_s_per_byte=1e-5)
+    gained_s = never.cycles(80) - free.cycles(80)
+    assert gained_s > 0
+    moved_bytes = 2 * free.homes.nbytes  # there and back, each cycle
+    dear = Program(move_s_per_byte=4 * gained_s / moved_bytes)
+    dear.cycles(100)
+    assert len(set(dear.tuner.shares.values())) == 1
+
+
+def test_phases_of_many_steps_are_told_by_callbacks() -> None:
+    program = Program(move_s_per_byte=1e-10)
+    steps, tuner = program.steps, program.tuner
+    for _ in range(60):
+        for name, step in zip(PHASES, (READS, CHASES), strict=True):
+            steps.begin(name)
+            for _ in range(3):
+                steps.step(name, COUNTS[name] * step.seconds(program.homes.granted()))
+    assert tuner.shares["read"] > tuner.shares["chase"] == 0.0
+    assert program.homes.granted() == 0.0
+
+
 def test_small_budget_keeps_one_placement_for_all_phases() -> None:
     program = Program(move_s_per_byte=1e-10, budget=4 * MIB)
     program.cycles(100)

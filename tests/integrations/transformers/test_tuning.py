@@ -15,7 +15,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import offload, tuning
 from cxl_offload.memory import Session
 from cxl_offload.topology import load_machine
-from cxl_offload.tune import decisions
+from cxl_offload.tune import StepRecording, decisions
 
 from ..clock import FarIsSlow
 from .models import VOCAB, generate, make
@@ -165,6 +165,7 @@ def test_weights_follow_the_time_of_decode_steps(
         assert tuner.homes.granted() == pytest.approx(tuner.homes.share, abs=0.01)
     assert sum(one.count for one in decisions() if one.framework == "transformers") > before
     assert json.loads((tmp_path / "t.json").read_text())["tuner"] == "model"
+    assert StepRecording.load(tmp_path / "t.json").windows[0][0] == 1.0
 
 
 def test_weights_stay_without_a_budget(published: Session) -> None:
