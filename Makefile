@@ -26,9 +26,11 @@ $(STAMP): $(VENV)/.installed $(SOURCES)
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e .
 	touch $@
 
-# MODEL=path answers with a checkpoint of your own instead of the seeded one.
+# MODEL=path answers with a checkpoint of your own instead of the seeded one; KEEP=path leaves the
+# seeded one there, for commands of your own.
 demo: $(STAMP)
-	$(BIN)/python examples/demo.py --output $(OUT)/demo $(if $(MODEL),--model $(MODEL))
+	$(BIN)/python examples/demo.py --output $(OUT)/demo $(if $(MODEL),--model $(MODEL)) \
+	  $(if $(KEEP),--keep-model $(KEEP))
 
 test: $(STAMP)
 	$(BIN)/python -m pytest tests

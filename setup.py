@@ -9,6 +9,7 @@ empty: do not build the CUDA kernels), ``CXL_OFFLOAD_CUDA_ARCHS`` (e.g. ``80;90`
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -114,7 +115,17 @@ def compile_flags() -> tuple[list[str], list[str]]:
 
 CXX_FLAGS, LINK_FLAGS = compile_flags()
 
+
+def long_description() -> str:
+    """The README for a package index, where links into the source tree lead nowhere."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[[^]]*\]\((?!https?:)[^)]*\)\n*", "", text)
+    return re.sub(r"\[([^]]*)\]\((?!https?:)([^)#]*)[^)]*\)", r"\1 (`\2`)", text)
+
+
 setup(
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
     packages=[*find_packages(include=["cxl_offload", "cxl_offload.*"]), "cxl_offload.configs"],
     package_dir={"cxl_offload.configs": "configs"},
     package_data={

@@ -20,6 +20,20 @@ POOL_SLACK_SHARE = _C.POOL_SLACK_SHARE
 """Of the peak of live blocks: what pools may have mapped beyond them."""
 
 
+def features() -> dict[str, str]:
+    """What of the core runs on this machine, by name, for people."""
+    found = {
+        "instruction sets": ", ".join(_C.supported_isas()),
+        "products of bfloat16": "yes" if _C.has_bf16_products() else "no",
+        "4-bit codes as integers": "yes" if _C.has_integer_codes() else "no",
+    }
+    try:
+        found["GPU driver"] = _C.open_cuda_driver().name
+    except (OSError, ValueError) as error:
+        found["GPU driver"] = str(error)
+    return found
+
+
 def reserve_bytes(total_bytes: int) -> int:
     """What sessions never take of a node of ``total_bytes``."""
     return _C.reserve_bytes(total_bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from cxl_offload.cli._options import AsJson
 from cxl_offload.cli._report_table import console_of, show, table
+from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
 from cxl_offload.units import GIB, format_bytes, format_seconds, parse_bytes
 
@@ -55,7 +55,7 @@ def cache(
         rows.append({"bytes": nbytes, "hit_rate": hit_rate(requests, blocks), "ttft_s": ttft})
     if as_json:
         document = {"requests": len(requests), "block_bytes": block_bytes, "sizes": rows}
-        print(json.dumps({"kind": "predicted", **document}, indent=1))
+        write_json("-", {"kind": "predicted", **document})
         return
     _print_cache(f"{len(requests)} requests, {config.name} on {hardware.machine}", rows)
 
@@ -87,7 +87,7 @@ def compare(
         rows[phase] = [_phase(plan, phase) for plan in plans]
     gain = plans[1].tokens_per_s / plans[0].tokens_per_s - 1
     if as_json:
-        print(json.dumps({"kind": "predicted", "gain": gain, "rows": rows}, indent=1))
+        write_json("-", {"kind": "predicted", "gain": gain, "rows": rows})
         return
     made = table("Predicted", "", str(first), str(second))
     for name, cells in rows.items():

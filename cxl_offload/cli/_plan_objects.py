@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,13 +9,11 @@ import typer
 from cxl_offload.cli._options import AsJson, names, pairs, size
 from cxl_offload.cli._plan_inputs import MachineName, ProfileFile, read_machine
 from cxl_offload.cli._report_table import console_of, show, table
+from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
 
 if TYPE_CHECKING:
     from cxl_offload.plan.object_policy import ObjectUse
-
-_VERSION = 1
-"""Of what ``--json`` prints."""
 
 
 def objects(
@@ -48,7 +45,7 @@ def objects(
     found = object_policies(_uses(given, trace), rates, min_share=min_share, top_k=top_k)
     if as_json:
         entries = [{"name": e.name, "policy": e.policy, "reason": e.reason} for e in found]
-        print(json.dumps({"version": _VERSION, "objects": entries}, indent=1))
+        write_json("-", {"objects": entries})
         return
     made = table("Policies, in the order to allocate", "object", "policy", "why")
     for each in found:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _BAR_WIDTH = 16
 """Leaves half of 80 columns to the label."""
 
+_VERSION = 1
+"""Of the form of every report in JSON; it grows when a key goes or changes its meaning."""
+
 _STAGES = {"convert": "converting weights", "load": "loading layers", "generate": "tokens"}
 
 
@@ -64,8 +67,8 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def write_json(file: str, document: Mapping[str, Any]) -> None:
-    """Writes a report, or prints it where the file is ``-``."""
-    text = json.dumps(document, indent=1) + "\n"
+    """Writes a report with the version of its form, or prints it where the file is ``-``."""
+    text = json.dumps({"version": _VERSION, **document}, indent=1, allow_nan=False) + "\n"
     if file == "-":
         sys.stdout.write(text)
     else:

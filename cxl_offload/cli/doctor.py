@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
@@ -15,10 +14,8 @@ from rich.text import Text
 
 from cxl_offload.cli._options import AsJson, Sysfs
 from cxl_offload.cli._report_table import WIDE, console_of
+from cxl_offload.cli._run_report import write_json
 from cxl_offload.topology.hazards import SEVERITIES, Hazard, find_hazards
-
-_VERSION = 1
-"""Of what ``--json`` prints."""
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -36,18 +33,20 @@ def doctor(
     ] = False,
 ) -> None:
     """Say what on this machine will hurt, what it costs, and the command that fixes it."""
-    if sysfs is None:
-        found = (*find_hazards("/", placing_refused=_try_placing(), tried=True), *_leftovers())
-        hazards = tuple(sorted(found, key=lambda hazard: SEVERITIES.index(hazard.severity)))
-    else:
-        hazards = find_hazards(sysfs)
+    hazards = hazards_here() if sysfs is None else find_hazards(sysfs)
     if as_json:
         rows = [asdict(hazard) for hazard in hazards]
-        print(json.dumps({"version": _VERSION, "hazards": rows}, indent=2))
+        write_json("-", {"hazards": rows})
     else:
-        _print(console_of(piped_width=WIDE), hazards)
+        print_hazards(console_of(piped_width=WIDE), hazards)
     if strict and any(hazard.severity != "note" for hazard in hazards):
         raise typer.Exit(1)
+
+
+def hazards_here() -> tuple[Hazard, ...]:
+    """What is found on this machine, the worst first; one page is placed to see that it works."""
+    found = (*find_hazards("/", placing_refused=_try_placing(), tried=True), *_leftovers())
+    return tuple(sorted(found, key=lambda hazard: SEVERITIES.index(hazard.severity)))
 
 
 def _try_placing() -> str | None:
@@ -79,7 +78,8 @@ def _leftovers() -> Iterator[Hazard]:
         )
 
 
-def _print(console: Console, hazards: tuple[Hazard, ...]) -> None:
+def print_hazards(console: Console, hazards: tuple[Hazard, ...]) -> None:
+    """Each with what it costs and what fixes it, and their number."""
     if not hazards:
         console.print(Text("Nothing found that would hurt.", "green"))
         return

@@ -26,6 +26,9 @@ _MARKS = "CXL_OFFLOAD_RUN"
 _PACKAGE = Path(cxl_offload.__file__).resolve().parent
 _AUTOSTART = _PACKAGE / "integrations" / "autostart"
 _FILES = (".yaml", ".yml")
+_STARTERS = ("srun", "mpirun", "mpiexec", "ssh", "pdsh")
+_HOSTS = {"-H", "--hostfile", "--num_nodes", "--nnodes"}
+"""Options of the launchers of DeepSpeed and torch that name other machines."""
 
 
 def register(app: typer.Typer) -> None:
@@ -60,14 +63,16 @@ def run(
         marks.mkdir()
         if plan is None and words[0].endswith(_FILES) and words[1:] == ["--dry-run"]:
             words, dry_run = words[:1], True  # behind a plan there is no program to give it to
-        if plan is None and len(words) == 1 and words[0].endswith(_FILES):
+        if is_plan := plan is None and len(words) == 1 and words[0].endswith(_FILES):
             text, found = words[0], _read(words[0])
             words = plan_command(found, text, None if dry_run else Path(folder))
             if found.executor != "deepspeed":
                 path = str(Path(text).resolve())
                 _finish(_run(words, {**os.environ, _PLAN: path}, dry_run=dry_run))
                 return
-        environment = launch_environment(_checked(text), os.environ, str(marks))
+        # A plan by itself may be for another machine: its command is printed or fails there.
+        setting = _checked(text, elsewhere=is_plan or runs_elsewhere(words))
+        environment = launch_environment(setting, os.environ, str(marks))
         code = _run(words, environment, dry_run=dry_run)
         if code == 0 and not dry_run and not os.listdir(marks):
             typer.echo(
@@ -138,16 +143,39 @@ def _read(path: str) -> Plan:
     return load_plan(path)
 
 
-def _checked(text: str) -> str:
-    """The setting for the child: a file by its whole path, and it must be a plan for training."""
-    if not (text.endswith(_FILES) or os.path.exists(text)):
-        return text
-    if (executor := _read(text).executor) != "deepspeed":
+def runs_elsewhere(command: Sequence[str]) -> bool:
+    """Whether a command starts processes on other machines, whose nodes are not known here."""
+    options = {word.partition("=")[0] for word in command}
+    return Path(command[0]).name in _STARTERS or bool(options & _HOSTS)
+
+
+def _checked(text: str, *, elsewhere: bool) -> str:
+    """The setting for the child: a file by its whole path, and it must be a plan for training.
+
+    What would be refused in the child, after its model was made, is refused now.
+    """
+    is_file = text.endswith(_FILES) or os.path.exists(text)
+    if is_file and (executor := _read(text).executor) != "deepspeed":
         raise ConfigError(
             f"{text} is a plan for {executor} and cannot place a training script; "
             f"run it by itself: cxl-offload run {shlex.quote(text)}"
         )
-    return str(Path(text).resolve())
+    if not elsewhere:
+        _check_policies(text)
+    return str(Path(text).resolve()) if is_file else text
+
+
+def _check_policies(text: str) -> None:
+    from cxl_offload.integrations.deepspeed.kinds import kind_policies
+    from cxl_offload.memory import known_policy
+    from cxl_offload.topology import discover
+
+    machine = discover()
+    try:
+        for policy in kind_policies(text, machine).by_kind.values():
+            known_policy(policy, machine)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--plan {text}: {error}") from None
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], *, dry_run: bool) -> int:

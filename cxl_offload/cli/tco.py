@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,6 +9,7 @@ import typer
 
 from cxl_offload.cli._options import AsJson
 from cxl_offload.cli._report_table import console_of, show, table
+from cxl_offload.cli._run_report import write_json
 from cxl_offload.plan.equations import tco
 
 
@@ -59,8 +58,7 @@ def tco_command(
         for name, form, congestion in forms
     }
     if as_json:
-        json.dump(found, sys.stdout, indent=1, allow_nan=False)
-        print()
+        write_json("-", found)
         return
     _print(found)
 

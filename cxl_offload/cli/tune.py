@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
+
+from cxl_offload.cli._options import AsJson
+from cxl_offload.cli._report_table import console_of, show, table
+from cxl_offload.cli._run_report import write_json
 
 if TYPE_CHECKING:
     from cxl_offload.tune import StepRecording, Tuner
@@ -35,7 +36,7 @@ def tune(
             "caption: the published listing."
         ),
     ] = TunerName.MODEL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Replay a recorded run: which share each window leads to, and why.
 
@@ -47,17 +48,16 @@ def tune(
     decisions = replay_recording(recording, _make(tuner, recording))
     if as_json:
         rows = [dataclasses.asdict(one) for one in decisions]
-        print(json.dumps({"version": 1, "tuner": tuner.value, "decisions": rows}, indent=1))
+        write_json("-", {"tuner": tuner.value, "decisions": rows})
         return
-    table = Table(title=f"{tuner.value} on {replay.name}, step times measured in that run")
-    for column in ("asked", "measured at", "step"):
-        table.add_column(column, justify="right")
-    table.add_column("decision")
+    title = f"{tuner.value} on {replay.name}, step times measured in that run"
+    numbers = ("asked", "measured at", "step")
+    made = table(title, *numbers, "decision", right=numbers)
     for one in decisions:
-        table.add_row(
+        made.add_row(
             f"{one.asked:.0%}", f"{one.measured_at:.0%}", f"{one.mean_s:.4g} s", one.reason
         )
-    Console().print(table)
+    show(console_of(), made)
 
 
 def _make(name: TunerName, recording: StepRecording) -> Tuner:

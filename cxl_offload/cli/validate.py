@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from cxl_offload.cli._options import AsJson
-from cxl_offload.cli._report_table import console_of, show, table
+from cxl_offload.cli._report_table import WIDE, console_of, show, table
+from cxl_offload.cli._run_report import write_json
 
 if TYPE_CHECKING:
     from cxl_offload.validation import PassRate, Result
-
-_PIPED_WIDTH = 160
 
 
 def register(app: typer.Typer) -> None:
@@ -49,8 +46,7 @@ def validate_command(
         plot_results(results, plot)
     if as_json:
         entries = [result.as_json() for result in results]
-        json.dump({"cases": entries}, sys.stdout, indent=1, allow_nan=False)
-        print()
+        write_json("-", {"cases": entries})
     else:
         _print_report(results, failed_only=failed_only)
     if strict and not all(result.passes for result in results):
@@ -60,7 +56,7 @@ def validate_command(
 def _print_report(results: Sequence[Result], *, failed_only: bool) -> None:
     from cxl_offload.validation import pass_rates
 
-    console = console_of(piped_width=_PIPED_WIDTH)
+    console = console_of(piped_width=WIDE)
     listed = [result for result in results if not (failed_only and result.passes)]
     if listed:
         show(console, _case_table(listed))

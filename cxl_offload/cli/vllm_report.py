@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from cxl_offload.cli._options import AsJson
 from cxl_offload.cli._report_table import NONE, console_of, show, table
+from cxl_offload.cli._run_report import write_json
 from cxl_offload.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def vllm_report(
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in found.items()
         }
-        print(json.dumps(plain, indent=1, allow_nan=False))
+        write_json("-", plain)
         return
     _print(console_of(), report, seconds)
 

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from cxl_offload import tensor as tiers
-from cxl_offload.memory import Pages, PolicyLike, Session, current_session
+from cxl_offload.memory import Pages, PolicyLike, Session, current_session, known_policy
 from cxl_offload.ops.saved import HostWay, Order, Saved, StreamWay, Way, as_bytes, part_of
 from cxl_offload.ops.view import untraced
 from cxl_offload.renamed import renamed_keywords
@@ -114,12 +114,12 @@ class OffloadedActivations:
                 f"offload_activations of tensors from {min_bytes} bytes with {prefetch} copies "
                 "ahead: both are 0 or more"
             )
-        self._policy = policy
+        self._session = session or current_session()
+        self._policy = known_policy(policy, self._session.machine)
         self._min_bytes = max(min_bytes, 1)
         self._prefetch = prefetch
         self._pin = pin
         self._pages: Pages = pages
-        self._session = session or current_session()
         self._lock = threading.Lock()
         self._ways: dict[torch.device, Way] = {}
         self._thread = _OfThread()
@@ -285,8 +285,9 @@ def offload_activations(
     Raises
     ------
     ValueError
-        A negative size or number. In the forward, what :func:`cxl_offload.empty` raises: a tier
-        that is full is a MemoryError, and the forward can be repeated.
+        A negative size or number, or a policy that the session does not know. In the forward, what
+        :func:`cxl_offload.empty` raises: a tier that is full is a MemoryError, and the forward can
+        be repeated.
 
     Notes
     -----

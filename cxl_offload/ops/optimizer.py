@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypedDict, cast, overload
 import torch
 
 from cxl_offload import _C, tensor
-from cxl_offload.memory import Pages, PolicyLike
+from cxl_offload.memory import Pages, PolicyLike, current_session, known_policy
 from cxl_offload.ops.checkpoint import read_states, step_count
 from cxl_offload.ops.overlap import EarlyUpdates
 from cxl_offload.ops.threads import Threads
@@ -46,7 +46,8 @@ class OnePassOptimizer(torch.optim.Optimizer):
     state_dtype
         ``torch.float32``, or ``torch.bfloat16`` for states of half the size.
     policy, pages
-        Where the states live: see :func:`cxl_offload.empty`. None prefers the nearest node.
+        Where the states live: see :func:`cxl_offload.empty`. None prefers the nearest node. A
+        policy that the current session does not know is a ValueError.
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
     overlap
@@ -72,6 +73,8 @@ class OnePassOptimizer(torch.optim.Optimizer):
     ) -> None:
         if state_dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(f"state_dtype {state_dtype}; it is torch.float32 or torch.bfloat16")
+        if policy is not None:
+            known_policy(policy, current_session().machine)
         self.state_dtype = state_dtype
         self.policy = policy
         self.pages: Pages = pages

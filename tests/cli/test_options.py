@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,6 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
-from cxl_offload.cli import _plan_objects as plan_objects
 from cxl_offload.cli import _run_report as run_report
 from cxl_offload.cli.main import app
 
@@ -113,7 +113,7 @@ def test_objects_say_the_version_of_their_json() -> None:
     machine = ["--machine", "epyc9354-cxl-a", "--json"]
     _, out, _ = run("plan", "objects", *machine, "--object", "kv=60GiB")
     made = json.loads(out)
-    assert made["version"] == plan_objects._VERSION
+    assert made["version"] == 1
     assert [each["name"] for each in made["objects"]] == ["kv"]
 
 
@@ -143,3 +143,43 @@ def test_progress_keeps_its_numbers_beside_a_label_of_any_length(
     last = Text.from_ansi(shown.getvalue()).plain.splitlines()[-1]
     assert "━ 120/120 0:00:00 " in last
     assert last.count("x") >= min(length, 30)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["doctor"],
+        ["env"],
+        ["validate"],
+        ["plan", "objects", "--machine", "epyc9354-cxl-a", "--object", "kv=1GiB"],
+        ["tco", "--rl-d", "0.2", "--rl-c", "0.5", "--c", "2", "--r-t", "1.1"],
+    ],
+)
+def test_json_of_a_report_has_a_version(command: list[str]) -> None:
+    code, text, error = run(*command, "--json")
+    assert (code, error) == (0, "")
+    assert json.loads(text)["version"] == 1
+
+
+def test_environment_names_versions_limits_nodes_and_findings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "who"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("CXL_OFFLOAD_COPY_RULES", str(tmp_path / "who" / "rules"))
+    monkeypatch.setenv("SECRET_TOKEN", "never shown")
+    code, text, _ = run("env")
+    assert code == 0
+    lines = {line.split("  ")[0]: line for line in text.splitlines() if line}
+    assert platform.python_version() in lines["Python"]
+    assert "3" in lines["OMP_NUM_THREADS"]
+    assert lines["CXL_OFFLOAD_COPY_RULES"].endswith("~/rules")
+    assert {"instruction sets", "open files", "Nodes; tiers as seen from node 0"} <= {*lines}
+    assert "never shown" not in text
+    assert str(tmp_path) not in text
+
+
+def test_margin_that_is_a_percentage_is_refused() -> None:
+    code, _, error = run(*PLAN, "--cxl-margin", "3")
+    assert code == 2
+    assert "a share from 0 to 1; 0.03 is 3 %" in error

@@ -348,3 +348,26 @@ def test_environment_finds_the_package_of_a_source_tree_and_keeps_the_path() -> 
     made = launch_environment("bind:0", {"PYTHONPATH": "/mine", "HOME": "/h"}, "/marks")
     assert made["PYTHONPATH"].split(os.pathsep) == [str(AUTOSTART.parent), "/mine", str(ROOT)]
     assert (made["HOME"], made["CXL_OFFLOAD_RUN"]) == ("/h", "/marks")
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        ("exp_avg=bnd:0", "'bnd:0'"),
+        ("exp_avg=bind:0;kv=bind:0", "no kind kv in ZeRO-Offload"),
+        ("bind:77", "77"),
+    ],
+)
+def test_plan_that_no_child_could_follow_is_refused_before_it_starts(
+    plan: str, says: str, folder: Path
+) -> None:
+    script = "open('started', 'w')"
+    done = run("--plan", plan, "--", sys.executable, "-c", script, folder=folder)
+    assert (done.returncode, done.stdout, (folder / "started").exists()) == (2, "", False)
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+
+
+def test_policies_for_other_machines_are_not_looked_up_on_this_one() -> None:
+    words = ["--plan", "bind:77", "--dry-run", "--", "deepspeed", "--hostfile=hosts", "train.py"]
+    assert run(*words).stdout == "CXL_OFFLOAD_PLAN=bind:77 deepspeed --hostfile=hosts train.py\n"

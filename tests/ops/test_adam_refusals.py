@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import cxl_offload
 from cxl_offload.ops.adam import CPUAdam, adam_step
 
 from .tensors import BF16, F16, bits, draw
@@ -166,3 +167,11 @@ def test_optimizer_refuses_setting_when_it_is_made(option: dict[str, object]) ->
 def test_optimizer_refuses_variant_that_it_lacks(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         CPUAdam([{"params": [torch.nn.Parameter(torch.ones(3))], name: True}])
+
+
+@pytest.mark.parametrize("policy", ["bnd:0", "rdram", "bind:900"])
+def test_policy_that_the_session_does_not_know_is_refused_when_it_is_given(policy: str) -> None:
+    with pytest.raises(ValueError, match=r"bnd:0|rdram|900"):
+        CPUAdam([torch.nn.Parameter(torch.ones(3))], policy=policy)
+    with pytest.raises(ValueError, match=r"bnd:0|rdram|900"):
+        cxl_offload.offload_activations(policy)

@@ -55,6 +55,11 @@ def test_metadata_names_people_licence_and_extras(sdist: tarfile.TarFile) -> Non
     file = sdist.extractfile(info)
     assert file is not None
     metadata = email.message_from_bytes(file.read())
+    # Outside of the source tree a link into it leads nowhere.
+    text = str(metadata.get_payload())
+    assert "docs/flexgen.md" in text
+    assert set(re.findall(r"\]\((.*?)\)", text)) == {"https://pypi.org/project/flexgen/"}
+    assert metadata["Description-Content-Type"].startswith("text/markdown")
     assert metadata["Author"]
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Operating System :: POSIX :: Linux" in metadata.get_all("Classifier", [])

@@ -53,7 +53,8 @@ def test_validate_of_no_cases_prints_empty_rates(app: typer.Typer, tmp_path: Pat
     empty.write_text("[]", encoding="utf-8")
     assert runner.invoke(app, ["validate", str(empty)]).exit_code == 0
     assert json.loads(runner.invoke(app, ["validate", str(empty), "--json"]).stdout) == {
-        "cases": []
+        "version": 1,
+        "cases": [],
     }
 
 
@@ -70,7 +71,7 @@ def test_tco_json_has_the_printed_and_the_corrected_forms(app: typer.Typer) -> N
     fleet = ["--n-baseline", "100", "--server-cost", "5000", "--d", "1", "--w", "1000"]
     done = runner.invoke(app, [*EXAMPLE, *threads, *fleet, "--json"])
     found = json.loads(done.stdout)
-    assert list(found) == ["printed", "corrected", "corrected, congestion"]
+    assert list(found) == ["version", "printed", "corrected", "corrected, congestion"]
     printed = found["printed"]
     assert printed["saving"] == pytest.approx(0.276712, abs=1e-6)
     assert printed["time_cxl"] == pytest.approx(printed["time_baseline"])
@@ -79,7 +80,7 @@ def test_tco_json_has_the_printed_and_the_corrected_forms(app: typer.Typer) -> N
 
 def test_tco_without_threads_has_the_form_that_needs_none(app: typer.Typer) -> None:
     done = runner.invoke(app, [*EXAMPLE, "--json"])
-    assert list(json.loads(done.stdout)) == ["corrected"]
+    assert list(json.loads(done.stdout)) == ["version", "corrected"]
     table = runner.invoke(app, EXAMPLE)
     assert table.exit_code == 0
     assert "break even server cost" in table.stdout

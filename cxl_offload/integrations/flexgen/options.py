@@ -148,7 +148,14 @@ def _replace_flexgen_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt-len", type=int, help="default: the longest prompt")
     parser.add_argument("--gpu-batch-size", type=int, help="default: all prompts in one batch")
-    parser.add_argument("--percent", nargs="+", type=float, default=[100, 0, 100, 0, 100, 0])
+    parser.add_argument(
+        "--percent",
+        nargs="+",
+        type=float,
+        default=list(ALL_ON_HOST),
+        help="of weights, KV cache and activations, on the accelerator and on the host (default: "
+        "0 100 0 100 0 100, all on the host; FlexGen by itself has all on the GPU)",
+    )
     parser.add_argument(
         "--cut-gen-len", type=int, help="compute only so many tokens and project the rest"
     )
