@@ -70,7 +70,8 @@ struct Strip {
         ahead(row == 0 ? room.template ahead<R>(output, begin) : 0) {}
 
   CXL_OFFLOAD_VECTOR void begin(bool first) {
-    const Vector* from = room.waiting.get() + output * M;
+    // Where one pass takes all columns, nothing waits.
+    const Vector* from = first ? nullptr : room.waiting.get() + output * M;
 #pragma GCC unroll 32
     for (size_t i = 0; i < M * R; ++i) {
       sum[i / R][i % R] = first ? Vector::all(0) : from[i % R * M + i / R];
