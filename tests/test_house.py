@@ -46,8 +46,10 @@ AN_OPTION_A_LINE = "a line for each option of the command line and each field of
 
 LONG_FUNCTIONS = {
     "cli/generate.py generate": AN_OPTION_A_LINE,
+    "cli/_plan_fleet.py fleet": AN_OPTION_A_LINE,
     "cli/plan.py inference": AN_OPTION_A_LINE,
     "cli/plan.py training": AN_OPTION_A_LINE,
+    "cli/tco.py tco_command": AN_OPTION_A_LINE,
     "cli/profile.py profile": AN_OPTION_A_LINE,
     "integrations/flexgen/options.py build_parser": AN_OPTION_A_LINE,
     "integrations/deepspeed/accelerator.py _tiered": "one class; its base is known late",
@@ -64,6 +66,7 @@ KEYWORDS = "by keyword only, each with a default"
 
 MANY_PARAMETERS = {
     "cli/generate.py generate": OPTIONS,
+    "cli/_plan_fleet.py fleet": OPTIONS,
     "cli/plan.py inference": OPTIONS,
     "cli/plan.py training": OPTIONS,
     "cli/profile.py profile": OPTIONS,

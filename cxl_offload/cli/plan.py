@@ -13,6 +13,7 @@ import typer
 
 from cxl_offload.cli._options import LIMITS, AsJson, names, size
 from cxl_offload.cli._plan_cache import cache, compare
+from cxl_offload.cli._plan_fleet import fleet
 from cxl_offload.cli._plan_inputs import (
     AddedMemory,
     CxlMargin,
@@ -302,4 +303,5 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "show": show_plan,
     "compare": compare,
     "cache": cache,
+    "fleet": fleet,
 }

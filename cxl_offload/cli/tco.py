@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from cxl_offload.cli._options import AsJson
 from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.cli._run_report import write_json
+from cxl_offload.errors import ConfigError
 from cxl_offload.plan.equations import tco
 
 
@@ -29,10 +31,21 @@ class _Fleet:
 
 
 def tco_command(
-    rl_d: Annotated[float, typer.Option(help="Latency of main memory relative to SSD.")],
-    rl_c: Annotated[float, typer.Option(help="Latency of CXL memory relative to SSD.")],
-    c: Annotated[float, typer.Option("--c", help="Main memory over CXL memory of a server.")],
     r_t: Annotated[float, typer.Option(help="Cost of a server with CXL over one without.")],
+    without: Annotated[
+        Path | None,
+        typer.Option(help="A plan.yaml without CXL, in place of ratios."),
+    ] = None,
+    having: Annotated[Path | None, typer.Option(help="The same model's plan with CXL.")] = None,
+    rl_d: Annotated[
+        float | None, typer.Option(help="Latency of main memory relative to SSD.")
+    ] = None,
+    rl_c: Annotated[
+        float | None, typer.Option(help="Latency of CXL memory relative to SSD.")
+    ] = None,
+    c: Annotated[
+        float | None, typer.Option("--c", help="Main memory over CXL memory of a server.")
+    ] = None,
     n_threads: Annotated[float | None, typer.Option(help="Threads on CXL memory.")] = None,
     n_congest: Annotated[float | None, typer.Option(help="Threads that congest it.")] = None,
     n_baseline: Annotated[float | None, typer.Option(help="Servers without CXL.")] = None,
@@ -44,9 +57,16 @@ def tco_command(
     """Servers, cost and break-even with CXL memory, by the published formula and corrected.
 
     The printed form (needs --n-threads and --n-congest) is the paper's; the corrected ones use a
-    CXL capacity of D/C, and let congestion lengthen the CXL time or leave it out.
+    CXL capacity of D/C, and let congestion lengthen the CXL time or leave it out. With two plans
+    (--without, --having) the ratio of servers is that of their tokens/s. Example: cxl-offload tco
+    --rl-d 0.1 --rl-c 0.125 --c 2 --r-t 1.1
     """
     fleet = _Fleet(n_baseline, server_cost, d, w)
+    if without is not None and having is not None:
+        _show_found({"planned": _planned(without, having, r_t, fleet)}, as_json)
+        return
+    if rl_d is None or rl_c is None or c is None:
+        raise ConfigError("tco: give --rl-d, --rl-c and --c, or two plans (--without, --having)")
     forms: list[tuple[str, tco.Form, tco.Congestion]] = [("corrected", "corrected", "none")]
     if n_threads is not None and n_congest is not None:
         forms.insert(0, ("printed", "printed", "none"))
@@ -57,10 +77,38 @@ def tco_command(
         )
         for name, form, congestion in forms
     }
+    _show_found(found, as_json)
+
+
+def _show_found(found: dict[str, dict[str, object]], as_json: bool) -> None:
     if as_json:
         write_json("-", found)
         return
     _print(found)
+
+
+def _planned(without: Path, having: Path, r_t: float, fleet: _Fleet) -> dict[str, object]:
+    """Figures of servers that make the same tokens/s, as two plans predict them."""
+    from cxl_offload.plan.plan_file import load_plan
+
+    plans = [load_plan(without), load_plan(having)]
+    if plans[0].model != plans[1].model or plans[0].batch.prompt != plans[1].batch.prompt:
+        raise ConfigError(f"tco: {without} and {having} are not plans of the same work")
+    ratio = plans[0].tokens_per_s / plans[1].tokens_per_s
+    figures: dict[str, object] = {
+        "servers_ratio": ratio,
+        "saving": 1 - r_t * ratio,
+        "break_even_server_cost": 1 / ratio,
+    }
+    baseline, cost = fleet.n_baseline, fleet.server_cost
+    if baseline is not None:
+        figures |= {"servers_baseline": baseline, "servers_cxl": baseline * ratio}
+        if cost is not None:
+            figures |= {"cost_baseline": baseline * cost, "cost_cxl": baseline * ratio * cost * r_t}
+    used = plans[1].cxl.used
+    reason = f"{having} uses no CXL memory: {plans[1].cxl.reason}"
+    figures["warnings"] = [] if used else [reason]
+    return figures
 
 
 def _evaluate(inputs: tco.TcoInputs, fleet: _Fleet) -> dict[str, object]:

@@ -115,26 +115,27 @@ def load_requests(path: str | Path) -> list[CachedRequest]:
         lengths.append(tokens)
     if not prompts:
         raise ConfigError("no request in it", file=str(path))
+    needs = block_needs(prompts)
+    return [CachedRequest(*each) for each in zip(lengths, needs, strict=True)]
+
+
+def block_needs(prompts: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+    """``needs`` of every prompt, of the hashes of its blocks; prompts in the order of arrival."""
     made = []
-    for tokens, distances in zip(lengths, reuse_distances(prompts), strict=True):
+    for distances in reuse_distances(prompts):
         needs, most = [], 0.0
         for distance in distances:
             most = max(most, distance + 1)
             needs.append(most)
-        made.append(CachedRequest(tokens, tuple(needs)))
+        made.append(tuple(needs))
     return made
 
 
 def hit_rate(requests: Sequence[CachedRequest], blocks: float) -> float:
     """Share of the prompts' blocks that a cache of so many blocks has."""
     total = sum(len(each.needs) for each in requests)
-    hits = sum(_hits(each, blocks) for each in requests)
+    hits = sum(bisect_right(each.needs, blocks) for each in requests)
     return hits / total if total else 0.0
-
-
-def _hits(request: CachedRequest, blocks: float) -> int:
-    """Leading blocks that are there; ``needs`` ascend."""
-    return bisect_right(request.needs, blocks)
 
 
 def mean_ttft_s(
@@ -145,23 +146,51 @@ def mean_ttft_s(
     hardware: Hardware,
     block_tokens: int,
 ) -> float:
-    """Mean seconds to the first token of requests that do not wait for each other.
+    """Mean seconds to the first token of requests that do not wait for each other."""
+    total = sum(
+        prefill_seconds(
+            request.tokens,
+            blocks_found(request.needs, tiers),
+            tiers,
+            model=model,
+            hardware=hardware,
+            block_tokens=block_tokens,
+        )
+        for request in requests
+    )
+    return total / len(requests)
+
+
+def blocks_found(needs: Sequence[float], tiers: Sequence[TierSize]) -> tuple[int, ...]:
+    """Leading blocks of a prompt that each tier has; a tier has what fell out of those before."""
+    found, reached, cached = [], 0.0, 0
+    for tier in tiers:
+        reached += tier.blocks
+        hits = bisect_right(needs, reached)
+        found.append(hits - cached)
+        cached = hits
+    return tuple(found)
+
+
+def prefill_seconds(
+    tokens: int,
+    found: Sequence[int],
+    tiers: Sequence[TierSize],
+    *,
+    model: ModelConfig,
+    hardware: Hardware,
+    block_tokens: int,
+) -> float:
+    """Seconds of a prompt of which tiers have ``found`` blocks.
 
     What a tier has crosses the link at the lower of both rates, then the rest of the prompt is
     computed at ``PREFILL_EFFICIENCY`` of the GPU's peak.
     """
     block_bytes = block_tokens * model.kv_bytes_per_token()
-    peak = hardware.gpu.flops_per_s * PREFILL_EFFICIENCY
     total = 0.0
-    for request in requests:
-        reached, cached = 0.0, 0
-        for tier in tiers:
-            reached += tier.blocks
-            hits = _hits(request, reached)
-            rate = min(tier.bytes_per_s, hardware.link_bytes_per_s)
-            total += (hits - cached) * block_bytes / rate
-            cached = hits
-        known = min(cached * block_tokens, request.tokens - 1)
-        rest = request.tokens - known
-        total += model.forward_flops(tokens=rest, context=known + rest / 2) / peak
-    return total / len(requests)
+    for hits, tier in zip(found, tiers, strict=True):
+        total += hits * block_bytes / min(tier.bytes_per_s, hardware.link_bytes_per_s)
+    known = min(sum(found) * block_tokens, tokens - 1)
+    rest = tokens - known
+    flops = model.forward_flops(tokens=rest, context=known + rest / 2)
+    return total + flops / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cxl_offload.errors import ConfigError
@@ -73,6 +74,60 @@ def with_memory(machine: Machine, text: str) -> Machine:
         accesses=(*machine.accesses, access),
         dma_paths=(*machine.dma_paths, *paths),
         tiers=tuple(tiers),
+    )
+
+
+def with_sizes(machine: Machine, sizes: Mapping[str, int]) -> Machine:
+    """The machine with as much memory of a kind as asked for, in equal parts on its nodes.
+
+    Parameters
+    ----------
+    sizes
+        Bytes of ``dram`` and of ``cxl``; of what is not named there is as much as before, and of 0
+        bytes nothing is left.
+
+    Raises
+    ------
+    ConfigError
+        No node of that kind that could grow.
+    """
+    for kind, nbytes in sizes.items():
+        nodes = [node.id for node in machine.usable_nodes() if node.kind is NodeKind(kind)]
+        if nbytes and not nodes:
+            raise ConfigError(
+                f"{machine.name} has no {kind} memory to make larger; "
+                f"--add {kind}=SIZE:RATE:LATENCY says how fast it would be"
+            )
+        part = nbytes // max(1, len(nodes))
+        resized = dict.fromkeys(nodes, part)
+        machine = replace(
+            machine,
+            nodes=tuple(
+                replace(
+                    node,
+                    capacity_bytes=resized.get(node.id, node.capacity_bytes),
+                    free_bytes=None if node.id in resized else node.free_bytes,
+                )
+                for node in machine.nodes
+            ),
+        )
+        if not nbytes:
+            machine = _without(machine, nodes)
+    return machine
+
+
+def _without(machine: Machine, nodes: Sequence[int]) -> Machine:
+    """No tier has these nodes, and nobody can use them."""
+    tiers = [
+        replace(tier, nodes=tuple(node for node in tier.nodes if node not in nodes))
+        for tier in machine.tiers
+    ]
+    return replace(
+        machine,
+        nodes=tuple(
+            replace(node, allowed=node.allowed and node.id not in nodes) for node in machine.nodes
+        ),
+        tiers=tuple(tier for tier in tiers if tier.nodes or tier.name == "nvme"),
     )
 
 

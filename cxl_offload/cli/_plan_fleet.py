@@ -1,0 +1,182 @@
+"""``cxl-offload plan fleet``: servers and their memory for a stream of requests, and the cost."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cxl_offload.cli._options import MACHINE, AsJson, names, pairs, size
+from cxl_offload.cli._plan_inputs import AddedMemory, GpuName, MachineName, ModelName, read_machine
+from cxl_offload.cli._report_table import NONE, console_of, show, table
+from cxl_offload.cli._run_report import write_json
+from cxl_offload.errors import ConfigError
+from cxl_offload.units import format_bytes, format_seconds, parse_latency_ns
+
+if TYPE_CHECKING:
+    from cxl_offload.plan.fleet.search import FleetOption
+    from cxl_offload.plan.fleet.streams import RequestStream
+
+_REQUESTS, _SERVERS, _TARGET = "Requests", "Servers", "Target"
+
+
+def fleet(
+    model: ModelName,
+    ttft: Annotated[
+        str, typer.Option(help="Time to the first token, e.g. 2s.", rich_help_panel=_TARGET)
+    ],
+    price: Annotated[
+        list[str],
+        typer.Option(
+            help="NAME=AMOUNT in one currency; repeatable: server, dram and cxl (a GiB), card, "
+            "watts, card_watts, kwh, years. server and dram must be given.",
+            rich_help_panel=_SERVERS,
+        ),
+    ],
+    machine: MachineName = None,
+    add: AddedMemory = None,
+    gpu: GpuName = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Requests, a line each: timestamp (ms), input_length, output_length, hash_ids.",
+            rich_help_panel=_REQUESTS,
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests/s, without a trace.", rich_help_panel=_REQUESTS)
+    ] = None,
+    prompt_len: Annotated[
+        int, typer.Option(help="Tokens of a prompt.", rich_help_panel=_REQUESTS)
+    ] = 512,
+    gen_len: Annotated[
+        int, typer.Option(help="Tokens to generate.", rich_help_panel=_REQUESTS)
+    ] = 128,
+    block_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of a block of the trace.", rich_help_panel=_REQUESTS)
+    ] = 512,
+    per_token: Annotated[
+        str | None,
+        typer.Option(help="Time between later tokens, e.g. 50ms.", rich_help_panel=_TARGET),
+    ] = None,
+    dram: Annotated[
+        str | None,
+        typer.Option(help="Sizes of DRAM to compare, e.g. 256GiB,512GiB.", rich_help_panel=MACHINE),
+    ] = None,
+    cxl: Annotated[
+        str | None,
+        typer.Option(help="Sizes of CXL memory, e.g. 0GiB,256GiB.", rich_help_panel=MACHINE),
+    ] = None,
+    servers: Annotated[
+        int | None,
+        typer.Option(
+            help="So many, whether they meet the target or not.", rich_help_panel=_SERVERS
+        ),
+    ] = None,
+    max_num_seqs: Annotated[
+        int, typer.Option(min=1, help="Most sequences at once on one.", rich_help_panel=_SERVERS)
+    ] = 256,
+    as_json: AsJson = False,
+) -> None:
+    """Servers for a stream of requests, with how much DRAM and CXL memory each, and what they cost.
+
+    Servers run vLLM. Waiting is simulated over the planned rates; the target is for 95 of 100
+    requests. Example: cxl-offload plan fleet --model llama-65b --machine spr3-h100 --rate 20
+    --ttft 2s --dram 256GiB,512GiB --price server=40000 --price dram=5
+    """
+    from cxl_offload.plan.fleet.prices import prices_of
+    from cxl_offload.plan.fleet.search import FleetPlanner, Target, as_document, options
+    from cxl_offload.plan.model.file import load_model
+    from cxl_offload.plan.vllm.plan import VllmRequest
+
+    read = read_machine(machine, None, add, gpu)
+    stream = _stream(trace, rate, prompt_len, gen_len)
+    prompt, generated = (math.ceil(each) for each in stream.lengths())
+    request = VllmRequest(
+        model=load_model(model), machine=read, prompt=prompt, generated=generated,
+        model_name=model, most_sequences=max_num_seqs, replay=None,
+    )  # fmt: skip
+    target = Target(
+        first_token=_time("--ttft", ttft),
+        per_token=math.inf if per_token is None else _time("--per-token", per_token),
+    )
+    prices = prices_of(pairs("--price", price, float, form="NAME=AMOUNT, such as server=40000"))
+    planner = FleetPlanner(request, stream, target, block_tokens=block_tokens)
+    installed = {
+        kind: sum(node.capacity_bytes for node in read.usable_nodes() if node.kind.value == kind)
+        for kind in ("dram", "cxl")
+    }
+    sizes = product(_sizes("dram", dram, installed["dram"]), _sizes("cxl", cxl, installed["cxl"]))
+    found = options(planner, list(sizes), prices, servers=servers)
+    if as_json:
+        document = {
+            "kind": "predicted",
+            "model": request.model.name,
+            "machine": read.name,
+            "requests_per_s": stream.rate,
+            "options": [as_document(each) for each in found],
+        }
+        write_json("-", document)
+        return
+    _print(
+        f"{stream.rate:.4g} requests/s of {prompt} + {generated} tokens, {model} on {read.name}",
+        found,
+    )
+
+
+def _stream(trace: Path | None, rate: float | None, prompt: int, generated: int) -> RequestStream:
+    from cxl_offload.plan.fleet.arrivals import load_arrivals
+    from cxl_offload.plan.fleet.streams import DrawnStream, TraceStream
+
+    if (trace is None) == (rate is None):
+        raise ConfigError("requests: give --trace FILE or --rate REQUESTS/S, one of them")
+    if rate is not None:
+        return DrawnStream(rate, prompt, generated)
+    return TraceStream(load_arrivals(trace))  # type: ignore[arg-type]
+
+
+def _time(option: str, text: str) -> float:
+    try:
+        return parse_latency_ns(text) * 1e-9
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
+
+
+def _sizes(kind: str, text: str | None, installed: int) -> list[int]:
+    """Those asked for; what the machine has, and for CXL also none, where nothing is."""
+    if text is not None:
+        return [size(f"--{kind}", part) for part in names(text) or ()]
+    return [installed] if kind == "dram" or not installed else [0, installed]
+
+
+def _print(what: str, found: list[FleetOption]) -> None:
+    columns = (
+        "DRAM", "CXL", "servers", "a million tokens", "an hour", "first token, p50", "p95",
+        "later tokens, p95", "blocks found", "a card pays below",
+    )  # fmt: skip
+    made = table(f"{what} (predicted; waiting simulated)", *columns, right=columns)
+    console = console_of(piped_width=140)
+    for each in found:
+        sizes = [format_bytes(each.memory.dram_bytes), format_bytes(each.memory.cxl_bytes)]
+        seen = each.seen
+        if seen is None:
+            made.add_row(*sizes, *[NONE] * (len(columns) - 2))
+            continue
+        card = each.break_even_card
+        made.add_row(
+            *sizes, str(each.servers), f"{each.cost_per_million:.4g}", f"{each.cost_per_hour:,.4g}",
+            format_seconds(seen.first_token[0]), format_seconds(seen.first_token[1]),
+            format_seconds(seen.per_token[1]), f"{each.hit_rate:.1%}",
+            NONE if card is None else "never" if card <= 0 else f"{card:,.4g}",
+        )  # fmt: skip
+    show(console, made)
+    for each in found:
+        if each.reason:
+            memory = each.memory
+            console.print(
+                f"{format_bytes(memory.dram_bytes)} DRAM, {format_bytes(memory.cxl_bytes)} CXL: "
+                f"{each.reason}"
+            )

@@ -1,0 +1,1 @@
+"""From one server's plan to a fleet: arrivals, waiting, servers, cost."""

@@ -1,0 +1,86 @@
+"""Requests as they arrive, and traces of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.files import read_text
+from cxl_offload.plan.cache import block_needs
+
+_KEYS = "timestamp (milliseconds), input_length and output_length"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request.
+
+    Attributes
+    ----------
+    seconds
+        When it arrives, from the first one on.
+    prompt, generated
+        Tokens.
+    needs
+        For each block of the prompt, the smallest cache, in blocks, that has it and all before it
+        (:class:`cxl_offload.plan.cache.CachedRequest`); empty where nothing is known of reuse.
+    """
+
+    seconds: float
+    prompt: int
+    generated: int
+    needs: tuple[float, ...] = ()
+
+
+def load_arrivals(path: str | Path) -> list[Arrival]:
+    """The requests of a trace, in the order of their times.
+
+    One request a line, as JSON: ``timestamp`` in milliseconds, ``input_length`` and
+    ``output_length`` in tokens, and, where reuse is known, ``hash_ids``: the hashes of the prompt's
+    blocks (the format of the Mooncake traces: Qin et al., FAST 2025).
+
+    Raises
+    ------
+    ConfigError
+        With file and line: no JSON, a key that is missing or no number, or fewer than two requests.
+    """
+    found: list[tuple[float, int, int, list[int]]] = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(_request(json.loads(line)))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(
+                f"want JSON with {_KEYS}: {error}", file=str(path), line=number
+            ) from None
+    found.sort(key=lambda each: each[0])
+    if len(found) < 2 or found[-1][0] <= found[0][0]:
+        raise ConfigError("needs requests at two times at least", file=str(path))
+    needs = block_needs([each[3] for each in found])
+    begin = found[0][0]
+    return [
+        Arrival((time - begin) / 1e3, prompt, generated, need)
+        for (time, prompt, generated, _), need in zip(found, needs, strict=True)
+    ]
+
+
+def _request(entry: dict[str, object]) -> tuple[float, int, int, list[int]]:
+    time, prompt, generated = (entry[key] for key in ("timestamp", "input_length", "output_length"))
+    blocks = entry.get("hash_ids", [])
+    if not isinstance(time, int | float) or not math.isfinite(time):
+        raise TypeError("timestamp is a number")
+    if not (isinstance(prompt, int) and isinstance(generated, int) and prompt > 0 <= generated):
+        raise TypeError("lengths are whole numbers, that of a prompt at least 1")
+    if not isinstance(blocks, list) or not all(isinstance(each, int) for each in blocks):
+        raise TypeError("hash_ids is a list of whole numbers")
+    return float(time), prompt, max(1, generated), blocks
+
+
+def arrivals_per_s(arrivals: Sequence[Arrival]) -> float:
+    """Requests a second over the time that they span."""
+    return (len(arrivals) - 1) / (arrivals[-1].seconds - arrivals[0].seconds)

@@ -1,0 +1,100 @@
+"""What servers cost, and their tokens. Prices are asked for: none is assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.units import GIB
+
+_HOURS_A_YEAR = 365 * 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """In one currency, whichever.
+
+    Attributes
+    ----------
+    server
+        A server with its GPU, without what is listed below.
+    dram, cxl
+        A GiB of DRAM, and of memory behind a card.
+    card
+        A CXL card without its memory.
+    watts
+        Power of a server; ``card_watts`` is that of a card.
+    kwh
+        A kilowatt-hour, with cooling.
+    years
+        Over which what is bought is written off.
+    """
+
+    server: float
+    dram: float
+    cxl: float = 0.0
+    card: float = 0.0
+    watts: float = 0.0
+    card_watts: float = 0.0
+    kwh: float = 0.0
+    years: float = 4.0
+
+    def __post_init__(self) -> None:
+        for name, value in ((each.name, getattr(self, each.name)) for each in fields(self)):
+            if not 0 <= value < float("inf") or (name == "years" and value == 0):
+                raise ConfigError(f"price {name}={value:g}: a number of 0 or more, years above 0")
+
+
+def prices_of(given: Mapping[str, float]) -> Prices:
+    """Prices by name.
+
+    Raises
+    ------
+    ConfigError
+        A name that is unknown, or server or dram is missing.
+    """
+    known = [each.name for each in fields(Prices)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"price {name}: known are {', '.join(known)}")
+    missing = [name for name in ("server", "dram") if name not in given]
+    if missing:
+        raise ConfigError(f"prices: {' and '.join(missing)} not given; nothing is assumed")
+    return Prices(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMemory:
+    """Host memory of one server, in bytes, and the cards that carry the CXL part."""
+
+    dram_bytes: int
+    cxl_bytes: int
+    cards: int
+
+
+def price_of_server(prices: Prices, memory: ServerMemory) -> float:
+    """What one server costs to buy."""
+    dram, cxl = memory.dram_bytes / GIB, memory.cxl_bytes / GIB
+    return prices.server + dram * prices.dram + cxl * prices.cxl + memory.cards * prices.card
+
+
+def cost_per_hour(prices: Prices, memory: ServerMemory) -> float:
+    """Of one server: its price written off evenly, and its power."""
+    watts = prices.watts + memory.cards * prices.card_watts
+    bought = price_of_server(prices, memory) / (prices.years * _HOURS_A_YEAR)
+    return bought + watts / 1e3 * prices.kwh
+
+
+def break_even_card(
+    prices: Prices, without: tuple[int, ServerMemory], having: tuple[int, ServerMemory]
+) -> float | None:
+    """The price of a card at which both fleets cost the same an hour; each: servers, and memory.
+
+    None where the second has no cards. Below 0: they would not pay if they were given away.
+    """
+    servers, memory = having
+    if not servers * memory.cards:
+        return None
+    saved = without[0] * cost_per_hour(prices, without[1]) - servers * cost_per_hour(prices, memory)
+    return prices.card + saved * prices.years * _HOURS_A_YEAR / (servers * memory.cards)

@@ -1,0 +1,221 @@
+"""Fleets: the fewest servers, what memory is worth, and what a card may cost."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cxl_offload.cli.main import app
+from cxl_offload.errors import ConfigError
+from cxl_offload.plan.fleet.arrivals import load_arrivals
+from cxl_offload.plan.fleet.prices import Prices, ServerMemory, cost_per_hour, prices_of
+from cxl_offload.plan.fleet.search import FleetPlanner, Target, options
+from cxl_offload.plan.fleet.streams import DrawnStream, RequestStream, TraceStream
+from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
+from cxl_offload.plan.model.file import load_model
+from cxl_offload.plan.plan_file import load_plan, save_plan
+from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
+from cxl_offload.topology import load_machine
+from cxl_offload.units import GIB
+
+PRICES = Prices(server=40000, dram=5, cxl=3, card=1500, watts=1500, card_watts=25, kwh=0.2)
+MACHINE = "spr3-h100"
+
+
+def planner(stream: RequestStream, target: Target, *, machine: str = MACHINE) -> FleetPlanner:
+    prompt, generated = (round(each) for each in stream.lengths())
+    request = VllmRequest(
+        model=load_model("llama-2-7b"),
+        machine=load_machine(machine),
+        prompt=prompt,
+        generated=generated,
+        model_name="llama-2-7b",
+        replay=None,
+    )
+    return FleetPlanner(request, stream, target)
+
+
+def written(path: Path, requests: list[tuple[float, int, int, list[int]]]) -> Path:
+    keys = ("timestamp", "input_length", "output_length", "hash_ids")
+    path.write_text("\n".join(json.dumps(dict(zip(keys, one, strict=True))) for one in requests))
+    return path
+
+
+def conversations(
+    seed: int, count: int, *, people: int = 40, rate: float = 5.0
+) -> list[tuple[float, int, int, list[int]]]:
+    """Requests of conversations that go on: each prompt begins with all of the one before."""
+    draw, now, known = random.Random(seed), 0.0, dict[int, int]()
+    made = []
+    for _ in range(count):
+        now += 1e3 * draw.expovariate(rate)
+        who = draw.randrange(people)
+        known[who] = known.get(who, 0) % 6 + 1
+        blocks = [100 * who + at for at in range(known[who])]
+        made.append((now, 512 * len(blocks), draw.randrange(1, 60), blocks))
+    return made
+
+
+@pytest.mark.parametrize("rate", [2.0, 40.0, 900.0])
+def test_one_server_fewer_misses_the_target(rate: float) -> None:
+    target = Target(first_token=0.5)
+    plans = planner(DrawnStream(rate, 512, 64), target)
+    found = plans.option(512 * GIB, 0, PRICES)
+    assert found.seen is not None
+    assert found.seen.meets(target)
+    if found.servers > 1:
+        fewer = plans.option(512 * GIB, 0, PRICES, servers=found.servers - 1).seen
+        assert fewer is not None
+        # One fewer is either too slow, or so loaded that its queue never ends.
+        load = rate * 64 / ((found.servers - 1) * found.tokens_per_s)
+        assert not fewer.meets(target) or load > 0.9
+
+
+def test_servers_grow_with_the_rate_as_planned_throughput_says() -> None:
+    target = Target(first_token=5.0)
+    found = planner(DrawnStream(2000.0, 512, 64), target).option(512 * GIB, 0, PRICES)
+    request = VllmRequest(
+        model=load_model("llama-2-7b"), machine=load_machine(MACHINE), prompt=512, generated=64,
+        model_name="llama-2-7b",
+    )  # fmt: skip
+    assert found.tokens_per_s == pytest.approx(plan_vllm(request).tokens_per_s, rel=0.02)
+    assert found.servers == pytest.approx(2000 * 64 / found.tokens_per_s, rel=0.1)
+
+
+def test_ten_thousand_servers_take_seconds() -> None:
+    begun = time.process_time()
+    found = planner(DrawnStream(90_000.0, 512, 64), Target(first_token=1.0)).option(
+        512 * GIB, 0, PRICES
+    )
+    assert 1000 < found.servers <= 10_000
+    assert time.process_time() - begun < 8
+
+
+def test_more_memory_for_kv_never_needs_more_servers(tmp_path: Path) -> None:
+    trace = TraceStream(load_arrivals(written(tmp_path / "trace", conversations(1, 800))))
+    plans = planner(trace, Target(first_token=0.25))
+    found = [plans.option(size * GIB, 0, PRICES) for size in (8, 16, 64, 512)]
+    assert [each.hit_rate for each in found] == sorted(each.hit_rate for each in found)
+    assert found[-1].hit_rate > found[0].hit_rate
+    assert found[0].servers >= found[-1].servers
+
+
+def test_a_card_at_its_break_even_price_costs_what_it_saves(tmp_path: Path) -> None:
+    requests = conversations(2, 3000, people=600, rate=40.0)
+    trace = TraceStream(load_arrivals(written(tmp_path / "trace", requests)))
+    # An A10 computes a prompt more slowly than the card loads it.
+    plans = planner(trace, Target(first_token=1.0), machine="epyc9354-cxl-a")
+    sizes = [(16 * GIB, 0), (16 * GIB, 128 * GIB)]
+    having = next(each for each in options(plans, sizes, PRICES) if each.memory.cxl_bytes)
+    assert having.break_even_card is not None
+    assert having.break_even_card > PRICES.card  # it saves servers
+    prices = replace(PRICES, card=having.break_even_card)
+    without, same = (plans.option(*each, prices) for each in sizes)
+    assert same.cost_per_hour == pytest.approx(without.cost_per_hour)
+
+
+def test_cost_is_what_was_bought_and_its_power() -> None:
+    memory = ServerMemory(512 * GIB, 256 * GIB, 2)
+    bought = 40000 + 512 * 5 + 256 * 3 + 2 * 1500
+    power = (1500 + 2 * 25) / 1000 * 0.2
+    assert cost_per_hour(PRICES, memory) == pytest.approx(bought / (4 * 8760) + power)
+
+
+def test_a_target_below_the_prompt_alone_is_said_to_be_out_of_reach() -> None:
+    found = planner(DrawnStream(5.0, 1500, 64), Target(first_token=1e-3)).option(
+        512 * GIB, 0, PRICES
+    )
+    assert found.servers == 0
+    assert "alone on a server 95 of 100 first tokens take" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "needs requests at two times"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 1}\n[]', "trace:2: want JSON"),
+        ('{"timestamp": NaN, "input_length": 5, "output_length": 1}', "trace:1: .* a number"),
+        ('{"timestamp": 0, "input_length": 0, "output_length": 1}', "at least 1"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1.5]}', "hash_ids"),
+    ],
+)
+def test_traces_that_are_none_are_refused_with_their_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "trace").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_arrivals(tmp_path / "trace")
+
+
+def test_prices_are_asked_for_and_never_assumed() -> None:
+    with pytest.raises(ConfigError, match="server and dram not given"):
+        prices_of({"cxl": 3.0})
+    with pytest.raises(ConfigError, match="price gpu: known are server, dram"):
+        prices_of({"gpu": 3.0})
+    with pytest.raises(ConfigError, match="years=0"):
+        prices_of({"server": 1.0, "dram": 1.0, "years": 0.0})
+
+
+def test_command_line_prints_the_cheapest_first() -> None:
+    words = [
+        "plan", "fleet", "--model", "llama-2-7b", "--machine", MACHINE, "--rate", "50",
+        "--ttft", "1s", "--dram", "64GiB,512GiB", "--cxl", "0GiB,256GiB",
+        "--price", "server=40000", "--price", "dram=5", "--price", "cxl=3",
+    ]  # fmt: skip
+    result = CliRunner().invoke(app, [*words, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)["options"]
+    costs = [each["cost_per_hour"] for each in found]
+    assert len(found) == 4
+    assert costs == sorted(costs)
+    assert (found[0]["dram_bytes"], found[0]["cxl_bytes"]) == (64 * GIB, 0)  # nothing to cache
+    printed = CliRunner().invoke(app, words)
+    assert "a card pays below" in printed.output
+    assert "never" in printed.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ttft", "1s"], "--trace FILE or --rate"),
+        (["--ttft", "soon", "--rate", "5"], "--ttft"),
+        (["--ttft", "1s", "--rate", "0"], "a number above 0"),
+        (["--ttft", "1s", "--rate", "5", "--servers", "0"], "1 to 10000"),
+        (["--ttft", "1s", "--rate", "5", "--dram", "0GiB"], "no host tier"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(words: list[str], message: str) -> None:
+    prices = ["--price", "server=1", "--price", "dram=1"]
+    result = CliRunner().invoke(
+        app, ["plan", "fleet", "--model", "llama-2-7b", "--machine", MACHINE, *prices, *words]
+    )
+    assert result.exit_code != 0
+    text = str(result.exception) if result.exception else result.output
+    assert message in text + result.output
+
+
+def test_cost_of_ownership_takes_the_tokens_of_two_plans(tmp_path: Path) -> None:
+    files = []
+    for tiers, name in ((("ldram",), "without"), (("ldram", "cxl"), "having")):
+        request = InferenceRequest(
+            model=load_model("opt-66b"), machine=load_machine("epyc9354-cxl-a"), prompt=512,
+            generated=32, model_name="opt-66b", tiers=tiers, cxl_margin=0.0,
+        )  # fmt: skip
+        files.append(tmp_path / f"{name}.yaml")
+        save_plan(plan_inference(request), files[-1])
+    words = ["tco", "--without", str(files[0]), "--having", str(files[1]), "--r-t", "1.1", "--json"]
+    result = CliRunner().invoke(app, [*words, "--n-baseline", "100", "--server-cost", "30000"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)["planned"]
+    plans = [load_plan(each) for each in files]
+    ratio = plans[0].tokens_per_s / plans[1].tokens_per_s
+    assert ratio < 1
+    assert found["servers_cxl"] == pytest.approx(100 * ratio)
+    assert found["saving"] == pytest.approx(1 - 1.1 * ratio)
+    assert found["cost_cxl"] == pytest.approx(100 * ratio * 1.1 * 30000)
