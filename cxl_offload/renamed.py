@@ -121,6 +121,10 @@ RENAMED = {
     "cxl_offload.integrations.flexgen.report.placement_rows": (
         "cxl_offload.objects.placement_rows.placement_rows"
     ),
+    "cxl_offload.integrations.flexgen.predict.Room": "cxl_offload.integrations.fit.Room",
+    "cxl_offload.integrations.flexgen.predict.check_fit": "cxl_offload.integrations.fit.check_fit",
+    "cxl_offload.integrations.flexgen.tiers.capacities": "cxl_offload.integrations.fit.capacities",
+    "cxl_offload.integrations.flexgen.tiers.room": "cxl_offload.integrations.fit.room",
     "cxl_offload.integrations.flexgen.store": "cxl_offload.objects.kind_store",
     "cxl_offload.integrations.flexgen.store.RoleUse": "cxl_offload.objects.kind_store.KindUse",
     "cxl_offload.integrations.flexgen.tiers.MemorySource": (

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cxl_offload.cli._options import LIMITS, MACHINE, RESULTS, pairs, size
+from cxl_offload.cli._options import LIMITS, MACHINE, RESULTS
 from cxl_offload.cli._report_table import need_matplotlib
 from cxl_offload.errors import ConfigError
+from cxl_offload.files.named_values import pairs
 
 if TYPE_CHECKING:
     from cxl_offload.plan.flexgen.planner import Interleave
@@ -59,10 +60,6 @@ Tiers = Annotated[
     typer.Option(
         help="Tiers that may be used, e.g. ldram,cxl; default: all.", rich_help_panel=LIMITS
     ),
-]
-Limit = Annotated[
-    list[str] | None,
-    typer.Option(help="Most of a tier to use, TIER=SIZE; may be repeated.", rich_help_panel=LIMITS),
 ]
 HostUsable = Annotated[
     float, typer.Option(help="Share of host memory to plan with.", rich_help_panel=LIMITS)
@@ -172,13 +169,6 @@ def names_the_line(machine: str | None) -> Iterator[None]:
         if path is None:
             raise
         raise located(error, path) from error
-
-
-def limits(texts: list[str] | None) -> Mapping[str, int]:
-    """Tier to the most bytes of it."""
-    return pairs(
-        "--limit", texts, lambda text: size("--limit", text), form="TIER=SIZE, such as cxl=64GiB"
-    )
 
 
 def stripes_asked(texts: list[str] | None) -> dict[str, Interleave]:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cxl_offload.cli._options import AsJson, names, pairs, size
+from cxl_offload.cli._options import AsJson, names
 from cxl_offload.cli._plan_inputs import MachineName, ProfileFile, read_machine
 from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
+from cxl_offload.files.named_values import pairs, size
 
 if TYPE_CHECKING:
     from cxl_offload.plan.object_policy import ObjectUse

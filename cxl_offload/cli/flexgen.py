@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
 def flexgen(context: typer.Context) -> None:
     """Generate with FlexGen: weights, KV cache, activations and workspace in tiers."""
     try:
+        from cxl_offload.integrations.fit import session_on
         from cxl_offload.integrations.flexgen import run
         from cxl_offload.integrations.flexgen.options import (
             parse_flags,
@@ -38,6 +39,7 @@ def flexgen(context: typer.Context) -> None:
             write_flexgen_log,
         )
         from cxl_offload.memory.heap import keep_freed_memory
+        from cxl_offload.topology import load_machine
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"flexgen: {error.name} is not installed; pip install flexgen==0.1.8 transformers"
@@ -45,7 +47,8 @@ def flexgen(context: typer.Context) -> None:
     args = parse_flags(_PROGRAM, context.args)
     request = request_from(args)
     operators = None if args.profile is None else _operators(args.profile, request.accelerator)
-    session = _memory(args.machine, request)
+    machine = None if args.machine is None else load_machine(args.machine)
+    session = session_on(machine, request.tiers)
     if request.accelerator == "host":
         keep_freed_memory()  # activations come from malloc, layer after layer
     with progress_bar() as progress:
@@ -112,17 +115,6 @@ def _replayed(report: FlexGenReport, session: Session) -> tuple[Timeline | None,
         return replay(report.trace, session.machine), ""
     except ConfigError as error:
         return None, str(error)
-
-
-def _memory(machine: str | None, request: FlexGenRun) -> Session:
-    from cxl_offload.integrations.flexgen.tiers import capacities
-    from cxl_offload.memory import Session
-    from cxl_offload.topology import load_machine
-
-    limits = capacities(request.tiers)
-    if machine is None:
-        return Session.linux(capacities=limits)
-    return Session.simulated(load_machine(machine), capacities=limits)
 
 
 def print_report(

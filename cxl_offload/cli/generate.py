@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from cxl_offload.cli._options import SimulatedMachine, pairs
+from cxl_offload.cli._options import Limit, SimulatedMachine
 from cxl_offload.cli._report_table import console_of, show
 from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table, write_json
 from cxl_offload.errors import ConfigError
+from cxl_offload.files.named_values import limits, pairs
 
 if TYPE_CHECKING:
     from cxl_offload.integrations.transformers import GenerateReport
-    from cxl_offload.memory import Session
 
 
 def register(app: typer.Typer) -> None:
@@ -33,6 +33,7 @@ def generate(
             "other weights go, e.g. kv=bind:cxl or weights=weighted:ldram=3,cxl=1; may be repeated",
         ),
     ] = None,
+    limit: Limit = None,
     plan: Annotated[
         str | None,
         typer.Option(
@@ -72,22 +73,27 @@ def generate(
 ) -> None:
     """Generate with transformers: weights and KV cache of any decoder in tiers."""
     from cxl_offload.plan.plan_file import load_plan
+    from cxl_offload.topology import discover, load_machine
 
     places = pairs("--place", place, str, form="KIND=POLICY, such as kv=bind:cxl")
     planned = None if plan is None else load_plan(plan)
     if planned is None and not places:
         raise ConfigError("--place: name at least one kind, such as kv=bind:cxl, or give --plan")
     try:
+        from cxl_offload.integrations.fit import session_on, tier_limits
         from cxl_offload.integrations.prompts import read_prompts
         from cxl_offload.integrations.transformers import GenerateRun, run
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"generate: {error.name} is not installed; pip install transformers torch"
         ) from None
+    simulated = None if machine is None else load_machine(machine)
+    held_to = tier_limits(simulated or discover(), limits(limit))
     request = GenerateRun(
         model=model,
         prompts=read_prompts(prompts),
         place=places,
+        limits=held_to,
         plan=planned,
         rows_at_once=rows_at_once,
         gen_len=gen_len or (32 if planned is None else planned.batch.tokens),
@@ -96,20 +102,12 @@ def generate(
         kv_dtype=kv_dtype,
         attention=attention,
     )
-    session = _session(machine)
     with progress_bar() as progress:
-        report = run(request, session=session, progress=progress)
+        report = run(request, session=session_on(simulated, held_to), progress=progress)
     if json_file != "-":
         _print(console_of(), report, answers=answers)
     if json_file is not None:
         write_json(json_file, report.to_json())
-
-
-def _session(machine: str | None) -> Session:
-    from cxl_offload.memory import Session
-    from cxl_offload.topology import load_machine
-
-    return Session.linux() if machine is None else Session.simulated(load_machine(machine))
 
 
 def _print(console: Console, report: GenerateReport, *, answers: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cxl_offload.cli._options import LIMITS, AsJson, names, size
+from cxl_offload.cli._options import LIMITS, AsJson, Limit, names
 from cxl_offload.cli._plan_cache import cache, compare
 from cxl_offload.cli._plan_fleet import fleet
 from cxl_offload.cli._plan_inputs import (
@@ -19,7 +19,6 @@ from cxl_offload.cli._plan_inputs import (
     CxlMargin,
     GpuName,
     HostUsable,
-    Limit,
     MachineName,
     ModelName,
     Output,
@@ -29,7 +28,6 @@ from cxl_offload.cli._plan_inputs import (
     Why,
     as_advice,
     drawn,
-    limits,
     measured_operators,
     names_the_line,
     read_machine,
@@ -39,6 +37,7 @@ from cxl_offload.cli._plan_objects import objects
 from cxl_offload.cli._plan_report import print_plan
 from cxl_offload.cli._report_table import console_of
 from cxl_offload.errors import ConfigError
+from cxl_offload.files.named_values import limits, size
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan

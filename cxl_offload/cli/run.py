@@ -17,6 +17,7 @@ import typer
 
 import cxl_offload
 from cxl_offload.errors import ConfigError
+from cxl_offload.files.named_values import pairs
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
@@ -29,6 +30,18 @@ _FILES = (".yaml", ".yml")
 _STARTERS = ("srun", "mpirun", "mpiexec", "ssh", "pdsh")
 _HOSTS = {"-H", "--hostfile", "--num_nodes", "--nnodes"}
 """Options of the launchers of DeepSpeed and torch that name other machines."""
+
+
+Placed = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KIND=POLICY",
+        help="Where one kind of tensor goes, e.g. exp_avg=bind:cxl, where no plan says it; may be "
+        "repeated.",
+    ),
+]
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command and do not run it.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -48,15 +61,15 @@ def run(
             "by default CXL_OFFLOAD_PLAN, else the defaults."
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the command and do not run it.")
-    ] = False,
+    place: Placed = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Run a training script with its offloaded tensors placed, or what a plan says.
 
     `cxl-offload run --plan plan.yaml -- deepspeed train.py ...` starts the script as it is (also
     with python or torchrun); `cxl-offload run plan.yaml` runs the command of a plan.
     """
+    plan = _asked(plan, place)
     text = os.environ.get(_PLAN, "") if plan is None else plan
     with tempfile.TemporaryDirectory(prefix="cxl-offload-run-") as folder:
         marks = Path(folder, "placed")
@@ -82,6 +95,16 @@ def run(
                 err=True,
             )
     _finish(code)
+
+
+def _asked(plan: str | None, place: list[str] | None) -> str | None:
+    """What is to be placed: a plan, or the policies of kinds."""
+    if not place:
+        return plan
+    if plan is not None:
+        raise ConfigError(f"--place {place[0]}: --plan says where tensors go; give one of the two")
+    policies = pairs("--place", place, str, form="KIND=POLICY, such as exp_avg=bind:cxl")
+    return ";".join(f"{kind}={policy}" for kind, policy in policies.items())
 
 
 def launch_environment(text: str, base: Mapping[str, str], marks: str = "") -> dict[str, str]:
@@ -175,7 +198,7 @@ def _check_policies(text: str) -> None:
         for policy in kind_policies(text, machine).by_kind.values():
             known_policy(policy, machine)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"--plan {text}: {error}") from None
+        raise ConfigError(f"run: {text}: {error}") from None
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], *, dry_run: bool) -> int:

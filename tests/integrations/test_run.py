@@ -205,6 +205,21 @@ def test_dry_run_prints_the_command() -> None:
     )
 
 
+def test_places_are_the_policies_of_the_environment_and_not_beside_a_plan() -> None:
+    places = ("--place", "exp_avg=bind:0", "--place", "exp_avg_sq=first-touch")
+    done = run(*places, "--dry-run", "--", "deepspeed", "train.py")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "CXL_OFFLOAD_PLAN='exp_avg=bind:0;exp_avg_sq=first-touch' deepspeed train.py\n",
+    )
+    unknown = run("--place", "exp_avg=cxl", "--", "deepspeed", "train.py")
+    assert unknown.returncode != 0
+    assert "run: exp_avg=cxl: 'cxl' is neither a node id nor a tier" in unknown.stderr
+    both = run("--plan", "bind:0", *places, "--", "deepspeed", "train.py")
+    assert both.returncode != 0
+    assert "--place exp_avg=bind:0: --plan says where tensors go" in both.stderr
+
+
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return plan_inference(

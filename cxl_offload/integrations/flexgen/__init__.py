@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from cxl_offload.integrations.fit import TierLimit
     from cxl_offload.integrations.flexgen.loaded_model import LoadedModel, run
     from cxl_offload.integrations.flexgen.places import (
         FlexGenKind,
-        TierLimit,
         parse_place,
         parse_tier,
     )

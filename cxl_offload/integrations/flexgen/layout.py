@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from flexgen.opt_config import OptConfig
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.fit import Need, TierLimit
 from cxl_offload.integrations.flexgen.homes import (
     FlexGenHomes,
     HostPart,
     asked_homes,
     planned_homes,
 )
-from cxl_offload.integrations.flexgen.places import KINDS, FlexGenKind, TierLimit
-from cxl_offload.integrations.flexgen.predict import Need
+from cxl_offload.integrations.flexgen.places import KINDS, FlexGenKind
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.integrations.flexgen.shares import ACCELERATOR, DISK, ShareRow
 from cxl_offload.integrations.flexgen.sizes import RunSizes, tensor_sizes

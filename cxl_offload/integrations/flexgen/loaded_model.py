@@ -17,18 +17,18 @@ from flexgen.flex_opt import SelfAttention
 from flexgen.timer import timers
 from flexgen.utils import ExecutionEnv, project_decode_latency
 
+from cxl_offload.integrations.fit import check_fit, room
 from cxl_offload.integrations.flexgen.attention import SelfAttentionInPlace, SelfAttentionOnHost
 from cxl_offload.integrations.flexgen.checkpoint import Progress, weights_folder
 from cxl_offload.integrations.flexgen.functional import functional_of
 from cxl_offload.integrations.flexgen.layout import FlexGenLayout, lay_out, with_tiers
 from cxl_offload.integrations.flexgen.lm import TieredOptLM, WeightPlacer
 from cxl_offload.integrations.flexgen.model import ModelSource, resolve_model
-from cxl_offload.integrations.flexgen.predict import check_fit, check_stripes
+from cxl_offload.integrations.flexgen.predict import check_stripes
 from cxl_offload.integrations.flexgen.recorder import Recorder
 from cxl_offload.integrations.flexgen.report import FlexGenReport
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.integrations.flexgen.scope import flexgen_globals
-from cxl_offload.integrations.flexgen.tiers import room
 from cxl_offload.integrations.flexgen.tokens import ByteTokenizer, prompt_tokens
 from cxl_offload.integrations.flexgen.tuning import TunedRun
 from cxl_offload.integrations.flexgen.wiring import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NoReturn
 
 import torch
@@ -12,12 +12,14 @@ from flexgen.flex_opt import add_parser_arguments
 from flexgen.utils import write_benchmark_log
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.files.named_values import limits, size
+from cxl_offload.integrations.fit import TierLimit, tier_limits
 from cxl_offload.integrations.flexgen.places import KINDS, parse_place, parse_tier
 from cxl_offload.integrations.flexgen.report import FlexGenReport
 from cxl_offload.integrations.flexgen.request import ALL_ON_HOST, FlexGenRun, planned_options
 from cxl_offload.integrations.prompts import read_prompts
 from cxl_offload.plan.plan_file import load_plan
-from cxl_offload.units import parse_bytes
+from cxl_offload.topology import discover, load_machine
 
 _TEST_PROMPT = "Paris is the capital city of"  # FlexGen's own, when no prompts are given
 
@@ -48,8 +50,16 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         "--tier",
         action="append",
         default=[],
-        metavar="NAME=NODES:CAPACITY",
-        help="a tier and the most this run may put there, e.g. cxl=2,3:128GiB; may be repeated",
+        metavar="NAME=NODES",
+        help="the nodes of a tier where they are not the machine's own, e.g. cxl=2,3; may be "
+        "repeated (NAME=NODES:SIZE is NAME=NODES with --limit NAME=SIZE)",
+    )
+    ours.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="TIER=SIZE",
+        help="most of a tier to use, e.g. cxl=64GiB; may be repeated",
     )
     ours.add_argument(
         "--place",
@@ -214,18 +224,27 @@ def request_from(args: argparse.Namespace) -> FlexGenRun:
         "plan": args.planned,
         "percent": _percent(args),
         "place": _places(args.place),
-        "tiers": tuple(parse_tier(text) for text in args.tier),
+        "tiers": _tiers(args),
         "accelerator": args.accelerator or ("cuda" if torch.cuda.is_available() else "host"),
-        "tune_budget_bytes": _tune_budget(args.tune_budget),
+        "tune_budget_bytes": size("--tune-budget", args.tune_budget),
     }
     return FlexGenRun(**asked)
 
 
-def _tune_budget(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise ConfigError(f"--tune-budget {text}: {error}") from None
+def _tiers(args: argparse.Namespace) -> tuple[TierLimit, ...]:
+    """What ``--tier`` and ``--limit`` say together."""
+    tiers = [parse_tier(text) for text in args.tier]
+    asked = limits(args.limit)
+    for at, tier in enumerate(tiers):
+        most = asked.pop(tier.name, None)
+        if most is not None and tier.capacity_bytes is not None:
+            raise ConfigError(f"--limit {tier.name}: --tier gives it a size too; leave one out")
+        if most is not None:
+            tiers[at] = replace(tier, capacity_bytes=most)
+    if not asked:
+        return tuple(tiers)
+    machine = discover() if args.machine is None else load_machine(args.machine)
+    return (*tiers, *tier_limits(machine, asked))
 
 
 def _percent(args: argparse.Namespace) -> tuple[float, float, float, float, float, float]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.fit import TierLimit
 from cxl_offload.renamed import old_names
 from cxl_offload.topology import TIER_NAMES
 from cxl_offload.units import parse_bytes
@@ -15,25 +16,6 @@ FlexGenKind = Literal["weights", "kv", "act", "workspace"]
 KINDS: tuple[FlexGenKind, ...] = ("weights", "kv", "act", "workspace")
 _MAX_DIGITS = 4  # of a node; a kernel has at most 1024
 _HOST_TIERS = tuple(name for name in TIER_NAMES if name != "nvme")
-
-
-@dataclass(frozen=True, slots=True)
-class TierLimit:
-    """A tier as ``--tier NAME=NODES:CAPACITY`` gives it.
-
-    Parameters
-    ----------
-    name
-        How policies call it.
-    nodes
-        Its kernel node ids, fastest first; no node is in two tiers.
-    capacity_bytes
-        The most this run may put there; ``None`` leaves only what the nodes have.
-    """
-
-    name: str
-    nodes: tuple[int, ...]
-    capacity_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.fit import TierLimit
 from cxl_offload.integrations.flexgen.places import (
     KINDS,
     FlexGenKind,
-    TierLimit,
     check_tiers,
     is_split,
 )

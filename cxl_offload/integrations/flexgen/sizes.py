@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from flexgen.compression import CompressionConfig
 from flexgen.opt_config import OptConfig
 
+from cxl_offload.integrations.fit import Need
 from cxl_offload.integrations.flexgen.homes import FlexGenHomes
-from cxl_offload.integrations.flexgen.predict import Need
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.objects.kind_store import Part
 from cxl_offload.plan.flexgen.layout import TensorSizes, opt_groups

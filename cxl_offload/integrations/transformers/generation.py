@@ -16,10 +16,11 @@ from transformers import (
 )
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.fit import Need, TierLimit, check_fit, room
 from cxl_offload.integrations.run_report import RunReport
 from cxl_offload.integrations.transformers.attention import AttentionCalls
 from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
-from cxl_offload.integrations.transformers.fit import check_room, kv_bytes
+from cxl_offload.integrations.transformers.fit import kv_bytes
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.plans import asked_of
 from cxl_offload.integrations.transformers.room import kept_as
@@ -45,6 +46,8 @@ class GenerateRun:
     place
         Kind to policy, as of :func:`~cxl_offload.integrations.transformers.offload`; what it names
         goes before the plan.
+    limits
+        Tiers, and the most that the run may put there.
     plan
         Says the policies of kinds and the rows at once; None: ``place`` does.
     rows_at_once
@@ -64,6 +67,7 @@ class GenerateRun:
     model: str
     prompts: tuple[str, ...]
     place: Mapping[str, str] = field(default_factory=dict)
+    limits: tuple[TierLimit, ...] = ()
     plan: Plan | None = None
     rows_at_once: int | None = None
     kv_dtype: str | None = None
@@ -210,8 +214,14 @@ def _check(
     positions = prompt_len + request.gen_len - 1
     kept = kept_as(request.kv_dtype) or model.dtype
     needs["kv"] = kv_bytes(config, kept, rows=rows, positions=positions)
-    placed = {kind: count for kind, count in needs.items() if kind in policies}
-    check_room(placed, policies, session)
+    check_fit(
+        [
+            Need(kind, "host", policies[kind], count, 1)
+            for kind, count in needs.items()
+            if kind in policies
+        ],
+        room(session, request.limits),
+    )
 
 
 class _Clock(StoppingCriteria):  # type: ignore[misc]

@@ -11,10 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cxl_offload.integrations.fit import Need, Room, capacities, check_fit
 from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, LoadedModel, TierLimit, run
 from cxl_offload.integrations.flexgen.copies import HostCopies, Way
-from cxl_offload.integrations.flexgen.predict import Need, Room, check_fit
-from cxl_offload.integrations.flexgen.tiers import capacities
 from cxl_offload.memory import Bind, Interleave, Policy, Preferred, Session, Weighted
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.tensor import empty
@@ -255,7 +254,7 @@ def test_prediction_refuses_a_full_tier_of_several_nodes() -> None:
 
 
 def test_prediction_refuses_a_full_node() -> None:
-    with pytest.raises(MemoryError, match="node 1: 200 B needed, 100 B free"):
+    with pytest.raises(MemoryError, match=r"node 1: 200 B needed \(kv 200 B\), 100 B free"):
         check_fit(
             [_need(Interleave((0, 1), granule_bytes=100), 400)],
             Room({0: 1000, 1: 100}, (), 0),

@@ -18,15 +18,15 @@ from flexgen.utils import ExecutionEnv, ValueHolder
 
 from cxl_offload.cli.main import main
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.fit import check_fit, room
 from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, make_opt
 from cxl_offload.integrations.flexgen.layout import FlexGenLayout, lay_out
 from cxl_offload.integrations.flexgen.model import resolve_model
 from cxl_offload.integrations.flexgen.options import parse_flags, request_from
-from cxl_offload.integrations.flexgen.predict import check_fit, check_stripes
+from cxl_offload.integrations.flexgen.predict import check_stripes
 from cxl_offload.integrations.flexgen.request import planned_options
 from cxl_offload.integrations.flexgen.scope import replaced
 from cxl_offload.integrations.flexgen.sizes import tensor_sizes
-from cxl_offload.integrations.flexgen.tiers import room
 from cxl_offload.integrations.flexgen.wiring import check_accelerator
 from cxl_offload.memory import Session
 from cxl_offload.plan.flexgen.job import flexgen_job

@@ -11,6 +11,7 @@ import pytest
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen import FlexGenRun, TierLimit, parse_place, parse_tier, run
+from cxl_offload.integrations.flexgen.options import parse_flags, request_from
 from cxl_offload.memory import Session
 from cxl_offload.topology import Gpu
 
@@ -180,6 +181,38 @@ def test_tier_of_exactly_the_size_is_enough(request_tiny: FlexGenRun, session: S
 def test_malformed_tier_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--tier"):
         parse_tier(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "tiers"),
+    [
+        (["--limit", "cxl=1GiB"], [TierLimit("cxl", (2,), 1 << 30)]),
+        (
+            ["--tier", "cxl=2", "--limit", "cxl=1GiB", "--limit", "ldram=2MiB"],
+            [TierLimit("cxl", (2,), 1 << 30), TierLimit("ldram", (0,), 2 << 20)],
+        ),
+    ],
+)
+def test_limit_is_the_most_of_a_tier_of_the_machine_or_of_one_named(
+    words: list[str], tiers: list[TierLimit], tiny: Path
+) -> None:
+    words = ["--model", str(tiny), "--machine", "epyc9354-cxl-a", *words]
+    assert request_from(parse_flags("flexgen", words)).tiers == tuple(tiers)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--limit", "cxl"], "--limit cxl: expected TIER=SIZE"),
+        (["--limit", "cxl=much"], "--limit.*much"),
+        (["--limit", "fast=1GiB"], "no tier 'fast'"),
+        (["--tier", "cxl=2:1GiB", "--limit", "cxl=1GiB"], "--limit cxl: --tier gives it a size"),
+    ],
+)
+def test_limit_that_means_nothing_is_refused(words: list[str], error: str, tiny: Path) -> None:
+    words = ["--model", str(tiny), "--machine", "epyc9354-cxl-a", *words]
+    with pytest.raises(ValueError, match=error):
+        request_from(parse_flags("flexgen", words))
 
 
 def test_tier_text_gives_nodes_and_bytes() -> None:

@@ -77,7 +77,7 @@ def test_options_of_the_command_line_are_those_of_the_request(tiny: Path) -> Non
     request = request_from(parse_flags("flexgen", [*words, "--tune-state", "run.json"]))
     assert (request.tune, request.tune_budget_bytes) == ("step_time", 64 << 20)
     assert request.tune_state == "run.json"
-    with pytest.raises(ConfigError, match="--tune-budget much"):
+    with pytest.raises(ConfigError, match=r"--tune-budget.*much"):
         request_from(parse_flags("flexgen", ["--model", str(tiny), "--tune-budget", "much"]))
 
 

@@ -117,6 +117,20 @@ def test_bad_input_is_one_line_before_the_model_loads(
     assert len(said.splitlines()) == 1
 
 
+def test_limit_of_a_tier_is_refused_before_the_model_loads_and_kept_where_it_is_enough(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ("--place", "weights=bind:ldram", "--place", "kv=cxl", "--gen-len", "2")
+    assert run(command(folder, *places, "--limit", "cxl=64B")) != 0
+    said = capsys.readouterr().err.strip()
+    assert "tier cxl: " in said
+    assert "(kv " in said
+    assert "capacity 64 B" in said
+    assert run(command(folder, *places, "--limit", "cxl=1GiB")) == 0
+    assert run(command(folder, *places, "--limit", "fast=1GiB")) != 0
+    assert "no tier 'fast'" in capsys.readouterr().err
+
+
 def test_full_tier_is_said_before_the_model_loads(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
