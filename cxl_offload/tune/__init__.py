@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from cxl_offload.tune.machine import tier_ratios
     from cxl_offload.tune.model_based import ModelRule, ModelTuner
     from cxl_offload.tune.new_regions import NewRegions, StepWatch
-    from cxl_offload.tune.optimizer import TunedOptimizer, tune_optimizer
+    from cxl_offload.tune.optimizer import TunedOptimizer, tune_optimizer, tune_optimizer_phases
     from cxl_offload.tune.options import Signal, TuneOptions, read_tuning
-    from cxl_offload.tune.phase_steps import PhaseSteps
+    from cxl_offload.tune.phase_steps import PhaseSteps, follow_phases
     from cxl_offload.tune.phases import CycleShares, PhaseTuner, cycle_shares
     from cxl_offload.tune.recording import ReplayedDecision, StepRecording, replay_recording
     from cxl_offload.tune.step_tuner import StepTuner
@@ -74,11 +74,13 @@ __all__ = [
     "Window",
     "cycle_shares",
     "decisions",
+    "follow_phases",
     "near_and_far",
     "read_tuning",
     "replay_recording",
     "tier_ratios",
     "tune_optimizer",
+    "tune_optimizer_phases",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -130,13 +132,17 @@ __getattr__, __dir__ = lazy_names(
         "optimizer": (
             "TunedOptimizer",
             "tune_optimizer",
+            "tune_optimizer_phases",
         ),
         "options": (
             "Signal",
             "TuneOptions",
             "read_tuning",
         ),
-        "phase_steps": ("PhaseSteps",),
+        "phase_steps": (
+            "PhaseSteps",
+            "follow_phases",
+        ),
         "phases": (
             "CycleShares",
             "PhaseTuner",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.topology import Machine
 from cxl_offload.tune.machine import tier_ratios
 from cxl_offload.tune.tiers import near_and_far
 
-Signal = Literal["step_time"]
-"""What tuning goes by."""
+Signal = Literal["step_time", "phase_time"]
+"""What tuning goes by: the time of whole steps, or of each phase by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +26,33 @@ class TuneOptions:
         Bytes that may move between two steps, in the mean; 0 only logs advice.
     state
         A JSON file that lets a restart go on; None keeps no state.
+    by_phase
+        Whether each phase has a share of its own.
+    threads
+        Numbers of threads that each phase tries; none: it computes with those that there are.
     """
 
     budget_bytes: int = 0
     state: Path | None = None
+    by_phase: bool = False
+    threads: tuple[int, ...] = ()
 
 
 def read_tuning(
-    tune: str | None, *, machine: Machine, budget_bytes: int = 0, state: str | Path | None = None
+    tune: str | None,
+    *,
+    machine: Machine,
+    budget_bytes: int = 0,
+    state: str | Path | None = None,
+    threads: Sequence[int] = (),
+    signals: Sequence[str] = get_args(Signal),
 ) -> TuneOptions | None:
     """The options of a run; None where nothing is to be tuned.
+
+    Parameters
+    ----------
+    signals
+        What the framework can go by.
 
     Raises
     ------
@@ -43,12 +61,21 @@ def read_tuning(
         with one tier or without known bandwidths.
     """
     if tune is None:
-        if budget_bytes or state is not None:
-            raise ConfigError("tune_budget_bytes or tune_state without tune; give tune='step_time'")
+        if budget_bytes or state is not None or threads:
+            raise ConfigError(
+                "tune_budget_bytes, tune_state or tune_threads without tune; give tune='step_time'"
+            )
         return None
-    if tune != "step_time" or budget_bytes < 0:
+    if tune not in signals or budget_bytes < 0:
+        known = " or ".join(repr(each) for each in signals)
         raise ConfigError(
-            f"tune={tune!r} with {budget_bytes} bytes a step; known is 'step_time', with at least 0"
+            f"tune={tune!r} with {budget_bytes} bytes a step; known is {known}, with at least 0"
         )
+    sound = all(isinstance(one, int) and one >= 1 for one in threads)
+    if not sound or len(set(threads)) != len(threads):
+        raise ConfigError(f"tune_threads {list(threads)}: numbers from 1, each once")
+    if threads and tune != "phase_time":
+        raise ConfigError("tune_threads: threads belong to phases; give tune='phase_time'")
     tier_ratios(machine, *near_and_far(machine))
-    return TuneOptions(budget_bytes, None if state is None else Path(state))
+    path = None if state is None else Path(state)
+    return TuneOptions(budget_bytes, path, tune == "phase_time", tuple(threads))

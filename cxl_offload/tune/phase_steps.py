@@ -10,16 +10,27 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.memory import Session
 from cxl_offload.tune.counts import count_decision
 from cxl_offload.tune.homes import TunedHomes
+from cxl_offload.tune.machine import tier_ratios
+from cxl_offload.tune.options import TuneOptions
 from cxl_offload.tune.phases import PhaseTuner
 from cxl_offload.tune.state_file import read_state, write_state
-from cxl_offload.tune.threads import PhaseThreads
+from cxl_offload.tune.threads import PhaseThreads, ThreadChoice
+from cxl_offload.tune.tiers import near_and_far
 from cxl_offload.tune.window import StepSamples
+
+if TYPE_CHECKING:
+    import torch
+
+_FEW_PASSES = 5
+"""Of each phase for a decision, where phases are those of a framework: prompts are long."""
 
 _LOG = logging.getLogger("cxl_offload.tune")
 
@@ -97,13 +108,20 @@ class PhaseSteps:
         self.step(name, self._clock() - began)
         self.begin(following)
 
-    def step(self, name: str, seconds: float) -> None:
-        """One step of a phase took so long, without moves."""
+    def step(self, name: str, seconds: float, *, equal_parts: int = 1) -> None:
+        """One step of a phase took so long, without moves.
+
+        Parameters
+        ----------
+        equal_parts
+            Of the step, such as the tokens of a prompt: steps of other numbers compare by one part.
+        """
+        seconds /= equal_parts
         if not self._threads.is_settled:
             self._threads.note(name, seconds)
         elif not self._late:
             self._samples[name].add(seconds)
-            self._steps[name] += 1
+            self._steps[name] += equal_parts
 
     def restart(self, name: str) -> None:
         """The steps of a phase do another amount of work from here on."""
@@ -172,3 +190,39 @@ class PhaseSteps:
             self._threads.restore(threads)  # type: ignore[arg-type]
         except (KeyError, TypeError) as problem:
             raise ConfigError(f"{self._state}: not the saved state of these phases") from problem
+
+
+def follow_phases(
+    tensors: Mapping[str, torch.Tensor],
+    phases: Sequence[str],
+    options: TuneOptions,
+    *,
+    session: Session,
+    framework: str,
+    set_threads: Callable[[int], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> PhaseSteps:
+    """Phases of a framework, as its options ask for.
+
+    Until pages have moved once nobody knows what that takes, so phases share a placement at first.
+
+    Raises
+    ------
+    ConfigError
+        One tier only, unknown bandwidths, or a state file that is damaged or of other phases.
+    """
+    near, far = near_and_far(session.machine)
+    homes = TunedHomes(tensors, near=near, far=far, session=session)
+    ratios = tier_ratios(session.machine, near, far)
+    tuner = PhaseTuner(ratios, phases, whole_move_s=float("inf"), start=homes.share)
+    choices = {name: ThreadChoice(options.threads) for name in phases} if options.threads else {}
+    return PhaseSteps(
+        homes,
+        tuner,
+        budget_bytes_per_change=options.budget_bytes,
+        threads=PhaseThreads(choices, set_threads),
+        samples=_FEW_PASSES,
+        state=options.state,
+        framework=framework,
+        clock=clock,
+    )

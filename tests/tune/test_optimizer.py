@@ -5,11 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cxl_offload import offload_optimizer, placement_of
+from cxl_offload import offload_optimizer, placement_of, use
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Session
+from cxl_offload.ops.adam import CPUAdam
 from cxl_offload.topology import load_machine
-from cxl_offload.tune import Bounds, Decision, Window, near_and_far, tune_optimizer
+from cxl_offload.tune import (
+    Bounds,
+    Decision,
+    Window,
+    near_and_far,
+    tune_optimizer,
+    tune_optimizer_phases,
+)
 
 MACHINE = "epyc9354-cxl-a"
 WIDTH = 1024
@@ -35,6 +43,37 @@ def train(
             monkeypatch.setattr(tuned.tuner, "_tuner", Alternating(), raising=True)
             monkeypatch = None
     return model.weight.detach().clone(), session, optimizer, tuned
+
+
+def test_phases_of_cpu_adam_are_followed_with_threads_of_their_own() -> None:
+    session = Session.simulated(load_machine(MACHINE))
+    before = torch.get_num_threads()
+    weights: list[torch.Tensor] = []
+    for tune in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(WIDTH, 64)
+        with use(session):
+            optimizer = CPUAdam(model.parameters(), policy="interleave:0,2@64KiB", pages="base")
+            tuned = None
+            if tune:
+                tuned = tune_optimizer_phases(
+                    optimizer, budget_bytes_per_change=1 << 30, threads=[before], session=session
+                )
+            data = torch.randn(8, WIDTH)
+            for _ in range(40):
+                optimizer.zero_grad()
+                model(data).square().mean().backward()
+                optimizer.step()
+        weights.append(model.weight.detach().clone())
+    assert tuned is not None
+    assert tuned.phases is not None
+    assert set(tuned.phases.tuner.shares) == {"forward and backward", "optimizer"}
+    assert tuned.phases.homes.granted() != pytest.approx(0.5, abs=0.02)  # it began there
+    assert torch.equal(*weights)
+    tuned.remove()
+    assert torch.get_num_threads() == before
+    with pytest.raises(ConfigError, match="each once"):
+        tune_optimizer_phases(optimizer, threads=[2, 2], session=session)
 
 
 class Alternating:

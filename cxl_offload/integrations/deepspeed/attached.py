@@ -14,6 +14,7 @@ from cxl_offload.integrations.deepspeed import objects
 from cxl_offload.integrations.deepspeed.accelerator import Capture
 from cxl_offload.integrations.deepspeed.kinds import KINDS, cxl_note
 from cxl_offload.integrations.deepspeed.objects import HostObject
+from cxl_offload.integrations.deepspeed.phases import PhasedEngine
 from cxl_offload.integrations.deepspeed.report import KindRow, table
 from cxl_offload.integrations.deepspeed.store import Store
 from cxl_offload.integrations.deepspeed.tuning import TunedEngine
@@ -50,7 +51,7 @@ class AttachedEngine:
         self._missed = list(objects.unplaced(engine))
         self._frozen = objects.in_other_process(engine)
         self._hooks: list[Any] = []
-        self.tuned: TunedEngine | None = None
+        self.tuned: TunedEngine | PhasedEngine | None = None
         self._settled = True
         inner = objects.inner_optimizer(zero)
         if zero is None or not any(True for _ in objects.host_objects(zero)):

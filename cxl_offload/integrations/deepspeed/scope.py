@@ -7,7 +7,8 @@ import functools
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -25,8 +26,9 @@ from cxl_offload.integrations.deepspeed.kinds import (
     kind_policies,
     parse_request,
 )
+from cxl_offload.integrations.deepspeed.phases import PhasedEngine
 from cxl_offload.integrations.deepspeed.store import Store
-from cxl_offload.integrations.deepspeed.tuning import TunedEngine
+from cxl_offload.integrations.deepspeed.tuning import TunedEngine, state_of_rank
 from cxl_offload.memory import Pages, Session, chosen_session, current_session
 from cxl_offload.ranks import RankShare, share_machine
 from cxl_offload.renamed import old_names, renamed_keywords
@@ -135,6 +137,7 @@ def placing(
     tune: Signal | None = None,
     tune_budget_bytes: int = 0,
     tune_state: str | Path | None = None,
+    tune_threads: Sequence[int] = (),
 ) -> Iterator[Placed]:
     """Engines that ``deepspeed.initialize`` makes in the block keep their host tensors in tiers.
 
@@ -151,11 +154,15 @@ def placing(
         all of it for a process that is alone.
     tune
         ``"step_time"``: the share of the optimizer's tensors on the far tier (CXL, else the other
-        sockets) follows the time of the steps, see docs/tuning.md. None: they stay.
+        sockets) follows the time of the steps, see docs/tuning.md. ``"phase_time"``: forward,
+        backward and optimizer have a share each, where moving between them pays. None: they stay.
     tune_budget_bytes
         Bytes that may move between two steps, in the mean; 0 only logs advice.
     tune_state
         A JSON file that lets a restart go on.
+    tune_threads
+        With ``tune="phase_time"``: numbers of torch's threads that each phase tries; it takes the
+        fewest that are not slower. Other numbers may round otherwise. Empty: they stay.
 
     Yields
     ------
@@ -178,6 +185,7 @@ def placing(
         machine=(session or current_session()).machine,
         budget_bytes=tune_budget_bytes,
         state=tune_state,
+        threads=tune_threads,
     )
     capture = installed()
     store = _store_later(plan_or_policy, session, pages)
@@ -193,7 +201,9 @@ def placing(
     for engine in made:
         attached = _attach(engine, store(), capture)
         if tuning is not None:
-            attached.tuned = TunedEngine(engine, attached, tuning)
+            followed = PhasedEngine if tuning.by_phase else TunedEngine
+            own = replace(tuning, state=state_of_rank(tuning.state, engine.global_rank))
+            attached.tuned = followed(engine, attached, own)
         placed.engines.append(attached)
 
 

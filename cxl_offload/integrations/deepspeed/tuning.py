@@ -30,7 +30,6 @@ class TunedEngine:
         self.tuner: StepTuner | None = None
         self._attached = attached
         self._options = options
-        self._state = _state_of_rank(options.state, engine.global_rank)
         self._steps = engine.global_steps
         self._begun = False
         self._hook = engine.register_forward_pre_hook(self._before_forward)
@@ -58,12 +57,12 @@ class TunedEngine:
                 found,
                 session=session,
                 budget_bytes_per_step=self._options.budget_bytes,
-                state=self._state,
+                state=self._options.state,
                 framework="deepspeed",
             )
 
 
-def _state_of_rank(state: Path | None, rank: int) -> Path | None:
+def state_of_rank(state: Path | None, rank: int) -> Path | None:
     """Every rank tunes its own tensors, so each has a state file of its own."""
     if state is None or rank == 0:
         return state

@@ -120,6 +120,7 @@ class LoadedModel:
             machine=self.machine,
             budget_bytes=request.tune_budget_bytes,
             state=request.tune_state,
+            signals=("step_time",),
         )
         self.tuned: TunedRun | None = None
         self.source: ModelSource = resolve_model(request.model, request.path)

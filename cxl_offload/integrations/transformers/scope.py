@@ -7,7 +7,7 @@ import inspect
 import logging
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -63,6 +63,7 @@ def offload(
     tune: Signal | None = None,
     tune_budget_bytes: int = 0,
     tune_state: str | Path | None = None,
+    tune_threads: Sequence[int] = (),
     hot_expert_bytes: int = 0,
 ) -> Offloaded:
     """Put the KV cache and the weights of a model in tiers while a ``with`` block lasts.
@@ -103,11 +104,15 @@ def offload(
         What allocates; None means the current session.
     tune
         ``"step_time"``: the share of the placed weights on the far tier (CXL, else the other
-        sockets) follows the time of the decode steps, see docs/tuning.md. None: they stay.
+        sockets) follows the time of the decode steps, see docs/tuning.md. ``"phase_time"``: prefill
+        and decode have a share each, where moving between them pays. None: they stay.
     tune_budget_bytes
         Bytes that may move between two forward passes, in the mean; 0 only logs advice.
     tune_state
         A JSON file that lets a restart go on. Hot experts have theirs beside it, ``NAME.experts``.
+    tune_threads
+        With ``tune="phase_time"``: numbers of torch's threads that prefill and decode try; each
+        takes the fewest that are not slower. Other numbers may round otherwise. Empty: they stay.
     hot_expert_bytes
         Room on the near tier for experts that are asked for often; the others stay where
         ``policies["experts"]`` says, which is the far tier. They move within the same budget.
@@ -132,6 +137,7 @@ def offload(
         tune=tune,
         budget_bytes=tune_budget_bytes,
         state=tune_state,
+        threads=tune_threads,
         hot_expert_bytes=hot_expert_bytes,
     )
     return Offloaded(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import nn
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.hot_experts import HotExperts, expert_layers
+from cxl_offload.integrations.transformers.phases import TunedPhases, new_tokens
 from cxl_offload.memory import Session
 from cxl_offload.tune import StepTuner, TuneOptions, read_tuning
 from cxl_offload.tune.optimizer import step_tuner
@@ -26,13 +27,16 @@ class TunedModel:
     Attributes
     ----------
     weights
-        The share on the far tier; None without ``tune``.
+        The share on the far tier; None without ``tune="step_time"``.
+    phases
+        Shares and threads of prefill and decode; None without ``tune="phase_time"``.
     experts
         Hot experts; None without ``hot_expert_bytes``.
     """
 
     weights: TunedWeights | None
     experts: HotExperts | None
+    phases: TunedPhases | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class ModelTuning:
         budget_bytes: int,
         state: str | Path | None,
         hot_expert_bytes: int,
+        threads: Sequence[int] = (),
     ) -> ModelTuning | None:
         """The options of ``offload``; None where nothing is to follow.
 
@@ -82,9 +87,13 @@ class ModelTuning:
             own = None if state is None else Path(f"{state}.experts")
             experts = TuneOptions(budget_bytes, own)
         share = None
-        if tune is not None or experts is None:
+        if tune is not None or experts is None or threads:
             share = read_tuning(
-                tune, machine=session.machine, budget_bytes=budget_bytes, state=state
+                tune,
+                machine=session.machine,
+                budget_bytes=budget_bytes,
+                state=state,
+                threads=threads,
             )
         if share is None and experts is None:
             return None
@@ -94,7 +103,7 @@ class ModelTuning:
     def following(self, model: nn.Module) -> Iterator[TunedModel]:
         """Follows the model inside of the block; its weights are in memory of the session."""
         with contextlib.ExitStack() as stack:
-            experts = weights = None
+            experts = weights = phases = None
             if self.experts is not None:
                 experts = HotExperts(
                     model, self.session, near_bytes=self.hot_expert_bytes, options=self.experts
@@ -107,9 +116,13 @@ class ModelTuning:
                     for name, weight in model.named_parameters()
                     if not any(name.startswith(f"{layer}.") for layer in layers)
                 }
-                weights = TunedWeights(found, self.session, self.share)
-                stack.enter_context(weights.following(model))
-            yield TunedModel(weights, experts)
+                if self.share.by_phase:
+                    phases = TunedPhases(found, self.session, self.share)
+                    stack.enter_context(phases.following(model))
+                else:
+                    weights = TunedWeights(found, self.session, self.share)
+                    stack.enter_context(weights.following(model))
+            yield TunedModel(weights, experts, phases)
 
 
 class TunedWeights:
@@ -169,8 +182,7 @@ class TunedWeights:
 
     def _after(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         seconds = time.perf_counter() - self._began
-        given = kwargs.get("input_ids", args[0] if args else None)
-        given = kwargs.get("inputs_embeds") if given is None else given
+        given = new_tokens(args, kwargs)
         if self.tuner is None or given is None or given.shape[1] != 1:
             return
         rows = int(given.shape[0])

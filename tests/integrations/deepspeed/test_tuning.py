@@ -38,6 +38,32 @@ def test_pages_leave_a_share_that_cannot_be_best_with_a_budget_only(runs: list[A
     assert moved["tuned"]["nbytes"] == advised["tuned"]["nbytes"] > 0
 
 
+@pytest.fixture(scope="module")
+def phased(train: Train) -> list[Any]:
+    job = {"stage": 2, "steps": 24}
+    tune = {"tune": "phase_time", "tune_budget_bytes": 1 << 30}
+    tuned = job | {"policy": SPREAD, "tune": tune}
+    many = {"accumulation": 2, "steps": 10}
+    threads = {"tune": tune | {"tune_threads": [1]}}
+    return train(
+        [job | {"stock": True}, tuned, job | many | {"stock": True}, tuned | many | threads]
+    )
+
+
+def test_phases_of_an_engine_are_tuned_and_losses_are_those_of_stock(phased: list[Any]) -> None:
+    stock, tuned, stock_of_many, tuned_of_many = phased
+    assert tuned["losses"] == stock["losses"]
+    assert tuned["digest"] == stock["digest"]
+    assert list(tuned["phases"]["shares"]) == ["forward", "backward", "optimizer"]
+    assert sum(tuned["phases"]["decided"]) >= 1
+    assert tuned["phases"]["granted"] != pytest.approx(0.5, abs=0.02)  # it began there
+    assert tuned_of_many["losses"] == stock_of_many["losses"]
+    assert list(tuned_of_many["phases"]["shares"]) == ["forward and backward", "optimizer"]
+    for run in (tuned, tuned_of_many):
+        assert run["held_after_destroy"] == 0
+        assert run["missed"] == []
+
+
 def test_all_memory_comes_back(runs: list[Any]) -> None:
     for run in runs[1:]:
         assert run["held_after_destroy"] == 0

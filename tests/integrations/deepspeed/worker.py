@@ -27,9 +27,11 @@ from deepspeed.utils import (
 
 from cxl_offload import Session, load_machine, placement_of, use
 from cxl_offload.integrations.deepspeed import attach, placing
+from cxl_offload.integrations.deepspeed.phases import PhasedEngine
 from cxl_offload.memory import current_session
 from cxl_offload.ops.adam import CPUAdam
 from cxl_offload.topology.links import Gpu
+from cxl_offload.tune import decisions
 
 from .tiny import TinyModel, batches, config
 
@@ -283,7 +285,20 @@ def run(job: dict[str, Any], session: Session) -> dict[str, Any]:
             for row in attached.rows()
         ]
         result["missed"] = attached.missed()
-        if attached.tuned is not None and attached.tuned.tuner is not None:
+        if isinstance(attached.tuned, PhasedEngine) and attached.tuned.steps is not None:
+            steps = attached.tuned.steps
+            result["phases"] = {
+                "shares": steps.tuner.shares,
+                "granted": steps.homes.granted(),
+                "threads": torch.get_num_threads(),
+                "decided": [
+                    one.count
+                    for one in decisions()
+                    if (one.framework, one.tuner, one.outcome) == ("deepspeed", "phase", "moved")
+                ],
+            }
+            del steps  # it keeps the tensors alive
+        elif attached.tuned is not None and attached.tuned.tuner is not None:
             homes = attached.tuned.tuner.homes
             result["tuned"] = {
                 "decisions": attached.tuned.tuner.decisions,

@@ -12,7 +12,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.transformers import offload, tuning
+from cxl_offload.integrations.transformers import offload, phases, tuning
 from cxl_offload.memory import Session
 from cxl_offload.topology import load_machine
 from cxl_offload.tune import StepRecording, decisions
@@ -136,6 +136,11 @@ def test_models_and_options_that_do_not_fit_are_refused_in_one_line(published: S
         pass
     with pytest.raises(ConfigError, match="without tune"):
         offload(make("llama"), {"mlp": "bind:cxl"}, session=published, tune_budget_bytes=5)
+    with pytest.raises(ConfigError, match="threads belong to phases"):
+        offload(
+            make("llama"), {"mlp": "bind:cxl"}, session=published, tune="step_time",
+            tune_threads=[1, 2],
+        )  # fmt: skip
     with pytest.raises(ConfigError, match="0 or more"):
         offload(make("llama"), {"mlp": "bind:cxl"}, session=published, hot_expert_bytes=-5)
     with pytest.raises(ConfigError, match="step_time"):
@@ -166,6 +171,38 @@ def test_weights_follow_the_time_of_decode_steps(
     assert sum(one.count for one in decisions() if one.framework == "transformers") > before
     assert json.loads((tmp_path / "t.json").read_text())["tuner"] == "model"
     assert StepRecording.load(tmp_path / "t.json").windows[0][0] == 1.0
+
+
+def test_prefill_and_decode_have_shares_and_threads_of_their_own(
+    published: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FarIsSlow()
+    monkeypatch.setattr(phases, "time", clock)
+    model = make("llama")
+    before = torch.get_num_threads()
+    stock = generate(model, max_new_tokens=6)
+    spread = {"weights": "bind:cxl"}
+    state = tmp_path / "t.json"
+    with offload(
+        model, spread, session=published, tune="phase_time", tune_budget_bytes=1 << 30,
+        tune_state=state, tune_threads=[1, 2],
+    ) as done:  # fmt: skip
+        steps = done.tuned.phases.steps
+        clock.far_share = steps.homes.granted
+        assert steps.homes.granted() == 1.0
+        for _ in range(40):
+            assert torch.equal(generate(model, max_new_tokens=6), stock)
+        assert set(steps.tuner.shares) == {"prefill", "decode"}
+        assert steps.homes.granted() < 1.0
+        assert torch.get_num_threads() == 1  # a second one gains nothing on this clock
+        clock.far_share = lambda: 0.0
+        del steps
+    assert torch.get_num_threads() == before
+    saved = json.loads(state.read_text())
+    assert saved["phases"]["tuner"] == "phases"
+    assert saved["threads"]["decode"]["count"] == 1
+    counted = {one.tuner for one in decisions() if one.framework == "transformers"}
+    assert "phase" in counted
 
 
 def test_weights_stay_without_a_budget(published: Session) -> None:
