@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 from cxl_offload.integrations.vllm.kv_plugin import TIER_TYPE
@@ -14,36 +15,32 @@ from cxl_offload.integrations.vllm.kv_read import (
     read_pages,
     read_placement,
     read_rate,
+    read_tune_state,
     wrong,
 )
-from cxl_offload.memory import (
-    Bind,
-    Dax,
-    FirstTouch,
-    Pages,
-    Policy,
-    Preferred,
-    Session,
-    Weighted,
-    known_policy,
-)
+from cxl_offload.integrations.vllm.kv_room import SHARED_PAGES, check_tier
+from cxl_offload.memory import Pages, Policy, Session
 from cxl_offload.memory.shared import SHARED_ROOT
-from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.topology import Machine
+from cxl_offload.tune import NewRegions
 from cxl_offload.units import format_bytes
 
 EVICTION_POLICIES = ("lru", "arc", "cost")
 """vLLM's own two, and that of :mod:`~cxl_offload.integrations.vllm.kv_eviction`."""
 
 PAGES = get_args(Pages)
-SHARED_PAGES = ("base", "thp")
-"""Of memory in ``/dev/shm``."""
-
 PENDING_BYTES = 256 << 20
 """Of copies to the cold tier that may wait; a fraction of a second of what a CXL card writes."""
 
 _PLACE_KEYS = ("policy", "nodes", "weights", "granule", "pages")
-_OWN_KEYS = (*_PLACE_KEYS, "copy_threads", "cold", "prefill_tokens_per_s")
+_OWN_KEYS = (
+    *_PLACE_KEYS,
+    "copy_threads",
+    "cold",
+    "prefill_tokens_per_s",
+    "tune",
+    "tune_state",
+)
 _COLD_KEYS = (*_PLACE_KEYS, "bytes", "eviction_policy", "pending_bytes", "copy_threads")
 # What vLLM 0.32 reads from the same mapping.
 _VLLM_KEYS = (
@@ -145,6 +142,10 @@ class KvOptions:
         How fast lost KV blocks are computed again, for the eviction policy ``cost``.
     secondary
         Tiers of this package among vLLM's own ``secondary_tiers``.
+    tune_state
+        The file from which the share of the pool on the far tier is tuned; None: it is not.
+    tuned_policy
+        Whether the hot tier's policy is what that file says; else the tuner only advises.
     """
 
     hot: KvTier
@@ -152,6 +153,8 @@ class KvOptions:
     cold: ColdTier | None
     prefill_tokens_per_s: float | None
     secondary: tuple[ColdTier, ...] = ()
+    tune_state: Path | None = None
+    tuned_policy: bool = False
 
     @classmethod
     def read(cls, config: Mapping[str, Any], machine: Machine) -> KvOptions:
@@ -168,9 +171,14 @@ class KvOptions:
             raise wrong(
                 "cpu_bytes_to_use", "is missing; give the bytes of the pool, for all ranks together"
             )
+        policy = read_placement(config, machine)
+        state = read_tune_state(config)
+        learned = None if state is None else NewRegions(machine, state=state).policy()
+        tuned = learned is not None and policy is None and config.get("policy") is None
+        policy = learned if tuned else policy
         hot = KvTier(
             nbytes=read_bytes("cpu_bytes_to_use", nbytes),
-            policy=read_placement(config, machine),
+            policy=policy,
             pages=read_pages("pages", config.get("pages", "base"), SHARED_PAGES),
             eviction=_read_eviction(config, ""),
         )
@@ -180,6 +188,8 @@ class KvOptions:
             cold=_read_cold(config, machine),
             prefill_tokens_per_s=read_rate(config.get("prefill_tokens_per_s")),
             secondary=_read_secondary(config, machine),
+            tune_state=state,
+            tuned_policy=tuned,
         )
         for name in ("blocks_per_chunk", "block_size"):  # vLLM divides by them
             read_count(name, config.get(name))
@@ -214,43 +224,11 @@ class KvOptions:
                 f"{format_bytes(shared_free_bytes)} left; ask for less, or mount it larger (in a "
                 "container: --shm-size)",
             )
-        _check_tier(self.hot, session, "")
+        check_tier(self.hot, session, "")
         if self.cold is not None:
-            _check_tier(self.cold.tier, session, "cold.")
+            check_tier(self.cold.tier, session, "cold.")
         for number, secondary in enumerate(self.secondary):
-            _check_tier(secondary.tier, session, f"secondary_tiers[{number}].")
-
-
-def _check_tier(tier: KvTier, session: Session, where: str) -> None:
-    policy = tier.policy
-    if policy is None:
-        return
-    try:
-        known_policy(policy, session.machine)
-    except ValueError as error:
-        raise wrong(f"{where}policy", f"is {error}") from error
-    if isinstance(policy, FirstTouch | Dax):
-        return
-    free = {node: session.free_bytes(node, tier.pages) for node in policy.nodes}
-    if isinstance(policy, Preferred):
-        return
-    if isinstance(policy, Bind):
-        needs = {"/".join(map(str, policy.nodes)): (tier.nbytes, sum(free.values()))}
-    else:
-        weights = policy.weights if isinstance(policy, Weighted) else dict.fromkeys(policy.nodes, 1)
-        shares = stripe_bytes(tier.nbytes, weights, policy.granule_bytes)
-        needs = {str(node): (shares.get(node, 0), free[node]) for node in policy.nodes}
-    for name, (wanted, there) in needs.items():
-        if wanted > there:
-            pool = "" if tier.pages in SHARED_PAGES else f" in its pool of {tier.pages} pages"
-            remedy = "ask for less, or for more nodes"
-            if pool:
-                remedy = "reserve more (nr_hugepages of the node), or ask for less"
-            raise wrong(
-                f"{where}policy",
-                f"is {policy}: {format_bytes(wanted)} would go to node {name}, which has "
-                f"{format_bytes(there)} free{pool}; {remedy}",
-            )
+            check_tier(secondary.tier, session, f"secondary_tiers[{number}].")
 
 
 def _read_eviction(config: Mapping[str, Any], where: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from cxl_offload.errors import ConfigError
@@ -58,6 +59,22 @@ def read_rate(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise wrong("prefill_tokens_per_s", f"is {value!r}; give tokens a second, above 0")
     return float(value)
+
+
+def read_tune_state(config: Mapping[str, Any]) -> Path | None:
+    """The file that ``tune`` learns in; None without it."""
+    tune, state = config.get("tune"), config.get("tune_state")
+    if tune is None and state is None:
+        return None
+    if tune != "copy_time":
+        raise wrong("tune", f"is {tune!r}; give 'copy_time', or leave tune_state out too")
+    if not isinstance(state, str) or not state:
+        raise wrong(
+            "tune_state",
+            f"is {state!r}; give a file: the pool does not move, so what is learned counts from "
+            "the next start on",
+        )
+    return Path(state).expanduser()
 
 
 def read_pages(name: str, value: Any, known: Sequence[str]) -> Pages:

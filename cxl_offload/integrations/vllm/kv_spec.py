@@ -39,6 +39,7 @@ from cxl_offload.integrations.vllm.kv_place import copy_cpus, device_node
 from cxl_offload.integrations.vllm.kv_plugin import TIER_TYPE, register_names
 from cxl_offload.integrations.vllm.kv_region import PlacedRegion
 from cxl_offload.integrations.vllm.kv_tier import ColdTierManager
+from cxl_offload.integrations.vllm.kv_tuning import timed
 from cxl_offload.integrations.vllm.kv_worker import HostCopyWorker
 from cxl_offload.memory import Preferred, SharedRegion, current_session
 from cxl_offload.units import format_bytes
@@ -184,33 +185,40 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
         return self._worker
 
     def _make_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        region = self._map_region(0 if self.replicated_layout else self.config.parallel.rank)
-        canonical = self.config.canonical_layout
+        rank = self.config.parallel.rank
+        region = self._map_region(0 if self.replicated_layout else rank)
         try:
-            if current_platform.is_cpu():
-                if canonical:
-                    raise ValueError(
-                        "kv_connector_extra_config: canonical_layout needs a GPU; leave it out"
-                    )
-                cpus = copy_cpus(current_session(), self.options.copy_threads)
-                return HostCopyWorker(kv_caches, self.blocks_per_chunk, region, cpus)
-            from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
-
-            if canonical:
-                self._validate_canonical_refs(kv_caches)
-            worker = CPUOffloadingWorker(
-                kv_caches=kv_caches,
-                blocks_per_chunk=self.blocks_per_chunk,
-                num_cpu_chunks=self.num_chunks,
-                mmap_region=region,
-                canonical_layout=canonical,
-            )
-            if current_platform.is_cuda():
-                tune_worker(worker, current_session(), node=device_node(current_session()))
-            return worker
+            worker = self._copies(kv_caches, region)
+            # Ranks copy like shares of every chunk: the first decides for all.
+            return timed(worker, region, self.options, current_session()) if rank == 0 else worker
         except BaseException:
             region.cleanup()
             raise
+
+    def _copies(self, kv_caches: CanonicalKVCaches, region: PlacedRegion) -> OffloadingWorker:
+        """This package's worker where vLLM runs on CPU, else vLLM's own."""
+        canonical = self.config.canonical_layout
+        if current_platform.is_cpu():
+            if canonical:
+                raise ValueError(
+                    "kv_connector_extra_config: canonical_layout needs a GPU; leave it out"
+                )
+            cpus = copy_cpus(current_session(), self.options.copy_threads)
+            return HostCopyWorker(kv_caches, self.blocks_per_chunk, region, cpus)
+        from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
+
+        if canonical:
+            self._validate_canonical_refs(kv_caches)
+        worker = CPUOffloadingWorker(
+            kv_caches=kv_caches,
+            blocks_per_chunk=self.blocks_per_chunk,
+            num_cpu_chunks=self.num_chunks,
+            mmap_region=region,
+            canonical_layout=canonical,
+        )
+        if current_platform.is_cuda():
+            tune_worker(worker, current_session(), node=device_node(current_session()))
+        return worker
 
     def _map_region(self, rank: int | None) -> PlacedRegion:
         """The pool, in a worker or (rank None) in the scheduler, which sees it whole."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from cxl_offload import Session, load_machine
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.vllm.kv_options import KvOptions, KvTier
 from cxl_offload.memory import Bind, Dax, Interleave, Policy, Preferred, Weighted
+from cxl_offload.tune.curves import SHARES
 
 GIB = 1 << 30
 MACHINE = load_machine("epyc9354-cxl-a")
@@ -54,6 +57,23 @@ def test_options_mean_a_policy(config: dict[str, Any], policy: Policy | None) ->
 )
 def test_bytes_may_be_numbers_of_any_kind_or_text(given: Any, nbytes: int) -> None:
     assert read(cpu_bytes_to_use=given).hot.nbytes == nbytes
+
+
+def test_tuned_pool_goes_where_the_state_file_says(tmp_path: Path) -> None:
+    state = tmp_path / "kv.json"
+    asked = {"tune": "copy_time", "tune_state": str(state)}
+    fresh = read(**asked)
+    assert (fresh.hot.policy, fresh.tuned_policy, fresh.tune_state) == (Bind((0,)), True, state)
+    all_far = {"tuner": "model", "at": len(SHARES) - 1, "measured": {}}
+    state.write_text(json.dumps({"model": all_far, "load": None}))
+    assert read(**asked).hot.policy == Bind(CXL)
+    for said in ({"policy": "bind:0"}, {"policy": "near"}, {"nodes": [0]}):
+        advised = read(**asked, **said)
+        assert not advised.tuned_policy
+        assert advised.hot.policy in (None, Bind((0,)))
+    state.write_text("{}")
+    with pytest.raises(ConfigError, match="saved state"):
+        read(**asked, policy="near")
 
 
 def test_what_vllm_reads_itself_is_left_to_it() -> None:
@@ -107,6 +127,9 @@ def test_what_vllm_reads_itself_is_left_to_it() -> None:
             {"cold": {"bytes": 1, "policy": "cxl"}, "store_threshold": 2},
             "store_threshold does not go with cold",
         ),
+        ({"tune": "step_time"}, "tune is 'step_time'; give 'copy_time'"),
+        ({"tune": "copy_time"}, "tune_state is None; give a file"),
+        ({"tune_state": "x.json"}, "tune is None; give 'copy_time'"),
         ({"copy_threads": 0}, "copy_threads is 0; give a whole number from 1"),
         ({"copy_threads": 1.5}, "copy_threads is 1.5; give a whole number"),
         ({"blocks_per_chunk": 0}, "blocks_per_chunk is 0; give a whole number from 1"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -135,6 +138,41 @@ def test_blocks_go_where_a_copy_one_by_one_puts_them_and_come_back(ranks: list[R
         assert done.job_id == 2 * job + 1
         for tensor, right in zip(rank.tensors, whole, strict=True):
             assert (tensor == right).all()
+
+
+def test_timed_loads_decide_where_the_next_pool_goes(ranks: list[Rank], tmp_path: Path) -> None:
+    from vllm.v1.kv_offload.base import TransferResult
+
+    from cxl_offload import Session, load_machine
+    from cxl_offload.integrations.vllm.kv_options import KvOptions
+    from cxl_offload.integrations.vllm.kv_tuning import timed
+
+    session = Session.simulated(load_machine("xeon8470-cxl-b"))
+    state = tmp_path / "kv.json"
+    asked = {"cpu_bytes_to_use": 1 << 30, "tune": "copy_time", "tune_state": str(state)}
+    options = KvOptions.read(asked, session.machine)
+    assert str(options.hot.policy) == "bind:0"
+    rank, draw = ranks[0], random.Random(3)
+    region = rank.worker.region
+    worker = timed(rank.worker, region, options, session)
+    assert timed(rank.worker, region, replace(options, tune_state=None), session) is rank.worker
+    spec, chunks, _ = transfer(rank, draw)
+    kept = [tensor.clone() for tensor in rank.tensors]
+    for job in range(75):  # 20 warm up, 50 are a window; stores do not count
+        assert worker.submit_store(2 * job, spec, chunks)
+        worker.wait({2 * job})
+        assert worker.get_finished()[0].job_id == 2 * job
+        assert worker.submit_load(2 * job + 1, chunks, spec)
+        worker.wait({2 * job + 1})
+        (done,) = worker.get_finished()
+        assert isinstance(done, TransferResult)
+        assert state.exists() == (job >= 69)
+    for tensor, right in zip(rank.tensors, kept, strict=True):
+        assert (tensor == right).all()
+    saved = json.loads(state.read_text())
+    assert saved["load"] == done.transfer_size.bit_length()
+    assert saved["recording"]["windows"][0]["share"] == 0.0
+    assert KvOptions.read(asked, session.machine).hot.policy is not None
 
 
 def test_copy_that_fails_is_an_error_of_the_engine(ranks: list[Rank]) -> None:

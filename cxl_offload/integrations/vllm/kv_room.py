@@ -1,0 +1,57 @@
+"""Whether the nodes of a tier are there and have room for it at this moment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cxl_offload.integrations.vllm.kv_read import wrong
+from cxl_offload.memory import (
+    Bind,
+    Dax,
+    FirstTouch,
+    Preferred,
+    Session,
+    Weighted,
+    known_policy,
+)
+from cxl_offload.plan.equations.stripe import stripe_bytes
+from cxl_offload.units import format_bytes
+
+if TYPE_CHECKING:
+    from cxl_offload.integrations.vllm.kv_options import KvTier
+
+SHARED_PAGES = ("base", "thp")
+"""Of memory in ``/dev/shm``."""
+
+
+def check_tier(tier: KvTier, session: Session, where: str) -> None:
+    """Raises ConfigError, in one line with the option after ``where``, where there is no room."""
+    policy = tier.policy
+    if policy is None:
+        return
+    try:
+        known_policy(policy, session.machine)
+    except ValueError as error:
+        raise wrong(f"{where}policy", f"is {error}") from error
+    if isinstance(policy, FirstTouch | Dax):
+        return
+    free = {node: session.free_bytes(node, tier.pages) for node in policy.nodes}
+    if isinstance(policy, Preferred):
+        return
+    if isinstance(policy, Bind):
+        needs = {"/".join(map(str, policy.nodes)): (tier.nbytes, sum(free.values()))}
+    else:
+        weights = policy.weights if isinstance(policy, Weighted) else dict.fromkeys(policy.nodes, 1)
+        shares = stripe_bytes(tier.nbytes, weights, policy.granule_bytes)
+        needs = {str(node): (shares.get(node, 0), free[node]) for node in policy.nodes}
+    for name, (wanted, there) in needs.items():
+        if wanted > there:
+            pool = "" if tier.pages in SHARED_PAGES else f" in its pool of {tier.pages} pages"
+            remedy = "ask for less, or for more nodes"
+            if pool:
+                remedy = "reserve more (nr_hugepages of the node), or ask for less"
+            raise wrong(
+                f"{where}policy",
+                f"is {policy}: {format_bytes(wanted)} would go to node {name}, which has "
+                f"{format_bytes(there)} free{pool}; {remedy}",
+            )
