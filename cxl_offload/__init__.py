@@ -40,6 +40,8 @@ if TYPE_CHECKING:
         current_session,
         use,
     )
+    from cxl_offload.objects.module_placement import place
+    from cxl_offload.objects.placing_scope import placing
     from cxl_offload.objects.tensor_holders import memory_report
     from cxl_offload.ops.activations import offload_activations
     from cxl_offload.ops.adagrad import CPUAdagrad
@@ -77,6 +79,8 @@ _HOMES = {
         "current_session",
         "use",
     ),
+    "objects.module_placement": ("place",),
+    "objects.placing_scope": ("placing",),
     "objects.tensor_holders": ("memory_report",),
     "ops.activations": ("offload_activations",),
     "ops.adagrad": ("CPUAdagrad",),
@@ -130,7 +134,9 @@ __all__ = [
     "offload_activations",
     "offload_optimizer",
     "ops",
+    "place",
     "placement_of",
+    "placing",
     "plan",
     "profile",
     "ranks",
