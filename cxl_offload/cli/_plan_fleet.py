@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cxl_offload.cli._options import MACHINE, AsJson, names, pairs, size
+from cxl_offload.cli._options import MACHINE, AsJson, names
 from cxl_offload.cli._plan_inputs import AddedMemory, GpuName, MachineName, ModelName, read_machine
 from cxl_offload.cli._report_table import NONE, console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
+from cxl_offload.files.named_values import pairs, size
 from cxl_offload.units import format_bytes, format_seconds, parse_latency_ns
 
 if TYPE_CHECKING:

@@ -70,7 +70,9 @@ Why = Annotated[
 CxlMargin = Annotated[
     float,
     typer.Option(
-        help="Leave CXL and the drive alone when they bring less than this.",
+        min=0.0,
+        max=1.0,
+        help="Leave CXL and the drive alone when they bring less than this share.",
         rich_help_panel=LIMITS,
     ),
 ]

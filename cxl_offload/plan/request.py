@@ -53,8 +53,8 @@ class PlanRequest:
     why: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.cxl_margin < 1:
-            raise ConfigError(f"margin {self.cxl_margin:g}: a share from 0 to 1; 0.03 is 3 %")
+        if not self.cxl_margin >= 0:
+            raise ConfigError(f"margin {self.cxl_margin:g}: a fraction of 0 or more")
 
     def with_measured(self, engine: EngineRates) -> EngineRates:
         """An engine with what was measured on this machine."""

@@ -182,4 +182,4 @@ def test_environment_names_versions_limits_nodes_and_findings(
 def test_margin_that_is_a_percentage_is_refused() -> None:
     code, _, error = run(*PLAN, "--cxl-margin", "3")
     assert code == 2
-    assert "a share from 0 to 1; 0.03 is 3 %" in error
+    assert "Invalid value for '--cxl-margin'" in error
