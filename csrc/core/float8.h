@@ -21,7 +21,7 @@ struct E5m2 {
   uint8_t bits;
 };
 
-// Kernels take numbers of E4M3 for as many times less: that is what shifting makes of them.
+// Shifting makes numbers of E4M3 this many times too small; kernels multiply by it at the end.
 inline constexpr float kE4m3Unit = 256;
 
 constexpr float to_float(E4m3 value) {

@@ -1,5 +1,5 @@
-// What a forked child must not use: locks that a thread of the parent may have held, threads that
-// are not there, and accounts that are the parent's to keep.
+// Keeps a forked child from using locks that a thread of the parent may have held, threads that it
+// does not have, and counts that belong to the parent.
 //
 // Every object with one of these has a ForkGuard, or is held by a ProcessOwned. Both cost two loads
 // to ask, and no system call.

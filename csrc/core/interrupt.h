@@ -1,5 +1,5 @@
-// Long calls end when their caller wants them to: between two steps they look, undo what they have
-// done and throw. Who calls says how to look (the bindings: whether Python has a signal to handle).
+// Lets a caller end a long call: between two steps the call checks, undoes what it has done and
+// throws. The caller says how to check (the bindings: whether Python has a signal to handle).
 #ifndef CXL_OFFLOAD_CORE_INTERRUPT_H_
 #define CXL_OFFLOAD_CORE_INTERRUPT_H_
 

@@ -7,7 +7,7 @@
 
 namespace cxl_offload {
 
-// More bytes than any address space has: what is below may be rounded up, or taken twice.
+// More bytes than any address space has. A smaller number may be rounded up or doubled safely.
 inline constexpr size_t kMostBytes = size_t{1} << 62;
 
 constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }

@@ -11,8 +11,8 @@
 
 namespace cxl_offload {
 
-// Throws SystemError where std::thread throws std::system_error; `what` begins the message. It is a
-// std::jthread, so that one that was made is joined whatever becomes of the others.
+// Throws SystemError where std::thread throws std::system_error; `what` begins the message. Returns
+// a std::jthread, which is joined even when making the next thread fails.
 template <typename Work>
 std::jthread start_thread(const std::string& what, Work&& work) {
   try {

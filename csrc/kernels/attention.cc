@@ -117,7 +117,7 @@ class Run {
     }
   }
 
-  // What a number of K or V is worth as a pass takes it.
+  // The factor that turns a number of K or V, as a pass reads it, into its value.
   double unit() const { return a_.k.dtype == Dtype::kFloat8E4m3 ? kE4m3Unit : 1; }
 
   size_t kv_head(size_t query) const { return query % static_cast<size_t>(heads_) / group_; }
@@ -183,7 +183,7 @@ class Run {
     rows.ahead = std::clamp(kAheadBytes / row, kFewestAhead, kAttentionAhead);
     RowBlocks blocks(a_, {a_, unit.batch, unit.begin, unit.end, unit.head}, rows);
     for (state.first = true; blocks.next(); state.first = false) pass_(rows, state);
-    // Whoever is last joins the parts: in their order, so that it does not matter who it is.
+    // The last thread joins the parts, in their order: the result is the same whoever is last.
     if (work_.parts[unit.part].left.fetch_sub(1, std::memory_order_acq_rel) == 1) merge(unit.part);
   }
 

@@ -4,8 +4,9 @@
 constexpr size_t kWordCodes = 4;
 constexpr size_t kUnitCodes = kWordCodes * Vector::kLanes;  // of a load
 
-// How a row of codes is cut. Known when compiling for kGroups of 64, which is what FlexGen makes of
-// heads of 64 and 128: loops over so little cost more than what they do. 0: any.
+// How a row of codes is cut into groups. FlexGen has one group of 64 for heads of 64 and two for
+// heads of 128. kGroups fixes that number when compiling, because the loops would cost more than
+// their bodies. 0: any number of groups.
 template <size_t kGroups>
 struct Cut {
   static size_t groups(const AttentionState& state) {
@@ -25,10 +26,10 @@ struct CodesOf {
   const std::byte* const* groups;
   size_t step;
   size_t groups_step;
-  bool in_line;  // scales of one row after those of another
+  bool in_line;  // the scales of a row directly follow those of the row before
 };
 
-// `count` numbers of scales, as float and (step, low).
+// Reads `count` numbers of scales as float pairs (step, low).
 inline void read_pairs(const F16* from, size_t count, bool inverse, float* to) {
   const GroupScales form = inverse ? GroupScales::kInverseLow : GroupScales::kLowStep;
   for (size_t at = 0; at < count; at += Vector::kLanes) {
@@ -36,7 +37,7 @@ inline void read_pairs(const F16* from, size_t count, bool inverse, float* to) {
   }
 }
 
-// The scales of `count` rows as float: [row][head][group]{step, low}.
+// Reads the scales of `count` rows as float: [row][head][group]{step, low}.
 template <class Cut>
 inline void read_scales(const CodesOf& of, size_t first, size_t count,
                         const AttentionState& state) {
@@ -97,7 +98,7 @@ struct CodeRows {
 template <class Cut, size_t N, size_t Q>
 CXL_OFFLOAD_VECTOR void score_codes(const CodeRows& rows, const AttentionState& state,
                                     const float* q, float* scores) {
-  constexpr size_t kChains = Q == 1 ? 2 : 1;  // sums that do not wait for each other
+  constexpr size_t kChains = Q == 1 ? 2 : 1;  // independent sums
   Vector sum[Q][kChains][N];
 #pragma GCC unroll 16
   for (size_t j = 0; j < Q * kChains * N; ++j) {
@@ -138,7 +139,7 @@ CXL_OFFLOAD_VECTOR void score_codes(const CodeRows& rows, const AttentionState& 
   }
 }
 
-// Adds rows, times their weights, to the sums of Q queries, which stay in registers meanwhile.
+// Adds rows, times their weights, to the sums of Q queries. The sums stay in registers.
 template <class Cut, size_t Q>
 CXL_OFFLOAD_VECTOR void add_codes(const CodeRows& rows, size_t count, const AttentionState& state,
                                   float* sums, const float* weights) {
@@ -173,7 +174,7 @@ CXL_OFFLOAD_VECTOR void add_codes(const CodeRows& rows, size_t count, const Atte
   }
 }
 
-// Rows of one head, for Q of its queries: their scores, or what they add to the sums.
+// For rows of one head and Q of its queries: computes scores, or adds the rows to the sums.
 template <class Cut, bool kScore, size_t Q>
 CXL_OFFLOAD_VECTOR void visit_queries(CodeRows rows, size_t count, const AttentionState& state,
                                       size_t query, float* scores) {
@@ -195,7 +196,7 @@ template <class Cut, bool kScore>
 inline void visit(const CodesOf& of, const AttentionRows& all, const AttentionState& state) {
   constexpr size_t kQueries = 4;
   const size_t each = Cut::groups(state) * 2;
-  // Of many heads side by side only as many rows as the nearest cache holds with those ahead.
+  // With many heads side by side, rows and those asked for early must fit the nearest cache.
   const size_t rows_each = state.kv_heads == 1 ? kAttentionScaleRows : kAttentionScaleRows / 4;
   for (size_t from = 0; from < all.count; from += rows_each) {
     const size_t count = std::min(all.count - from, rows_each);
@@ -224,7 +225,7 @@ template <class Cut>
 inline void attend_cut(const AttentionRows& rows, const AttentionState& state) {
   visit<Cut, true>({rows.k, rows.k_groups, rows.k_step, rows.k_groups_step, rows.k_in_line}, rows,
                    state);
-  weigh(rows, state);
+  scores_to_weights(rows, state);
   visit<Cut, false>({rows.v, rows.v_groups, rows.v_step, rows.v_groups_step, rows.v_in_line}, rows,
                     state);
 }

@@ -1,13 +1,14 @@
 // Included by attention_integers.inc.h: scores of rows of 4-bit codes.
 
-// Lanes of two groups as ScaleOrder has them, or the only one in all.
+// A vector with `first` and `second` in the lanes that ScaleOrder gives the two groups. With one
+// group all lanes are `first`.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR __m512 of_groups(float first, float second) {
   return _mm512_mask_mov_ps(_mm512_set1_ps(first), kGroups == 2 ? 0xf0f0 : 0,
                             _mm512_set1_ps(second));
 }
 
-// The digits of 64 numbers of q, which are in the order of code_place().
+// Writes the digits of 64 numbers of q, which are in the order of code_place().
 CXL_OFFLOAD_VECTOR void write_digits(const __m512i* whole, WholeQuery& to, size_t at) {
   __m512i digit[kDigits][kWordCodes];
   for (size_t c = 0; c < kWordCodes; ++c) {
@@ -32,7 +33,7 @@ CXL_OFFLOAD_VECTOR void write_digits(const __m512i* whole, WholeQuery& to, size_
   }
 }
 
-// A query as whole numbers.
+// Makes whole numbers of a query.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR void make_whole(const float* q, WholeQuery& to) {
   float unit[2] = {};
@@ -71,12 +72,13 @@ CXL_OFFLOAD_VECTOR void make_whole(const float* q, WholeQuery& to) {
   _mm512_store_ps(to.middle, of_groups<kGroups>(middle[0], middle[1]));
 }
 
-// Products of four vectors with q, of each half by itself: of vector i in lane i of the first and
-// third four lanes, and of the second and fourth four.
+// Multiplies four vectors with q and sums each half of a vector by itself. The sums of vector i are
+// in lane i of every four lanes: the first and third four belong to one half, the second and fourth
+// to the other.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR __m512i multiply_four(const std::byte* const* rows, size_t offset, size_t first,
                                          const __m512i (&q)[2][kDigits]) {
-  // A lane of products of one digit is at most 8 * 15 * 128, and so fits 16 bits.
+  // The products of one digit in a lane sum up to 8 * 15 * 128 at most, which fits 16 bits.
   constexpr short kWorth[kDigits] = {1, 256, -32768};
   __m512i sum[2];
 #pragma GCC unroll 2
@@ -105,7 +107,7 @@ CXL_OFFLOAD_VECTOR __m512i multiply_four(const std::byte* const* rows, size_t of
                           _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd)));
 }
 
-// Of eight vectors: in the order of ScaleOrder.
+// The same for eight vectors; the result is in the order of ScaleOrder.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR __m512i multiply_eight(const std::byte* const* rows, size_t offset, size_t first,
                                           const __m512i (&q)[2][kDigits]) {
@@ -114,8 +116,9 @@ CXL_OFFLOAD_VECTOR __m512i multiply_eight(const std::byte* const* rows, size_t o
   return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
 }
 
-// Scores of 16 rows for one query. Whether all of them are finite: when they are not, scales may be
-// to blame, and then a product of sums is no sum of products.
+// Scores of 16 rows for one query. Returns whether all of them are finite. Where they are not,
+// scales may be infinite, and then the scaled sum of products is not the sum of scaled products;
+// the caller computes such scores from numbers.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR bool score_16(const std::byte* const* rows, size_t offset,
                                  const ScalesOf16<kGroups>& scales, const WholeQuery& query,
@@ -128,7 +131,7 @@ CXL_OFFLOAD_VECTOR bool score_16(const std::byte* const* rows, size_t offset,
   __m512 score[kGroups];
 #pragma GCC unroll 2
   for (size_t i = 0; i < kGroups; ++i) {
-    // Codes less 8, so that the product is not far greater than what is left beside the lows.
+    // Codes less 8: with 0 to 15 the product and the lows would nearly cancel and lose digits.
     const __m512i products = _mm512_sub_epi32(multiply_eight<kGroups>(rows, offset, 8 * i, q),
                                               _mm512_castps_si512(_mm512_load_ps(query.middle)));
     const __m512 low = _mm512_fmadd_ps(scales.step[i], _mm512_set1_ps(8), scales.low[i]);

@@ -1,6 +1,6 @@
 // Included by attention_integers.inc.h: all rows of a block, of one head or of many side by side.
 
-// Scores of 16 rows from `row` on, which is `from` among the scores.
+// Computes the scores of 16 rows. The first row is `row` in `of` and `from` among the scores.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR void score_head(const CodesOf& of, size_t row, bool in_line, size_t from,
                                    size_t head, const AttentionState& state) {
@@ -16,7 +16,7 @@ CXL_OFFLOAD_VECTOR void score_head(const CodesOf& of, size_t row, bool in_line, 
   }
 }
 
-// Adds `count` rows in the same way, for queries whose weights have been made whole.
+// Adds `count` rows to the sums of one query whose weights are whole numbers already.
 template <size_t kGroups, class Weights>
 CXL_OFFLOAD_VECTOR void add_query(const CodesOf& of, size_t count, size_t ahead, size_t from,
                                   size_t query, const Weights& weights,
@@ -42,8 +42,9 @@ CXL_OFFLOAD_VECTOR void add_all(const CodesOf& of, size_t count, size_t ahead,
   }
 }
 
-// Rows of many heads, side by side. Those of one head are pages apart and so share few places of
-// the nearest cache: they are copied there, rows a line further apart than they are long.
+// Copies of rows of many heads that lie side by side. The rows of one head are pages apart, so they
+// would compete for a few places of the nearest cache. The copies are one cache line further apart
+// than a row is long, and so have different places.
 template <size_t kGroups>
 struct StagedRows {
   static constexpr size_t kRowBytes = 32 * kGroups;
@@ -75,7 +76,7 @@ struct StagedRows {
     }
   }
 
-  // Asks for what is to be copied next, while there is something to compute.
+  // Prefetches the rows to copy next while this thread computes.
   CXL_OFFLOAD_VECTOR static void ask_for(const CodesOf& of, size_t row, size_t head) {
 #pragma GCC unroll 16
     for (size_t i = 0; i < kStagedRows; ++i) {
@@ -92,8 +93,8 @@ struct StagedRows {
   const std::byte* groups[kStagedRows];
 };
 
-// Rows of many heads that are copied together. The weights of all of them first: to make them whole
-// is a chain of steps, many of which go on at a time.
+// Adds the copied rows of many heads. It first makes the weights of all queries whole: each takes a
+// long chain of dependent steps, and the processor works on many chains at once.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR void add_staged(const CodesOf& of, const CodesOf& next, size_t from,
                                    const AttentionState& state) {
@@ -110,8 +111,8 @@ CXL_OFFLOAD_VECTOR void add_staged(const CodesOf& of, const CodesOf& next, size_
   }
 }
 
-// All rows of K, or of V. Rows beyond the last, to a multiple of 16, are of valid addresses and
-// count for nothing: their scores are not used, and their weights are zero.
+// All rows of K, or of V. Rows come in multiples of 16. Those beyond the last have valid addresses
+// but do not count: their scores are not used, and their weights are zero.
 template <size_t kGroups, bool kScore>
 inline void visit_integers(const CodesOf& of, const AttentionRows& all,
                            const AttentionState& state) {

@@ -1,13 +1,13 @@
 // Included by attention_integers.inc.h: sums of rows of 4-bit codes, times their weights.
 
-// Lanes in fours, as chosen.
+// The four lanes of each quarter, in the order that kOrder says.
 template <int kOrder>
 CXL_OFFLOAD_VECTOR __m512 fours(__m512 a) {
   return _mm512_shuffle_f32x4(a, a, kOrder);
 }
 
-// The total of the lanes of each half of a vector, in all lanes of that half; from lanes in the
-// order of ScaleOrder. One group: the total of all.
+// Sums the lanes of each half of a vector; every lane of the half gets the sum. Expects lanes in
+// the order of ScaleOrder. With one group: the sum of all lanes.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR __m512 total_of_groups(__m512 a) {
   a = _mm512_add_ps(a, fours<0x4e>(a));
@@ -17,8 +17,8 @@ CXL_OFFLOAD_VECTOR __m512 total_of_groups(__m512 a) {
   return _mm512_add_ps(a, fours<0xb1>(a));
 }
 
-// Weights times steps of the rows of a chunk, as digits: of each quartet of rows, and then of each
-// group, four bytes of each digit, and four of nothing.
+// Weights times steps of the rows of a chunk, as digits. For each four rows and each group there
+// are four bytes a digit, and then four unused bytes.
 template <size_t kGroups, size_t kMost>
 struct WholeWeights {
   CXL_OFFLOAD_VECTOR void make(const CodesOf& of, size_t from, size_t count, size_t head,
@@ -99,8 +99,8 @@ CXL_OFFLOAD_VECTOR void add_sum(const __m512i (&products)[kDigits], const Weight
   }
 }
 
-// Asks early for N rows of the only head and their scales: where rows follow one another, for those
-// kFarBytes later.
+// Prefetches N rows of the only head and their scales. Where rows follow one another, it prefetches
+// what lies kFarBytes further on.
 template <size_t kGroups, size_t N>
 CXL_OFFLOAD_VECTOR void ask_for(const CodesOf& of, size_t row, size_t ahead) {
   if (of.in_line) {
@@ -122,8 +122,8 @@ CXL_OFFLOAD_VECTOR void ask_for(const CodesOf& of, size_t row, size_t ahead) {
   }
 }
 
-// Adds what a chunk of rows is worth to the sums of a query. A lane of a digit's products is at
-// most kAttentionBlock * 255 * 128, for which both int32 and float are exact.
+// Adds a chunk of rows, times their weights, to the sums of a query. The products of one digit in a
+// lane sum up to kAttentionBlock * 255 * 128 at most, which int32 and float hold exactly.
 template <size_t kGroups, class Weights>
 CXL_OFFLOAD_VECTOR void add_chunk(const CodesOf& of, size_t from, size_t count, size_t ahead,
                                   size_t head, const Weights& weights, float* sums) {
@@ -179,7 +179,7 @@ CXL_OFFLOAD_VECTOR void add_chunk(const CodesOf& of, size_t from, size_t count, 
   }
 }
 
-// Scales in the order that the loops over numbers have, of up to 16 rows of a head.
+// The scales of up to 16 rows of a head in the order that the float loops use.
 template <size_t kGroups>
 inline CodeRows rows_of_numbers(const CodesOf& of, size_t from, size_t head,
                                 const AttentionState& state) {
@@ -192,7 +192,7 @@ inline CodeRows rows_of_numbers(const CodesOf& of, size_t from, size_t head,
   return {of.rows + from, head * of.step, state.scales, 2 * kGroups};
 }
 
-// As numbers: sums of rows whose weights or scales are not finite.
+// Computes in float: sums of rows whose weights or scales are not finite.
 template <size_t kGroups>
 __attribute__((noinline)) void add_numbers(const CodesOf& of, size_t from, size_t count,
                                            size_t head, const AttentionState& state, size_t query,
@@ -208,7 +208,7 @@ __attribute__((noinline)) void add_numbers(const CodesOf& of, size_t from, size_
   }
 }
 
-// As numbers: scores of 16 rows.
+// Computes in float: scores of 16 rows.
 template <size_t kGroups>
 __attribute__((noinline)) void score_numbers(const CodesOf& of, size_t from, size_t head,
                                              const AttentionState& state, size_t query,

@@ -1,6 +1,6 @@
 // Included inside of an anonymous namespace by the source of AVX-512 with VNNI, after
-// attention_codes.inc.h: attention over rows of 4-bit codes by products of bytes, without making
-// numbers of them. For rows of one or two groups of 64.
+// attention_codes.inc.h: attention over rows of 4-bit codes by products of bytes. The codes never
+// become floating-point numbers. For rows of one or two groups of 64.
 //
 // Queries, and weights times steps, become whole numbers of three signed digits, a byte each, so
 // that vpdpbusd multiplies them by the codes, 64 a time. Digits of q stand for 1, 256 and 32768:
@@ -8,18 +8,18 @@
 // kMostQuery, which is less than 2^31, and exact however its parts wrap around. Digits of weights
 // stand for 1, 256 and 65536.
 //
-// What is lost: a number of q is off by at most the greatest of its group / kMostQuery / 2, a
-// weight times a step by the greatest of up to kAttentionBlock rows / kMostWeight / 2.
+// The error: a number of q is off by at most the greatest of its group / (2 * kMostQuery), a weight
+// times a step by the greatest of up to kAttentionBlock rows / (2 * kMostWeight).
 
 constexpr size_t kDigits = 3;
-constexpr int kMostQuery = 4'160'000;   // 127 * 32768, and some to round
+constexpr int kMostQuery = 4'160'000;   // 127 * 32768, less a margin for rounding
 constexpr int kMostWeight = 8'300'000;  // 127 * 65536, likewise
-constexpr size_t kFarBytes = 12288;     // of codes in line, from those in use to those asked for
-constexpr float kSmallest = 1e-30f;     // of what is divided by
+constexpr size_t kFarBytes = 12288;     // how far ahead codes that lie in line are prefetched
+constexpr float kSmallest = 1e-30f;     // the least divisor
 constexpr float kGreatest = 1e30f;
 
 // A vector is 64 bytes of codes: a row of two groups, or rows of one group from two quartets. Its
-// halves have scales of their own. This is, of 16 rows, the row that begins vector `index`.
+// halves have scales of their own. Returns which of 16 rows begins vector `index`.
 template <size_t kGroups>
 constexpr size_t first_row(size_t index) {
   return kGroups == 2 ? index : index / 4 * 8 + index % 4;
@@ -172,6 +172,6 @@ void attend_integers(const AttentionRows& rows, const AttentionState& state) {
     }
   }
   visit_integers<kGroups, true>(k, rows, state);
-  weigh(rows, state);
+  scores_to_weights(rows, state);
   visit_integers<kGroups, false>(v, rows, state);
 }

@@ -9,7 +9,7 @@ inline void prefetch_row(const std::byte* row, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
 }
 
-// Scores of N rows of a head for its queries: sums that do not wait for each other.
+// Scores of N rows of a head for its queries, as N independent sums.
 template <class T, size_t N>
 inline void score_head_rows(const T* const* row, const AttentionState& state, size_t head,
                             size_t first) {
@@ -42,8 +42,8 @@ inline void score_head_rows(const T* const* row, const AttentionState& state, si
   }
 }
 
-// Calls visit(rows) with `count` rows of a head, up to N, and asks for later ones. Where a type is
-// cheaper to read without its NaN, rows that have none are read so.
+// Calls visit(rows) with `count` rows of a head, at most N at a time, and prefetches later ones. A
+// type may have a cheaper conversion for rows without NaN; such rows are read by it.
 template <class T, size_t N, class Visit>
 inline void for_rows(const std::byte* const* rows, size_t count, size_t head, size_t step,
                      size_t ahead, size_t dim, const Visit& visit) {
@@ -75,7 +75,7 @@ inline void score_rows(const AttentionRows& rows, const AttentionState& state, s
   }
 }
 
-// cap * tanh(score / cap), by the exponential of numbers up to zero.
+// cap * tanh(score / cap), computed from exponentials of numbers that are not above zero.
 inline void cap_scores(float* scores, size_t count, float cap) {
   for (size_t at = 0; at < count; at += Vector::kLanes) {
     const Vector part = mul(Vector::load(scores + at), Vector::all(1 / cap));
@@ -104,8 +104,8 @@ inline void apply_rules(const AttentionRows& rows, const ScoreRules& rules, size
   }
 }
 
-// Scores become weights relative to the greatest score so far, and the sums with them.
-inline void weigh(const AttentionRows& rows, const AttentionState& state) {
+// Turns scores into weights relative to the greatest score so far, and rescales the sums to it.
+inline void scores_to_weights(const AttentionRows& rows, const AttentionState& state) {
   const float lowest = -std::numeric_limits<float>::infinity();
   for (size_t query = 0; query < state.kv_heads * state.group; ++query) {
     float* scores = state.scores + query * kAttentionBlock;
@@ -188,7 +188,7 @@ void attend(const AttentionRows& rows, const AttentionState& state) {
   size_t at = 0;
   for (; at + kRows <= rows.count; at += kRows) score_rows<T, kRows>(rows, state, at);
   for (; at < rows.count; ++at) score_rows<T, 1>(rows, state, at);
-  weigh(rows, state);
+  scores_to_weights(rows, state);
   // A load of the sums serves so many. Of many heads only as many as the nearest cache holds.
   constexpr size_t kMost = 16;
   const size_t each = state.kv_heads == 1 ? kMost : kRows;

@@ -25,7 +25,7 @@ inline constexpr size_t kAttentionScaleRows = 16;
 
 // Codes lie in a row two a byte, the first in the upper half. An instruction set of `lanes` lanes
 // reads `lanes` words of two bytes at a time and takes the four codes of each word apart. Queries
-// and sums are kept in the order that results; this is the place of code `index` of a row in it.
+// and sums are kept in the order that this gives. Returns the place of code `index` of a row in it.
 constexpr size_t code_place(size_t index, size_t lanes) {
   const size_t unit = index / (4 * lanes) * (4 * lanes);
   const size_t in_unit = index % (4 * lanes);
@@ -55,8 +55,8 @@ struct alignas(64) StagedLine {
   std::byte bytes[64];
 };
 
-// A query as a sum of three signed digits a number, times `unit`. By what a vector of codes holds:
-// two halves, of the first and of the second group, or both of the only one.
+// A query whose numbers are sums of three signed digits, times `unit`. It has two halves, as a
+// vector of codes has: the first and the second group, or twice the only one.
 struct WholeQuery {
   alignas(64) int8_t digits[2][3][64];  // of the upper codes of bytes, of the lower ones
   // In lanes of scales: by fours for the first and for the second group.
@@ -84,7 +84,7 @@ struct AttentionRows {
   size_t count = 0;  // at most a block; kAttentionAhead more are valid addresses
 };
 
-// What becomes of scores before they are weights; see Attention.
+// How scores change before they become weights; see Attention.
 struct ScoreRules {
   float soft_cap = 0;  // 0: none
   // Of the unit's sequence and first head: the number of head h, query i and position p is at
@@ -103,7 +103,7 @@ struct ScoreRules {
   bool need_positions() const { return bias != nullptr || limited; }
 };
 
-// What is known of the queries of some heads after the rows so far.
+// The state of the queries of some heads after the rows so far.
 struct AttentionState {
   size_t kv_heads = 0;
   size_t group = 0;  // queries of one head of K and V, of all heads that share it
@@ -119,11 +119,11 @@ struct AttentionState {
   size_t groups = 0;
   size_t group_codes = 0;
   bool inverse = false;  // (1 / step, low) is kept rather than (low, step)
-  // What a thread writes to: the scales of some rows, [kAttentionScaleRows][kv_heads][groups][2]
-  // and up to a vector more, as they are kept and then as (step, low).
+  // Scratch of a thread: the scales of some rows, [kAttentionScaleRows][kv_heads][groups][2] and up
+  // to a vector more, first as they are kept and then as (step, low).
   F16* halves = nullptr;
   float* scales = nullptr;
-  // For products of integers: the queries as a thread wrote them at the first rows of a unit.
+  // For products of integers: the whole queries, which a thread makes at the first rows of a unit.
   WholeQuery* whole = nullptr;
   // And kStagedRows rows of many heads.
   std::byte* staged = nullptr;

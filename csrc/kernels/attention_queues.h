@@ -13,8 +13,9 @@
 
 namespace cxl_offload::kernels {
 
-// Indices of units, in the queue of the node that their first keys are on, which `kernel` is asked
-// for; null: nobody is asked. At most 64 units are asked for, and stand for those after them.
+// Puts the indices of units into the queue of the node where their first keys are. `kernel` says
+// which node that is, for at most 64 units; those in between go with the one before them. With a
+// null kernel no queue is preferred.
 WorkQueues<size_t> queues_of(const Attention& attention, const std::vector<Unit>& units,
                              const WorkerTeam& team, const os::Kernel* kernel);
 

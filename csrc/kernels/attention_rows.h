@@ -11,7 +11,7 @@
 
 namespace cxl_offload::kernels {
 
-// Rows of one head of K or V, by position within what the outermost index names.
+// Where the rows of one head of K or V are: by position in a sequence, or in a block.
 struct HeadRows {
   HeadRows() = default;
   HeadRows(const TensorView& view, int64_t head) {
@@ -24,10 +24,10 @@ struct HeadRows {
     return base + outer * outer_step + row * step;
   }
 
-  // Rows one after another, into [to, end).
+  // Writes the addresses of rows that are `step` apart into [to, end).
   void fill(int64_t outer, int64_t row, const std::byte** to, const std::byte** end) const {
     const std::byte* address = at(outer, row);
-    for (; end - to >= 4; to += 4, address += 4 * step) {  // none waits for the one before
+    for (; end - to >= 4; to += 4, address += 4 * step) {  // four independent additions
       to[0] = address;
       to[1] = address + step;
       to[2] = address + 2 * step;
@@ -41,7 +41,7 @@ struct HeadRows {
   int64_t step = 0;
 };
 
-// Addresses of the rows of one sequence that are attended, one after another.
+// Gives the addresses of the attended rows of one sequence, in order.
 class RowSource {
  public:
   RowSource(const Attention& a, int64_t batch, int64_t begin, int64_t end, int64_t head)
@@ -55,7 +55,7 @@ class RowSource {
     v_groups_ = {a.v_groups, head};
   }
 
-  // Whether codes and scales of a row are followed by those of the next: of K, of V.
+  // Whether the codes and scales of the next row directly follow those of a row, in K and in V.
   std::pair<bool, bool> in_line(const Attention& a) const {
     if (!has_groups_ || !plain()) return {false, false};
     const int64_t row = a.k.shape[3];
@@ -64,8 +64,8 @@ class RowSource {
             a.v.strides[2] == row && a.v_groups.strides[2] == scales};
   }
 
-  // Puts the addresses of the next rows from place `held` on, up to place `all`. Returns how many
-  // there are then.
+  // Writes the addresses of the next rows from place `held` on, up to place `all`. Returns how many
+  // places are filled then.
   size_t fill(AttentionRows& rows, size_t held, size_t all) {
     if (!plain()) return fill_some(rows, held, all);
     for (size_t i = held; i < all; ++i) {
@@ -116,7 +116,7 @@ class RowSource {
   int64_t end_;
 };
 
-// The rows of a source, a block at a time, and beyond it those to be asked for early.
+// Gives the rows of a source block by block, and after each block the rows to prefetch.
 class RowBlocks {
  public:
   RowBlocks(const Attention& a, RowSource source, AttentionRows& rows)

@@ -1,4 +1,4 @@
-// How the work of decode attention is cut, by its input alone: any team gives the same result.
+// Cuts the work of decode attention by its input alone, so that any team gives the same result.
 #ifndef CXL_OFFLOAD_KERNELS_ATTENTION_WORK_H_
 #define CXL_OFFLOAD_KERNELS_ATTENTION_WORK_H_
 
@@ -32,14 +32,14 @@ struct Unit {
   size_t part = 0;   // which of the Parts it belongs to
 };
 
-// Units of the same heads and sequence, one after another, whose results become one.
+// Consecutive units of the same heads and sequence. Their results are joined.
 struct Parts {
   int64_t batch = 0;
   int64_t head = 0;
   int64_t heads = 0;
   size_t place = 0;  // of the first query of the first
   size_t count = 0;
-  std::atomic<size_t> left = 0;  // that are still to be done
+  std::atomic<size_t> left = 0;  // units that are still to be done
 };
 
 inline size_t row_bytes(const TensorView& view) {

@@ -1,6 +1,6 @@
-// How this thread computes: rounding, and what becomes of numbers below the normal ones. Threads
-// that work for a caller compute as the caller does, or the result would depend on which of them
-// took which part.
+// The floating-point mode of a thread: rounding, and whether subnormal numbers become zero. Threads
+// that work for a caller take its mode; otherwise the result would depend on which thread computes
+// which part.
 #ifndef CXL_OFFLOAD_KERNELS_FLOAT_MODE_H_
 #define CXL_OFFLOAD_KERNELS_FLOAT_MODE_H_
 

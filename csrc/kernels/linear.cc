@@ -18,7 +18,7 @@ namespace {
 // Bytes of weights that a thread takes at a time: long enough that the prefetchers run, short
 // enough that a thread which loses its CPU for a while does not hold up the others.
 constexpr size_t kUnitBytes = size_t{1} << 20;
-// Of less than two units' least, waking threads would take longer than the work.
+// Below this waking threads would take longer than the work.
 constexpr size_t kFewestBytes = size_t{64} << 10;
 constexpr size_t kUnitsPerThread = 8;
 constexpr size_t kLineFloats = 16;
@@ -97,7 +97,7 @@ class LinearRun {
 
  private:
   void read_x() {
-    // From the beginning of a line, as are its rows: loads of a whole vector then stay inside one.
+    // Rows begin at a cache line, so that a load of a whole vector stays inside one.
     numbers_.resize(padded_rows_ * x_step_ + kLineFloats);
     const auto begin = reinterpret_cast<uintptr_t>(numbers_.data());
     x_ = numbers_.data() + (round_up(begin, kLineFloats * sizeof(float)) - begin) / sizeof(float);
@@ -127,7 +127,7 @@ class LinearRun {
     return kMostTogether * static_cast<size_t>(a_.groups.shape[1]) * 2 + kLinearPad;
   }
 
-  // Every unit in the queue of the node that its weights are on.
+  // Puts every unit into the queue of the node where its weights are.
   void share_out(const std::vector<Outputs>& units, WorkerTeam& team, const os::Kernel* kernel) {
     WorkQueues<Outputs> queues(team);
     const bool ask = kernel != nullptr && queues.size() > 1;

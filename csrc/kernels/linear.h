@@ -1,6 +1,6 @@
 // Linear layers of few rows over weights that stay where they are: y = x w^T + bias.
 //
-// With few rows reading the weights takes longest. Each weight is read once, in its own type, and
+// With few rows, reading the weights takes longest. Each weight is read once, in its own type, and
 // becomes float in a register, where it serves all rows.
 #ifndef CXL_OFFLOAD_KERNELS_LINEAR_H_
 #define CXL_OFFLOAD_KERNELS_LINEAR_H_
@@ -23,18 +23,18 @@ struct Linear {
   // (outputs, width / 2): two 4-bit codes a byte, the first in the upper half. A row is contiguous,
   // and rows are any number of elements apart.
   TensorView weight;
-  // Of codes: what a group of them is worth, float16 of (outputs, groups, 2), the last two
-  // contiguous. A group is a multiple of 32 codes.
+  // The scales of codes: float16 (outputs, groups, 2), the last two dimensions contiguous. A group
+  // has a multiple of 32 codes.
   TensorView groups;
   GroupScales group_scales = GroupScales::kLowStep;
-  // Of others: what weights are multiplied by, float32 of (outputs, groups) with any strides; a
-  // group has width / groups weights. No data: 1.
+  // The factors of other weights: float32 (outputs, groups) with any strides; a group has
+  // width / groups weights. No data: 1.
   TensorView scale;
   TensorView bias;  // (outputs), contiguous, of float32, bfloat16 or float16; no data: none
   TensorView y;     // (rows, outputs) of float32, bfloat16 or float16; a row is contiguous
-  // With AVX-512 and x of bfloat16: weights that are bfloat16 numbers without loss are multiplied
-  // as such where the processor can. Products are as exact, but the instruction takes subnormal
-  // numbers for zero.
+  // With AVX-512 and x of bfloat16: multiplies weights as bfloat16 where they convert to it exactly
+  // and the processor can. Products are exact then too, but the instruction takes subnormal numbers
+  // for zero.
   bool bf16_products = true;
 };
 
@@ -46,8 +46,8 @@ bool has_bf16_products();
 
 // Throws InvalidArgument before anything is read or written when the shapes or types do not fit.
 // Products and sums are float32. A row of y depends on no other row of x, and not on the team. In a
-// team of several groups each begins with the weights on its node, which `kernel` is asked for;
-// null: nobody is asked.
+// team of several groups each begins with the weights on its own node, which `kernel` names. With a
+// null kernel the groups begin anywhere.
 void run_linear(const Linear& linear, WorkerTeam& team, Isa isa,
                 const os::Kernel* kernel = nullptr);
 

@@ -7,8 +7,9 @@
 
 namespace cxl_offload::kernels {
 
-// For x of bfloat16 and weights that are bfloat16 numbers without loss; without functions where it
-// does not apply. It depends on nothing but types and groups: a row has the same bits in any batch.
+// The kernel for x of bfloat16 and weights that convert to bfloat16 exactly; it has no functions
+// where it does not apply. The choice depends on types and groups only, so a row has the same bits
+// in any batch.
 LinearKernel linear_kernel_bf16(const Linear& linear);
 
 }  // namespace cxl_offload::kernels

@@ -1,14 +1,15 @@
 // Linear layers by products of bfloat16 (vdpbf16ps), for x of bfloat16. Included inside of an
 // unnamed namespace by linear_bf16_avx512.cc, after linear_bf16_read.inc.h.
 //
-// Weights of bfloat16, E4M3, int8 and 4-bit codes are numbers of bfloat16 without loss, so products
-// are exact. One instruction adds two of them to each sum of float32, which is twice as many as of
-// float32. x of float16 would need two numbers of bfloat16 each, and gain nothing.
+// Weights of bfloat16, E4M3, int8 and 4-bit codes convert to bfloat16 exactly, so products are
+// exact. One instruction adds two products to each float32 sum, twice as many as with float32. A
+// number of float16 would need two of bfloat16, which gains nothing.
 
-// Columns that pass by all outputs of a panel before the next: a tile of x of so many columns stays
-// in the first cache. Sums of vectors wait in between, so that no result depends on it.
+// So many columns are multiplied for all outputs of a panel before the next columns: a tile of x of
+// that width stays in the first cache. The sums are kept as vectors in between, so that no result
+// depends on this number.
 constexpr size_t kColumns = 1024;
-// Outputs, at least, from those that are multiplied to those whose weights are asked for.
+// At least so many outputs lie between those being multiplied and those being prefetched.
 constexpr size_t kLeastAhead = 4;
 
 // What one thread needs while it multiplies a panel.
@@ -21,8 +22,8 @@ struct Room {
     waiting = std::make_unique_for_overwrite<Vector[]>(panel.tile * panel.outputs);
   }
 
-  // Bytes from the weights of a strip of R outputs to later ones of the same panel, which the first
-  // tile asks for now: the prefetchers of the hardware stop at the end of a page. 0: none are left.
+  // How many bytes ahead the first tile prefetches weights of the same panel, for a strip of R
+  // outputs. The prefetchers of the hardware stop at the end of a page. 0: no weights are left.
   template <size_t R>
   CXL_OFFLOAD_VECTOR ptrdiff_t ahead(size_t output, size_t begin) const {
     constexpr size_t kAhead = std::max(R, kLeastAhead);
@@ -70,7 +71,7 @@ struct Strip {
         ahead(row == 0 ? room.template ahead<R>(output, begin) : 0) {}
 
   CXL_OFFLOAD_VECTOR void begin(bool first) {
-    // Where one pass takes all columns, nothing waits.
+    // Where one pass takes all columns, no sums are kept in between.
     const Vector* from = first ? nullptr : room.waiting.get() + output * M;
 #pragma GCC unroll 32
     for (size_t i = 0; i < M * R; ++i) {
@@ -145,7 +146,7 @@ struct Strip {
     }
   }
 
-  // What the lows of groups of codes add: their products with the sums of x over the groups.
+  // Adds the share of the lows of groups: their products with the sums of x over the groups.
   CXL_OFFLOAD_VECTOR void add_lows() {
     const size_t step = groups_of(panel);
     const float* lows = room.lows.get() + output * step;
@@ -182,7 +183,7 @@ struct Strip {
   Vector sum[M][R];
 };
 
-// The scales of codes, which are read as 16 more than they are.
+// The scales of codes; every code is read as 16 more than it is.
 inline void read_scales(const LinearPanel& panel, Room& room) {
   const size_t count = groups_of(panel), pairs = 2 * (panel.width / panel.group);
   room.steps = std::make_unique_for_overwrite<float[]>(panel.outputs * count + kLinearPad);

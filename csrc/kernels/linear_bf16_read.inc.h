@@ -2,7 +2,7 @@
 // linear_bf16_avx512.cc, after vector/avx512.inc.h.
 
 constexpr size_t kBf16Lanes = 32;
-// Codes are read as so much more than they are: their bits are then a bfloat16 but for a shift.
+// Codes are read as this much more than they are. A shift then makes their bits a bfloat16.
 constexpr float kCodeOffset = 16;
 
 struct Codes {};  // two 4-bit codes a byte
@@ -37,8 +37,9 @@ constexpr Halves halves_of() {
 template <class W>
 constexpr Halves kHalves = halves_of<W>();
 
-// Makes kVectors vectors of bfloat16 of 64 bytes of weights. arrange() brings as many numbers of x
-// into the same order. Of bytes: magnitudes by look-up, signs by their bit.
+// Makes kVectors vectors of bfloat16 from 64 bytes of weights. arrange() brings as many numbers of
+// x into the same order. Weights of a byte get their magnitude from a table and keep their sign
+// bit.
 template <class W>
 struct Bf16Reader {
   static constexpr size_t kVectors = 2;

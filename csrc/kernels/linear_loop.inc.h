@@ -8,8 +8,8 @@ constexpr size_t kPair = 2 * Vector::kLanes;
 
 struct Codes {};  // two 4-bit codes a byte
 
-// Types that become float in pairs of vectors, the even elements and the odd ones, which is cheaper
-// than neighbours. Numbers of x are then in the same order.
+// Types that become float as a vector of the even elements and one of the odd ones: that is cheaper
+// than keeping neighbours together. Numbers of x are then in the same order.
 template <class W>
 constexpr bool kPaired = std::is_same_v<W, Bf16> || std::is_same_v<W, Codes>;
 
@@ -184,8 +184,8 @@ struct Strip {
   Vector sum[M][R];
 };
 
-// Rows of x that are multiplied together, and the outputs beside them: the sums of both, the
-// weights and a vector of x are to fit the registers.
+// How many rows of x are multiplied together, and with how many outputs. Their sums, the weights
+// and a vector of x must fit the registers.
 struct Tile {
   size_t rows;
   size_t outputs;
@@ -217,7 +217,7 @@ template <class W, size_t M, size_t R, bool kScaled>
   strip.store(first_row, begin > 0);
 }
 
-// E4M3 without its NaN is cheaper, so rows that have none are read so.
+// E4M3 without its NaN is cheaper to convert, so rows without NaN are read that way.
 template <class W, size_t M, size_t R, bool kScaled>
 CXL_OFFLOAD_VECTOR void choose_strip(const LinearPanel& panel, size_t first_row, size_t output,
                                      size_t begin, size_t end) {
@@ -249,7 +249,7 @@ inline void read_tables(const LinearPanel& panel, size_t output, size_t outputs)
   }
 }
 
-// All rows for R outputs: a tile of M after another, while the weights are in a cache.
+// Computes all rows for R outputs: one tile of M rows after another, while the weights are cached.
 template <class W, size_t M, size_t R, bool kScaled>
 CXL_OFFLOAD_VECTOR void multiply_rows(const LinearPanel& panel, size_t output, size_t begin,
                                       size_t end) {

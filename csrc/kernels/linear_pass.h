@@ -14,11 +14,12 @@ namespace cxl_offload::kernels {
 // of any instruction set may read them to the end of the last.
 inline constexpr size_t kLinearPad = 64;
 
-// Columns that are multiplied before the next: so many numbers of some rows of x stay in a cache.
-// It is the same for any number of rows, so that each row of y is summed in the same order.
+// So many columns are multiplied before the next ones: that many numbers of some rows of x stay in
+// a cache. The number is the same however many rows there are, so that each row of y is summed in
+// the same order.
 inline constexpr size_t kLinearColumns = 4096;
 
-// Outputs of a unit of work are a multiple of this many: of as many as any loop takes together.
+// A unit of work has a multiple of this many outputs, which every loop can divide evenly.
 inline constexpr size_t kLinearOutputs = 48;
 
 // Some outputs of all rows.
@@ -48,7 +49,7 @@ struct LinearPanel {
 // Outputs that are multiplied together at most.
 inline constexpr size_t kMostTogether = 8;
 
-// Sums of some outputs of one row become numbers of y.
+// Turns the sums of some outputs of one row into numbers of y.
 struct LinearResult {
   const float* sums = nullptr;
   const float* factors = nullptr;  // one for each output; null: 1

@@ -25,8 +25,8 @@ Function* loaded(const char* name, std::atomic<Function*>& known) {
 
 std::atomic<Parallel*> parallel{nullptr};
 std::atomic<MaxThreads*> max_threads{nullptr};
-// From when this library was loaded: in a process that was forked before, OpenMP may believe in
-// threads of the parent, and wait for them for ever.
+// Set when this library is loaded. If the process was forked before, OpenMP may still count the
+// threads of the parent and wait for them for ever.
 const ForkGuard guard;
 const bool loaded_in_child = is_forked_process();
 

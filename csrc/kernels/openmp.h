@@ -1,8 +1,9 @@
-// The OpenMP threads of the process, where a library that others loaded brings some, as torch does.
+// Borrows the OpenMP threads of the process, where another library (such as torch) has loaded
+// OpenMP.
 //
-// After each of torch's operations they spin for milliseconds, waiting for the next. Threads of our
-// own would share the CPUs with them meanwhile: inside of a training step an optimizer took 1.3
-// times as long.
+// After each of torch's operations these threads spin for milliseconds and wait for the next one.
+// Threads of our own would share the CPUs with them: an optimizer inside of a training step
+// took 1.3 times as long.
 #ifndef CXL_OFFLOAD_KERNELS_OPENMP_H_
 #define CXL_OFFLOAD_KERNELS_OPENMP_H_
 
@@ -11,11 +12,12 @@
 
 namespace cxl_offload::kernels {
 
-// Runs job() on as many OpenMP threads, the caller among them, and returns when all are done.
-// False, and nothing has run, when none are loaded, they are not just as many (to ask for other
-// numbers makes and ends threads at each change), or this is a forked child, where they are gone:
-// also if this library was loaded after the fork, where nothing tells whether there were any.
-// Inside of a parallel region of OpenMP the caller alone may run the job. It must not throw.
+// Runs job() on that many OpenMP threads, the caller among them, and returns when all are done.
+// Returns false and runs nothing in three cases: no OpenMP is loaded; it has another number of
+// threads (asking for another number makes and ends threads at each change); or this is a forked
+// child, which has none of its parent's threads. A library that was loaded after the fork cannot
+// know whether there were any, so it returns false too. Inside of a parallel region of OpenMP the
+// caller alone may run the job. The job must not throw.
 bool run_on_openmp(size_t threads, const std::function<void()>& job);
 
 }  // namespace cxl_offload::kernels

@@ -9,10 +9,10 @@
 
 namespace cxl_offload::kernels {
 
-// Units of work that a call asks for at most: a question takes about as long as reading 20 KiB.
+// A call asks about at most so many units of work: asking takes as long as reading about 20 KiB.
 inline constexpr size_t kMostAsked = 64;
 
-// The node of the page that holds this byte; below zero: there is none yet, or it is not known.
+// The node of the page that holds this byte. Below zero: no page is there yet, or it is not known.
 inline int page_home(const std::byte* at, const os::Kernel& kernel) {
   const size_t page = kernel.page_bytes(os::PageKind::kBase);
   std::byte* begin = const_cast<std::byte*>(at) - reinterpret_cast<uintptr_t>(at) % page;

@@ -40,11 +40,11 @@ class Allocation {
 
   // Work queued on `stream` before the allocation is dropped must be done before the block is used
   // again. A pinned block without any recorded stream waits for all work of the GPU instead.
-  // Without effect on memory that is not pinned, which the driver copies before it returns.
+  // Does nothing for memory that is not pinned: the driver copies such memory before it returns.
   void record_stream(gpu::StreamId stream);
   std::vector<gpu::StreamId> streams() const;
-  // Says that the block's pages were moved and no longer follow the rule of their region: the block
-  // will not be used again. Throws InvalidArgument if it does not own its pages.
+  // Tells the pool that the block's pages were moved and no longer follow the rule of their region.
+  // The pool will not use the block again. Throws InvalidArgument if it does not own its pages.
   void displace();
 
   // Allocations come from Pool::allocate.

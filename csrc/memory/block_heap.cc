@@ -17,7 +17,7 @@ constexpr size_t kMinChunkBytes = size_t{64} << 10;
 constexpr size_t kMaxChunkBytes = size_t{64} << 20;
 // Smaller, because nothing of a pinned chunk can be returned while a block in it lives.
 constexpr size_t kPinnedChunkFraction = 4096;
-// How many free extents are looked at for one that keeps the rule of a stripe.
+// How many free extents are tried to find one where the pattern of a stripe begins.
 constexpr int kMaxCandidates = 16;
 
 }  // namespace
@@ -144,7 +144,7 @@ size_t BlockHeap::excess(size_t growth, size_t growing) const {
 
 size_t BlockHeap::returnable_bytes() const { return pinned_ ? idle_bytes_ : pages_.free_bytes(); }
 
-Extent* BlockHeap::adopt(std::unique_ptr<Region>& region, size_t bytes, Departure& rest) {
+Extent* BlockHeap::adopt(std::unique_ptr<Region>& region, size_t bytes, Reclaimed& rest) {
   const size_t capacity = capacity_for(bytes);
   const auto range = region->range();
   std::list<RegionArena> fresh(1);
@@ -188,21 +188,21 @@ void BlockHeap::wait(Extent* block, size_t bytes) noexcept {
   block->state = ExtentState::kWaiting;
 }
 
-Departure BlockHeap::free_held(Extent* block, size_t bytes, bool displaced) noexcept {
+Reclaimed BlockHeap::free_held(Extent* block, size_t bytes, bool displaced) noexcept {
   statistics_.asked.subtract(bytes);
   statistics_.held.subtract(block->bytes);
   return free_block(block, displaced);
 }
 
-Departure BlockHeap::free_waiting(Extent* block, bool displaced) noexcept {
+Reclaimed BlockHeap::free_waiting(Extent* block, bool displaced) noexcept {
   statistics_.waiting.subtract(block->bytes);
   return free_block(block, displaced);
 }
 
-Departure BlockHeap::free_block(Extent* block, bool displaced) noexcept {
-  Departure departure;
+Reclaimed BlockHeap::free_block(Extent* block, bool displaced) noexcept {
+  Reclaimed reclaimed;
   if (block->bytes >= page_bytes_) {
-    departure = free_pages(block, displaced);
+    reclaimed = free_pages(block, displaced);
   } else {
     auto& slab = *static_cast<SlabArena*>(block->arena);
     small_.give_back(block);
@@ -210,14 +210,14 @@ Departure BlockHeap::free_block(Extent* block, bool displaced) noexcept {
       Extent* pages = slab.pages;
       small_.remove(&slab);
       slabs_.erase(slab.self);
-      departure = free_pages(pages, false);
+      reclaimed = free_pages(pages, false);
     }
   }
   count_cached();
-  return departure;
+  return reclaimed;
 }
 
-Departure BlockHeap::free_pages(Extent* pages, bool displaced) noexcept {
+Reclaimed BlockHeap::free_pages(Extent* pages, bool displaced) noexcept {
   RegionArena& arena = *owner(pages);
   if (!displaced && arena.reusable) {
     map_of(arena).give_back(pages);
@@ -231,15 +231,15 @@ Departure BlockHeap::free_pages(Extent* pages, bool displaced) noexcept {
   return settle(arena);
 }
 
-// A part leaves by itself even if it is all that is left: finish() then sends the region after it.
-Departure BlockHeap::start_leaving(Extent* part, bool reusable) noexcept {
+// Even the last part of a region is returned by itself; finish() then returns the region.
+Reclaimed BlockHeap::start_leaving(Extent* part, bool reusable) noexcept {
   part->state = ExtentState::kLeaving;
   owner(part)->mapped_bytes -= part->bytes;
   statistics_.mapped.bytes.subtract(part->bytes);
   return {nullptr, part, part->bytes, reusable};
 }
 
-Departure BlockHeap::settle(RegionArena& arena) noexcept {
+Reclaimed BlockHeap::settle(RegionArena& arena) noexcept {
   if (arena.taken > arena.lost) return {};
   if (arena.lost > 0 || !arena.reusable || arena.first == nullptr) return detach(arena);
   arena.idle = true;
@@ -248,28 +248,28 @@ Departure BlockHeap::settle(RegionArena& arena) noexcept {
   return {};
 }
 
-Departure BlockHeap::detach(RegionArena& arena) noexcept {
+Reclaimed BlockHeap::detach(RegionArena& arena) noexcept {
   make_busy(arena);
   for (const Extent* extent = arena.first; extent != nullptr; extent = extent->next) {
     if (extent->state == ExtentState::kLost) statistics_.lost.subtract(extent->bytes);
   }
   map_of(arena).remove(&arena);
   statistics_.mapped.subtract(arena.mapped_bytes);
-  Departure departure{std::move(arena.region), nullptr, arena.mapped_bytes, false};
+  Reclaimed reclaimed{std::move(arena.region), nullptr, arena.mapped_bytes, false};
   busy_.erase(arena.self);
-  return departure;
+  return reclaimed;
 }
 
-std::vector<Departure> BlockHeap::collect(size_t bytes, size_t least_part) {
-  std::vector<Departure> departures;
+std::vector<Reclaimed> BlockHeap::collect(size_t bytes, size_t least_part) {
+  std::vector<Reclaimed> batch;
   const auto count = [&](size_t gone) { bytes -= std::min(bytes, gone); };
   try {
     while (bytes > 0 && !idle_.empty()) {
       RegionArena& oldest = idle_.front();
       const size_t mapped = oldest.mapped_bytes;
       if (!oldest.region->pinned() && mapped > bytes) break;
-      departures.emplace_back();  // before anything is taken out: this needs memory
-      departures.back() = detach(oldest);
+      batch.emplace_back();  // before anything is taken out: this needs memory
+      batch.back() = detach(oldest);
       count(mapped);
     }
     while (bytes > 0) {
@@ -278,21 +278,21 @@ std::vector<Departure> BlockHeap::collect(size_t bytes, size_t least_part) {
       RegionArena& arena = *owner(largest);
       if (arena.region->pinned()) break;
       const size_t part = bytes < largest->bytes ? round_up(bytes, page_bytes_) : largest->bytes;
-      departures.emplace_back();
+      batch.emplace_back();
       Extent* taken = pages_.take(largest, largest->bytes - part, part);
       make_busy(arena);
-      departures.back() = start_leaving(taken, true);
+      batch.back() = start_leaving(taken, true);
       count(part);
     }
   } catch (const std::bad_alloc&) {  // what there is will do
-    if (!departures.empty() && !departures.back()) departures.pop_back();
+    if (!batch.empty() && !batch.back()) batch.pop_back();
   }
   count_cached();
-  return departures;
+  return batch;
 }
 
-Departure BlockHeap::finish(Departure& departure, bool left) noexcept {
-  Extent* part = departure.part;
+Reclaimed BlockHeap::finish(Reclaimed& reclaimed, bool left) noexcept {
+  Extent* part = reclaimed.part;
   if (part == nullptr) return {};
   RegionArena& arena = *owner(part);
   if (left) {
@@ -300,7 +300,7 @@ Departure BlockHeap::finish(Departure& departure, bool left) noexcept {
   } else {
     arena.mapped_bytes += part->bytes;
     statistics_.mapped.bytes.add(part->bytes);
-    if (departure.reusable) {
+    if (reclaimed.reusable) {
       map_of(arena).give_back(part);
     } else {
       part->state = ExtentState::kLost;
@@ -308,8 +308,8 @@ Departure BlockHeap::finish(Departure& departure, bool left) noexcept {
       statistics_.lost.add(part->bytes);
     }
   }
-  departure.part = nullptr;
-  Departure rest = settle(arena);
+  reclaimed.part = nullptr;
+  Reclaimed rest = settle(arena);
   count_cached();
   return rest;
 }

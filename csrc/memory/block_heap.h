@@ -1,5 +1,5 @@
-// Regions cut into blocks, and the account of them. A pool adds the lock, the source of regions
-// and the GPU.
+// Cuts regions into blocks and keeps count of them. A pool adds the lock, the source of regions and
+// the GPU.
 #ifndef CXL_OFFLOAD_MEMORY_BLOCK_HEAP_H_
 #define CXL_OFFLOAD_MEMORY_BLOCK_HEAP_H_
 
@@ -16,11 +16,12 @@ namespace cxl_offload::memory {
 
 // Chunks grow with the pool: every region is a mapping, of which a process has 65,530.
 inline constexpr size_t kChunkFraction = 256;
-// What may be cached beyond the peak of live blocks, and unused at the end of a pinned block.
+// How much may be cached beyond the peak of live blocks, and how much of a pinned block may be
+// unused at its end.
 inline constexpr size_t kSlackFraction = 256;
 
 // Memory on its way back: a whole region, or a part of one that stays.
-struct Departure {
+struct Reclaimed {
   std::unique_ptr<Region> region;
   Extent* part = nullptr;
   size_t bytes = 0;
@@ -30,7 +31,7 @@ struct Departure {
 };
 
 // Not thread-safe. Of a region it calls only const functions; what must be returned is handed out
-// as departures, so that the caller can return it without holding a lock.
+// as Reclaimed, so that the caller can return it without holding a lock.
 class BlockHeap {
  public:
   explicit BlockHeap(size_t page_bytes);
@@ -38,33 +39,34 @@ class BlockHeap {
   // The bytes a block for `bytes` occupies.
   size_t capacity_for(size_t bytes) const;
 
-  // Up to how many bytes a pinned block may be that is used for `capacity`.
+  // The largest pinned block that may serve a request of `capacity` bytes.
   static size_t largest_fit(size_t capacity);
 
   // A block from what is free, or null.
   Extent* reuse(size_t bytes);
-  // The size of a region to map for `bytes` after a miss, with room for more small blocks to come;
-  // and the size that will just do.
+  // The size of a region to map for `bytes` after a miss: with room for more small blocks, and the
+  // least that is enough.
   size_t growth_for(size_t bytes) const;
   size_t least_growth_for(size_t bytes) const;
-  // By how much a growth would exceed what the peak of live blocks needs, and how much of that
-  // giving back free memory could make up for. `growing` is being mapped by others.
+  // How far a growth would go beyond what the peak of live blocks needs, and how much of that could
+  // be saved by returning free memory. Other threads are mapping `growing` bytes.
   size_t excess(size_t growth, size_t growing) const;
   size_t returnable_bytes() const;
   // Adds a region and takes a block from it. `region` is empty afterwards, or as before if this
   // throws. `rest` is what must be returned at once.
-  Extent* adopt(std::unique_ptr<Region>& region, size_t bytes, Departure& rest);
+  Extent* adopt(std::unique_ptr<Region>& region, size_t bytes, Reclaimed& rest);
 
   // A block was dropped: it waits for the GPU, or is free (again).
   void wait(Extent* block, size_t bytes) noexcept;
-  Departure free_held(Extent* block, size_t bytes, bool displaced) noexcept;
-  Departure free_waiting(Extent* block, bool displaced) noexcept;
+  Reclaimed free_held(Extent* block, size_t bytes, bool displaced) noexcept;
+  Reclaimed free_waiting(Extent* block, bool displaced) noexcept;
 
-  // Takes free memory out, the longest unused regions first: at least `bytes` if there is so much.
-  // Parts smaller than `least_part` stay, for each hole may cost a mapping.
-  std::vector<Departure> collect(size_t bytes, size_t least_part);
-  // A part has left, or could not. Returns the rest of the region if that was all that kept it.
-  Departure finish(Departure& departure, bool left) noexcept;
+  // Takes free memory out, the regions unused for longest first: at least `bytes` if there is so
+  // much. Parts smaller than `least_part` stay, because each hole may cost a mapping.
+  std::vector<Reclaimed> collect(size_t bytes, size_t least_part);
+  // A part was returned (`left`) or could not be. If only that part kept its region, returns the
+  // rest of the region.
+  Reclaimed finish(Reclaimed& reclaimed, bool left) noexcept;
 
   Statistics& statistics() { return statistics_; }
   const Statistics& statistics() const { return statistics_; }
@@ -97,11 +99,11 @@ class BlockHeap {
   Extent* take_cut(size_t capacity, size_t extent_bytes);
   Extent* take_small(size_t capacity);
   Extent* cut_slab(std::list<SlabArena>& slab, Extent* pages, size_t capacity);
-  Departure free_block(Extent* block, bool displaced) noexcept;
-  Departure free_pages(Extent* pages, bool displaced) noexcept;
-  Departure settle(RegionArena& arena) noexcept;
-  Departure detach(RegionArena& arena) noexcept;
-  Departure start_leaving(Extent* part, bool reusable) noexcept;
+  Reclaimed free_block(Extent* block, bool displaced) noexcept;
+  Reclaimed free_pages(Extent* pages, bool displaced) noexcept;
+  Reclaimed settle(RegionArena& arena) noexcept;
+  Reclaimed detach(RegionArena& arena) noexcept;
+  Reclaimed start_leaving(Extent* part, bool reusable) noexcept;
   Extent* count_held(Extent* block, size_t bytes) noexcept;
   void count_cached() noexcept;
   void make_busy(RegionArena& arena) noexcept;
@@ -109,10 +111,10 @@ class BlockHeap {
 
   const size_t page_bytes_;
   const size_t slab_bytes_;
-  // What the last region was like; all of a source are alike, but for those that spilled.
+  // What the last region was like. All regions of a source are alike, except those that spilled.
   size_t cut_bytes_ = 0;
   bool pinned_ = false;
-  // Not before a region has shown that any part of it keeps the rule: stripes do not.
+  // False until a region has shown that any part of it keeps the rule; parts of a stripe do not.
   bool shares_regions_ = false;
 
   std::list<RegionArena> busy_;

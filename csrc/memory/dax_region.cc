@@ -58,7 +58,7 @@ void DaxStore::give_back(DaxPiece piece) noexcept {
   auto hole = holes_.end();
   try {
     hole = holes_.emplace(piece.offset, piece.bytes).first;
-  } catch (...) {  // no memory to remember it by: it counts as taken from now on
+  } catch (...) {  // no memory to record it: it counts as taken from now on
     return;
   }
   use_.current_bytes -= piece.bytes;

@@ -23,8 +23,8 @@ class DaxStore {
   DaxStore(std::unique_ptr<os::DaxDevice> device, std::optional<uint64_t> capacity_bytes);
 
   os::DaxDevice& device() const { return *device_; }
-  // Pieces of `bytes` together, a multiple of the alignment: one hole that is large enough if there
-  // is one, the smallest that is, or several. Throws OutOfMemory naming the device.
+  // Pieces with `bytes` in total, a multiple of the alignment: the smallest hole that is large
+  // enough, or several holes where none is. Throws OutOfMemory naming the device.
   std::vector<os::DaxPiece> take(size_t bytes);
   void give_back(os::DaxPiece piece) noexcept;
   NodeUse use() const;

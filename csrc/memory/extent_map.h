@@ -51,7 +51,7 @@ class ExtentMap {
   ExtentMap(const ExtentMap&) = delete;
   ExtentMap& operator=(const ExtentMap&) = delete;
 
-  // Afterwards as many extents can be made without memory: by add, split, and take (up to two).
+  // Afterwards that many extents can be made without allocating: by add, split, take (up to two).
   void reserve(size_t extents);
   // Makes the arena's range one taken extent (kHeld).
   Extent* add(Arena* arena);

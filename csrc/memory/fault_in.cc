@@ -21,7 +21,7 @@ constexpr size_t kChunkBytes = size_t{64} << 20;
 // Below this a second thread costs more than it brings.
 constexpr size_t kBytesPerThread = size_t{32} << 20;
 
-// How often pages are asked for that should be there and do not show.
+// How often the kernel is asked about pages that should be there and show as absent.
 constexpr int kLooks = 3;
 
 // Of pages that are not there.
@@ -51,7 +51,7 @@ void append_page(std::vector<Run>& runs, size_t offset, size_t bytes, os::NodeId
 // What became of the pages of a chunk that were found on other nodes.
 struct StrayMoves {
   bool moved = false;  // they were asked to move to their node
-  size_t shared = 0;   // pages that did not, for a forked child has them as well
+  size_t shared = 0;   // pages that did not move, because a forked child has them as well
 };
 
 StrayMoves move_strays(Kernel& kernel, std::span<std::byte> range, const Run& chunk,
@@ -61,7 +61,7 @@ StrayMoves move_strays(Kernel& kernel, std::span<std::byte> range, const Run& ch
   kernel.query(pages, page_bytes, nodes);
   const auto is_home = [&](int node) { return node == chunk.node; };
   if (std::ranges::any_of(nodes, [](int node) { return node < 0; })) {
-    // Page by page the kernel may be moving them, or mark them for balancing: this waits for it.
+    // The kernel may be moving such pages, or marking them for balancing: this waits for it.
     kernel.populate(pages, chunk.node);
     kernel.query(pages, page_bytes, nodes);
   }
@@ -72,7 +72,7 @@ StrayMoves move_strays(Kernel& kernel, std::span<std::byte> range, const Run& ch
 }
 
 // Runs `work(i)` for i in [0, count) on up to `threads` threads; rethrows the first exception. The
-// caller, one of them, looks between two whether it is to end.
+// calling thread is one of them; between two items it checks whether it was interrupted.
 template <typename Work>
 void share_out(size_t count, size_t threads, const Work& work) {
   std::atomic<size_t> next{0};
@@ -94,7 +94,7 @@ void share_out(size_t count, size_t threads, const Work& work) {
     std::vector<std::jthread> helpers;
     try {
       for (size_t i = 1; i < std::min(threads, count); ++i) helpers.emplace_back(drain);
-    } catch (const std::system_error&) {  // no more threads to be had: those there are will do
+    } catch (const std::system_error&) {  // no more threads can be made: go on with those there are
     }
     drain();
   }
@@ -115,7 +115,7 @@ Placed fault_in(Kernel& kernel, std::span<std::byte> range, const std::vector<Ru
     if (strays.moved) moved = true;
     shared += strays.shared;
   });
-  // Asked once more as a whole: what moves may take along what had been found in its place.
+  // Asks once more about the whole range: a move may take along pages that were in their place.
   return {moved ? look_for_runs(kernel, range, page_bytes) : runs, shared * page_bytes};
 }
 

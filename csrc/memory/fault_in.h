@@ -16,14 +16,14 @@ namespace cxl_offload::memory {
 // How fault-in or a move ended.
 struct Placed {
   std::vector<Run> runs;      // as they are in the end, in order
-  uint64_t shared_bytes = 0;  // not moved, for a forked child has them as well
+  uint64_t shared_bytes = 0;  // not moved, because a forked child has them as well
 };
 
-// Faults every run in on its node. Pages that landed elsewhere (the kernel passes a full node over
-// silently, and prefers another node to dropping page cache) are moved to their node, which makes
-// the kernel drop page cache there but never kill. The runs returned equal `runs` when everything
-// went to plan. Throws what the kernel throws, and
-// Interrupted; pages already there stay, for the caller to unmap.
+// Faults every run in on its node. The kernel silently passes over a full node, and prefers another
+// node to dropping page cache. Pages that landed elsewhere are therefore moved to their node: for a
+// move the kernel drops page cache there, and it never kills a process. The runs returned equal
+// `runs` when everything went as planned. Throws what the kernel throws, and Interrupted; pages
+// already faulted in stay, for the caller to unmap.
 Placed fault_in(os::Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
                 size_t page_bytes, size_t max_threads);
 
@@ -35,8 +35,8 @@ Placed move_to_runs(os::Kernel& kernel, std::span<std::byte> range, const std::v
 std::vector<Run> query_runs(const os::Kernel& kernel, std::span<const std::byte> range,
                             size_t page_bytes);
 
-// The same, asked again a few times where pages are absent: for a moment, a page that the kernel
-// moves does not show.
+// The same, but asks again a few times where pages are absent: while the kernel moves a page, it
+// shows as absent for a moment.
 std::vector<Run> look_for_runs(const os::Kernel& kernel, std::span<const std::byte> range,
                                size_t page_bytes);
 

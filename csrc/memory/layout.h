@@ -1,4 +1,4 @@
-// From a rule and the room on the nodes to the runs of one allocation.
+// Makes the runs of one allocation from a rule and the room on the nodes.
 #ifndef CXL_OFFLOAD_MEMORY_LAYOUT_H_
 #define CXL_OFFLOAD_MEMORY_LAYOUT_H_
 
@@ -18,8 +18,8 @@ struct Layout {
   std::vector<std::string> notes;  // where it differs from the rule, and why
 };
 
-// Memory that is never taken, so that the kernel need not choose whom to kill: `fraction` of a
-// node, at least `min_bytes` and at most `max_bytes`.
+// Memory that is never taken, so that the kernel never has to kill a process: `fraction` of a node,
+// at least `min_bytes` and at most `max_bytes`.
 struct Reserve {
   double fraction = 1.0 / 128;
   uint64_t min_bytes = uint64_t{16} << 20;

@@ -27,8 +27,7 @@ class NodeBudget {
   // All or nothing; throws OutOfMemory naming the node whose capacity would be passed.
   void charge(const NodeBytes& bytes);
   void refund(const NodeBytes& bytes) noexcept;
-  // Refunds `out` and charges `in` in one step and without a limit: pages that have moved are where
-  // they are.
+  // Refunds `out` and charges `in` in one step. No limit holds here: the pages have moved already.
   void exchange(const NodeBytes& out, const NodeBytes& in);
   // Bytes that may still be charged to the node; nothing when it has no capacity set.
   std::optional<uint64_t> room(os::NodeId node) const;

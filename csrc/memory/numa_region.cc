@@ -59,8 +59,8 @@ NodeBytes missing(const std::vector<Run>& wanted, const std::vector<Run>& actual
   return lacking;
 }
 
-// Where the pages of a range go that come back later (swap, copy on write): preferred, because a
-// range bound to a full node gets its readers killed after a fork.
+// Pages that come back later (from swap, by copy on write) prefer their node. Were they bound to
+// it, a full node would get the readers of the range killed after a fork.
 os::Policy later_policy(const Rule& rule, const std::vector<Run>& runs) {
   if (rule.kind == RuleKind::kFirstTouch) return {os::PolicyMode::kLocal, {}};
   os::NodeSet nodes;
@@ -216,7 +216,7 @@ Placed NumaRegion::place(std::span<std::byte> pages, const std::vector<Run>& bef
   const bool all_there = present(before).size() == before.size();
   auto placed = all_there ? move_to_runs(kernel, pages, wanted, page_bytes_)
                           : fault_in(kernel, pages, wanted, page_bytes_, placer_.max_threads);
-  // What left late may have made room for what was to come early.
+  // Pages that moved away late may have made room for pages that found none before.
   if (!missing(wanted, placed.runs).empty()) {
     placed = move_to_runs(kernel, pages, wanted, page_bytes_);
   }

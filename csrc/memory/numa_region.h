@@ -68,10 +68,11 @@ class NumaRegion final : public Region {
   std::vector<Run> runs(size_t offset, size_t bytes) const override;
   std::vector<std::string> notes() const override { return notes_; }
 
-  // Moves whole pages to a new rule; all views follow. Returns what the user should know of the
+  // Moves whole pages to a new rule; all views stay valid. Returns what the user should know of the
   // new places. Throws OutOfMemory when not every page arrived, or SystemError when a call was
-  // refused, with the pages put back where they came from as far as the kernel lets them; what
-  // stays elsewhere is counted there. Blocks of a region may move side by side, one block not.
+  // refused. Pages are then put back as far as the kernel allows, and those that are not are
+  // counted where they are. Several blocks of a region may move at the same time, but each block
+  // only once.
   std::vector<std::string> move(size_t offset, size_t bytes, const Rule& rule);
   const Rule& rule() const { return rule_; }
   // Bytes that are on another node than this region put them on, by where from and where to;

@@ -30,7 +30,7 @@ void check_parts(const Parts& parts, size_t page) {
   }
 }
 
-// Where pages that come back later (from swap) go: preferred, so that a full node kills nobody.
+// Pages that come back from swap only prefer their node: a full one must kill nobody.
 os::Policy policy_of(const Rule& rule) {
   if (rule.kind == RuleKind::kFirstTouch) return {os::PolicyMode::kLocal, {}};
   return {os::PolicyMode::kPreferredMany, rule.nodes()};

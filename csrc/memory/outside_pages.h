@@ -21,11 +21,11 @@ struct Parts {
   size_t count;
 };
 
-// Faults the parts in by the rule, and checks the pages. They are not charged to the budget: whose
-// mapping it is returns them. Returns what the user should know of the places. Throws
-// InvalidArgument for parts that are no whole pages of the range, for a device and for a bad rule;
-// OutOfMemory, naming the node, where a node has no room; SystemError. Pages that were faulted in
-// before a throw stay.
+// Faults the parts in by the rule, and checks the pages. They are not charged to the budget,
+// because the owner of the mapping returns them. Returns what the user should know of the places.
+// Throws InvalidArgument for parts that are no whole pages of the range, for a device and for a bad
+// rule; OutOfMemory, naming the node, where a node has no room; SystemError. Pages that were
+// faulted in before a throw stay.
 std::vector<std::string> place_outside(const Placer& placer, const Rule& rule, const Parts& parts);
 
 }  // namespace cxl_offload::memory

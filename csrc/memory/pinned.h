@@ -63,7 +63,7 @@ class PinnedRegion final : public Region {
   void detach() noexcept;
   std::optional<std::string> try_attach() noexcept;
   std::string settle();
-  // What settle() says; `unknown` if the kernel would not tell.
+  // What settle() says; `unknown` if the kernel does not say where the pages are.
   struct Reading {
     std::string note;
     bool unknown = false;

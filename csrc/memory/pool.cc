@@ -15,7 +15,7 @@
 namespace cxl_offload::memory {
 namespace {
 
-// Holes smaller than this stay cached on a miss: each one returned costs a mapping.
+// On a miss, holes smaller than this stay cached: returning a hole costs a mapping.
 constexpr size_t kLeastPartBytes = size_t{64} << 10;
 
 // Bytes that are being mapped, until they are part of the heap.
@@ -61,8 +61,8 @@ struct Pool::State {
   void free_retired(std::list<Retired> blocks) noexcept;
   void wait_for_gpu();
   void free_done();
-  void track(const Departure& departure) { departing += departure ? 1 : 0; }  // with the lock
-  size_t send(Departure departure) noexcept;
+  void track(const Reclaimed& reclaimed) { returning += reclaimed ? 1 : 0; }  // with the lock
+  size_t send(Reclaimed reclaimed) noexcept;
 
   const std::shared_ptr<RegionSource> source;
   const size_t page_bytes;
@@ -72,8 +72,8 @@ struct Pool::State {
   std::mutex mutex;  // guards what follows
   BlockHeap heap;
   size_t growing = 0;    // bytes being mapped
-  size_t departing = 0;  // departures being returned
-  std::condition_variable departed;
+  size_t returning = 0;  // how many parts are being returned
+  std::condition_variable all_returned;
 };
 
 Extent* Pool::State::find(size_t bytes) {
@@ -118,16 +118,16 @@ Extent* Pool::State::reuse_retired(size_t bytes) {
 
 Extent* Pool::State::grow(size_t bytes) {
   size_t growth = 0;
-  std::vector<Departure> surplus;
+  std::vector<Reclaimed> surplus;
   {
     const std::lock_guard lock(mutex);
     growth = heap.growth_for(bytes);
     surplus = heap.collect(heap.excess(growth, growing), std::max(page_bytes, kLeastPartBytes));
-    for (const Departure& departure : surplus) track(departure);
+    for (const Reclaimed& reclaimed : surplus) track(reclaimed);
     growing += growth;
   }
   Growing while_mapping(mutex, growing, growth);
-  for (Departure& departure : surplus) send(std::move(departure));
+  for (Reclaimed& reclaimed : surplus) send(std::move(reclaimed));
   for (bool fruitless = false;;) {
     try {
       return adopt(source->obtain(growth), bytes, while_mapping);
@@ -143,7 +143,7 @@ Extent* Pool::State::grow(size_t bytes) {
 
 Extent* Pool::State::adopt(std::unique_ptr<Region> region, size_t bytes, Growing& mapped) {
   Extent* block = nullptr;
-  Departure rest;
+  Reclaimed rest;
   {
     const std::lock_guard lock(mutex);
     block = heap.adopt(region, bytes, rest);
@@ -162,58 +162,58 @@ bool Pool::State::give_back_everything() {
   }
   const bool returned = return_free(SIZE_MAX, page_bytes) > 0;
   std::unique_lock lock(mutex);
-  const bool waited = departing > 0;
-  departed.wait(lock, [&] { return departing == 0; });
+  const bool waited = returning > 0;
+  all_returned.wait(lock, [&] { return returning == 0; });
   return returned || waited;
 }
 
 size_t Pool::State::return_free(size_t bytes, size_t least_part) {
-  std::vector<Departure> departures;
+  std::vector<Reclaimed> batch;
   {
     const std::lock_guard lock(mutex);
-    departures = heap.collect(bytes, least_part);
-    for (const Departure& departure : departures) track(departure);
+    batch = heap.collect(bytes, least_part);
+    for (const Reclaimed& reclaimed : batch) track(reclaimed);
   }
   size_t returned = 0;
-  for (Departure& departure : departures) returned += send(std::move(departure));
+  for (Reclaimed& reclaimed : batch) returned += send(std::move(reclaimed));
   return returned;
 }
 
 // Returns memory to where it came from, without the lock, and says how many bytes.
-size_t Pool::State::send(Departure departure) noexcept {
+size_t Pool::State::send(Reclaimed reclaimed) noexcept {
   size_t returned = 0;
-  while (departure) {
+  while (reclaimed) {
     bool left = true;
-    if (departure.region != nullptr) {
-      departure.region.reset();
+    if (reclaimed.region != nullptr) {
+      reclaimed.region.reset();
     } else {
-      Region* region = BlockHeap::region_of(departure.part, page_bytes);
-      const auto offset = static_cast<size_t>(departure.part->begin - region->range().data());
+      Region* region = BlockHeap::region_of(reclaimed.part, page_bytes);
+      const auto offset = static_cast<size_t>(reclaimed.part->begin - region->range().data());
       try {
-        region->release(offset, departure.bytes);
+        region->release(offset, reclaimed.bytes);
       } catch (...) {  // too many mappings: it stays cached
         left = false;
       }
     }
-    if (left) returned += departure.bytes;
+    if (left) returned += reclaimed.bytes;
     const std::lock_guard lock(mutex);
-    departure = heap.finish(departure, left);
-    if (departure) continue;
-    --departing;
-    departed.notify_all();
+    reclaimed = heap.finish(reclaimed, left);
+    if (reclaimed) continue;
+    --returning;
+    all_returned.notify_all();
   }
   return returned;
 }
 
 void Pool::State::free_retired(std::list<Retired> blocks) noexcept {
   for (const Retired& retired : blocks) {
-    Departure departure;
+    Reclaimed reclaimed;
     {
       const std::lock_guard lock(mutex);
-      departure = heap.free_waiting(retired.block, retired.displaced);
-      track(departure);
+      reclaimed = heap.free_waiting(retired.block, retired.displaced);
+      track(reclaimed);
     }
-    send(std::move(departure));
+    send(std::move(reclaimed));
   }
 }
 
@@ -308,13 +308,13 @@ void Pool::take_back(Allocation& allocation) noexcept {
     state.retirement->add(allocation.fence_);
     return;
   }
-  Departure departure;
+  Reclaimed reclaimed;
   {
     const std::lock_guard lock(state.mutex);
-    departure = state.heap.free_held(block, allocation.bytes_, allocation.displaced_);
-    state.track(departure);
+    reclaimed = state.heap.free_held(block, allocation.bytes_, allocation.displaced_);
+    state.track(reclaimed);
   }
-  state.send(std::move(departure));
+  state.send(std::move(reclaimed));
 }
 
 void Pool::check_invariants() const {

@@ -5,9 +5,10 @@
 // Free blocks are split and merged inside their region and found by best fit in O(log n). What is
 // mapped stays within 1/128 (and 64 KiB or a page) of what the peak of live blocks needs, because a
 // miss first gives back what is free beyond that; only free memory that cannot be given back
-// singly (holes below 64 KiB, parts of pinned regions) comes on top. A pinned region is registered
-// and returned as one, so one made for a single block serves single blocks of its own size (or up
-// to 1/256 less) and is given back for any other; only the chunks for small blocks are shared.
+// piece by piece (holes below 64 KiB, parts of pinned regions) comes on top. A pinned region is
+// registered and returned as a whole. One that was made for a single block serves blocks of that
+// size (or up to 1/256 smaller) and is returned when another size is needed. Only chunks for small
+// blocks are shared.
 #ifndef CXL_OFFLOAD_MEMORY_POOL_H_
 #define CXL_OFFLOAD_MEMORY_POOL_H_
 
@@ -44,14 +45,14 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Throws what RegionSource::obtain throws; OutOfMemory only after everything cached was given
   // back. In a forked child: InvalidArgument.
   //
-  // A block smaller than a page lies where its slab lies. A rule that stripes over nodes means
-  // nothing at that size: send allocations smaller than a cycle to a pool of a single-node rule.
+  // A block smaller than a page lies on the node of its slab. A stripe over nodes has no meaning
+  // for so few bytes: send allocations smaller than one cycle to a pool whose rule has one node.
   std::shared_ptr<Allocation> allocate(size_t bytes);
   // Waits for the GPU and returns all free memory that can be returned. Does nothing in a forked
   // child.
   Trimmed trim();
-  // As trim, whatever the GPU driver says, and waits until everything that is on its way back in
-  // other threads is there.
+  // As trim, but whatever the GPU driver says; then waits until other threads have returned what
+  // they are returning.
   void give_back() noexcept;
   // All zero in a forked child.
   Statistics statistics() const;

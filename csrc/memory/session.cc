@@ -79,7 +79,7 @@ std::vector<std::string> PlacedBlock::notes() const {
   return all;
 }
 
-// One thread at a time tries once more, so that two never hold half each of what one needs.
+// Only one thread at a time tries again: two might each hold half of what one needs.
 template <typename Attempt>
 auto Session::with_all_memory(const Attempt& attempt) {
   try {
@@ -229,8 +229,8 @@ std::shared_ptr<Pool> Session::pool_for(const Rule& rule,
   return pools_.emplace(key, make_pool(rule, driver)).first->second;
 }
 
-// With the lock held. Who has a pool to itself here is alone with it: references are only given out
-// under the lock.
+// With the lock held. A pool with a single reference has no other user, because references are only
+// handed out under the lock.
 std::vector<std::shared_ptr<Pool>> Session::take_unused_pools() {
   std::vector<std::shared_ptr<Pool>> unused;
   for (auto at = pools_.begin(); at != pools_.end();) {
@@ -253,7 +253,7 @@ std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
   std::vector<std::string> notes;
   check_rule(rule, *placer_.kernel);
   simplify(rule, bytes, notes);
-  // What is smaller than a huge page would only share one, and then could not move by itself.
+  // A block smaller than a huge page would share one, and could not be moved by itself.
   const bool is_part = bytes < unit_bytes(*placer_.kernel, rule.pages);
   if (is_part && rule.pages == os::PageKind::kTransparentHuge) rule.pages = os::PageKind::kBase;
   const auto pool = pool_for(rule, driver);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
-// cgroup v1 spells "no limit" as a huge multiple of the page size.
+// cgroup v1 writes "no limit" as a huge multiple of the page size.
 constexpr uint64_t kCgroupV1Unlimited = uint64_t{1} << 62;
 
 std::optional<uint64_t> parse_number(const std::string& text) {

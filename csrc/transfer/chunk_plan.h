@@ -9,8 +9,8 @@
 
 namespace cxl_offload::transfer {
 
-// Host bytes that are reached over the same path to the GPU have one lane: the node they are on, or
-// kNoLane where nobody knows it.
+// A lane stands for host bytes that reach the GPU over the same path: their node, or kNoLane where
+// the node is not known.
 using Lane = int;
 inline constexpr Lane kNoLane = -1;
 
@@ -20,13 +20,13 @@ struct Piece {
   std::byte* host = nullptr;
   size_t bytes = 0;
   Lane lane = kNoLane;
-  bool pinned = false;  // the GPU can read and write the host's end by itself
+  bool pinned = false;  // whether the GPU can read and write the host's end by itself
 };
 
-// Cuts pieces into at most `chunk_bytes` and orders them so that every lane gets its next chunk
-// when it would have finished its last: lanes of twice the rate get twice the bytes. The order
-// inside a lane is that of the pieces. Pinned pieces of a transfer with a single lane stay whole:
-// there is nothing to overlap. Lanes without a rate have `rates` of 1.
+// Cuts pieces into chunks of at most `chunk_bytes`. Every lane gets its next chunk when it would
+// have finished its last, so a lane of twice the rate gets twice the bytes. Inside a lane the order
+// of the pieces is kept. Pinned pieces of a transfer with a single lane stay whole: there is
+// nothing to overlap. Lanes without a rate have `rates` of 1.
 std::vector<Piece> plan_chunks(const std::vector<Piece>& pieces, size_t chunk_bytes,
                                const std::map<Lane, double>& rates);
 

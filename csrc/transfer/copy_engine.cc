@@ -114,7 +114,8 @@ std::shared_ptr<CopyHandle> CopyEngine::Queue::submit(std::vector<Piece> pieces,
                           "or give it staging of two chunks or more");
   }
   if (!pieces.empty()) job.chunks = plan_chunks(pieces, options_.chunk_bytes, options_.rates);
-  // All that needs memory comes first: from when it has room, a transfer is listed or gives it up.
+  // Everything that needs memory comes first. Once a transfer has room, it is listed or gives it
+  // up.
   job.handle = std::make_shared<CopyHandle>(driver_, bytes);
   job.after.reserve(after.size());
   std::list<std::shared_ptr<CopyHandle>> listed{job.handle};
@@ -278,7 +279,7 @@ StreamId CopyEngine::Queue::stream_of(Lane lane) {
     if (const auto found = streams_.find(lane); found != streams_.end()) return found->second;
     if (streams_.empty()) return streams_[lane] = first_stream_;
   }
-  // Only who has set `working_` comes here, so nobody makes the same one meanwhile.
+  // Only the thread that has set `working_` comes here, so no other makes the same stream.
   const StreamId made = driver_->create_stream();
   const std::lock_guard lock(mutex_);
   return streams_[lane] = made;

@@ -1,4 +1,4 @@
-// Copies between host tiers and a GPU, ahead of their use.
+// Copies between host tiers and a GPU before the bytes are needed.
 //
 // A direction is a queue of its own: transfers to the device do not wait for those to the host.
 // Inside a direction every lane (node) has a stream, so that a slow tier's chunks are under way
@@ -56,12 +56,12 @@ class CopyEngine {
   // are not pinned without staging.
   std::shared_ptr<CopyHandle> submit(Direction direction, std::vector<Piece> pieces,
                                      const std::vector<gpu::StreamId>& after, bool may_wait);
-  // Waits for all transfers submitted so far; failures are their handles' to tell.
+  // Waits for all transfers submitted so far. Failures are reported by their handles.
   void drain();
   std::map<Lane, LinkUse> use(Direction direction) const;
   // Submitted and not seen finished yet.
   size_t unfinished_bytes(Direction direction) const;
-  // The streams made so far, for whoever must record them.
+  // The streams made so far, for callers that must record them.
   std::vector<gpu::StreamId> streams() const;
   bool in_child() const { return queues_.in_child(); }
 

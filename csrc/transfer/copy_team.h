@@ -1,4 +1,4 @@
-// Threads that stay and share out pieces of work: making threads costs more than most copies.
+// Threads that are kept and share pieces of work: making threads takes longer than most copies.
 #ifndef CXL_OFFLOAD_TRANSFER_COPY_TEAM_H_
 #define CXL_OFFLOAD_TRANSFER_COPY_TEAM_H_
 

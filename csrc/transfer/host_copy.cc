@@ -10,7 +10,7 @@
 namespace cxl_offload::transfer {
 namespace {
 
-// Pieces per thread, so that one that is held up does not hold up all.
+// Pieces per thread: with several, a thread that is held up does not hold up the others.
 constexpr size_t kPiecesEach = 4;
 constexpr size_t kLeastPiece = size_t{64} << 10;
 constexpr size_t kPieceUnit = 4096;

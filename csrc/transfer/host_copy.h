@@ -1,5 +1,5 @@
-// Copies in host memory by the way that is quickest for their size: with or without the caches, by
-// one thread or several. Which way from which size on is a table, measured on the machine.
+// Copies in host memory in the quickest way for their size: through the caches or past them, with
+// one thread or several. A table, measured on the machine, says which way serves which size.
 #ifndef CXL_OFFLOAD_TRANSFER_HOST_COPY_H_
 #define CXL_OFFLOAD_TRANSFER_HOST_COPY_H_
 
@@ -50,7 +50,7 @@ class HostCopier {
   static std::vector<CopyRule> default_rules(size_t threads);
 
   void copy(std::byte* target, const std::byte* source, size_t bytes) {
-    // No call between the caller and memcpy for the copies that are over in nanoseconds.
+    // Inline, so that copies of a few nanoseconds go straight to memcpy.
     if (bytes < first_other_) {
       __builtin_memcpy(target, source, bytes);
     } else {

@@ -1,4 +1,4 @@
-// A bounded ring of pinned slots, through which bytes go that the GPU cannot reach by itself.
+// A bounded ring of pinned slots for bytes that the GPU cannot reach by itself.
 #ifndef CXL_OFFLOAD_TRANSFER_STAGING_H_
 #define CXL_OFFLOAD_TRANSFER_STAGING_H_
 

@@ -6,7 +6,7 @@ import ctypes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST_KEPT = 32 << 20
-"""glibc takes no more: larger blocks are mapped anew each time."""
+"""glibc takes no more: larger blocks are mapped again each time."""
 
 _MOST_FREE = 1 << 30
 

@@ -212,7 +212,7 @@ class Session:
     ) -> tuple[str, ...]:
         """Faults pages in that others mapped (shared memory), and checks where they are.
 
-        They are not counted in :meth:`stats`, and belong to whoever mapped them.
+        They are not counted in :meth:`stats`, and belong to the owner of the mapping.
 
         Parameters
         ----------

@@ -40,7 +40,7 @@ class Leftover:
     held_bytes
         Of memory that it keeps from everybody: pages that were written, not its length.
     owner
-        Id of the user whose file it is, who (with root) may remove it.
+        Id of the user who owns the file. That user and root may remove it.
     """
 
     path: Path

@@ -1,6 +1,6 @@
 """Memory that several processes map together, placed by a policy before anybody uses it.
 
-The processes need know nothing of each other but the name: whoever comes first makes the file in
+The processes need to agree on the name only: the first one makes the file in
 ``/dev/shm``, sizes it and puts its pages where the policy says, while the others wait. When as many
 have mapped it as were announced, the name is removed, so that the memory goes with the last of
 them, however it ends. What a program that was killed before that left behind is removed by the
@@ -64,7 +64,7 @@ def _locked(file: int) -> Iterator[None]:
 def remove_leftovers(root: str | os.PathLike[str] = SHARED_ROOT) -> tuple[Path, ...]:
     """Removes the regions of ended processes of this user, and says so in the log.
 
-    A region that is being made at the same moment is not lost: who makes it sees that its name is
+    A region that is being made at the same moment is not lost: its maker sees that its name is
     gone, and begins again.
     """
     removed = []
@@ -111,7 +111,7 @@ class SharedRegion:
     nbytes
         Whole pages. The same in every process.
     policy
-        Where the pages of the whole region go; whoever comes first puts them there. None leaves
+        Where the pages of the whole region go; the first process puts them there. None leaves
         that to :meth:`place`.
     mappers
         How many will map it; the name is removed when the last has.
@@ -215,7 +215,7 @@ class SharedRegion:
                 self.notes += (f"base pages, not huge ones: write advise to {_SHMEM_HUGE}",)
 
     def _map_pages(self) -> None:
-        """Puts the pages that are there into this process, which moves none of them."""
+        """Maps the pages that are there into this process; moves none of them."""
         with contextlib.suppress(OSError):  # kernels before 5.14; then each at its first use
             self.mapping.madvise(_POPULATE_WRITE, 0, self.nbytes)
 

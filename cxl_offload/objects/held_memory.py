@@ -14,7 +14,7 @@ from cxl_offload.objects.mapped_ranges import MappedRange, cached_bytes, read_ma
 from cxl_offload.units import format_bytes
 
 VERSION = 1
-"""Of :meth:`MemoryReport.to_json`."""
+"""Version of the document of :meth:`MemoryReport.to_json`."""
 
 CHECKPOINTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npy", ".npz", ".ckpt")
 OTHER = "other anonymous memory"
@@ -86,7 +86,7 @@ class MemoryReport:
         What lost its place or its pin, in words.
     cached_files
         Checkpoints that the process maps or has open, to their bytes in the page cache. These are
-        the kernel's and not in ``holders``, but for the pages that the process maps.
+        the kernel's and not in ``holders``, except the pages that the process maps.
     unused_pool_bytes
         What this package's pools keep for the next tensor: a part of the anonymous memory.
     """
@@ -101,7 +101,7 @@ class MemoryReport:
 
     @property
     def resident_bytes(self) -> int:
-        """Of all holders."""
+        """Resident bytes of all holders."""
         return sum(holder.resident_bytes for holder in self.holders)
 
     def nodes(self) -> dict[int, int]:
@@ -153,7 +153,7 @@ def add_nodes(counts: Iterable[Mapping[int, int]]) -> dict[int, int]:
 
 
 def owner_of(mapped: MappedRange) -> str:
-    """Whose a mapping is, told by its name alone."""
+    """The owner of a mapping, judged by its name alone."""
     name = mapped.name.removesuffix(" (deleted)")
     file = name.rsplit("/", 1)[-1]
     if name == "" or name.startswith(("[anon", "/anon_hugepage")):

@@ -95,7 +95,7 @@ class _Claims:
         self._kernel = Session.linux()
 
     def take(self, begin: int, end: int) -> dict[int, int]:
-        """Node to resident bytes of a range of addresses, which nobody else holds from now on."""
+        """Node to resident bytes of a range of addresses. Later calls do not count it again."""
         total: dict[int, int] = {}
         for at in range(max(0, bisect.bisect_right(self._begins, begin) - 1), len(self.ranges)):
             mapped = self.ranges[at]
@@ -162,7 +162,7 @@ def _storages(named: Iterable[_Named]) -> Iterator[tuple[_Named, int, int]]:
 def _without_overlaps(
     storages: Iterable[tuple[_Named, int, int]],
 ) -> Iterator[tuple[_Named, int, int]]:
-    """By address; of storages made over the same memory (numpy, from_blob) the rest of each."""
+    """Sorts storages by address. Where some share memory (numpy, from_blob), counts it once."""
     reached = 0
     for named, address, nbytes in sorted(storages, key=lambda each: (each[1], -each[2])):
         begin, end = max(address, reached), address + nbytes

@@ -18,7 +18,7 @@ KINDS = (*_PATTERNS, "other")
 """Every kind there is."""
 
 OUTSIDE_LAYERS = ("embedding", "head")
-"""Not part of the stack of layers."""
+"""Kinds that are not part of the stack of layers."""
 
 
 def kind_of(name: str) -> str:

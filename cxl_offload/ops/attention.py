@@ -166,7 +166,7 @@ def decode_attention_partial(
 def combine(partials: Sequence[Partial]) -> Partial:
     """Attention over all the positions of ``partials``, which have none in common.
 
-    Equal to attention over the joined cache but for rounding: the weights are computed in float64.
+    Equal to attention over the joined cache, except for rounding: weights are computed in float64.
     Parts may come from elsewhere (a GPU kernel), when moved to one device.
 
     Raises

@@ -1,4 +1,4 @@
-"""What callers give to decode attention, as the kernel takes it."""
+"""Turns the arguments of decode attention into what the kernel takes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AttentionOptions(TypedDict, total=False):
 
 
 def query_view(q: torch.Tensor, window: int | None, soft_cap: float | None) -> _C.TensorView:
-    """Of q as it is; ValueError or TypeError for what no attention is made with."""
+    """The view of q; ValueError or TypeError for a q, window or cap that attention cannot have."""
     view = tensor_view(q, "q")  # says what is wrong with it before its shape is asked for
     if q.dim() not in (3, 4):
         raise ValueError(

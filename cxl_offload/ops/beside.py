@@ -1,4 +1,4 @@
-"""One thread for work beside the caller's, which a forked child starts anew instead of waiting."""
+"""One thread that works beside the caller's. A forked child starts its own instead of waiting."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OneThread:
             return future
 
     def forget_in_child(self) -> None:
-        """What a forked child does first."""
+        """Forgets the thread in a forked child, which does not have it."""
         given = list(self._given)
         self._begin()
         for future in given:

@@ -75,7 +75,7 @@ class TierStager(AsyncStager):
         return made
 
     def synchronize_staging(self) -> None:
-        """Nothing: stage() returns when everything is copied."""
+        """Does nothing: stage() returns only when everything is copied."""
 
     def close(self) -> None:
         """Nothing is held that a save does not read."""

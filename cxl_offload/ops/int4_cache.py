@@ -37,11 +37,11 @@ class Int4Cache:
     form: Form
 
     def heads_before_positions(self) -> Int4Cache:
-        """With the second and the third dimension exchanged."""
+        """The same cache with its second and third dimension exchanged."""
         return Int4Cache(self.codes.transpose(1, 2), self.scales.transpose(1, 2), self.form)
 
     def views(self, name: str) -> tuple[_C.TensorView, _C.TensorView]:
-        """Of codes and scales, for a kernel.
+        """Views of codes and scales for a kernel.
 
         Raises
         ------

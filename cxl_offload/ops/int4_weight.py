@@ -20,7 +20,7 @@ _FORMS = {
 }
 _CODES_PER_WORD = 8
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where the codes of neighbouring outputs are in a word of AWQ, in units of four bits."""
+"""Places of the codes of neighbouring outputs in a word of AWQ, in units of four bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Int4Weight:
         return view, _FORMS[self.form]
 
     def dequantized(self) -> torch.Tensor:
-        """What the codes are worth: ``(outputs, width)``, float32, a new tensor."""
+        """The weights as numbers: ``(outputs, width)``, float32, a new tensor."""
         codes = torch.stack((self.codes >> 4, self.codes & 15), dim=-1).flatten(1).float()
         first, second = self.groups.float().unbind(-1)
         grouped = codes.unflatten(1, (first.shape[1], -1))  # type: ignore[no-untyped-call]

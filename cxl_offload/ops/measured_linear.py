@@ -21,7 +21,7 @@ from cxl_offload.ops.linear import SinglePrecisionLinear, linear
 Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 TRIALS = 3
-"""Of each way; the shortest counts, since what else runs only makes a trial longer."""
+"""Trials of each way. The shortest counts, since other programs only make a trial longer."""
 
 PARTS = 4
 """A trial multiplies one of so many parts of the outputs, the next trial the next part: less than

@@ -177,7 +177,7 @@ def _differs(group: dict[str, Any], name: str, value: Any) -> bool:
 
 
 class _EndOfBackward:
-    """Waits until nobody can see a parameter between two values.
+    """Waits until no parameter is between its old and its new value.
 
     Autograd calls it at the end of a backward, and where the backward fails only drops it.
     """

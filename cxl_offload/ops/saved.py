@@ -16,7 +16,7 @@ from cxl_offload.ops.beside import OneThread
 from cxl_offload.renamed import old_names
 
 _ALIGNMENT_BYTES = 64
-"""Of torch's own memory; parts begin at a multiple, so that kernels take the same code paths."""
+"""Alignment of torch's own memory. Parts begin at a multiple, so that kernels run the same code."""
 
 _THIN = 8
 """A view brings along what lies between its elements, or the whole storage, up to this factor."""

@@ -44,7 +44,7 @@ def _nearest(machine: Machine, node: int, candidates: Mapping[int, tuple[int, ..
 
 
 def _spread(threads: int, cpus_by_node: Mapping[int, tuple[int, ...]]) -> dict[int, int]:
-    """So many threads over the nodes, one CPU after another as far as there are any."""
+    """Spreads threads over the nodes: one CPU after another while there are any."""
     nodes = sorted(cpus_by_node)
     shares = dict.fromkeys(nodes, 0)
     for _ in range(threads):

@@ -165,7 +165,7 @@ def check_devices(function: str, first: torch.Tensor, *others: torch.Tensor | No
 def touching(tensors: Iterable[torch.Tensor]) -> Callable[[], object]:
     """A built-in function that tells autograd that these tensors were written.
 
-    It is what in-place operators of torch do, and runs without a look at signals.
+    In-place operators of torch do the same. Signals are not checked meanwhile.
     """
     written = [tensor for tensor in tensors if not tensor.is_inference()]
     return functools.partial(cast("Any", torch._C)._increment_version, written)

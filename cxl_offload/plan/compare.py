@@ -22,7 +22,7 @@ _CALLED = {CXL: "CXL memory", NVME: "the drive"}
 
 @dataclass(frozen=True, slots=True)
 class _Verdict(Generic[T]):
-    """What became of one tier: the candidate to go on with, and why."""
+    """The verdict on one tier: the candidate to go on with, and why."""
 
     best: Candidate[T]
     used: bool

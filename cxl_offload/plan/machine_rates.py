@@ -18,11 +18,11 @@ UNBOUND = float("inf")
 ASSUMED_LOCAL_BYTES_PER_S = 307.2e9
 ASSUMED_REMOTE_SHARE = 0.46
 ASSUMED_CXL_BYTES_PER_S = 38.4e9
-"""What CPUs read where nothing is printed: medians of the shipped machine files that have a number,
-of local DRAM, of the other socket's as a share of it, and of CXL memory."""
+"""Rates of CPU reads where none is printed, each the median of the shipped machine files that have
+one: of local DRAM, of the other socket's DRAM as a share of that, and of CXL memory."""
 
 ASSUMED_BYTES_PER_S_A_CORE = 14e9
-"""Not more than so much a core: what one drew from memory (docs/attention.md, measured)."""
+"""The most that is assumed of one core: what one drew (docs/attention.md, measured)."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The one way from a request to a plan, whoever runs it.
+"""The one way from a request to a plan, for any engine.
 
 request -> hardware -> search -> without the tiers that bring little -> replay -> prices -> plan
 """

@@ -86,7 +86,7 @@ def divide_nodes(
 ) -> list[dict[int, int]]:
     """Node id to bytes for each member.
 
-    Over all members they sum to the capacities: exactly, but for GPU memory of GPUs that are not
+    Over all members they sum exactly to the capacities, except for memory of GPUs that are not
     theirs, and less than a page of nodes that are smaller.
 
     Parameters
@@ -143,7 +143,7 @@ def _costs(machine: Machine, member: Member, nodes: Iterable[int]) -> dict[int, 
 def _classes(
     machine: Machine, nodes: Iterable[int], members: Sequence[Member]
 ) -> list[tuple[list[int], tuple[int, ...]]]:
-    """Nodes that are divided together, and who has a part: of one kind and open to the same.
+    """Nodes of one kind that the same members may use, and those members: divided together.
 
     GPU memory is open to the members on that GPU only.
     """

@@ -1,4 +1,4 @@
-"""What every plan is asked for, whoever runs it."""
+"""What every request for a plan says, for any engine."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def with_sizes(machine: Machine, sizes: Mapping[str, int]) -> Machine:
 
 
 def _without(machine: Machine, nodes: Sequence[int]) -> Machine:
-    """No tier has these nodes, and nobody can use them."""
+    """No tier has these nodes, so no plan can use them."""
     tiers = [
         replace(tier, nodes=tuple(node for node in tier.nodes if node not in nodes))
         for tier in machine.tiers

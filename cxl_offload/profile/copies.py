@@ -1,4 +1,4 @@
-"""Copies between a GPU and a node, timed, whoever makes them."""
+"""Times copies between a GPU and a node, with any engine that makes them."""
 
 from __future__ import annotations
 

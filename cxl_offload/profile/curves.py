@@ -15,7 +15,7 @@ cached store makes the memory read its line as well, and a copy counts what is r
 Pages = Literal["base", "thp", "2MiB", "1GiB"]
 
 SATURATED = 0.95
-"""Within 5 % of the peak more threads are not worth their cores."""
+"""A curve counts as saturated from here on: more threads gain at most 5 %."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ Groups = Sequence[tuple[str, Mapping[str, Estimate]]]
 
 
 def _draw_bars(axes: Axes, groups: Groups, scale: float, form: str) -> None:
-    """For every name a bar of each group that has it, side by side."""
+    """Draws, for every name, the bars of the groups that have it side by side."""
     names = list(dict.fromkeys(name for _, values in groups for name in values))
     width = 0.8 / len(groups)
     for number, (label, values) in enumerate(groups):

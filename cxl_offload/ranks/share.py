@@ -217,7 +217,7 @@ def _own_gpu(machine: Machine) -> str | None:
 
 
 def _bound_to(machine: Machine) -> int | None:
-    """The node whose CPUs alone this process may use, if it is bound to one."""
+    """The node that this process is bound to: it may use no CPUs of others. None: not bound."""
     if machine.simulated:
         return None
     cpus = os.sched_getaffinity(0)

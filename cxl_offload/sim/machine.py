@@ -1,6 +1,6 @@
 """The resources of a machine, and what a byte or an operation of each engine costs on them.
 
-``node N``        the memory of a node, reads and writes together, whoever moves them
+``node N``        the memory of a node, reads and writes together, by CPUs and copy engines
 ``path I-N``      what the CPUs of node I reach on node N
 ``dma GPU-N``     what copies of a GPU reach on node N, each way
 ``link GPU``      the GPU's link to the host, each way

@@ -36,7 +36,7 @@ class Timeline:
         Queue, engine -> seconds in which it had an event under way, summed over its events.
     resource_seconds
         Phase -> resource -> seconds that its events would occupy it with nothing else to wait for:
-        the resource with most of them is what bounds the phase.
+        the resource with most of them bounds the phase.
     node_bytes
         Node -> bytes read and written there.
     link_bytes

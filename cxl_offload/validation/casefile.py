@@ -30,7 +30,7 @@ class Expectation:
 class Case:
     """One case: which public model answers it, with which inputs.
 
-    ``wrong`` is what makes it unanswerable, empty for a sound case. ``line`` counts from 1.
+    ``wrong`` says why it cannot be answered; empty for a sound case. ``line`` counts from 1.
     """
 
     id: str

@@ -140,7 +140,7 @@ def loop_bytes_per_s(tiers: MixedTiers, loop: Loop, weights: tuple[float, float]
     """Bytes of cache lines the loop gets through a second, with pages spread by ``weights``.
 
     The bandwidth branch is charged the traffic (stores twice), the concurrency branch the lines
-    that cores wait for (once: write-backs wait for nobody). Infinite when all of it hits in cache.
+    that cores wait for (once: no core waits for a write-back). Infinite when all hits in cache.
 
     Valid for equal read:write costs on both tiers; a full-duplex link that favours CXL for mixed
     traffic, prefetchers that lose track in mixed regions and latencies above idle short of
@@ -150,13 +150,13 @@ def loop_bytes_per_s(tiers: MixedTiers, loop: Loop, weights: tuple[float, float]
     misses = miss_fraction(loop, tiers.cache_bytes)
     if misses == 0:
         return float("inf")
-    law = interleaved_bandwidth(
+    reached = interleaved_bandwidth(
         [rate / _traffic(loop) for rate in rates.bytes_per_s],
         shares_of_weights(weights),
         latency_ns=rates.latency_ns,
         lines_in_flight=loop.cores * loop.smt * loop.lines_per_core,
     )
-    return law / misses
+    return reached / misses
 
 
 def speedup(tiers: MixedTiers, loop: Loop, weights: tuple[float, float]) -> float:

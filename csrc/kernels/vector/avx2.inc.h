@@ -43,7 +43,7 @@ struct Vector {
   CXL_OFFLOAD_VECTOR void store(float* at) const { _mm256_storeu_ps(at, value); }
   CXL_OFFLOAD_VECTOR void store(Bf16* at) const { _mm_storeu_si128((__m128i*)at, bf16()); }
   CXL_OFFLOAD_VECTOR void store(F16* at) const { _mm_storeu_si128((__m128i*)at, f16()); }
-  // Past the caches.
+  // Stores past the caches.
   CXL_OFFLOAD_VECTOR void stream(Bf16* at) const { _mm_stream_si128((__m128i*)at, bf16()); }
   CXL_OFFLOAD_VECTOR void stream(F16* at) const { _mm_stream_si128((__m128i*)at, f16()); }
   CXL_OFFLOAD_VECTOR static void wait_for_stores() { _mm_sfence(); }

@@ -58,7 +58,7 @@ struct Vector {
   CXL_OFFLOAD_VECTOR void store(float* at) const { _mm512_storeu_ps(at, value); }
   CXL_OFFLOAD_VECTOR void store(Bf16* at) const { _mm256_storeu_si256((__m256i*)at, bf16()); }
   CXL_OFFLOAD_VECTOR void store(F16* at) const { _mm256_storeu_si256((__m256i*)at, f16()); }
-  // Past the caches.
+  // Stores past the caches.
   CXL_OFFLOAD_VECTOR void stream(Bf16* at) const { _mm256_stream_si256((__m256i*)at, bf16()); }
   CXL_OFFLOAD_VECTOR void stream(F16* at) const { _mm256_stream_si256((__m256i*)at, f16()); }
   CXL_OFFLOAD_VECTOR static void wait_for_stores() { _mm_sfence(); }

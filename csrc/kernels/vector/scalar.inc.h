@@ -22,7 +22,7 @@ struct Vector {
   void store(float* at) const { *at = value; }
   void store(Bf16* at) const { *at = to_bf16(value); }
   void store(F16* at) const { *at = to_f16(value); }
-  // Past the caches.
+  // Stores past the caches.
   template <class T>
   void stream(T* at) const {
     store(at);

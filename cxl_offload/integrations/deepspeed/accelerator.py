@@ -26,7 +26,7 @@ _ATTRIBUTE = "cxl_offload_capture"
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """Who asked: module and function, and the object whose method it is."""
+    """Which code asked: module and function, and the object if it is a method."""
 
     site: tuple[str, str]
     owner: Any
@@ -56,7 +56,7 @@ class Capture:
     on_destroy
         What returns the memory of a ZeRO optimizer.
     passed_bytes
-        Bytes of no known kind that nobody placed, by the module and function that asked.
+        Bytes of no known kind, which are not placed, by the module and function that asked.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Capture:
         return self.scopes[-1]() if self.scopes else None
 
     def know(self, store: Store) -> None:
-        """Keeps a store in mind as long as its tensors live, whoever owns them."""
+        """Keeps a store known as long as any of its tensors lives."""
         self._stores = [*(each for each in self._stores if each.in_use()), store]
 
     def is_pinned(self, value: torch.Tensor) -> bool:

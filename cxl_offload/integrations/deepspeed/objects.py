@@ -134,7 +134,7 @@ def relink(zero: Any) -> None:
 def held_tensors(zero: Any) -> Iterator[torch.Tensor]:
     """Every tensor that ZeRO holds in its attributes, views in nested lists and mappings too.
 
-    After ``destroy()`` these are all that keep host memory alive, whoever still holds the engine.
+    After ``destroy()`` only these keep host memory alive, even where the engine is still held.
     """
     waiting: list[Any] = [vars(zero)]
     waiting += [getattr(param, "ds_tensor", None) for param in _parameters(zero)]

@@ -112,7 +112,7 @@ def _show_information() -> None:
 
 
 def _engines() -> list[Any]:
-    """Every live engine. DeepSpeed tells nobody of new ones, the garbage collector knows them."""
+    """Every live engine, from the garbage collector: DeepSpeed has no list of them."""
     kind = deepspeed.DeepSpeedEngine
     return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 

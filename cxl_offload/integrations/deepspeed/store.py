@@ -47,7 +47,7 @@ class Store:
         self._pages = pages
         self._pin = pin
         # Address to kind and site. An address that was freed is only ever asked for again after
-        # it was given out again, which writes it anew.
+        # it was given out again, which writes it again.
         self._given: dict[int, tuple[str, str]] = {}
 
     def take(

@@ -228,7 +228,7 @@ class HostAccelerator(Accelerator, SharesHostMemory):
         data = tensor.data if indices is None else tensor.data[tuple(indices)]
         self.loaded(data)
         view = TorchTensor.create_from_torch(data, self)
-        view.home = tensor  # whose memory is counted for as long as it is read
+        view.home = tensor  # counted as long as the view is read
         return view
 
     def loaded(self, data: torch.Tensor) -> None:

@@ -101,7 +101,7 @@ def attend_in_place(
     heads: int,
     on_accelerator: AttentionValue | None,
 ) -> torch.Tensor:
-    """Attention of one new token a sequence, every piece of the cache by whoever is near it.
+    """Attention of one new token a sequence; each piece of the cache is read by the nearest device.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ def weights_folder(source: ModelSource, scratch: Path, *, progress: Progress | N
     source
         The model.
     scratch
-        Folder of this run, for a conversion nobody asked to keep.
+        Folder of this run, for a conversion that is not kept.
     progress
         Told of every parameter converted.
 

@@ -312,7 +312,7 @@ class TierDisk(TorchDisk):  # type: ignore[misc]
 def _copy_items(
     items: queue.Queue[Any], copy: Callable[[Any, Any, Any, Any], None], errors: list[BaseException]
 ) -> None:
-    """Body of a copy thread; an error is kept for whoever waits, or the wait would never end."""
+    """Body of a copy thread. It keeps an error for the waiting thread, which would hang without."""
     while True:
         item = items.get()
         try:

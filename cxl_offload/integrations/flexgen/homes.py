@@ -32,7 +32,7 @@ GPU, NVME = "gpu", "nvme"
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """A part of the host and the policy of its memory; None where nobody gave one."""
+    """A part of the host and the policy of its memory; None where none was given."""
 
     name: str
     policy: str | None

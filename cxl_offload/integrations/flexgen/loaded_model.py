@@ -309,7 +309,7 @@ class LoadedModel:
         if not isinstance(self._tokenizer, ByteTokenizer):
             return ()
         return (
-            "one token a byte, for want of tokenizer files: a model that was trained with another "
+            "one token a byte, since there are no tokenizer files: a model trained with another "
             "tokenizer does not understand these prompts",
         )
 

@@ -35,7 +35,7 @@ class GrowingStates:
     memory
         Where keys and values are.
     expected
-        Positions to have room for at first; 0 where nobody knows.
+        Positions to have room for at first; 0 where it is not known.
     """
 
     _sees_all = True

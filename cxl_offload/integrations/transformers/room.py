@@ -79,7 +79,7 @@ class KvMemory:
         """A tensor with its pages in place.
 
         It is an ordinary one also where the caller infers: what is written there is written
-        again later, when nobody may be inferring.
+        again later, outside of inference mode.
 
         Raises
         ------
@@ -119,7 +119,7 @@ def as_states(kept: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
 
 
 def slack_of(positions: int) -> int:
-    """Positions that memory for so many has beside them."""
+    """Spare positions of memory that is made for so many."""
     return max(_LEAST_SLACK, positions // _SLACK_SHARE)
 
 

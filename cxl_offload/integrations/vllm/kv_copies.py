@@ -140,7 +140,7 @@ class CopyQueue:
         try:
             targets, sources, sizes = order.lists()
             self._copier.copy_blocks(targets=targets, sources=sources, sizes=sizes)
-        except Exception as failure:  # told to whoever asks for the result
+        except Exception as failure:  # raised again where the result is asked for
             return FinishedCopy(order.id, 0, time.perf_counter() - begin, failure)
         seconds, nbytes = time.perf_counter() - begin, int(sizes.sum())
         if nbytes:

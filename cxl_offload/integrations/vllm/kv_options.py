@@ -61,7 +61,7 @@ _VLLM_KEYS = (
 )
 
 _VLLM_TIER_KEYS = ("type", "module_path", "backpressure")
-"""What vLLM reads of one of its ``secondary_tiers``, whoever makes the tier."""
+"""What vLLM itself reads of one of its ``secondary_tiers``, of any maker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class KvOptions:
         if any(tier.eviction == "cost" for tier in tiers) and self.prefill_tokens_per_s is None:
             raise wrong(
                 "prefill_tokens_per_s",
-                "is missing; eviction_policy 'cost' weighs what computing a chunk again takes",
+                "is missing; eviction_policy 'cost' compares what computing a chunk again takes",
             )
 
     def check(self, session: Session, *, shared_free_bytes: int) -> None:

@@ -62,7 +62,7 @@ class PlacedRegion(SharedOffloadRegion):  # type: ignore[misc]
         self.pinned_addresses: list[int] = []
 
     def cleanup(self) -> None:
-        """Unpins, unmaps, and removes the name where nobody else holds it."""
+        """Unpins and unmaps; removes the name if no other process holds it."""
         super().cleanup()
         try:
             self.region.close()

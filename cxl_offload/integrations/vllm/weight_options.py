@@ -53,7 +53,7 @@ class WeightOptions:
     tune_state
         The file from which the share of new regions on the far tier is tuned; None: it is not.
     tuned_policy
-        Whether ``policy`` is what that file says; else the tuner only advises.
+        Whether ``policy`` comes from that file; otherwise the tuner only advises.
     """
 
     policy: str

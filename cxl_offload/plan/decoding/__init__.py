@@ -1,1 +1,1 @@
-"""Decoding with weights and KV cache off the accelerator, whoever runs it."""
+"""Decoding with weights and KV cache off the accelerator, in any engine."""

@@ -40,7 +40,7 @@ def bandwidth_bound(bandwidth_bytes_per_s: Sequence[float], shares: Sequence[flo
     Valid for streams with enough requests in flight on every tier. ``bandwidth_bytes_per_s`` is
     the saturated rate of a tier for the accessing cores and the access at hand (reads, writes).
 
-    Source: Wang et al., Hitchhiker's Guide to CXL Memory (Heimdall), 3.4 (1:1:0 on SPR-1: law
+    Source: Wang et al., Hitchhiker's Guide to CXL Memory (Heimdall), 3.4 (1:1:0 on SPR-1: bound
     122 GiB/s, measured 123.6); Lebedev et al., Demystifying CXL Memory Bandwidth Expansion, 6.1.
     """
     _same_length("bandwidths and shares", bandwidth_bytes_per_s, shares)

@@ -1,4 +1,4 @@
-"""What a plan for FlexGen says to whoever runs it: the policies of its homes, and the command.
+"""What runs a plan for FlexGen: the policies of its homes, and the command.
 
 The cuts themselves are the bytes of the plan's homes: the integration looks up which cut of the
 weights, and how many whole sequences, they are.

@@ -136,7 +136,7 @@ class TensorSizes:
 
     @property
     def positions(self) -> int:
-        """Tokens a cache holds: all but the last, which nobody attends to."""
+        """Tokens a cache holds: all but the last, to which no later token attends."""
         return self.prompt + self.generated - 1
 
     @property

@@ -154,7 +154,7 @@ class FlexGen(DecodingExecutor[Optimum]):
             yield KindBytes(kind, gpu, host, drive, policies[kind])
 
     def command(self, found: Candidate[Optimum]) -> tuple[str, ...]:
-        """Of this package's own command line."""
+        """The command of this package that runs the plan."""
         request = self._request
         return command_of(request.model_name, machine=request.machine_name, path=request.path)
 

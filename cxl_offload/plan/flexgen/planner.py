@@ -168,7 +168,7 @@ def plan_flexgen(
     heapq.heapify(queue)
     best = None if like is None else _known(job, hardware, like)
     programs = 0
-    if like is not None:  # its own batch first, placed anew
+    if like is not None:  # its own batch first, placed again
         queue.insert(0, (-1.0, -1, like.batches, _mode_of(like)))
     enough = max(2, _LIKE_PROGRAMS // max(1, len(hardware.nodes)))
     while queue and (like is None or programs < enough):

@@ -56,7 +56,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """A step taken apart; ``exposed_transfer_s`` is what no compute hides."""
+    """A step taken apart; ``exposed_transfer_s`` is what no computation hides of transfers."""
 
     step_s: float
     exposed_transfer_s: float
@@ -120,7 +120,7 @@ def optimizer_seconds(
     - the tiers, ``max(f_i / B_i)`` a byte.
 
     Valid for one pass over page-interleaved state with several streams a core in 4 KiB pages;
-    with huge pages the prefetchers still stop at 4 KiB. Source: bandwidth law (``interleave``)
+    with huge pages the prefetchers still stop at 4 KiB. Source: bandwidth bound (``interleave``)
     and Wang et al., Hitchhiker's Guide, Observation 12; measured on one machine, 2-18 % slower
     with CXL in the interleave set (Wang et al., Performance Characterization, IV-A).
     """

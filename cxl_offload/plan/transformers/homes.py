@@ -49,7 +49,7 @@ class Homes:
 
     @property
     def rows(self) -> int:
-        """Of one batch."""
+        """Rows of one batch."""
         return self.layout.rows
 
     @property

@@ -115,7 +115,7 @@ class DecoderJob:
         return list(_tensors(self.model, kind))
 
     def layer_bytes(self, kinds: frozenset[str]) -> int:
-        """The largest that is on its way when these kinds are streamed, the next one beside it."""
+        """The most bytes on their way when these kinds are streamed: two consecutive ones."""
         inner = sum(self.kinds[kind].bytes for kind in kinds if kind != "head") // self.layers
         whole = self.kinds["head"].bytes if "head" in kinds else 0
         return max(2 * inner, inner + whole)

@@ -1,4 +1,4 @@
-"""What a plan for transformers decides in whole kinds: who computes with which, and how many rows.
+"""What a plan for transformers decides for whole kinds: which device computes with them, and rows.
 
 A kind of weight is on the accelerator, streamed to it for every pass over the layers, or multiplied
 by the CPUs where it lies; without an accelerator all of them are. Keys and values are all on the

@@ -85,13 +85,13 @@ class Transformers(DecodingExecutor[BestHomes]):
         return self._job
 
     def refusal(self) -> str | None:
-        """Why nobody runs it as it stands."""
+        """Why no command runs the plan as it stands."""
         if self._request.hardware(needs_gpu=False).has_gpu:
             return "cxl-offload generate computes on the CPU; the policies are for your own program"
         return None
 
     def hardware(self) -> Hardware:
-        """Without the drive."""
+        """The hardware without the drive."""
         return self._request.hardware(needs_gpu=False).without(NVME)
 
     def search(
@@ -166,7 +166,7 @@ class Transformers(DecodingExecutor[BestHomes]):
         }
 
     def policies(self, found: Candidate[BestHomes]) -> dict[str, str]:
-        """Of every kind that has one."""
+        """Policies of every kind that has one."""
         kinds = (*self._job.kinds, KV)
         on_host = self._host_policies(found)
         return {kind: on_host.get(kind, GPU) for kind in kinds}
@@ -176,7 +176,7 @@ class Transformers(DecodingExecutor[BestHomes]):
         return tuple(sorted(found.choice.homes.layout.on_cpu))
 
     def command(self, found: Candidate[BestHomes]) -> tuple[str, ...]:
-        """Of this package's own command line."""
+        """The command of this package that runs the plan."""
         request = self._request
         made = ["cxl-offload", "generate", "--plan", OWN_FILE, "--model", request.model_name]
         made += ["--prompts", "prompts.txt"]

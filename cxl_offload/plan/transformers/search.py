@@ -148,7 +148,7 @@ class _Search:
         return program.solve()
 
     def fill_batches(self) -> None:
-        """As many sequences in fewer, larger batches: what does not fill a batch is not lost."""
+        """Puts the same sequences into fewer, larger batches, so that no batch is part empty."""
         job, hardware = self._job, self._hardware
         if not hardware.has_gpu or self._best is None:
             return

@@ -1,4 +1,4 @@
-"""What the jobs of one measurement have found so far."""
+"""Collects the results of the jobs of one measurement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
     def not_measured(self, labels: Sequence[str]) -> None:
-        """Notes what there was no time for."""
+        """Notes the steps that there was no time for."""
         self.notes += [f"not measured, the time was over: {label}" for label in labels]
 
 

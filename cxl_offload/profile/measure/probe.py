@@ -32,7 +32,7 @@ _OF_KIND = {
 }
 
 _WARM_SHARE = 0.2
-"""Of each window: covers the threads' wake-ups and fills the caches with dirty lines."""
+"""Share of each window for warming up: threads wake and caches fill with dirty lines."""
 
 
 _UNDISTURBED = 0.95
@@ -170,7 +170,7 @@ def _bandwidth(
 
 
 def _rate(done: Sequence[_C.ThreadTraffic]) -> float:
-    """Bytes/s of all threads; their windows are the same but for one burst."""
+    """Bytes/s of all threads; their windows differ by one burst at most."""
     return float(sum((part.bytes_read + part.bytes_written) / part.seconds for part in done))
 
 

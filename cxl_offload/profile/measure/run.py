@@ -1,4 +1,4 @@
-"""From a machine to its profile: what there is to measure, in what time, and the measuring."""
+"""Measures a machine's profile: lists what there is to measure, divides the time, and measures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cxl_offload.profile.model import Profile
 from cxl_offload.profile.schedule import Progress, Schedule
 
 FULL_SECONDS = 110.0
-"""For one path (the CPUs of one node and the memory of one node), each sweep, and all copies."""
+"""Seconds of one path (CPUs of a node, memory of a node), of each sweep, and of all copies."""
 
 QUICK_SECONDS = 8.0
 

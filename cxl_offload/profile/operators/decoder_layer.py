@@ -29,7 +29,7 @@ from cxl_offload.profile.operators.model import CacheOperator
 HEAD_DIM = 64
 
 CALLS = 28
-"""Of torch in a layer, besides products and attention; a test counts them."""
+"""Calls of torch in a layer besides products and attention; a test counts them."""
 
 Clock = Callable[[], float]
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -64,7 +64,7 @@ class Stopwatch:
         self.seconds: defaultdict[Label, float] = defaultdict(float)
 
     def begin(self) -> None:
-        """From here."""
+        """Starts the clock."""
         if self._cuda is not None:
             torch.cuda.synchronize(self._cuda)
         self._begun = self._clock()

@@ -65,7 +65,7 @@ class FrameworkCode:
         self._move(1, "store")
 
     def instructions(self) -> int:
-        """Of the interpreter, in :meth:`work`."""
+        """How many instructions of the interpreter :meth:`work` takes."""
         counted = 0
 
         def count(frame: FrameType, event: str, _: object) -> Any:
@@ -86,7 +86,7 @@ class FrameworkCode:
 def copies_of_the_code(count: int) -> list[type[FrameworkCode]]:
     """The class, that often, each with instructions of its own in memory.
 
-    A framework's layer runs thousands of different instructions: they are fetched anew whenever a
+    A framework's layer runs thousands of different instructions: they are fetched again whenever a
     layer's weights had the caches, which one short piece of code would not be.
     """
     spec = importlib.util.find_spec(__name__)

@@ -42,7 +42,7 @@ from cxl_offload.profile.schedule import Progress
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 _WIDTHS = (768, 2048)
-"""Of layers: their matrices have 1.1, 4.5, 8 and 32 MiB in half precision."""
+"""Widths of layers, whose matrices have 1.1, 4.5, 8 and 32 MiB in half precision."""
 
 _RING_BYTES = 160 << 20
 """Weights of a stack of layers, and the caches of their keys and values: many times what a core has
@@ -56,7 +56,7 @@ _PIECES = 10
 """Different pieces of Python, which together have as many instructions as a layer of FlexGen."""
 
 _LEAST_TURNS = 4
-"""Of a stack: attention over copies and in place by turns."""
+"""Least turns of a stack, with attention over copies and in place alternately."""
 
 _LEAST_S = 1e-9
 Samples = Mapping[Label, Sequence[float]]
@@ -176,7 +176,7 @@ def _runs(
 
 
 def _caches(rows: int, hidden: int, device: torch.device, most: int) -> list[LayerCache]:
-    """Of as many layers as are not found in a cache again, or of all."""
+    """Caches of enough layers that none is found in the processor's cache again, or of ``most``."""
     shape = (_POSITIONS + 1, rows * hidden // HEAD_DIM, HEAD_DIM)
     nbytes = 4 * _POSITIONS * rows * hidden
     made = []
