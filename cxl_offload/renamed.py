@@ -153,6 +153,7 @@ _PLANNED_TRACE = (
 GONE: dict[str, str] = {
     "cxl_offload.sim.InferenceWork": _PLANNED_TRACE,
     "cxl_offload.sim.inference": _PLANNED_TRACE,
+    "cxl_offload.sim.sharing": "cxl_offload.sim.replay shares resources in the core",
     "cxl_offload.sim.inference_trace": _PLANNED_TRACE,
     "cxl_offload.sim.llc_reach_bytes": _REACH,
     "cxl_offload.sim.cache.llc_reach_bytes": _REACH,

@@ -53,7 +53,6 @@ CORE_USERS = (
     "plan.equations.stripe",
     "profile.measure",
     "sim.replay",
-    "sim.sharing",
 )
 TORCH_USERS = ("tensor", "ops", "tune", "ranks", "objects", "profile.operators", "integrations")
 TORCH_FREE = ("profile.operators.model",)

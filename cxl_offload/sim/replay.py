@@ -2,7 +2,7 @@
 
 Steps are barriers and run one after another. Inside a step every queue runs its events in order,
 queues side by side, and events that run at the same time share resources
-(:mod:`cxl_offload.sim.sharing`). Set-up time of a copy occupies its queue, and no resource. The
+(``csrc/replay/sharing.h``). Set-up time of a copy occupies its queue, and no resource. The
 loop over events is the core's (``csrc/replay/steps.h``).
 """
 

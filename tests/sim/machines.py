@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cxl_offload import _C
 from cxl_offload.sim import Event
+from cxl_offload.sim.resources import Demand
 from cxl_offload.topology import Access, DmaPath, Drive, Gpu, Link, Machine, Node, NodeKind
 
 GB = 10**9
@@ -40,6 +42,25 @@ def machine(**changes: Any) -> Machine:
         "simulated": True,
     }
     return Machine(**{**fields, **changes})
+
+
+def speeds(demands: Sequence[Demand], losses: Mapping[int, float] | None = None) -> list[float]:
+    """What the core gives each of several events: 1 where its own largest demand alone bounds it.
+
+    Parameters
+    ----------
+    demands
+        Seconds of every event on its resources, each with a largest demand above 0.
+    losses
+        Resource -> largest share of it that congestion costs.
+    """
+    losses = losses or {}
+    jobs = []
+    for demand in demands:
+        largest = max(demand.values())
+        jobs.append([(resource, part / largest) for resource, part in demand.items() if part > 0])
+    count = 1 + max((resource for job in jobs for resource, _ in job), default=0)
+    return _C.share_resources(jobs, [losses.get(resource, 0.0) for resource in range(count)])
 
 
 def event(

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.sim import Engines, Event, Fabric, SwitchLink, Trace, replay
-from cxl_offload.sim.sharing import speeds
 from cxl_offload.topology import Access, DmaPath, Gpu, Link, Node, NodeKind
 
-from .machines import GB, event, machine
+from .machines import GB, event, machine, speeds
 
 SLOW = SwitchLink(bandwidth_bytes_per_s=10 * GB)
 

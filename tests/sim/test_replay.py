@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.sim import Engines, Event, Trace, replay
-from cxl_offload.sim.sharing import speeds
 from cxl_offload.topology import Gpu, Link, load_machine
 
-from .machines import GB, event, machine
+from .machines import GB, event, machine, speeds
 
 
 def seconds(*events: Event, **options: Any) -> float:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cxl_offload.sim.sharing import speeds
+from .machines import speeds
 
 
 @pytest.mark.parametrize(
