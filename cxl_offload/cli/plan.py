@@ -38,6 +38,7 @@ from cxl_offload.cli._plan_report import print_plan
 from cxl_offload.cli._report_table import console_of
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import limits, size
+from cxl_offload.units import parse_bandwidth
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
@@ -225,6 +226,11 @@ def training(
     stage: Annotated[
         int | None, typer.Option(min=2, max=3, help="ZeRO stage; default: 2 where it fits.")
     ] = None,
+    gpus: Annotated[int, typer.Option(help="GPUs of a host, all alike.")] = 1,
+    hosts: Annotated[int, typer.Option(help="Hosts, all alike.")] = 1,
+    network: Annotated[
+        str | None, typer.Option(help="What a GPU sends to other hosts, e.g. 25GB/s.")
+    ] = None,
     tiers: Tiers = None,
     limit: Limit = None,
     optimizer_gb_s: Annotated[
@@ -247,6 +253,7 @@ def training(
     """
     from cxl_offload.plan.model.file import load_model
     from cxl_offload.plan.training.plan import TrainingRequest, plan_training
+    from cxl_offload.plan.training.ranks import Ranks
 
     with names_the_line(machine), drawn(timeline) as replay:
         plan = plan_training(
@@ -260,6 +267,7 @@ def training(
                 limits=limits(limit),
                 optimizer_bytes_per_s=None if optimizer_gb_s is None else optimizer_gb_s * 1e9,
                 script=script,
+                ranks=Ranks(gpus=gpus, hosts=hosts, network_bytes_per_s=_rate(network)),
                 host_usable=host_usable,
                 gpu_usable=gpu_usable,
                 cxl_margin=cxl_margin,
@@ -268,6 +276,13 @@ def training(
             )
         )
     _deliver(as_advice(plan, add, gpu), output, as_json)
+
+
+def _rate(text: str | None) -> float | None:
+    try:
+        return None if text is None else parse_bandwidth(text)
+    except ValueError as error:
+        raise ConfigError(f"--network: {error}") from None
 
 
 def show_plan(

@@ -1,7 +1,8 @@
 """What a training step with ZeRO-Offload keeps where: bytes a kind on the host, bytes on the GPU.
 
 Stage 2 keeps low-precision parameters on the GPU and the optimizer on the host; stage 3 with
-``offload_param`` keeps the parameters on the host too. One GPU.
+``offload_param`` keeps the parameters on the host too. Several GPUs divide all of it but what each
+computes with.
 """
 
 from __future__ import annotations

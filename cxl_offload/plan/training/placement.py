@@ -37,7 +37,9 @@ Weights = Mapping[str, tuple[int, ...]]
 class TrainingStep:
     """What does not depend on placement: times of one micro-batch, and how many there are.
 
-    ``cpu_bytes_per_s`` is what the optimizer draws from local memory.
+    ``cpu_bytes_per_s`` is what the optimizer draws from local memory. Kinds are what one host
+    holds for all its GPUs. ``between_s`` are seconds in which GPUs send each other gradients of a
+    micro-batch, or all parameters, which takes as long; 0 for one GPU.
     """
 
     kinds: tuple[HostKind, ...]
@@ -46,6 +48,7 @@ class TrainingStep:
     backward_s: float
     accumulation: int
     cpu_bytes_per_s: float
+    between_s: float = 0.0
 
     @property
     def traffic(self) -> float:
@@ -107,11 +110,11 @@ def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEs
         shares=shares,
     )
     low = float(step.low_bytes)
-    gradients = _copy_seconds(hardware, weights["staging"], low)
+    gradients = _copy_seconds(hardware, weights["staging"], low) + step.between_s
     back = gradients
     fetch = 0.0
     if step.stage == 3:
-        fetch = _copy_seconds(hardware, weights["params"], low)
+        fetch = _copy_seconds(hardware, weights["params"], low) + step.between_s
         back = 0.0  # parameters stay on the host
     times = step_times(StepInputs(0.0, step.backward_s, max(gradients, fetch), 0.0, 0.0))
     exposed = times.exposed_transfer_s + max(0.0, fetch - step.forward_s)
@@ -233,7 +236,8 @@ class _StepProgram:
         if step.stage == 3:
             copies = [copies[0], ("params", self.exposed, step.backward_s)]
             copies.append(("params", self.fetch, step.forward_s))
-        for kind, column, hidden in copies:
+        for kind, column, behind in copies:
+            hidden = behind - step.between_s
             at_link = step.low_bytes / self.hardware.link_bytes_per_s
             self.program.row("link", {column: 1.0}, low=(at_link - hidden) / self._unit_s)
             for at, tier in enumerate(self.hardware.nodes):

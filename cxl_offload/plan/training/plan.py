@@ -18,6 +18,7 @@ from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.request import PlanRequest
 from cxl_offload.plan.training.job import (
     GRADIENT_BUCKET_ELEMENTS,
+    LOW_BYTES,
     Stage,
     TrainingJob,
     gpu_bytes,
@@ -31,6 +32,7 @@ from cxl_offload.plan.training.placement import (
     kind_bytes,
     place,
 )
+from cxl_offload.plan.training.ranks import ONE_GPU, Ranks
 from cxl_offload.plan.training.trace import equation_phases, planned_work, replayed_phases
 from cxl_offload.units import format_bytes
 
@@ -52,12 +54,12 @@ CONFIG = "ds_config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRequest(PlanRequest):
-    """What is to be planned for DeepSpeed on one GPU.
+    """What is to be planned for DeepSpeed.
 
     Attributes
     ----------
     batch
-        Sequences of one optimizer step; micro-batch times accumulation.
+        Sequences of one optimizer step; GPUs times micro-batch times accumulation.
     tokens
         Tokens of a sequence.
     stage
@@ -67,6 +69,8 @@ class TrainingRequest(PlanRequest):
         ``ADAM_SHARE_OF_UPPER_BOUND``.
     script
         The training script of the printed command.
+    ranks
+        GPUs, and what crosses between them.
     """
 
     batch: int
@@ -74,6 +78,7 @@ class TrainingRequest(PlanRequest):
     stage: Stage | None = None
     optimizer_bytes_per_s: float | None = None
     script: str = "train.py"
+    ranks: Ranks = ONE_GPU
     gpu_usable: float = GPU_USABLE
 
     def __post_init__(self) -> None:
@@ -81,6 +86,10 @@ class TrainingRequest(PlanRequest):
         rate = self.optimizer_bytes_per_s
         if rate is not None and not 1e3 <= rate <= 1e15:
             raise ConfigError(f"optimizer rate {rate / 1e9:g} GB/s: from 1e-6 to 1e6")
+        if self.batch % self.ranks.count:
+            raise ConfigError(
+                f"batch {self.batch} over {self.ranks.count} GPUs: a multiple of them is needed"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,11 @@ class DeepSpeed(Executor[PlannedStep]):
 
     def __init__(self, request: TrainingRequest) -> None:
         self._request = request
-        self._job = TrainingJob(model=request.model, batch=request.batch, tokens=request.tokens)
+        ranks, model = request.ranks, request.model
+        self._job = TrainingJob(
+            model=model, batch=request.batch // ranks.count, tokens=request.tokens
+        )
+        self._held = -(-model.parameters // ranks.hosts)  # parameters whose states a host has
         if request.tiers is not None and NVME in request.tiers:
             raise ConfigError(
                 "tier nvme: DeepSpeed's NVMe offload (swap_tensor) is not planned; leave it out"
@@ -140,8 +153,14 @@ class DeepSpeed(Executor[PlannedStep]):
         return self._request
 
     def hardware(self) -> Hardware:
-        """Without the drive."""
-        return self._request.hardware().without(NVME)
+        """Without the drive, and with the links of all GPUs of a host."""
+        one = self._request.hardware().without(NVME)
+        gpus = self._request.ranks.gpus
+        return replace(one, link_bytes_per_s=gpus * one.link_bytes_per_s)
+
+    def _between(self, hardware: Hardware) -> float:
+        ranks, nbytes = self._request.ranks, LOW_BYTES * self._job.model.parameters
+        return ranks.exchange_seconds(nbytes, hardware.link_bytes_per_s / ranks.gpus)
 
     def _optimizer_rate(self, hardware: Hardware) -> float:
         if self._request.optimizer_bytes_per_s is not None:
@@ -173,12 +192,13 @@ class DeepSpeed(Executor[PlannedStep]):
                 if need > hardware.gpu_usable_bytes:
                     break
                 step = TrainingStep(
-                    kinds=host_kinds(job.model.parameters, stage),
+                    kinds=host_kinds(self._held, stage),
                     stage=stage,
                     forward_s=micro * forward,
                     backward_s=micro * backward,
                     accumulation=job.batch // micro,
                     cpu_bytes_per_s=rate,
+                    between_s=self._between(hardware),
                 )
                 yield _Candidate(micro, checkpointing, need, step)
 
@@ -216,7 +236,7 @@ class DeepSpeed(Executor[PlannedStep]):
         return Candidate(
             hardware=hardware,
             choice=best,
-            tokens_per_s=job.batch * job.tokens / best.estimate.step_s,
+            tokens_per_s=self._request.batch * job.tokens / best.estimate.step_s,
             sequences=best.micro,
             host=tuple(host),
             gpu_bytes=need,
@@ -227,7 +247,7 @@ class DeepSpeed(Executor[PlannedStep]):
         job, request = self._job, self._request
         stages = STAGES if request.stage is None else (request.stage,)
         least = min(gpu_bytes(job, 1, stage) for stage in stages)
-        host = sum(kind.bytes for kind in host_kinds(job.model.parameters, request.stage or 2))
+        host = sum(kind.bytes for kind in host_kinds(self._held, request.stage or 2))
         rooms = ", ".join(f"{n.name} {format_bytes(n.usable_bytes)}" for n in hardware.nodes)
         return (
             f"train {job.model.name} on {hardware.machine}: one sequence needs "
@@ -251,7 +271,8 @@ class DeepSpeed(Executor[PlannedStep]):
 
     def command(self, found: Candidate[PlannedStep]) -> tuple[str, ...]:
         """DeepSpeed's launcher."""
-        start = ("deepspeed", "--num_gpus=1", self._request.script, "--deepspeed")
+        ranks = self._request.ranks
+        start = ("deepspeed", *ranks.launcher_flags(), self._request.script, "--deepspeed")
         return (*start, "--deepspeed_config", CONFIG)
 
     def settings(self, found: Candidate[PlannedStep]) -> dict[str, str]:
@@ -269,13 +290,17 @@ class DeepSpeed(Executor[PlannedStep]):
         return _phases(found.choice.estimate)
 
     def equation_seconds(self, found: Candidate[PlannedStep]) -> Mapping[str, float]:
-        """Predicted seconds by phase."""
+        """Predicted seconds by phase; the simulator has one GPU."""
+        if self._request.ranks.count > 1:
+            return {}
         return equation_phases(found.choice.estimate)
 
     def replayed_seconds(
         self, found: Candidate[PlannedStep], replay: Replay
     ) -> Mapping[str, float]:
-        """One step."""
+        """One step of one GPU."""
+        if self._request.ranks.count > 1:
+            return {}
         step, weights, hardware = found.choice.step, found.choice.weights, found.hardware
         work = planned_work(self._job, step, hardware, weights)
         work = replace(work, checkpointing=found.choice.checkpointing)
@@ -300,7 +325,8 @@ class DeepSpeed(Executor[PlannedStep]):
             else "without activation checkpointing"
         )
         return [
-            f"ZeRO stage {found.choice.stage}, bf16, one GPU, {checkpoints}",
+            f"ZeRO stage {found.choice.stage}, bf16, {request.ranks}, {checkpoints}",
+            *request.ranks.notes(),
             f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
             "memory",
             "the script gives the optimizer: DeepSpeedCPUAdam, or this package's CPUAdam",
