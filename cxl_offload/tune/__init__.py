@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cxl_offload.tune.machine import tier_ratios
     from cxl_offload.tune.model_based import ModelRule, ModelTuner
     from cxl_offload.tune.new_regions import NewRegions, StepWatch
+    from cxl_offload.tune.next_use import NextUse
     from cxl_offload.tune.optimizer import TunedOptimizer, tune_optimizer, tune_optimizer_phases
     from cxl_offload.tune.options import Signal, TuneOptions, read_tuning
     from cxl_offload.tune.phase_steps import PhaseSteps, follow_phases
@@ -52,6 +53,7 @@ __all__ = [
     "ModelTuner",
     "Moved",
     "NewRegions",
+    "NextUse",
     "PhaseSteps",
     "PhaseThreads",
     "PhaseTuner",
@@ -129,6 +131,7 @@ __getattr__, __dir__ = lazy_names(
             "NewRegions",
             "StepWatch",
         ),
+        "next_use": ("NextUse",),
         "optimizer": (
             "TunedOptimizer",
             "tune_optimizer",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, TypeVar
 
+import torch
 from transformers.cache_utils import (
     Cache,
     DynamicLayer,
@@ -84,6 +85,17 @@ def reserve(cache: Cache, positions: int) -> None:
             layer.reserve(positions)
     if isinstance(made := cache.layer_class_to_replicate, functools.partial):
         cache.layer_class_to_replicate = functools.partial(made.func, made.args[0], positions)
+
+
+def kept_tensors(cache: Cache) -> list[torch.Tensor]:
+    """The tensors in tiers that hold a cache's keys and values, room for more included."""
+    found: list[torch.Tensor] = []
+    for layer in cache.layers:
+        if isinstance(layer, GrowingStates):
+            found += layer.kept_tensors()
+        elif isinstance(layer, FixedStates) and layer.is_initialized:
+            found += [layer.keys, layer.values]
+    return found
 
 
 def _growing(layer: DynamicLayer, memory: KvMemory, positions: int) -> TierLayer:

@@ -42,6 +42,7 @@ class FixedStates:
         self.values = self._zeros(value_states, batch)
 
     max_cache_len: int
+    is_initialized: bool
     _memory: KvMemory
 
     def _zeros(self, states: torch.Tensor, batch: int) -> torch.Tensor:

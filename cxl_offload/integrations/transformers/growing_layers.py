@@ -52,6 +52,10 @@ class GrowingStates:
         self._expected = expected
         self._room: KvRoom | None = None
 
+    def kept_tensors(self) -> tuple[torch.Tensor, ...]:
+        """All memory that is held, keys first; none before the first states."""
+        return () if self._room is None else self._room.tensors
+
     def _show(self, seen: tuple[Any, Any] | None = None) -> None:
         """transformers reads the attributes; ``seen``, if the caller has them already."""
         if seen is None:

@@ -189,6 +189,11 @@ class KvRoom:
         return self._source.empty((*shape, dim), kept or states.dtype)
 
     @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory of keys and of values, with the room for more."""
+        return self._k, self._v
+
+    @property
     def positions(self) -> int:
         """How many are kept."""
         return self.end - self.begin

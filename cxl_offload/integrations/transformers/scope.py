@@ -31,6 +31,7 @@ from cxl_offload.integrations.transformers.conventions import (
     takes_room,
     text_config,
 )
+from cxl_offload.integrations.transformers.hot_caches import check_room
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.linear_layers import take_linear_layers
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
@@ -65,6 +66,7 @@ def offload(
     tune_state: str | Path | None = None,
     tune_threads: Sequence[int] = (),
     hot_expert_bytes: int = 0,
+    hot_kv_bytes: int = 0,
 ) -> Offloaded:
     """Put the KV cache and the weights of a model in tiers while a ``with`` block lasts.
 
@@ -116,6 +118,9 @@ def offload(
     hot_expert_bytes
         Room on the near tier for experts that are asked for often; the others stay where
         ``policies["experts"]`` says, which is the far tier. They move within the same budget.
+    hot_kv_bytes
+        Room on the near tier for the KV caches that are used next; those of conversations that wait
+        are where ``policies["kv"]`` says, the far tier. They move within the same budget.
 
     Returns
     -------
@@ -132,6 +137,7 @@ def offload(
     asked = asked_of(policies)
     store = store_for(chosen_policies(asked.policies, session), session)
     check_conventions(model)
+    check_room(hot_kv_bytes, store.parts)
     tuning = ModelTuning.read(
         session,
         tune=tune,
@@ -139,6 +145,7 @@ def offload(
         state=tune_state,
         threads=tune_threads,
         hot_expert_bytes=hot_expert_bytes,
+        hot_kv_bytes=hot_kv_bytes,
     )
     return Offloaded(
         model,

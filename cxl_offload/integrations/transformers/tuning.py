@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.hot_caches import HotCaches
 from cxl_offload.integrations.transformers.hot_experts import HotExperts, expert_layers
 from cxl_offload.integrations.transformers.phases import TunedPhases, new_tokens
 from cxl_offload.memory import Session
@@ -30,6 +31,8 @@ class TunedModel:
         The share on the far tier; None without ``tune="step_time"``.
     phases
         Shares and threads of prefill and decode; None without ``tune="phase_time"``.
+    caches
+        KV caches by their next use; None without ``hot_kv_bytes``.
     experts
         Hot experts; None without ``hot_expert_bytes``.
     """
@@ -37,6 +40,7 @@ class TunedModel:
     weights: TunedWeights | None
     experts: HotExperts | None
     phases: TunedPhases | None = None
+    caches: HotCaches | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +55,18 @@ class ModelTuning:
         Of the placed weights on the far tier; None: it stays.
     experts
         Budget and state file of hot experts; None: experts stay.
-    hot_expert_bytes
-        Room for them on the near tier.
+    hot_expert_bytes, hot_kv_bytes
+        Room on the near tier for experts and for KV caches; 0: they stay.
+    budget_bytes
+        For KV caches.
     """
 
     session: Session
     share: TuneOptions | None
     experts: TuneOptions | None
     hot_expert_bytes: int
+    hot_kv_bytes: int = 0
+    budget_bytes: int = 0
 
     @classmethod
     def read(
@@ -70,6 +78,7 @@ class ModelTuning:
         state: str | Path | None,
         hot_expert_bytes: int,
         threads: Sequence[int] = (),
+        hot_kv_bytes: int = 0,
     ) -> ModelTuning | None:
         """The options of ``offload``; None where nothing is to follow.
 
@@ -87,7 +96,8 @@ class ModelTuning:
             own = None if state is None else Path(f"{state}.experts")
             experts = TuneOptions(budget_bytes, own)
         share = None
-        if tune is not None or experts is None or threads:
+        hot = experts is not None or hot_kv_bytes > 0
+        if tune is not None or not hot or threads:
             share = read_tuning(
                 tune,
                 machine=session.machine,
@@ -95,15 +105,20 @@ class ModelTuning:
                 state=state,
                 threads=threads,
             )
-        if share is None and experts is None:
+        if share is None and not hot:
             return None
-        return cls(session, share, experts, hot_expert_bytes)
+        return cls(session, share, experts, hot_expert_bytes, hot_kv_bytes, budget_bytes)
 
     @contextlib.contextmanager
     def following(self, model: nn.Module) -> Iterator[TunedModel]:
         """Follows the model inside of the block; its weights are in memory of the session."""
         with contextlib.ExitStack() as stack:
-            experts = weights = phases = None
+            experts = weights = phases = caches = None
+            if self.hot_kv_bytes:
+                caches = HotCaches(
+                    self.session, near_bytes=self.hot_kv_bytes, budget_bytes=self.budget_bytes
+                )
+                stack.enter_context(caches.following(model))
             if self.experts is not None:
                 experts = HotExperts(
                     model, self.session, near_bytes=self.hot_expert_bytes, options=self.experts
@@ -122,7 +137,7 @@ class ModelTuning:
                 else:
                     weights = TunedWeights(found, self.session, self.share)
                     stack.enter_context(weights.following(model))
-            yield TunedModel(weights, experts, phases)
+            yield TunedModel(weights, experts, phases, caches)
 
 
 class TunedWeights:
