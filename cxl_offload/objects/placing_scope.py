@@ -202,6 +202,10 @@ class PlacingScope(TorchDispatchMode):  # type: ignore[no-untyped-call]
             what = f"{name} of {type(module).__name__}"
             self._name_left(tensor, what, f"it is a {type(tensor).__name__}, {tensor.layout}")
             return
+        if _is_part_of_a_buffer(tensor):
+            what = f"{name} of {type(module).__name__}"
+            self._name_left(tensor, what, "it is a part of a larger tensor")
+            return
         busy, _thread.busy = _thread.busy, True
         try:
             with torch.no_grad():
@@ -213,6 +217,13 @@ class PlacingScope(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _bytes(tensor: torch.Tensor) -> int:
     """Of the elements, as if they were dense."""
     return tensor.numel() * tensor.element_size()
+
+
+def _is_part_of_a_buffer(tensor: torch.Tensor) -> bool:
+    """Whether others may hold more of its storage; that of a mapped checkpoint is only read."""
+    storage = tensor.untyped_storage()
+    is_part = storage.nbytes() > span_elements(tensor) * tensor.itemsize
+    return is_part and getattr(storage, "filename", None) is None
 
 
 def _shown(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -264,7 +275,8 @@ def placing(
     ``load_state_dict(assign=True)``). Results of arithmetic stay in ordinary memory: nobody keeps
     most of them. So does memory that numpy, DLPack or a loader's worker made, and what
     ``torch.load`` or ``deepcopy`` of a plain tensor puts in a storage, until a module is given it;
-    pinned and sparse tensors, and those of other threads. What of these is seen is in ``left()``.
+    pinned and sparse tensors, parameters that are parts of a larger tensor (a flat buffer), and
+    tensors of other threads. What of these is seen is in ``left()``.
     A compiled function runs as it was compiled: its results are not placed. An inner block goes
     before an outer one; in a forked child a block does nothing.
     """

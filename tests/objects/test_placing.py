@@ -162,6 +162,18 @@ def test_pretrained_model_is_placed(session: Session, tmp_path: Path) -> None:
     assert model.lm_head.weight is model.model.decoder.embed_tokens.weight
 
 
+def test_parameters_that_are_parts_of_a_flat_buffer_stay_parts_of_it(session: Session) -> None:
+    flat = torch.zeros(8192)
+    with cxl_offload.placing("cxl") as placed:
+        module = torch.nn.Module()
+        module.first = torch.nn.Parameter(flat[:4096])
+        module.rest = torch.nn.Parameter(flat[4096:])
+    flat.fill_(3.0)
+    assert module.first.eq(3).all()
+    assert module.rest.eq(3).all()
+    assert [each.why for each in placed.left()] == ["it is a part of a larger tensor"] * 2
+
+
 def test_inner_block_goes_first_and_an_error_ends_both(session: Session) -> None:
     outer, inner = (cxl_offload.placing(tier, min_bytes=1) for tier in ("cxl", "ldram"))
 
