@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
     from cxl_offload.plan.replay_check import Replay
     from cxl_offload.profile.operators.model import OperatorProfile
+    from cxl_offload.sim import Timeline
     from cxl_offload.topology import Machine
 
 _DRAWN_STEPS = 12
@@ -76,7 +77,7 @@ CxlMargin = Annotated[
         rich_help_panel=LIMITS,
     ),
 ]
-Timeline = Annotated[
+TimelineFile = Annotated[
     Path | None,
     typer.Option(
         help="Draw the replay of the plan there (PNG, SVG or PDF).", rich_help_panel=RESULTS
@@ -126,22 +127,33 @@ def as_advice(plan: Plan, add: Sequence[str] | None, gpu: str | None) -> Plan:
 
 
 @contextmanager
-def drawn(timeline: Path | None) -> Iterator[Replay]:
-    """The simulator; the first trace that it replays is drawn, and one must be."""
+def drawn(timeline: Path | None, seen: list[Timeline] | None = None) -> Iterator[Replay]:
+    """The simulator; the first trace that it replays is drawn, and one must be.
+
+    Parameters
+    ----------
+    timeline
+        Where it is drawn.
+    seen
+        Takes every timeline.
+    """
     from cxl_offload.plan.replay_check import simulated_seconds
     from cxl_offload.sim import Engines, Trace, replay
     from cxl_offload.sim.plot import plot_timeline
 
-    if timeline is None:
+    if timeline is None and seen is None:
         yield simulated_seconds
         return
-    need_matplotlib("--timeline")
+    if timeline is not None:
+        need_matplotlib("--timeline")
     is_drawn = False
 
     def draw(trace: Trace, machine: Machine, engines: Engines) -> Mapping[str, float]:
         nonlocal is_drawn
         found = replay(trace, machine, engines=engines)
-        if not is_drawn:
+        if seen is not None:
+            seen.append(found)
+        if timeline is not None and not is_drawn:
             decode = [event.step for event in trace if event.phase == "decode"]
             if decode:  # a prefill is so much longer that nothing of a token would be seen
                 plot_timeline(found, timeline, first_step=min(decode), steps=_DRAWN_STEPS)
@@ -151,7 +163,7 @@ def drawn(timeline: Path | None) -> Iterator[Replay]:
         return found.phase_seconds
 
     yield draw
-    if not is_drawn:
+    if timeline is not None and not is_drawn:
         raise ConfigError(
             f"--timeline {timeline}: nothing was drawn, since the simulator cannot replay this "
             "plan; without --timeline its notes say why"

@@ -13,8 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from cxl_offload.cli._options import AsJson, Sysfs
+from cxl_offload.cli._report_file import ReportFile, check_page, write_page
 from cxl_offload.cli._report_table import WIDE, console_of
 from cxl_offload.cli._run_report import write_json
+from cxl_offload.report import findings_section, machine_section
+from cxl_offload.topology import discover
 from cxl_offload.topology.hazards import SEVERITIES, Hazard, find_hazards
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
@@ -31,9 +34,15 @@ def doctor(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with status 1 on an error or a warning.")
     ] = False,
+    report: ReportFile = None,
 ) -> None:
     """Say what on this machine will hurt, what it costs, and the command that fixes it."""
+    check_page(report)
     hazards = hazards_here() if sysfs is None else find_hazards(sysfs)
+    if report is not None:
+        found = discover("/" if sysfs is None else sysfs)
+        sections = [findings_section(hazards), machine_section(found)]
+        write_page(report, f"Doctor: {found.name}", sections)
     if as_json:
         rows = [asdict(hazard) for hazard in hazards]
         write_json("-", {"hazards": rows})

@@ -8,12 +8,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cxl_offload.cli._report_file import check_page, write_run_page
 from cxl_offload.cli._report_table import NONE, console_of, show, table
 from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table, write_json
 from cxl_offload.errors import ConfigError
 from cxl_offload.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+    from pathlib import Path
+
     from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun
     from cxl_offload.memory import Session
     from cxl_offload.profile.operators.model import OperatorProfile
@@ -33,11 +37,7 @@ def flexgen(context: typer.Context) -> None:
     try:
         from cxl_offload.integrations.fit import session_on
         from cxl_offload.integrations.flexgen import run
-        from cxl_offload.integrations.flexgen.options import (
-            parse_flags,
-            request_from,
-            write_flexgen_log,
-        )
+        from cxl_offload.integrations.flexgen.options import parse_flags, request_from
         from cxl_offload.memory.heap import keep_freed_memory
         from cxl_offload.topology import load_machine
     except ModuleNotFoundError as error:
@@ -46,6 +46,7 @@ def flexgen(context: typer.Context) -> None:
         ) from None
     args = parse_flags(_PROGRAM, context.args)
     request = request_from(args)
+    check_page(args.report)
     operators = None if args.profile is None else _operators(args.profile, request.accelerator)
     machine = None if args.machine is None else load_machine(args.machine)
     session = session_on(machine, request.tiers)
@@ -61,13 +62,38 @@ def flexgen(context: typer.Context) -> None:
             console.print(_expected(request, report, operators))
         if why_not:
             console.print(f"Note: no simulated tokens/s: {why_not}")
+    _write_files(args, report, timeline, session)
+
+
+def _write_files(
+    args: Namespace, report: FlexGenReport, timeline: Timeline | None, session: Session
+) -> None:
+    from cxl_offload.integrations.flexgen.options import write_flexgen_log
+
     if args.json is not None:
         simulated = None if timeline is None else timeline.to_json()
         write_json(args.json, {**report.to_json(), "simulated": simulated})
+    if args.report is not None:
+        _write_page(args.report, report, timeline, session)
     if args.trace is not None:
         report.trace.save(args.trace)
     if args.log_file is not None and not args.no_log:
         write_flexgen_log(report, args.log_file)
+
+
+def _write_page(
+    file: Path, report: FlexGenReport, timeline: Timeline | None, session: Session
+) -> None:
+    found = {"prefill": report.prefill_tokens_per_s, "decode": report.decode_tokens_per_s}
+    how = f"measured, {report.accelerator} accelerator"
+    simulated = {} if timeline is None else dict(timeline.tokens_per_s)
+    rates = {
+        phase: {how: rate, **({"simulated": simulated[phase]} if phase in simulated else {})}
+        for phase, rate in found.items()
+    }
+    write_run_page(
+        file, f"FlexGen: {report.model}", session.machine, report.placement, rates, timeline
+    )
 
 
 def _operators(file: str, accelerator: str) -> OperatorProfile:

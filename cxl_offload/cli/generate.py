@@ -8,13 +8,17 @@ import typer
 from rich.console import Console
 
 from cxl_offload.cli._options import Limit, SimulatedMachine
+from cxl_offload.cli._report_file import ReportFile, check_page, write_run_page
 from cxl_offload.cli._report_table import console_of, show
 from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table, write_json
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import limits, pairs
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cxl_offload.integrations.transformers import GenerateReport
+    from cxl_offload.topology import Machine
 
 
 def register(app: typer.Typer) -> None:
@@ -70,6 +74,7 @@ def generate(
         str | None,
         typer.Option("--json", metavar="FILE", help="Write the report there; - prints it alone."),
     ] = None,
+    page: ReportFile = None,
 ) -> None:
     """Generate with transformers: weights and KV cache of any decoder in tiers."""
     from cxl_offload.plan.plan_file import load_plan
@@ -87,6 +92,7 @@ def generate(
         raise ConfigError(
             f"generate: {error.name} is not installed; pip install transformers torch"
         ) from None
+    check_page(page)
     simulated = None if machine is None else load_machine(machine)
     held_to = tier_limits(simulated or discover(), limits(limit))
     request = GenerateRun(
@@ -104,10 +110,24 @@ def generate(
     )
     with progress_bar() as progress:
         report = run(request, session=session_on(simulated, held_to), progress=progress)
+    if page is not None:
+        _write_page(page, report, simulated or discover())
     if json_file != "-":
         _print(console_of(), report, answers=answers)
     if json_file is not None:
         write_json(json_file, report.to_json())
+
+
+def _write_page(file: Path, report: GenerateReport, machine: Machine) -> None:
+    rates: dict[str, dict[str, float | None]] = {
+        "whole run": {
+            "measured": report.tokens_per_s,
+            "predicted": report.predicted_tokens_per_s,
+        },
+        "prefill": {"measured": report.prefill_tokens_per_s},
+        "decode": {"measured": report.decode_tokens_per_s},
+    }
+    write_run_page(file, f"generate: {report.model}", machine, report.placement, rates)
 
 
 def _print(console: Console, report: GenerateReport, *, answers: bool) -> None:

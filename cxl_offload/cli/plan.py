@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,7 @@ from cxl_offload.cli._plan_inputs import (
     Output,
     ProfileFile,
     Tiers,
-    Timeline,
+    TimelineFile,
     Why,
     as_advice,
     drawn,
@@ -35,6 +36,7 @@ from cxl_offload.cli._plan_inputs import (
 )
 from cxl_offload.cli._plan_objects import objects
 from cxl_offload.cli._plan_report import print_plan
+from cxl_offload.cli._report_file import ReportFile, check_page, write_plan_page
 from cxl_offload.cli._report_table import console_of
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import limits, size
@@ -42,6 +44,8 @@ from cxl_offload.units import parse_bandwidth
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
+    from cxl_offload.sim import Timeline
+    from cxl_offload.topology import Machine
 
 _FLEXGEN, _VLLM = "FlexGen only", "vLLM only"
 
@@ -105,7 +109,8 @@ def inference(
         typer.Option(help="Its weight folder, passed on to the command.", rich_help_panel=_FLEXGEN),
     ] = None,
     why: Why = False,
-    timeline: Timeline = None,
+    timeline: TimelineFile = None,
+    report: ReportFile = None,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
@@ -164,10 +169,29 @@ def inference(
             )
         ),
     }
-    with names_the_line(machine), drawn(timeline) as replay:
+    check_page(report)
+    seen: list[Timeline] = []
+    timelines: dict[str, Timeline] = {}
+
+    def noted(name: str) -> Plan:
+        seen.clear()
+        made = plans[name]()
+        if seen:
+            timelines[made.executor] = seen[0]
+        return made
+
+    def for_machine(other: Machine) -> Plan:
+        common["machine"] = other
+        return _fastest([plans[name] for name in wanted])
+
+    with names_the_line(machine), drawn(timeline, None if report is None else seen) as replay:
         common["replay"] = replay
-        plan = _fastest([plans[name] for name in wanted])
-    _deliver(as_advice(plan, add, gpu), output, as_json)
+        plan = _fastest([partial(noted, name) for name in wanted])
+    plan = as_advice(plan, add, gpu)
+    if report is not None:
+        own = common["machine"]
+        write_plan_page(report, plan, own, timelines.get(plan.executor), for_machine)
+    _deliver(plan, output, as_json)
 
 
 def _executors(
@@ -243,7 +267,8 @@ def training(
     ] = 0.8,
     cxl_margin: CxlMargin = 0.03,
     why: Why = False,
-    timeline: Timeline = None,
+    timeline: TimelineFile = None,
+    report: ReportFile = None,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
@@ -255,27 +280,37 @@ def training(
     from cxl_offload.plan.training.plan import TrainingRequest, plan_training
     from cxl_offload.plan.training.ranks import Ranks
 
-    with names_the_line(machine), drawn(timeline) as replay:
-        plan = plan_training(
-            TrainingRequest(
-                model=load_model(model),
-                machine=read_machine(machine, profile, add, gpu),
-                batch=batch,
-                tokens=seq_len,
-                stage=None if stage is None else (2 if stage == 2 else 3),
-                tiers=names(tiers),
-                limits=limits(limit),
-                optimizer_bytes_per_s=None if optimizer_gb_s is None else optimizer_gb_s * 1e9,
-                script=script,
-                ranks=Ranks(gpus=gpus, hosts=hosts, network_bytes_per_s=_rate(network)),
-                host_usable=host_usable,
-                gpu_usable=gpu_usable,
-                cxl_margin=cxl_margin,
-                why=why,
-                replay=replay,
-            )
+    check_page(report)
+    seen: list[Timeline] = []
+    with names_the_line(machine), drawn(timeline, None if report is None else seen) as replay:
+        request = TrainingRequest(
+            model=load_model(model),
+            machine=read_machine(machine, profile, add, gpu),
+            batch=batch,
+            tokens=seq_len,
+            stage=None if stage is None else (2 if stage == 2 else 3),
+            tiers=names(tiers),
+            limits=limits(limit),
+            optimizer_bytes_per_s=None if optimizer_gb_s is None else optimizer_gb_s * 1e9,
+            script=script,
+            ranks=Ranks(gpus=gpus, hosts=hosts, network_bytes_per_s=_rate(network)),
+            host_usable=host_usable,
+            gpu_usable=gpu_usable,
+            cxl_margin=cxl_margin,
+            why=why,
+            replay=replay,
         )
-    _deliver(as_advice(plan, add, gpu), output, as_json)
+        plan = plan_training(request)
+    plan = as_advice(plan, add, gpu)
+    if report is not None:
+        write_plan_page(
+            report,
+            plan,
+            request.machine,
+            seen[0] if seen else None,
+            lambda other: plan_training(replace(request, machine=other)),
+        )
+    _deliver(plan, output, as_json)
 
 
 def _rate(text: str | None) -> float | None:

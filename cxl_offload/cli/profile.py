@@ -10,10 +10,12 @@ import typer
 from rich.console import Console
 
 from cxl_offload.cli._operator_report import print_operators
+from cxl_offload.cli._report_file import ReportFile, check_page, findings_here, write_page
 from cxl_offload.cli._report_table import NONE, WIDE, console_of, need_matplotlib, show, table
 from cxl_offload.cli._run_report import progress_bar
 from cxl_offload.errors import ConfigError
 from cxl_offload.profile.model import Estimate, OperatorProfile, PathProfile, Profile
+from cxl_offload.report import machine_section, profile_sections
 from cxl_offload.units import MIB, format_bandwidth, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ def profile(
             help="Time torch's operators on cpu or cuda: decode speed is predicted from them.",
         ),
     ] = None,
+    report: ReportFile = None,
 ) -> None:
     """Measure latency and bandwidth of every node, and copies between it and every GPU.
 
@@ -85,6 +88,7 @@ def profile(
             raise ConfigError(f"--operators {device}: must be cpu or cuda")
     if plot is not None:
         need_matplotlib("--plot")
+    check_page(report)
     session = Session.linux()
     with progress_bar() as progress:
         found = measure_machine(
@@ -109,6 +113,10 @@ def profile(
         console.print(f"\nwritten: {output}")
     if copy_rules is not None:
         console.print(f"\nhost copies: {_measure_copies(session, copy_rules)}")
+    if report is not None:
+        machine = found.applied_to(session.machine)
+        sections = [*profile_sections(found), machine_section(machine), *findings_here(machine)]
+        write_page(report, f"Profile of {machine.name}", sections)
     if plot is not None:
         from cxl_offload.profile.plot import save_plots
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -142,6 +143,9 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         "--operators cpu --output FILE), and print it beside the measured one",
     )
     more.add_argument("--trace", metavar="FILE", help="write the recorded events there")
+    more.add_argument(
+        "--report", metavar="FILE", type=Path, help="write it all as one HTML page there"
+    )
     return parser
 
 

@@ -1,0 +1,247 @@
+"""Sections of a page, made of what the package's own objects say."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from cxl_offload.report.charts import LaneBar, lanes, legend, line_chart, share_bar
+from cxl_offload.report.machine_picture import machine_picture
+from cxl_offload.report.page import PageSection, escaped, html_table, paragraph
+from cxl_offload.topology import Machine
+from cxl_offload.topology.hazards import Hazard
+from cxl_offload.units import GB, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from cxl_offload.plan.plan_file import Plan
+    from cxl_offload.profile.model import Profile
+    from cxl_offload.sim import Timeline
+
+_MOST_BARS = 4000
+
+
+class PlacedRow(Protocol):
+    """A row of requested against granted bytes, as every engine reports them."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def policy(self) -> str: ...
+    @property
+    def requested_bytes(self) -> int: ...
+    @property
+    def granted(self) -> Mapping[int, int]: ...
+    @property
+    def tiers(self) -> Mapping[str, int]: ...
+
+
+def machine_section(machine: Machine) -> PageSection:
+    """The picture of a machine, and what its numbers are."""
+    how = "from a machine file: published or assumed" if machine.simulated else "as found here"
+    seen = f"GB/s and ns are as the CPUs of node {machine.initiator} see it ({how})."
+    about = paragraph(machine.description) if machine.description else ""
+    notes = "".join(paragraph(note, "dim") for note in machine.notes)
+    body = about + machine_picture(machine) + paragraph(seen, "dim") + notes
+    return PageSection(f"Machine {machine.name}", body)
+
+
+def findings_section(hazards: Sequence[Hazard]) -> PageSection:
+    """What doctor found."""
+    body = "".join(
+        f'<p><b class="{escaped(each.severity)}">{escaped(each.severity)}</b> '
+        f"<b>{escaped(each.name)}</b>: {escaped(each.found)}. {escaped(each.cost)}.</p>"
+        f"<pre>{escaped(each.remedy)}</pre>"
+        for each in hazards
+    )
+    return PageSection("What doctor found", body or paragraph("Nothing that would hurt.", "good"))
+
+
+def plan_sections(plan: Plan) -> list[PageSection]:
+    """Verdict, homes, times and prices of a plan."""
+    batch = plan.batch
+    prompt = f"{batch.prompt} + " if batch.prompt else ""
+    cxl = "used" if plan.cxl.used else "left alone"
+    gain = "" if plan.cxl.gain is None else f" ({plan.cxl.gain:+.1%})"
+    verdict = paragraph(
+        f"{plan.model} on {plan.machine} with {plan.executor}: {plan.tokens_per_s:.4g} tokens/s; "
+        f"batch {batch.size} x {batch.count}, {prompt}{batch.tokens} tokens."
+    )
+    verdict += paragraph(f"CXL memory: {cxl}{gain}; {plan.cxl.reason}.")
+    if plan.command:
+        verdict += f"<pre>{escaped(shlex.join(plan.command_in('plan.yaml')))}</pre>"
+    verdict += "".join(paragraph(f"{note}.", "dim") for note in (*plan.why, *plan.notes))
+    if plan.error is not None:
+        error = plan.error
+        verdict += paragraph(
+            f"Predicted error: median {error.median:.1%}, worst {error.worst:.1%} of {error.cases} "
+            f"cases; {error.source}.",
+            "dim",
+        )
+    return [
+        PageSection("Plan", verdict, "predicted"),
+        PageSection("Where every kind of tensor goes", _homes(plan), "predicted"),
+        PageSection("Time and what bounds it", _phases(plan), "predicted"),
+        PageSection("What one more of it would bring", _prices(plan), "predicted"),
+    ]
+
+
+def _homes(plan: Plan) -> str:
+    kinds = list(dict.fromkeys(home.kind for home in plan.homes))
+    tiers = list(dict.fromkeys(home.where for home in plan.homes))
+    sizes = {kind: {t: float(n) for t, n in plan.of(kind).items()} for kind in kinds}
+    most = max((sum(each.values()) for each in sizes.values()), default=0.0)
+    bars = "".join(
+        f"<div>{escaped(kind)} <span class='dim'>{format_bytes(int(sum(parts.values())))}</span>"
+        f"{share_bar(parts, tiers, most)}</div>"
+        for kind, parts in sizes.items()
+    )
+    rows = [
+        (home.kind, home.where, format_bytes(home.bytes), f"{home.percent:.1f} %", home.policy)
+        for home in plan.homes
+    ]
+    headings = ("kind", "where", "bytes", "share", "policy")
+    return legend(tiers) + bars + html_table(headings, rows, right=("bytes", "share"))
+
+
+def _phases(plan: Plan) -> str:
+    parts = []
+    for phase in plan.phases:
+        terms = [name for name, seconds in phase.terms.items() if seconds]
+        most = max((phase.terms[name] for name in terms), default=0.0)
+        parts.append(
+            f"<p><b>{escaped(phase.name)}</b>: {escaped(format_seconds(phase.seconds))}, bound by "
+            f"{escaped(phase.bottleneck)}</p>"
+        )
+        parts += [
+            f'<div class="dim">{escaped(name)} {escaped(format_seconds(phase.terms[name]))}</div>'
+            + share_bar({name: phase.terms[name]}, terms, most)
+            for name in terms
+        ]
+    return "".join(parts)
+
+
+def _prices(plan: Plan) -> str:
+    rows = [
+        (each.what, f"1 {each.unit}", f"{each.gain_tokens_per_s:+.3g}")
+        for each in plan.prices
+        if each.gain_tokens_per_s
+    ]
+    if plan.prices and not rows:
+        return paragraph("One unit more of any resource alone brings nothing.")
+    return html_table(("resource", "unit", "tokens/s"), rows, right=("tokens/s",))
+
+
+def what_if_section(plan: Plan, card: str, with_card: Plan | str) -> PageSection:
+    """The plan beside one for the machine with a card more, or why there is none."""
+    title = f"With one more card ({card})"
+    if isinstance(with_card, str):
+        return PageSection(title, paragraph(f"No plan: {with_card}"), "predicted")
+    gain = with_card.tokens_per_s / plan.tokens_per_s - 1
+    most = max(plan.tokens_per_s, with_card.tokens_per_s)
+    ways = ["as it is", "with the card"]
+    rows = list(zip(ways, (plan, with_card), strict=True))
+    bars = "".join(
+        f"<div>{name}: {each.tokens_per_s:.4g} tokens/s, batch {each.batch.size} x "
+        f"{each.batch.count} {share_bar({name: each.tokens_per_s}, ways, most)}</div>"
+        for name, each in rows
+    )
+    return PageSection(title, paragraph(f"{gain:+.1%} tokens/s.") + bars, "predicted")
+
+
+def placement_section(rows: Iterable[PlacedRow], *, simulated: bool) -> PageSection:
+    """Requested against granted, by kind."""
+    listed = list(rows)
+    tiers = list(dict.fromkeys(tier for row in listed for tier in row.tiers))
+    bars = "".join(
+        f"<div>{escaped(row.kind)} <span class='dim'>{escaped(row.policy)}</span>"
+        f"{share_bar({t: float(n) for t, n in row.tiers.items()}, tiers)}</div>"
+        for row in listed
+    )
+    table = html_table(
+        ("kind", "policy", "requested", "granted by node"),
+        [
+            (
+                row.kind,
+                row.policy,
+                format_bytes(row.requested_bytes),
+                ", ".join(f"{node}: {format_bytes(n)}" for node, n in row.granted.items()),
+            )
+            for row in listed
+        ],
+        right=("requested",),
+    )
+    how = "pages of simulated nodes" if simulated else "asked from the pages"
+    return PageSection("Requested against granted, at the peak", legend(tiers) + bars + table, how)
+
+
+def measured_section(rates: Mapping[str, Mapping[str, float | None]]) -> PageSection:
+    """Tokens/s of every phase by how they were found: ``{"decode": {"measured": 3.1}}``."""
+    ways = list(dict.fromkeys(way for each in rates.values() for way in each))
+    rows = [
+        (phase, *("-" if (rate := each.get(way)) is None else f"{rate:.4g}" for way in ways))
+        for phase, each in rates.items()
+    ]
+    table = html_table(("tokens/s", *ways), rows, right=ways)
+    return PageSection("Predicted against measured", table, ", ".join(ways))
+
+
+def timeline_section(timeline: Timeline) -> PageSection:
+    """The first decode step of a replay, or all of one without any: what each queue did when."""
+    events = timeline.trace.events
+    decode = [event.step for event in events if event.phase == "decode"]
+    step = min(decode, default=None)
+    bars = [
+        LaneBar(
+            event.queue,
+            event.tensor_kind,
+            float(timeline.starts_s[at]),
+            float(timeline.ends_s[at]),
+        )
+        for at, event in enumerate(events)
+        if step is None or event.step == step
+    ][:_MOST_BARS]
+    what = "a token of every sequence" if decode else "a step"
+    return PageSection(f"Timeline of {what}", lanes(bars), "simulated")
+
+
+def profile_sections(profile: Profile) -> list[PageSection]:
+    """Bandwidth by threads, latency under load, and interleaves of a profile."""
+    how = "measured" if profile.measured else "simulated"
+    bandwidth, loaded = {}, {}
+    for path in profile.paths:
+        name = f"CPUs {path.initiator} on node {path.node}"
+        for curve in path.curves:
+            bandwidth[f"{name}, {curve.kind}, {curve.pages}"] = [
+                (float(p.threads), p.bandwidth_bytes_per_s.median / GB) for p in curve.points
+            ]
+        for load in path.loaded:
+            loaded[f"{name}, {load.threads} threads"] = sorted(
+                (p.bandwidth_bytes_per_s / GB, p.latency_ns.median) for p in load.points
+            )
+    mixed = {
+        f"CPUs {sweep.initiator} on nodes {', '.join(map(str, sweep.nodes))}": sorted(
+            (
+                100 * p.weights.get(sweep.nodes[0], 0) / max(sum(p.weights.values()), 1),
+                p.bandwidth_bytes_per_s.median / GB,
+            )
+            for p in sweep.points
+        )
+        for sweep in profile.sweeps
+    }
+    idle = [
+        (f"{path.initiator} -> {path.node}", each.pages, f"{each.latency_ns.median:.1f}")
+        for path in profile.paths
+        for each in path.latencies
+    ]
+    table = html_table(("CPUs -> memory", "pages", "idle latency, ns"), idle)
+    notes = "".join(paragraph(note, "dim") for note in profile.notes)
+    chart = line_chart(bandwidth, x_label="threads", y_label="GB/s")
+    waits = line_chart(loaded, x_label="GB/s", y_label="ns a load")
+    shares = line_chart(mixed, x_label="% of pages on the first node", y_label="GB/s")
+    return [
+        PageSection("Idle latency", table + notes, how),
+        PageSection("Bandwidth by threads", chart, how),
+        PageSection("Latency under load", waits, how),
+        PageSection("Weighted interleaves", shares, how),
+    ]

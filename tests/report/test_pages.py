@@ -1,0 +1,224 @@
+"""Pages: what they hold, that names stay text, and that nothing is asked from a network."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cxl_offload.cli.main import app
+from cxl_offload.plan.plan_file import Plan, load_plan
+from cxl_offload.profile.curves import (
+    BandwidthCurve,
+    BandwidthPoint,
+    Estimate,
+    InterleavePoint,
+    InterleaveSweep,
+    LoadedCurve,
+    LoadedPoint,
+)
+from cxl_offload.profile.model import Fingerprint, PathProfile, Profile
+from cxl_offload.report import (
+    findings_section,
+    machine_section,
+    measured_section,
+    placement_section,
+    plan_sections,
+    profile_sections,
+    render_page,
+    what_if_section,
+)
+from cxl_offload.report.charts import line_chart, share_bar
+from cxl_offload.topology import load_machine, machine_names
+from cxl_offload.topology.hazards import Hazard
+
+HOSTILE = '"><script>alert(1)</script><img src=http://x.example/ onerror=alert(2)>\x00\u202e&'
+EMPTY = {"meta", "br", "img"}
+
+
+class Reader(HTMLParser):
+    """Elements, attributes and text of a page; elements must close in the order they open."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def check_alone(page: str) -> Reader:
+    """Well-formed, without scripts, and without anything that a browser would fetch."""
+    read = Reader(page)
+    assert not {tag for tag, _ in read.elements} & {"script", "img", "iframe", "object", "link"}
+    for _, attributes in read.elements:
+        assert not {name for name in attributes if name in ("src", "href") or name[:2] == "on"}
+    assert "url(" not in page
+    assert "@import" not in page
+    assert {"http-equiv": "Content-Security-Policy"}.items() <= {
+        key: value for tag, each in read.elements if tag == "meta" for key, value in each.items()
+    }.items()
+    return read
+
+
+@dataclass
+class Row:
+    """A row of a run's placement."""
+
+    kind: str
+    policy: str
+    requested_bytes: int
+    granted: dict[int, int] = field(default_factory=dict)
+    tiers: dict[str, int] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    file = tmp_path_factory.mktemp("plan") / "plan.yaml"
+    words = ["--model", "opt-1.3b", "--machine", "epyc9354-cxl-a", "--output", str(file)]
+    made = CliRunner().invoke(app, ["plan", "inference", "--executor", "flexgen", *words])
+    assert made.exit_code == 0, made.stderr
+    return load_plan(file)
+
+
+def test_names_from_files_are_only_ever_text(plan: Plan) -> None:
+    machine = replace(
+        load_machine("epyc9354-cxl-a"), name=HOSTILE, description=HOSTILE, notes=(HOSTILE,)
+    )
+    gpus = tuple(replace(gpu, model=HOSTILE) for gpu in machine.gpus)
+    homes = tuple(replace(home, kind=home.kind + HOSTILE, policy=HOSTILE) for home in plan.homes)
+    strange = replace(plan, model=HOSTILE, machine=HOSTILE, notes=(HOSTILE,), homes=homes)
+    sections = [
+        machine_section(replace(machine, gpus=gpus)),
+        findings_section([Hazard(HOSTILE, "error", HOSTILE, HOSTILE, HOSTILE, HOSTILE)]),
+        *plan_sections(strange),
+        what_if_section(strange, HOSTILE, HOSTILE),
+        placement_section([Row(HOSTILE, HOSTILE, 1, {0: 1}, {HOSTILE: 1})], simulated=True),
+        measured_section({HOSTILE: {HOSTILE: 1.0}}),
+    ]
+    read = check_alone(render_page(HOSTILE, HOSTILE, sections))
+    assert read.text.count("<script>alert(1)</script>") > 10
+    assert "\x00" not in read.text
+    assert "\u202e" not in read.text
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_picture_has_every_node_and_gpu_once(name: str) -> None:
+    machine = load_machine(name)
+    section = machine_section(machine)
+    read = check_alone(render_page(name, "", [section]))
+    for node in machine.nodes:
+        assert len(re.findall(rf"node {node.id}: ", read.text)) == 1
+    boxes = [each for tag, each in read.elements if tag == "rect"]
+    assert len(boxes) == len(machine.nodes) + len(machine.gpus)
+    places = {(box["x"], box["y"]) for box in boxes}
+    assert len(places) == len(boxes)
+
+
+def test_picture_says_what_the_cpus_of_the_initiator_reach() -> None:
+    machine = load_machine("epyc9354-cxl-a")
+    text = Reader(machine_section(machine).body).text
+    assert "38.4 GB/s · 292 ns" in text
+    assert "link 25 GB/s / 25 GB/s" in text
+
+
+def test_shares_of_a_bar_are_those_of_the_bytes() -> None:
+    bar = share_bar({"ldram": 3.0, "cxl": 1.0}, ["ldram", "cxl"])
+    assert re.findall(r"width:([\d.]+)%", bar) == ["75.000", "25.000"]
+    assert share_bar({"cxl": 0.0}, ["cxl"]) == ""
+    assert re.findall(r"width:([\d.]+)%", share_bar({"a": 1.0}, ["a"], 8.0)) == ["12.500"]
+
+
+def test_points_of_a_chart_keep_their_order_and_proportion() -> None:
+    chart = line_chart({"a": [(0, 0), (5, 50), (10, 100)]}, x_label="x", y_label="y")
+    dots = [each for tag, each in Reader(chart).elements if tag == "circle"]
+    x = [float(str(each["cx"])) for each in dots]
+    y = [float(str(each["cy"])) for each in dots]
+    assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.2)
+    assert y[0] - y[1] == pytest.approx(y[1] - y[2], abs=0.2)
+    assert y[0] > y[2]
+    assert line_chart({}, x_label="x", y_label="y") == ""
+
+
+def test_page_of_a_plan_has_its_figures_its_timeline_and_one_more_card(tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    words = ["plan", "inference", "--model", "opt-1.3b", "--machine", "epyc9354-cxl-a", "--json"]
+    plain = CliRunner().invoke(app, [*words, "--executor", "flexgen"])
+    made = CliRunner().invoke(app, [*words, "--executor", "flexgen", "--report", str(file)])
+    assert (made.exit_code, made.stdout) == (0, plain.stdout)
+    read = check_alone(file.read_text())
+    for title in ("Machine epyc9354-cxl-a", "Where every kind", "With one more card (cxl=128GiB"):
+        assert title in read.text
+    assert "Timeline of a token of every sequence" in read.text
+    assert "predicted" in read.text
+    assert "simulated" in read.text
+
+
+def test_page_of_a_machine_and_of_its_findings(tmp_path: Path) -> None:
+    runner, file = CliRunner(), tmp_path / "machine.html"
+    assert runner.invoke(app, ["report", str(file)]).exit_code == 0
+    assert "What doctor found" in check_alone(file.read_text()).text
+    assert runner.invoke(app, ["report", str(file), "--machine", "gh200"]).exit_code == 0
+    assert "What doctor found" not in check_alone(file.read_text()).text
+    assert runner.invoke(app, ["doctor", "--report", str(file)]).exit_code == 0
+    assert "What doctor found" in check_alone(file.read_text()).text
+
+
+def test_page_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
+    made = CliRunner().invoke(
+        app, ["plan", "inference", "--model", "opt-1.3b", "--report", str(tmp_path / "no" / "f")]
+    )
+    assert made.exit_code == 2
+    assert "there is no folder" in made.stderr
+
+
+def exactly(value: float) -> Estimate:
+    return Estimate(value, value, value, 1)
+
+
+def test_page_of_a_profile_draws_bandwidth_latency_under_load_and_interleaves() -> None:
+    curve = BandwidthCurve(
+        "load", "base", tuple(BandwidthPoint(n, exactly(n * 1e10)) for n in (1, 2, 4))
+    )
+    loaded = LoadedCurve(
+        "base", 4, tuple(LoadedPoint(0, exactly(100.0 + n), n * 1e10) for n in (3, 1, 2))
+    )
+    path = PathProfile(0, 2, (0,), 1 << 26, curves=(curve,), loaded=(loaded,))
+    mixes = tuple(InterleavePoint({0: a, 2: 4 - a}, exactly(1e10 * a + 1e9)) for a in range(5))
+    sweep = InterleaveSweep(0, (0, 2), 4, "base", mixes)
+    facts = Fingerprint("cpu", 1, (), "k", 4096, "never", "avx2")
+    profile = Profile(
+        machine=facts, date="", measured=True, mode="quick", seconds=1.0,
+        paths=(path,), sweeps=(sweep,),
+    )  # fmt: skip
+    sections = {each.title: each for each in profile_sections(profile)}
+    dots = {
+        title: sum(tag == "circle" for tag, _ in Reader(each.body).elements)
+        for title, each in sections.items()
+    }
+    assert dots["Bandwidth by threads"] == 3
+    assert dots["Latency under load"] == 3
+    assert dots["Weighted interleaves"] == 5
+    waits = Reader(sections["Latency under load"].body)
+    xs = [float(str(each["cx"])) for tag, each in waits.elements if tag == "circle"]
+    assert xs == sorted(xs)  # a line from idle to loaded, whatever the order of measuring
+    assert {each.figures for each in sections.values()} == {"measured"}
