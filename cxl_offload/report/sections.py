@@ -183,7 +183,8 @@ def measured_section(rates: Mapping[str, Mapping[str, float | None]]) -> PageSec
         for phase, each in rates.items()
     ]
     table = html_table(("tokens/s", *ways), rows, right=ways)
-    return PageSection("Predicted against measured", table, ", ".join(ways))
+    title = "Predicted against measured" if "predicted" in ways else "Speed"
+    return PageSection(title, table, ", ".join(ways))
 
 
 def timeline_section(timeline: Timeline) -> PageSection:

@@ -124,6 +124,8 @@ def run(
     policies = chosen_policies({**planned, **request.place}, session)
     inputs, tokenizer = _inputs(request)
     rows, prompt_len = inputs["input_ids"].shape
+    if not prompt_len:
+        raise ConfigError("--prompts: the tokenizer makes no token of any of them")
     _check(request, policies, session, rows, prompt_len)
     store = store_for(policies, session)
     started = time.perf_counter()
