@@ -494,6 +494,9 @@ class Update:
         grad: TensorView,
         states: Sequence[TensorView],
         copy: TensorView | None = None,
+        *,
+        scales: Sequence[TensorView] = (),
+        rounding: tuple[int, int] | None = None,
     ) -> None: ...
 
 def run_updates(

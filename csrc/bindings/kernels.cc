@@ -88,12 +88,19 @@ void bind_team(py::module_& module) {
 void bind_updates(py::module_& module) {
   py::class_<kernels::Update>(module, "Update")
       .def(py::init([](kernels::UpdateRule rule, TensorView param, TensorView grad,
-                       std::vector<TensorView> states, std::optional<TensorView> copy) {
-             return kernels::Update{std::move(rule), std::move(param), std::move(grad),
-                                    std::move(states), std::move(copy)};
+                       std::vector<TensorView> states, std::optional<TensorView> copy,
+                       std::vector<TensorView> scales,
+                       std::optional<std::pair<uint64_t, int64_t>> rounding) {
+             kernels::Update update{std::move(rule),   std::move(param), std::move(grad),
+                                    std::move(states), std::move(copy),  std::move(scales),
+                                    std::nullopt};
+             if (rounding) update.rounding = kernels::Rounding{rounding->first, rounding->second};
+             return update;
            }),
            py::arg("rule"), py::arg("param"), py::arg("grad"), py::arg("states"),
-           py::arg("copy") = py::none());
+           py::arg("copy") = py::none(), py::kw_only(),
+           py::arg("scales") = std::vector<TensorView>{}, py::arg("rounding") = py::none(),
+           "`rounding` is (seed, step); see kernels/update.h.");
   module.def(
       "run_updates",
       [](const std::vector<kernels::Update>& updates, WorkerTeam& team, const std::string& isa,

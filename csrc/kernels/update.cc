@@ -69,9 +69,24 @@ CopyKind copy_kind(const Update& update) {
   return update.copy->dtype == Dtype::kBfloat16 ? CopyKind::kBf16 : CopyKind::kF16;
 }
 
+UpdatePass find_noisy_pass(const PassKey& key, Isa isa) {
+  switch (isa) {
+    case Isa::kAvx512:
+      return noisy_pass_avx512(key);
+    case Isa::kAvx2:
+      return noisy_pass_avx2(key);
+    case Isa::kNeon:
+      return noisy_pass_neon(key);
+    case Isa::kScalar:
+      break;
+  }
+  return noisy_pass_scalar(key);
+}
+
 UpdatePass find_pass(const Update& update, Isa isa) {
   const PassKey key{static_cast<RuleKind>(update.rule.index()), update.param.dtype,
                     update.grad.dtype, update.states[0].dtype, copy_kind(update)};
+  if (update.rounding) return find_noisy_pass(key, isa);
   switch (isa) {
     case Isa::kAvx512:
       return update_pass_avx512(key);
@@ -92,7 +107,14 @@ struct Task {
   Constants constants;
   size_t numel = 0;
   size_t param_element_bytes = 0;
+  bool in_blocks = false;  // cut at multiples of kCodedElements only
 };
+
+// Different for every step of a seed.
+uint64_t noise_seed(const Rounding& rounding) {
+  return rounding.seed * 0xd1342543de82ef95u +
+         static_cast<uint64_t>(rounding.step) * 0x9e3779b97f4a7c15u;
+}
 
 Task make_task(const Update& update, Isa isa) {
   Task task;
@@ -108,6 +130,14 @@ Task make_task(const Update& update, Isa isa) {
   task.constants = std::visit([](const auto& rule) { return constants_of(rule); }, update.rule);
   task.numel = update.param.numel();
   task.param_element_bytes = dtype_bytes(update.param.dtype);
+  if (update.rounding) {
+    task.in_blocks = true;
+    task.streams.noise_seed = noise_seed(*update.rounding);
+  }
+  if (!update.scales.empty()) {
+    task.streams.first_scales = reinterpret_cast<uint8_t*>(update.scales[0].data);
+    task.streams.second_scales = reinterpret_cast<uint8_t*>(update.scales.back().data);
+  }
   return task;
 }
 
@@ -123,12 +153,14 @@ size_t chunk_elements(size_t total, size_t threads) {
 }
 
 // Appends the chunks of a task. Inner cuts are where the parameters' pages begin, when they are
-// aligned to elements of their own size, and whole blocks apart.
+// aligned to elements of their own size, and whole blocks apart; those of states in blocks are
+// where blocks begin, near the pages.
 void cut(const Task& task, size_t elements, std::vector<Chunk>& chunks) {
   const size_t per_page = kPageBytes / task.param_element_bytes;
   const size_t step = std::max(elements / per_page, size_t{1}) * per_page;
   const auto address = reinterpret_cast<uintptr_t>(task.streams.param);
-  const size_t into_page = (address % kPageBytes) / task.param_element_bytes;
+  size_t into_page = (address % kPageBytes) / task.param_element_bytes;
+  if (task.in_blocks) into_page = into_page / kCodedElements * kCodedElements;
   size_t begin = 0;
   while (begin < task.numel) {
     const size_t end = std::min(task.numel, begin == 0 ? step - into_page % step : begin + step);

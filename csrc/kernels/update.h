@@ -56,15 +56,32 @@ using UpdateRule = std::variant<Adam, Adagrad, Lion>;
 // Of one parameter: 2 for Adam, 1 for the others.
 size_t state_count(const UpdateRule& rule);
 
+// Elements of a block of 8-bit states, which share a scale.
+inline constexpr size_t kCodedElements = 128;
+
+// States that are rounded at random, and parameters of bfloat16 with them: up or down with the
+// chances that make the mean right. The bits come from the seed, the step and the number of the
+// element, so nothing else changes the result.
+struct Rounding {
+  uint64_t seed = 0;
+  int64_t step = 1;
+};
+
 // One parameter. The views are contiguous and have as many elements; parameters and gradients may
 // be of any type, states of float32 or bfloat16, all of one rule alike. The copy, of bfloat16 or
 // float16 beside float32 parameters, receives what the parameters have become.
+//
+// States of Adam and Lion may also be codes of 8 bits (uint8, see docs/adam.md), each with one
+// scale (uint8) a block of kCodedElements, of which the last may be shorter. They need a rounding,
+// which otherwise must have something to round and no float16 parameters.
 struct Update {
   UpdateRule rule;
   TensorView param;
   TensorView grad;
   std::vector<TensorView> states;
   std::optional<TensorView> copy;
+  std::vector<TensorView> scales = {};  // as many as states, or none
+  std::optional<Rounding> rounding = {};
 };
 
 struct UpdateOptions {

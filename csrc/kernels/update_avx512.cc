@@ -12,6 +12,8 @@ namespace {
 // One after the other.
 #include "kernels/vector/avx512.inc.h"
 //
+#include "kernels/update_rules.inc.h"
+//
 #include "kernels/update_loop.inc.h"
 
 }  // namespace

@@ -73,12 +73,55 @@ void check_view(const TensorView& view, const std::string& name, size_t numel) {
   }
 }
 
+[[noreturn]] void refuse(const std::string& why) { throw InvalidArgument("update: " + why); }
+
+// Of states in 8 bits.
+void check_codes(const Update& update) {
+  const size_t numel = update.param.numel();
+  const size_t blocks = (numel + kCodedElements - 1) / kCodedElements;
+  if (update.scales.size() != update.states.size()) {
+    refuse(std::to_string(update.scales.size()) + " scales are given for " +
+           std::to_string(update.states.size()) + " states of 8 bits; give one for each");
+  }
+  if (!update.rounding) refuse("states of 8 bits are rounded at random; give a seed and the step");
+  for (const std::vector<TensorView>* views : {&update.states, &update.scales}) {
+    for (const TensorView& view : *views) {
+      const size_t wanted = views == &update.states ? numel : blocks;
+      if (view.dtype != Dtype::kUint8 || !view.is_contiguous() || view.numel() != wanted) {
+        refuse("states of 8 bits, or their scales, are " + dtype_name(view.dtype) + " with " +
+               std::to_string(view.numel()) + " elements; they must be contiguous uint8 with " +
+               std::to_string(wanted));
+      }
+    }
+  }
+}
+
+void check_rounding(const Update& update) {
+  const bool coded = !update.states.empty() && update.states[0].dtype == Dtype::kUint8;
+  if (!coded && !update.scales.empty())
+    refuse("scales are given for states that are not of 8 bits");
+  if (!update.rounding) return;
+  if (std::holds_alternative<Adagrad>(update.rule)) {
+    refuse("Adagrad's sum is not rounded at random; use Adam or Lion");
+  }
+  check_step(update.rounding->step);
+  const Dtype param = update.param.dtype;
+  const bool narrow = coded || update.states[0].dtype == Dtype::kBfloat16;
+  if (param == Dtype::kFloat16 || !(narrow || param == Dtype::kBfloat16)) {
+    refuse("there is no rounding at random of parameters of " + dtype_name(param) +
+           " with states of " + dtype_name(update.states[0].dtype) +
+           "; it is for states of bfloat16 or 8 bits and parameters of bfloat16 or float32");
+  }
+}
+
 void check_states(const Update& update) {
   if (update.states.size() != state_count(update.rule)) {
     throw InvalidArgument("update: " + std::to_string(update.states.size()) +
                           " states are given, the rule has " +
                           std::to_string(state_count(update.rule)));
   }
+  check_rounding(update);
+  if (update.states[0].dtype == Dtype::kUint8) return check_codes(update);
   for (const TensorView& state : update.states) {
     check_view(state, "a state", update.param.numel());
     if (state.dtype == Dtype::kFloat16) {
@@ -146,7 +189,7 @@ void check_rule(const UpdateRule& rule) {
 
 void check_updates(const std::vector<Update>& updates) {
   std::vector<Range> ranges;
-  ranges.reserve(updates.size() * 5);
+  ranges.reserve(updates.size() * 7);
   for (const Update& update : updates) {
     check_rule(update.rule);
     check_view(update.param, "the parameter", update.param.numel());
@@ -156,6 +199,7 @@ void check_updates(const std::vector<Update>& updates) {
     add_range(update.param, true, "the parameter", ranges);
     add_range(update.grad, false, "a gradient", ranges);
     for (const TensorView& state : update.states) add_range(state, true, "a state", ranges);
+    for (const TensorView& each : update.scales) add_range(each, true, "scales of a state", ranges);
     if (update.copy) add_range(*update.copy, true, "a low-precision copy", ranges);
   }
   check_overlaps(std::move(ranges));

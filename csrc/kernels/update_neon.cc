@@ -10,6 +10,8 @@ namespace {
 // One after the other.
 #include "kernels/vector/neon.inc.h"
 //
+#include "kernels/update_rules.inc.h"
+//
 #include "kernels/update_loop.inc.h"
 
 }  // namespace

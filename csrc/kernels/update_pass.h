@@ -3,9 +3,11 @@
 #define CXL_OFFLOAD_KERNELS_UPDATE_PASS_H_
 
 #include <cstddef>
+#include <cstdint>
 
 #include "core/cpu_features.h"
 #include "core/tensor_view.h"
+#include "kernels/update.h"
 
 namespace cxl_offload::kernels {
 
@@ -39,13 +41,18 @@ struct Streams {
   // Whether the copy goes past the caches: nobody reads it soon, and a cached store would first
   // read the line.
   bool copy_past_caches = false;
+  // Of states of 8 bits: one byte a block of kCodedElements.
+  uint8_t* first_scales = nullptr;
+  uint8_t* second_scales = nullptr;
+  uint64_t noise_seed = 0;  // of the passes that round at random
 };
 
 // Elements of one turn of the loop: whole lines of every stream. Fewer at the end of a range are
 // computed by the same instructions on a copy, so that no cut changes a result.
 inline constexpr size_t kBlockElements = 32;
 
-// Updates elements [begin, end).
+// Updates elements [begin, end). Passes that round at random: `begin` is a multiple of
+// kCodedElements.
 using UpdatePass = void (*)(const Streams& streams, size_t begin, size_t end,
                             const Constants& constants);
 
@@ -53,9 +60,15 @@ struct PassKey {
   RuleKind rule = RuleKind::kAdam;
   Dtype param = Dtype::kFloat32;
   Dtype grad = Dtype::kFloat32;
-  Dtype state = Dtype::kFloat32;    // float32 or bfloat16
+  Dtype state = Dtype::kFloat32;    // float32 or bfloat16; uint8 where it rounds at random
   CopyKind copy = CopyKind::kNone;  // others need float32 parameters
 };
+
+// Those that round at random; null where there is none.
+UpdatePass noisy_pass_scalar(const PassKey& key);
+UpdatePass noisy_pass_neon(const PassKey& key);
+UpdatePass noisy_pass_avx2(const PassKey& key);
+UpdatePass noisy_pass_avx512(const PassKey& key);
 
 UpdatePass update_pass_scalar(const PassKey& key);
 UpdatePass update_pass_neon(const PassKey& key);

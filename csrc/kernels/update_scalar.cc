@@ -8,6 +8,8 @@ namespace {
 // One after the other.
 #include "kernels/vector/scalar.inc.h"
 //
+#include "kernels/update_rules.inc.h"
+//
 #include "kernels/update_loop.inc.h"
 
 }  // namespace

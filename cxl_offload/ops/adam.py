@@ -10,13 +10,14 @@ Hutter, *Decoupled Weight Decay Regularization*, algorithm 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from cxl_offload import _C
 from cxl_offload.ops.optimizer import OnePassOptimizer, StateOptions
+from cxl_offload.ops.state_codes import Code
 from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.update import ParamUpdate, run
 from cxl_offload.ops.view import untraced
@@ -109,8 +110,8 @@ class CPUAdam(OnePassOptimizer):
         Whether to go up the gradient, as in ``torch.optim.AdamW``.
     **states
         Where and how the states live, see
-        :class:`~cxl_offload.ops.optimizer.StateOptions`: ``state_dtype``, ``policy``, ``pages``,
-        ``threads``, ``overlap``.
+        :class:`~cxl_offload.ops.optimizer.StateOptions`: ``state_dtype``, ``rounding_seed``,
+        ``policy``, ``pages``, ``threads``, ``overlap``.
 
     Raises
     ------
@@ -121,6 +122,7 @@ class CPUAdam(OnePassOptimizer):
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    codes: ClassVar[Mapping[str, Code]] = {"exp_avg": "signed", "exp_avg_sq": "root"}
 
     @renamed_keywords(placement="policy")
     def __init__(

@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cxl_offload.ops.state_codes import (
+    CODES,
+    SCALES,
+    float_states,
+    has_codes,
+    of_peers,
+    scale_count,
+)
 from cxl_offload.ops.view import local_tensor
 
 if TYPE_CHECKING:
@@ -51,12 +59,11 @@ def read_states(
     for key in given["state"]:
         if isinstance(key, int) and key not in pairs:
             raise ValueError(f"load_state_dict: states of parameter {key}, which no group names")
+    values = {key: _of_peers(given["state"].get(key, {})) for key in pairs}
     for key, param in pairs.items():
-        _check(optimizer, key, param, given["state"].get(key, {}))
+        _check(optimizer, key, param, values[key])
     states = {
-        param: _placed(optimizer, param, given["state"][key])
-        for key, param in pairs.items()
-        if given["state"].get(key)
+        param: _placed(optimizer, param, values[key]) for key, param in pairs.items() if values[key]
     }
     return states, {key: value for key, value in given["state"].items() if key not in pairs}
 
@@ -105,20 +112,27 @@ def _pairs(
         yield from zip(saved_group["params"], group["params"], strict=True)
 
 
+def _of_peers(values: Any) -> Any:
+    return of_peers(values) if isinstance(values, Mapping) else values
+
+
 def _check(optimizer: OnePassOptimizer, key: Any, param: torch.Tensor, values: Any) -> None:
     where = f"load_state_dict: parameter {key!r}"
     if not isinstance(values, Mapping):
         raise ValueError(f"{where} has a {type(values).__name__} for its states; it must be a dict")
     if not values:
         return
-    needed = (*optimizer.state_names, *(("step",) if optimizer.counts_steps else ()))
+    names = optimizer.state_names
+    if has_codes(values):
+        names = tuple(name + part for name in names for part in (CODES, SCALES))
+    needed = (*names, *(("step",) if optimizer.counts_steps else ()))
     missing = [name for name in needed if name not in values]
     if missing:
         raise ValueError(
             f"{where} has {', '.join(map(str, values))} but no {', '.join(missing)}: "
             "a checkpoint of another optimizer"
         )
-    known = {"step", *optimizer.state_names}
+    known = {"step", *names}
     others = [name for name, value in values.items() if isinstance(value, torch.Tensor)]
     foreign = sorted(str(name) for name in others if name not in known)
     if foreign:
@@ -129,8 +143,14 @@ def _check(optimizer: OnePassOptimizer, key: Any, param: torch.Tensor, values: A
     if "step" in values:
         _check_step(where, values["step"])
     shape = tuple(local_tensor(param).shape)
-    for name in optimizer.state_names:
-        _check_value(f"{where}: {name}", values[name], shape)
+    for name in names:
+        if has_codes(values):
+            blocks = (scale_count(local_tensor(param).numel()),)
+            _check_codes(
+                f"{where}: {name}", values[name], blocks if name.endswith(SCALES) else shape
+            )
+        else:
+            _check_value(f"{where}: {name}", values[name], shape)
 
 
 _MOST_STEPS = 2**53
@@ -163,9 +183,32 @@ def _check_value(where: str, value: Any, shape: tuple[int, ...]) -> None:
         )
 
 
+def _check_codes(where: str, value: Any, shape: tuple[int, ...]) -> None:
+    fits = isinstance(value, torch.Tensor) and value.dtype is torch.uint8 and not value.is_meta
+    if not fits or tuple(value.shape) != shape or value.layout is not torch.strided:
+        what = type(value).__name__
+        if isinstance(value, torch.Tensor):
+            what = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
+        raise ValueError(
+            f"{where} is {what}; states in 8 bits of this parameter, in blocks of 128 elements, "
+            f"have there torch.uint8 of shape {shape}"
+        )
+
+
 def _placed(optimizer: OnePassOptimizer, param: torch.Tensor, values: Mapping[str, Any]) -> States:
     step = values.get("step", 0.0)
-    placed = {name: optimizer.place_state(param, values[name]) for name in optimizer.state_names}
-    kept = {key: value for key, value in values.items() if key not in placed}
+    if has_codes(values) and optimizer.in_codes:
+        placed = optimizer.place_codes(values)
+    else:
+        plain = float_states(values) if has_codes(values) else values
+        placed = {}
+        for name in optimizer.state_names:
+            placed |= optimizer.placed_state(param, name, plain[name])
+    names = {*optimizer.state_names, *placed}
+    kept = {
+        key: value
+        for key, value in values.items()
+        if key not in names and not str(key).endswith((CODES, SCALES))
+    }
     # DeepSpeed's are integers and stay so.
     return {**kept, "step": step if isinstance(step, int) else step_count(float(step)), **placed}

@@ -5,11 +5,12 @@ Source: Chen et al., *Symbolic Discovery of Optimization Algorithms*, algorithm 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cxl_offload import _C
 from cxl_offload.ops.optimizer import OnePassOptimizer, StateOptions
+from cxl_offload.ops.state_codes import Code
 from cxl_offload.renamed import renamed_keywords
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class CPULion(OnePassOptimizer):
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg",)
+    codes: ClassVar[Mapping[str, Code]] = {"exp_avg": "signed"}
     counts_steps: ClassVar[bool] = False
 
     @renamed_keywords(placement="policy")

@@ -10,10 +10,12 @@ from typing import Any, ClassVar, TypedDict, cast, overload
 
 import torch
 
-from cxl_offload import _C, tensor
+from cxl_offload import _C
 from cxl_offload.memory import Pages, PolicyLike, current_session, known_policy
 from cxl_offload.ops.checkpoint import read_states, step_count
 from cxl_offload.ops.overlap import EarlyUpdates
+from cxl_offload.ops.placed_states import PlacedStates
+from cxl_offload.ops.state_codes import CODES, SCALES
 from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.update import ParamUpdate, run
 from cxl_offload.ops.view import local_tensor, untraced
@@ -27,13 +29,14 @@ class StateOptions(TypedDict, total=False):
     """Keywords of every optimizer, explained at :class:`OnePassOptimizer`."""
 
     state_dtype: torch.dtype
+    rounding_seed: int | None
     policy: PolicyLike | None
     pages: Pages
     threads: Threads
     overlap: bool
 
 
-class OnePassOptimizer(torch.optim.Optimizer):
+class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
     """Base of the optimizers that update all parameters in one pass over memory.
 
     A subclass names its states and makes the rule of a step; see
@@ -44,7 +47,13 @@ class OnePassOptimizer(torch.optim.Optimizer):
     params, defaults
         As in ``torch.optim.Optimizer``.
     state_dtype
-        ``torch.float32``, or ``torch.bfloat16`` for states of half the size.
+        ``torch.float32``, ``torch.bfloat16`` for states of half the size, or ``torch.uint8`` for
+        states of a quarter, in blocks of 128 (Adam and Lion; see docs/adam.md).
+    rounding_seed
+        States of bfloat16 or 8 bits, and parameters of bfloat16, are rounded up or down at random,
+        so that small changes are not lost: master weights can be left out. The bits come from the
+        seed, the step and the number of the element. None: bfloat16 is rounded to the nearest, and
+        states of 8 bits, which cannot be, at random from 0.
     policy, pages
         Where the states live: see :func:`cxl_offload.empty`. None prefers the nearest node. A
         policy that the current session does not know is a ValueError.
@@ -55,7 +64,6 @@ class OnePassOptimizer(torch.optim.Optimizer):
         :meth:`accumulate`.
     """
 
-    state_names: ClassVar[tuple[str, ...]]
     counts_steps: ClassVar[bool] = True
     """Whether a step's number changes what the step does."""
     unsupported: ClassVar[tuple[str, ...]] = ("amsgrad", "differentiable")
@@ -66,16 +74,17 @@ class OnePassOptimizer(torch.optim.Optimizer):
         defaults: dict[str, Any],
         *,
         state_dtype: torch.dtype = torch.float32,
+        rounding_seed: int | None = None,
         policy: PolicyLike | None = None,
         pages: Pages = "thp",
         threads: Threads = None,
         overlap: bool = False,
     ) -> None:
-        if state_dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"state_dtype {state_dtype}; it is torch.float32 or torch.bfloat16")
+        self._check_state_dtype(state_dtype)
         if policy is not None:
             known_policy(policy, current_session().machine)
         self.state_dtype = state_dtype
+        self.rounding_seed = self._seed(rounding_seed)
         self.policy = policy
         self.pages: Pages = pages
         self.threads = threads
@@ -134,7 +143,7 @@ class OnePassOptimizer(torch.optim.Optimizer):
                 raise ValueError(f"{type(self).__name__} has no {name}; turn it off")
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("state_dtype", "policy", "pages", "threads", "overlap")
+        own = ("state_dtype", "rounding_seed", "policy", "pages", "threads", "overlap")
         if self._early is not None:
             self._early.wait()
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
@@ -156,52 +165,29 @@ class OnePassOptimizer(torch.optim.Optimizer):
     def _place_again(self, param: torch.Tensor) -> None:
         """Moves the states of a parameter to their tier: copies and pickles bring ordinary ones."""
         state = self.state.get(param, {})
-        for name in self.state_names:
+        for name in self.kept_names:
             if name in state:
-                state[name] = self.place_state(param, state[name])
+                state[name] = (
+                    self._placed(state[name]) if self.in_codes else self._place(param, state[name])
+                )
 
     def init_state(self, param: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Makes the states of a parameter that has none yet, and returns them."""
         state = cast("dict[str, Any]", self.state[param])
-        missing = [name for name in ("step", *self.state_names) if name not in state]
+        missing = [name for name in ("step", *self.kept_names) if name not in state]
         if not missing:
             return state
-        if len(missing) <= len(self.state_names):
+        if len(missing) <= len(self.kept_names):
             raise ValueError(
                 f"the states of a parameter of shape {tuple(param.shape)} have no "
                 f"{', '.join(missing)}; load a whole checkpoint, or clear them to begin again"
             )
-        made = {
-            name: self.place_state(param, self._first_value(group, name))
-            for name in self.state_names
-        }
+        made: dict[str, Any] = {}
+        for name in self.state_names:
+            made |= self.placed_state(param, name, self._first_value(group, name))
         state["step"] = step_count(0.0)
         state.update(made)
         return state
-
-    def place_state(self, param: torch.Tensor, value: float | torch.Tensor) -> torch.Tensor:
-        """A state of a parameter where states live, of their type: filled with, or copied from."""
-        local = local_tensor(param)
-        if local.device.type != "cpu":
-            raise ValueError(
-                f"a parameter is on {local.device}; {type(self).__name__} updates parameters in "
-                "host memory (DeepSpeed: set offload_optimizer to cpu)"
-            )
-        placed = tensor.empty(
-            tuple(local.shape),
-            dtype=self.state_dtype,
-            policy=self.policy,
-            pages=self.pages,
-        )
-        if isinstance(value, torch.Tensor):
-            placed.copy_(local_tensor(value))
-        else:
-            placed.fill_(value)
-        if local is param:
-            return placed
-        like = torch.zeros_like(param, dtype=self.state_dtype)
-        local_tensor(like).data = placed
-        return like
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch; with ``overlap`` only after :meth:`step`.
@@ -303,9 +289,22 @@ class OnePassOptimizer(torch.optim.Optimizer):
             rule=self._rule(group, step, sign * grad_scale),
             param=local_tensor(param),
             grad=local_tensor(param.grad),
-            states=[(name, local_tensor(state[name])) for name in self.state_names],
+            states=[
+                (name, local_tensor(state[name + CODES if self.in_codes else name]))
+                for name in self.state_names
+            ],
             copy=copy,
+            scales=[state[name + SCALES] for name in self.state_names] if self.in_codes else (),
+            rounding=self._rounding(param, step),
         )
+
+    def _rounding(self, param: torch.Tensor, step: int) -> tuple[int, int] | None:
+        """Seed and step, where something is rounded at random."""
+        if self.rounding_seed is None:
+            return None
+        if self.state_dtype is torch.float32 and param.dtype is torch.float32:
+            return None
+        return self.rounding_seed, step
 
     def _check_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
         if not copies:

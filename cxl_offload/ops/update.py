@@ -12,6 +12,7 @@ from cxl_offload.ops.threads import Threads, kernel_for, team_for
 from cxl_offload.ops.view import tensor_view, touching, untraced
 
 _STATE_DTYPES = (torch.float32, torch.bfloat16)
+_CODED_DTYPES = (torch.uint8,)
 _COPY_DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -26,10 +27,16 @@ class ParamUpdate:
     param, grad
         float32, bfloat16 or float16, of one shape.
     states
-        Name and tensor, in the order of the rule; float32 or bfloat16, all alike.
+        Name and tensor, in the order of the rule; float32, bfloat16 or codes of 8 bits (uint8),
+        all alike.
     copy
         bfloat16 or float16 of the same shape beside float32 parameters, or None: receives the new
         parameters.
+    scales
+        Of states in 8 bits, one each: uint8, one a block of 128 elements.
+    rounding
+        Seed and step where states, and parameters of bfloat16, are rounded at random; None: to the
+        nearest.
     """
 
     rule: _C.AdamRule | _C.AdagradRule | _C.LionRule
@@ -37,10 +44,12 @@ class ParamUpdate:
     grad: torch.Tensor
     states: Sequence[tuple[str, torch.Tensor]]
     copy: torch.Tensor | None = None
+    scales: Sequence[torch.Tensor] = ()
+    rounding: tuple[int, int] | None = None
 
     def written(self) -> list[torch.Tensor]:
         states = [state for _, state in self.states]
-        return [self.param, *states, *([] if self.copy is None else [self.copy])]
+        return [self.param, *states, *self.scales, *([] if self.copy is None else [self.copy])]
 
 
 def _check_shapes(update: ParamUpdate) -> None:
@@ -58,11 +67,16 @@ def _check_shapes(update: ParamUpdate) -> None:
 def _prepare(update: ParamUpdate) -> _C.Update:
     param = tensor_view(update.param, "param")
     grad = tensor_view(update.grad, "grad")
-    states = [tensor_view(state, name, dtypes=_STATE_DTYPES) for name, state in update.states]
+    dtypes = _CODED_DTYPES if update.scales else _STATE_DTYPES
+    states = [tensor_view(state, name, dtypes=dtypes) for name, state in update.states]
+    scales = [
+        tensor_view(scale, f"{name}_scales", dtypes=_CODED_DTYPES)
+        for (name, _), scale in zip(update.states, update.scales, strict=False)
+    ]
     copy = update.copy
     low = copy if copy is None else tensor_view(copy, "low_precision_copy", dtypes=_COPY_DTYPES)
     _check_shapes(update)
-    return _C.Update(update.rule, param, grad, states, low)
+    return _C.Update(update.rule, param, grad, states, low, scales=scales, rounding=update.rounding)
 
 
 @untraced

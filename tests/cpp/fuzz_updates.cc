@@ -1,5 +1,6 @@
 // What libFuzzer drives, and test_fuzz_updates.cc replays: optimizer updates of any rule, types,
-// offsets, lengths, cuts, teams and instruction sets against the scalar loop on one thread.
+// offsets, lengths, cuts, teams and instruction sets against the scalar loop on one thread, with
+// states of every width and roundings at random.
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -15,6 +16,8 @@ namespace {
 
 const std::vector<Dtype> kWritten = {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16};
 const std::vector<Dtype> kStates = {Dtype::kFloat32, Dtype::kBfloat16};
+const std::vector<Dtype> kNoisyStates = {Dtype::kUint8, Dtype::kUint8, Dtype::kBfloat16};
+const std::vector<Dtype> kNoisyParams = {Dtype::kFloat32, Dtype::kFloat32, Dtype::kBfloat16};
 const std::vector<Dtype> kCopies = {Dtype::kBfloat16, Dtype::kFloat16};
 
 UpdateRule any_rule(Input& input) {
@@ -37,12 +40,13 @@ UpdateRule any_rule(Input& input) {
               input.below(2) == 0, input.below(2) == 0, input.any_of(scales)};
 }
 
-// Below and above every threshold: a block of the loop, a page, what one thread does alone, a
-// chunk, and what makes a copy go past the caches.
+// Below and above every threshold: a block of the loop or of 8-bit states, a page, what one thread
+// does alone, a chunk, and what makes a copy go past the caches.
 size_t any_length(Input& input) {
   const size_t kind = input.below(64);
   const size_t more = input.byte();
-  if (kind < 24) return more % 100;
+  if (kind < 18) return more % 100;
+  if (kind < 24) return 128 * (1 + more % 9) - 2 + more / 9 % 5;
   if (kind < 40) return more * 37;
   if (kind < 56) return (size_t{16} << 10) - 128 + more;
   if (kind < 63) return (size_t{16} << 10) * (1 + more % 20) + more;
@@ -67,29 +71,67 @@ struct Tensors {
       arrays.emplace_back(dtype, length, any_offset(input));
       arrays.back().fill(filling, positive, numbers);
     };
-    add(input.below(4) == 0 ? input.any_of(kWritten) : Dtype::kFloat32, false);
+    if (!std::holds_alternative<Adagrad>(rule) && input.below(2) == 0) {
+      rounding = Rounding{input.byte() * uint64_t{0x123456789abcdef1},
+                          static_cast<int64_t>(1 + input.byte())};
+    }
+    if (rounding) {
+      add(input.any_of(kNoisyParams), false);
+    } else {
+      add(input.below(4) == 0 ? input.any_of(kWritten) : Dtype::kFloat32, false);
+    }
     add(input.any_of(kWritten), false);
-    const Dtype state = input.any_of(kStates);
+    const bool float_states =
+        rounding && arrays[0].dtype() == Dtype::kBfloat16 && input.below(4) == 0;
+    const Dtype state =
+        float_states ? Dtype::kFloat32 : input.any_of(rounding ? kNoisyStates : kStates);
     add(state, !adam);
     if (adam) add(state, true);
+    if (state == Dtype::kUint8) add_scales(input, length, numbers);
     copied = arrays[0].dtype() == Dtype::kFloat32 && input.below(3) != 0;
     if (copied) add(input.any_of(kCopies), false);
   }
+  // Any code is one; any scale too, most of them near 1.
+  void add_scales(Input& input, size_t length, Numbers& numbers) {
+    scales_at = arrays.size();
+    const bool any = input.below(4) == 0;
+    for (size_t i = 0; i < state_count(rule); ++i) {
+      arrays.emplace_back(Dtype::kUint8, (length + kCodedElements - 1) / kCodedElements,
+                          any_offset(input));
+      for (size_t at = 0; at < arrays.back().bytes(); ++at) {
+        const auto byte = static_cast<uint8_t>(numbers.next() >> 56);
+        arrays.back().data()[at] = static_cast<std::byte>(any ? byte : 110 + byte % 24);
+      }
+      for (size_t at = 0; at < length; ++at) {
+        arrays[2 + i].data()[at] = static_cast<std::byte>(numbers.next() >> 56);
+      }
+    }
+  }
   // The same numbers, all of them at the beginning of a page.
-  Tensors(const Tensors& other, size_t offset) : rule(other.rule), copied(other.copied) {
+  Tensors(const Tensors& other, size_t offset)
+      : rule(other.rule),
+        rounding(other.rounding),
+        scales_at(other.scales_at),
+        copied(other.copied) {
     for (const GuardedArray& each : other.arrays) arrays.emplace_back(each, offset);
   }
 
   Update update() {
     Update made{rule, arrays[0].view(), arrays[1].view(), {arrays[2].view()}, {}};
     if (state_count(rule) == 2) made.states.push_back(arrays[3].view());
+    for (size_t i = 0; scales_at > 0 && i < state_count(rule); ++i) {
+      made.scales.push_back(arrays[scales_at + i].view());
+    }
     if (copied) made.copy = arrays.back().view();
+    made.rounding = rounding;
     return made;
   }
 
   UpdateRule rule;
+  std::optional<Rounding> rounding;
+  size_t scales_at = 0;  // among the arrays; 0: none
   bool copied = false;
-  std::vector<GuardedArray> arrays;  // parameter, gradient, states, copy
+  std::vector<GuardedArray> arrays;  // parameter, gradient, states, scales, copy
 };
 
 template <class T>
@@ -119,6 +161,7 @@ void require_same(const GuardedArray& a, const GuardedArray& b, const std::strin
   if (a.same_bytes(b)) return;
   if (a.dtype() == Dtype::kFloat32) return require_same_numbers<float>(a, b, what);
   if (a.dtype() == Dtype::kBfloat16) return require_same_numbers<Bf16>(a, b, what);
+  require(a.dtype() != Dtype::kUint8, what + ": codes or scales differ");
   return require_same_numbers<F16>(a, b, what);
 }
 
@@ -131,7 +174,7 @@ std::vector<Update> updates_of(std::vector<Tensors>& all) {
 // Makes one of them unfit.
 void spoil(Input& input, std::vector<Update>& updates) {
   Update& update = updates[input.below(updates.size())];
-  const size_t how = input.below(10);
+  const size_t how = input.below(14);
   const double bad = input.any_of<double>(
       {-1, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()});
   if (how == 0) update.states[0].dtype = Dtype::kFloat16;
@@ -144,6 +187,10 @@ void spoil(Input& input, std::vector<Update>& updates) {
   if (how == 7) std::visit([&](auto& rule) { rule.lr = bad; }, update.rule);
   if (how == 8) std::visit([&](auto& rule) { rule.weight_decay = bad; }, update.rule);
   if (how == 9) update.states[0].dtype = Dtype::kFloat8E5m2;
+  if (how == 10) update.rounding = Rounding{1, 0};
+  if (how == 11) update.scales.push_back(update.grad);
+  if (how == 12) update.states[0].dtype = Dtype::kUint8, update.scales.clear();
+  if (how == 13) update.states[0].dtype = Dtype::kUint8, update.rounding.reset();
 }
 
 void require_refused(const std::vector<Update>& updates, std::vector<Tensors>& all, Isa isa) {

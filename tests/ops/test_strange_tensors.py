@@ -34,11 +34,13 @@ def _as_query(x: torch.Tensor) -> torch.Tensor:
     return x.view(3, 8, 8)
 
 
-def _step(kind: type[torch.optim.Optimizer], x: torch.Tensor, *, grad: bool) -> None:
+def _step(
+    kind: type[torch.optim.Optimizer], x: torch.Tensor, *, grad: bool, **options: object
+) -> None:
     other = torch.ones(3, 64)
     param = torch.nn.Parameter(other if grad else x)
     param.grad = x if grad else other
-    kind([param]).step()
+    kind([param], **options).step()
 
 
 COMPUTING: dict[str, Call] = {
@@ -55,6 +57,9 @@ UPDATING: dict[str, Call] = {
     "Adam's parameter": lambda x: _step(CPUAdam, x, grad=False),
     "Adam's gradient": lambda x: _step(CPUAdam, x, grad=True),
     "Lion's gradient": lambda x: _step(CPULion, x, grad=True),
+    "8-bit Adam's parameter": lambda x: _step(CPUAdam, x, grad=False, state_dtype=torch.uint8),
+    "8-bit Adam's gradient": lambda x: _step(CPUAdam, x, grad=True, state_dtype=torch.uint8),
+    "8-bit Lion's gradient": lambda x: _step(CPULion, x, grad=True, state_dtype=torch.uint8),
 }
 COPYING: dict[str, Call] = {
     "a copy's source": lambda x: HostCopier().copy_strided(target=torch.empty(3, 64), source=x),

@@ -85,14 +85,19 @@ struct Vector {
   CXL_OFFLOAD_VECTOR __m256i rounded() const {
     const __m256i bits = _mm256_castps_si256(value);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-    const __m256i near = _mm256_add_epi32(bits, half);
+    return rounded(_mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  }
+  // What is added decides whether the high halves are rounded up.
+  CXL_OFFLOAD_VECTOR __m256i rounded(__m256i added) const {
+    const __m256i bits = _mm256_castps_si256(value);
+    const __m256i near = _mm256_add_epi32(bits, added);
     const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
     return _mm256_blendv_epi8(near, quiet, nan);
   }
-  CXL_OFFLOAD_VECTOR __m128i bf16() const {
-    const __m256i words = _mm256_srli_epi32(rounded(), 16);
+  CXL_OFFLOAD_VECTOR __m128i bf16() const { return high_words(rounded()); }
+  CXL_OFFLOAD_VECTOR static __m128i high_words(__m256i halves) {
+    const __m256i words = _mm256_srli_epi32(halves, 16);
     const __m256i packed = _mm256_packus_epi32(words, words);
     return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0xd8));
   }

@@ -123,8 +123,12 @@ struct Vector {
   CXL_OFFLOAD_VECTOR __m512i rounded() const {
     const __m512i bits = _mm512_castps_si512(value);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-    const __m512i near = _mm512_add_epi32(bits, half);
+    return rounded(_mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  }
+  // What is added decides whether the high halves are rounded up.
+  CXL_OFFLOAD_VECTOR __m512i rounded(__m512i added) const {
+    const __m512i bits = _mm512_castps_si512(value);
+    const __m512i near = _mm512_add_epi32(bits, added);
     const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
     return _mm512_mask_or_epi32(near, nan, bits, _mm512_set1_epi32(0x400000));
   }

@@ -81,7 +81,12 @@ struct Vector {
   CXL_OFFLOAD_VECTOR uint32x4_t rounded() const {
     const uint32x4_t bits = vreinterpretq_u32_f32(value);
     const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
-    const uint32x4_t near = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    return rounded(vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+  }
+  // What is added decides whether the high halves are rounded up.
+  CXL_OFFLOAD_VECTOR uint32x4_t rounded(uint32x4_t added) const {
+    const uint32x4_t bits = vreinterpretq_u32_f32(value);
+    const uint32x4_t near = vaddq_u32(bits, added);
     const uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
     return vbslq_u32(vceqq_f32(value, value), near, quiet);
   }

@@ -19,6 +19,7 @@ from cxl_offload.integrations.deepspeed.report import KindRow, table
 from cxl_offload.integrations.deepspeed.store import Store
 from cxl_offload.integrations.deepspeed.tuning import TunedEngine
 from cxl_offload.ops.optimizer import OnePassOptimizer
+from cxl_offload.ops.state_codes import CODES, SCALES
 from cxl_offload.units import format_bytes
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -247,9 +248,10 @@ def _span(value: torch.Tensor) -> tuple[int, int]:
 
 
 def _states_of(inner: torch.optim.Optimizer, param: Any) -> Iterator[HostObject]:
-    """States on the host that have one value an element."""
+    """States on the host that have values for the elements; those in 8 bits have two tensors."""
     for name, value in inner.state.get(param, {}).items():
         if not isinstance(value, torch.Tensor) or not value.dim() or not value.numel():
             continue
         if value.device.type == "cpu":
-            yield HostObject(name if name in _MOMENTS else "other_states", value)
+            moment = name.removesuffix(CODES).removesuffix(SCALES)
+            yield HostObject(moment if moment in _MOMENTS else "other_states", value)

@@ -1,0 +1,39 @@
+// The updates that round at random, with AVX-512 (F, BW, DQ and VL).
+#include "kernels/update_pass.h"
+#include "kernels/vector/vector.h"
+
+#if CXL_OFFLOAD_X86
+
+#include "kernels/vector/target_avx512.inc.h"
+
+namespace cxl_offload::kernels {
+namespace {
+
+// One after the other.
+#include "kernels/vector/avx512.inc.h"
+//
+#include "kernels/vector/words_avx512.inc.h"
+//
+#include "kernels/update_rules.inc.h"
+//
+#include "kernels/update_states.inc.h"
+//
+#include "kernels/update_states_loop.inc.h"
+
+}  // namespace
+
+UpdatePass noisy_pass_avx512(const PassKey& key) { return find_noisy_pass(key); }
+
+}  // namespace cxl_offload::kernels
+
+#include "kernels/vector/target_end.inc.h"
+
+#else
+
+namespace cxl_offload::kernels {
+
+UpdatePass noisy_pass_avx512(const PassKey&) { return nullptr; }
+
+}  // namespace cxl_offload::kernels
+
+#endif  // CXL_OFFLOAD_X86
