@@ -124,8 +124,6 @@ def run(
     policies = chosen_policies({**planned, **request.place}, session)
     inputs, tokenizer = _inputs(request)
     rows, prompt_len = inputs["input_ids"].shape
-    if not prompt_len:
-        raise ConfigError("--prompts: the tokenizer makes no token of any of them")
     _check(request, policies, session, rows, prompt_len)
     store = store_for(policies, session)
     started = time.perf_counter()
@@ -203,6 +201,8 @@ def _check(
     prompt_len: int,
 ) -> None:
     """All that can be known without the weights."""
+    if not prompt_len:
+        raise ConfigError("--prompts: the tokenizer makes no token of any of them")
     model = meta_model(request.model, request.dtype, request.attention)
     check_conventions(model)
     config = text_config(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,16 @@ def test_report_says_what_stock_generates_and_where_it_lay(
     assert "decode" in shown
     answer = tokenizer.decode(expected[0, ids.shape[1] :], skip_special_tokens=True)
     assert f"0: {answer}" in shown
+
+
+def test_page_of_a_run_says_what_was_granted_and_how_fast(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "run.html"
+    places = ("--place", "kv=cxl", "--gen-len", "2", "--report", str(page))
+    assert run(command(folder, *places)) == 0
+    text = page.read_text()
+    assert "Requested against granted" in text
+    assert re.search(r"<td>kv</td><td>bind:\d</td><td class=\"n\">[\d.]+ KiB</td>", text)
+    assert "measured" in text
 
 
 def test_json_of_a_dash_is_all_that_is_printed(
