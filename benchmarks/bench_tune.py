@@ -29,13 +29,13 @@ from benchmarks.tune_cases import (
 )
 from benchmarks.tune_experts import measured_requests, peers, run_hot, zipf_mixtral
 from benchmarks.tune_phases import Pair, gains, recovered
+from benchmarks.tune_plot import plot
 from cxl_offload.tune import (
     Climb,
     Decision,
     ModelTuner,
     PublishedCaption,
     StepSamples,
-    Tuner,
     Window,
 )
 from cxl_offload.tune.curves import SHARES
@@ -135,7 +135,14 @@ def first_settled(times: list[float], best: float) -> int:
     return at + 1
 
 
-def score(cases: list[Case], noise: float) -> dict[str, dict[str, Any]]:
+Losses = dict[str, list[list[float]]]
+"""Tuner to the loss of each workload by decision, as a fraction of the best step."""
+
+
+def score(
+    cases: list[Case], noise: float, losses: Losses | None = None
+) -> dict[str, dict[str, Any]]:
+    """Every tuner's row of the table; ``losses`` gets what the picture shows."""
     rows: dict[str, dict[str, list[float]]] = {}
     for number, case in enumerate(cases):
         known = dict(zip(SHARES, case.step.curve(SHARES).tolist(), strict=True))
@@ -155,6 +162,8 @@ def score(cases: list[Case], noise: float) -> dict[str, dict[str, Any]]:
         for name, path in paths.items():
             row = rows.setdefault(name, {"regret": [], "decisions": [], "worse": [], "zero": []})
             times = [truth(share) for share in path]
+            if losses is not None:
+                losses.setdefault(name, []).append([one / best - 1 for one in times])
             row["regret"].append(times[-1] / best - 1)
             row["decisions"].append(first_settled(times, best))
             row["worse"].append(float(times[-1] > 1.02 * near))
@@ -184,6 +193,19 @@ def watching_s(steps: int = 200_000) -> float:
     return (time.perf_counter() - begin) / steps
 
 
+def deciding_s(decisions: int = 20) -> float:
+    """Seconds that a decision of the model takes, on this machine: the median of a run."""
+    case = random_case(0)
+    tuner, draw = ModelTuner(case.ratios), np.random.default_rng(0)
+    took = []
+    for _ in range(decisions):
+        times = case.step.seconds(tuner.share) * (1 + 0.05 * draw.standard_normal(STEPS))
+        begin = time.perf_counter()
+        tuner.decide(Window.of(times))
+        took.append(time.perf_counter() - begin)
+    return statistics.median(took)
+
+
 def print_table(title: str, rows: dict[str, dict[str, Any]]) -> None:
     print(f"\n{title}")
     print("| tuner | within 3 % | mean regret | worst | decisions, median (mean) | "
@@ -198,45 +220,6 @@ def print_table(title: str, rows: dict[str, dict[str, Any]]) -> None:
             f"{one['over_2_percent_worse_than_first_touch']:.1%} | "
             f"{'-' if zero is None else f'{zero:.0%}'} |"
         )
-
-
-def plot(cases: list[Case], noise: float, file: Path) -> None:
-    """Regret by decision: median and 95 % of the workloads."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    makers: dict[str, Callable[[Case, int], Tuner]] = {
-        "model": lambda case, _: ModelTuner(case.ratios),
-        "climb": lambda case, _: Climb(),
-        "caption": lambda case, _: PublishedCaption(),
-    }
-    for name, make in makers.items():
-        regrets = []
-        for number, case in enumerate(cases):
-            known = dict(zip(SHARES, case.step.curve(SHARES).tolist(), strict=True))
-
-            def truth(share: float, known: dict[float, float] = known, case: Case = case) -> float:
-                if share not in known:
-                    known[share] = case.step.seconds(share)
-                return known[share]
-
-            best = min(known.values())
-            path = run(case, make(case, number), truth, 7919 + number, noise)
-            regrets.append([100 * (truth(share) / best - 1) for share in [0.0, *path]])
-        table = np.asarray(regrets)
-        (line,) = axis.plot(table.mean(axis=0), label=f"{name}, mean")
-        axis.plot(np.quantile(table, 0.95, axis=0), color=line.get_color(), ls=":",
-                  label=f"{name}, 95 % of workloads are below")  # fmt: skip
-    axis.axhline(100 * CLOSE, color="0.7", lw=0.8)
-    axis.set(
-        xlabel="decisions", ylabel="slower than the best static share, %", ylim=(0, 40),
-        title=f"{len(cases)} simulated workloads, {noise:.0%} noise of a step",
-    )  # fmt: skip
-    axis.legend(fontsize=8)
-    figure.savefig(file, dpi=150)
 
 
 def main() -> None:
@@ -255,9 +238,11 @@ def main() -> None:
         "climb": lambda pair, _: Climb(),
         "caption": lambda pair, _: PublishedCaption(),
     }
+    of_random: Losses = {}
+    of_published: Losses = {}
     result: dict[str, Any] = {
-        "random": score(random_cases, options.noise),
-        "published": score(published, options.noise),
+        "random": score(random_cases, options.noise, of_random),
+        "published": score(published, options.noise, of_published),
         "phase_change": {name: recovered(pairs, make, options.noise)
                          for name, make in makers.items()},
         "phase_shares": gains(pairs, options.noise),
@@ -265,6 +250,7 @@ def main() -> None:
             row for exponent in (0.6, 1.2) for row in score_experts(exponent, options.tokens)
         ],
         "watching_a_step_s": watching_s(),
+        "deciding_s": deciding_s(),
     }  # fmt: skip
     print_table(f"{len(random_cases)} random workloads, simulated, {options.noise:.0%} noise, "
                 f"{STEPS} steps a decision, {DECISIONS} decisions", result["random"])  # fmt: skip
@@ -276,9 +262,11 @@ def main() -> None:
     print_experts(result["experts"])
     cost = result["watching_a_step_s"]
     print(f"\nwatching a step: {cost * 1e6:.2f} us measured, {cost / 0.01:.4%} of a step of 10 ms")
+    print(f"a decision: {result['deciding_s'] * 1e3:.1f} ms measured, one in {STEPS} steps")
     print_bars(result)
     if options.plot:
-        plot(random_cases, options.noise, options.plot)
+        names = [case.name for case in published]
+        plot(of_random, of_published, names, noise=options.noise, file=options.plot)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 

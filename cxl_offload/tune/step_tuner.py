@@ -18,6 +18,10 @@ from cxl_offload.tune.window import StepSamples
 _ROUNDED = 0.01
 """Difference of two shares that whole granules explain."""
 
+_MOST_PATIENCE = 16
+"""A settled tuner looks at windows up to this many times as long: a decision takes milliseconds,
+and a window of twenty short steps hardly more than a hundred."""
+
 _LOG = logging.getLogger("cxl_offload.tune")
 
 
@@ -36,7 +40,9 @@ class StepTuner:
     budget_bytes_per_step
         Bytes that may move between two steps, in the mean; 0 only advises.
     steps, warm_up
-        Steps measured for a decision, and steps left out after a change.
+        Steps measured for a decision, and steps left out after a change. Every decision that leaves
+        a tuner settled doubles the steps of the next one, up to sixteen times; another one, or
+        :meth:`restart`, begins anew.
     state
         A JSON file: read now where it exists, written after every decision, so that a restart
         goes on. None keeps no state.
@@ -82,6 +88,7 @@ class StepTuner:
         self._tuner = tuner
         self._budget = budget_bytes_per_step
         self._times = StepSamples(steps=steps, warm_up=warm_up)
+        self._steps = steps
         self._state = None if state is None else Path(state)
         self._recording = recording
         self._on_decision = on_decision
@@ -127,6 +134,7 @@ class StepTuner:
         For changes that the caller knows of, such as another number of sequences.
         """
         self._times.restart()
+        self._times.steps = self._steps
 
     def _count(self, outcome: Outcome, *, count: int = 1, nbytes: int = 0) -> None:
         count_decision(self._framework, "share", outcome, count=count, nbytes=nbytes)
@@ -150,6 +158,8 @@ class StepTuner:
             self._recording.add(before, window)
         unchanged = self._tuner.saved()
         decision = self._tuner.decide(window, self.homes.bounds())
+        longer = min(2 * self._times.steps, _MOST_PATIENCE * self._steps)
+        self._times.steps = longer if decision.settled else self._steps
         if not self._budget:
             # Nothing moves, so the next window is measured under the same share as this one.
             self._tuner.restore(unchanged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,26 @@ def test_tensors_of_others_are_refused(session: Session) -> None:
         TunedHomes({"w": torch.zeros(1024)}, near=[NEAR], far=[FAR], session=session)
     with pytest.raises(ValueError, match="near nodes"):
         TunedHomes({}, near=[0], far=[0], session=session)
+
+
+def test_settled_tuner_decides_less_often_and_wakes_when_the_work_changes(session: Session) -> None:
+    homes = TunedHomes(states(session, count=1), near=[NEAR], far=[FAR], session=session)
+    made: list[int] = []
+    steps = 0
+    tuner = StepTuner(
+        homes, ModelTuner(TierRatios(0.1, 2.0)), budget_bytes_per_step=1 << 30, steps=4, warm_up=0,
+        on_decision=lambda decision: made.append(steps),
+    )  # fmt: skip
+    for steps in range(600):
+        tuner.step(1.0 + 5 * homes.share + 0.001 * (steps % 3))
+    apart = [after - before for before, after in pairwise(made)]
+    assert max(apart) == 64  # sixteen windows of four
+    assert apart[-1] == 64
+    made.clear()
+    for steps in range(200):
+        tuner.step(3.0 + 15 * homes.share + 0.001 * (steps % 3))
+    apart = [after - before for before, after in pairwise(made)]
+    assert min(apart) <= 8
 
 
 def test_recording_replays_to_the_decisions_of_the_run(session: Session, tmp_path: Path) -> None:
