@@ -75,3 +75,22 @@ def test_its_states_are_at_the_places_of_their_kinds(runs: list[list[Any]], at: 
         assert pages[kind]["placed"]
         assert pages[kind]["nodes"] == PLACES[kind][1]
     assert runs[at][3]["held_after_destroy"] == 0
+
+
+def test_states_of_8_bits_train_like_float32_and_are_at_the_places_of_their_kinds(
+    train: Train, runs: list[list[Any]]
+) -> None:
+    own = {"optimizer": "CPUAdam", "policy": POLICY, "narrow_states": True}
+    found = train([job | own for job in STAGES])
+    for narrow, (_, stock, _, wide) in zip(found, runs, strict=True):
+        losses = [float.fromhex(loss) for loss in narrow["losses"]]
+        wanted = [float.fromhex(loss) for loss in stock["losses"]]
+        assert losses[0] == wanted[0]
+        assert losses == pytest.approx(wanted, rel=2e-2)
+        assert losses != wanted
+        for kind in ("exp_avg", "exp_avg_sq"):
+            assert narrow["pages"][kind]["placed"]
+            # Too few pages for every node of a kind that is spread.
+            assert set(narrow["pages"][kind]["nodes"]) <= set(PLACES[kind][1])
+        assert narrow["held_after_destroy"] == 0
+        assert wide["losses"] != narrow["losses"]

@@ -53,9 +53,13 @@ def train(engine: Any, steps: int, job: dict[str, Any], seed: int) -> list[str]:
 def values(engine: Any) -> list[torch.Tensor]:
     """Every fp32 parameter and moment, through DeepSpeed's own interface."""
     found = []
+    inner = engine.optimizer.optimizer
+    narrow = isinstance(inner, CPUAdam) and inner.in_codes
     for param in engine.module.parameters():
         found.append(safe_get_full_fp32_param(param))
-        found += [safe_get_full_optimizer_state(param, name) for name in ("exp_avg", "exp_avg_sq")]
+        if not narrow:  # codes are no values
+            names = ("exp_avg", "exp_avg_sq")
+            found += [safe_get_full_optimizer_state(param, name) for name in names]
     return [value.clone() for value in found]
 
 
@@ -75,7 +79,9 @@ def attributes(zero: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield "fp32_master", master
         yield "fp32_grad", master.grad
         states = zero.optimizer.state.get(master, {})
-        yield from ((key, states[key]) for key in ("exp_avg", "exp_avg_sq") if key in states)
+        for kind in ("exp_avg", "exp_avg_sq"):
+            kept = (kind, f"{kind}_codes", f"{kind}_scales")
+            yield from ((kind, states[key]) for key in kept if key in states)
     if stage3:
         yield "staging", zero.grad_partitions_flat_buffer
         if zero.offload_param:
@@ -127,7 +133,8 @@ def start(job: dict[str, Any]) -> tuple[Any, Any]:
         arguments["model_parameters"] = model.parameters()
     else:
         made: Any = CPUAdam if chosen == "CPUAdam" else getattr(torch.optim, chosen)
-        arguments["optimizer"] = made(model.parameters(), lr=1e-2, weight_decay=0.01)
+        options = {"state_dtype": torch.uint8} if job.get("narrow_states") else {}
+        arguments["optimizer"] = made(model.parameters(), lr=1e-2, weight_decay=0.01, **options)
     if job.get("stock"):
         return deepspeed.initialize(**arguments)[0], None
     if job.get("attach"):
