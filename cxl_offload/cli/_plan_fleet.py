@@ -149,14 +149,17 @@ def _time(option: str, text: str) -> float:
 def _sizes(kind: str, text: str | None, installed: int) -> list[int]:
     """Those asked for; what the machine has, and for CXL also none, where nothing is."""
     if text is not None:
-        return [size(f"--{kind}", part) for part in names(text) or ()]
+        found = list(dict.fromkeys(size(f"--{kind}", part) for part in names(text) or ()))
+        if not found:
+            raise ConfigError(f"--{kind} {text}: no size in it, such as 256GiB")
+        return found
     return [installed] if kind == "dram" or not installed else [0, installed]
 
 
 def _print(what: str, found: list[FleetOption]) -> None:
     columns = (
-        "DRAM", "CXL", "servers", "a million tokens", "an hour", "first token, p50", "p95",
-        "later tokens, p95", "blocks found", "a card pays below",
+        "DRAM", "CXL", "servers", "busy", "cost of 1M tokens", "of 1 h", "first token, p50", "p95",
+        "later, p95", "KV found", "a card pays below",
     )  # fmt: skip
     made = table(f"{what} (predicted; waiting simulated)", *columns, right=columns)
     console = console_of(piped_width=140)
@@ -168,7 +171,8 @@ def _print(what: str, found: list[FleetOption]) -> None:
             continue
         card = each.break_even_card
         made.add_row(
-            *sizes, str(each.servers), f"{each.cost_per_million:.4g}", f"{each.cost_per_hour:,.4g}",
+            *sizes, str(each.servers), f"{each.load:.0%}",
+            f"{each.cost_per_million:.4g}", f"{each.cost_per_hour:,.4g}",
             format_seconds(seen.first_token[0]), format_seconds(seen.first_token[1]),
             format_seconds(seen.per_token[1]), f"{each.hit_rate:.1%}",
             NONE if card is None else "never" if card <= 0 else f"{card:,.4g}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -61,6 +62,7 @@ def tco_command(
     (--without, --having) the ratio of servers is that of their tokens/s. Example: cxl-offload tco
     --rl-d 0.1 --rl-c 0.125 --c 2 --r-t 1.1
     """
+    _check_above_zero(r_t=r_t, n_baseline=n_baseline, server_cost=server_cost, d=d, w=w)
     fleet = _Fleet(n_baseline, server_cost, d, w)
     if without is not None and having is not None:
         _show_found({"planned": _planned(without, having, r_t, fleet)}, as_json)
@@ -78,6 +80,13 @@ def tco_command(
         for name, form, congestion in forms
     }
     _show_found(found, as_json)
+
+
+def _check_above_zero(**given: float | None) -> None:
+    """Refuses options, by their names in Python, that are given and no numbers above 0."""
+    for name, value in given.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g}: a number above 0")
 
 
 def _show_found(found: dict[str, dict[str, object]], as_json: bool) -> None:

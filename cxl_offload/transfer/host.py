@@ -15,16 +15,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cxl_offload import _C
 from cxl_offload.files import decode_json, encode, read_text, write_text
-from cxl_offload.memory.bounds import check_bounds, whole_number
+from cxl_offload.memory.bounds import quoted, whole_number
 from cxl_offload.topology import Machine
 from cxl_offload.transfer.blocks import Addresses
+from cxl_offload.transfer.strided import StridedTensor, check_bytes, may_share_memory
 
 RULES_VARIABLE = "CXL_OFFLOAD_COPY_RULES"
 """Environment variable with the file of rules that copiers take by default."""
@@ -33,6 +33,7 @@ Way = tuple[bool, int]
 """(past the caches, threads)"""
 
 _PLAIN: Way = (False, 1)
+_LONGEST_SAMPLE_S = 10.0
 # What another rule must gain, summed over the sizes it is for (0.08 is 8 % at one size, or 2 % at
 # each of four): less is noise, and a single noisy size must not make a rule.
 _LEAST_GAIN = 0.08
@@ -59,33 +60,6 @@ class _RulesFile:
         ascend = all(a.from_bytes < b.from_bytes for a, b in itertools.pairwise(self.copy_rules))
         if not self.copy_rules or self.copy_rules[0].from_bytes != 0 or not ascend:
             raise ValueError("copy rules must begin at 0 bytes and ascend")
-
-
-class StridedTensor(Protocol):
-    """What torch's CPU tensors have, so that they can be copied without importing torch."""
-
-    @property
-    def shape(self) -> Sequence[int]: ...
-    def data_ptr(self) -> int: ...
-    def stride(self) -> Sequence[int]: ...
-    def element_size(self) -> int: ...
-    def numel(self) -> int: ...
-    def is_contiguous(self) -> bool: ...
-    def storage_offset(self) -> int: ...
-    def untyped_storage(self) -> Any: ...
-    @property
-    def dtype(self) -> Any: ...
-
-
-def _check_bytes(tensor: StridedTensor, name: str) -> None:
-    """Refuses a tensor whose bytes are not its values, or are not here."""
-    device = getattr(tensor, "device", None)
-    if device is not None and device.type != "cpu":
-        raise ValueError(f"{name} is on {device}; both must be in host memory")
-    for lazy in ("is_neg", "is_conj"):
-        if getattr(tensor, lazy, bool)():
-            raise ValueError(f"{name} is a lazy view ({lazy}); resolve it first")
-    check_bounds(tensor, name)
 
 
 def cpus_near(machine: Machine, node: int) -> list[int]:
@@ -130,7 +104,14 @@ class HostCopier:
     ) -> None:
         chosen = _C.allowed_cpus()
         if cpus is not None:
+            allowed = set(chosen)
             chosen = [whole_number(cpu, "a CPU of cpus") for cpu in cpus]
+            refused = [cpu for cpu in chosen if cpu not in allowed]
+            if refused or len(set(chosen)) != len(chosen):
+                what = f"CPU {quoted(refused[0])}" if refused else "a CPU twice"
+                raise ValueError(
+                    f"copy with {what}: name CPUs that this process may use, each once"
+                )
         if not chosen:
             raise ValueError("copy with no CPUs: name at least one")
         if rules is None:
@@ -230,11 +211,10 @@ class HostCopier:
                 f"copy {tuple(source.shape)} of {source.element_size()} B to "
                 f"{tuple(target.shape)} of {size} B"
             )
-        pairs = zip(target.shape, target.stride(), strict=True)
-        if any(length > 1 and stride == 0 for length, stride in pairs):
-            raise ValueError("copy to a tensor whose elements share memory (stride 0)")
+        if may_share_memory(target):
+            raise ValueError("copy to a tensor whose elements share memory (its strides overlap)")
         for name, tensor in (("target", target), ("source", source)):
-            _check_bytes(tensor, name)
+            check_bytes(tensor, name)
         if getattr(target, "dtype", None) != getattr(source, "dtype", None):
             raise ValueError(f"copy {source.dtype} to {target.dtype}: bytes are copied as they are")
         self._core.copy_strided(
@@ -261,6 +241,10 @@ class HostCopier:
 
         Timed inside C++ and interleaved, walking through ``room_bytes`` at both addresses.
         """
+        if not 0 < sample_s <= _LONGEST_SAMPLE_S:
+            raise ValueError(
+                f"samples of {sample_s:g} s: above 0 and at most {_LONGEST_SAMPLE_S:g}"
+            )
         return self._core.time_copies(
             target=target,
             source=source,

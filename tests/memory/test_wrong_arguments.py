@@ -72,3 +72,31 @@ def test_names_that_no_file_of_a_region_can_have_are_refused(session: Session, n
 def test_a_switch_is_read_as_python_reads_it(session: Session) -> None:
     for strict in (0, [], "yes", 1.5):
         assert session.allocate(4096, "bind:0", strict=strict).nbytes == 4096  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cpus", [[-1], [10**9], [10**30], [0, 0]])
+def test_cpus_that_a_process_may_not_use_are_refused_also_without_threads(cpus: list[int]) -> None:
+    assert "CPU" in refusal(lambda: HostCopier(cpus=cpus))
+
+
+@pytest.mark.parametrize("sample_s", [-1.0, 0.0, float("nan"), float("inf"), 1e9])
+def test_samples_without_an_end_are_refused(sample_s: float) -> None:
+    data = torch.zeros(8)
+    copier, address = HostCopier(), data.data_ptr()
+    message = refusal(
+        lambda: copier.time(
+            target=address, source=address + 16, room_bytes=16, nbytes=4, ways=[None], rounds=1,
+            sample_s=sample_s,
+        )
+    )  # fmt: skip
+    assert "samples" in message
+
+
+def test_targets_whose_elements_overlap_are_refused() -> None:
+    windows = torch.arange(12.0).unfold(0, 4, 1)
+    assert "share memory" in refusal(
+        lambda: HostCopier().copy_strided(target=windows, source=torch.ones(9, 4))
+    )
+    apart = torch.zeros(12).unfold(0, 4, 4)
+    HostCopier().copy_strided(target=apart, source=torch.ones(3, 4))
+    assert apart.eq(1).all()

@@ -181,7 +181,7 @@ def _inputs(request: GenerateRun) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, padding_side="left"
         )
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ImportError, ArithmeticError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"no tokenizer in {folder}: {reason}; name one by --tokenizer") from None
     if tokenizer.pad_token is None:

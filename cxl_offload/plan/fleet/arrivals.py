@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,9 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.files import read_text
 from cxl_offload.plan.cache import block_needs
 
+_LATEST = 1e15
+"""Milliseconds; beyond, two moments are no longer apart as numbers."""
+_LONGEST = 1 << 30
 _KEYS = "timestamp (milliseconds), input_length and output_length"
 
 
@@ -72,10 +74,12 @@ def load_arrivals(path: str | Path) -> list[Arrival]:
 def _request(entry: dict[str, object]) -> tuple[float, int, int, list[int]]:
     time, prompt, generated = (entry[key] for key in ("timestamp", "input_length", "output_length"))
     blocks = entry.get("hash_ids", [])
-    if not isinstance(time, int | float) or not math.isfinite(time):
+    if not isinstance(time, int | float) or not abs(time) <= _LATEST:
         raise TypeError("timestamp is a number")
-    if not (isinstance(prompt, int) and isinstance(generated, int) and prompt > 0 <= generated):
-        raise TypeError("lengths are whole numbers, that of a prompt at least 1")
+    if not isinstance(prompt, int) or not isinstance(generated, int):
+        raise TypeError("lengths are whole numbers")
+    if not 0 < prompt <= _LONGEST or not 0 <= generated <= _LONGEST:
+        raise ValueError(f"lengths go up to {_LONGEST}, that of a prompt begins at 1")
     if not isinstance(blocks, list) or not all(isinstance(each, int) for each in blocks):
         raise TypeError("hash_ids is a list of whole numbers")
     return float(time), prompt, max(1, generated), blocks

@@ -9,6 +9,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.units import GIB
 
 _HOURS_A_YEAR = 365 * 24
+_MOST = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,8 @@ class Prices:
 
     def __post_init__(self) -> None:
         for name, value in ((each.name, getattr(self, each.name)) for each in fields(self)):
-            if not 0 <= value < float("inf") or (name == "years" and value == 0):
-                raise ConfigError(f"price {name}={value:g}: a number of 0 or more, years above 0")
+            if not 0 <= value <= _MOST or (name == "years" and value == 0):
+                raise ConfigError(f"price {name}={value:g}: from 0 to {_MOST:g}, years above 0")
 
 
 def prices_of(given: Mapping[str, float]) -> Prices:

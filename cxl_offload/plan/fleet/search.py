@@ -21,8 +21,8 @@ from cxl_offload.plan.what_if import with_sizes
 
 MOST_SERVERS = 10_000
 _GROWTH = 1.3
-_FULL = 0.98
-"""Load beyond which a queue is not looked at: it would grow for hours before it showed."""
+FULL = 0.98
+"""Load beyond which no fleet is planned: queues would grow for hours before it showed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +59,12 @@ class FleetOption:
     ----------
     servers
         0: no number of them meets the target, ``reason`` says why.
+    load
+        Share of the time in which servers are busy; at most ``FULL`` where requests never end.
     hit_rate
         Share of the prompts' blocks found in the caches on the hosts.
     tokens_per_s
-        Of one server that is never idle, as planned.
+        Of one server that is never idle.
     cost_per_hour, cost_per_million
         Of all servers, and of a million generated tokens at the asked rate.
     break_even_card
@@ -73,6 +75,7 @@ class FleetOption:
     memory: ServerMemory
     servers: int
     reason: str = ""
+    load: float = 0.0
     hit_rate: float = 0.0
     tokens_per_s: float = 0.0
     seen: Seen | None = None
@@ -139,15 +142,32 @@ class FleetPlanner:
                 memory=memory,
                 servers=0,
                 reason=self._why_none(found),
-                tokens_per_s=found.tokens_per_s,
             )
+        return self._costed(found, memory, prices, count, seen)
+
+    def _costed(
+        self,
+        found: Candidate[LayersOffGpu],
+        memory: ServerMemory,
+        prices: Prices,
+        count: int,
+        seen: Seen,
+    ) -> FleetOption:
+        work = self._work_seconds(found)
+        load = self._stream.rate * work / count
+        if load >= 1 and self._stream.warm_up:
+            reason = (
+                f"{count} servers get {load:.1%} of what they can do: requests wait ever longer"
+            )
+            return FleetOption(memory=memory, servers=0, load=load, reason=reason)
         cost = count * cost_per_hour(prices, memory)
         tokens = self._stream.rate * self._stream.lengths()[1]
         return FleetOption(
             memory=memory,
             servers=count,
+            load=load,
             hit_rate=self._hit_rate(found, count),
-            tokens_per_s=found.tokens_per_s,
+            tokens_per_s=self._stream.lengths()[1] / work,
             seen=seen,
             cost_per_hour=cost,
             cost_per_million=cost / 3600 / tokens * 1e6,
@@ -223,16 +243,18 @@ class FleetPlanner:
         return Seen((float(first[0]), float(first[1])), (step, step))
 
     def _by_load(self, found: Candidate[LayersOffGpu]) -> int:
-        """Servers below which a stream without an end waits ever longer."""
+        """Servers that are busy for at most ``FULL`` of the time."""
+        return max(1, math.ceil(self._stream.rate * self._work_seconds(found) / FULL))
+
+    def _work_seconds(self, found: Candidate[LayersOffGpu]) -> float:
+        """What a request takes of a server that is never idle."""
         prompt, generated = self._stream.lengths()
         rates, case = self._rates(found, 1), found.choice.case
         held = prompt + generated / 2
-        most = max(
-            1, int(min(case.max_running_sequences, rates.kv_room_tokens // (prompt + generated)))
-        )
+        fit = rates.kv_room_tokens // (prompt + generated)
+        most = max(1, int(min(case.max_running_sequences, fit)))
         decode = (generated - 1) * rates.step_seconds(most, most * held) / most
-        prefill = rates.prefill_seconds(Arrival(0.0, int(prompt), int(generated)))
-        return max(1, math.ceil(self._stream.rate * (prefill + decode) / _FULL))
+        return rates.prefill_seconds(Arrival(0.0, int(prompt), int(generated))) + decode
 
     def _hit_rate(self, found: Candidate[LayersOffGpu], servers: int) -> float:
         if not isinstance(self._stream, TraceStream):
@@ -285,6 +307,7 @@ def as_document(option: FleetOption) -> Mapping[str, object]:
         "cards": option.memory.cards,
         "servers": option.servers,
         "reason": option.reason,
+        "load": option.load,
         "hit_rate": option.hit_rate,
         "tokens_per_s_of_a_server": option.tokens_per_s,
         "first_token_s": None
