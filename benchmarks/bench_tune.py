@@ -225,14 +225,16 @@ def print_table(title: str, rows: dict[str, dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workloads", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first random workload")
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--tokens", type=int, default=6000, help="of the tiny Mixtral")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    random_cases = [random_case(seed) for seed in range(options.workloads)]
+    seeds = range(options.first, options.first + options.workloads)
+    random_cases = [random_case(seed) for seed in seeds]
     published = published_cases()
-    pairs = pairs_of_phases(options.workloads)
+    pairs = pairs_of_phases(options.workloads, first=options.first)
     makers: dict[str, Callable[[Pair, int], Any]] = {
         "model": lambda pair, _: ModelTuner(pair.ratios),
         "climb": lambda pair, _: Climb(),

@@ -117,15 +117,15 @@ def published_cases() -> list[Case]:
     return cases
 
 
-def pairs_of_phases(count: int) -> list[Pair]:
+def pairs_of_phases(count: int, *, first: int = 0) -> list[Pair]:
     """Two random workloads on the same machine, as two phases of one program."""
     pairs = []
-    for seed in range(count):
-        first, second = random_case(2 * seed), random_case(2 * seed + 1)
+    for seed in range(first // 2, first // 2 + count):
+        one, other = random_case(2 * seed), random_case(2 * seed + 1)
         there = dataclasses.replace(
-            second.step,
-            latency_ns=first.step.latency_ns,
-            bandwidth_bytes_per_s=first.step.bandwidth_bytes_per_s,
+            other.step,
+            latency_ns=one.step.latency_ns,
+            bandwidth_bytes_per_s=one.step.bandwidth_bytes_per_s,
         )
-        pairs.append(Pair((first.step, there), first.ratios))
+        pairs.append(Pair((one.step, there), one.ratios))
     return pairs

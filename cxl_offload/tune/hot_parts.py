@@ -212,7 +212,7 @@ class HotParts:
         except REFUSALS as reason:
             outcome = "refused"
             self._rest = _REST_ROUNDS
-            _LOG.warning("tune: hot parts stay where they are for now: %s", str(reason))
+            _LOG.warning("tune: hot parts stay where they are: %s", str(reason))
         moved = self.moved_bytes - before
         self._credit -= moved
         self._earned -= moved

@@ -124,7 +124,7 @@ class NextUse:
             self._rest = _REST_STEPS
             self._held.clear()  # some of a sequence may have moved
             count_decision(self._framework, "next-use", "refused")
-            _LOG.warning("tune: sequences stay where they are for now: %s", str(reason))
+            _LOG.warning("tune: sequences stay where they are: %s", str(reason))
 
     def _note(self, used: Hashable, sequences: Sequences) -> None:
         self._steps += 1
