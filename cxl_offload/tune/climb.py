@@ -59,11 +59,14 @@ class PublishedCaption:
     def restore(self, saved: dict[str, Any]) -> None:
         if saved.get("tuner") != "caption" or not {"step", "ratio"} <= set(saved):
             raise ConfigError("the saved state is not that of the tuner 'caption'")
-        self._state = CaptionState(
-            state=float(saved.get("state", -math.inf)),
-            step=float(saved["step"]),
-            ratio=float(saved["ratio"]),
-        )
+        try:
+            self._state = CaptionState(
+                state=float(saved.get("state", -math.inf)),
+                step=float(saved["step"]),
+                ratio=float(saved["ratio"]),
+            )
+        except (TypeError, ValueError) as problem:
+            raise ConfigError("the saved state is not that of the tuner 'caption'") from problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from cxl_offload.tune.tiers import tier_policy
 if TYPE_CHECKING:
     import torch
 
+_ROUNDING = 1e-9
 _SAME_SHARE = 0.01
 """Shares closer than this are the same: whole stripes of a tensor round that much."""
 
@@ -85,6 +86,8 @@ class TunedHomes:
                 f"near nodes {list(near)}, far nodes {list(far)}: need some of each, none in both"
             )
         self._session = session or current_session()
+        for node in (*self._near, *self._far):
+            self._session.free_bytes(node)  # a node that is not there is refused now
         self._kept = tuple(tensors.values())
         self._owners = {}
         for name, tensor in tensors.items():
@@ -192,7 +195,10 @@ class TunedHomes:
         return nbytes
 
     def aim(self, share: float) -> None:
-        """Sets the target; :meth:`advance` moves towards it."""
+        """Sets the target, from 0 to 1; :meth:`advance` moves towards it."""
+        if not -_ROUNDING <= share <= 1 + _ROUNDING:
+            raise ValueError(f"a share of {share:g} on the far tier: from 0 to 1")
+        share = min(1.0, max(0.0, share))
         if share == self._target:
             return
         if self._done:

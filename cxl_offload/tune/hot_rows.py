@@ -90,14 +90,17 @@ class HotRows:
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Counts and moves inside of the block."""
-        hook = self._embedding.register_forward_hook(self._after_forward)
+        hook = self._embedding.register_forward_hook(self._after_forward, with_kwargs=True)
         try:
             yield
         finally:
             hook.remove()
 
-    def _after_forward(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        blocks = args[0].flatten().cpu() // self.rows
+    def _after_forward(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        rows = args[0] if args else kwargs["input"]
+        blocks = rows.flatten().cpu() // self.rows
         uses = torch.bincount(blocks[blocks < self._blocks], minlength=self._blocks)
         # A lookup reads one row of its block; moves are weighed against that.
         self.parts.round(uses.double().numpy() / self.rows)

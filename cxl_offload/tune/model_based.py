@@ -30,6 +30,9 @@ bandwidths is wrong by; the regime is then called "not memory"."""
 _MOST_DOUBTS = 8
 """Windows after the last try in which a small gain is still doubted: each doubt moves pages."""
 
+_MOST_LOG_S = 50.0
+"""Of a saved step time: e^50 seconds are longer than the universe is old."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelRule:
@@ -99,7 +102,8 @@ class Record:
             for index, (log_s, variance) in saved.items()
         }
         if not all(0 <= index < len(SHARES) for index in measured) or not all(
-            math.isfinite(one.log_s) and 0 < one.variance < math.inf for one in measured.values()
+            abs(one.log_s) < _MOST_LOG_S and 0 < one.variance < math.inf
+            for one in measured.values()
         ):
             raise ValueError("measured")
         self.measured = measured

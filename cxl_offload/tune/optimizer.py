@@ -18,6 +18,7 @@ from cxl_offload.tune.model_based import ModelTuner
 from cxl_offload.tune.options import TuneOptions, read_tuning
 from cxl_offload.tune.phase_steps import PhaseSteps, follow_phases
 from cxl_offload.tune.recording import StepRecording
+from cxl_offload.tune.state_file import read_state
 from cxl_offload.tune.step_tuner import StepTuner
 from cxl_offload.tune.tiers import near_and_far
 
@@ -179,6 +180,9 @@ def tune_optimizer(
         The machine has only one tier, or its bandwidths are not known.
     """
     session = session or current_session()
+    if not budget_bytes_per_step >= 0:
+        raise ValueError(f"a budget of {budget_bytes_per_step} bytes a step: need at least 0")
+    read_state(None if state is None else Path(state))
     if near is None or far is None:
         near, far = near_and_far(session.machine)
     options = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.memory.bounds import quoted
 from cxl_offload.topology import Machine
 from cxl_offload.tune.machine import tier_ratios
 from cxl_offload.tune.tiers import near_and_far
@@ -66,7 +67,9 @@ def read_tuning(
                 "tune_budget_bytes, tune_state or tune_threads without tune; give tune='step_time'"
             )
         return None
-    if tune not in signals or budget_bytes < 0:
+    if not isinstance(budget_bytes, int | float):
+        raise ConfigError(f"tune_budget_bytes {quoted(budget_bytes)}: a number of bytes")
+    if tune not in signals or not budget_bytes >= 0:
         known = " or ".join(repr(each) for each in signals)
         raise ConfigError(
             f"tune={tune!r} with {budget_bytes} bytes a step; known is {known}, with at least 0"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.files.text import parse_json, read_text
+from cxl_offload.files.text import parse_json, read_text, write_text
+
+_LOG = logging.getLogger(__name__)
 
 
 def read_state(path: Path | None) -> dict[str, Any] | None:
@@ -16,9 +19,13 @@ def read_state(path: Path | None) -> dict[str, Any] | None:
     Raises
     ------
     ConfigError
-        The file is damaged.
+        The file is damaged, or its folder is not there.
     """
-    if path is None or not path.exists():
+    if path is None:
+        return None
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: its folder is not there; make it, or name another file")
+    if not path.exists():
         return None
     try:
         saved: Any = parse_json(read_text(path))
@@ -30,7 +37,11 @@ def read_state(path: Path | None) -> dict[str, Any] | None:
 
 
 def write_state(path: Path, saved: dict[str, Any]) -> None:
-    """Puts a new state in place of the old one at once."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(saved))
-    fresh.replace(path)
+    """Puts a new state in place of the old one at once.
+
+    Where that fails the log says so: a step of training is worth more than what was learned.
+    """
+    try:
+        write_text(path, json.dumps(saved))
+    except OSError as problem:
+        _LOG.warning("tune: the state stays unsaved: %s", problem)

@@ -82,7 +82,7 @@ class StepTuner:
         framework: str = "script",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if budget_bytes_per_step < 0:
+        if not budget_bytes_per_step >= 0:
             raise ValueError(f"a budget of {budget_bytes_per_step} bytes a step: need at least 0")
         self.homes = homes
         self._tuner = tuner

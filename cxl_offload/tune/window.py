@@ -35,6 +35,12 @@ class Window:
     error: float
     steps: int
 
+    def __post_init__(self) -> None:
+        sound = isinstance(self.steps, int) and self.steps >= 0
+        numbers = all(isinstance(one, int | float) for one in (self.mean_s, self.error))
+        if not sound or not numbers or not (0 < self.mean_s < math.inf and self.error >= 0):
+            raise ValueError(f"a window of {self.steps} steps of {self.mean_s} s +- {self.error}")
+
     @classmethod
     def of(cls, seconds: Iterable[float]) -> Window:
         """The window of some step times.

@@ -41,6 +41,7 @@ class TunedPhases:
             for name, weight in weights.items()
             if weight.device.type == "cpu" and session.find(weight.data_ptr()) is not None
         }
+        self._threads = torch.get_num_threads()  # the first phase sets its own at once
         self.steps: PhaseSteps | None = None
         if found:
             self.steps = follow_phases(
@@ -59,7 +60,6 @@ class TunedPhases:
     @contextlib.contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
         """Measures and moves inside of the block; lets go of the weights at its end."""
-        threads = torch.get_num_threads()
         hooks = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             model.register_forward_hook(self._after, with_kwargs=True),
@@ -70,7 +70,7 @@ class TunedPhases:
             for hook in hooks:
                 hook.remove()
             self.steps = None
-            torch.set_num_threads(threads)
+            torch.set_num_threads(self._threads)
 
     def _before(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         given = new_tokens(args, kwargs)
