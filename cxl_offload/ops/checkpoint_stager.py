@@ -15,10 +15,29 @@ import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
-from cxl_offload.memory import PolicyLike, Session
+from cxl_offload.memory import PolicyLike, Session, current_session, known_policy
 from cxl_offload.ops.view import local_tensor
 from cxl_offload.tensor import empty
 from cxl_offload.units import format_bytes
+
+_ONE_PROCESS = (
+    "a state that TierStager staged goes to no other process: torch would copy it once more, to "
+    "shared memory of the near node; leave async_checkpointer_type out (its default is THREAD)"
+)
+
+
+class StagedState(dict[str, Any]):
+    """What :meth:`TierStager.stage` returns: a dictionary that is not pickled."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refused; a saver in another process pickles the state.
+
+        Raises
+        ------
+        TypeError
+            Always.
+        """
+        raise TypeError(_ONE_PROCESS)
 
 
 class TierStager(AsyncStager):
@@ -28,7 +47,8 @@ class TierStager(AsyncStager):
     >>> future = torch.distributed.checkpoint.async_save(state, async_stager=stager, ...)
 
     Memory returns to the session's pool when the save that reads it is done, and the next one takes
-    it from there.
+    it from there. Of a save that failed it returns when its future is dropped: the exception in it
+    holds the copy.
 
     Parameters
     ----------
@@ -39,6 +59,11 @@ class TierStager(AsyncStager):
         nodes have.
     session
         What allocates; None means the current session.
+
+    Raises
+    ------
+    ValueError
+        A limit below 1, or a policy that names what the machine does not have.
     """
 
     def __init__(
@@ -48,9 +73,11 @@ class TierStager(AsyncStager):
         limit_bytes: int | None = None,
         session: Session | None = None,
     ) -> None:
-        self._policy = policy
+        if limit_bytes is not None and limit_bytes < 1:
+            raise ValueError(f"limit_bytes {limit_bytes}: at least 1, or None for no limit")
+        self._session = session or current_session()
+        self._policy = known_policy(policy, self._session.machine)
         self._limit = limit_bytes
-        self._session = session
         self._lock = threading.RLock()  # a finalizer may run inside of our own statements
         self._held = 0
 
@@ -70,9 +97,11 @@ class TierStager(AsyncStager):
         MemoryError
             The limit or a node is too small, or the save before is not done yet; nothing of this
             copy is left.
+        TypeError
+            A tensor of a class of its own, sparse or without memory: its bytes are not its values.
         """
-        made: dict[str, Any] = self._copied(state_dict, {})
-        return made
+        seen: dict[int, Any] = {}
+        return StagedState((key, self._copied(each, seen)) for key, each in state_dict.items())
 
     def synchronize_staging(self) -> None:
         """Does nothing: stage() returns only when everything is copied."""
@@ -97,6 +126,7 @@ class TierStager(AsyncStager):
     @torch.no_grad()
     def _in_tier(self, tensor: torch.Tensor) -> torch.Tensor:
         local = local_tensor(tensor).detach()
+        _check_plain(local)
         self._take(local.nbytes)
         try:
             staged = empty(
@@ -120,10 +150,21 @@ class TierStager(AsyncStager):
                 raise MemoryError(
                     f"staging {format_bytes(nbytes)} more than the {format_bytes(self._held)} that "
                     f"saves under way hold, limit {format_bytes(self._limit)}: wait for the save "
-                    "before (its future's result()), or raise limit_bytes"
+                    "before (its future's result()), drop the future of one that failed, or raise "
+                    "limit_bytes"
                 )
             self._held += nbytes
 
     def _give(self, nbytes: int) -> None:
         with self._lock:
             self._held -= nbytes
+
+
+def _check_plain(tensor: torch.Tensor) -> None:
+    if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_meta:
+        return
+    raise TypeError(
+        f"TierStager copies dense tensors of torch's own class and distributed ones; this is a "
+        f"{type(tensor).__name__} ({tensor.layout}, {tensor.device}): save the state with torch's "
+        "own stager (leave async_stager out)"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,3 +133,25 @@ def test_stages_of_several_threads_count_right(session: Session) -> None:
     for thread in threads:
         thread.join()
     assert stager.held_bytes == 0
+
+
+def test_what_cannot_be_staged_is_refused_and_leaves_nothing(session: Session) -> None:
+    stager = TierStager("bind:2", session=session)
+    plain = torch.zeros(100)
+
+    class Odd(torch.Tensor):
+        """Its bytes may mean anything."""
+
+    for odd in (plain.as_subclass(Odd), torch.eye(3).to_sparse(), torch.empty(3, device="meta")):
+        with pytest.raises(TypeError, match="own stager"):
+            stager.stage({"plain": plain, "odd": odd})
+    assert stager.held_bytes == session.stats().asked_bytes.current == 0
+    with pytest.raises(TypeError, match="its default is THREAD"):
+        pickle.dumps(stager.stage({"plain": plain}))
+
+
+def test_wrong_limits_and_policies_are_refused_before_a_save(session: Session) -> None:
+    with pytest.raises(ValueError, match="limit_bytes 0"):
+        TierStager("bind:2", limit_bytes=0, session=session)
+    with pytest.raises(ValueError, match="7"):
+        TierStager("bind:7", session=session)
