@@ -13,6 +13,9 @@ from cxl_offload.units import GB, GIB
 
 T = TypeVar("T")
 
+_ROUNDING = 1e-12
+"""Share of a rate by which sums in another order may differ."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resource:
@@ -67,6 +70,7 @@ def prices(executor: Executor[T], found: Candidate[T]) -> tuple[PriceEstimate, .
     for each in resources(found.hardware, computes_on_cpu=executor.computes_on_cpu):
         again = executor.search(each.more, like=found)
         rate = found.tokens_per_s if again is None else again.tokens_per_s
-        gain = max(0.0, rate - found.tokens_per_s)
+        gain = rate - found.tokens_per_s
+        gain = gain if gain > _ROUNDING * rate else 0.0
         made.append(PriceEstimate(what=each.what, unit=each.unit, gain_tokens_per_s=gain))
     return tuple(made)

@@ -20,9 +20,13 @@ TOLERANCE = 1e-9
 """Absolute, by which a solution may exceed a row: programs are written in units near 1."""
 
 
-_ATTEMPTS = (("choose", TOLERANCE), ("off", TOLERANCE), ("off", 1e-7))
-"""HiGHS reports a solve error when its own check of a presolved solution fails; it then solves
-without presolve, and at last with its usual tolerance."""
+_ATTEMPTS = {
+    False: (("choose", TOLERANCE), ("off", TOLERANCE), ("off", 1e-7)),
+    True: (("off", TOLERANCE), ("choose", TOLERANCE), ("off", 1e-7)),
+}
+"""By whether columns are whole: presolve of such a program of a few hundred columns takes longer
+than its solution. HiGHS reports a solve error when its own check of a solution fails; it then
+solves the other way, and at last with its usual tolerance."""
 
 
 def _solver(presolve: str, tolerance: float) -> highspy.Highs:
@@ -30,6 +34,7 @@ def _solver(presolve: str, tolerance: float) -> highspy.Highs:
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("threads", 1)
     solver.setOptionValue("presolve", presolve)
+    solver.setOptionValue("mip_heuristic_run_feasibility_jump", False)  # longer than the rest
     solver.setOptionValue("mip_rel_gap", 0.0)
     solver.setOptionValue("mip_abs_gap", 0.0)
     for name in ("primal_feasibility", "dual_feasibility", "mip_feasibility"):
@@ -114,7 +119,7 @@ class Program:
             HiGHS gives up or finds the program unbounded: a mistake in the program.
         """
         model = self._model()
-        for presolve, tolerance in _ATTEMPTS:
+        for presolve, tolerance in _ATTEMPTS[any(self._whole)]:
             solver = _solver(presolve, tolerance)
             solver.passModel(model)
             solver.run()

@@ -105,7 +105,7 @@ class RunSizes:
     def accelerator_work(self) -> int:
         """Loaded weights and caches, hidden states, scores and logits of one batch."""
         run, tensors = self.run, self.tensors
-        loaded = tensors.gpu_loaded_bytes() if self.homes.weights_off_accelerator else 0
+        loaded = tensors.gpu_loaded_bytes if self.homes.weights_off_accelerator else 0
         if not self.homes.kv_on_accelerator and not run.cpu_cache_compute:
             loaded += 4 * sum(self.kv(run.gpu_batch_size))
         held = run.num_gpu_batches if self.homes.hidden_on_accelerator else 2

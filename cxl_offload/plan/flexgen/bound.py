@@ -128,7 +128,7 @@ def _split(
     on_drive, off_gpu = weights
     size, hidden = mode.gpu_batch, job.hidden_bytes(mode.gpu_batch)
     sequence = n * job.kv_sequence_bytes
-    loaded = np.where(off_gpu > 0, job.gpu_loaded_bytes(), 0)
+    loaded = np.where(off_gpu > 0, job.gpu_loaded_bytes, 0)
     held = 2 + (n - 2) * act
     room = hardware.gpu_usable_bytes - (job.weight_bytes - off_gpu) - loaded
     room = room - held * hidden - job.gpu_work_bytes(size)

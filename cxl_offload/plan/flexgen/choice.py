@@ -178,7 +178,7 @@ def scratch_bytes(job: FlexGenJob, choice: Choice) -> int:
 def gpu_need_bytes(job: FlexGenJob, choice: Choice, levels: tuple[WeightLevel, ...]) -> int:
     """What the GPU must hold: homes, weights on their way, hidden states, intermediates."""
     weights = job.weight_bytes - levels[choice.cuts[-1]].bytes_below
-    loaded = 0 if choice.cuts[-1] == 0 else job.gpu_loaded_bytes()
+    loaded = 0 if choice.cuts[-1] == 0 else job.gpu_loaded_bytes
     held = choice.batches if choice.activations_on_gpu else 2
     work = held * job.hidden_bytes(choice.gpu_batch) + job.gpu_work_bytes(choice.gpu_batch)
     return weights + choice.batches * choice.kv[-1] * job.kv_sequence_bytes + loaded + work

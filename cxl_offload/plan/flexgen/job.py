@@ -31,7 +31,7 @@ class WeightLevel:
     bytes_below: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FlexGenJob(TensorSizes):
     """One model with its prompt and answer lengths, as the planner needs it.
 

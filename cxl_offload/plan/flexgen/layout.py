@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 LEAST_SHARE = 0.005
@@ -21,14 +22,14 @@ LEAST_SHARE = 0.005
 are refused it, and the planner does not offer it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WeightGroup:
     """Weights that FlexGen shares out together, in its order, and the number of equal groups."""
 
     shapes: tuple[tuple[int, ...], ...]
     count: int
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Elements of every weight."""
         return tuple(math.prod(shape) for shape in self.shapes)
@@ -113,7 +114,7 @@ def cuts_at(groups: Sequence[WeightGroup], below: Sequence[int]) -> tuple[float,
     return tuple(middle_of[wanted] for wanted in below)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TensorSizes:
     """Sizes of one model's tensors with its prompt and answer lengths, in half precision.
 
@@ -139,7 +140,7 @@ class TensorSizes:
         """Tokens a cache holds: all but the last, to which no later token attends."""
         return self.prompt + self.generated - 1
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """All weights."""
         return sum(2 * sum(group.sizes) * group.count for group in self.groups)
@@ -185,6 +186,7 @@ class TensorSizes:
         """The attention mask of one batch."""
         return gpu_batch * (self.prompt + self.generated)
 
+    @cached_property
     def gpu_loaded_bytes(self) -> int:
         """Weights on their way: the largest group twice."""
         return 2 * max(2 * sum(group.sizes) for group in self.groups)

@@ -111,7 +111,7 @@ class FlexGen(DecodingExecutor[Optimum]):
             gpu_batches=request.gpu_batches,
             most_batches=request.most_batches,
             interleave=request.interleave,
-            like=None if like is None else like.choice.choice,
+            like=None if like is None else like.choice,
         )
         if best is None:
             return None

@@ -17,7 +17,7 @@ import numpy as np
 
 from cxl_offload.plan.decoding.phases import Phases
 from cxl_offload.plan.equations.interleave import best_weights
-from cxl_offload.plan.flexgen.bound import least_seconds, most_sequences
+from cxl_offload.plan.flexgen.bound import Array, least_seconds, most_sequences
 from cxl_offload.plan.flexgen.choice import (
     Choice,
     Loads,
@@ -28,6 +28,7 @@ from cxl_offload.plan.flexgen.choice import (
     weight_granule,
 )
 from cxl_offload.plan.flexgen.job import FlexGenJob
+from cxl_offload.plan.flexgen.known_bounds import KnownBounds
 from cxl_offload.plan.flexgen.program import Mode, PlacementProgram
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.renamed import old_names
@@ -58,13 +59,15 @@ TIE_LOSS = 1e-6
 class Optimum:
     """The best choice, what it holds and what the equations say of it.
 
-    ``programs`` counts the mixed-integer programs that were solved.
+    ``programs`` counts the mixed-integer programs that were solved; ``bounds`` are those of the
+    hardware that was searched.
     """
 
     choice: Choice
     loads: Loads
     phases: Phases
     programs: int
+    bounds: KnownBounds
 
 
 def _stripes(hardware: Hardware, rates: Sequence[float]) -> Iterator[Stripe]:
@@ -132,7 +135,7 @@ def plan_flexgen(
     gpu_batches: Sequence[int] = GPU_BATCHES,
     interleave: Mapping[str, Interleave] | None = None,
     most_batches: int | None = None,
-    like: Choice | None = None,
+    like: Optimum | None = None,
 ) -> Optimum | None:
     """The choice with the most tokens a second, or None where not one sequence fits.
 
@@ -147,29 +150,37 @@ def plan_flexgen(
         Most GPU batches in a block, as far as memory holds them; by default up to
         ``MOST_SEQUENCES`` rows.
     like
-        A choice that fits; the search begins with it, ends after ``_LIKE_PROGRAMS`` programs by
-        the number of nodes, or where less than ``_LIKE_TIE`` could still be gained, and leaves
-        equally fast homes as they are.
+        An optimum of hardware that is no better; the search begins with its choice, ends after
+        ``_LIKE_PROGRAMS`` programs by the number of nodes, or where less than ``_LIKE_TIE`` could
+        still be gained, and leaves equally fast homes as they are.
     """
     levels, tie = job.levels(), _TIE if like is None else _LIKE_TIE
-    held = most_sequences(job, hardware)
-    most = min(held, MOST_SEQUENCES)
+
+    def bound_of(offered: Hardware, mode: Mode) -> Array:
+        top = _most_batches(job, offered, mode, most_batches)
+        batches = np.arange(1, top + 1, dtype=np.float64)
+        return least_seconds(job, offered, mode, levels, batches)
+
+    known = KnownBounds(hardware, bound_of)
+    best = None if like is None else _known(job, hardware, like.choice)
+    known_bounds = None if like is None or best is None else like.bounds.on(hardware)
     queue: list[tuple[float, int, int, Mode]] = []
     for at, mode in enumerate(modes(job, hardware, gpu_batches=gpu_batches, interleave=interleave)):
-        top = (most if most_batches is None else held) // mode.gpu_batch
-        if most_batches is not None:
-            top = min(top, most_batches)
-        if top < 1:
-            continue
+        top = _most_batches(job, hardware, mode, most_batches)
         batches = np.arange(1, top + 1, dtype=np.float64)
+        if known_bounds is not None and best is not None:
+            worth = best[0] * (1 - tie) * batches * mode.gpu_batch
+            batches = batches[known_bounds.may_be_below(mode, worth)]
+        if not len(batches):
+            continue
         seconds = least_seconds(job, hardware, mode, levels, batches)
         each = seconds / batches / mode.gpu_batch
-        queue += [(float(bound), at, n + 1, mode) for n, bound in enumerate(each) if bound < np.inf]
+        fits = np.flatnonzero(each < np.inf)
+        queue += [(float(each[n]), at, int(batches[n]), mode) for n in fits]
     heapq.heapify(queue)
-    best = None if like is None else _known(job, hardware, like)
     programs = 0
     if like is not None:  # its own batch first, placed again
-        queue.insert(0, (-1.0, -1, like.batches, _mode_of(like)))
+        queue.insert(0, (-1.0, -1, like.choice.batches, _mode_of(like.choice)))
     enough = max(2, _LIKE_PROGRAMS // max(1, len(hardware.nodes)))
     while queue and (like is None or programs < enough):
         bound, _, count, mode = heapq.heappop(queue)
@@ -199,7 +210,15 @@ def plan_flexgen(
     if like is None:
         choice = _on_fastest_homes(job, hardware, choice, best[0] * choice.sequences)
     loads = loads_of(job, hardware, choice, levels)
-    return Optimum(choice, loads, phases_of(job, hardware, choice, loads), programs + 1)
+    return Optimum(choice, loads, phases_of(job, hardware, choice, loads), programs + 1, known)
+
+
+def _most_batches(job: FlexGenJob, hardware: Hardware, mode: Mode, most: int | None) -> int:
+    """Most GPU batches of a block that memory holds."""
+    held = most_sequences(job, hardware)
+    if most is None:
+        return min(held, MOST_SEQUENCES) // mode.gpu_batch
+    return min(held // mode.gpu_batch, most)
 
 
 def _known(job: FlexGenJob, hardware: Hardware, choice: Choice) -> tuple[float, Choice] | None:

@@ -236,7 +236,7 @@ class PlacementProgram:
             room = (tier.usable_bytes - beside) / self.unit_bytes - ROOM_TOLERANCE
             add.row(f"room of {tier.name}", terms, high=max(0.0, room))
         held = {self.weights[-1]: 1.0, self.kv[-1]: sequence, self.act_n: hidden}
-        held[self.some_off_gpu] = job.gpu_loaded_bytes() / self.unit_bytes
+        held[self.some_off_gpu] = job.gpu_loaded_bytes / self.unit_bytes
         held[self.act] = -2 * hidden
         room = self.hardware.gpu_usable_bytes - job.gpu_work_bytes(size)
         held[self.one] = 2 * hidden - room / self.unit_bytes + ROOM_TOLERANCE

@@ -129,7 +129,7 @@ def random_plan(seed: int, tmp_path: Path) -> tuple[Plan, Machine] | None:
     prompt, generated = rng.randint(1, 256), rng.randint(2, 64)
     job = flexgen_job(model, prompt=prompt, generated=generated)
     scale = job.weight_bytes + rng.choice([2, 8, 40]) * job.kv_sequence_bytes
-    least = job.gpu_loaded_bytes() + job.gpu_work_bytes(2) + 4 * job.hidden_bytes(2)
+    least = job.gpu_loaded_bytes + job.gpu_work_bytes(2) + 4 * job.hidden_bytes(2)
     machine = random_machine(rng, scale, least)
     try:
         plan = plan_inference(

@@ -130,7 +130,7 @@ def random_instance(seed: int) -> tuple[FlexGenJob, Hardware]:
         engine=OWN if seed % 2 else STOCK,
     )
     need = job.weight_bytes + 4 * job.kv_sequence_bytes
-    work = job.gpu_work_bytes(2) + job.gpu_loaded_bytes() + 4 * job.hidden_bytes(2)
+    work = job.gpu_work_bytes(2) + job.gpu_loaded_bytes + 4 * job.hidden_bytes(2)
     reads = sorted((rng.uniform(5e9, 4e11) for _ in range(2)), reverse=rng.random() < 0.8)
     tiers = tuple(
         HostNode(

@@ -1,0 +1,123 @@
+"""What bounds of some hardware say of hardware that is a little better.
+
+A price plans again with one GiB or one GB/s more. Rates that are faster by at most a factor make
+nothing faster than by that factor, and rooms that are larger by at most so many bytes are no better
+than rooms that all are: so few batches of the better hardware need a bound of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cxl_offload.plan.flexgen.program import Mode
+from cxl_offload.plan.hardware import Hardware, HostNode
+
+Array = NDArray[np.float64]
+BoundOf = Callable[[Hardware, Mode], Array]
+"""Seconds that no block of 1, 2, 3, ... GPU batches undercuts; may have no entry."""
+
+_ROUNDING = 1 - 1e-12
+_NODE_RATES = ("read_bytes_per_s", "copy_bytes_per_s")
+_RATES = ("link_bytes_per_s", "drive_read_bytes_per_s", "drive_write_bytes_per_s")
+_ROOMS = ("gpu_usable_bytes", "drive_usable_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class BetterBounds:
+    """What known bounds say of better hardware; ``gains`` None: nothing."""
+
+    known: KnownBounds
+    gains: tuple[float, float] | None
+
+    def may_be_below(self, mode: Mode, most: Array) -> NDArray[np.intp]:
+        """Indices of the numbers of batches whose bound may be below ``most``.
+
+        Parameters
+        ----------
+        most
+            float64 ``(B,)``: seconds of a block of 1 to B batches.
+        """
+        if self.gains is None:
+            return np.arange(len(most))
+        factor, more_bytes = self.gains
+        known = self.known.with_room(more_bytes, mode)
+        count = min(len(known), len(most))
+        below = known[:count] * (_ROUNDING / factor) < most[:count]
+        return np.flatnonzero(np.append(below, np.ones(len(most) - count, dtype=bool)))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBounds:
+    """Bounds of hardware, worked out once for every enlargement of its rooms that is asked for."""
+
+    hardware: Hardware
+    bound_of: BoundOf
+    _kept: dict[tuple[float, Mode], Array] = field(default_factory=dict)
+
+    def on(self, better: Hardware) -> BetterBounds:
+        """What they say of hardware that is a little better."""
+        return BetterBounds(self, gains_of(self.hardware, better))
+
+    def with_room(self, more_bytes: float, mode: Mode) -> Array:
+        """The bounds where every room is so much larger."""
+        key = (more_bytes, mode)
+        if key not in self._kept:
+            self._kept[key] = self.bound_of(_with_room(self.hardware, more_bytes), mode)
+        return self._kept[key]
+
+
+def gains_of(known: Hardware, better: Hardware) -> tuple[float, float] | None:
+    """By which factor any rate is better at most, and by how many bytes any room.
+
+    None where something is worse, or is not alike otherwise.
+    """
+    if len(known.nodes) != len(better.nodes) or _alike(known) != _alike(better):
+        return None
+    rates = _values(known, _RATES, _NODE_RATES)
+    faster = _values(better, _RATES, _NODE_RATES)
+    rooms = _values(known, _ROOMS, ("usable_bytes",))
+    larger = _values(better, _ROOMS, ("usable_bytes",))
+    pairs = [*zip(rates, faster, strict=True), *zip(rooms, larger, strict=True)]
+    if any(new < old or (old == 0 and new > 0) for old, new in pairs):
+        return None
+    factor = max(new / old if new != old else 1.0 for old, new in zip(rates, faster, strict=True))
+    return factor, max(new - old for old, new in zip(rooms, larger, strict=True))
+
+
+def _values(
+    hardware: Hardware, fields: tuple[str, ...], node_fields: tuple[str, ...]
+) -> list[float]:
+    values = [getattr(hardware, name) for name in fields]
+    return values + [getattr(node, name) for node in hardware.nodes for name in node_fields]
+
+
+def _alike(hardware: Hardware) -> Hardware:
+    """The same with rooms and rates that are not looked at."""
+    nodes = tuple(
+        replace(node, usable_bytes=0.0, read_bytes_per_s=0.0, copy_bytes_per_s=0.0)
+        for node in hardware.nodes
+    )
+    none: dict[str, Any] = dict.fromkeys((*_RATES, *_ROOMS), 0.0)
+    return replace(hardware, nodes=nodes, gpu_memory_bytes=0.0, notes=(), **none)
+
+
+def _with_room(hardware: Hardware, more_bytes: float) -> Hardware:
+    """Every room so much larger; a drive that is not there stays away."""
+    if not more_bytes:
+        return hardware
+
+    def larger(node: HostNode) -> HostNode:
+        return replace(node, usable_bytes=node.usable_bytes + more_bytes)
+
+    drive = hardware.drive_usable_bytes
+    return replace(
+        hardware,
+        nodes=tuple(larger(node) for node in hardware.nodes),
+        gpu_usable_bytes=hardware.gpu_usable_bytes + more_bytes,
+        drive_usable_bytes=drive + more_bytes if drive else 0.0,
+    )
