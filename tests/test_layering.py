@@ -18,7 +18,7 @@ PACKAGE = ROOT / "cxl_offload"
 # inside of another stands by itself here.
 LAYERS: list[set[str]] = [
     {"cli", "report", "metrics", "integrations", "validation"},
-    {"tune", "ranks", "objects", "profile.operators"},
+    {"tune", "ranks", "objects", "profile.operators", "kept"},
     {"tensor", "ops", "transfer", "memory"},
     {"plan"},
     {"profile", "profile.operators.model", "sim"},

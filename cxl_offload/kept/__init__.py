@@ -1,0 +1,36 @@
+"""Blocks that outlive the process that made them: a file with checksums, for KV caches.
+
+A store is one file of its user on a tmpfs, a DAX mount or any file system: a header that says what
+the blocks are blocks of, an index, and the blocks. Nothing in it is believed without a checksum, so
+that a process that was killed, or a machine that lost power, costs blocks and never gives wrong
+ones.
+"""
+
+from cxl_offload.kept.blocks import KeptBlocks
+from cxl_offload.kept.folder import (
+    KeptFile,
+    VerifiedFile,
+    drop_kept,
+    find_kept,
+    kept_path,
+    verify_kept,
+)
+from cxl_offload.kept.layout import KeptEntry, KeptLayout
+from cxl_offload.kept.model_files import model_facts
+from cxl_offload.kept.reader import KeptReader
+from cxl_offload.kept.store import KeptStore
+
+__all__ = [
+    "KeptBlocks",
+    "KeptEntry",
+    "KeptFile",
+    "KeptLayout",
+    "KeptReader",
+    "KeptStore",
+    "VerifiedFile",
+    "drop_kept",
+    "find_kept",
+    "kept_path",
+    "model_facts",
+    "verify_kept",
+]

@@ -1,0 +1,190 @@
+"""The stores of a folder: which there are, whether their blocks are right, and their end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cxl_offload.kept.layout import ENTRY_BYTES, HEADER_BYTES, KeptEntry, KeptHeader, is_right
+from cxl_offload.kept.private_file import is_locked, open_private
+from cxl_offload.kept.store import read_header
+from cxl_offload.memory.shared import SHARED_ROOT
+
+_PREFIX, _SUFFIX = "cxl_offload_kept_", ".kv"
+_LONGEST_NAME = 200
+"""Bytes; with prefix and suffix a file's name may have 255."""
+
+_ENTRIES_AT_ONCE = 8192
+
+
+def kept_path(name: str, root: str | os.PathLike[str] = SHARED_ROOT) -> Path:
+    """The file of a store.
+
+    Raises
+    ------
+    ValueError
+        The name cannot be part of a file's name.
+    """
+    fits = 0 < len(name.encode(errors="replace")) <= _LONGEST_NAME
+    if not fits or "/" in name or not name.isprintable():
+        raise ValueError(
+            f"name {name[:80]!r} of kept blocks: 1 to {_LONGEST_NAME} bytes of characters that "
+            "can be printed, without a slash"
+        )
+    return Path(root) / f"{_PREFIX}{name}{_SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A store in a folder.
+
+    Attributes
+    ----------
+    facts
+        What its blocks are blocks of.
+    blocks, slots
+        How many there are (not yet read), and how many there can be.
+    held_bytes
+        Of memory or disk that the file takes.
+    in_use
+        Whether a process writes it at the moment.
+    problem
+        Why it cannot be used; empty: it can.
+    """
+
+    name: str
+    path: Path
+    facts: Mapping[str, str]
+    blocks: int
+    slots: int
+    block_bytes: int
+    held_bytes: int
+    in_use: bool
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedFile:
+    """What reading every block of a store found.
+
+    Attributes
+    ----------
+    right
+        Blocks that are what was written.
+    damaged
+        Keys of those that are not, as hexadecimal digits, by slot.
+    """
+
+    path: Path
+    right: int
+    damaged: Mapping[int, str]
+
+
+def find_kept(root: str | os.PathLike[str] = SHARED_ROOT) -> tuple[KeptFile, ...]:
+    """Every file that is named as a store, in the order of the names."""
+    paths = sorted(Path(root).glob(f"{_PREFIX}*{_SUFFIX}"))
+    return tuple(_look(path) for path in paths)
+
+
+def _look(path: Path) -> KeptFile:
+    name = path.name[len(_PREFIX) : -len(_SUFFIX)]
+    nothing: dict[str, str] = {}
+    try:
+        file = open_private(path, os.O_RDONLY)
+    except OSError as error:
+        return KeptFile(name, path, nothing, 0, 0, 0, 0, False, error.strerror or str(error))
+    try:
+        held, in_use = 512 * os.fstat(file).st_blocks, is_locked(file)
+        try:
+            header = read_header(file)
+        except ValueError as error:
+            return KeptFile(name, path, nothing, 0, 0, 0, held, in_use, str(error))
+        blocks = sum(1 for _ in _entries(file, header))
+        layout = header.layout
+        return KeptFile(
+            name, path, header.facts, blocks, layout.slots, layout.block_bytes, held, in_use, ""
+        )
+    finally:
+        os.close(file)
+
+
+def _entries(file: int, header: KeptHeader) -> Iterator[KeptEntry]:
+    """Read, not mapped: a file that is cut meanwhile ends nobody."""
+    slots = header.layout.slots
+    for first in range(0, slots, _ENTRIES_AT_ONCE):
+        count = min(_ENTRIES_AT_ONCE, slots - first)
+        raw = os.pread(file, count * ENTRY_BYTES, HEADER_BYTES + first * ENTRY_BYTES)
+        for at in range(0, len(raw) - ENTRY_BYTES + 1, ENTRY_BYTES):
+            slot = first + at // ENTRY_BYTES
+            entry = KeptEntry.unpack(raw[at : at + ENTRY_BYTES], slot, header.id)
+            if entry is not None:
+                yield entry
+
+
+def verify_kept(path: str | os.PathLike[str]) -> VerifiedFile:
+    """Reads every block of a store and compares it with its checksum; changes nothing.
+
+    A block that its writer replaces meanwhile is not judged.
+
+    Raises
+    ------
+    OSError
+        There is none, or it is not this user's alone.
+    ValueError
+        It is damaged as a whole.
+    """
+    file = open_private(path, os.O_RDONLY)
+    try:
+        try:
+            header = read_header(file)
+        except ValueError as error:
+            raise ValueError(f"kept blocks in {path}: {error}") from None
+        layout, right = header.layout, 0
+        damaged: dict[int, str] = {}
+        for entry in _entries(file, header):
+            data = os.pread(file, layout.block_bytes, layout.block_at(entry.slot))
+            if is_right(data, entry.digest):
+                right += 1
+                continue
+            raw = os.pread(file, ENTRY_BYTES, layout.entry_at(entry.slot))
+            if KeptEntry.unpack(raw.ljust(ENTRY_BYTES, b"\0"), entry.slot, header.id) == entry:
+                damaged[entry.slot] = entry.key.hex()
+        return VerifiedFile(Path(path), right, damaged)
+    finally:
+        os.close(file)
+
+
+def drop_kept(path: str | os.PathLike[str]) -> int:
+    """Removes a store, sound or not; returns the bytes that it took.
+
+    Processes that read it keep what they have mapped until they end.
+
+    Raises
+    ------
+    BlockingIOError
+        A process writes it.
+    OSError
+        There is none, or it is not this user's.
+    """
+    state = os.lstat(path)
+    if state.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"it belongs to user {state.st_uid}", str(path))
+    if stat.S_ISREG(state.st_mode):
+        try:
+            file = open_private(path, os.O_RDONLY)
+        except PermissionError:  # ours, but others may open it: no store of ours in use
+            file = -1
+        if file >= 0:
+            try:
+                if is_locked(file):
+                    raise BlockingIOError(
+                        errno.EAGAIN, "a process writes it; stop that one first", str(path)
+                    )
+            finally:
+                os.close(file)
+    os.unlink(path)
+    return 512 * state.st_blocks

@@ -1,0 +1,267 @@
+"""The writer's side of a store: slots, and the index that makes blocks of them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from cxl_offload.kept.layout import (
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    LONGEST_KEY,
+    KeptEntry,
+    KeptHeader,
+    KeptLayout,
+    digest,
+    sequences,
+)
+from cxl_offload.kept.private_file import make_private, open_private, try_lock
+from cxl_offload.memory.shared import shared_free_bytes
+from cxl_offload.units import format_bytes
+
+_logger = logging.getLogger(__name__)
+
+Prepare = Callable[[mmap.mmap], None]
+"""Gives a mapping its pages, before any of them is used."""
+
+
+def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """Which facts differ, in one line; empty: none."""
+    names = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+    none = "not given"
+    return "; ".join(
+        f"{name[:80]} was {found.get(name, none)[:80]!r} and is {wanted.get(name, none)[:80]!r}"
+        for name in names[:20]
+    )
+
+
+def read_header(file: int) -> KeptHeader:
+    """What an open file says of itself; raises ValueError with what is wrong."""
+    return KeptHeader.unpack(os.pread(file, HEADER_BYTES, 0), os.fstat(file).st_size)
+
+
+class KeptStore:
+    """A store that this process alone writes.
+
+    A slot is used in this order: :meth:`erase`, then its block is written (by anyone, at
+    :meth:`address`), then :meth:`commit`. What was committed is there for the next process,
+    however this one ends.
+
+    Parameters
+    ----------
+    path
+        Of the file. One that is damaged, or of other facts or another layout, is dropped with a
+        warning: it holds nothing that cannot be computed again.
+    facts
+        Everything besides the keys that the contents of blocks depend on.
+    prepare
+        Gives the mapping its pages, at every opening; by default the file system does, when the
+        file is made.
+
+    Attributes
+    ----------
+    entries
+        What was found when it was opened, the oldest first; checked except for the blocks
+        themselves, which are checked when they are read.
+
+    Raises
+    ------
+    BlockingIOError
+        Another process writes it.
+    MemoryError
+        The file system has no room.
+    OSError
+        The file is not this user's alone, or no regular file.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        layout: KeptLayout,
+        facts: Mapping[str, str],
+        *,
+        prepare: Prepare | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.layout = layout
+        self._pid = os.getpid()
+        self._changing = threading.Lock()
+        self._detached = False
+        self._sequence = 0
+        self.entries: tuple[KeptEntry, ...] = ()
+        self._file, header = self._open(facts)
+        try:
+            self.mapping = self._map(header, facts, prepare)
+        except BaseException:
+            if header is None:
+                self.path.unlink(missing_ok=True)
+            os.close(self._file)
+            raise
+        if header is not None:
+            self._read_index()
+
+    def _open(self, facts: Mapping[str, str]) -> tuple[int, KeptHeader | None]:
+        """The file, locked, and its header; None: it is new."""
+        while True:
+            try:
+                file = open_private(self.path, os.O_RDWR)
+            except FileNotFoundError:
+                try:
+                    file = make_private(self.path)
+                except FileExistsError:  # another process was quicker
+                    continue
+            if not try_lock(file):
+                os.close(file)
+                raise BlockingIOError(
+                    errno.EAGAIN, "another process writes this store", str(self.path)
+                )
+            if not os.fstat(file).st_nlink:  # dropped before it was locked
+                os.close(file)
+                continue
+            if os.fstat(file).st_size == 0:
+                return file, None
+            try:
+                return file, self._fitting_header(file, facts)
+            except ValueError as error:
+                _logger.warning("dropped the kept blocks in %s: %s", self.path, error)
+                # Never changed in place: others may have mapped it.
+                self.path.unlink(missing_ok=True)
+                os.close(file)
+
+    def _fitting_header(self, file: int, facts: Mapping[str, str]) -> KeptHeader:
+        header = read_header(file)
+        other = differences(facts, header.facts)
+        if other:
+            raise ValueError(other)
+        if header.layout != self.layout:
+            was, wanted = header.layout, self.layout
+            raise ValueError(
+                f"it has {was.slots} blocks of {was.block_bytes} bytes, {wanted.slots} of "
+                f"{wanted.block_bytes} are asked for"
+            )
+        return header
+
+    def _map(
+        self, header: KeptHeader | None, facts: Mapping[str, str], prepare: Prepare | None
+    ) -> mmap.mmap:
+        nbytes = self.layout.file_bytes
+        new = header or KeptHeader(self.layout, facts, os.urandom(16))
+        packed, self._id = new.pack(), new.id
+        if header is None:
+            free = shared_free_bytes(self.path.parent)
+            if nbytes > free:
+                raise MemoryError(
+                    f"keep {format_bytes(nbytes)} in {self.path.parent}: it has "
+                    f"{format_bytes(free)} left; ask for less, or mount it larger"
+                )
+            os.ftruncate(self._file, nbytes)
+        if prepare is None and 512 * os.fstat(self._file).st_blocks < nbytes:
+            os.posix_fallocate(self._file, 0, nbytes)
+        mapping = mmap.mmap(self._file, nbytes)
+        self._view = memoryview(mapping)
+        try:
+            if prepare is not None:
+                prepare(mapping)
+            if header is None:
+                self._write(0, packed)  # from here on it is a store
+        except BaseException:
+            self._view.release()
+            mapping.close()
+            raise
+        return mapping
+
+    def _read_index(self) -> None:
+        index = self._view[HEADER_BYTES : self.layout.entry_at(self.layout.slots)]
+        numbers = sequences(index, self.layout.slots)
+        youngest: dict[bytes, KeptEntry] = {}
+        stale: list[int] = []
+        for slot in np.flatnonzero(numbers).tolist():
+            raw = bytes(index[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES])
+            entry = KeptEntry.unpack(raw, slot, self._id)
+            if entry is None:
+                stale.append(slot)
+                continue
+            other = youngest.get(entry.key)
+            if other is not None and other.sequence > entry.sequence:
+                stale.append(slot)
+                continue
+            if other is not None:
+                stale.append(other.slot)
+            youngest[entry.key] = entry
+        self._sequence = max((entry.sequence for entry in youngest.values()), default=0)
+        self.entries = tuple(sorted(youngest.values(), key=lambda entry: entry.sequence))
+        for slot in stale:
+            self.erase(slot)
+        if stale:
+            _logger.warning("%s: %d unfinished entries were dropped", self.path, len(stale))
+
+    @property
+    def address(self) -> int:
+        """Of the first slot, in this process."""
+        base = np.frombuffer(self.mapping, dtype=np.uint8, count=1).ctypes.data
+        return int(base) + self.layout.data_at
+
+    def block(self, slot: int) -> memoryview:
+        """The bytes of a slot, writable."""
+        at = self.layout.block_at(slot)
+        return self._view[at : at + self.layout.block_bytes]
+
+    def erase(self, slot: int) -> None:
+        """Takes the entry of a slot out of the index, before its block changes."""
+        self._write(self.layout.entry_at(slot), bytes(ENTRY_BYTES))
+
+    def write_block(self, slot: int, data: bytes | memoryview) -> None:
+        """Copies a block's bytes to its slot."""
+        if len(data) != self.layout.block_bytes:
+            raise ValueError(
+                f"a block of {len(data)} bytes: this store has {self.layout.block_bytes}"
+            )
+        self._write(self.layout.block_at(slot), data)
+
+    def commit(self, slot: int, key: bytes) -> KeptEntry:
+        """Makes what lies in a slot the block of a key.
+
+        Raises
+        ------
+        ValueError
+            The key is empty, or longer than the index has room for.
+        """
+        if not 0 < len(key) <= LONGEST_KEY:
+            raise ValueError(f"a key of {len(key)} bytes: a store takes 1 to {LONGEST_KEY}")
+        with self._changing:
+            self._sequence += 1
+            entry = KeptEntry(slot, key, self._sequence, digest(self.block(slot)))
+            if not self._detached:
+                self._write(self.layout.entry_at(slot), entry.pack(self._id))
+            return entry
+
+    def detach(self) -> None:
+        """Drops every block, and keeps none from now on: what they are blocks of has changed."""
+        with self._changing:
+            self._detached = True
+            begin, end = HEADER_BYTES, self.layout.entry_at(self.layout.slots)
+            self._write(begin, bytes(end - begin))
+
+    def _write(self, at: int, data: bytes | memoryview) -> None:
+        """Every change of the file but those of blocks that others copy."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"write {self.path} in a forked child: its parent does")
+        self._view[at : at + len(data)] = data
+
+    def close(self) -> None:
+        """Writes all to where the file is kept, and lets others write it."""
+        if self._file < 0:
+            return
+        if os.getpid() == self._pid:
+            self.mapping.flush()
+        self._view.release()
+        self.mapping.close()
+        file, self._file = self._file, -1
+        os.close(file)
