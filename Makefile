@@ -10,7 +10,7 @@ SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.cu') \
            setup.py pyproject.toml
 STAMP := $(VENV)/.built
 
-.PHONY: all demo test check lint format test-cpp test-arm soak fuzz bench clean
+.PHONY: all demo docs test check lint format test-cpp test-arm soak fuzz bench clean
 
 all: $(STAMP)
 
@@ -31,6 +31,14 @@ $(STAMP): $(VENV)/.installed $(SOURCES)
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py --output $(OUT)/demo $(if $(MODEL),--model $(MODEL)) \
 	  $(if $(KEEP),--keep-model $(KEEP))
+
+# The site, in out/docs; a warning is an error.
+docs: $(STAMP) $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs $(OUT)/docs
+
+$(VENV)/.docs: requirements-docs.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -r requirements-docs.txt -c constraints.txt
+	touch $@
 
 test: $(STAMP)
 	$(BIN)/python -m pytest tests

@@ -202,7 +202,7 @@ def test_parameters_are_few_or_have_a_reason() -> None:
 
 
 def test_decisions_have_a_number_each_and_say_it() -> None:
-    files = sorted((PACKAGE.parent / "docs" / "adr").glob("*.md"))
+    files = sorted((PACKAGE.parent / "docs" / "adr").glob("0*.md"))
     numbers = [int(file.name.partition("-")[0]) for file in files]
     assert numbers == list(range(1, len(files) + 1)), [file.name for file in files]
     heads = [file.read_text().partition("\n")[0] for file in files]

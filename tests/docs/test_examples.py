@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def examples() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for block in re.finditer(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
             line = page.read_text(encoding="utf-8")[: block.start()].count("\n") + 1
-            yield f"{page.name}:{line}", block.group(1)
+            yield f"{page.relative_to(ROOT)}:{line}", block.group(1)
 
 
 # DeepSpeed's run in a process of its own, in tests/integrations/deepspeed/test_readme.py.
@@ -44,10 +44,10 @@ def test_example_runs_as_pasted(where: str, folder: Path, monkeypatch: pytest.Mo
 
 
 def test_there_are_examples_in_the_readme_and_the_guides() -> None:
-    assert {where.partition(":")[0] for where in EXAMPLES} >= {"README.md", "memory.md"}
+    assert {where.partition(":")[0] for where in EXAMPLES} >= {"README.md", "docs/memory.md"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
