@@ -1,6 +1,6 @@
 // Copies many scattered blocks in one launch, between device memory and host memory that is mapped
-// for the device (pinned memory is). One launch for all blocks: a copy call each costs
-// microseconds, more than a small block itself.
+// for the device (pinned memory is). One launch serves all blocks, because a call for each costs
+// microseconds, which is more than copying a small block takes.
 //
 // Plain C entry points, streams as integers, no torch: loaded at run time by gpu/cuda_kernels.
 #include <cstddef>
@@ -12,19 +12,19 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-// Loads that a thread has under way before its first store: host memory is a microsecond away, and
-// only bytes under way hide that.
+// How many loads a thread issues before its first store. Host memory is a microsecond away, and
+// only loads under way hide that.
 constexpr unsigned kInFlight = 4;
 
 // Wide enough that every load is one full transaction over the link.
 using Wide = uint4;
 
-// What one group copies at a time: large blocks are shared by several groups. A multiple of what
-// the group has under way.
+// What one group copies at a time, so that several groups share a large block. It is a multiple of
+// what the group has under way.
 constexpr size_t kSliceBytes = size_t{2} * kThreads * kInFlight * sizeof(Wide);
 
-// Enough groups to keep any link busy with room for other kernels beside them; the rest of the
-// slices are taken in turn.
+// Enough groups to keep any link busy, and few enough to leave room for other kernels. The groups
+// take the remaining slices in turn.
 constexpr unsigned kMaxGroups = 256;
 
 template <typename Unit>
@@ -82,7 +82,7 @@ __attribute__((visibility("default"))) int cxl_offload_copy_blocks_to(
   return cudaGetLastError();
 }
 
-// The text of what the functions above return.
+// The text of an error that the functions above return.
 __attribute__((visibility("default"))) const char* cxl_offload_cuda_error(int code) {
   return cudaGetErrorString(static_cast<cudaError_t>(code));
 }

@@ -24,7 +24,7 @@ void CudaDriver::destroy_stream(StreamId stream) noexcept {
   try {
     const InStream current(*api_, stream, "destroy stream");
     api_->stream_destroy(stream_of(stream));
-  } catch (...) {  // where the context is gone, so is the stream
+  } catch (...) {  // when the context is gone, the stream is too
   }
 }
 

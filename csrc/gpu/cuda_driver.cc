@@ -56,7 +56,7 @@ class CudaDriver::Contexts {
   std::vector<CuDevice> held_;
 };
 
-// What an EventId points to: one event, or one for the default stream of each context.
+// What an EventId points to: one event, or an event for the default stream of each context.
 struct CudaDriver::Mark {
   explicit Mark(const CudaApi& calls) : api(calls) {}
   ~Mark() {
@@ -140,7 +140,7 @@ void CudaDriver::unregister_host(std::byte* address) noexcept {
     context = found->second;
     registered_.erase(found);
   }
-  // Where the context is gone, so is the registration.
+  // When the context is gone, the registration is too.
   const Current current(*api_, context);
   if (current.result() == kCuSuccess) api_->host_unregister(address);
 }
@@ -181,7 +181,7 @@ bool CudaDriver::event_done(EventId event) noexcept {
   if (in_child()) return true;
   for (CuEvent one : reinterpret_cast<const Mark*>(event)->events) {
     const CuResult result = api_->event_query(one);
-    // Any other error shows when the event is waited for.
+    // Waiting for the event reports any other error.
     if (result != kCuSuccess && !is_gone(result)) return false;
   }
   return true;

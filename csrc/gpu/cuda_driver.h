@@ -30,14 +30,14 @@ class CudaDriver final : public GpuDriver {
   ~CudaDriver() override;
 
   std::string name() const override { return "cuda"; }
-  // In the calling thread's context or, in a thread without one, in a primary context in use:
-  // portable memory is pinned for all of them. Throws OutOfMemory where the driver has no room,
-  // SystemError for any other refusal.
+  // Pins in the calling thread's context or, in a thread without one, in a primary context in use.
+  // The memory is portable, so it is pinned for all contexts. Throws OutOfMemory when the driver
+  // has no room, SystemError for any other refusal.
   void register_host(std::span<std::byte> range) override;
   void unregister_host(std::byte* address) noexcept override;
-  // The default stream (0) stands for the default streams of all contexts in use. Refused: the
-  // per-thread default stream (2), which means another stream in each thread, with
-  // InvalidArgument; a stream that is being captured, with SystemError.
+  // The default stream (0) stands for the default streams of all contexts in use. Throws
+  // InvalidArgument for the per-thread default stream (2), which means another stream in each
+  // thread, and SystemError for a stream that is being captured.
   EventId record_event(StreamId stream) override;
   bool event_done(EventId event) noexcept override;
   void wait_event(EventId event) override;

@@ -17,7 +17,8 @@ using StreamId = uint64_t;
 // An event as an integer; 0 is none.
 using EventId = uint64_t;
 
-// In a forked child, where no driver works, all that may throw throws InvalidArgument at once.
+// No driver works in a forked child. There, every function that may throw throws InvalidArgument at
+// once.
 class GpuDriver {
  public:
   virtual ~GpuDriver() = default;
@@ -48,8 +49,9 @@ class GpuDriver {
   // pinned may be copied before this returns, at the driver's choice. Any stream but the default
   // ones, and from any thread.
   virtual void copy(uint64_t target, uint64_t source, size_t bytes, StreamId stream) = 0;
-  // Queues copies that may run side by side: targets must not overlap each other or any source. In
-  // one call to the driver where it has one (`batched` says whether), else one call each.
+  // Queues copies that may run side by side: targets must not overlap each other or any source. The
+  // driver does it in one call if it can (`batched` says whether), otherwise in a call for each
+  // copy.
   virtual void copy_batch(std::span<const uint64_t> targets, std::span<const uint64_t> sources,
                           std::span<const size_t> sizes, StreamId stream) = 0;
   virtual bool batched() const = 0;

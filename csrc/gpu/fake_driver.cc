@@ -164,7 +164,7 @@ void FakeDriver::run_next(Stream& stream) {
   ran_.notify_all();
 }
 
-// Ends: an event is only ever waited for by work queued after it.
+// The recursion ends, because only work that was queued after an event waits for it.
 void FakeDriver::run_until(const Event& event) {
   const auto found = streams_.find(event.stream);
   if (found == streams_.end()) return;

@@ -37,8 +37,8 @@ class FakeDriver final : public GpuDriver {
                   std::span<const size_t> sizes, StreamId stream) override;
   bool batched() const override { return true; }
 
-  // What a registration does to the pages, and its end: called while the driver is locked. A
-  // registration that `pin` throws out of did not happen.
+  // What happens to the pages when memory is registered and when that ends. Called while the driver
+  // is locked. When `pin` throws, the registration did not happen.
   struct Pinning {
     std::function<void(std::span<std::byte> range)> pin;
     std::function<void(std::byte* address)> unpin;  // must not throw
@@ -47,13 +47,13 @@ class FakeDriver final : public GpuDriver {
 
   // Queues one piece of work.
   void launch(StreamId stream);
-  // Everything queued on the stream so far is done, and what it waits for on other streams.
+  // Does everything queued on the stream so far, and what that waits for on other streams.
   void finish(StreamId stream);
   // Runs up to `count` pieces of work of the stream, as far as it need not wait for another stream;
   // returns how many.
   size_t step(StreamId stream, size_t count = 1);
-  // Whether waiting for an event waits until the test has finished the work, as on a GPU. At first
-  // it does not: the work is done by who waits.
+  // Whether waiting for an event lasts until the test has finished the work, as on a GPU. At first
+  // it does not: the thread that waits does the work.
   void hold_waiters(bool hold);
   // The n-th registration from now (1 is the next) is refused with SystemError; 0 is none.
   void fail_registration(uint64_t nth);

@@ -1,6 +1,6 @@
-// How a kernel is started, and its loops unrolled. Compiled by nvcc it is a CUDA launch; the tests
-// compile the same kernels with g++ and run them on the CPU, warp by warp, where there is no GPU
-// (tests/cpp/cuda_on_cpu.h).
+// How a kernel is started and how its loops are unrolled. Compiled by nvcc it is a CUDA launch; the
+// tests compile the same kernels with g++ and run them on the CPU, warp by warp, where there is no
+// GPU (tests/cpp/cuda_on_cpu.h).
 #ifndef CXL_OFFLOAD_GPU_LAUNCH_H_
 #define CXL_OFFLOAD_GPU_LAUNCH_H_
 

@@ -44,7 +44,7 @@ __device__ float from_float(float value) {
   return value;
 }
 
-// As many of `unit` numbers as there are, 16 bytes at a time where the address allows.
+// Loads the `held` numbers of a unit, 16 bytes at a time where the address allows.
 template <typename T, unsigned unit>
 __device__ void load_unit(const T* source, unsigned held, float (&values)[unit]) {
   constexpr unsigned kEach = sizeof(uint4) / sizeof(T);
@@ -98,7 +98,7 @@ __device__ float most_of(float value, unsigned lanes) {
   return value;
 }
 
-// Returns the scales as bits; `codes` is what this thread stores.
+// Returns the bits of the scales. `codes` receives what this thread stores.
 __device__ uint32_t pack_unit(const float (&values)[kUnit<kInt4>], unsigned held, unsigned lanes,
                               uint32_t (&codes)[4]) {
   float least = INFINITY, most = -INFINITY, odd = 0;

@@ -13,13 +13,13 @@
 namespace cxl_offload::kernels {
 namespace {
 
-// What one thread takes at a time: long enough that the streams' prefetchers run, short enough that
-// a thread which loses its CPU for a while does not hold up the others.
+// What one thread takes at a time. It is long enough for the prefetchers to follow the streams, and
+// short enough that a thread which loses its CPU for a while does not hold up the others.
 constexpr size_t kMostElements = size_t{256} << 10;
 constexpr size_t kFewestElements = size_t{16} << 10;
 constexpr size_t kChunksPerThread = 16;
 constexpr size_t kPageBytes = 4096;
-// Copies that are smaller stay in the caches of the reader.
+// Smaller copies are stored through the caches, where their reader will find them.
 constexpr size_t kCachedCopyBytes = size_t{4} << 20;
 
 float to_constant(double value) { return static_cast<float>(value); }
@@ -110,7 +110,7 @@ struct Task {
   bool in_blocks = false;  // cut at multiples of kCodedElements only
 };
 
-// Different for every step of a seed.
+// A number that differs for every step of a seed.
 uint64_t noise_seed(const Rounding& rounding) {
   return rounding.seed * 0xd1342543de82ef95u +
          static_cast<uint64_t>(rounding.step) * 0x9e3779b97f4a7c15u;
@@ -152,9 +152,9 @@ size_t chunk_elements(size_t total, size_t threads) {
   return std::clamp(wanted, kFewestElements, kMostElements);
 }
 
-// Appends the chunks of a task. Inner cuts are where the parameters' pages begin, when they are
-// aligned to elements of their own size, and whole blocks apart; those of states in blocks are
-// where blocks begin, near the pages.
+// Appends the chunks of a task. Chunks begin where pages of the parameters begin, if the parameters
+// are aligned to their element size. When states are kept in blocks, chunks begin at blocks, near
+// the pages.
 void cut(const Task& task, size_t elements, std::vector<Chunk>& chunks) {
   const size_t per_page = kPageBytes / task.param_element_bytes;
   const size_t step = std::max(elements / per_page, size_t{1}) * per_page;
@@ -198,7 +198,7 @@ std::vector<TensorView> streams_of(const Update& update) {
   return views;
 }
 
-// Every chunk in the queue of its home, where there are several.
+// Puts every chunk into the queue of its home, if there are several queues.
 void share_out(const std::vector<Chunk>& chunks, const std::vector<Task>& tasks,
                const std::vector<Update>& updates, const os::Kernel* kernel,
                WorkQueues<Chunk>& queues) {

@@ -53,23 +53,23 @@ struct Lion {
 };
 
 using UpdateRule = std::variant<Adam, Adagrad, Lion>;
-// Of one parameter: 2 for Adam, 1 for the others.
+// The number of states of one parameter: 2 for Adam, 1 for the others.
 size_t state_count(const UpdateRule& rule);
 
-// Elements of a block of 8-bit states, which share a scale.
+// Elements of a block of 8-bit states. A block shares one scale.
 inline constexpr size_t kCodedElements = 128;
 
-// States that are rounded at random, and parameters of bfloat16 with them: up or down with the
-// chances that make the mean right. The bits come from the seed, the step and the number of the
-// element, so nothing else changes the result.
+// Says that states, and parameters of bfloat16 with them, are rounded at random: up or down with
+// the chances that make the mean right. The random bits come from the seed, the step and the number
+// of the element; nothing else changes the result.
 struct Rounding {
   uint64_t seed = 0;
   int64_t step = 1;
 };
 
-// One parameter. The views are contiguous and have as many elements; parameters and gradients may
-// be of any type, states of float32 or bfloat16, all of one rule alike. The copy, of bfloat16 or
-// float16 beside float32 parameters, receives what the parameters have become.
+// One parameter. The views are contiguous and have the same number of elements. Parameters and
+// gradients may be of any type. States are of float32 or bfloat16, all of a rule alike. The copy is
+// of bfloat16 or float16 beside float32 parameters, and receives the updated parameters.
 //
 // States of Adam and Lion may also be codes of 8 bits (uint8, see docs/adam.md), each with one
 // scale (uint8) a block of kCodedElements, of which the last may be shorter. They need a rounding,
@@ -86,14 +86,14 @@ struct Update {
 
 struct UpdateOptions {
   Isa isa = Isa::kScalar;
-  // Asked where the pages are when the team has several groups, so that each works on the bytes of
-  // its own node first; null: work is taken in order.
+  // When the team has several groups, this kernel is asked where the pages are, so that each group
+  // works on the bytes of its own node first. Null: work is taken in order.
   const os::Kernel* kernel = nullptr;
 };
 
 // Throws InvalidArgument, before anything is written, for views that do not fit each other, a
-// setting outside of its range, or bytes of which one view would be written and another be read or
-// written too. The result depends neither on the team nor on the instruction set, bit by bit.
+// setting outside of its range, or views that share bytes of which one is written. Every bit of the
+// result is the same for any team and any instruction set.
 void run_updates(const std::vector<Update>& updates, WorkerTeam& team,
                  const UpdateOptions& options);
 

@@ -75,7 +75,7 @@ void check_view(const TensorView& view, const std::string& name, size_t numel) {
 
 [[noreturn]] void refuse(const std::string& why) { throw InvalidArgument("update: " + why); }
 
-// Of states in 8 bits.
+// Checks states of 8 bits.
 void check_codes(const Update& update) {
   const size_t numel = update.param.numel();
   const size_t blocks = (numel + kCodedElements - 1) / kCodedElements;
@@ -158,7 +158,8 @@ void add_range(const TensorView& view, bool written, const char* name, std::vect
   ranges.push_back({begin, begin + view.bytes(), written, name});
 }
 
-// Of all ranges that begin before the one at hand, the furthest ends are all that matter.
+// Goes over the ranges by their begins. Of the ranges before the current one, only the furthest end
+// and the furthest written end matter.
 void check_overlaps(std::vector<Range> ranges) {
   std::ranges::sort(ranges, {}, &Range::begin);
   const Range* furthest = nullptr;

@@ -1,9 +1,9 @@
-// The loop of the updates, written once over a type `Vector`. Included by one file for every
-// instruction set, between its target pragmas and inside an unnamed namespace: no function of it
-// may be shared by two instruction sets. Hence no include guard, and no includes.
+// The loop of the updates, written once over a type `Vector`. One file for every instruction set
+// includes it, between its target pragmas and inside an unnamed namespace, so that two instruction
+// sets share no function. Hence it has no include guard and no includes.
 
-// Two vectors of bfloat16 neighbours, taken apart and put together again with few instructions:
-// where every stream is bfloat16 the conversions would take longer than the memory.
+// Two vectors of bfloat16 neighbours, taken apart and put together again with few instructions.
+// When every stream is bfloat16, ordinary conversions would take longer than the memory.
 struct EvenOdd {
   static constexpr size_t kLanes = 2 * Vector::kLanes;
   Vector even;
@@ -89,15 +89,16 @@ struct Loop {
     }
   }
 
-  // Elements before the copy's first whole line: stores past the caches write nothing less, and
-  // ranges begin anywhere in a copy, as they are cut at the pages of the parameters.
+  // Elements before the first whole line of the copy. Stores past the caches write whole lines
+  // only. A range may begin anywhere in a line of the copy, because ranges are cut at the pages of
+  // the parameters.
   static size_t before_line(const CopyElement* copy) {
     const auto address = reinterpret_cast<uintptr_t>(copy);
     return (kLineBytes - address % kLineBytes) % kLineBytes / sizeof(CopyElement);
   }
 
   static void pass(const Streams& streams, size_t begin, size_t end, const Constants& constants) {
-    const Constants c = constants;  // stores through the streams cannot change it: kept at hand
+    const Constants c = constants;  // a local copy, which stores through the streams cannot change
     P* param = reinterpret_cast<P*>(streams.param);
     const G* grad = reinterpret_cast<const G*>(streams.grad);
     S* first = reinterpret_cast<S*>(streams.first);

@@ -14,7 +14,7 @@ namespace cxl_offload::kernels {
 enum class RuleKind { kAdam, kAdagrad, kLion };
 inline constexpr int kRuleKinds = 3;
 
-// What a rule becomes for one step: computed in double, used in float.
+// The constants of a rule for one step: computed in double, used in float.
 struct Constants {
   float grad_scale = 1;
   float l2 = 0;     // added to the gradient, times the parameter
@@ -41,17 +41,17 @@ struct Streams {
   // Whether the copy goes past the caches: nobody reads it soon, and a cached store would first
   // read the line.
   bool copy_past_caches = false;
-  // Of states of 8 bits: one byte a block of kCodedElements.
+  // The scales of states of 8 bits: one byte for each block of kCodedElements.
   uint8_t* first_scales = nullptr;
   uint8_t* second_scales = nullptr;
-  uint64_t noise_seed = 0;  // of the passes that round at random
+  uint64_t noise_seed = 0;  // for passes that round at random
 };
 
-// Elements of one turn of the loop: whole lines of every stream. Fewer at the end of a range are
-// computed by the same instructions on a copy, so that no cut changes a result.
+// Elements of one turn of the loop, which are whole lines of every stream. What is left at the end
+// of a range is copied and computed by the same instructions, so that no cut changes a result.
 inline constexpr size_t kBlockElements = 32;
 
-// Updates elements [begin, end). Passes that round at random: `begin` is a multiple of
+// Updates elements [begin, end). For passes that round at random, `begin` is a multiple of
 // kCodedElements.
 using UpdatePass = void (*)(const Streams& streams, size_t begin, size_t end,
                             const Constants& constants);
@@ -64,7 +64,7 @@ struct PassKey {
   CopyKind copy = CopyKind::kNone;  // others need float32 parameters
 };
 
-// Those that round at random; null where there is none.
+// The passes that round at random, or null when the key has none.
 UpdatePass noisy_pass_scalar(const PassKey& key);
 UpdatePass noisy_pass_neon(const PassKey& key);
 UpdatePass noisy_pass_avx2(const PassKey& key);

@@ -1,13 +1,13 @@
-// What one element of an update becomes, written once over a type `Vector` or several of them.
-// Included before the loops by one file for every instruction set, between its target pragmas and
-// inside an unnamed namespace. Hence no include guard, and no includes.
+// What one element of an update becomes, written once over a type `Vector` or several of them. One
+// file for every instruction set includes it before the loops, between its target pragmas and
+// inside an unnamed namespace. Hence it has no include guard and no includes.
 //
-// A product is only ever the addend of a fused multiply-add, a factor or a divisor, never the
-// operand of a plain sum, so that compilers find nothing to contract and all builds agree bit by
-// bit.
+// No product is the operand of a plain sum. A compiler could contract the two into one instruction,
+// and builds would differ in the last bit. Products are factors, divisors, or addends of an
+// explicit fused multiply-add.
 
-// Elements between what is computed and what is fetched from memory, in every stream. Measured: see
-// docs/adam.md.
+// How many elements ahead of the computation every stream is fetched from memory. docs/adam.md has
+// the measurement.
 constexpr size_t kPrefetchElements = Vector::kLanes == 1 ? 0 : 1024;
 constexpr size_t kLineBytes = 64;
 
@@ -45,7 +45,7 @@ struct AdagradRule {
   CXL_OFFLOAD_VECTOR static void apply(V& param, V grad, V& sum, V&, const Constants& c) {
     const V g = scaled_gradient(param, grad, c);
     sum = fma(g, g, sum);
-    // A sum of one of the two and a root: nothing to contract.
+    // This sum adds a root and a constant, so there is no product to contract.
     param = fma(V::all(c.minus_step), div(g, add(root(sum), V::all(c.eps))), param);
   }
 };

@@ -1,5 +1,6 @@
 // States in fewer bytes than float32, written once over `Vector` and `Words`: how a block of them
-// is read, and rounded at random when it is written. Included as update_loop.inc.h is.
+// is read, and how it is rounded at random when it is written. It is included like
+// update_loop.inc.h.
 //
 // Blocks have kCodedElements elements, counted from the first of the parameter. What an 8-bit code
 // is worth: see docs/adam.md.
@@ -10,10 +11,10 @@ CXL_OFFLOAD_VECTOR uint64_t mixed(uint64_t value) {  // the finalizer of splitmi
   return value ^ (value >> 31);
 }
 
-// Random bits of one element after another, which depend on the seed, the step and the element
-// alone. Those of an element are evenly distributed over the steps, each step's apart from all
-// others; within a block they differ by multiples of a golden ratio (of 2^20), so that roundings
-// up and down are mixed more evenly than by chance.
+// Random bits of one element after another. They depend on the seed, the step and the element
+// alone. For one element, they are evenly distributed over the steps, and every step has bits of
+// its own. Within a block they differ by multiples of a golden ratio (of 2^20), which mixes
+// roundings up and down more evenly than chance does.
 class Noise {
  public:
   CXL_OFFLOAD_VECTOR Noise() {}
@@ -33,12 +34,12 @@ class Noise {
   Words at_ = Words::all(0);
 };
 
-// The power of two that the codes of a block count in, as the exponent that a float32 has: 0 where
-// all of them are zero, 255 where one is not finite.
+// The unit of the codes of a block: a power of two, kept as the exponent of a float32. 0: all
+// elements of the block are zero. 255: one of them is not finite.
 struct Scale {
   uint8_t exponent;
 
-  // `added`: to the bits of the greatest magnitude, so that no code is above the last one.
+  // `added` is added to the bits of the greatest magnitude, so that no code is above the last one.
   CXL_OFFLOAD_VECTOR static Scale of(uint32_t greatest, uint32_t added) {
     const uint32_t exponent = (greatest + added) >> 23;
     return {static_cast<uint8_t>(exponent >= 254 ? 255 : exponent)};
@@ -58,8 +59,8 @@ CXL_OFFLOAD_VECTOR Words size_bits(Vector value) {
 
 constexpr uint32_t kLeastBits = 112u << 23;  // of 2^-15
 
-// A sign, and 7 bits of the magnitude: those of a float32 with 3 bits of fraction and, as 2^-15 is
-// added to it, evenly spaced numbers around zero.
+// A sign and 7 bits of the magnitude. They are bits of a float32, of whose fraction 3 bits are
+// kept. 2^-15 is added to the magnitude first, so that numbers around zero are evenly spaced.
 struct SignedCode {
   static constexpr bool kSigned = true;
 
@@ -73,7 +74,7 @@ struct SignedCode {
   CXL_OFFLOAD_VECTOR static Scale scale_of(uint32_t greatest) {
     return Scale::of(greatest, 0x100100);
   }
-  // In the low byte.
+  // The code is in the low byte.
   CXL_OFFLOAD_VECTOR static Words code(Vector value, Vector inverse, Words noise) {
     const Vector shifted = fma(number_of(size_bits(value)), inverse, Vector::all(0x1p-15f));
     const Words rounded = add(bits_of(shifted), both(noise, Words::all(0xfffff)));
@@ -82,8 +83,8 @@ struct SignedCode {
   }
 };
 
-// A number that is not negative, in 8 bits: those of a float32 with 4 bits of fraction from 2^-15.
-// There is no zero among them, as it would be divided by.
+// A number that is not negative, in 8 bits. They are bits of a float32 from 2^-15 on, of whose
+// fraction 4 bits are kept. Zero has no code, because it would be divided by.
 struct RootCode {
   static constexpr bool kSigned = false;
 
@@ -93,7 +94,7 @@ struct RootCode {
   CXL_OFFLOAD_VECTOR static Scale scale_of(uint32_t greatest) {
     return Scale::of(greatest, 0x80000);
   }
-  // In the low byte.
+  // The code is in the low byte.
   CXL_OFFLOAD_VECTOR static Words code(Vector value, Vector inverse, Words noise) {
     const Words bits = larger(bits_of(mul(value, inverse)), Words::all(kLeastBits));
     static_assert((kLeastBits >> 19) % 256 == 0);
@@ -107,9 +108,9 @@ template <class Code>
 struct CodedState {
   using Element = uint8_t;
 
-  // Written out, as one of the compiler's would be for processors of every kind.
+  // Written out, because the compiler's own would be compiled for every processor.
   CXL_OFFLOAD_VECTOR CodedState() {}
-  // What is read is multiplied by `factor`.
+  // Multiplies what is read by `factor`.
   CXL_OFFLOAD_VECTOR void begin(Element* at, uint8_t* scale_at, float factor, float* room) {
     codes = at;
     kept = room;
@@ -133,7 +134,8 @@ struct CodedState {
   CXL_OFFLOAD_VECTOR void write(size_t i, Words noise) const {
     Code::code(Vector::load(kept + i), inverse, noise).store(codes + i);
   }
-  // Of a block of zeros, or with what is not finite, the scale says all.
+  // When a block is all zeros, or has something that is not finite, its scale says so and the codes
+  // are zero.
   CXL_OFFLOAD_VECTOR void end_writing() const {
     if (!has_codes) std::memset(codes, 0, kCodedElements);
   }
@@ -148,7 +150,7 @@ struct CodedState {
   bool has_codes = false;
 };
 
-// Of bfloat16, or of float32, which is not rounded.
+// A state of bfloat16, or of float32, which is not rounded.
 template <class T, bool kFirst>
 struct NoisyState {
   using Element = T;

@@ -11,8 +11,8 @@ CXL_OFFLOAD_VECTOR void fetch_block_ahead(const T* at) {
   for (size_t line = 0; line < kLinesOf(sizeof(T)); ++line) __builtin_prefetch(ahead + line * 64);
 }
 
-// Adam with codes: `mean` has beta1 in it already, and `kept_root`, the root of the second moment,
-// the root of beta2. The scale of gradients is in the constants, where it can be.
+// Adam with codes. `mean` is already multiplied by beta1, and `kept_root`, the root of the second
+// moment, by the root of beta2. Without L2 the scale of gradients is part of the constants.
 struct CodedAdamRule {
   static constexpr bool kTwoStates = true;
 
@@ -53,7 +53,7 @@ struct PlainRule {
   const Constants c;
 };
 
-// A rule with how its states are kept.
+// A rule, and how its states are kept.
 template <class S>
 struct AdamStates {
   using Rule = PlainRule<AdamRule>;
@@ -102,14 +102,14 @@ struct NoisyLoop {
     uint8_t* second_scale;
   };
 
-  // What a block has become before it is rounded.
+  // The new values of a block, before they are rounded.
   struct Room {
     alignas(64) float first[kCodedElements];
     alignas(64) float second[kTwo ? kCodedElements : 1];
     alignas(64) float param[kNoisyParam ? kCodedElements : 1];
   };
 
-  // A block between its reading and its writing.
+  // A block that has been read and not yet written.
   struct Open {
     CXL_OFFLOAD_VECTOR Open() {}
     CXL_OFFLOAD_VECTOR void begin(const Block& block, Noise random, const Rule& rule, Room& room) {
@@ -161,7 +161,7 @@ struct NoisyLoop {
     Block at = {};
     Noise noise;
     First first;
-    Second second;  // of rules that have one
+    Second second;  // for rules that have one
     float* kept_param = nullptr;
   };
 
@@ -173,7 +173,8 @@ struct NoisyLoop {
     for (size_t i = 0; i < kCodedElements; i += Vector::kLanes) open.write(i);
     open.end_writing();
   }
-  // Writes one block while the divider, which roots and divisions wait for, is busy with the next.
+  // Writes one block while the divider works on the next one. Roots and divisions wait for the
+  // divider.
   CXL_OFFLOAD_VECTOR static void compute_and_write(Open& next, Open& open, bool past_caches,
                                                    const Rule& rule) {
     for (size_t i = 0; i < kCodedElements; i += Vector::kLanes) {
@@ -220,7 +221,7 @@ struct NoisyLoop {
   // `begin` is where a block begins.
   static void pass(const Streams& streams, size_t begin, size_t end, const Constants& constants) {
     const Rule rule(constants);
-    // Ranges begin at whole blocks: one look at the copy's address holds for all of them.
+    // Ranges begin at whole blocks, so checking the address of the copy once is enough.
     const bool past_caches = kCopies && streams.copy_past_caches &&
                              reinterpret_cast<uintptr_t>(streams.copy) % kLineBytes == 0;
     size_t block = begin / kCodedElements;

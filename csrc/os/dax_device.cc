@@ -19,7 +19,7 @@ bool is_number(const std::string& text) {
          std::ranges::all_of(text, [](unsigned char c) { return std::isdigit(c); });
 }
 
-// Between two steps a signal is seen.
+// How much is faulted in between two looks for a signal.
 constexpr size_t kStepBytes = size_t{64} << 20;
 
 // Faults every page in. Zero, or an errno.

@@ -15,7 +15,8 @@ struct DaxPiece {
   size_t bytes = 0;
 };
 
-// Claimed while it lives. Mappings outlive it no longer than the process. Thread-safe.
+// Holds the claim on the device while it lives. A mapping may outlive it, until the process ends.
+// Thread-safe.
 class DaxDevice {
  public:
   virtual ~DaxDevice() = default;
@@ -23,10 +24,10 @@ class DaxDevice {
   virtual const std::string& name() const = 0;
   virtual size_t size_bytes() const = 0;  // a multiple of align_bytes
   virtual size_t align_bytes() const = 0;
-  // Maps the pieces one after the other into one range, all pages there; all offsets and sizes
-  // are multiples of the alignment, and so is the address. The bytes are what was last written
-  // there, by whomever. Shared with forked children. Throws OutOfMemory (no address space) or
-  // SystemError; on throw nothing is left.
+  // Maps the pieces one after the other into one range and faults all pages in. Offsets, sizes and
+  // the address are multiples of the alignment. The range holds what anybody last wrote there.
+  // Forked children share it. Throws OutOfMemory (no address space) or SystemError; on throw
+  // nothing is left.
   virtual std::byte* map(std::span<const DaxPiece> pieces) = 0;
   virtual void unmap(std::span<std::byte> range) noexcept = 0;
 };
@@ -34,7 +35,7 @@ class DaxDevice {
 // "dax" DIGITS "." DIGITS.
 bool is_dax_name(const std::string& name);
 
-// The mapping behind both implementations: of pieces of an open file.
+// Maps pieces of an open file. Both implementations use it.
 std::byte* map_dax_file(int file, const std::string& name, std::span<const DaxPiece> pieces,
                         size_t align_bytes, bool populated);
 

@@ -57,7 +57,7 @@ class FaultPlan {
  public:
   // Throws InvalidArgument for a fault that could never fire.
   void add(const Fault& fault);
-  // Replaces the random faults there were.
+  // Replaces the earlier random faults.
   void add_random(const RandomFaults& faults);
   // Forgets all faults; the counts stay.
   void clear();

@@ -31,7 +31,7 @@ enum class PageKind {
 };
 
 // How a range chooses nodes for pages that are not there yet, or that come back later (swap, copy
-// on write). Without effect on pages that are in place.
+// on write). It has no effect on pages that are in place.
 enum class PolicyMode { kDefault, kPreferredMany, kBind, kInterleave, kLocal };
 
 struct Policy {

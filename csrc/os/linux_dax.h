@@ -9,10 +9,10 @@
 
 namespace cxl_offload::os {
 
-// Opens /dev/NAME below `root` after what ROOT/sys/bus/dax/devices/NAME says; `root` is empty but
-// in tests. The claim is a lock on the file (flock), which other users of this package respect, in
-// this process and in others; programs that do not lock, and containers with a device file of
-// their own, are not kept out.
+// Reads what ROOT/sys/bus/dax/devices/NAME says and opens ROOT/dev/NAME. Only tests give a `root`.
+// The claim is a lock on the file (flock). Other users of this package respect it, in this process
+// and in others. It does not keep out programs that do not lock, or containers with a device file
+// of their own.
 std::unique_ptr<DaxDevice> open_linux_dax(const std::string& root, const std::string& name);
 
 }  // namespace cxl_offload::os

@@ -134,7 +134,7 @@ uint64_t withheld_bytes(const std::string& zoneinfo, NodeId node, size_t page_by
     } else if (name == "low") {
       words >> low_pages;
     } else if (name == "protection:") {
-      // "(0, 1922, 2393)": the last is what callers that may use every zone must leave.
+      // "(0, 1922, 2393)": callers that may use every zone must leave the last number free.
       const size_t last = line.find_last_of(", (");
       const uint64_t kept = parse_number(line.substr(last + 1)).value_or(0);
       withheld_pages += std::min(free_pages, low_pages + kept);

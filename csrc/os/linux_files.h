@@ -26,13 +26,13 @@ size_t read_transparent_huge_bytes(const std::string& path);
 // Bytes of the node that the kernel manages in ZONE_MOVABLE.
 uint64_t read_movable_bytes(NodeId node, size_t page_bytes);
 
-// Free bytes of the node that an allocation passes over while another node has room: its zones'
-// low watermarks, and what lower zones keep for callers that cannot use the higher ones. The text
-// is that of /proc/zoneinfo.
+// Free bytes of the node that an allocation leaves alone while another node has room: the low
+// watermarks of its zones, and what lower zones keep for callers that cannot use higher zones.
+// `zoneinfo` is the text of /proc/zoneinfo.
 uint64_t withheld_bytes(const std::string& zoneinfo, NodeId node, size_t page_bytes);
 
-// The tightest of the machine's available memory and of the cgroups around this process, page
-// cache that can be dropped counted as free.
+// The tightest limit: the machine's available memory, or a cgroup around this process. Page cache
+// that can be dropped counts as free.
 Headroom read_process_headroom();
 
 }  // namespace cxl_offload::os

@@ -99,7 +99,7 @@ class ThreadPreference {
   std::vector<unsigned long> saved_mask_;
 };
 
-// Linux 6.1 to 6.4 report pages that NUMA balancing has marked as absent, until they are used.
+// When NUMA balancing has marked a page, Linux 6.1 to 6.4 report it as absent until it is used.
 bool hides_marked_pages() {
   utsname system{};
   int major = 0, minor = 0;
@@ -154,7 +154,7 @@ NodeSet LinuxKernel::allowed_nodes() const {
   auto mask = NodeSet().words();
   if (syscall(SYS_get_mempolicy, nullptr, mask.data(), kMaskBits, nullptr, kMpolFMemsAllowed) !=
       0) {
-    // Refused in a container: what the cgroup allows is also written here.
+    // A container may refuse the call. What the cgroup allows is also written here.
     const std::string status = read_text("/proc/self/status").value_or("");
     const size_t at = status.find("Mems_allowed_list:");
     if (at == std::string::npos) return with_memory;
@@ -192,8 +192,8 @@ Headroom LinuxKernel::node_headroom(NodeId node, PageKind kind) const {
                 " (write a larger count to " + pool + "/nr_hugepages)",
             0};
   }
-  // A kernel without NUMA has no node folders, and on a machine whose memory grows with use the
-  // only node's numbers lag behind: the machine's own are then the node's.
+  // A kernel without NUMA has no node folders. On a machine whose memory grows with use, the
+  // numbers of its only node lag behind. In both cases, take the numbers of the whole machine.
   const bool is_only = nodes_with_memory().size() == 1;
   auto text = is_only ? std::nullopt : read_text(folder + "/meminfo");
   if (!text) text = read_text("/proc/meminfo").value_or("");
@@ -233,7 +233,7 @@ void LinuxKernel::advise_pages(std::byte* address, size_t bytes, PageKind kind) 
   if (is_explicit(kind)) return;
   const bool huge = kind == PageKind::kTransparentHuge;
   if (madvise(address, bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE) == 0) return;
-  // EINVAL: a kernel built without transparent huge pages. Base pages are then what they are.
+  // EINVAL: the kernel was built without transparent huge pages, so these are base pages anyway.
   if (errno == EINVAL && !huge) return;
   throw_refused("madvise(MADV_HUGEPAGE) on " + format_bytes(bytes), errno);
 }
@@ -269,8 +269,8 @@ std::byte* LinuxKernel::map(size_t bytes, size_t alignment, PageKind kind) {
 
 void LinuxKernel::unmap(std::span<std::byte> range) noexcept {
   if (munmap(range.data(), range.size()) == 0) return;
-  // A hole in a mapping makes two, which vm.max_map_count may forbid: then the pages go, and only
-  // addresses are lost.
+  // A hole splits a mapping in two, which vm.max_map_count may forbid. Then give the pages back;
+  // only addresses are lost.
   madvise(range.data(), range.size(), MADV_DONTNEED);
 }
 
@@ -304,8 +304,8 @@ void LinuxKernel::set_policy(std::span<std::byte> range, const Policy& policy) {
   if (status != 0) {
     throw_refused("mbind of " + size_text(range) + " to nodes " + policy.nodes.to_string(), errno);
   }
-  // With a policy no new marks are made; faulting the pages in again takes off those there are.
-  // They are there already, so nothing is lost where that is refused.
+  // A policy keeps NUMA balancing from marking pages. Faulting the pages in again removes the marks
+  // that are there. The pages exist already, so nothing is lost when that is refused.
   const bool names_nodes = !policy.nodes.empty();
   if (hides_marked_pages_ && names_nodes) populate_for_writing(range);
 }
@@ -318,8 +318,8 @@ void LinuxKernel::populate(std::span<std::byte> range, NodeId node) {
     throw InvalidArgument("fault in " + size_text(range) +
                           ": not all of the range is mapped for writing; map it with PROT_WRITE");
   }
-  // EFAULT is a huge-page pool that ran empty, or a file in memory without room or that ends
-  // before; ENOMEM a node, cgroup or machine without room.
+  // EFAULT: a huge-page pool ran empty, or a file in memory has no room or is too short. ENOMEM: a
+  // node, a cgroup or the machine has no room.
   if (code == ENOMEM || code == EFAULT) {
     throw OutOfMemory("fault in " + size_text(range) + " on node " + std::to_string(node) +
                       ": the kernel has no page left for it");
@@ -348,13 +348,13 @@ void LinuxKernel::query(std::span<const std::byte> range, size_t page_bytes,
 void LinuxKernel::move(std::span<std::byte> range, size_t page_bytes,
                        std::span<const NodeId> targets, std::span<int> states) {
   std::vector<void*> pages(std::min(targets.size(), kPagesPerCall));
-  std::ranges::fill(states, kPageAbsent);  // of some pages the kernel says nothing
+  std::ranges::fill(states, kPageAbsent);  // the kernel does not answer for every page
   for (size_t first = 0; first < targets.size(); first += kPagesPerCall) {
     const size_t count = std::min(kPagesPerCall, targets.size() - first);
     for (size_t i = 0; i < count; ++i) pages[i] = range.data() + (first + i) * page_bytes;
     const long status = syscall(SYS_move_pages, 0, count, pages.data(), targets.data() + first,
                                 states.data() + first, kMpolMfMove);
-    // ENOMEM (a full node) and EBUSY leave part of the pages moved: the query below tells which.
+    // After ENOMEM (a full node) and EBUSY some pages have moved. The query below tells which.
     if (status < 0 && errno != ENOMEM && errno != EBUSY) {
       throw_refused("move_pages of " + size_text(range), errno);
     }

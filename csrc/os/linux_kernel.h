@@ -9,7 +9,7 @@
 
 namespace cxl_offload::os {
 
-// Device-DAX devices are looked for below `dax_root`, which is empty but in tests.
+// Looks for Device-DAX devices below `dax_root`. Only tests give one.
 std::shared_ptr<Kernel> make_linux_kernel(const std::string& dax_root = "");
 
 }  // namespace cxl_offload::os

@@ -30,11 +30,11 @@ bool is_writable_now(std::span<const std::byte> range) {
   return is_writable(read_text("/proc/self/maps").value_or(""), begin, begin + range.size());
 }
 
-// Without the call: a write to every page that changes nothing.
+// For kernels without the call: writes to every page and changes nothing.
 int touch(std::span<std::byte> range) {
   if (!is_writable_now(range)) return EACCES;
   for (size_t offset = 0; offset < range.size(); offset += base_page_bytes()) {
-    // Atomic, for others may be writing to pages that are there already.
+    // Atomic, because others may be writing to pages that are there already.
     auto* byte = reinterpret_cast<unsigned char*>(range.data() + offset);
     __atomic_fetch_or(byte, 0, __ATOMIC_RELAXED);
   }
@@ -58,7 +58,8 @@ bool has_populate_write() {
 int populate_for_writing(std::span<std::byte> range) {
   if (!has_populate_write()) return touch(range);
   const int code = advise(range);
-  // EINVAL is also a range that may not be written, and ENOMEM one that is not mapped.
+  // The kernel also returns EINVAL for a range that may not be written, and ENOMEM for one that is
+  // not mapped.
   if (code == 0 || is_writable_now(range)) return code;
   return EACCES;
 }

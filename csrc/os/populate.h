@@ -9,9 +9,9 @@
 
 namespace cxl_offload::os {
 
-// Faults in every page of the range for writing; what is in them stays. Zero, or an errno: ENOMEM
-// and EFAULT where the kernel has no page to give, EACCES where the range is not mapped, or not for
-// writing, whatever the kernel calls that.
+// Faults in every page of the range for writing; their contents stay. Returns zero or an errno:
+// ENOMEM or EFAULT when the kernel has no page to give, EACCES when the range is not mapped for
+// writing (kernels have several names for that).
 int populate_for_writing(std::span<std::byte> range);
 
 // Whether the kernel has MADV_POPULATE_WRITE.

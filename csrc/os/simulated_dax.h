@@ -1,5 +1,5 @@
-// Device-DAX devices of a simulated machine: sparse files in memory, of which only what is written
-// takes room. Like a real device they keep their bytes from one owner to the next.
+// Device-DAX devices of a simulated machine: sparse files in memory. Only what is written takes
+// room. Like a real device, they keep their bytes from one owner to the next.
 #ifndef CXL_OFFLOAD_OS_SIMULATED_DAX_H_
 #define CXL_OFFLOAD_OS_SIMULATED_DAX_H_
 

@@ -126,7 +126,7 @@ void SimulatedKernel::forget(const Pages& pages) {
   });
 }
 
-// Cuts [first, first + count) out of a mapping whose pages there are all absent.
+// Cuts [first, first + count) out of a mapping. All pages of that part are absent.
 void SimulatedKernel::split(Mappings::iterator at, size_t first, size_t count) {
   Mapping& whole = at->second;
   const size_t page = whole.page_bytes;
@@ -166,7 +166,7 @@ void SimulatedKernel::set_policy(std::span<std::byte> range, const Policy& polic
   for (NodeId node : policy.nodes.nodes()) ledger_.check_node(node);
 }
 
-// Huge pages on `node` wherever one touches the absent pages: also of what lies around them.
+// Places huge pages on `node` over the absent pages. A huge page may reach beyond the given ones.
 void SimulatedKernel::place_huge(const Pages& pages, NodeId node) {
   Mapping& mapping = pages.at->second;
   const size_t length = kHugePageBytes / mapping.page_bytes;
@@ -183,7 +183,7 @@ void SimulatedKernel::place_huge(const Pages& pages, NodeId node) {
   }
 }
 
-// Of every huge page that the range touches, base pages are left.
+// Turns every huge page that the range touches into base pages.
 void SimulatedKernel::break_huge(const Pages& pages) {
   const size_t page = pages.at->second.page_bytes;
   const std::byte* begin = pages.at->first + pages.first * page;
@@ -191,7 +191,7 @@ void SimulatedKernel::break_huge(const Pages& pages) {
   while (at != huge_.end() && *at < begin + pages.count * page) at = huge_.erase(at);
 }
 
-// What moves with a page: itself, or the huge page that it is a part of.
+// What moves together with a page: the page alone, or the huge page that it is a part of.
 SimulatedKernel::Pages SimulatedKernel::whole_page(Mappings::iterator at, size_t page) const {
   const std::byte* address = at->first + page * at->second.page_bytes;
   const auto after = huge_.upper_bound(address);
@@ -248,7 +248,7 @@ void SimulatedKernel::discard(std::span<std::byte> range) {
   madvise(range.data(), range.size(), MADV_DONTNEED);
 }
 
-// Absent pages that somebody wrote to meanwhile go where first touch puts them.
+// Places absent pages that somebody has written to meanwhile, where first touch would put them.
 void SimulatedKernel::take_in_touched(const Pages& pages) const {
   Mapping& mapping = pages.at->second;
   const size_t base_pages = mapping.page_bytes / base_page_bytes_;
@@ -300,7 +300,7 @@ bool SimulatedKernel::move_page(Mappings::iterator at, size_t page, NodeId targe
   const int from = mapping.pages.get(page);
   if (from < 0 || from == target) return from == target;
   const Pages whole = whole_page(at, page);
-  // Given back first: a process at its limit may still move.
+  // Give back first, so that a process at its limit can still move pages.
   ledger_.give_back(from, mapping.page_bytes, whole.count);
   const uint64_t taken = ledger_.take(target, mapping.page_bytes, whole.count);
   if (taken == whole.count) {

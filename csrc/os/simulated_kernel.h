@@ -2,8 +2,8 @@
 // maps, huge-page pools and faults are simulated, the bytes are real and hold what is written.
 //
 // Populating places pages in the page map only; real pages appear when somebody writes, so 400 GiB
-// can be placed on a small machine as long as little of it is touched. Pages that were never
-// populated are placed when they are first asked for after a touch, as first touch would.
+// can be placed on a small machine as long as little of it is touched. A page that is touched
+// without being populated is placed when it is next asked for, where first touch would have put it.
 //
 // A forked child is refused with InvalidArgument: the page maps are its parent's.
 #ifndef CXL_OFFLOAD_OS_SIMULATED_KERNEL_H_
@@ -53,9 +53,9 @@ class SimulatedKernel final : public Kernel {
   void move(std::span<std::byte> range, size_t page_bytes, std::span<const NodeId> targets,
             std::span<int> states) override;
 
-  // A long-term pin, as a driver makes it (FOLL_LONGTERM): moves the pages out of movable nodes
-  // without saying so, to the nearest node that is not, and keeps all of them where they are until
-  // they are unpinned. Throws OutOfMemory where no such node has room; pages that left stay away.
+  // A long-term pin, as a driver makes it (FOLL_LONGTERM): silently moves the pages of movable
+  // nodes to the nearest node that is not movable, and keeps all pages in place until they are
+  // unpinned. Throws OutOfMemory when no such node has room; pages that have moved stay there.
   void pin(std::span<const std::byte> range);
   void unpin(const std::byte* address) noexcept;
 

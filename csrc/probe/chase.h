@@ -25,8 +25,8 @@ struct ChaseResult {
   uint64_t loads = 0;
 };
 
-// Follows links on the calling thread from `start` on: for the warm-up untimed, then batches of
-// `batch` loads until the window is over, at least one.
+// Follows links from `start` on the calling thread: untimed during the warm-up, then in batches of
+// `batch` loads until the window is over. It times at least one batch.
 ChaseResult chase(const std::byte* from, size_t batch, Clock::time_point start,
                   const Window& window);
 

@@ -27,8 +27,8 @@ struct GpuList {
 GpuList list_gpus(const std::string& library);
 
 // Pins a range of host memory for one GPU and holds as much memory there. Unlike the driver of the
-// pools it takes the GPU's primary context in any case, and makes it where none is in use: what
-// measures a machine is a program of its own. Not for two threads at once.
+// pools, it always takes the GPU's primary context, and makes it when none is in use: a measurement
+// is a program of its own. Not thread-safe.
 class GpuCopies {
  public:
   // `host` is made of whole pages and outlives this. Throws InvalidArgument for a GPU that is not

@@ -31,11 +31,11 @@ class Random {
   uint64_t state_;
 };
 
-// Writes random words, with one pinned thread a CPU; the contents depend on the seed only. To be
-// done before any measurement: fresh pages are zero, and zeros are no ordinary data (on an AMD
-// EPYC of family 26 non-temporal stores of zeros were measured twice as fast as of anything else;
-// Downs, Hardware Store Elimination, 2020, has the like on Intel). Throws InvalidArgument for a
-// buffer that is not made of whole 64-bit words at a multiple of 8.
+// Writes random words, with one pinned thread for each CPU. The contents depend on the seed only.
+// Call it before any measurement, because fresh pages are zero, and zeros are not like other data
+// (on an AMD EPYC of family 26 non-temporal stores of zeros were measured twice as fast as of
+// anything else; Downs, Hardware Store Elimination, 2020, has the like on Intel). Throws
+// InvalidArgument for a buffer that is not made of whole 64-bit words at a multiple of 8.
 void fill_random(std::span<std::byte> buffer, uint64_t seed, const std::vector<int>& cpus);
 
 }  // namespace cxl_offload::probe

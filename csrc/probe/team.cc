@@ -24,8 +24,8 @@ void pin_to(int cpu) {
   }
 }
 
-// Where the threads of a team wait for each other. One that failed arrives as well, and then
-// nobody goes on.
+// Where the threads of a team wait for each other. A thread that failed arrives too, and then no
+// thread goes on.
 class StartLine {
  public:
   explicit StartLine(size_t threads) : missing_(threads) {}
@@ -41,7 +41,7 @@ class StartLine {
     all_there_.wait(lock, [this] { return missing_ == 0; });
     return failed_ ? nullptr : &start_;
   }
-  // In place of `threads` that never came to life.
+  // Arrives for `threads` that could not be made.
   void give_up(size_t threads) {
     std::lock_guard lock(mutex_);
     failed_ = true;

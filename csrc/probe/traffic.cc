@@ -11,13 +11,13 @@
 namespace cxl_offload::probe {
 namespace {
 
-// Lines of every stream between two looks at the clock: 64 KiB a stream, a few microseconds of a
-// core at full speed, about a millisecond on memory of 100 MB/s.
+// Lines of every stream between two looks at the clock. That is 64 KiB a stream: a few microseconds
+// at full speed, about a millisecond on memory of 100 MB/s.
 constexpr size_t kBurstLines = 1024;
 // With injected delays the bursts are short, so that the rate is smooth over the window.
 constexpr size_t kDelayedBurstLines = 64;
 constexpr size_t kPageLines = 64;
-// Streams of at least this many lines are shifted against each other.
+// Streams of at least this many lines start at different offsets in a page.
 constexpr size_t kShiftedLines = 4096;
 
 // Goes over a slice again and again, a burst at a time.
@@ -107,7 +107,7 @@ std::vector<Slice> cut_slices(std::span<std::byte> buffer, const Mix& mix, size_
                           ": needs an address that is a multiple of 64 and 64 bytes a stream");
   }
   if (lines >= kShiftedLines && streams > 1) {
-    // A stream's length of 3/8 page beyond whole pages gives four streams four offsets.
+    // A length of whole pages and 3/8 of a page gives four streams four different offsets.
     lines = (lines - kPageLines) / kPageLines * kPageLines + kPageLines * 3 / 8;
   }
   std::vector<Slice> slices(threads);

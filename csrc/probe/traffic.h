@@ -20,7 +20,7 @@ struct Traffic {
   uint64_t value = 0x9E3779B97F4A7C15u;
   // A pause after every burst of 64 lines of each stream.
   uint64_t delay_ns = 0;
-  // Above 0: so many whole passes over the slice instead of a window of time.
+  // Above 0: make this many whole passes over the slice, instead of running for a window of time.
   uint64_t passes = 0;
 };
 
@@ -48,17 +48,17 @@ struct LoadedResult {
   std::vector<ThreadTraffic> traffic;
 };
 
-// Cuts the buffer into equal slices. Slices of large buffers leave a few lines out so that their
-// streams do not start at the same offset in a page: a load that follows a store to the same
-// offset in another page waits for it on many processors. Throws InvalidArgument for a buffer that
-// is not aligned to lines or too small for a line of every stream.
+// Cuts the buffer into equal slices. Slices of large buffers leave a few lines out, so that their
+// streams do not start at the same offset in a page. On many processors a load waits for an earlier
+// store to the same offset in another page. Throws InvalidArgument for a buffer that is not aligned
+// to lines or too small for a line of every stream.
 std::vector<Slice> cut_slices(std::span<std::byte> buffer, const Mix& mix, size_t threads);
 
 // One thread on each of `cpus`. The bytes are those of the program's own loads and stores.
 std::vector<ThreadTraffic> run_traffic(std::span<std::byte> buffer, const Traffic& traffic,
                                        const std::vector<int>& cpus, const Window& window);
 
-// A chase over `linked` on chaser_cpu while the traffic runs, in the same window.
+// Follows the links of `linked` on chaser_cpu while the traffic runs, in the same window.
 LoadedResult run_loaded(std::span<const std::byte> linked, int chaser_cpu, size_t batch,
                         std::span<std::byte> buffer, const Traffic& traffic,
                         const std::vector<int>& cpus, const Window& window);

@@ -10,18 +10,19 @@
 
 namespace cxl_offload::probe {
 
-// Every block of a stream is `lines` whole lines, read, and written back when `written`.
+// Every block of a stream is `lines` whole lines. They are read, and written back when `written`.
 struct TrafficStream {
   std::byte* base = nullptr;
   size_t lines = 1;  // 1 or 2
   bool written = false;
 };
 
-// One pass over `blocks` blocks of all streams side by side, cut into one contiguous part for every
-// CPU, each by a thread pinned to it: a written line is XORed with the lines of its block read so
-// far from streams that are not written. Returns seconds from the common start to the last thread's
-// end. `ahead_bytes`: the distance of software prefetch, 0 for none. Throws InvalidArgument for no
-// stream, more than 8, other counts of lines, or a base that is not aligned to lines.
+// Goes once over `blocks` blocks of all streams side by side. The blocks are cut into one
+// contiguous part for every CPU, and a thread pinned to it does that part. A written line is XORed
+// with the lines of its block that were read so far from streams that are not written. Returns the
+// seconds from the common start to the end of the last thread. `ahead_bytes` is the distance of
+// software prefetch, 0 for none. Throws InvalidArgument for no stream, more than 8, other counts of
+// lines, or a base that is not aligned to lines.
 double update_traffic(const std::vector<TrafficStream>& streams, size_t blocks,
                       const std::vector<int>& cpus, size_t ahead_bytes, Isa isa);
 

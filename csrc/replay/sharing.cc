@@ -25,8 +25,8 @@ void Sharing::speeds(std::span<const Demand> jobs, std::span<double> out) {
   for (const Use& use : uses_) out[use.job] = std::min(out[use.job], use.allowed);
 }
 
-// What a resource still carries, as a share of what it carries at best: what a job offers it is
-// what the rest of the job's way would let through.
+// What a resource still carries under congestion, as a share of what it carries at best. A job
+// offers it as much as the other resources of the job would let through.
 double Sharing::room_of(int32_t resource, std::span<const Demand> jobs) const {
   const double loss = losses_[static_cast<size_t>(resource)];
   if (loss == 0) return 1;
@@ -73,8 +73,8 @@ bool Sharing::find_contended(std::span<const Demand> jobs) {
   return !contended_.empty();
 }
 
-// Every resource says how fast it lets its users be, given what the others said, until nobody
-// changes what he says.
+// Each resource sets the speed that it allows its users, given what the other resources allow. This
+// is repeated until no speed changes.
 void Sharing::agree(size_t jobs) {
   if (uses_of_.size() < jobs) uses_of_.resize(jobs);
   for (size_t at = 0; at < jobs; ++at) uses_of_[at].clear();
@@ -96,7 +96,7 @@ void Sharing::agree(size_t jobs) {
   }
 }
 
-// The share that bounds those who ask for more, so that all together use what there is.
+// The share that no user gets more of, chosen so that all users together use all there is.
 double Sharing::water_level(const Contended& resource) {
   asked_.clear();
   for (size_t at = resource.begin; at < resource.end; ++at) {

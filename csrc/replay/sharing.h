@@ -1,10 +1,10 @@
 // How jobs that run at the same time share resources: max-min fairness on every bottleneck.
 //
 // Every job asks for speed 1: the speed at which it runs alone. A resource that cannot serve all
-// its users at what they ask for gives them equal shares of itself; whoever asks for less, or is
-// held back elsewhere, leaves the rest to the others. So two copies over one link get half of it
-// each, whatever their sizes, and a copy that its link slows down takes no more of a node's memory
-// than it can carry.
+// its users at that speed gives them equal shares of itself. A user that asks for less, or that
+// another resource holds back, leaves the rest to the others. So two copies over one link get half
+// of it each, whatever their sizes. And a copy that its link slows down takes no more of a node's
+// bandwidth than the link lets through.
 #ifndef CXL_OFFLOAD_REPLAY_SHARING_H_
 #define CXL_OFFLOAD_REPLAY_SHARING_H_
 
@@ -23,12 +23,12 @@ struct Demand {
 
 class Sharing {
  public:
-  // For each resource the largest share that congestion costs of it: 0 for most, below 1. Congested
-  // resources have less to share when they are offered more than they carry.
+  // `losses`: for each resource, the largest share of it that congestion can cost, below 1 and 0
+  // for most. Such a resource has less to share when it is offered more than it carries.
   explicit Sharing(std::vector<double> losses);
 
-  // The speed of each job, in (0, 1]. A job below 1 has a resource that is fully used and of which
-  // nobody has more than it.
+  // The speed of each job, in (0, 1]. A job below 1 uses a resource that is full, and no other job
+  // has more of that resource.
   void speeds(std::span<const Demand> jobs, std::span<double> out);
 
   size_t resources() const { return losses_.size(); }

@@ -10,7 +10,7 @@
 namespace cxl_offload::replay {
 namespace {
 
-// What subtraction leaves of a time that is over, as a part of it.
+// What rounding can leave of a time that is over, as a share of that time.
 constexpr double kDust = 1e-12;
 
 [[noreturn]] void refuse(const std::string& what) { throw InvalidArgument("run_steps: " + what); }
@@ -95,7 +95,7 @@ class StepRunner {
     return {jobs_.resources.subspan(begin, count), jobs_.shares.subspan(begin, count)};
   }
 
-  // To the next end of a set-up or of a job; returns how long that takes.
+  // Goes on to the next end of a set-up or of a job. Returns how long that takes.
   double advance() {
     working_.clear();
     demands_.clear();

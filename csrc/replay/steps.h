@@ -1,8 +1,8 @@
 // The inner loop of the simulator: when the jobs of each step begin and end.
 //
-// Steps are barriers. Inside a step every queue runs its jobs in order, queues side by side; a job
-// is a set-up, which occupies its queue and no resource, and then work that shares resources with
-// what else is at work (replay/sharing.h).
+// A step begins when the step before it has ended. Inside a step, queues run side by side, and each
+// runs its jobs in order. A job is first a set-up, which occupies its queue and no resource, and
+// then work, which shares resources with all other work (replay/sharing.h).
 #ifndef CXL_OFFLOAD_REPLAY_STEPS_H_
 #define CXL_OFFLOAD_REPLAY_STEPS_H_
 
