@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: `make docs`. See docs/adr/0011 for the choice of tools."""
+"""How Sphinx builds the site: `make docs`. See docs/adr/0012 for the choice of tools."""
 
 from __future__ import annotations
 
