@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -17,7 +18,7 @@ from cxl_offload.files.named_values import limits, pairs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cxl_offload.integrations.transformers import GenerateReport
+    from cxl_offload.integrations.transformers import Divided, GenerateReport, GenerateRun
     from cxl_offload.topology import Machine
 
 
@@ -55,6 +56,14 @@ def generate(
             min=1, help="Prompts that a layer computes at once (default: the plan's, or all)."
         ),
     ] = None,
+    ranks: Annotated[
+        str,
+        typer.Option(
+            metavar="rows|tensors",
+            help="What processes divide that torchrun started: rows (every process has the whole "
+            "model) or tensors (the weights and heads of every layer).",
+        ),
+    ] = "rows",
     machine: SimulatedMachine = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder with tokenizer files (default: the model's).")
@@ -85,21 +94,20 @@ def generate(
     if planned is None and not places:
         raise ConfigError("--place: name at least one kind, such as kv=bind:cxl, or give --plan")
     try:
-        from cxl_offload.integrations.fit import session_on, tier_limits
+        from cxl_offload.integrations.fit import tier_limits
         from cxl_offload.integrations.prompts import read_prompts
-        from cxl_offload.integrations.transformers import GenerateRun, run
+        from cxl_offload.integrations.transformers import GenerateRun
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"generate: {error.name} is not installed; pip install transformers torch"
         ) from None
     check_page(page)
     simulated = None if machine is None else load_machine(machine)
-    held_to = tier_limits(simulated or discover(), limits(limit))
+    tier_limits(simulated or discover(), limits(limit))  # its errors before any other
     request = GenerateRun(
         model=model,
         prompts=read_prompts(prompts),
         place=places,
-        limits=held_to,
         plan=planned,
         rows_at_once=rows_at_once,
         gen_len=gen_len or (32 if planned is None else planned.batch.tokens),
@@ -108,14 +116,41 @@ def generate(
         kv_dtype=kv_dtype,
         attention=attention,
     )
-    with progress_bar() as progress:
-        report = run(request, session=session_on(simulated, held_to), progress=progress)
+    report = _run(request, divided=ranks, machine=simulated, limit=limits(limit))
+    if report is None:
+        return
     if page is not None:
         _write_page(page, report, simulated or discover())
     if json_file != "-":
         _print(console_of(), report, answers=answers)
     if json_file is not None:
         write_json(json_file, report.to_json())
+
+
+def _run(
+    request: GenerateRun, *, divided: str, machine: Machine | None, limit: dict[str, int]
+) -> GenerateReport | None:
+    """Alone, or as a rank of torchrun's job; None on all ranks but the first."""
+    from cxl_offload.integrations.fit import capacities, session_on, tier_limits
+    from cxl_offload.integrations.transformers import RankPart, run, session_of
+    from cxl_offload.ranks import is_rank_of_job, joined_group, share_machine
+    from cxl_offload.topology import discover
+
+    if not is_rank_of_job():
+        held_to = tier_limits(machine or discover(), limit)
+        with progress_bar() as progress:
+            return run(
+                replace(request, limits=held_to),
+                session=session_on(machine, held_to),
+                progress=progress,
+            )
+    with joined_group():
+        share = share_machine(machine)
+        held_to = tier_limits(share.machine, limit)
+        part = RankPart(share.rank, share.world_size, cast("Divided", divided))
+        session = session_of(share, capacities(held_to))
+        report = run(replace(request, limits=held_to), session=session, part=part)
+    return None if share.rank else report
 
 
 def _write_page(file: Path, report: GenerateReport, machine: Machine) -> None:
@@ -132,9 +167,11 @@ def _write_page(file: Path, report: GenerateReport, machine: Machine) -> None:
 
 def _print(console: Console, report: GenerateReport, *, answers: bool) -> None:
     pages = "simulated nodes" if report.simulated_placement else "real nodes"
+    by = "" if report.ranks == 1 else f" by {report.ranks} ranks"
     console.print(
         f"{report.model}: {report.parameters / 1e6:.1f} M parameters, {report.rows} rows of "
-        f"{report.prompt_len} + {report.gen_len} tokens; on the CPU; {pages} of {report.machine}"
+        f"{report.prompt_len} + {report.gen_len} tokens; on the CPU{by}; {pages} of "
+        f"{report.machine}"
     )
     phases: dict[str, tuple[float | None, float]] = {
         "load": (None, report.load_seconds),

@@ -35,8 +35,12 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a distributed tensor; any other tensor itself."""
     if not hasattr(tensor, "to_local"):
         return tensor
-    with torch.no_grad():  # the tensor that the distributed one holds, rather than an alias of it
-        local: torch.Tensor = tensor.to_local()
+    # What it holds: to_local() of a parameter makes an alias, and memory given to that is lost.
+    held = getattr(tensor, "_local_tensor", None)
+    if held is None:
+        with torch.no_grad():
+            held = tensor.to_local()
+    local: torch.Tensor = held
     return local
 
 

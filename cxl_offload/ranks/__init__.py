@@ -11,7 +11,13 @@ from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
     from cxl_offload.ranks.share import RankShare, share_machine
+    from cxl_offload.ranks.torchrun import is_rank_of_job, joined_group
 
-__all__ = ["RankShare", "share_machine"]
+_HOMES = {
+    "share": ("RankShare", "share_machine"),
+    "torchrun": ("is_rank_of_job", "joined_group"),
+}
 
-__getattr__, __dir__ = lazy_names(__name__, {"share": __all__})
+__all__ = ["RankShare", "is_rank_of_job", "joined_group", "share_machine"]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -17,24 +17,29 @@ from cxl_offload.lazy import lazy_names
 if TYPE_CHECKING:
     from cxl_offload.integrations.transformers.attention import AttentionCalls
     from cxl_offload.integrations.transformers.generation import GenerateReport, GenerateRun, run
+    from cxl_offload.integrations.transformers.ranked import Divided, RankPart, session_of
     from cxl_offload.integrations.transformers.scope import Offloaded, offload
     from cxl_offload.integrations.transformers.weights import load
 
 _HOMES = {
     "attention": ("AttentionCalls",),
     "generation": ("GenerateReport", "GenerateRun", "run"),
+    "ranked": ("Divided", "RankPart", "session_of"),
     "scope": ("Offloaded", "offload"),
     "weights": ("load",),
 }
 
 __all__ = [
     "AttentionCalls",
+    "Divided",
     "GenerateReport",
     "GenerateRun",
     "Offloaded",
+    "RankPart",
     "load",
     "offload",
     "run",
+    "session_of",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

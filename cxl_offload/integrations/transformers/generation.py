@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,24 @@ from cxl_offload.integrations.transformers.conventions import check_conventions,
 from cxl_offload.integrations.transformers.fit import kv_bytes
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.plans import asked_of
+from cxl_offload.integrations.transformers.ranked import (
+    RankPart,
+    gathered,
+    joined_calls,
+    joined_placement,
+    joined_rows,
+)
 from cxl_offload.integrations.transformers.room import kept_as
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.weights import load, meta_model, store_for, weight_bytes
 from cxl_offload.memory import PolicyLike, Session, current_session
+from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.objects.placement_rows import placement_rows
 from cxl_offload.plan.plan_file import Plan
 
 Progress = Callable[[str, int, int], None]
+
+_ALONE = RankPart()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +99,21 @@ class GenerateReport(RunReport):
     calls
         Who computed attention.
     predicted_tokens_per_s
-        By the plan; None: there was none.
+        By the plan, of a process alone; None: there was none.
+    ranks
+        Processes that divided the run; bytes and calls are of all of them.
     """
 
     tokens: torch.Tensor
     calls: AttentionCalls
     predicted_tokens_per_s: float | None = None
+    ranks: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """All of it, ready for ``json.dumps``."""
         return {
             **super(GenerateReport, self).to_json(),
+            "ranks": self.ranks,
             "predicted": {"tokens_per_s": self.predicted_tokens_per_s},
             "attention": {
                 "kernel": self.calls.kernel,
@@ -109,9 +124,22 @@ class GenerateReport(RunReport):
 
 
 def run(
-    request: GenerateRun, *, session: Session | None = None, progress: Progress | None = None
+    request: GenerateRun,
+    *,
+    session: Session | None = None,
+    progress: Progress | None = None,
+    part: RankPart = _ALONE,
 ) -> GenerateReport:
     """Load a model with its weights in place and generate with its KV cache in place.
+
+    Parameters
+    ----------
+    session
+        What allocates; None means the current session. A rank's is that of its share
+        (:func:`cxl_offload.ranks.share_machine`), or together they take more than a node has.
+    part
+        What this process does where the ranks of a ``torch.distributed`` group divide the run; all
+        of them call, and every report is of all. The default is a process alone.
 
     Raises
     ------
@@ -120,41 +148,111 @@ def run(
         conventions, prompts too long for it, nodes too small.
     """
     session = session or current_session()
+    with part.agreed():
+        ready = _load(request, session, part)
+    clock = _Clock(request.gen_len, progress)
+    kept = kept_as(request.kv_dtype)
+    # Ranks that divide tensors wait for each other in every layer: none can tell the others there.
+    alone = part.agreed() if part.divided == "rows" else contextlib.nullcontext()
+    with (
+        alone,
+        Offloaded(ready.model, ready.store, kv_dtype=kept, rows_at_once=ready.rows_at_once) as done,
+    ):
+        clock.start()
+        tokens = ready.model.generate(
+            **ready.inputs,
+            max_new_tokens=request.gen_len,
+            do_sample=False,
+            pad_token_id=ready.tokenizer.pad_token_id,
+            stopping_criteria=StoppingCriteriaList([clock]),
+        )
+    report = _report(request, session, ready, tokens, clock.times, done.calls)
+    return _of_all_ranks(report, part, ready.tokenizer.pad_token_id or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What a process generates with, and how long that took to load."""
+
+    model: Any
+    store: TierStore
+    inputs: Mapping[str, torch.Tensor]
+    tokenizer: Any
+    rows_at_once: int | None
+    load_seconds: float
+
+
+def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
+    """Everything is checked before the model is loaded."""
     planned, rows_at_once = _planned(request)
     policies = chosen_policies({**planned, **request.place}, session)
     inputs, tokenizer = _inputs(request)
-    rows, prompt_len = inputs["input_ids"].shape
-    _check(request, policies, session, rows, prompt_len)
+    mine = part.rows(inputs["input_ids"].shape[0])
+    inputs = {name: given[mine] for name, given in inputs.items()}
+    _check(request, policies, session, inputs["input_ids"], part)
     store = store_for(policies, session)
     started = time.perf_counter()
-    model = load(request.model, {}, dtype=request.dtype, attention=request.attention, store=store)
-    load_seconds = time.perf_counter() - started
-    clock = _Clock(request.gen_len, progress)
-    kept = kept_as(request.kv_dtype)
-    with Offloaded(model, store, kv_dtype=kept, rows_at_once=rows_at_once) as done:
-        clock.start()
-        tokens = model.generate(
-            **inputs,
-            max_new_tokens=request.gen_len,
-            do_sample=False,
-            pad_token_id=tokenizer.pad_token_id,
-            stopping_criteria=StoppingCriteriaList([clock]),
-        )
+    model = load(
+        request.model,
+        {},
+        dtype=request.dtype,
+        attention=request.attention,
+        distributed=part.distributed(),
+        store=store,
+    )
+    seconds = time.perf_counter() - started
+    return _Ready(model, store, inputs, tokenizer, rows_at_once, seconds)
+
+
+def _report(
+    request: GenerateRun,
+    session: Session,
+    ready: _Ready,
+    tokens: torch.Tensor,
+    times: Sequence[float],
+    calls: AttentionCalls,
+) -> GenerateReport:
+    prompt_len = ready.inputs["input_ids"].shape[1]
+    new, store = tokens[:, prompt_len:], ready.store
     return GenerateReport(
         model=Path(request.model).name,
-        parameters=sum(weight.numel() for weight in model.parameters()),
+        parameters=sum(weight.numel() for weight in ready.model.parameters()),
         machine=session.machine.name,
         simulated_placement=session.is_simulated,
         tokens=tokens,
-        answers=tuple(tokenizer.batch_decode(tokens[:, prompt_len:], skip_special_tokens=True)),
+        answers=tuple(ready.tokenizer.batch_decode(new, skip_special_tokens=True)),
         prompt_len=prompt_len,
-        gen_len=tokens.shape[1] - prompt_len,
-        load_seconds=load_seconds,
-        prefill_seconds=clock.times[1] - clock.times[0],
-        decode_seconds=clock.times[-1] - clock.times[1],
+        gen_len=new.shape[1],
+        load_seconds=ready.load_seconds,
+        prefill_seconds=times[1] - times[0],
+        decode_seconds=times[-1] - times[1],
         placement=placement_rows(store.use(), store.parts, session.machine),
-        calls=done.calls,
+        calls=calls,
         predicted_tokens_per_s=None if request.plan is None else request.plan.tokens_per_s,
+    )
+
+
+def _of_all_ranks(mine: GenerateReport, part: RankPart, fill: int) -> GenerateReport:
+    """One report of all ranks; seconds are those of the slowest, and no plan predicted them."""
+    if part.size == 1:
+        return mine
+    reports: list[GenerateReport] = gathered(mine, part)
+    tokens, answers = mine.tokens, mine.answers
+    if part.divided == "rows":
+        tokens = joined_rows([each.tokens for each in reports], fill)
+        answers = tuple(text for each in reports for text in each.answers)
+    return replace(
+        mine,
+        ranks=part.size,
+        tokens=tokens,
+        answers=answers,
+        gen_len=tokens.shape[1] - mine.prompt_len,
+        load_seconds=max(each.load_seconds for each in reports),
+        prefill_seconds=max(each.prefill_seconds for each in reports),
+        decode_seconds=max(each.decode_seconds for each in reports),
+        placement=joined_placement([each.placement for each in reports]),
+        calls=joined_calls([each.calls for each in reports]),
+        predicted_tokens_per_s=None,
     )
 
 
@@ -197,14 +295,16 @@ def _check(
     request: GenerateRun,
     policies: Mapping[str, Any],
     session: Session,
-    rows: int,
-    prompt_len: int,
+    ids: torch.Tensor,
+    part: RankPart,
 ) -> None:
-    """All that can be known without the weights."""
+    """All that can be known without the weights, of the rows that this process generates."""
+    rows, prompt_len = ids.shape
     if not prompt_len:
         raise ConfigError("--prompts: the tokenizer makes no token of any of them")
     model = meta_model(request.model, request.dtype, request.attention)
     check_conventions(model)
+    part.check(model)
     config = text_config(model)
     most = getattr(config, "max_position_embeddings", None)
     if most is not None and prompt_len + request.gen_len > most:
@@ -218,7 +318,7 @@ def _check(
     needs["kv"] = kv_bytes(config, kept, rows=rows, positions=positions)
     check_fit(
         [
-            Need(kind, "host", policies[kind], count, 1)
+            Need(kind, "host", policies[kind], part.least_bytes(count), 1)
             for kind, count in needs.items()
             if kind in policies
         ],

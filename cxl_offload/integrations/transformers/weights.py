@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import Shard
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, core_model_loading
+from transformers.distributed import DistributedConfig
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.kinds import (
@@ -33,6 +35,7 @@ from cxl_offload.objects.experts import (
 )
 from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
+from cxl_offload.ops.view import local_tensor
 
 _SETTER = "set_param_for_module"
 _SETTER_PARAMETERS = ["model", "target_name", "param_value", "loading_info", "hf_quantizer"]
@@ -90,6 +93,20 @@ def _placed(
     return part, made.copy_(weight)
 
 
+def _refuse_numbers(store: TierStore, kind: str, name: str, weight: torch.Tensor) -> None:
+    """Experts have numbers only in a process that has all of a stack."""
+    sharded = any(isinstance(each, Shard) and not each.dim for each in _placements(weight))
+    if sharded and weight.dim() == 3 and len(store.parts[kind]) > 1:
+        raise ConfigError(
+            f"kind {EXPERTS}{store.parts[kind][1].name}: the experts of {name} are divided among "
+            "ranks; give a policy of experts for all"
+        )
+
+
+def _placements(weight: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(getattr(weight, "placements", ()))
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Bytes that are no more than what they say: no subclass, on the CPU, and there."""
     return (
@@ -108,7 +125,7 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
     store
         Policies of kinds; weights of a kind without one, on an accelerator or quantized by a
         subclass of tensors, or loaded to that place by :func:`load`, stay where they are. Buffers
-        stay too.
+        stay too. Of a weight divided among ranks this rank's part is moved.
 
     Returns
     -------
@@ -121,7 +138,7 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
         A node has no room; the weights are back in ordinary memory.
     """
     tied = getattr(model, "all_tied_weights_keys", {})
-    moved: dict[torch.nn.Parameter, _Owner] = {}
+    moved: dict[torch.Tensor, _Owner] = {}
 
     def back() -> None:
         for weight in moved:
@@ -133,10 +150,12 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
             kind = kind_of_weight(name, tied)
             if kind not in store.parts or _loaded_by.get(weight) == store.parts[kind]:
                 continue
-            if weight.numel() and _is_plain(weight.data):
-                part, weight.data = _placed(store, kind, name, weight.data)
-                moved[weight] = owner = _Owner()
-                store.count(owner, kind, part, weight.data)
+            held = local_tensor(weight)
+            if held.numel() and _is_plain(held):
+                _refuse_numbers(store, kind, name, weight)
+                part, held.data = _placed(store, kind, name, held.data)
+                moved[held] = owner = _Owner()
+                store.count(owner, kind, part, held.data)
     except BaseException:
         back()
         raise
@@ -149,6 +168,7 @@ def load(
     *,
     dtype: torch.dtype | str = "auto",
     attention: str | None = None,
+    distributed: DistributedConfig | None = None,
     session: Session | None = None,
     store: TierStore | None = None,
 ) -> PreTrainedModel:
@@ -168,6 +188,9 @@ def load(
         Of the weights; ``"auto"`` is that of the checkpoint.
     attention
         ``"eager"`` or ``"sdpa"``; None is the model's own choice.
+    distributed
+        How transformers divides weights among the ranks of a ``torch.distributed`` group, as
+        ``DistributedConfig(tp_plan="auto")``: this rank's part goes to its place. None: not at all.
     session
         What allocates; None means the current session.
     store
@@ -191,6 +214,8 @@ def load(
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError(f"{folder}: no config.json; give the folder of a checkpoint")
     options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
+    if distributed is not None:
+        options["distributed_config"] = distributed
     with _one_load, _setting_in(store):
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, **options
@@ -214,6 +239,7 @@ def _setting_in(store: TierStore) -> Iterator[None]:
         kind = kind_of_weight(target_name, getattr(model, "all_tied_weights_keys", {}))
         is_weight = target_name in names.setdefault(id(model), _parameter_names(model))
         if is_weight and kind in store.parts and param_value.numel() and _is_plain(param_value):
+            _refuse_numbers(store, kind, target_name, model.get_parameter(target_name))
             part, made = _placed(store, kind, target_name, param_value)
             stock(model, target_name, made, loading_info, hf_quantizer)
             weight = model.get_parameter(target_name)
