@@ -58,7 +58,8 @@ def _print_homes(console: Console, plan: Plan) -> None:
         made.add_row(home.kind, home.where, format_bytes(home.bytes), share, home.policy or NONE)
     for node, nbytes in plan.node_bytes.items():
         made.add_row("all", f"node {node}", format_bytes(nbytes), NONE, NONE)
-    made.add_row("all", "GPU, with work buffers", format_bytes(plan.gpu_bytes), NONE, NONE)
+    if plan.gpu_bytes:
+        made.add_row("all", "GPU, with work buffers", format_bytes(plan.gpu_bytes), NONE, NONE)
     if plan.drive_bytes:
         made.add_row("all", "drive", format_bytes(plan.drive_bytes), NONE, NONE)
     for node, threads in plan.threads.items():

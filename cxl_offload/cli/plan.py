@@ -228,8 +228,8 @@ def _fastest(plans: Sequence[Callable[[], Plan]]) -> Plan:
             made.append(plan())
         except (MemoryError, ValueError) as error:
             refused.append(error)
-    if not made:
-        raise refused[0]
+    if not made:  # what lacks room could run the model, and says what to do about it
+        raise next((error for error in refused if isinstance(error, MemoryError)), refused[0])
     best = max(made, key=lambda plan: plan.tokens_per_s)
     others = [
         f"{plan.executor}: {plan.tokens_per_s:.4g} tokens/s (predicted)"

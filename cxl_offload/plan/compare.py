@@ -95,6 +95,6 @@ def _what_bounds(executor: Executor[T], without: Candidate[T]) -> str:
     repeated = executor.phases(without)[-1]
     free = sum(node.usable_bytes for node in without.hardware.nodes) - sum(without.host)
     return (
-        f"{repeated.bottleneck} bounds the {repeated.name}, and {format_bytes(free)} of other "
-        "memory is free"
+        f"the {repeated.name.split(',')[0]} is bound by {repeated.bottleneck}, and "
+        f"{format_bytes(free)} of other memory is free"
     )

@@ -55,7 +55,8 @@ class HostNode:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Nodes in the order of their tiers; without a drive of known rate its bytes are 0.
+    """Nodes in the order of their tiers, the fastest of a tier first; without a drive of known rate
+    its bytes are 0.
 
     Where there is no GPU, ``gpu`` is :data:`cxl_offload.plan.gpu.NO_GPU`, without memory.
 
@@ -182,9 +183,7 @@ def _read(
     machine = rates.machine
     local_ns = rates.latencies_ns([_local(machine), *names])[0]
     has_gpu = rates.why_no_gpu() is None
-    nodes = tuple(
-        each for name in names for each in _nodes(rates, name, limits, usable[0], has_gpu)
-    )
+    nodes = _in_order([list(_nodes(rates, name, limits, usable[0], has_gpu)) for name in names])
     gpu_memory = float(rates.gpu().memory_bytes or 0) if has_gpu else 0.0
     read, write, room = _drive(machine, limits, usable[0], NVME in (tiers or (NVME,)))
     if not has_gpu:
@@ -203,6 +202,24 @@ def _read(
         drive_usable_bytes=room,
         notes=tuple(rates.notes),
     )
+
+
+def _in_order(tiers: Sequence[list[HostNode]]) -> tuple[HostNode, ...]:
+    """Nodes of tiers in their order; HBM comes before the first tier but local DRAM that is slower.
+
+    Of equally fast plans the one with most on the first nodes is taken.
+    """
+    first = [nodes for nodes in tiers if nodes and nodes[0].tier != "hbm"]
+    for nodes in tiers:
+        if nodes and nodes[0].tier == "hbm":
+            slower = [
+                at
+                for at, others in enumerate(first)
+                if others[0].tier != LOCAL
+                and others[0].read_bytes_per_s < nodes[0].read_bytes_per_s
+            ]
+            first.insert(min(slower, default=len(first)), nodes)
+    return tuple(node for nodes in first for node in nodes)
 
 
 def _local(machine: Machine) -> str:
@@ -243,10 +260,11 @@ def _node_bytes(node: Node) -> float:
 def _nodes(
     rates: MachineRates, tier: str, limits: Mapping[str, int], usable: float, has_gpu: bool
 ) -> Iterator[HostNode]:
-    """The nodes of a tier; a limit of the tier is used up in their order."""
+    """The nodes of a tier, the fastest first; a limit of the tier is used up in their order."""
     machine = rates.machine
     allowed = {node.id: node for node in _usable(machine)}
     nodes = [allowed[node] for node in machine.tier(tier).nodes if node in allowed]
+    nodes.sort(key=lambda node: -rates.planned_read_bytes_per_s(tier, [node.id]))
     left = _limited(tier, sum(node.capacity_bytes for node in nodes), limits.get(tier), 1.0)
     for node in nodes:
         room = min(left, node.capacity_bytes * usable, _node_bytes(node))

@@ -225,6 +225,24 @@ def test_more_of_anything_is_never_slower(case: int) -> None:
     check_monotone(build(model, "epyc9354-cxl-a", lengths=(256, 16)), case)
 
 
+@pytest.mark.parametrize("model", ["galactica-30b", "llama-3-70b"])
+def test_whole_percents_cost_few_sequences_where_memory_is_full(model: str) -> None:
+    """A block that does not fit in whole percents is made a little smaller, not half as large."""
+    machine = "epyc9354-cxl-a"
+    executor = transformers(model, machine, lengths=(1000, 400))
+    hardware = executor.hardware()
+    best = executor.search(hardware)
+    assert best is not None
+    for factor in (1.05, 1.2, 1.45):
+        for at in range(len(hardware.nodes)):
+            nodes = list(hardware.nodes)
+            rate = nodes[at].copy_bytes_per_s * factor
+            nodes[at] = replace(nodes[at], copy_bytes_per_s=rate)
+            again = executor.search(replace(hardware, nodes=tuple(nodes)))
+            assert again is not None
+            assert again.tokens_per_s >= best.tokens_per_s * 0.98, (factor, at)
+
+
 def check_monotone(executor: Executor[Any], seed: int) -> None:
     draw = random.Random(seed)
     hardware = executor.hardware()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cxl_offload.cli.main import app
+from cxl_offload.cli.main import app, main
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.what_if import with_gpu, with_memory
@@ -18,11 +18,33 @@ PLAN = ["plan", "inference", "--machine", "epyc9354-cxl-a", "--executor", "flexg
 def test_added_memory_is_a_node_of_its_tier() -> None:
     machine = load_machine("epyc9354-cxl-a")
     larger = hardware_of(with_memory(machine, "cxl=256GiB:40GB/s:250ns"))
-    added = larger.nodes[-1]
+    added = next(node for node in larger.nodes if node.node == 3)
     assert (added.tier, added.name, added.node) == ("cxl", "3", 3)
     assert (added.read_bytes_per_s, added.copy_bytes_per_s, added.latency_ns) == (40e9, 40e9, 250)
     assert 240 << 30 < added.usable_bytes <= 256 << 30
-    assert [node.node for node in larger.nodes[:-1]] == [0, 1, 2]
+    assert sorted(node.node for node in larger.nodes) == [0, 1, 2, 3]
+
+
+def test_fast_memory_is_planned_before_slow_memory() -> None:
+    """Of equally fast plans the first nodes get most, so their order is that of their rates."""
+    machine = load_machine("epyc9354-cxl-a")
+    for text in ("cxl=64GiB:60GB/s:300ns", "cxl=64GiB:20GB/s:300ns", "hbm=32GiB:300GB/s:130ns"):
+        machine = with_memory(machine, text)
+    nodes = hardware_of(machine).nodes
+    assert [node.tier for node in nodes] == ["ldram", "hbm", "rdram", "cxl", "cxl", "cxl"]
+    cards = [node.read_bytes_per_s for node in nodes if node.tier == "cxl"]
+    assert cards == sorted(cards, reverse=True)
+    slow = with_memory(load_machine("epyc9354-cxl-a"), "hbm=32GiB:10GB/s:130ns")
+    assert [node.tier for node in hardware_of(slow).nodes] == ["ldram", "rdram", "cxl", "hbm"]
+
+
+def test_auto_says_what_lacks_room_and_not_that_there_is_no_gpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["plan", "inference", "--model", "opt-66b", "--machine", "xeon8468"]
+    with pytest.raises(SystemExit):
+        main([*asked, "--limit", "ldram=1GiB", "--limit", "cxl=1GiB"])
+    assert "do not fit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,9 @@ _TIE = 1e-9
 _LARGER = 16
 """Batches of a block up to which their rows are any number."""
 
-_FEWER = 16
-"""Smaller numbers of batches that are tried where whole percents do not fit."""
+_SMALLER, _LEAST_LOSS = 9, 1e-3
+"""How many smaller blocks are tried where whole percents do not fit, and the share of the sequences
+that the first of them does without; every other one loses twice as many more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,20 +168,29 @@ class _Search:
         if self._best is None:
             return None
         layout, shares = self._best
-        count = round(shares.batches)
-        for _ in range(_FEWER):
+        for lost in range(_SMALLER):
             homes = homes_of(self._job, self._hardware, layout, shares)
             if homes is not None:
                 block = block_of(self._job, self._hardware, homes)
                 phases = phases_of_block(self._job, self._hardware, block)
                 rate = layout.rows * self._job.generated / shares.seconds
                 return BestHomes(homes, shares, phases, rate)
-            count -= max(1, count // 100)
-            fewer = self._solved(layout, count, count, self._seconds) if count > 0 else None
-            if fewer is None:
+            smaller = self._smaller(layout, round(shares.batches), 1 - _LEAST_LOSS * 2**lost)
+            if smaller is None:
                 return None
-            shares = fewer
+            layout, shares = smaller
         return None
+
+    def _smaller(self, layout: Layout, count: int, share: float) -> tuple[Layout, Shares] | None:
+        """A share of the sequences of a block: fewer batches, or smaller ones where one is many."""
+        if count * (1 - share) >= 1 or not self._hardware.has_gpu:
+            count = min(count - 1, int(count * share))
+        else:
+            layout = replace(layout, rows=min(layout.rows - 1, int(layout.rows * share)))
+        if count < 1 or layout.rows < 1:
+            return None
+        shares = self._solved(layout, count, count, self._seconds)
+        return None if shares is None else (layout, shares)
 
 
 def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int) -> float:
