@@ -49,6 +49,10 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
+class NoStoreError(ValueError):
+    """A file is no store, or not one yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeptLayout:
     """How many blocks of how many bytes.
@@ -134,7 +138,7 @@ class KeptHeader:
             With what is wrong, in a few words.
         """
         if len(raw) < _FACTS_AT or not raw.startswith(_MAGIC):
-            raise ValueError("it is no store, or was not finished")
+            raise NoStoreError("it is no store, or was not finished")
         _, version, length, block_bytes, slots, id_ = _HEAD.unpack_from(raw)
         if version != VERSION:
             raise ValueError(f"it has format {version}, this version writes {VERSION}")

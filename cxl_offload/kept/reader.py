@@ -45,7 +45,7 @@ class KeptReader:
                 if other:
                     raise ValueError(other)
             except ValueError as error:
-                raise ValueError(f"kept blocks in {path}: {error}") from None
+                raise type(error)(f"kept blocks in {path}: {error}") from None
             self.layout, self.facts, self._id = header.layout, header.facts, header.id
             self.mapping = mmap.mmap(file, self.layout.file_bytes, prot=mmap.PROT_READ)
         finally:

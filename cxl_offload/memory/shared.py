@@ -101,6 +101,18 @@ def shared_free_bytes(root: str | os.PathLike[str] = SHARED_ROOT) -> int:
     return state.f_bavail * state.f_frsize
 
 
+def file_system_of(path: str | os.PathLike[str]) -> str:
+    """The type of the file system that a path is on, such as ``tmpfs``; empty: none is told."""
+    wanted, found = Path(path).resolve(), (0, "")
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            before, _, after = line.partition(" - ")
+            point = Path(before.split()[4].replace("\\040", " "))
+            if wanted.is_relative_to(point) and len(point.parts) >= found[0]:
+                found = (len(point.parts), after.split()[0])  # the last mount hides those before
+    return found[1]
+
+
 def warn_of_leftovers(root: str | os.PathLike[str] = SHARED_ROOT) -> tuple[Leftover, ...]:
     """Logs a warning for each of :func:`find_leftovers`, and returns them."""
     found = find_leftovers(root)

@@ -16,7 +16,9 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 
 from cxl_offload.errors import ConfigError, CxlOffloadError
+from cxl_offload.integrations.vllm.kv_facts import early_facts
 from cxl_offload.integrations.vllm.kv_options import KvOptions
+from cxl_offload.integrations.vllm.kv_read import FACTS_KEY
 from cxl_offload.integrations.vllm.one_line import one_line_under_the_command
 from cxl_offload.memory import current_session
 from cxl_offload.memory.shared import shared_free_bytes
@@ -47,6 +49,24 @@ def check_extra_config(config: Mapping[str, Any]) -> None:
         raise KvOptionsError(str(error)) from error
 
 
+def facts_to_keep(config: Any) -> dict[str, str] | None:
+    """What chunks that outlive the engine depend on; None: none outlive it.
+
+    Raises
+    ------
+    KvOptionsError
+        With one line, where this engine's chunks cannot be kept.
+    """
+    extra = config.kv_transfer_config.kv_connector_extra_config
+    if not KvOptions.read(extra, current_session().machine).keeps:
+        return None
+    try:
+        with one_line_under_the_command():
+            return early_facts(config)
+    except ConfigError as error:
+        raise KvOptionsError(str(error)) from error
+
+
 def install_check() -> None:
     """Patches vLLM's configuration; any number of times."""
     stock = getattr(VllmConfig, _METHOD, None)
@@ -63,6 +83,9 @@ def install_check() -> None:
         extra = {} if transfer is None else transfer.kv_connector_extra_config
         if transfer is not None and extra.get("spec_name") in _SPECS:
             check_extra_config(extra)
+            facts = facts_to_keep(self)
+            if facts is not None:
+                extra[FACTS_KEY] = facts
 
     checked.checks_cxl_offload = True  # type: ignore[attr-defined]
     setattr(VllmConfig, _METHOD, checked)

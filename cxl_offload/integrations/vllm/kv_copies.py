@@ -37,6 +37,7 @@ class _Order:
     id: int
     lists: Callable[[], CopyLists]
     nbytes: int
+    then: Callable[[], None]
 
 
 class CopyQueue:
@@ -65,7 +66,13 @@ class CopyQueue:
         self._thread.start()
 
     def submit(
-        self, job: int, lists: Callable[[], CopyLists], *, nbytes: int = 0, urgent: bool = False
+        self,
+        job: int,
+        lists: Callable[[], CopyLists],
+        *,
+        nbytes: int = 0,
+        urgent: bool = False,
+        then: Callable[[], None] = lambda: None,
     ) -> None:
         """Queues a copy and returns at once.
 
@@ -77,8 +84,10 @@ class CopyQueue:
             What it counts for in :attr:`waiting_bytes`.
         urgent
             Goes before all that are not; among each other they keep their order.
+        then
+            Called by the thread when the bytes are there; part of the copy.
         """
-        order = _Order(job, lists, nbytes)
+        order = _Order(job, lists, nbytes, then)
         with self._changed:
             (self._urgent if urgent else self._patient).append(order)
             self._unfinished.add(job)
@@ -140,6 +149,7 @@ class CopyQueue:
         try:
             targets, sources, sizes = order.lists()
             self._copier.copy_blocks(targets=targets, sources=sources, sizes=sizes)
+            order.then()
         except Exception as failure:  # raised again where the result is asked for
             return FinishedCopy(order.id, 0, time.perf_counter() - begin, failure)
         seconds, nbytes = time.perf_counter() - begin, int(sizes.sum())

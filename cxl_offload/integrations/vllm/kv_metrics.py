@@ -28,6 +28,7 @@ _DOCUMENTATION = {
     "stored": "Chunks that were written into the tier.",
     "loaded": "Chunks that were read out of the tier.",
     "evicted": "Chunks that left the tier to make room.",
+    "damaged": "Chunks that were no longer what had been written, and were dropped.",
     "refused": "Chunks that the tier did not take: it was full of chunks in use, or too busy.",
 }
 

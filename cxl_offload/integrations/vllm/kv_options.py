@@ -9,18 +9,20 @@ from typing import Any, get_args
 
 from cxl_offload.integrations.vllm.kv_plugin import TIER_TYPE
 from cxl_offload.integrations.vllm.kv_read import (
+    FACTS_KEY,
     check_names,
     read_bytes,
     read_count,
+    read_kept,
     read_pages,
     read_placement,
     read_rate,
     read_tune_state,
     wrong,
 )
-from cxl_offload.integrations.vllm.kv_room import SHARED_PAGES, check_tier
-from cxl_offload.memory import Pages, Policy, Session
-from cxl_offload.memory.shared import SHARED_ROOT
+from cxl_offload.integrations.vllm.kv_room import SHARED_PAGES, check_kept, check_tier
+from cxl_offload.memory import Dax, Pages, Policy, Session
+from cxl_offload.memory.shared import SHARED_ROOT, file_system_of
 from cxl_offload.topology import Machine
 from cxl_offload.tune import NewRegions
 from cxl_offload.units import format_bytes
@@ -40,8 +42,17 @@ _OWN_KEYS = (
     "prefill_tokens_per_s",
     "tune",
     "tune_state",
+    FACTS_KEY,
 )
-_COLD_KEYS = (*_PLACE_KEYS, "bytes", "eviction_policy", "pending_bytes", "copy_threads")
+_COLD_KEYS = (
+    *_PLACE_KEYS,
+    "bytes",
+    "eviction_policy",
+    "pending_bytes",
+    "copy_threads",
+    "persist",
+    "persist_folder",
+)
 # What vLLM 0.32 reads from the same mapping.
 _VLLM_KEYS = (
     "spec_name",
@@ -93,16 +104,19 @@ class ColdTier:
     Attributes
     ----------
     tier
-        Its memory; its policy is never None.
+        Its memory. Its policy is None only where it is kept and the file system places its pages.
     pending_bytes
         Of copies into it that may wait; what comes on top is refused, and counted.
     copy_threads
         As of :class:`KvOptions`, on every platform: the scheduler's process copies.
+    kept
+        The file in which its chunks outlive the engine; None: they do not.
     """
 
     tier: KvTier
     pending_bytes: int
     copy_threads: int | None
+    kept: Path | None = None
 
     @classmethod
     def read(cls, config: Mapping[str, Any], machine: Machine, where: str = "cold.") -> ColdTier:
@@ -110,19 +124,37 @@ class ColdTier:
         check_names(config, _COLD_KEYS, where)
         if config.get("bytes") is None:
             raise wrong(f"{where}bytes", "is missing; give the bytes of the cold tier")
+        kept = read_kept(config, where)
         policy = read_placement(config, machine, where)
-        if policy is None:
+        is_placed = kept is None or file_system_of(kept.parent) == "tmpfs"
+        if policy is not None and not is_placed:
+            raise wrong(
+                f"{where}policy",
+                f"is {policy}: pages of files in {kept and kept.parent} are where its file system "
+                "puts them; leave it out",
+            )
+        if kept is not None and isinstance(policy, Dax):
+            raise wrong(
+                f"{where}policy",
+                f"is {policy}, which is no file to persist in; make a DAX file system on the "
+                "device, and give its folder as persist_folder",
+            )
+        if policy is None and is_placed:
             tiers = ", ".join(tier.name for tier in machine.tiers if tier.nodes)
             raise wrong(f"{where}policy", f"is missing; name nodes, or one of the tiers: {tiers}")
         tier = KvTier(
             nbytes=read_bytes(f"{where}bytes", config["bytes"]),
             policy=policy,
-            pages=read_pages(f"{where}pages", config.get("pages", "base"), PAGES),
+            pages=read_pages(
+                f"{where}pages",
+                config.get("pages", "base"),
+                PAGES if kept is None else SHARED_PAGES,
+            ),
             eviction=_read_eviction(config, where),
         )
         pending = read_bytes(f"{where}pending_bytes", config.get("pending_bytes", PENDING_BYTES))
         threads = read_count(f"{where}copy_threads", config.get("copy_threads"))
-        return cls(tier=tier, pending_bytes=pending, copy_threads=threads)
+        return cls(tier=tier, pending_bytes=pending, copy_threads=threads, kept=kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +257,17 @@ class KvOptions:
                 "container: --shm-size)",
             )
         check_tier(self.hot, session, "")
-        if self.cold is not None:
-            check_tier(self.cold.tier, session, "cold.")
-        for number, secondary in enumerate(self.secondary):
-            check_tier(secondary.tier, session, f"secondary_tiers[{number}].")
+        behind = [] if self.cold is None else [("cold.", self.cold)]
+        behind += [(f"secondary_tiers[{n}].", each) for n, each in enumerate(self.secondary)]
+        for where, cold in behind:
+            if cold.kept is None or check_kept(cold.kept, cold.tier.nbytes, where):
+                check_tier(cold.tier, session, where)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether chunks of a tier outlive the engine."""
+        behind = self.secondary if self.cold is None else (self.cold, *self.secondary)
+        return any(cold.kept is not None for cold in behind)
 
 
 def _read_eviction(config: Mapping[str, Any], where: str) -> str:

@@ -9,7 +9,9 @@ from typing import Any, cast
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import hint
+from cxl_offload.kept import kept_path
 from cxl_offload.memory import Bind, Pages, Policy, as_policy, parse_policy
+from cxl_offload.memory.shared import SHARED_ROOT
 from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.topology import Machine
 from cxl_offload.units import parse_bytes
@@ -18,6 +20,10 @@ _WEIGHTS_TOTAL = 12
 """Granules of a cycle, where weights follow from bandwidths."""
 
 _KINDS = ("bind", "preferred", "interleave", "weighted")
+
+
+FACTS_KEY = "kept_facts"
+"""Not an option of people: what the check of the configuration hands to the scheduler's process."""
 
 
 def wrong(name: str, problem: str) -> ConfigError:
@@ -173,3 +179,21 @@ def _weights_by_bandwidth(parts: Sequence[str], machine: Machine) -> tuple[int, 
         )
     common = math.gcd(*weights)
     return tuple(weight // common for weight in weights)
+
+
+def read_kept(config: Mapping[str, Any], where: str) -> Path | None:
+    """The file of ``persist`` in ``persist_folder``; None where chunks end with the engine."""
+    name, folder = config.get("persist"), config.get("persist_folder")
+    if name is None:
+        if folder is not None:
+            raise wrong(f"{where}persist_folder", "does nothing without persist")
+        return None
+    if not isinstance(name, str):
+        raise wrong(f"{where}persist", f"is {name!r}; give a name")
+    root = SHARED_ROOT if folder is None else Path(str(folder)).expanduser()
+    if not root.is_dir():
+        raise wrong(f"{where}persist_folder", f"is {str(folder)!r}; give a folder that is there")
+    try:
+        return kept_path(name, root)
+    except ValueError as error:
+        raise wrong(f"{where}persist", f"is no name: {error}") from error

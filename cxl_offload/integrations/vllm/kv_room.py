@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cxl_offload.integrations.vllm.kv_read import wrong
+from cxl_offload.kept.private_file import open_private
 from cxl_offload.memory import (
     Bind,
     Dax,
@@ -14,6 +17,7 @@ from cxl_offload.memory import (
     Weighted,
     known_policy,
 )
+from cxl_offload.memory.shared import shared_free_bytes
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.units import format_bytes
 
@@ -22,6 +26,28 @@ if TYPE_CHECKING:
 
 SHARED_PAGES = ("base", "thp")
 """Of memory in ``/dev/shm``."""
+
+
+def check_kept(path: Path, nbytes: int, where: str) -> bool:
+    """Whether the file of kept chunks is still to be made, and will find room.
+
+    Raises ConfigError, in one line with the option after ``where``, where it cannot be used.
+    """
+    try:
+        os.close(open_private(path, os.O_RDWR))
+        return False
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise wrong(f"{where}persist", f"{path}: {error.strerror or error}") from error
+    free = shared_free_bytes(path.parent)
+    if nbytes > free:
+        raise wrong(
+            f"{where}bytes",
+            f"is {format_bytes(nbytes)} and {path.parent} has {format_bytes(free)} left; ask for "
+            "less, or mount it larger",
+        )
+    return True
 
 
 def check_tier(tier: KvTier, session: Session, where: str) -> None:

@@ -10,7 +10,8 @@ beyond it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,13 +28,23 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
     RequestOffloadingContext,
 )
-from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
+from cxl_offload.integrations.vllm.kv_books import ColdBooks, ReadBooks
 from cxl_offload.integrations.vllm.kv_copies import CopyLists, CopyQueue
-from cxl_offload.integrations.vllm.kv_metrics import CountedChunks, metric_definitions
+from cxl_offload.integrations.vllm.kv_facts import late_facts
+from cxl_offload.integrations.vllm.kv_kept import (
+    KeptChunks,
+    KeptToRead,
+    Placing,
+    damaged,
+    open_kept,
+)
+from cxl_offload.integrations.vllm.kv_metrics import metric_definitions
 from cxl_offload.integrations.vllm.kv_options import ColdTier
 from cxl_offload.integrations.vllm.kv_place import copy_cpus
+from cxl_offload.integrations.vllm.kv_read import FACTS_KEY, wrong
+from cxl_offload.kept import KeptLayout
 from cxl_offload.memory import current_session
 from cxl_offload.units import format_bytes
 
@@ -44,18 +55,20 @@ COLD = "cold"
 """Label of the tier in the counters."""
 
 
-class ColdBooks(CountedChunks, CPUOffloadingManager):  # type: ignore[misc]
-    """Which chunk lies in which slot, and what goes when all are taken: as vLLM does it."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A copy under way. ``is_whole``: all chunks that were asked for are in it."""
+    """A copy under way.
+
+    ``is_whole``: all chunks that were asked for are in it. ``damaged``: numbers of those that are
+    not what was written, known when it has finished.
+    """
 
     keys: list[OffloadKey]
+    slots: list[int]
     context: ReqContext
     is_load: bool
     is_whole: bool
+    damaged: list[int] = field(default_factory=list)
 
 
 class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
@@ -85,18 +98,17 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
                 f"kv_connector_extra_config: cold.bytes of {format_bytes(tier.nbytes)} holds no "
                 f"chunk of {format_bytes(self.block_size_bytes)}; give more"
             )
-        assert tier.policy is not None
-        self.memory: Any = session.allocate(
-            self.slots * self.block_size_bytes, tier.policy, pages=tier.pages
-        )
+        self.kept = None if self.options.kept is None else self._open_kept(self.options.kept)
+        if self.kept is None:
+            assert tier.policy is not None
+            nbytes = self.slots * self.block_size_bytes
+            self.memory: Any = session.allocate(nbytes, tier.policy, pages=tier.pages)
+        else:
+            self.memory = self.kept
         # The address alone: an array would keep the view from being released.
         self._hot = int(np.asarray(primary_kv_view).ctypes.data)
-        self.books = ColdBooks(
-            tier=COLD,
-            chunk_bytes=self.block_size_bytes,
-            num_chunks=self.slots,
-            cache_policy=tier.eviction,
-            enable_events=offloading_spec.kv_events_config.enable_kv_cache_events,
+        self.books = self._make_books(
+            offloading_spec.kv_events_config.enable_kv_cache_events, self.kept
         )
         self._copies = CopyQueue(copy_cpus(session, self.options.copy_threads), "cxl-offload-cold")
         self._jobs: dict[int, _Job] = {}
@@ -104,6 +116,30 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         self._contexts: dict[str, ReqContext] = {}
         placement = session.placement(self.memory.address, self.memory.nbytes)
         _logger.info("cold KV tier of %d chunks: %s", self.slots, placement)
+
+    def _open_kept(self, path: Path) -> KeptChunks | KeptToRead:
+        """The store of chunks that outlive the engine."""
+        spec: Any = self._offloading_spec
+        early = spec.extra_config.get(FACTS_KEY)
+        if early is None:
+            raise wrong("cold.persist", "needs spec_name 'cxl' and this package's plugin in vLLM")
+        tier = self.options.tier
+        return open_kept(
+            path,
+            KeptLayout(self.block_size_bytes, self.slots),
+            late_facts(spec.config, early),
+            Placing(current_session(), tier.policy, tier.pages),
+        )
+
+    def _make_books(self, events: bool, kept: KeptChunks | KeptToRead | None) -> Any:
+        sizes = {"tier": COLD, "chunk_bytes": self.block_size_bytes, "num_chunks": self.slots}
+        if isinstance(kept, KeptToRead):
+            return ReadBooks(kept, **sizes)
+        books = ColdBooks(cache_policy=self.options.tier.eviction, enable_events=events, **sizes)
+        if kept is not None:
+            books.restore(kept.entries)
+            _logger.info("cold KV tier: %d chunks of an earlier engine", len(kept.entries))
+        return books
 
     @property
     def copy_seconds(self) -> float:
@@ -129,9 +165,11 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
             return
         hot = dict(zip(keys, job.chunk_ids.tolist(), strict=True))
         sources = np.array([hot[key] for key in stored.keys_to_store], dtype=np.int64)
-        self._jobs[job.job_id] = _Job(stored.keys_to_store, context, is_load=False, is_whole=True)
-        targets = self._slots(stored.store_spec.block_ids)
-        self._submit(job.job_id, targets, self._chunks(sources), urgent=False)
+        slots = stored.store_spec.block_ids
+        self._jobs[job.job_id] = made = _Job(
+            stored.keys_to_store, slots.tolist(), context, is_load=False, is_whole=True
+        )
+        self._submit(job.job_id, made, self._slots(slots), self._chunks(sources))
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         job = job_metadata
@@ -142,17 +180,21 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         if not keys:
             self._done.append(JobResult(job.job_id, success=False))
             return
-        slots = self.books.prepare_load(keys, context)
-        self._jobs[job.job_id] = _Job(keys, context, is_load=True, is_whole=all(there))
+        slots = self.books.prepare_load(keys, context).block_ids
+        self._jobs[job.job_id] = made = _Job(
+            keys, slots.tolist(), context, is_load=True, is_whole=all(there)
+        )
         targets = self._chunks(job.chunk_ids[np.array(there)])
-        self._submit(job.job_id, targets, self._slots(slots.block_ids), urgent=True)
+        self._submit(job.job_id, made, targets, self._slots(slots))
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         done, self._done = self._done, []
         for each in self._copies.finished():
             job = self._jobs.pop(each.id)
+            good = job.keys
             if job.is_load:
                 self.books.complete_load(job.keys, job.context)
+                good = self._take_out_damaged(job)
             else:
                 self.books.complete_store(job.keys, job.context, each.failure is None)
             if each.failure is not None:
@@ -160,13 +202,22 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
             done.append(
                 JobResult(
                     each.id,
-                    success=each.failure is None and job.is_whole,
-                    successful_keys=job.keys if job.is_load and each.failure is None else None,
+                    success=each.failure is None and job.is_whole and not job.damaged,
+                    successful_keys=good if job.is_load and each.failure is None else None,
                     transfer_time=each.seconds,
                     transfer_bytes=each.nbytes,
                 )
             )
         return done
+
+    def _take_out_damaged(self, job: _Job) -> list[OffloadKey]:
+        """Drops what was not what its checksum says; returns the rest."""
+        self.books.tier_counts.add("damaged", len(job.damaged))
+        for number in job.damaged:
+            key = job.keys[number]
+            if self.kept is not None and self.books.drop(key):
+                self.kept.drop(job.slots[number], key)
+        return [key for number, key in enumerate(job.keys) if number not in job.damaged]
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         self.books.touch(keys, self._context(req_context))
@@ -192,10 +243,14 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
     def forget(self) -> None:
         """Drops every chunk: the model's weights may be others from now on."""
         self.books.reset_cache()
+        if self.kept is not None:
+            self.kept.forget()
 
     def shutdown(self) -> None:
         self._copies.stop()
         self.memory = None
+        if self.kept is not None:
+            self.kept.close()
 
     def get_stats(self) -> Any:
         """Our counters alone: vLLM's gauges of a pool are the hot tier's."""
@@ -216,18 +271,26 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         return self.books.lookup(key, None) is not LookupResult.MISS
 
     def _submit(
-        self,
-        job_id: int,
-        targets: NDArray[np.uint64],
-        sources: NDArray[np.uint64],
-        *,
-        urgent: bool,
+        self, job_id: int, job: _Job, targets: NDArray[np.uint64], sources: NDArray[np.uint64]
     ) -> None:
         sizes = np.full(targets.size, self.block_size_bytes, dtype=np.int64)
-        lists: CopyLists = (targets, sources, sizes)
         # What requests wait for is no reason to refuse others.
-        waits = 0 if urgent else int(sizes.sum())
-        self._copies.submit(job_id, lambda: lists, nbytes=waits, urgent=urgent)
+        waits = 0 if job.is_load else int(sizes.sum())
+        kept = self.kept
+        digests = None if kept is None or not job.is_load else kept.digests(job.slots, job.keys)
+
+        def begin() -> CopyLists:
+            if isinstance(kept, KeptChunks) and not job.is_load:
+                kept.renew(job.slots)
+            return targets, sources, sizes
+
+        def end() -> None:
+            if digests is not None:
+                job.damaged.extend(damaged(targets.tolist(), self.block_size_bytes, digests))
+            elif isinstance(kept, KeptChunks):
+                kept.keep(job.slots, job.keys)
+
+        self._copies.submit(job_id, begin, nbytes=waits, urgent=job.is_load, then=end)
 
     def _slots(self, ids: NDArray[Any]) -> NDArray[np.uint64]:
         return self._rows(self.memory.address, ids)

@@ -200,6 +200,25 @@ def trouble(engine: Engine) -> Answer:
     return {"answers": answers, "in_use": in_use, "counters": found, "said": said}
 
 
+def kept(engine: Engine) -> Answer:
+    """Prompts one by one, twice, for an engine before which another may have kept chunks."""
+    seeds = range(6)
+    first = [engine.ask(seed)[0] for seed in seeds]
+    engine.forget()
+    second = [engine.ask(seed)[0] for seed in seeds]
+    engine.manager().secondary_tiers[0].drain_jobs()
+    return {"first": first, "second": second, "counters": counters(engine)}
+
+
+def kept_and_reset(engine: Engine) -> Answer:
+    """As :func:`kept`, and then a reset, after which weights may be others."""
+    answer = kept(engine)
+    engine.llm.reset_prefix_cache(reset_connector=True)
+    engine.ask(0)
+    engine.manager().secondary_tiers[0].drain_jobs()
+    return answer
+
+
 def np_rows(tier: Any) -> Any:
     """The memory of a tier, one row a slot."""
     return np.from_dlpack(tier.memory).reshape(tier.slots, -1)
@@ -213,6 +232,23 @@ def counters(engine: Engine) -> dict[str, float]:
         if ours:
             found[f"{rest.removesuffix('_chunks')} {metric.labels['tier']}"] = metric.value
     return found
+
+
+def facts(model: str, options: list[Answer]) -> Answer:
+    """What kept chunks of each of these engines depend on, or why they cannot be kept."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    said: list[Any] = []
+    for each in options:
+        os.environ.pop("PYTHONHASHSEED", None)
+        os.environ.update(each.pop("environment", {}))
+        try:
+            made = EngineArgs(**({"model": model} | each)).create_engine_config()
+            extra = made.kv_transfer_config.kv_connector_extra_config
+            said.append(extra.get("kept_facts"))
+        except Exception as error:
+            said.append(str(error))
+    return {"facts": said}
 
 
 def refusals(model: str, options: list[Answer]) -> Answer:
@@ -235,6 +271,8 @@ SCENARIOS: dict[str, Callable[[Engine], Answer]] = {
     "tiers": tiers,
     "parallel": parallel,
     "trouble": trouble,
+    "kept": kept,
+    "kept and reset": kept_and_reset,
 }
 
 
@@ -242,15 +280,21 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     request = json.load(sys.stdin)
     os.environ.update(request.get("environment", {}))
+    killed = False
     if request["scenario"] == "refusals":
         answer = refusals(request["model"], request["options"]["each"])
+    elif request["scenario"] == "facts":
+        answer = facts(request["model"], request["options"]["each"])
     else:
+        killed = request["options"].pop("killed", False)
         engine = Engine(request["model"], request["options"])
         answer = SCENARIOS[request["scenario"]](engine)
-        if not answer.get("said"):
+        if not answer.get("said") and not killed:
             engine.llm.llm_engine.engine_core.shutdown()
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
     sys.stdout.flush()
+    if killed:
+        os.kill(os.getpid(), signal.SIGKILL)
     if answer.get("said"):
         os._exit(0)  # an engine that failed as it was made to is not asked to end well
 

@@ -136,13 +136,15 @@ def test_protected_and_pinned_chunks_stay() -> None:
 class Tier:
     """A cold tier behind a hot one of 8 chunks that are numbered."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, spec: Any = None, **options: Any) -> None:
         from cxl_offload.integrations.vllm.kv_plugin import register_names
         from cxl_offload.integrations.vllm.kv_tier import ColdTierManager
 
         register_names()
         self.hot = np.zeros((8, ROW), dtype=np.uint8)
-        spec: Any = SimpleNamespace(kv_events_config=SimpleNamespace(enable_kv_cache_events=False))
+        spec = spec or SimpleNamespace(
+            kv_events_config=SimpleNamespace(enable_kv_cache_events=False)
+        )
         self.tier = ColdTierManager(
             spec, memoryview(self.hot), "cxl", **({"policy": "bind:0"} | options)
         )
@@ -189,7 +191,7 @@ def test_chunks_come_back_from_the_cold_tier_as_they_were() -> None:
     assert cold.hot[:, 0].tolist() == [0, 8, 1, 0, 0, 0, 0, 0]
     assert (cold.hot == cold.hot[:, :1]).all()
     assert cold.tier.copy_seconds > 0
-    assert cold.counted() == {"stored": 3, "loaded": 2, "evicted": 0, "refused": 0}
+    assert cold.counted() == {"stored": 3, "loaded": 2, "evicted": 0, "damaged": 0, "refused": 0}
     cold.tier.shutdown()
 
 
@@ -200,7 +202,7 @@ def test_full_cold_tier_evicts_the_oldest_and_says_so() -> None:
     cold.tier.touch(keys_of(0), cold.context)
     cold.store([4, 5], [4, 5])
     assert cold.finds(0, 1, 2, 3, 4, 5) == "HIT MISS MISS HIT HIT HIT"
-    assert cold.counted() == {"stored": 6, "loaded": 0, "evicted": 2, "refused": 0}
+    assert cold.counted() == {"stored": 6, "loaded": 0, "evicted": 2, "damaged": 0, "refused": 0}
     # More than the tier holds: the beginning of the prefix is kept.
     assert cold.store([20, 21, 22, 23, 24, 25], [0, 1, 2, 3, 4, 5]).success
     assert cold.finds(20, 21, 22, 23, 24, 25) == "HIT HIT HIT HIT MISS MISS"

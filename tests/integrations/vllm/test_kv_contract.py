@@ -152,7 +152,7 @@ def test_metrics_of_vllms_managers_are_defined_beside_ours() -> None:
     from cxl_offload.integrations.vllm.kv_spec import CxlOffloadingSpec
 
     ours = set(metric_definitions())
-    assert len(ours) == 7
+    assert len(ours) == 8
     one = CxlOffloadingSpec.build_metric_definitions({"cpu_bytes_to_use": 1})
     assert set(one) == ours | set(CPUOffloadingSpec.build_metric_definitions({}))
     config = {"cpu_bytes_to_use": 1, "cold": {"bytes": 1, "policy": "bind:0"}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ GIB = 1 << 30
 MACHINE = load_machine("epyc9354-cxl-a")
 CXL = next(tier for tier in MACHINE.tiers if tier.name == "cxl").nodes
 DRAM = next(tier for tier in MACHINE.tiers if tier.name == "ldram").nodes
+
+
+KEPT = {"bytes": GIB, "policy": "cxl", "persist": "name"}
 
 
 def read(**config: Any) -> KvOptions:
@@ -123,6 +127,25 @@ def test_what_vllm_reads_itself_is_left_to_it() -> None:
             {"cold": {"bytes": 1, "policy": "cxl", "eviction_policy": "mine"}},
             "cold.eviction_policy is 'mine'; known are lru, arc, cost",
         ),
+        ({"cold": KEPT | {"persist": 5}}, "cold.persist is 5; give a name"),
+        ({"cold": KEPT | {"persist": "a/b"}}, "cold.persist is no name: name 'a/b' of kept blocks"),
+        (
+            {"cold": {"bytes": 1, "policy": "cxl", "persist_folder": "/"}},
+            "cold.persist_folder does nothing without persist",
+        ),
+        (
+            {"cold": KEPT | {"persist_folder": "/nothing"}},
+            "cold.persist_folder is '/nothing'; give a folder that is there",
+        ),
+        (
+            {"cold": KEPT | {"persist_folder": "/proc"}},
+            "pages of files in /proc are where its file",
+        ),
+        (
+            {"cold": KEPT | {"policy": "dax:dax0.0"}},
+            "is dax:dax0.0, which is no file to persist in",
+        ),
+        ({"cold": KEPT | {"pages": "2MiB"}}, "cold.pages is '2MiB'; known here are base, thp"),
         (
             {"cold": {"bytes": 1, "policy": "cxl"}, "store_threshold": 2},
             "store_threshold does not go with cold",
@@ -186,6 +209,35 @@ def test_cold_tier_has_options_of_its_own() -> None:
     device = read(cold={"bytes": GIB, "policy": "dax:dax0.0"}).cold
     assert device is not None
     assert device.tier.policy == Dax("dax0.0")
+
+
+def test_cold_tier_is_kept_in_a_file_of_its_name(tmp_path: Path) -> None:
+    cold = read(cold=KEPT).cold
+    assert cold is not None
+    assert cold.kept == Path("/dev/shm/cxl_offload_kept_name.kv")
+    assert read(cold=KEPT).keeps
+    assert not read(cold={"bytes": GIB, "policy": "cxl"}).keeps
+    config = {"type": "cxl", "bytes": GIB, "persist": "name", "persist_folder": "/proc"}
+    (other,) = read(secondary_tiers=[config]).secondary
+    assert (other.kept, other.tier.policy) == (Path("/proc/cxl_offload_kept_name.kv"), None)
+
+
+def test_file_of_kept_chunks_that_cannot_be_used_is_named_before_the_model_loads(
+    tmp_path: Path,
+) -> None:
+    session = Session.simulated(MACHINE)
+    folder = {"persist_folder": "/dev/shm", "bytes": 1 << 60}
+    with pytest.raises(ConfigError, match=r"cold\.bytes is .* TiB and /dev/shm has"):
+        read(cold=KEPT | folder).check(session, shared_free_bytes=1 << 40)
+    path = Path("/dev/shm/cxl_offload_kept_test_fifo.kv")
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+    try:
+        options = read(cold=KEPT | {"persist": "test_fifo"})
+        with pytest.raises(ConfigError, match=r"cold\.persist .*not a regular file"):
+            options.check(session, shared_free_bytes=1 << 40)
+    finally:
+        path.unlink()
 
 
 def test_missing_bytes_are_asked_for() -> None:

@@ -61,6 +61,7 @@ def test_tokens_are_the_same_when_the_kv_cache_comes_back_from_the_pool(
         "stored hot": chunks,
         "loaded hot": 2 * chunks + chunks // 2,
         "evicted hot": 0,
+        "damaged hot": 0,
         "refused hot": 0,
         "chunk_bytes hot": 512 * block,
         "capacity hot": (32 << 20) // (512 * block),

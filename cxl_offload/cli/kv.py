@@ -1,0 +1,134 @@
+"""``cxl-offload kv``: KV blocks that outlive their engines, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cxl_offload.cli._options import AsJson
+from cxl_offload.cli._report_table import console_of, show, table
+from cxl_offload.cli._run_report import write_json
+from cxl_offload.units import format_bytes
+
+if TYPE_CHECKING:
+    from cxl_offload.kept import KeptFile
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where they are: persist_folder; without it, /dev/shm."),
+]
+Names = Annotated[list[str] | None, typer.Argument(help="Names; without any, all.")]
+
+
+def _folder(given: Path | None) -> Path:
+    from cxl_offload.memory.shared import SHARED_ROOT
+
+    folder = SHARED_ROOT if given is None else given
+    if not folder.is_dir():
+        raise ValueError(f"--folder {str(folder)!r}: there is no such folder")
+    return folder
+
+
+def _chosen(folder: Path | None, names: list[str] | None) -> list[KeptFile]:
+    from cxl_offload.kept import find_kept
+
+    found = {each.name: each for each in find_kept(_folder(folder))}
+    unknown = [name for name in names or () if name not in found]
+    if unknown:
+        there = ", ".join(found) or "none"
+        raise ValueError(f"no kept blocks of the name {unknown[0]!r}; there are: {there}")
+    return list(found.values()) if not names else [found[name] for name in names]
+
+
+def list_kept(folder: Folder = None, as_json: AsJson = False) -> None:
+    """List kept blocks: of which model, how many, and what they take.
+
+    Example: cxl-offload kv list
+    """
+    found = _chosen(folder, None)
+    if as_json:
+        write_json("-", {"kept": [_row(each) for each in found]})
+        return
+    if not found:
+        typer.echo("No kept KV blocks.")
+        return
+    numbers = ("blocks", "of", "takes")
+    made = table("Kept KV blocks", "name", *numbers, "model", "state", right=numbers)
+    for each in found:
+        state = each.problem or ("in use" if each.in_use else "")
+        what = " ".join(filter(None, (each.facts.get("model"), each.facts.get("dtype"))))
+        takes = format_bytes(each.held_bytes)
+        made.add_row(each.name, str(each.blocks), str(each.slots), takes, what, state)
+    show(console_of(), made)
+
+
+def _row(each: KeptFile) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        "path": str(each.path),
+        "blocks": each.blocks,
+        "slots": each.slots,
+        "block_bytes": each.block_bytes,
+        "held_bytes": each.held_bytes,
+        "in_use": each.in_use,
+        "problem": each.problem,
+        "facts": dict(each.facts),
+    }
+
+
+def verify(names: Names = None, folder: Folder = None, as_json: AsJson = False) -> None:
+    """Read every kept block and compare it with its checksum; status 1 where one is damaged.
+
+    Example: cxl-offload kv verify chat
+    """
+    from cxl_offload.kept import verify_kept
+
+    rows: list[dict[str, Any]] = []
+    for each in _chosen(folder, names):
+        right, damaged, problem = 0, {}, each.problem
+        if not problem:
+            found = verify_kept(each.path)
+            right, damaged = found.right, dict(found.damaged)
+        rows.append({"name": each.name, "right": right, "damaged": damaged, "problem": problem})
+    if as_json:
+        write_json("-", {"verified": rows})
+    else:
+        for row in rows:
+            said = row["problem"] or f"{row['right']} right, {len(row['damaged'])} damaged"
+            typer.echo(f"{row['name']}: {said}")
+            for slot, key in row["damaged"].items():
+                typer.echo(f"  slot {slot}: block {key} is damaged; an engine drops it when read")
+    if any(row["damaged"] or row["problem"] for row in rows):
+        raise typer.Exit(1)
+
+
+def drop(
+    names: Annotated[list[str], typer.Argument(help="Names of what is to be dropped.")],
+    folder: Folder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Drop kept blocks that no engine writes, and give back what they take.
+
+    Example: cxl-offload kv drop chat
+    """
+    from cxl_offload.kept import drop_kept
+
+    rows = [
+        {"name": each.name, "freed_bytes": drop_kept(each.path)} for each in _chosen(folder, names)
+    ]
+    if as_json:
+        write_json("-", {"dropped": rows})
+        return
+    for row in rows:
+        typer.echo(f"{row['name']}: dropped, {format_bytes(int(str(row['freed_bytes'])))} free")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    made = typer.Typer(help="KV blocks that outlive their engines: list, verify, drop.")
+    made.command("list")(list_kept)
+    made.command("verify")(verify)
+    made.command("drop")(drop)
+    app.add_typer(made, name="kv")
