@@ -130,7 +130,7 @@ setup(
     package_dir={"cxl_offload.configs": "configs"},
     package_data={
         "cxl_offload": ["py.typed", "_C.pyi", CUDA_LIBRARY],
-        "cxl_offload.configs": ["*/*.yaml"],
+        "cxl_offload.configs": ["*/*.yaml", "grafana/*/*"],
         "cxl_offload.validation": ["cases/*.json"],
     },
     ext_modules=[

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cxl_offload import (
         integrations,
         memory,
+        metrics,
         objects,
         ops,
         plan,
@@ -129,6 +130,7 @@ __all__ = [
     "load_machine",
     "memory",
     "memory_report",
+    "metrics",
     "move",
     "objects",
     "offload_activations",
@@ -154,6 +156,7 @@ __all__ = [
 _ROOMS = (
     "integrations",
     "memory",
+    "metrics",
     "objects",
     "ops",
     "plan",

@@ -20,6 +20,10 @@ POOL_SLACK_SHARE = _C.POOL_SLACK_SHARE
 """Of the peak of live blocks: what pools may have mapped beyond them."""
 
 
+ForkGuard = _C.ForkGuard
+"""Knows whether this process is a forked child of the one that made it."""
+
+
 def features() -> dict[str, str]:
     """What of the core runs on this machine, by name, for people."""
     found = {

@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"profile", "profile.operators.model", "sim"},
     {"topology"},
     {"configs", "core", "files"},
-    {"units", "errors", "lazy"},
+    {"units", "errors", "events", "lazy"},
     {"renamed"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

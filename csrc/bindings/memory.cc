@@ -274,9 +274,14 @@ void bind_memory(py::module_& module) {
             return session.bytes_per_node(region_at(address, bytes));
           },
           py::arg("address"), py::arg("nbytes"), py::call_guard<Unlocked>())
-      .def("node_use", [](const Session& session) { return rows(session.node_use()); })
-      .def("device_use", [](const Session& session) { return rows(session.device_use()); })
-      .def("statistics", &statistics_of)
+      // Without Python's lock: a thread that holds one of the session's may be waiting for it.
+      .def(
+          "node_use", [](const Session& session) { return rows(session.node_use()); },
+          py::call_guard<Unlocked>())
+      .def(
+          "device_use", [](const Session& session) { return rows(session.device_use()); },
+          py::call_guard<Unlocked>())
+      .def("statistics", &statistics_of, py::call_guard<Unlocked>())
       .def(
           "trim",
           [](Session& session) {

@@ -33,8 +33,9 @@ void bind_os(py::module_& module) {
       .def_property_readonly("local_node", &Kernel::local_node)
       .def("movable_bytes", &Kernel::movable_bytes, py::arg("node"))
       .def("page_bytes", &Kernel::page_bytes, py::arg("pages"))
-      .def("node_headroom", &Kernel::node_headroom, py::arg("node"), py::arg("pages"))
-      .def("process_headroom", &Kernel::process_headroom)
+      .def("node_headroom", &Kernel::node_headroom, py::arg("node"), py::arg("pages"),
+           py::call_guard<Unlocked>())
+      .def("process_headroom", &Kernel::process_headroom, py::call_guard<Unlocked>())
       .def("fallback_order", &Kernel::fallback_order, py::arg("node"));
 
   py::class_<ForkGuard>(module, "ForkGuard")

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cxl_offload.cli._observed import observed
 from cxl_offload.cli._report_file import check_page, write_run_page
 from cxl_offload.cli._report_table import NONE, console_of, show, table
 from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table, write_json
@@ -52,7 +53,7 @@ def flexgen(context: typer.Context) -> None:
     session = session_on(machine, request.tiers)
     if request.accelerator == "host":
         keep_freed_memory()  # activations come from malloc, layer after layer
-    with progress_bar() as progress:
+    with observed(args.metrics, args.events, session), progress_bar() as progress:
         report = run(request, session=session, progress=progress)
     timeline, why_not = _replayed(report, session)
     console = console_of()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
 
+from cxl_offload.cli._observed import Events, Metrics, observed
 from cxl_offload.cli._options import Limit, SimulatedMachine
 from cxl_offload.cli._report_file import ReportFile, check_page, write_run_page
 from cxl_offload.cli._report_table import console_of, show
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cxl_offload.integrations.transformers import Divided, GenerateReport, GenerateRun
+    from cxl_offload.memory import Session
     from cxl_offload.topology import Machine
 
 
@@ -84,6 +89,8 @@ def generate(
         typer.Option("--json", metavar="FILE", help="Write the report there; - prints it alone."),
     ] = None,
     page: ReportFile = None,
+    metrics: Metrics = None,
+    events: Events = None,
 ) -> None:
     """Generate with transformers: weights and KV cache of any decoder in tiers."""
     from cxl_offload.plan.plan_file import load_plan
@@ -116,7 +123,8 @@ def generate(
         kv_dtype=kv_dtype,
         attention=attention,
     )
-    report = _run(request, divided=ranks, machine=simulated, limit=limits(limit))
+    watch = functools.partial(observed, metrics, events)
+    report = _run(request, divided=ranks, machine=simulated, limit=limits(limit), watch=watch)
     if report is None:
         return
     if page is not None:
@@ -128,7 +136,12 @@ def generate(
 
 
 def _run(
-    request: GenerateRun, *, divided: str, machine: Machine | None, limit: dict[str, int]
+    request: GenerateRun,
+    *,
+    divided: str,
+    machine: Machine | None,
+    limit: dict[str, int],
+    watch: Callable[[Session], AbstractContextManager[None]],
 ) -> GenerateReport | None:
     """Alone, or as a rank of torchrun's job; None on all ranks but the first."""
     from cxl_offload.integrations.fit import capacities, session_on, tier_limits
@@ -138,18 +151,16 @@ def _run(
 
     if not is_rank_of_job():
         held_to = tier_limits(machine or discover(), limit)
-        with progress_bar() as progress:
-            return run(
-                replace(request, limits=held_to),
-                session=session_on(machine, held_to),
-                progress=progress,
-            )
+        session = session_on(machine, held_to)
+        with watch(session), progress_bar() as progress:
+            return run(replace(request, limits=held_to), session=session, progress=progress)
     with joined_group():
         share = share_machine(machine)
         held_to = tier_limits(share.machine, limit)
         part = RankPart(share.rank, share.world_size, cast("Divided", divided))
         session = session_of(share, capacities(held_to))
-        report = run(replace(request, limits=held_to), session=session, part=part)
+        with watch(session):
+            report = run(replace(request, limits=held_to), session=session, part=part)
     return None if share.rank else report
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import cxl_offload
+from cxl_offload.cli._observed import Events, Metrics
+from cxl_offload.cli._report_file import ReportFile, check_page
+from cxl_offload.cli._run_marks import write_marked_page
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import pairs
 
@@ -63,13 +67,19 @@ def run(
     ] = None,
     place: Placed = None,
     dry_run: DryRun = False,
+    page: ReportFile = None,
+    metrics: Metrics = None,
+    events: Events = None,
 ) -> None:
     """Run a training script with its offloaded tensors placed, or what a plan says.
 
     `cxl-offload run --plan plan.yaml -- deepspeed train.py ...` starts the script as it is (also
-    with python or torchrun); `cxl-offload run plan.yaml` runs the command of a plan.
+    with python or torchrun); `cxl-offload run plan.yaml` runs the command of a plan. With
+    --metrics every process serves at the port plus its local rank.
     """
+    check_page(page)
     plan = _asked(plan, place)
+    base = {**os.environ, **_watched(metrics, events)}
     text = os.environ.get(_PLAN, "") if plan is None else plan
     with tempfile.TemporaryDirectory(prefix="cxl-offload-run-") as folder:
         marks = Path(folder, "placed")
@@ -80,21 +90,53 @@ def run(
             text, found = words[0], _read(words[0])
             words = plan_command(found, text, None if dry_run else Path(folder))
             if found.executor != "deepspeed":
-                path = str(Path(text).resolve())
-                _finish(_run(words, {**os.environ, _PLAN: path}, dry_run=dry_run))
-                return
+                words += [] if page is None else _reported(found.executor, words, page)
+                _finish(_run(words, {**base, _PLAN: str(Path(text).resolve())}, dry_run=dry_run))
         # A plan by itself may be for another machine: its command is printed or fails there.
         setting = _checked(text, elsewhere=is_plan or runs_elsewhere(words))
-        environment = launch_environment(setting, os.environ, str(marks))
-        code = _run(words, environment, dry_run=dry_run)
-        if code == 0 and not dry_run and not os.listdir(marks):
-            typer.echo(
-                "cxl-offload: warning: nothing was placed: no process on this machine trained with "
-                "a DeepSpeed engine that offloads (with -S, -E or -I Python does not load the "
-                "autostart)",
-                err=True,
-            )
+        began = time.monotonic()
+        code = _run(words, launch_environment(setting, base, str(marks)), dry_run=dry_run)
+        if not dry_run:
+            _tell(words, marks, page, seconds=time.monotonic() - began, code=code)
     _finish(code)
+
+
+def _tell(
+    words: Sequence[str], marks: Path, page: Path | None, *, seconds: float, code: int
+) -> None:
+    """Writes the page of a run that is over, and warns of one that placed nothing."""
+    if page is not None:
+        write_marked_page(page, shlex.join(words), marks, seconds=seconds, code=code)
+    if code == 0 and not os.listdir(marks):
+        typer.echo(
+            "cxl-offload: warning: nothing was placed: no process on this machine trained with "
+            "a DeepSpeed engine that offloads (with -S, -E or -I Python does not load the "
+            "autostart)",
+            err=True,
+        )
+
+
+def _watched(metrics: str | None, events: str | None) -> dict[str, str]:
+    """What the program's environment says of metrics and events."""
+    from cxl_offload.metrics.environment import EVENTS_VARIABLE, METRICS_VARIABLE, read_address
+
+    made = {}
+    if metrics is not None:
+        read_address(metrics)
+        made[METRICS_VARIABLE] = metrics
+    if events is not None:
+        made[EVENTS_VARIABLE] = str(Path(events).resolve())
+    return made
+
+
+def _reported(executor: str, words: Sequence[str], page: Path) -> list[str]:
+    """The options with which the command of a plan writes the page itself."""
+    if "cxl_offload.cli.main" in words:
+        return ["--report", str(page)]
+    raise ConfigError(
+        f"--report: a plan for {executor} runs a program of others, which writes no page"
+        + ("; cxl-offload vllm-report reads its metrics" if executor == "vllm" else "")
+    )
 
 
 def _asked(plan: str | None, place: list[str] | None) -> str | None:

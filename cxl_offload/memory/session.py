@@ -14,12 +14,9 @@ from typing import TypeAlias
 
 from cxl_offload import _C
 from cxl_offload.memory.bounds import whole_number
+from cxl_offload.memory.move_events import moving
 from cxl_offload.memory.placement import Placement
-from cxl_offload.memory.policy import (
-    Bind,
-    PolicyLike,
-    as_policy,
-)
+from cxl_offload.memory.policy import Bind, PolicyLike, as_policy
 from cxl_offload.memory.rules import PAGE_KINDS, Pages, rule_of
 from cxl_offload.memory.shared import warn_of_leftovers
 from cxl_offload.memory.simulated_kernel import simulated_kernel
@@ -321,7 +318,8 @@ class Session:
             they were); or the driver refused to pin again. The message and the placement's notes
             say where the memory is and whether it is pinned; it is valid whatever happened.
         """
-        allocation.move(rule_of(as_policy(policy, self.machine), "base", strict))
+        with moving(allocation, allocation.nbytes, policy):
+            allocation.move(rule_of(as_policy(policy, self.machine), "base", strict))
 
     def move_part(
         self,
@@ -356,7 +354,8 @@ class Session:
         for name, size in (("offset", offset), ("nbytes", nbytes)):
             if not 0 <= size <= MAX_BYTES:
                 raise ValueError(f"move a part with {name}={size}: outside 0..2**62")
-        allocation.move_part(offset, nbytes, rule)
+        with moving(allocation, nbytes, policy):
+            allocation.move_part(offset, nbytes, rule)
 
     def stats(self) -> Stats:
         """What the session holds now, held at most, and has ever taken."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import weakref
@@ -13,6 +14,7 @@ from typing import Protocol
 import torch
 
 from cxl_offload.memory import NOT_FAULTED_IN, FirstTouch, Policy, Session
+from cxl_offload.objects.kind_counts import LiveKind, count_kinds_of, nodes_in
 from cxl_offload.tensor import empty
 
 
@@ -132,6 +134,9 @@ class TierStore:
         self._pin = pin
         self._lock = threading.RLock()  # a finalizer may run inside any of our own statements
         self._use: dict[tuple[str, str], KindUse] = {}
+        self._alive: dict[int, tuple[str, int, int]] = {}
+        self._counted = itertools.count()
+        count_kinds_of(self)
 
     def empty(
         self, kind: str, part: int, shape: tuple[int, ...], dtype: torch.dtype, *, pin: bool
@@ -171,12 +176,27 @@ class TierStore:
         with self._lock:
             use = self._use.setdefault(key, KindUse())
             use.add(nbytes, nodes)
-        ending = weakref.finalize(owner, self._uncount, use, nbytes, nodes)
+            number = next(self._counted)
+            self._alive[number] = (kind, tensor.data_ptr(), nbytes)
+        ending = weakref.finalize(owner, self._uncount, use, number, nbytes, nodes)
         ending.atexit = False
 
-    def _uncount(self, use: KindUse, nbytes: int, nodes: Mapping[int, int]) -> None:
+    def _uncount(self, use: KindUse, number: int, nbytes: int, nodes: Mapping[int, int]) -> None:
         with self._lock:
             use.remove(nbytes, nodes)
+            del self._alive[number]
+
+    def add_live_kinds(self, found: dict[str, LiveKind]) -> None:
+        """See :class:`~cxl_offload.objects.kind_counts.CountsKinds`."""
+        with self._lock:
+            alive = list(self._alive.values())
+        for kind, address, nbytes in alive:
+            nodes = (
+                nodes_in(self.source.session, address, nbytes)
+                if isinstance(self.source, MemorySource)
+                else ()
+            )
+            found.setdefault(kind, LiveKind()).add(nbytes, nodes)
 
     def use(self) -> dict[tuple[str, str], KindUse]:
         """Every kind and part that ever held a tensor."""

@@ -6,8 +6,6 @@ from cxl_offload.transfer.engine import (
     NO_NODE,
     CopyEngine,
     CopyHandle,
-    CopyLink,
-    LinkUse,
     Transfer,
     prefetched,
 )
@@ -19,6 +17,7 @@ from cxl_offload.transfer.host import (
     measure_rules,
     save_rules,
 )
+from cxl_offload.transfer.link_counts import CopyLink, LinkUse, link_counts
 from cxl_offload.transfer.packing import BlockPacker, PackedFormat, pack, unpack
 
 __all__ = [
@@ -35,6 +34,7 @@ __all__ = [
     "Transfer",
     "cpus_near",
     "cuda_kernels_path",
+    "link_counts",
     "load_rules",
     "measure_kernel_limit",
     "measure_rules",

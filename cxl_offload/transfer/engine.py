@@ -15,19 +15,23 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from cxl_offload import _C
 from cxl_offload.memory import Preferred, Session, bounds
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.transfer.host import HostCopier
-
-DirectionName = Literal["to_device", "to_host"]
+from cxl_offload.transfer.link_counts import (
+    DIRECTIONS,
+    CopyLink,
+    DirectionName,
+    LinkRecord,
+    LinkUse,
+    counts_of,
+)
 
 NO_NODE = -1
 """The node of host bytes that are not in memory of the engine's session."""
-
-_DIRECTIONS = {"to_device": _C.Direction.to_device, "to_host": _C.Direction.to_host}
 
 
 class ContiguousTensor(Protocol):
@@ -41,23 +45,6 @@ class ContiguousTensor(Protocol):
 
 End = ContiguousTensor | int
 """A contiguous tensor, or an address."""
-
-
-@dataclass(frozen=True, slots=True)
-class CopyLink:
-    """One way between a node and the GPU."""
-
-    direction: DirectionName
-    node: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinkUse:
-    """What went over a link: all bytes, the copies that made them, and bytes that were staged."""
-
-    nbytes: int
-    copies: int
-    staged_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +152,7 @@ class CopyEngine:
             limit_bytes=limit_bytes,
             rates=dict(node_bandwidth or {}),
         )
+        self._record = LinkRecord(self._core)
 
     def __enter__(self) -> CopyEngine:
         return self
@@ -239,16 +227,11 @@ class CopyEngine:
 
     def links(self) -> dict[CopyLink, LinkUse]:
         """Bytes handed to the GPU so far, per direction and node; exact."""
-        core = self._open()
-        return {
-            CopyLink(name, node): LinkUse(*use)  # type: ignore[arg-type]
-            for name, direction in _DIRECTIONS.items()
-            for node, use in core.use(direction).items()
-        }
+        return counts_of(self._open())
 
     def unfinished_bytes(self, direction: DirectionName) -> int:
         """Bytes submitted and not seen finished."""
-        return self._open().unfinished_bytes(_DIRECTIONS[direction])
+        return self._open().unfinished_bytes(DIRECTIONS[direction])
 
     def close(self) -> None:
         """Waits for all transfers and gives threads and slots back; so does dropping the engine.
@@ -258,7 +241,10 @@ class CopyEngine:
         core, self._core = self._core, None
         if core is None or core.in_child:
             return
-        core.drain()
+        try:
+            core.drain()
+        finally:
+            self._record.end(core)
         self._forget_finished()
 
     # Without this, both ends of transfers under way could go before the engine, which waits.
@@ -285,7 +271,7 @@ class CopyEngine:
         address = _address(host)
         owner = self._session.find(address) if size else None
         pieces = _pieces(owner, _address(device), address, size, _is_pinned(host, pinned))
-        submitted = core.submit(_DIRECTIONS[direction], pieces, list(after), wait)
+        submitted = core.submit(DIRECTIONS[direction], pieces, list(after), wait)
         self._forget_finished()
         if submitted is None:
             return None

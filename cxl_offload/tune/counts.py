@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
+
+from cxl_offload.events import tell
 
 Outcome = Literal["moved", "kept", "advised", "refused"]
 """``moved``: pages are to move, or new regions to lie elsewhere. ``kept``: all stays as it is.
@@ -43,13 +46,32 @@ class DecisionCount:
 
 
 def count_decision(
-    framework: str, tuner: str, outcome: Outcome, *, count: int = 1, nbytes: int = 0
+    framework: str,
+    tuner: str,
+    outcome: Outcome,
+    *,
+    count: int = 1,
+    nbytes: int = 0,
+    reason: str | None = None,
 ) -> None:
-    """Counts one more decision; ``count=0`` adds bytes to those already counted."""
+    """Counts one more decision, and logs it as an event.
+
+    Parameters
+    ----------
+    count
+        0 adds bytes to decisions that were counted before.
+    nbytes
+        Bytes that have moved.
+    reason
+        In words, where the tuner gave one.
+    """
     key = (framework, tuner, outcome)
     with _lock:
         _counts[key] += count
         _bytes[key] += nbytes
+    if count or nbytes:
+        said = {"framework": framework, "tuner": tuner, "outcome": outcome}
+        tell("decision" if count else "tuner moved", **said, moved_bytes=nbytes, reason=reason)
 
 
 def decisions() -> tuple[DecisionCount, ...]:
@@ -58,3 +80,13 @@ def decisions() -> tuple[DecisionCount, ...]:
         return tuple(
             DecisionCount(*key, count=_counts[key], nbytes=_bytes[key]) for key in sorted(_counts)
         )
+
+
+def _forget_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread of the parent may have held it
+    _counts.clear()
+    _bytes.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -133,7 +133,7 @@ class NewRegions:
         decision = self._tuner.decide(window)
         changes = decision.share != self._tuner.nearest(self.share)
         verb = ("moved" if self._places else "advised") if changes else "kept"
-        count_decision(self._framework, "share", verb)  # type: ignore[arg-type]
+        count_decision(self._framework, "share", verb, reason=decision.reason)  # type: ignore[arg-type]
         when = "from the next start on" if self._places else "advice only"
         self._logger.info("tune, %s: %s", when, decision.reason)
         saved = {"model": self._tuner.saved(), "load": self._load}

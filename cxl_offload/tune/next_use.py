@@ -123,7 +123,7 @@ class NextUse:
         except REFUSALS as reason:
             self._rest = _REST_STEPS
             self._held.clear()  # some of a sequence may have moved
-            count_decision(self._framework, "next-use", "refused")
+            count_decision(self._framework, "next-use", "refused", reason=str(reason))
             _LOG.warning("tune: sequences stay where they are: %s", str(reason))
 
     def _note(self, used: Hashable, sequences: Sequences) -> None:

@@ -152,7 +152,7 @@ class PhaseSteps:
         self._late = bool(self.homes.pending_bytes)
         count_decision(self._framework, "phase", "moved", count=0, nbytes=moved.nbytes)
         if moved.refused is not None:
-            count_decision(self._framework, "phase", "refused")
+            count_decision(self._framework, "phase", "refused", reason=moved.refused)
             _LOG.warning("tune: moves before phase %s stopped: %s", name, moved.refused)
             self.tuner.hold(dict.fromkeys(self.tuner.phases, self.homes.share))
         elif moved.nbytes and self._budget >= self.homes.nbytes:
@@ -175,7 +175,7 @@ class PhaseSteps:
         else:
             outcome = "advised" if changes and reason != self._reason else "kept"
             self.tuner.hold(shares)  # nothing moves: the next windows are of the same shares
-        count_decision(self._framework, "phase", outcome)  # type: ignore[arg-type]
+        count_decision(self._framework, "phase", outcome, reason=reason)  # type: ignore[arg-type]
         if reason != self._reason:
             self._reason = reason
             _LOG.info("tune%s: %s", "" if self._budget else ", advice only", reason)

@@ -136,8 +136,10 @@ class StepTuner:
         self._times.restart()
         self._times.steps = self._steps
 
-    def _count(self, outcome: Outcome, *, count: int = 1, nbytes: int = 0) -> None:
-        count_decision(self._framework, "share", outcome, count=count, nbytes=nbytes)
+    def _count(
+        self, outcome: Outcome, *, count: int = 1, nbytes: int = 0, reason: str | None = None
+    ) -> None:
+        count_decision(self._framework, "share", outcome, count=count, nbytes=nbytes, reason=reason)
 
     def _advance(self) -> None:
         moved = self.homes.advance(self._budget)
@@ -147,7 +149,7 @@ class StepTuner:
         if not self._moving and abs(share - self._tuner.share) > _ROUNDED:
             self._tuner.hold(share)  # a node was full, or the tensors are too small for the share
         if moved.refused is not None:
-            self._count("refused")
+            self._count("refused", reason=moved.refused)
             _LOG.warning("tune: moves stopped at %.0f %% far: %s", 100 * share, moved.refused)
         self._times.restart()
 
@@ -164,14 +166,15 @@ class StepTuner:
             # Nothing moves, so the next window is measured under the same share as this one.
             self._tuner.restore(unchanged)
             if decision.share == before or decision.reason == self._advice:
-                self._count("kept")
+                self._count("kept", reason=decision.reason)
                 return
-            self._count("advised")
+            self._count("advised", reason=decision.reason)
             self._advice = decision.reason
             _LOG.info("tune, advice only: %s", decision.reason)
         else:
             _LOG.info("tune: %s", decision.reason)
-            self._count("kept" if decision.share == before else "moved")
+            outcome: Outcome = "kept" if decision.share == before else "moved"
+            self._count(outcome, reason=decision.reason)
             if decision.share != before:
                 self.homes.aim(decision.share)
                 self._moving = True

@@ -35,7 +35,7 @@ def start(*, on_placed):
     import os
     print("plan", os.environ["CXL_OFFLOAD_PLAN"], "engine", sys.modules["deepspeed"].ENGINE)
     if "--no-engine" not in sys.argv:
-        on_placed()
+        on_placed(None)
 adapter.start_from_environment = start
 sys.modules[adapter.__name__] = adapter
 import importlib.util

@@ -63,5 +63,5 @@ def test_metadata_names_people_licence_and_extras(sdist: tarfile.TarFile) -> Non
     assert metadata["Author"]
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Operating System :: POSIX :: Linux" in metadata.get_all("Classifier", [])
-    extras = {"torch", "deepspeed", "flexgen", "transformers", "vllm", "plot", "all"}
+    extras = {"torch", "deepspeed", "flexgen", "transformers", "vllm", "plot", "metrics", "all"}
     assert set(metadata.get_all("Provides-Extra", [])) == extras

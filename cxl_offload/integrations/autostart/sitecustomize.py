@@ -7,18 +7,26 @@ framework is: a finder waits for the import of one, lets it happen, and then cal
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 ADAPTERS = {"deepspeed": "cxl_offload.integrations.deepspeed"}
 """Framework to the adapter whose ``start_from_environment()`` is called."""
+
+MEMORY = "cxl_offload.memory"
+"""Whoever imports this may have something to measure; a launcher does not."""
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _LAUNCHERS = ("deepspeed", "deepspeed.pt", "ds", "ds_report", "dsr", "ds_io", "ds_nvme_tune")
@@ -62,12 +70,46 @@ def start(framework: str) -> None:
     adapter.start_from_environment(on_placed=functools.partial(leave_mark, framework))
 
 
-def leave_mark(framework: str) -> None:
-    """Tells ``cxl-offload run`` that this process has placed something."""
+def leave_mark(framework: str, placed: Any = None) -> None:
+    """Tells ``cxl-offload run`` that this process has placed something, and what is where.
+
+    Written at once, and again when the process ends if the engine lives until then.
+
+    Parameters
+    ----------
+    placed
+        What has a ``to_json()``; None where the script keeps it to itself.
+    """
+    _write_mark(framework, placed)
+    if placed is not None:
+        atexit.register(_write_again, framework, weakref.ref(placed))
+
+
+def _write_again(framework: str, reference: weakref.ref[Any]) -> None:
+    placed = reference()
+    if placed is not None:
+        _write_mark(framework, placed)
+
+
+def _write_mark(framework: str, placed: Any) -> None:
     folder = os.environ.get("CXL_OFFLOAD_RUN")
     if folder and os.path.isdir(folder):
+        document = {"framework": framework, **({} if placed is None else placed.to_json())}
         with open(os.path.join(folder, str(os.getpid())), "w", encoding="utf-8") as mark:
-            mark.write(framework)
+            json.dump(document, mark)
+
+
+def start_metrics() -> None:
+    """Serves metrics and logs events, as the environment asks.
+
+    In a thread: what imports the memory may be half imported itself, and is waited for.
+    """
+    if "CXL_OFFLOAD_METRICS" in os.environ or "CXL_OFFLOAD_EVENTS" in os.environ:
+        threading.Thread(target=_start_metrics, name="cxl_offload metrics", daemon=True).start()
+
+
+def _start_metrics() -> None:
+    importlib.import_module("cxl_offload.metrics.environment").start_from_environment()
 
 
 class _Then(importlib.abc.Loader):
@@ -86,12 +128,15 @@ class _Then(importlib.abc.Loader):
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         self._finder.waiting.discard(module.__name__)
-        start(module.__name__)
+        if module.__name__ == MEMORY:
+            start_metrics()
+        else:
+            start(module.__name__)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
-        self.waiting = set(ADAPTERS)
+        self.waiting = {*ADAPTERS, MEMORY}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -8,6 +8,7 @@ from typing import Any
 from weakref import ref
 
 import torch
+import torch.distributed as dist
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 from cxl_offload.integrations.deepspeed import objects
@@ -216,6 +217,16 @@ class AttachedEngine:
         if self.store.share is not None:
             title += f"\nmay hold: {self.store.share}"
         return table(self.rows(), title, self.missed())
+
+    def to_json(self) -> dict[str, Any]:
+        """Rank, machine and rows as plain data."""
+        machine = self.store.session.machine
+        return {
+            "rank": dist.get_rank() if dist.is_initialized() else 0,
+            "machine": machine.name,
+            "simulated": self.store.session.is_simulated,
+            "rows": [row.to_json(machine) for row in self.rows()],
+        }
 
     def release(self) -> None:
         """Gives all memory back and stops following the engine, which cannot train any more.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cxl_offload.memory import NOT_FAULTED_IN
+from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes
 
 
@@ -39,6 +41,21 @@ class KindRow:
     pinned: bool
     simulated: bool
     notes: tuple[str, ...] = ()
+
+    def to_json(self, machine: Machine) -> dict[str, Any]:
+        """Plain data, by the names that other reports have; a part that is not placed says so."""
+        tiers: dict[str, int] = {}
+        for node, nbytes in self.granted.items():
+            tier = machine.tier_of(node)
+            if tier is not None:
+                tiers[tier.name] = tiers.get(tier.name, 0) + nbytes
+        return {
+            "kind": self.kind,
+            "policy": self.requested or "not placed",
+            "requested_bytes": self.nbytes,
+            "granted_bytes_per_node": {str(node): n for node, n in self.granted.items()},
+            "granted_bytes_per_tier": tiers,
+        }
 
     def cells(self) -> tuple[str, ...]:
         """What the table shows."""

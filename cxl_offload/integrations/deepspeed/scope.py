@@ -233,7 +233,9 @@ def attach(
     return _attach(engine, _store(plan_or_policy, session or chosen_session(), pages), capture)
 
 
-def start_from_environment(*, on_placed: Callable[[], None] | None = None) -> bool:
+def start_from_environment(
+    *, on_placed: Callable[[AttachedEngine | None], None] | None = None
+) -> bool:
     """Places the engines of a script that cannot be changed, as ``CXL_OFFLOAD_PLAN`` says.
 
     To be called before the script makes its engine; imports DeepSpeed. The engine is taken in hand
@@ -242,7 +244,8 @@ def start_from_environment(*, on_placed: Callable[[], None] | None = None) -> bo
     Parameters
     ----------
     on_placed
-        Called for every engine that then has something at a place of the request.
+        Called for every engine that then has something at a place of the request, with what
+        follows it; None where the script placed it itself.
 
     Returns
     -------
@@ -268,11 +271,12 @@ def start_from_environment(*, on_placed: Callable[[], None] | None = None) -> bo
             _show_information()
             if capture.follows(module):
                 _LOG.warning("%s: the script places its engine itself and keeps doing so", SETTING)
-                placed = True
+                placed, attached = True, None
             else:
-                placed = any(row.requested for row in _attach(module, store(), capture).rows())
+                attached = _attach(module, store(), capture)
+                placed = any(row.requested for row in attached.rows())
             if on_placed is not None and placed:
-                on_placed()
+                on_placed(attached)
 
     register_module_forward_pre_hook(first_forward)
     return True

@@ -10,6 +10,7 @@ from cxl_offload import tensor
 from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.integrations.deepspeed.kinds import KindPolicies
 from cxl_offload.memory import Dax, Interleave, Pages, Policy, Session, Weighted
+from cxl_offload.objects.kind_counts import LiveKind, count_kinds_of, known_nodes
 from cxl_offload.ranks import RankShare
 
 
@@ -49,6 +50,7 @@ class Store:
         # Address to kind and site. An address that was freed is only ever asked for again after
         # it was given out again, which writes it again.
         self._given: dict[int, tuple[str, str]] = {}
+        count_kinds_of(self)
 
     def take(
         self, kind: str, shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool, site: str = ""
@@ -101,6 +103,14 @@ class Store:
     def in_use(self) -> bool:
         """Whether anything of this store is alive."""
         return any(self.session.find(address) is not None for address in self._given)
+
+    def add_live_kinds(self, found: dict[str, LiveKind]) -> None:
+        """See :class:`~cxl_offload.objects.kind_counts.CountsKinds`."""
+        for address, (kind, _) in list(self._given.items()):
+            owner = self.session.find(address)
+            if owner is not None:
+                nodes = known_nodes(owner, address, owner.nbytes)
+                found.setdefault(kind, LiveKind()).add(owner.nbytes, nodes)
 
     def others(self) -> Iterator[tuple[str, int, int]]:
         """Site, address and bytes of what is alive and of kind ``other``."""

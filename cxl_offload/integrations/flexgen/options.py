@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -145,6 +146,18 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     more.add_argument("--trace", metavar="FILE", help="write the recorded events there")
     more.add_argument(
         "--report", metavar="FILE", type=Path, help="write it all as one HTML page there"
+    )
+    more.add_argument(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        default=os.environ.get("CXL_OFFLOAD_METRICS"),
+        help="serve metrics to Prometheus there while it runs",
+    )
+    more.add_argument(
+        "--events",
+        metavar="FILE",
+        default=os.environ.get("CXL_OFFLOAD_EVENTS"),
+        help="append every move and every decision of a tuner there, a line of JSON each",
     )
     return parser
 

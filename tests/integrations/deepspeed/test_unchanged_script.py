@@ -110,3 +110,14 @@ def test_wrong_plan_stops_the_script_before_it_trains(
     assert done.returncode != 0
     assert "99" in done.stderr
     assert not Path(f"{tmp_path / 'never'}.0").exists()
+
+
+def test_page_of_a_run_shows_what_was_granted(tmp_path: Path) -> None:
+    page = tmp_path / "run.html"
+    script = [sys.executable, SCRIPT, str(tmp_path / "losses"), "--stage", "2"]
+    command = placed(script)
+    command[command.index("--plan") : command.index("--plan")] = ["--report", str(page)]
+    assert f"report: {page}" in start(command)
+    text = page.read_text()
+    for said in ("exp_avg_sq", "bind:0", "Requested against granted", "ended after"):
+        assert said in text

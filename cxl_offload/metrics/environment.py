@@ -1,0 +1,59 @@
+"""Starts metrics and events in programs that cannot be changed, as their environment says."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.memory import Session
+from cxl_offload.metrics.event_log import log_events
+from cxl_offload.metrics.prometheus import HERE, MetricsServer, serve
+
+METRICS_VARIABLE = "CXL_OFFLOAD_METRICS"
+"""``PORT`` or ``HOST:PORT``; each process of a launcher adds its ``LOCAL_RANK``."""
+
+EVENTS_VARIABLE = "CXL_OFFLOAD_EVENTS"
+"""A file; several processes append to it."""
+
+_LOG = logging.getLogger(__name__)
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """Host and port of ``PORT``, ``HOST:PORT`` or ``[IPv6]:PORT``.
+
+    Raises
+    ------
+    ConfigError
+        The port is no number.
+    """
+    host, colon, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5) or (colon and not host):
+        raise ConfigError(f"metrics {text!r}: need PORT or HOST:PORT, such as 9400 or 0.0.0.0:9400")
+    return host.removeprefix("[").removesuffix("]") or HERE, int(port)
+
+
+def serve_at(text: str, session: Session | None = None) -> MetricsServer:
+    """:func:`serve` at an address as it is written on a command line.
+
+    Processes of one job have a port each: that of the address and their local rank.
+    """
+    host, port = read_address(text)
+    rank = os.environ.get("LOCAL_RANK", "")
+    offset = int(rank) if rank.isdecimal() and port else 0
+    return serve(port + offset, host=host, session=session)
+
+
+def start_from_environment() -> None:
+    """Serves and logs where the variables ask for it.
+
+    What cannot be started is a warning: a program that trains is not ended for its metrics.
+    """
+    address, events = os.environ.get(METRICS_VARIABLE), os.environ.get(EVENTS_VARIABLE)
+    try:
+        if address:
+            _LOG.info("metrics at %s", serve_at(address).url)
+        if events:
+            log_events(events)
+    except ConfigError as error:
+        _LOG.warning("%s", error)

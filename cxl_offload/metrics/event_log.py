@@ -1,0 +1,128 @@
+"""Events as lines of JSON: what moved, and what tuners decided."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from logging.handlers import QueueHandler, QueueListener
+from types import TracebackType
+
+from cxl_offload.core import ForkGuard
+from cxl_offload.errors import ConfigError
+from cxl_offload.events import EVENTS
+
+
+class JsonLines(logging.Formatter):
+    """One record as one line: time, process, event and its fields; for handlers of your own too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {"time": f"{at}.{int(record.msecs):03d}Z", "process": record.process}
+        event = getattr(record, "event", None)
+        if event is None:
+            said = {"event": "log", "level": record.levelname, "message": record.getMessage()}
+        else:
+            said = {"event": event, **getattr(record, "event_fields", {})}
+        return json.dumps({**line, **said}, default=str)
+
+
+class _Hand(QueueHandler):
+    """Gives records to the thread that writes; in a forked child, which has none, drops them."""
+
+    def __init__(self, records: queue.SimpleQueue[logging.LogRecord]) -> None:
+        super().__init__(records)
+        self._guard = ForkGuard()
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return copy.copy(record)  # as it is: the writer is in this process
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._guard.in_child:
+            super().emit(record)
+
+
+_lock = threading.Lock()  # taken by who opens and closes logs, never by who logs
+_hands: list[_Hand] = []
+_before = (EVENTS.level, EVENTS.propagate)
+
+
+def _listen(hand: _Hand) -> None:
+    """The events go to a log, and while there is one not to the program's own."""
+    global _before
+    with _lock:
+        if not _hands:
+            _before = (EVENTS.level, EVENTS.propagate)
+            EVENTS.setLevel(logging.DEBUG)
+            EVENTS.propagate = False
+        _hands.append(hand)
+        EVENTS.addHandler(hand)
+
+
+def _leave(hand: _Hand) -> None:
+    with _lock:
+        _hands.remove(hand)
+        EVENTS.removeHandler(hand)
+        if not _hands:
+            EVENTS.setLevel(_before[0])
+            EVENTS.propagate = _before[1]
+
+
+class EventLog:
+    """A file of events that grows until it is closed, or the process ends."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        try:
+            self._file = logging.FileHandler(self.path, mode="a", encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ConfigError(f"events {self.path!r}: {reason}") from None
+        self._file.setFormatter(JsonLines())
+        records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+        self._hand = _Hand(records)
+        self._writer: QueueListener | None = QueueListener(records, self._file)
+        self._guard = ForkGuard()
+        self._writer.start()
+        _listen(self._hand)
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Writes what is left; again, or in a forked child, does nothing."""
+        writer, self._writer = self._writer, None
+        if writer is None or self._guard.in_child:
+            return
+        _leave(self._hand)
+        writer.stop()
+        self._file.close()
+
+
+def log_events(path: str | os.PathLike[str]) -> EventLog:
+    """Appends every move and every decision of a tuner to a file, a line of JSON each.
+
+    The file is written by a thread of its own, which the program never waits for; what is still to
+    be written when the process ends is written then. Forked children write nothing.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be written.
+    """
+    made = EventLog(path)
+    atexit.register(made.close)
+    return made

@@ -1,0 +1,226 @@
+"""The endpoint: what it says, what it refuses, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import cxl_offload
+from cxl_offload import ConfigError, Session, load_machine
+from cxl_offload.metrics import METRICS, MetricsReader, PrometheusCollector, serve
+from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
+from cxl_offload.topology.hazards import Hazard
+from cxl_offload.tune.counts import count_decision
+
+from ..placement.child import run_in_child
+from .conftest import of, page, scrape
+
+MIB = 1 << 20
+
+
+def test_endpoint_says_what_the_session_holds(session: Session) -> None:
+    kept = cxl_offload.zeros(8 * MIB, dtype=torch.uint8, policy="interleave:ldram,cxl@64KiB")
+    with serve(0) as server:
+        found = scrape(server)
+        del kept
+        after = scrape(server)
+    labels = {"machine": "epyc9354-cxl-a", "nodes": "simulated", "version": cxl_offload.__version__}
+    assert of(found, "cxl_offload_info", **labels) == 1
+    assert of(found, "cxl_offload_pool_asked_bytes") == 8 * MIB
+    assert of(after, "cxl_offload_pool_asked_bytes") == 0
+    assert of(after, "cxl_offload_pool_allocated_bytes_total") == 8 * MIB
+    for node, tier in (("0", "ldram"), ("2", "cxl")):
+        held = of(found, "cxl_offload_node_held_bytes", node=node, tier=tier)
+        assert held == session.stats().nodes[int(node)].peak_bytes >= 4 * MIB
+        capacity = of(found, "cxl_offload_node_capacity_bytes", node=node, tier=tier)
+        free = of(found, "cxl_offload_node_free_bytes", node=node, tier=tier)
+        assert capacity == session.machine.node(int(node)).capacity_bytes
+        assert 0 < free <= capacity - held
+    assert not any("findings" in name for name, _ in found)  # of this machine, not of that one
+
+
+def test_page_has_a_help_and_a_type_for_each_metric(session: Session) -> None:
+    kept = cxl_offload.zeros(MIB, dtype=torch.uint8, policy="cxl")
+    count_decision("script", "share", "moved", nbytes=5)
+    with serve(0, session=session) as server:
+        lines = page(server).splitlines()
+    shown = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    assert {"cxl_offload_node_held_bytes", "cxl_offload_tune_decisions_total"} <= shown
+    assert shown <= {metric.prometheus_name for metric in METRICS}
+    for metric in METRICS:
+        if metric.prometheus_name in shown:
+            assert f"# HELP {metric.prometheus_name} {metric.text}" in lines
+            assert f"# TYPE {metric.prometheus_name} {metric.kind}" in lines
+    del kept
+
+
+def test_kinds_follow_the_moves_of_their_tensors(session: Session) -> None:
+    parts = {kind: (Part("host", cxl_offload.Bind((0,))),) for kind in ("kv", "weights")}
+    store = TierStore(MemorySource(session), parts, pin=False)
+    tensor = store.empty("kv", 0, (8 * MIB,), torch.uint8, pin=False)
+    store.count(tensor, "kv", 0, tensor)
+    with serve(0, session=session) as server:
+        near = scrape(server)
+        cxl_offload.move(tensor, "cxl", session=session)
+        far = scrape(server)
+        del tensor
+        gone = scrape(server)
+    assert of(near, "cxl_offload_kind_requested_bytes", kind="kv") == 8 * MIB
+    assert of(near, "cxl_offload_kind_granted_bytes", kind="kv", node="0", tier="ldram") == 8 * MIB
+    assert of(far, "cxl_offload_kind_granted_bytes", kind="kv", node="2", tier="cxl") == 8 * MIB
+    assert not any("kind" in name for name, _ in gone)
+
+
+def test_decisions_of_tuners_are_counted(session: Session) -> None:
+    labels = {"framework": "test", "tuner": "endpoint", "outcome": "moved"}
+    count_decision("test", "endpoint", "moved", nbytes=7)
+    count_decision("test", "endpoint", "moved", count=0, nbytes=3)
+    with serve(0, session=session) as server:
+        found = scrape(server)
+    assert of(found, "cxl_offload_tune_decisions_total", **labels) == 1
+    assert of(found, "cxl_offload_tune_moved_bytes_total", **labels) == 10
+
+
+def hazard() -> Hazard:
+    return Hazard("movable-zone", "error", "so", "much", "fix", "there")
+
+
+def test_findings_are_looked_for_once_a_minute() -> None:
+    now, looked = [0.0], []
+
+    def find() -> tuple[Hazard, ...]:
+        looked.append(now[0])
+        return (hazard(), hazard())
+
+    reader = MetricsReader(Session.linux(), clock=lambda: now[0], find=find)
+    for at in (0.0, 59.0, 61.0, 100.0):
+        now[0] = at
+        (sample,) = reader.read()["findings"]
+        assert (sample.labels, sample.value) == (("movable-zone", "error"), 2)
+    assert looked == [0.0, 61.0]
+
+
+class AnswersLate(Session):
+    """Its kernel takes as long to say what a node has free as the test wants."""
+
+    asked: threading.Event
+    may_answer: threading.Event
+
+    def free_bytes(self, node: int, pages: Any = "base") -> int:
+        self.asked.set()
+        assert self.may_answer.wait(30)
+        return super().free_bytes(node, pages)
+
+
+def test_nobody_waits_for_a_scrape_whose_kernel_does_not_answer() -> None:
+    session = AnswersLate.simulated(load_machine("epyc9354-cxl-a"))
+    assert isinstance(session, AnswersLate)
+    session.asked, session.may_answer = threading.Event(), threading.Event()
+    parts = {"kv": (Part("host", cxl_offload.Bind((0,))),)}
+    store = TierStore(MemorySource(session), parts, pin=False)
+    reader = MetricsReader(session)
+    scraping = threading.Thread(target=reader.read)
+    scraping.start()
+    assert session.asked.wait(30)
+
+    def train() -> None:
+        tensor = store.empty("kv", 0, (4 * MIB,), torch.uint8, pin=False)
+        store.count(tensor, "kv", 0, tensor)
+        cxl_offload.move(tensor, "cxl", session=session)
+        count_decision("test", "waits", "kept")
+        TierStore(MemorySource(session), parts, pin=False)
+        session.stats()
+        session.trim()
+
+    training = threading.Thread(target=train, daemon=True)
+    training.start()
+    training.join(30)
+    waited = training.is_alive()
+    session.may_answer.set()
+    scraping.join(30)
+    assert not waited
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        (lambda: ("127.0.0.1", 65536), "port 65536: a number from 0 to 65535"),
+        (lambda: ("127.0.0.1", "9400"), "port '9400': a number"),
+        (lambda: ("127.0.0.1", True), "port True: a number"),
+        (lambda: ("", 0), "host '': a name or an address"),
+        (lambda: ("256.256.256.256", 0), "no such host"),
+        (lambda: ("x" * 300, 0), "no such host"),
+        (lambda: ("a\0b", 0), "cannot listen on"),
+        (lambda: ("two\nlines", 0), "cannot listen on"),
+    ],
+)
+def test_address_that_cannot_be_listened_on_is_one_line(
+    session: Session, address: Callable[[], tuple[str, int]], reason: str
+) -> None:
+    host, port = address()
+    with pytest.raises(ConfigError) as refused:
+        serve(port, host=host)
+    assert reason in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+def test_taken_port_says_what_to_choose(session: Session) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(ConfigError, match="already in use; choose another port, or 0 for any"),
+    ):
+        serve(taken.getsockname()[1])
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may listen on any port")
+def test_privileged_port_says_what_to_choose(session: Session) -> None:
+    with pytest.raises(ConfigError, match="ports below 1024 need root: choose a larger one"):
+        serve(80)
+
+
+def test_closing_frees_the_port_and_can_be_repeated(session: Session) -> None:
+    server = serve(0)
+    port = server.port
+    server.close()
+    server.close()
+    with serve(port) as again:
+        assert again.url == f"http://127.0.0.1:{port}/metrics"
+
+
+def test_forked_child_reads_nothing_and_does_not_keep_the_port(session: Session) -> None:
+    collector, server = PrometheusCollector(session), serve(0)
+    port = server.port
+
+    def child() -> None:
+        assert list(collector.collect()) == []
+        server.close()
+        parent_closed.wait()
+        with serve(port):  # not held by the socket that this child inherited
+            pass
+
+    class ParentClosed:
+        def __init__(self) -> None:
+            self.reader, self.writer = os.pipe()
+
+        def wait(self) -> None:
+            os.close(self.writer)
+            os.read(self.reader, 1)
+
+    parent_closed = ParentClosed()
+    closing = threading.Timer(0.2, lambda: (server.close(), os.close(parent_closed.writer)))
+    closing.start()
+    run_in_child(child)
+    closing.join()
+    os.close(parent_closed.reader)
+
+
+def test_missing_prometheus_client_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match="not installed; pip install prometheus-client"):
+        serve(0)
