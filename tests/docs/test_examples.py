@@ -1,27 +1,19 @@
-"""Every Python example that the documentation shows runs as it stands."""
+"""Every Python example that the documentation shows runs as it stands, or says why not."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def examples() -> Iterator[tuple[str, str]]:
-    for page in PAGES:
-        for block in re.finditer(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
-            line = page.read_text(encoding="utf-8")[: block.start()].count("\n") + 1
-            yield f"{page.relative_to(ROOT)}:{line}", block.group(1)
-
+from .blocks import PAGES, ROOT, all_blocks
 
 # DeepSpeed's run in a process of its own, in tests/integrations/deepspeed/test_readme.py.
 EXAMPLES = {
-    where: text for where, text in examples() if "import cxl_offload, deepspeed" not in text
+    block.where: block.text
+    for block in all_blocks("python")
+    if not block.is_marked and "import cxl_offload, deepspeed" not in block.text
 }
 
 
@@ -41,6 +33,11 @@ def test_example_runs_as_pasted(where: str, folder: Path, monkeypatch: pytest.Mo
     """Without imports of ours, on the machine that this is: what a reader does."""
     monkeypatch.chdir(folder)
     exec(compile(EXAMPLES[where], where, "exec"), {"__name__": "example"})
+
+
+def test_marked_examples_are_python() -> None:
+    for block in all_blocks("python"):
+        compile(block.text, block.where, "exec")
 
 
 def test_there_are_examples_in_the_readme_and_the_guides() -> None:

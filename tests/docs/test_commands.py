@@ -1,0 +1,124 @@
+"""Every command that the documentation shows is run here, or its block says why not."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cxl_offload.cli.main import main
+
+from .blocks import PAGES, ROOT, Block, all_blocks, read_blocks
+
+# What a fence may hold. `output` and `text` (a message) are not commands.
+LANGUAGES = {"python", "bash", "json", "output", "text", "{toctree}", "{eval-rst}"}
+LANGUAGES |= {"{include} ../CHANGELOG.md"}
+COMMAND = re.compile(r"^\s*(cxl-offload|python|make|pip|vllm|deepspeed|torchrun)\s+[\w./-]", re.M)
+
+RUN = {block.where: block for block in all_blocks("bash") if not block.is_marked}
+MARKED = {block.where: block for block in all_blocks("bash") if block.is_marked}
+
+# Rows of the table in does-cxl-pay.md: the command, the verdict and the gain.
+VERDICT = re.compile(r"^\| `(cxl-offload plan [^`]+)` \| (used|left alone), \+(\d+) % \|", re.M)
+NEAR = 5
+"""Percentage points by which a gain may differ from the printed one."""
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of every command of a block, as a shell would split it."""
+    found, begun = [], ""
+    for line in block.text.replace("\\\n", " ").splitlines():
+        begun += line
+        try:
+            words = shlex.split(begun, comments=True)
+        except ValueError:  # a quotation goes on in the next line
+            begun += "\n"
+            continue
+        found.append(words)
+        begun = ""
+    assert not begun, f"{block.where}: a quotation without an end"
+    return [words for words in found if words]
+
+
+def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit status of ``cxl-offload`` with these words."""
+    assert words[0] == "cxl-offload", f"only cxl-offload is run here; mark the block: {words}"
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone as the reader has it: examples, docs, and the model of ``make demo KEEP=my-opt``."""
+    from cxl_offload.integrations.flexgen import OptShape, make_opt
+
+    make_opt(tmp_path / "my-opt", OptShape(layers=2, hidden=64, heads=4))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "docs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("where", RUN)
+def test_commands_of_a_block_run_one_after_the_other(
+    where: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in commands(RUN[where]):
+        assert run(words, monkeypatch) == 0, (words, capsys.readouterr())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_fences_say_what_they_hold_and_commands_are_in_bash(page: Path) -> None:
+    for block in read_blocks(page):
+        assert block.language in LANGUAGES, f"{block.where}: fence {block.language!r}"
+        if block.language in ("output", "text", "json"):
+            assert not COMMAND.search(block.text), f"{block.where}: a command outside of bash"
+
+
+def options_of(subcommand: list[str], monkeypatch: pytest.MonkeyPatch, shown: object) -> set[str]:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["cxl-offload", *subcommand, "--help"], monkeypatch) == 0
+    return set(re.findall(r"--[a-z][\w-]*", shown.readouterr().out))  # type: ignore[attr-defined]
+
+
+def test_options_of_commands_that_are_not_run_exist(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What needs a GPU is not run, but its options are those of the command."""
+    known: dict[tuple[str, ...], set[str]] = {}
+    for block in MARKED.values():
+        for words in commands(block):
+            if words[0] != "cxl-offload":
+                continue
+            own = words[1 : words.index("--")] if "--" in words else words[1:]
+            name = tuple(own[: 2 if own[0] == "plan" else 1])
+            if name not in known:
+                known[name] = options_of(list(name), monkeypatch, capsys)
+            given = {word.partition("=")[0] for word in own if word.startswith("--")}
+            assert given <= known[name], f"{block.where}: {sorted(given - known[name])}"
+
+
+def verdicts() -> dict[str, tuple[str, int]]:
+    text = (ROOT / "docs/does-cxl-pay.md").read_text(encoding="utf-8")
+    return {command: (verdict, int(gain)) for command, verdict, gain in VERDICT.findall(text)}
+
+
+def test_there_are_verdicts_of_both_kinds() -> None:
+    assert {verdict for verdict, _ in verdicts().values()} == {"used", "left alone"}
+
+
+@pytest.mark.parametrize("command", verdicts())
+def test_planner_gives_the_verdict_that_the_page_prints(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(shlex.split(command), monkeypatch) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    found = re.search(r"CXL memory: (used|left alone) \(\+([\d.]+)% predicted\)", out)
+    assert found is not None, out[:400]
+    verdict, gain = verdicts()[command]
+    assert found.group(1) == verdict
+    assert abs(float(found.group(2)) - gain) <= NEAR
