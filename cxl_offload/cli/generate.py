@@ -80,6 +80,13 @@ def generate(
             help="Of the cache: float8_e4m3fn, float8_e5m2 or int4 (default: that of the weights)."
         ),
     ] = None,
+    whole_sequences: Annotated[
+        bool,
+        typer.Option(
+            "--whole-sequences",
+            help="Where kv is weighted or interleaved: every sequence on one node.",
+        ),
+    ] = False,
     attention: Annotated[
         str | None, typer.Option(help="Of prompts: eager or sdpa (default: the model's choice).")
     ] = None,
@@ -121,6 +128,7 @@ def generate(
         tokenizer=tokenizer,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        whole_sequences=whole_sequences,
         attention=attention,
     )
     watch = functools.partial(observed, metrics, events)

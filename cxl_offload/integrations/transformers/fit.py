@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from transformers import DynamicCache
 
+from cxl_offload.integrations.fit import Need
 from cxl_offload.integrations.transformers.int4_rows import row_bytes
+from cxl_offload.integrations.transformers.room import sequence_bytes
+from cxl_offload.memory import Interleave, Policy, Weighted
 
 
-def kv_bytes(config: Any, kept: torch.dtype | Literal["int4"], *, rows: int, positions: int) -> int:
-    """Bytes of keys and values of a growing cache.
+def kv_needs(
+    config: Any,
+    kept: torch.dtype | Literal["int4"],
+    policy: Policy,
+    *,
+    rows: int,
+    positions: int,
+    whole_sequences: bool = False,
+    divided_by: int = 1,
+) -> list[Need]:
+    """What keys and values of a growing cache will allocate.
 
     Parameters
     ----------
@@ -19,14 +33,26 @@ def kv_bytes(config: Any, kept: torch.dtype | Literal["int4"], *, rows: int, pos
         Of the decoder.
     kept
         The type of what is kept, or 4-bit codes.
+    policy
+        Of the cache.
     rows, positions
         Sequences, and the most positions of each; windows that slide hold fewer.
+    whole_sequences
+        Whether a policy that stripes puts each sequence on one node.
+    divided_by
+        Ranks that divide the heads.
     """
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     position = row_bytes(dim) if isinstance(kept, str) else dim * kept.itemsize
-    total = 0
+    sizes: Counter[int] = Counter()
     for layer in DynamicCache(config=config).layers:
         positions_kept = min(positions, getattr(layer, "sliding_window", positions))
-        total += 2 * rows * positions_kept * heads * position
-    return total
+        sizes[positions_kept * -(-heads // divided_by) * position] += 2
+    if whole_sequences and isinstance(policy, Interleave | Weighted):
+        return [
+            Need("kv", "host", replace(policy, granule_bytes=one), rows * one, count)
+            for one, count in ((sequence_bytes(size), count) for size, count in sizes.items())
+        ]
+    total = sum(rows * size * count for size, count in sizes.items())
+    return [Need("kv", "host", policy, total, 1)]

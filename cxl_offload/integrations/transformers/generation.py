@@ -21,7 +21,7 @@ from cxl_offload.integrations.fit import Need, TierLimit, check_fit, room
 from cxl_offload.integrations.run_report import RunReport
 from cxl_offload.integrations.transformers.attention import AttentionCalls
 from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
-from cxl_offload.integrations.transformers.fit import kv_bytes
+from cxl_offload.integrations.transformers.fit import kv_needs
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.plans import asked_of
 from cxl_offload.integrations.transformers.ranked import (
@@ -31,7 +31,7 @@ from cxl_offload.integrations.transformers.ranked import (
     joined_placement,
     joined_rows,
 )
-from cxl_offload.integrations.transformers.room import kept_as
+from cxl_offload.integrations.transformers.room import KvMemory, kept_as
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.weights import load, meta_model, store_for, weight_bytes
 from cxl_offload.memory import PolicyLike, Session, current_session
@@ -65,6 +65,8 @@ class GenerateRun:
         Rows that a layer computes at once; None: what the plan says, or all.
     kv_dtype
         ``"float8_e4m3fn"``, ``"float8_e5m2"`` or ``"int4"``; None: that of the weights.
+    whole_sequences
+        With a policy of ``kv`` that stripes, every sequence's keys and values lie on one node.
     gen_len
         Tokens to generate; a row may end earlier.
     tokenizer
@@ -82,6 +84,7 @@ class GenerateRun:
     plan: Plan | None = None
     rows_at_once: int | None = None
     kv_dtype: str | None = None
+    whole_sequences: bool = False
     gen_len: int = 32
     tokenizer: str | None = None
     dtype: str = "auto"
@@ -151,12 +154,13 @@ def run(
     with part.agreed():
         ready = _load(request, session, part)
     clock = _Clock(request.gen_len, progress)
-    kept = kept_as(request.kv_dtype)
+    kept, whole = kept_as(request.kv_dtype), request.whole_sequences
+    kv = KvMemory(ready.store, kept, whole_sequences=whole)
     # Ranks that divide tensors wait for each other in every layer: none can tell the others there.
     alone = part.agreed() if part.divided == "rows" else contextlib.nullcontext()
     with (
         alone,
-        Offloaded(ready.model, ready.store, kv_dtype=kept, rows_at_once=ready.rows_at_once) as done,
+        Offloaded(ready.model, ready.store, kv=kv, rows_at_once=ready.rows_at_once) as done,
     ):
         clock.start()
         tokens = ready.model.generate(
@@ -312,18 +316,22 @@ def _check(
             f"prompts of {prompt_len} and answers of {request.gen_len} tokens are longer than the "
             f"{most} positions of {Path(request.model).name}; shorten one of them"
         )
-    needs = weight_bytes(model, policies)
-    positions = prompt_len + request.gen_len - 1
-    kept = kept_as(request.kv_dtype) or model.dtype
-    needs["kv"] = kv_bytes(config, kept, rows=rows, positions=positions)
-    check_fit(
-        [
-            Need(kind, "host", policies[kind], part.least_bytes(count), 1)
-            for kind, count in needs.items()
-            if kind in policies
-        ],
-        room(session, request.limits),
-    )
+    needs = [
+        Need(kind, "host", policies[kind], part.least_bytes(count), 1)
+        for kind, count in weight_bytes(model, policies).items()
+        if kind in policies
+    ]
+    if "kv" in policies:
+        needs += kv_needs(
+            config,
+            kept_as(request.kv_dtype) or model.dtype,
+            policies["kv"],
+            rows=rows,
+            positions=prompt_len + request.gen_len - 1,
+            whole_sequences=request.whole_sequences,
+            divided_by=part.size if part.divided == "tensors" else 1,
+        )
+    check_fit(needs, room(session, request.limits))
 
 
 class _Clock(StoppingCriteria):  # type: ignore[misc]

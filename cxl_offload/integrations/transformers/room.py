@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+import math
+import mmap
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.int4_rows import decoded, encoded, row_bytes
+from cxl_offload.memory import Interleave, Weighted
 from cxl_offload.objects.kind_store import TierStore
 
 SMALL_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -69,11 +72,28 @@ class KvMemory:
         Of what is kept: an 8-bit float type, or ``"int4"``; None: that of the states.
     current
         Set by a layer that computes its rows in parts.
+    whole_sequences
+        Whether a policy that stripes puts each sequence on one node.
+
+    Raises
+    ------
+    ConfigError
+        A type that nothing is kept as, or whole sequences without a policy of ``kv``.
     """
 
     store: TierStore
     dtype: KeptAs = None
     current: CurrentRows = field(default_factory=CurrentRows)
+    whole_sequences: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in (*SMALL_TYPES, CODES):
+            raise ConfigError(
+                f"kv_dtype {self.dtype}: it is {', '.join(map(str, SMALL_TYPES))}, {CODES!r}, or "
+                "None for the type of the states"
+            )
+        if self.whole_sequences and "kv" not in self.store.parts:
+            raise ConfigError("whole_sequences needs the cache in tiers; give a policy of kv")
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor with its pages in place.
@@ -86,10 +106,34 @@ class KvMemory:
         MemoryError
             A node has no room.
         """
+        policy = self.store.parts["kv"][0].policy
         with torch.inference_mode(False):
+            if self.whole_sequences and isinstance(policy, Interleave | Weighted) and all(shape):
+                return self._by_sequence(shape, dtype, policy)
             made = self.store.empty("kv", 0, shape, dtype, pin=False)
         self.store.count(made, "kv", 0, made)
         return made
+
+    def _by_sequence(
+        self, shape: tuple[int, ...], dtype: torch.dtype, policy: Interleave | Weighted
+    ) -> torch.Tensor:
+        """A granule of the stripe is a sequence, which therefore begins with a page."""
+        numbers = math.prod(shape[1:])
+        granule = sequence_bytes(numbers * dtype.itemsize)
+        memory = self.store.source.empty(
+            (shape[0], granule // dtype.itemsize),
+            dtype,
+            replace(policy, granule_bytes=granule),
+            pin=False,
+        )
+        self.store.count(memory, "kv", 0, memory)
+        made: torch.Tensor = memory[:, :numbers].unflatten(1, shape[1:])  # type: ignore[no-untyped-call]
+        return made
+
+
+def sequence_bytes(nbytes: int) -> int:
+    """What a sequence of so many bytes takes where it begins and ends with pages."""
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def kept_as(name: str | None) -> KeptAs:

@@ -35,12 +35,7 @@ from cxl_offload.integrations.transformers.hot_caches import check_room
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.linear_layers import take_linear_layers
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
-from cxl_offload.integrations.transformers.room import (
-    CODES,
-    SMALL_TYPES,
-    KeptAs,
-    KvMemory,
-)
+from cxl_offload.integrations.transformers.room import KeptAs, KvMemory
 from cxl_offload.integrations.transformers.row_parts import take_layers
 from cxl_offload.integrations.transformers.tuning import ModelTuning, TunedModel
 from cxl_offload.integrations.transformers.weights import place_weights, store_for
@@ -60,6 +55,7 @@ def offload(
     linear_rows: int = 0,
     few_queries: int = FEW_QUERIES,
     rows_at_once: int | None = None,
+    whole_sequences: bool = False,
     session: Session | None = None,
     tune: Signal | None = None,
     tune_budget_bytes: int = 0,
@@ -102,6 +98,9 @@ def offload(
         before the next layer begins (a block schedule), so that activations inside of a layer are
         those of so many rows. Hidden states between layers are of all rows, in the tier of
         ``activations``. None: what the plan says, or the whole batch.
+    whole_sequences
+        With a policy of ``kv`` that stripes, every sequence's keys, and values, of a layer lie on
+        one node: weights share out sequences. False: they share out granules of each.
     session
         What allocates; None means the current session.
     tune
@@ -150,7 +149,7 @@ def offload(
     return Offloaded(
         model,
         store,
-        kv_dtype=kv_dtype,
+        kv=KvMemory(store, kv_dtype, whole_sequences=whole_sequences),
         linear_rows=linear_rows,
         few_queries=few_queries,
         rows_at_once=asked.rows_at_once if rows_at_once is None else rows_at_once,
@@ -176,17 +175,12 @@ class Offloaded:
         model: PreTrainedModel,
         store: TierStore,
         *,
-        kv_dtype: KeptAs = None,
+        kv: KvMemory | None = None,
         linear_rows: int = 0,
         few_queries: int = FEW_QUERIES,
         rows_at_once: int | None = None,
         tuning: ModelTuning | None = None,
     ) -> None:
-        if kv_dtype is not None and kv_dtype not in (*SMALL_TYPES, CODES):
-            raise ConfigError(
-                f"kv_dtype {kv_dtype}: it is {', '.join(map(str, SMALL_TYPES))}, {CODES!r}, or "
-                "None for the type of the states"
-            )
         if linear_rows < 0:
             raise ConfigError(f"linear_rows {linear_rows}: 0 or more")
         if few_queries < 1:
@@ -207,7 +201,7 @@ class Offloaded:
         self._attention = BlockAttention(few_queries)
         self.tuned: TunedModel | None = None
         self._tuning = tuning
-        self._kv = KvMemory(store, kv_dtype)
+        self._kv = kv or KvMemory(store)
         self._open: contextlib.ExitStack | None = None
 
     @property

@@ -261,3 +261,13 @@ def test_plan_and_its_file_serve_as_policies(folder: Path, plan_file: Path) -> N
     del model, done
     gc.collect()
     assert session.stats().asked_bytes.current == 0
+
+
+def test_whole_sequences_take_pages_of_their_own(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    places = ("--place", "kv=weighted:ldram=1,cxl=1@4KiB", "--gen-len", "3")
+    assert run(command(folder, *places, "--whole-sequences", "--json", str(file))) == 0
+    (row,) = json.loads(file.read_text())["placement"]
+    # Keys and values of two layers, each of two rows; a row of them is less than a page.
+    assert row["requested_bytes"] == 2 * 2 * 2 * 4096
+    assert set(row["granted_bytes_per_tier"].values()) == {4 * 4096}
