@@ -1,9 +1,10 @@
 """An OPT answers prompts with its weights, KV cache and activations in memory tiers.
 
-What ``make demo`` runs. It looks at the machine, measures its memory for a few seconds, generates
-with real FlexGen without tiers and with them, and checks that the tokens are the same; then once
-more on the simulated nodes of a published CXL server, where pages are placed on simulated nodes,
-the tokens are real, and tokens/s are replayed from the bytes that every run moved.
+What ``make demo`` runs. A small model that it teaches the Zen of Python completes its lines, on
+this machine and on the simulated nodes of a published CXL server. A larger one, with weights
+from a seed, shows speed: real FlexGen without tiers and with them, and on that server, where pages
+are placed on simulated nodes, the tokens are real, and tokens/s are replayed from the bytes that
+every run moved. The tokens are checked to be the same in all runs, and a page reports it all.
 
     python examples/demo.py [--output DIR] [--model PATH] [--tokens N]
 """
@@ -21,9 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from demo_report import Result, draw, print_nodes, print_placement, print_speed
+from demo_report import Result, draw, print_nodes, print_placement, print_speed, write_page
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from zen import ANSWER_TOKENS, BEGINNINGS, expected, first_line, train_zen
 
 from cxl_offload import Session, load_machine
 from cxl_offload.errors import CxlOffloadError
@@ -41,6 +43,7 @@ PUBLISHED = "epyc9354-cxl-a"
 GRANULE = "16KiB"
 SEED = 2026
 
+Answers = list[tuple[str, str]]
 Places = dict[str, str]
 Run = tuple[str, Session, Places]
 
@@ -130,8 +133,48 @@ def generate(console: Console, request: FlexGenRun, at: Run) -> Result:
     return Result(name, report, timeline)
 
 
-def demonstrate(console: Console, model: str, tokens: int, output: Path) -> bool:
-    """All runs, the tables and the picture; whether the tokens were the same in all of them."""
+def answer_by_heart(console: Console, folder: Path, published: Machine) -> tuple[bool, Answers]:
+    """The lines of the Zen of Python, completed on this machine and with tiers of the server.
+
+    Returns
+    -------
+    bool
+        Whether the tokens were the same on both.
+    Answers
+        Beginning, and how it went on.
+    """
+    console.print("teaching a small OPT the Zen of Python")
+    train_zen(folder)
+    request = FlexGenRun(
+        model=str(folder),
+        prompts=list(BEGINNINGS),
+        gen_len=ANSWER_TOKENS,
+        gpu_batch_size=len(BEGINNINGS),
+        percent=(0, 100, 0, 100, 0, 100),
+        cpu_cache_compute=True,
+    )
+    places = {"weights": "bind:cxl", "kv": "interleave:ldram,cxl@4KiB", "act": "bind:ldram"}
+    runs: list[Run] = [
+        ("Zen of Python, this machine", Session.linux(), {}),
+        ("Zen of Python, system A", Session.simulated(published), places),
+    ]
+    plain, tiered = (generate(console, request, at).report for at in runs)
+    answers = [
+        (beginning, first_line(answer))
+        for beginning, answer in zip(BEGINNINGS, tiered.answers, strict=True)
+    ]
+    console.print("\nGiven -> how it went on, its weights on the CXL node of system A (simulated)")
+    for beginning, answer in answers:
+        right = (
+            "" if answer == expected(beginning) else f"   (the line says {expected(beginning)!r})"
+        )
+        console.print(f"  {beginning} -> {answer.strip()}{right}")
+    console.print("")
+    return np.array_equal(plain.tokens, tiered.tokens), answers
+
+
+def demonstrate(console: Console, model: str, tokens: int, output: Path, answers: Answers) -> bool:
+    """All runs, tables, picture and page; whether the tokens were the same in all of them."""
     here = Session.linux()
     published = load_machine(PUBLISHED)
     print_nodes(console, here.machine, published)
@@ -157,12 +200,15 @@ def demonstrate(console: Console, model: str, tokens: int, output: Path) -> bool
             "This machine has one node: its two runs place the same bytes on it, and what"
         )
         console.print("their speeds differ by is other work on the machine.")
-    console.print(f"\n{prompts[-1]!r} -> {results[0].report.answers[-1]!r}")
+    if not answers:
+        console.print(f"\n{prompts[-1]!r} -> {results[0].report.answers[-1]!r}")
     output.mkdir(parents=True, exist_ok=True)
     documents = [result.to_json() for result in results]
     (output / "demo.json").write_text(json.dumps(documents, indent=1) + "\n", encoding="utf-8")
     draw(results, output / "demo.png")
-    console.print(f"written: {output / 'demo.png'}, {output / 'demo.json'}")
+    write_page(output / "demo.html", results, same, answers, (here.machine, published))
+    written = ", ".join(str(output / f"demo.{kind}") for kind in ("html", "png", "json"))
+    console.print(f"\nwritten: {written}; open the first in a browser", soft_wrap=True)
     return all(same)
 
 
@@ -188,10 +234,12 @@ def main() -> int:
     console = Console(markup=False, emoji=False, highlight=False)
     try:
         with tempfile.TemporaryDirectory(prefix="cxl-offload-demo-") as scratch:
-            model = options.model
+            model, known, answers = options.model, True, []
             if model is None:
+                zen = Path(scratch, "zen")
+                known, answers = answer_by_heart(console, zen, load_machine(PUBLISHED))
                 model = str(seeded_model(console, options.keep_model or Path(scratch, "opt-demo")))
-            same = demonstrate(console, model, options.tokens, options.output)
+            same = demonstrate(console, model, options.tokens, options.output, answers) and known
     except (CxlOffloadError, MemoryError, OSError, ValueError) as error:
         print(f"demo: error: {error}", file=sys.stderr)
         return 2

@@ -11,7 +11,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+import cxl_offload
+from cxl_offload.files import write_text
 from cxl_offload.integrations.flexgen import FlexGenReport
+from cxl_offload.report import (
+    PageSection,
+    machine_section,
+    measured_section,
+    placement_section,
+    render_page,
+    timeline_section,
+)
+from cxl_offload.report.page import html_table
 from cxl_offload.sim import Timeline
 from cxl_offload.topology import Machine
 from cxl_offload.units import MIB, format_bandwidth, format_bytes
@@ -114,6 +125,39 @@ def print_speed(console: Console, results: Sequence[Result], same: Sequence[bool
     console.print("Tokens/s (measured: the CPU of this machine stands in for a GPU; simulated:")
     console.print("the bytes that the run moved, replayed on the links and nodes of system A)")
     console.print(made)
+
+
+def write_page(
+    path: Path,
+    results: Sequence[Result],
+    same: Sequence[bool],
+    answers: Sequence[tuple[str, str]],
+    machines: Sequence[Machine],
+) -> None:
+    """All of it as one HTML page: answers, speed, the bytes of the last run, machines."""
+    last = results[-1]
+    how = {True: "measured", False: "simulated"}
+    rates: dict[str, dict[str, float | None]] = {
+        f"{result.name}, {phase}": {how[result.timeline is None]: result.tokens_per_s(phase)}
+        for result in results
+        for phase in ("prefill", "decode")
+    }
+    said = "the same in all runs" if all(same) else "DIFFERENT, which must never happen"
+    sections = [
+        *([PageSection("The Zen of Python, by heart", _answers(answers))] if answers else []),
+        measured_section(rates),
+        PageSection("Tokens", html_table(("tokens of every run are",), [(said,)])),
+        placement_section(last.report.placement, simulated=last.timeline is not None),
+        *([] if last.timeline is None else [timeline_section(last.timeline)]),
+        *map(machine_section, machines),
+    ]
+    title = "Tensors in memory tiers: the demo"
+    write_text(str(path), render_page(title, f"cxl_offload {cxl_offload.__version__}", sections))
+
+
+def _answers(answers: Sequence[tuple[str, str]]) -> str:
+    heading = "went on, its weights on the CXL node of system A (simulated)"
+    return html_table(("given", heading), answers)
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
