@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("deepspeed")
+pytestmark = pytest.mark.slow(reason="imports DeepSpeed and makes four engines")
 
 ROOT = Path(__file__).parents[2]
 

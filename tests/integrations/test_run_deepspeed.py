@@ -75,7 +75,8 @@ def train(folder: Path, launcher: str, prefix: list[str]) -> tuple[list[dict[str
     (folder / "train.py").write_text(TRAIN)
     command, count = LAUNCHERS[launcher]
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    here = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PATH": here}
     if launcher == "python":
         environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29583"}
