@@ -59,6 +59,25 @@ NodeBytes missing(const std::vector<Run>& wanted, const std::vector<Run>& actual
   return lacking;
 }
 
+uint64_t total(const NodeBytes& bytes) {
+  uint64_t sum = 0;
+  for (const auto& [node, amount] : bytes) sum += amount;
+  return sum;
+}
+
+// Pages that moved away late may have made room for pages that found none before: these are asked
+// to move again, as long as some do.
+Placed move_the_rest(os::Kernel& kernel, std::span<std::byte> pages, const std::vector<Run>& wanted,
+                     size_t page_bytes, Placed placed) {
+  uint64_t left_before = UINT64_MAX;
+  for (uint64_t left = total(missing(wanted, placed.runs)); left > 0 && left < left_before;
+       left = total(missing(wanted, placed.runs))) {
+    left_before = left;
+    placed = move_to_runs(kernel, pages, wanted, page_bytes);
+  }
+  return placed;
+}
+
 // Pages that come back later (from swap, by copy on write) prefer their node. Were they bound to
 // it, a full node would get the readers of the range killed after a fork.
 os::Policy later_policy(const Rule& rule, const std::vector<Run>& runs) {
@@ -74,10 +93,8 @@ void check_places(const Rule& rule, const std::vector<Run>& wanted, const Placed
                   std::vector<std::string>& notes) {
   const NodeBytes lacking = missing(wanted, placed.runs);
   if (lacking.empty()) return;
-  uint64_t total = 0;
   std::string text;
   for (const auto& [node, amount] : lacking) {
-    total += amount;
     text += (text.empty() ? "" : ", ") + std::string("node ") + std::to_string(node) +
             " filled up with " + format_bytes(amount) + " still to be placed";
   }
@@ -97,7 +114,7 @@ void check_places(const Rule& rule, const std::vector<Run>& wanted, const Placed
     throw OutOfMemory("place pages (" + rule.describe() + "): " + text +
                       " while they were faulted in; free memory there or add a spill node");
   }
-  notes.push_back(format_bytes(total) + " landed on other nodes: " + text);
+  notes.push_back(format_bytes(total(lacking)) + " landed on other nodes: " + text);
 }
 
 Charge::Charge(std::shared_ptr<NodeBudget> budget, const NodeBytes& bytes)
@@ -182,16 +199,22 @@ std::vector<std::string> NumaRegion::move(size_t offset, size_t bytes, const Rul
   const auto before = look_for_runs(kernel, pages, page_bytes_);
   Layout layout =
       lay_out(rule, bytes, kernel, *placer_.budget, placer_.reserve, sum(present(before)));
+  NodeBytes charged;
   NodeBytes extra;
   {
     const std::lock_guard lock(mutex_);
-    extra = excess(sum(layout.runs), sum(runs_.slice(offset, bytes)));
-    charge_->add(extra);
+    charged = sum(runs_.slice(offset, bytes));
+    extra = charge_more(sum(layout.runs), charged);
   }
   try {
     const Placed placed = place(pages, before, layout.runs);
     const std::vector<Run>& actual = placed.runs;
     check_places(rule, layout.runs, placed, layout.notes);
+    {
+      // Pages that could not leave a node lie beside those that came: its capacity holds for both.
+      const std::lock_guard lock(mutex_);
+      for (const auto& [node, amount] : charge_more(sum(actual), charged)) extra[node] += amount;
+    }
     kernel.set_policy(pages, later_policy(rule, actual));
     account(offset, bytes, extra, actual);
   } catch (...) {
@@ -204,6 +227,13 @@ std::vector<std::string> NumaRegion::move(size_t offset, size_t bytes, const Rul
   return std::move(layout.notes);
 }
 
+NodeBytes NumaRegion::charge_more(const NodeBytes& needed, NodeBytes& charged) {
+  NodeBytes more = excess(needed, charged);
+  charge_->add(more);
+  for (const auto& [node, amount] : more) charged[node] += amount;
+  return more;
+}
+
 std::vector<Run> NumaRegion::runs(size_t offset, size_t bytes) const {
   const std::lock_guard lock(mutex_);
   return runs_.slice(offset, bytes);
@@ -214,13 +244,10 @@ Placed NumaRegion::place(std::span<std::byte> pages, const std::vector<Run>& bef
   os::Kernel& kernel = *placer_.kernel;
   // Pages that were never touched, or that are swapped out, cannot move before they are there.
   const bool all_there = present(before).size() == before.size();
-  auto placed = all_there ? move_to_runs(kernel, pages, wanted, page_bytes_)
-                          : fault_in(kernel, pages, wanted, page_bytes_, placer_.max_threads);
-  // Pages that moved away late may have made room for pages that found none before.
-  if (!missing(wanted, placed.runs).empty()) {
-    placed = move_to_runs(kernel, pages, wanted, page_bytes_);
-  }
-  return placed;
+  return move_the_rest(kernel, pages, wanted, page_bytes_,
+                       all_there
+                           ? move_to_runs(kernel, pages, wanted, page_bytes_)
+                           : fault_in(kernel, pages, wanted, page_bytes_, placer_.max_threads));
 }
 
 std::vector<Run> NumaRegion::put_back(std::span<std::byte> pages,
@@ -228,7 +255,8 @@ std::vector<Run> NumaRegion::put_back(std::span<std::byte> pages,
   const InterruptScope to_the_end({});
   const auto origin = present(before);
   try {
-    move_to_runs(*placer_.kernel, pages, origin, page_bytes_);
+    move_the_rest(*placer_.kernel, pages, origin, page_bytes_,
+                  move_to_runs(*placer_.kernel, pages, origin, page_bytes_));
   } catch (...) {  // the error of the move itself is the one to report
   }
   try {

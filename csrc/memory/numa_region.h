@@ -87,6 +87,8 @@ class NumaRegion final : public Region {
   Placed place(std::span<std::byte> pages, const std::vector<Run>& before,
                const std::vector<Run>& wanted);
   std::vector<Run> put_back(std::span<std::byte> pages, const std::vector<Run>& before) const;
+  // Charges what `needed` has beyond `charged`, and adds it there; returns it. Throws OutOfMemory.
+  NodeBytes charge_more(const NodeBytes& needed, NodeBytes& charged);
   void account(size_t offset, size_t bytes, const NodeBytes& extra, const std::vector<Run>& actual);
 
   Placer placer_;

@@ -174,6 +174,43 @@ TEST(a_capacity_refuses_a_spill_too) {
   CHECK(ground.accounts_agree());
 }
 
+// Three granules change places between full nodes: node 1 has room for one, nodes 0 and 2 for none.
+struct FullNodes {
+  FullNodes() {
+    ground.kernel->set_used_by_others(0, 64 * kMiB - 64 * kPage);
+    ground.kernel->set_used_by_others(2, 64 * kMiB - 64 * kPage);
+  }
+  Rule wanted() const {
+    Rule rule = stripe_of({{0, 1}, {2, 1}, {1, 1}});
+    rule.strict = false;
+    return rule;
+  }
+
+  const Ground ground{ground_machine(), {{1, 64 * kPage}}};
+};
+
+TEST(granules_that_wait_for_each_other_arrive_on_full_nodes) {
+  const FullNodes full;
+  NumaRegion region(full.ground.placer(), stripe_of({{1, 1}, {0, 1}, {2, 1}}), 192 * kPage);
+  CHECK(region.move(0, 192 * kPage, full.wanted()).empty());
+  CHECK(region.runs(0, 192 * kPage) ==
+        (std::vector<Run>{
+            {0, 64 * kPage, 0}, {64 * kPage, 64 * kPage, 2}, {128 * kPage, 64 * kPage, 1}}));
+  CHECK_EQ(full.ground.kernel->used_bytes(1), 64 * kPage);
+  CHECK(full.ground.accounts_agree());
+}
+
+TEST(pages_that_cannot_leave_a_node_count_for_its_capacity) {
+  const FullNodes full;
+  NumaRegion region(full.ground.placer(), stripe_of({{1, 1}, {0, 1}, {2, 1}}), 192 * kPage);
+  // The first granule is shared with a child whenever it is asked to leave node 1.
+  for (const uint64_t call : {1, 4, 6})
+    full.ground.kernel->faults().add({Operation::kMove, FaultEffect::kShared, call, 0, -1});
+  CHECK_THROWS(OutOfMemory, region.move(0, 192 * kPage, full.wanted()));
+  CHECK_EQ(full.ground.kernel->used_bytes(1), 64 * kPage);
+  CHECK(full.ground.accounts_agree());
+}
+
 TEST(a_session_gives_back_what_other_pools_cache_before_it_refuses) {
   const Ground ground;
   const auto session = std::make_shared<Session>(ground.placer());
