@@ -12,6 +12,7 @@ import typer
 from cxl_offload.cli._options import AsJson
 from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.cli._run_report import write_json
+from cxl_offload.errors import ConfigError
 
 if TYPE_CHECKING:
     from cxl_offload.tune import StepRecording, Tuner
@@ -65,6 +66,11 @@ def _make(name: TunerName, recording: StepRecording) -> Tuner:
 
     match name:
         case TunerName.MODEL:
+            if recording.ratios is None:
+                raise ConfigError(
+                    "the recording does not say how its tiers compare; replay it with --tuner "
+                    "climb or --tuner caption"
+                )
             return ModelTuner(recording.ratios, start=recording.windows[0][0])
         case TunerName.CLIMB:
             return Climb()

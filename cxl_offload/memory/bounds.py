@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from reprlib import Repr
 from typing import Any
@@ -33,6 +34,17 @@ def check_size(value: Any, name: str, *, least: int = 1) -> None:
     """Refuses what is no integer (TypeError) or less than ``least`` (ValueError)."""
     if whole_number(value, name) < least:
         raise ValueError(f"{name} is {quoted(value)}; it must be at least {least}")
+
+
+def check_number(value: Any, name: str, *, least: float = 0.0, most: float = math.inf) -> None:
+    """Refuses what is no number (TypeError), NaN, and what is out of range (both ValueError)."""
+    try:
+        inside = bool(least <= value <= most)
+    except TypeError:
+        raise TypeError(f"{name} {quoted(value)} is no number") from None
+    if not inside:
+        span = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+        raise ValueError(f"{name} is {quoted(value)}; it must be {span}")
 
 
 def check_bounds(tensor: Any, name: str) -> None:

@@ -46,8 +46,15 @@ def encoded(values: torch.Tensor, code: Code) -> tuple[torch.Tensor, torch.Tenso
     -------
     tuple
         Codes of the same shape, and one scale a block; both uint8.
+
+    Raises
+    ------
+    ValueError
+        A second moment is negative: no optimizer makes such a one.
     """
     flat = values.detach().reshape(-1)
+    if code == "root" and bool((flat < 0).any()):
+        raise ValueError("a second moment (exp_avg_sq) has negative elements: it is damaged")
     codes = torch.empty(flat.numel(), dtype=torch.uint8, device="cpu")
     scales = torch.empty(scale_count(flat.numel()), dtype=torch.uint8, device="cpu")
     for at, blocks in _pieces(flat.float() if flat.dtype is torch.float64 else flat):
@@ -134,7 +141,15 @@ def float_state_dict(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     ----------
     state_dict
         What ``state_dict()`` of an optimizer gave. It is not changed; what has no codes is shared.
+
+    Raises
+    ------
+    ValueError
+        It is no such dict.
     """
+    missing = [key for key in ("state", "param_groups") if key not in state_dict]
+    if missing:
+        raise ValueError(f"a state dict of an optimizer has {' and '.join(missing)}; this has not")
     states = {key: float_states(values) for key, values in state_dict["state"].items()}
     return {
         **state_dict,

@@ -12,7 +12,8 @@ from typing import Any
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.tune.caption import CaptionRule, CaptionState, tune
-from cxl_offload.tune.decision import FAR_WEIGHTS, Bounds, Decision, share_of_weight
+from cxl_offload.tune.decision import FAR_WEIGHTS, Bounds, Decision, check_share, share_of_weight
+from cxl_offload.tune.state_file import DAMAGED
 from cxl_offload.tune.window import Window
 
 
@@ -50,6 +51,7 @@ class PublishedCaption:
         return Decision(self.share, f"{went}: {before.ratio:.0f} -> {self._state.ratio:.0f} %")
 
     def hold(self, share: float) -> None:
+        check_share(share)
         self._state = replace(self._state, ratio=100.0 * share)
 
     def saved(self) -> dict[str, Any]:
@@ -60,12 +62,16 @@ class PublishedCaption:
         if saved.get("tuner") != "caption" or not {"step", "ratio"} <= set(saved):
             raise ConfigError("the saved state is not that of the tuner 'caption'")
         try:
-            self._state = CaptionState(
+            state = CaptionState(
                 state=float(saved.get("state", -math.inf)),
                 step=float(saved["step"]),
                 ratio=float(saved["ratio"]),
             )
-        except (TypeError, ValueError) as problem:
+            check_share(state.ratio / 100.0)
+            if math.isnan(state.state) or not math.isfinite(state.step):
+                raise ValueError("state")
+            self._state = state
+        except DAMAGED as problem:
             raise ConfigError("the saved state is not that of the tuner 'caption'") from problem
 
 
@@ -185,5 +191,5 @@ class Climb:
                 previous_weight=int(saved["previous_weight"]),
                 previous=None if window is None else Window(**window),
             )
-        except (KeyError, TypeError, ValueError) as problem:
+        except DAMAGED as problem:
             raise ConfigError("the saved state is not that of the tuner 'climb'") from problem

@@ -13,17 +13,25 @@ Demystifying CXL Memory with Genuine CXL-Ready Systems, 4.3 (caches hold more fa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cxl_offload.tune.decision import FAR_WEIGHTS, share_of_weight
+from cxl_offload.tune.decision import FAR_WEIGHTS, check_share, share_of_weight
 
 Floats = NDArray[np.float64]
 
 SHARES: tuple[float, ...] = (*(share_of_weight(weight) for weight in FAR_WEIGHTS), 1.0)
 """Shares that are chosen from: near only, the mixes of the grid, far only."""
+
+
+def nearest(share: float) -> int:
+    """Index of the share of :data:`SHARES` that is closest to a share from 0 to 1."""
+    check_share(share)
+    return min(range(len(SHARES)), key=lambda at: abs(SHARES[at] - share))
+
 
 _MOST_MIXING_LOSS = 0.3
 """Published: mixes lose 20 % in the mean where prefetchers lose track (Lebedev et al., 5.1)."""
@@ -53,10 +61,14 @@ class TierRatios:
     latency_error: float = 0.15
 
     def __post_init__(self) -> None:
-        if not (self.bandwidth > 0 and self.latency > 0):
+        errors = (self.bandwidth_error, self.latency_error)
+        ratios = (self.bandwidth, self.latency)
+        if not all(0 < one < math.inf for one in ratios) or not all(
+            0 <= one < math.inf for one in errors
+        ):
             raise ValueError(
                 f"far tier with {self.bandwidth} of the bandwidth and {self.latency} times the "
-                "latency: both must be above 0"
+                "latency: both must be above 0, and their errors 0 or more"
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from cxl_offload.memory.bounds import check_number
 from cxl_offload.tune.window import Window
 
 NEAR_WEIGHT = 10
@@ -12,6 +13,11 @@ NEAR_WEIGHT = 10
 
 FAR_WEIGHTS = tuple(range(21))
 """Weights of the far tier that a tuner chooses from: shares of 0 to 67 % in steps of 1 to 9 %."""
+
+
+def check_share(share: float) -> None:
+    """Refuses what is no share: no number (TypeError), or not from 0 to 1 (ValueError)."""
+    check_number(share, "the share on the far tier", most=1.0)
 
 
 def share_of_weight(weight: int) -> float:
@@ -27,8 +33,7 @@ def weights_of_share(share: float) -> tuple[int, int]:
     ValueError
         The share is not in [0, 1].
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share {share} on the far tier: need a number from 0 to 1")
+    check_share(share)
     if share == 0:
         return (1, 0)
     if share == 1:

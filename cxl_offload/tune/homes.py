@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -51,6 +52,15 @@ class Moved:
     tensors: int = 0
     nbytes: int = 0
     refused: str | None = None
+
+
+def tensors_of(session: Session, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those of the tensors that lie in memory of a session."""
+    return {
+        name: one
+        for name, one in tensors.items()
+        if one.device.type == "cpu" and session.find(one.data_ptr()) is not None
+    }
 
 
 class TunedHomes:
@@ -232,7 +242,7 @@ class TunedHomes:
         if not self._waiting or self._target is None:
             self._credit = 0
             return Moved()
-        self._credit += most_bytes
+        self._credit += int(min(most_bytes, sys.maxsize))
         tensors = nbytes = 0
         while self._waiting:
             owner = self._owners[self._waiting[0]]

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.tune.state_file import DAMAGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class HotSet:
             sound = np.isfinite(uses).all() and (uses >= 0).all() and 0 <= rounds < np.inf
             if uses.shape != self._uses.shape or not sound:
                 raise ValueError("uses")
-        except (KeyError, TypeError, ValueError) as problem:
+        except DAMAGED as problem:
             raise ConfigError(
                 f"the saved state is not that of {len(self._uses)} hot items"
             ) from problem
@@ -137,11 +138,13 @@ class HotSet:
         Parameters
         ----------
         uses
-            float or int ``(items,)``, not negative.
+            float or int ``(items,)``, finite and not negative.
         """
         counts: NDArray[np.float64] = np.asarray(uses, dtype=np.float64)
-        if counts.shape != self._uses.shape or not (counts >= 0).all():
-            raise ValueError(f"uses of shape {counts.shape}: need {self._uses.shape}, none below 0")
+        if counts.shape != self._uses.shape or not ((counts >= 0) & np.isfinite(counts)).all():
+            raise ValueError(
+                f"uses of shape {counts.shape}: need {self._uses.shape}, none endless or below 0"
+            )
         keep = 0.5 ** (1.0 / self._rule.half_life)
         self._uses *= keep
         self._uses += counts

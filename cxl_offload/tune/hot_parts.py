@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cxl_offload.memory import Allocation, Bind, Session
+from cxl_offload.memory.bounds import check_number, check_size
 from cxl_offload.tune.counts import Outcome, count_decision
+from cxl_offload.tune.gate import Gate, one_at_a_time
 from cxl_offload.tune.homes import REFUSALS
 from cxl_offload.tune.hot import HotRule, HotSet, Swap
 
@@ -41,6 +43,17 @@ class _Pages:
     owner: Allocation
     offset: int
     nbytes: int
+
+
+def _check_apart(parts: Mapping[str, Sequence[Slice]]) -> None:
+    """Refuses slices that are empty or overlap: a page would be on two tiers at once."""
+    slices = sorted((one.address, one.nbytes, name) for name, part in parts.items() for one in part)
+    end, last = 0, ""
+    for address, nbytes, name in slices:
+        check_size(nbytes, f"a slice of hot part {name!r}, in bytes,")
+        if address < end:
+            raise ValueError(f"hot parts {last!r} and {name!r} overlap")
+        end, last = address + nbytes, name
 
 
 class HotParts:
@@ -77,7 +90,8 @@ class HotParts:
     Raises
     ------
     ValueError
-        No part, parts of different sizes, memory of others, or parts without a whole page.
+        No part, parts of different sizes or that overlap, memory of others, or parts without a
+        whole page.
     """
 
     def __init__(
@@ -92,6 +106,9 @@ class HotParts:
         rule: HotRule = HotRule(),  # noqa: B008 - frozen
         framework: str = "script",
     ) -> None:
+        check_number(room_bytes, "room_bytes")
+        check_number(budget_bytes_per_round, "the budget in bytes a round")
+        _check_apart(parts)
         sizes = {sum(one.nbytes for one in part) for part in parts.values()}
         if len(sizes) != 1:
             raise ValueError(f"hot parts of {sorted(sizes)} bytes: need some, all of one size")
@@ -100,11 +117,12 @@ class HotParts:
             raise ValueError(
                 f"near nodes {list(near)}, far nodes {list(far)}: need some of each, none in both"
             )
+        self._gate = Gate()
         self._session = session
         self._near, self._far = Bind(tuple(near)), Bind(tuple(far))
         self._names = tuple(parts)
         self._pages = [self._whole_pages(name, part) for name, part in parts.items()]
-        room = min(max(room_bytes, 0) // self.part_bytes, len(parts))
+        room = int(min(room_bytes, len(parts) * self.part_bytes)) // self.part_bytes
         here = self.granted()
         self._surplus = list(here[room:])
         self.hot = HotSet(len(parts), room, near=here[:room], rule=rule)
@@ -159,6 +177,7 @@ class HotParts:
         """Parts that are near now, asked from their pages."""
         return tuple(number for number in range(len(self._pages)) if self._is_near(number))
 
+    @one_at_a_time
     def round(self, uses: ArrayLike) -> None:
         """One round is over: counts what was asked for, then moves what is worth it.
 

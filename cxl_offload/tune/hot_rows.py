@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cxl_offload.memory import Session
+from cxl_offload.memory.bounds import check_size
 from cxl_offload.tune.hot_parts import HotParts, Slice
 
 
@@ -62,6 +63,9 @@ class HotRows:
         weight = embedding.weight
         if not isinstance(weight, torch.Tensor) or not weight.is_contiguous():
             raise ValueError("hot rows need a contiguous weight")
+        if weight.dim() < 1 or not weight.numel():
+            raise ValueError(f"hot rows of a weight of shape {tuple(weight.shape)}: it has no row")
+        check_size(block_bytes, "block_bytes")
         owner = session.find(weight.data_ptr())
         if owner is None:
             raise ValueError(
@@ -99,7 +103,9 @@ class HotRows:
     def _after_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        rows = args[0] if args else kwargs["input"]
+        rows = args[0] if args else kwargs.get("input")
+        if rows is None:
+            return  # a module of others calls them by another name
         blocks = rows.flatten().cpu() // self.rows
         uses = torch.bincount(blocks[blocks < self._blocks], minlength=self._blocks)
         # A lookup reads one row of its block; moves are weighed against that.

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.tune.belief import Belief, Measured
-from cxl_offload.tune.curves import SHARES, Family, TierRatios, curve_family
+from cxl_offload.tune.curves import SHARES, Family, TierRatios, curve_family, nearest
 from cxl_offload.tune.decision import Bounds, Decision
+from cxl_offload.tune.state_file import DAMAGED
 from cxl_offload.tune.window import Window
 
 Regime = Literal["latency", "bandwidth", "capacity", "not memory", "unknown"]
@@ -151,10 +152,6 @@ def choose(
     return best, try_next, float(gain[try_next])
 
 
-def _nearest(share: float) -> int:
-    return min(range(len(SHARES)), key=lambda at: abs(SHARES[at] - share))
-
-
 class ModelTuner:
     """Tries the share with the largest expected gain until none is worth it.
 
@@ -166,6 +163,11 @@ class ModelTuner:
         What is worth a try.
     start
         The share in force at the beginning, for example the plan's.
+
+    Attributes
+    ----------
+    ratios
+        As given.
     """
 
     def __init__(
@@ -175,8 +177,9 @@ class ModelTuner:
         *,
         start: float = 0.0,
     ) -> None:
+        self.ratios = ratios
         self._rule = rule
-        self._at = _nearest(start)
+        self._at = nearest(start)
         self._record = Record(curve_family(ratios))
         self._fits_near = True
         self._calm = 0  # windows in a row that found nothing to try
@@ -241,12 +244,12 @@ class ModelTuner:
         return unsure and gained < self._rule.recheck_gain and noise > measured[best].variance
 
     def hold(self, share: float) -> None:
-        self._at = _nearest(share)
+        self._at = nearest(share)
 
     @staticmethod
     def nearest(share: float) -> float:
         """The share of the grid that a tuner takes ``share`` for."""
-        return SHARES[_nearest(share)]
+        return SHARES[nearest(share)]
 
     def saved(self) -> dict[str, Any]:
         return {
@@ -262,6 +265,6 @@ class ModelTuner:
             if saved["tuner"] != "model" or not 0 <= at < len(SHARES) or calm < 0:
                 raise ValueError("tuner")
             self._record.restore(saved["measured"])
-        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        except DAMAGED as problem:
             raise ConfigError("the saved state is not that of the tuner 'model'") from problem
         self._at, self._calm = at, calm

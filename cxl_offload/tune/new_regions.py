@@ -13,12 +13,15 @@ from typing import Any
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Policy
+from cxl_offload.memory.bounds import whole_number
 from cxl_offload.topology import Machine
 from cxl_offload.tune.counts import count_decision
+from cxl_offload.tune.decision import check_share
+from cxl_offload.tune.gate import Gate, one_at_a_time
 from cxl_offload.tune.machine import tier_ratios
 from cxl_offload.tune.model_based import ModelTuner
 from cxl_offload.tune.recording import RECORDING, StepRecording, recorded_before
-from cxl_offload.tune.state_file import read_state, write_state
+from cxl_offload.tune.state_file import DAMAGED, read_state, write_state
 from cxl_offload.tune.tiers import near_and_far, tier_policy
 from cxl_offload.tune.window import StepSamples
 
@@ -63,7 +66,7 @@ class NewRegions:
         self,
         machine: Machine,
         *,
-        state: Path,
+        state: str | Path,
         places: bool = True,
         steps: int = 50,
         warm_up: int = 20,
@@ -71,11 +74,12 @@ class NewRegions:
         framework: str = "script",
         logger: logging.Logger = _LOG,
     ) -> None:
+        self._gate = Gate()
         self._near, self.far = near_and_far(machine)
         ratios = tier_ratios(machine, self._near, self.far)
         self._tuner = ModelTuner(ratios)
         self._recording = StepRecording(ratios)
-        self._state = state
+        self._state = Path(state)
         self._places = places
         self._framework = framework
         self._logger = logger
@@ -83,7 +87,7 @@ class NewRegions:
         self._steps, self._warm_up = steps, warm_up
         self._samples: dict[int, StepSamples] = {}
         self._load: int | None = None
-        saved = read_state(state)
+        saved = read_state(self._state)
         if saved is not None:
             self._restore(saved)
         self.share = self._tuner.share
@@ -93,7 +97,7 @@ class NewRegions:
             load = saved["load"]
             self._load = None if load is None else int(load)
             self._tuner.restore(saved["model"])
-        except (KeyError, TypeError, ValueError) as problem:
+        except DAMAGED as problem:
             raise ConfigError(
                 f"{self._state}: the saved state is not that of new regions"
             ) from problem
@@ -105,8 +109,10 @@ class NewRegions:
 
     def placed(self, share: float) -> None:
         """What was granted, asked from the pages: the windows are measured under this share."""
+        check_share(share)
         self.share = share
 
+    @one_at_a_time
     def step(self, seconds: float, *, load: int) -> None:
         """One step is over.
 
@@ -116,7 +122,7 @@ class NewRegions:
             How much a step does, such as its sequences. Only steps of the same power of two are
             compared; those that make up a window first decide which.
         """
-        size = load.bit_length()
+        size = whole_number(load, "load").bit_length()
         if self._windows == 0 or self._load not in (None, size):
             return
         samples = self._samples.setdefault(

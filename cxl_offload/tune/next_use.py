@@ -12,8 +12,10 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cxl_offload.memory import Bind, Session
+from cxl_offload.memory.bounds import check_number
 from cxl_offload.tune.counts import count_decision
 from cxl_offload.tune.curves import TierRatios
+from cxl_offload.tune.gate import Gate, one_at_a_time
 from cxl_offload.tune.homes import REFUSALS
 
 _LOG = logging.getLogger("cxl_offload.tune")
@@ -79,6 +81,9 @@ class NextUse:
             raise ValueError(
                 f"near nodes {list(near)}, far nodes {list(far)}: need some of each, none in both"
             )
+        check_number(room_bytes, "room_bytes")
+        check_number(budget_bytes_per_step, "the budget in bytes a step")
+        self._gate = Gate()
         self._near, self._far = Bind(tuple(near)), Bind(tuple(far))
         # Two moves at the far tier's rate, over what a step's reads save near.
         saved = 1.0 - ratios.bandwidth
@@ -106,6 +111,7 @@ class NextUse:
         """Sequences that are near now, most of their bytes at least, asked from their pages."""
         return tuple(name for name, pieces in sequences.items() if self._pages_are_near(pieces))
 
+    @one_at_a_time
     def step(self, used: Hashable, sequences: Sequences) -> None:
         """One step is over that has used one sequence; nothing reads any while this runs."""
         self._note(used, sequences)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from cxl_offload.memory import Session, current_session
+from cxl_offload.memory.bounds import check_number
 from cxl_offload.tune.curves import TierRatios
 from cxl_offload.tune.homes import TunedHomes
 from cxl_offload.tune.machine import tier_ratios
 from cxl_offload.tune.model_based import ModelTuner
 from cxl_offload.tune.options import TuneOptions, read_tuning
 from cxl_offload.tune.phase_steps import PhaseSteps, follow_phases
-from cxl_offload.tune.recording import StepRecording
 from cxl_offload.tune.state_file import read_state
 from cxl_offload.tune.step_tuner import StepTuner
 from cxl_offload.tune.tiers import near_and_far
@@ -49,7 +49,6 @@ def step_tuner(
         tuner,
         budget_bytes_per_step=budget_bytes_per_step,
         state=state,
-        recording=None if state is None else StepRecording(known),
         framework=framework,
     )
 
@@ -180,8 +179,7 @@ def tune_optimizer(
         The machine has only one tier, or its bandwidths are not known.
     """
     session = session or current_session()
-    if not budget_bytes_per_step >= 0:
-        raise ValueError(f"a budget of {budget_bytes_per_step} bytes a step: need at least 0")
+    check_number(budget_bytes_per_step, "the budget in bytes a step")
     read_state(None if state is None else Path(state))
     if near is None or far is None:
         near, far = near_and_far(session.machine)

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.memory.bounds import quoted
+from cxl_offload.memory.bounds import check_number, quoted
 from cxl_offload.topology import Machine
 from cxl_offload.tune.machine import tier_ratios
 from cxl_offload.tune.tiers import near_and_far
+
+MOST_THREADS = 8192
+"""As many CPUs as a kernel of Linux is built for at most (CONFIG_NR_CPUS)."""
 
 Signal = Literal["step_time", "phase_time"]
 """What tuning goes by: the time of whole steps, or of each phase by itself."""
@@ -37,6 +40,14 @@ class TuneOptions:
     state: Path | None = None
     by_phase: bool = False
     threads: tuple[int, ...] = ()
+
+
+def check_bytes(nbytes: object, name: str) -> None:
+    """Refuses an option that is no number of bytes (ConfigError)."""
+    try:
+        check_number(nbytes, name)
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(str(problem)) from None
 
 
 def read_tuning(
@@ -67,16 +78,15 @@ def read_tuning(
                 "tune_budget_bytes, tune_state or tune_threads without tune; give tune='step_time'"
             )
         return None
-    if not isinstance(budget_bytes, int | float):
-        raise ConfigError(f"tune_budget_bytes {quoted(budget_bytes)}: a number of bytes")
-    if tune not in signals or not budget_bytes >= 0:
+    check_bytes(budget_bytes, "tune_budget_bytes")
+    if tune not in signals:
         known = " or ".join(repr(each) for each in signals)
-        raise ConfigError(
-            f"tune={tune!r} with {budget_bytes} bytes a step; known is {known}, with at least 0"
-        )
-    sound = all(isinstance(one, int) and one >= 1 for one in threads)
+        raise ConfigError(f"tune={tune!r}; known is {known}")
+    sound = all(isinstance(one, int) and 1 <= one <= MOST_THREADS for one in threads)
     if not sound or len(set(threads)) != len(threads):
-        raise ConfigError(f"tune_threads {list(threads)}: numbers from 1, each once")
+        raise ConfigError(
+            f"tune_threads {quoted(list(threads))}: numbers from 1 to {MOST_THREADS}, each once"
+        )
     if threads and tune != "phase_time":
         raise ConfigError("tune_threads: threads belong to phases; give tune='phase_time'")
     tier_ratios(machine, *near_and_far(machine))

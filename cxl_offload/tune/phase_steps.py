@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Session
+from cxl_offload.memory.bounds import check_number, check_size
 from cxl_offload.tune.counts import count_decision
+from cxl_offload.tune.gate import Gate, one_at_a_time
 from cxl_offload.tune.homes import TunedHomes
 from cxl_offload.tune.machine import tier_ratios
 from cxl_offload.tune.options import TuneOptions
 from cxl_offload.tune.phases import PhaseTuner
-from cxl_offload.tune.state_file import read_state, write_state
+from cxl_offload.tune.state_file import DAMAGED, read_state, write_state
 from cxl_offload.tune.threads import PhaseThreads, ThreadChoice
 from cxl_offload.tune.tiers import near_and_far
 from cxl_offload.tune.window import StepSamples
@@ -76,10 +78,12 @@ class PhaseSteps:
         budget_bytes_per_change: int = 0,
         threads: PhaseThreads | None = None,
         samples: int = 10,
-        state: Path | None = None,
+        state: str | Path | None = None,
         framework: str = "script",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        check_number(budget_bytes_per_change, "the budget in bytes a change of phase")
+        self._gate = Gate()
         self.homes = homes
         self.tuner = tuner
         self._budget = budget_bytes_per_change
@@ -88,13 +92,13 @@ class PhaseSteps:
         self._steps: Counter[str] = Counter()
         self._cycles = 0
         self._late = False  # on the way to a shared placement: windows would mix two of them
-        self._state = state
+        self._state = None if state is None else Path(state)
         self._framework = framework
         self._clock = clock
         self._reason = ""
         if budget_bytes_per_change < homes.nbytes:
             tuner.moves_take(float("inf"))
-        saved = read_state(state)
+        saved = read_state(self._state)
         if saved is not None:
             self._restore(saved)
         self._prepare(tuner.phases[0])
@@ -102,12 +106,18 @@ class PhaseSteps:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """One pass of a phase; after it, pages move for the phase that follows."""
+        self._check(name)
         following = self.tuner.phases[(self.tuner.phases.index(name) + 1) % len(self.tuner.phases)]
         began = self._clock()
         yield
         self.step(name, self._clock() - began)
         self.begin(following)
 
+    def _check(self, name: str) -> None:
+        if name not in self.tuner.phases:
+            raise ValueError(f"no phase {name!r}; there are {', '.join(self.tuner.phases)}")
+
+    @one_at_a_time
     def step(self, name: str, seconds: float, *, equal_parts: int = 1) -> None:
         """One step of a phase took so long, without moves.
 
@@ -116,6 +126,8 @@ class PhaseSteps:
         equal_parts
             Of the step, such as the tokens of a prompt: steps of other numbers compare by one part.
         """
+        self._check(name)
+        check_size(equal_parts, "equal_parts")
         seconds /= equal_parts
         if not self._threads.is_settled:
             self._threads.note(name, seconds)
@@ -123,15 +135,19 @@ class PhaseSteps:
             self._samples[name].add(seconds)
             self._steps[name] += equal_parts
 
+    @one_at_a_time
     def restart(self, name: str) -> None:
         """The steps of a phase do another amount of work from here on."""
+        self._check(name)
         self._samples[name].restart()
 
+    @one_at_a_time
     def begin(self, name: str) -> None:
         """A phase begins: its threads are set and its pages have moved when this returns.
 
         No copy from or to the tensors may be under way. The first phase begins a new cycle.
         """
+        self._check(name)
         if name == self.tuner.phases[0] and any(self._steps.values()):
             self._cycles += 1
             self._cycle_ends()
@@ -188,7 +204,9 @@ class PhaseSteps:
             phases, threads = saved["phases"], saved["threads"]
             self.tuner.restore(phases)  # type: ignore[arg-type]
             self._threads.restore(threads)  # type: ignore[arg-type]
-        except (KeyError, TypeError) as problem:
+        except ConfigError as problem:
+            raise ConfigError(f"{self._state}: {problem}") from problem
+        except DAMAGED as problem:
             raise ConfigError(f"{self._state}: not the saved state of these phases") from problem
 
 

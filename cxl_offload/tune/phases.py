@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.memory.bounds import check_number
 from cxl_offload.tune.belief import Belief
-from cxl_offload.tune.curves import SHARES, TierRatios, curve_family
+from cxl_offload.tune.curves import SHARES, TierRatios, curve_family, nearest
 from cxl_offload.tune.decision import Bounds
 from cxl_offload.tune.model_based import ModelRule, Record, choose
+from cxl_offload.tune.state_file import DAMAGED
 from cxl_offload.tune.window import Window
 
 _Floats = NDArray[np.float64]
@@ -103,10 +105,6 @@ def cycle_shares(phase_s: ArrayLike, *, whole_move_s: float) -> CycleShares:
     return best
 
 
-def _nearest(share: float) -> int:
-    return min(range(len(SHARES)), key=lambda index: abs(SHARES[index] - share))
-
-
 class PhaseTuner:
     """Learns the curve of each phase and chooses the shares of the next cycle.
 
@@ -117,7 +115,8 @@ class PhaseTuner:
     phases
         Names in the order of a cycle.
     whole_move_s
-        Seconds to move all tuned bytes from tier to tier: bytes over the measured rate of moves.
+        Seconds to move all tuned bytes from tier to tier: bytes over the measured rate of moves;
+        ``inf`` while nobody knows.
     start
         Share of all phases in the first cycle.
     """
@@ -136,9 +135,9 @@ class PhaseTuner:
         family = curve_family(ratios)
         self.phases = tuple(phases)
         self._rule = rule
-        self._move_s = whole_move_s
+        self.moves_take(whole_move_s)
         self._records = {phase: Record(family) for phase in phases}
-        self._at = dict.fromkeys(phases, _nearest(start))
+        self._at = dict.fromkeys(phases, nearest(start))
 
     @property
     def shares(self) -> dict[str, float]:
@@ -147,11 +146,12 @@ class PhaseTuner:
 
     def moves_take(self, whole_move_s: float) -> None:
         """What moving all tuned bytes from tier to tier takes, as it was measured."""
+        check_number(whole_move_s, "whole_move_s")
         self._move_s = whole_move_s
 
     def hold(self, shares: Mapping[str, float]) -> None:
-        """The shares that are in force after all."""
-        self._at = {phase: _nearest(shares[phase]) for phase in self.phases}
+        """The shares that are in force after all, of every phase."""
+        self._at = {phase: nearest(shares[phase]) for phase in self.phases}
 
     def saved(self) -> dict[str, Any]:
         """What :meth:`restore` needs, as JSON."""
@@ -175,7 +175,7 @@ class PhaseTuner:
                 raise ValueError("at")
             for phase, record in self._records.items():
                 record.restore(saved["measured"][phase])
-        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        except DAMAGED as problem:
             raise ConfigError(
                 f"the saved state is not that of the phases {', '.join(self.phases)}"
             ) from problem

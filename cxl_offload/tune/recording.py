@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.files.text import parse_json, read_text
+from cxl_offload.files.text import parse_json, read_text, write_text
 from cxl_offload.tune.curves import TierRatios
-from cxl_offload.tune.decision import Bounds, Tuner
+from cxl_offload.tune.decision import Bounds, Tuner, check_share
+from cxl_offload.tune.state_file import DAMAGED
 from cxl_offload.tune.window import Window
 
 _VERSION = 1
@@ -30,21 +31,22 @@ class StepRecording:
     Attributes
     ----------
     ratios
-        The far tier against the near one.
+        The far tier against the near one; None where nobody said.
     windows
         Share in force and window, in the order of the run.
     """
 
-    ratios: TierRatios
+    ratios: TierRatios | None
     windows: list[tuple[float, Window]] = field(default_factory=list)
 
     def add(self, share: float, window: Window) -> None:
         """One more window."""
+        check_share(share)
         self.windows.append((share, window))
 
     def save(self, path: str | Path) -> None:
         """Writes the recording as JSON."""
-        Path(path).write_text(json.dumps(self.document(), indent=1) + "\n")
+        write_text(Path(path), json.dumps(self.document(), indent=1) + "\n")
 
     def document(self) -> dict[str, Any]:
         """The recording as JSON, its last thousand windows."""
@@ -52,7 +54,8 @@ class StepRecording:
             {"share": share, "mean_s": one.mean_s, "error": one.error, "steps": one.steps}
             for share, one in self.windows[-_MOST_WINDOWS:]
         ]
-        ratios = {"bandwidth": self.ratios.bandwidth, "latency": self.ratios.latency}
+        known = self.ratios
+        ratios = known and {"bandwidth": known.bandwidth, "latency": known.latency}
         return {"version": _VERSION, "ratios": ratios, "windows": rows}
 
     @classmethod
@@ -75,15 +78,16 @@ class StepRecording:
         try:
             if document["version"] != _VERSION:
                 raise ConfigError(f"{path}: version {document['version']!r}, known is {_VERSION}")
-            ratios = TierRatios(
-                float(document["ratios"]["bandwidth"]), float(document["ratios"]["latency"])
-            )
+            known = document["ratios"]
+            ratios = None
+            if known is not None:
+                ratios = TierRatios(float(known["bandwidth"]), float(known["latency"]))
             made = cls(ratios)
             for number, row in enumerate(document["windows"]):
                 made.add(float(row["share"]), _window(path, number, row))
         except ConfigError:
             raise
-        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+        except DAMAGED as problem:
             raise ConfigError(f"{path}: not a recording of step times ({problem!r})") from problem
         if not made.windows:
             raise ConfigError(f"{path}: the recording has no window")
@@ -92,7 +96,7 @@ class StepRecording:
 
 def _window(path: str | Path, number: int, row: Any) -> Window:
     window = Window(float(row["mean_s"]), float(row["error"]), int(row["steps"]))
-    sound = 0 < window.mean_s < math.inf and 0 <= window.error < math.inf and window.steps > 0
+    sound = 0 <= window.error < math.inf and window.steps > 0
     if not sound or not 0 <= float(row["share"]) <= 1:
         raise ConfigError(
             f"{path}: window {number}: need a share from 0 to 1, a positive mean_s, an error of at "
@@ -101,7 +105,7 @@ def _window(path: str | Path, number: int, row: Any) -> Window:
     return window
 
 
-def recorded_before(saved: dict[str, Any], path: Path, ratios: TierRatios) -> StepRecording:
+def recorded_before(saved: dict[str, Any], path: Path, ratios: TierRatios | None) -> StepRecording:
     """The recording in a state file, to go on with; an empty one where it has none.
 
     Raises
@@ -148,7 +152,14 @@ def replay_recording(
     ----------
     decisions
         How many; as many as the recording has windows by default.
+
+    Raises
+    ------
+    ConfigError
+        The recording has no window.
     """
+    if not recording.windows:
+        raise ConfigError("the recording has no window: the run was shorter than one decision")
     by_share: dict[float, list[Window]] = {}
     for share, window in recording.windows:
         by_share.setdefault(share, []).append(window)

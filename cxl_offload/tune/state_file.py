@@ -10,6 +10,9 @@ from typing import Any
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.text import parse_json, read_text, write_text
 
+DAMAGED = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
+"""What reading a state raises where it has other things than were saved: an endless number too."""
+
 _LOG = logging.getLogger(__name__)
 
 

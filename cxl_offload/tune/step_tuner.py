@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.memory.bounds import check_number
 from cxl_offload.tune.counts import Outcome, count_decision
 from cxl_offload.tune.decision import Decision, Tuner
+from cxl_offload.tune.gate import Gate, one_at_a_time
 from cxl_offload.tune.homes import TunedHomes
 from cxl_offload.tune.recording import RECORDING, StepRecording, recorded_before
 from cxl_offload.tune.state_file import read_state, write_state
@@ -45,9 +47,9 @@ class StepTuner:
         :meth:`restart`, begins anew.
     state
         A JSON file: read now where it exists, written after every decision, so that a restart
-        goes on. None keeps no state.
+        goes on. It has the windows too, for ``cxl-offload tune --replay``. None keeps no state.
     recording
-        Collects windows for ``cxl-offload tune --replay``, and is kept in the state file too.
+        Collects the windows elsewhere.
     on_decision
         Called with every decision.
     framework
@@ -82,20 +84,22 @@ class StepTuner:
         framework: str = "script",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if not budget_bytes_per_step >= 0:
-            raise ValueError(f"a budget of {budget_bytes_per_step} bytes a step: need at least 0")
+        check_number(budget_bytes_per_step, "the budget in bytes a step")
+        self._gate = Gate()
         self.homes = homes
         self._tuner = tuner
         self._budget = budget_bytes_per_step
         self._times = StepSamples(steps=steps, warm_up=warm_up)
         self._steps = steps
         self._state = None if state is None else Path(state)
+        if recording is None and state is not None:
+            recording = StepRecording(getattr(tuner, "ratios", None))
         self._recording = recording
         self._on_decision = on_decision
         self._framework = framework
         self._clock = clock
         self._last: float | None = None
-        self._advice: str | None = None
+        self._advised: float | None = None
         self._moving = False
         self.decisions = 0
         if self._state is not None:
@@ -109,8 +113,9 @@ class StepTuner:
         """Whether the next :meth:`step` moves pages: nothing may be copied from or to them then."""
         return self._moving
 
+    @one_at_a_time
     def step(self, seconds: float | None = None) -> None:
-        """One step is over; pages may move before this returns.
+        """One step is over; pages may move before this returns. A forked child's does nothing.
 
         Parameters
         ----------
@@ -128,6 +133,7 @@ class StepTuner:
                 self._decide()
         self._last = self._clock()
 
+    @one_at_a_time
     def restart(self) -> None:
         """The workload has changed in the middle of a window: what was measured of it is left out.
 
@@ -158,18 +164,19 @@ class StepTuner:
         window = self._times.take(policy_changed=False)
         if self._recording is not None:
             self._recording.add(before, window)
-        unchanged = self._tuner.saved()
         decision = self._tuner.decide(window, self.homes.bounds())
+        nothing_new = decision.settled or decision.share == self._advised
         longer = min(2 * self._times.steps, _MOST_PATIENCE * self._steps)
-        self._times.steps = longer if decision.settled else self._steps
+        self._times.steps = longer if nothing_new else self._steps
         if not self._budget:
             # Nothing moves, so the next window is measured under the same share as this one.
-            self._tuner.restore(unchanged)
-            if decision.share == before or decision.reason == self._advice:
+            self._tuner.hold(before)
+            self._save()
+            if decision.share in (before, self._advised):
                 self._count("kept", reason=decision.reason)
                 return
             self._count("advised", reason=decision.reason)
-            self._advice = decision.reason
+            self._advised = decision.share
             _LOG.info("tune, advice only: %s", decision.reason)
         else:
             _LOG.info("tune: %s", decision.reason)
@@ -179,8 +186,8 @@ class StepTuner:
                 self.homes.aim(decision.share)
                 self._moving = True
                 self._times.restart()
+            self._save()
         self.decisions += 1
-        self._save()
         if self._on_decision is not None:
             self._on_decision(decision)
 

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.memory.bounds import check_size
 
 AS_FAST = 0.02
 """Relative difference of two medians within which the smaller number of threads is taken."""
@@ -29,7 +30,9 @@ class ThreadChoice:
     """
 
     def __init__(self, candidates: Sequence[int], *, steps: int = 8) -> None:
-        if not candidates or min(candidates) < 1 or len(set(candidates)) != len(candidates):
+        for one in candidates:
+            check_size(one, "a number of threads")
+        if not candidates or len(set(candidates)) != len(candidates):
             raise ValueError(f"threads {list(candidates)}: need some, each once, at least 1")
         if steps < 2:
             raise ValueError(f"{steps} steps a number of threads: need at least 2")

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 _OUTLIER_DEVIATIONS = 3.0
+SHORTEST_S, LONGEST_S = 1e-15, 1e20
+"""No clock tells less, and the universe is younger. Squares of both are numbers still."""
+
 _NORMAL_DEVIATION = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 
@@ -38,7 +41,7 @@ class Window:
     def __post_init__(self) -> None:
         sound = isinstance(self.steps, int) and self.steps >= 0
         numbers = all(isinstance(one, int | float) for one in (self.mean_s, self.error))
-        if not sound or not numbers or not (0 < self.mean_s < math.inf and self.error >= 0):
+        if not sound or not numbers or not (_is_measured(self.mean_s) and self.error >= 0):
             raise ValueError(f"a window of {self.steps} steps of {self.mean_s} s +- {self.error}")
 
     @classmethod
@@ -48,11 +51,14 @@ class Window:
         Raises
         ------
         ValueError
-            No step, or a time that is not a positive finite number.
+            No step, or a time outside of :data:`SHORTEST_S` to :data:`LONGEST_S`.
         """
         times = list(seconds)
-        if not times or not all(0 < time < math.inf for time in times):
-            raise ValueError(f"{len(times)} step times: need at least one, all positive and finite")
+        if not times or not all(map(_is_measured, times)):
+            raise ValueError(
+                f"{len(times)} step times: need at least one, all from {SHORTEST_S} to "
+                f"{LONGEST_S} seconds"
+            )
         middle = median(times)
         deviation = _NORMAL_DEVIATION * median(abs(time - middle) for time in times)
         if deviation > 0:
@@ -63,6 +69,10 @@ class Window:
             return cls(mean, math.inf, 1)
         spread = math.sqrt(sum((time - mean) ** 2 for time in times) / (len(times) - 1))
         return cls(mean, spread / math.sqrt(len(times)) / mean, len(times))
+
+
+def _is_measured(seconds: float) -> bool:
+    return SHORTEST_S <= seconds <= LONGEST_S
 
 
 class StepSamples:
@@ -89,10 +99,10 @@ class StepSamples:
         self._skip = warm_up
 
     def add(self, seconds: float) -> None:
-        """One more step. Steps that took no time, or less, are no measurement and are left out."""
+        """One more step. What no clock can have measured (no time, or less) is left out."""
         if self._skip:
             self._skip -= 1
-        elif 0 < seconds < math.inf:
+        elif _is_measured(seconds):
             self._times.append(seconds)
 
     @property

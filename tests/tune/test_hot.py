@@ -68,7 +68,7 @@ def test_bad_arguments_are_refused() -> None:
         HotSet(2, 3)
     with pytest.raises(ValueError, match="items are near"):
         HotSet(4, 1, near=[0, 1])
-    with pytest.raises(ValueError, match="none below 0"):
+    with pytest.raises(ValueError, match="none endless or below 0"):
         HotSet(2, 1).note([1, -1])
     with pytest.raises(ValueError, match="half_life"):
         HotRule(half_life=0)

@@ -261,7 +261,7 @@ def test_recording_replays_to_the_decisions_of_the_run(session: Session, tmp_pat
         {"windows": []},
         {"windows": [{"share": 2, "mean_s": 1, "error": 0, "steps": 1}]},
         {"windows": [{"share": 0, "mean_s": -1, "error": 0, "steps": 1}]},
-        {"ratios": None},
+        {"ratios": 0},
         {"ratios": {"bandwidth": 0, "latency": 1}},
     ],
 )

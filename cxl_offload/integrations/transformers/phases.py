@@ -12,6 +12,7 @@ from torch import nn
 
 from cxl_offload.memory import Session
 from cxl_offload.tune import PhaseSteps, TuneOptions, follow_phases
+from cxl_offload.tune.homes import tensors_of
 
 PREFILL, DECODE = "prefill", "decode"
 
@@ -30,29 +31,16 @@ class TunedPhases:
     Attributes
     ----------
     steps
-        What is decided; None where no weight is in memory of the session, and after the block.
+        What is decided; None where no weight is in memory of the session, and outside of the block.
     """
 
     def __init__(
         self, weights: dict[str, torch.Tensor], session: Session, options: TuneOptions
     ) -> None:
-        found = {
-            name: weight
-            for name, weight in weights.items()
-            if weight.device.type == "cpu" and session.find(weight.data_ptr()) is not None
-        }
-        self._threads = torch.get_num_threads()  # the first phase sets its own at once
+        self._found = tensors_of(session, weights)
+        self._session = session
+        self._options = options
         self.steps: PhaseSteps | None = None
-        if found:
-            self.steps = follow_phases(
-                found,
-                (PREFILL, DECODE),
-                options,
-                session=session,
-                framework="transformers",
-                set_threads=torch.set_num_threads,
-                clock=lambda: time.perf_counter(),
-            )
         self._phase = ""
         self._began = 0.0
         self._rows = 0
@@ -60,17 +48,33 @@ class TunedPhases:
     @contextlib.contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
         """Measures and moves inside of the block; lets go of the weights at its end."""
-        hooks = [
-            model.register_forward_pre_hook(self._before, with_kwargs=True),
-            model.register_forward_hook(self._after, with_kwargs=True),
-        ]
-        try:
+        threads = torch.get_num_threads()
+        with contextlib.ExitStack() as stack:
+            stack.callback(torch.set_num_threads, threads)
+            stack.callback(self._let_go)
+            if self._found:
+                self.steps = self._follow()
+            for hook in (
+                model.register_forward_pre_hook(self._before, with_kwargs=True),
+                model.register_forward_hook(self._after, with_kwargs=True),
+            ):
+                stack.callback(hook.remove)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            self.steps = None
-            torch.set_num_threads(self._threads)
+
+    def _let_go(self) -> None:
+        self.steps, self._found = None, {}
+
+    def _follow(self) -> PhaseSteps:
+        """Sets the threads of the first phase, and may move pages."""
+        return follow_phases(
+            self._found,
+            (PREFILL, DECODE),
+            self._options,
+            session=self._session,
+            framework="transformers",
+            set_threads=torch.set_num_threads,
+            clock=lambda: time.perf_counter(),
+        )
 
     def _before(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         given = new_tokens(args, kwargs)

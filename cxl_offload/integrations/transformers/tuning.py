@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.hot_caches import HotCaches
 from cxl_offload.integrations.transformers.hot_experts import HotExperts, expert_layers
 from cxl_offload.integrations.transformers.phases import TunedPhases, new_tokens
 from cxl_offload.memory import Session
 from cxl_offload.tune import StepTuner, TuneOptions, read_tuning
+from cxl_offload.tune.homes import tensors_of
 from cxl_offload.tune.optimizer import step_tuner
+from cxl_offload.tune.options import check_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,9 @@ class ModelTuning:
         ConfigError
             As :func:`cxl_offload.tune.read_tuning`, and for negative bytes.
         """
-        if hot_expert_bytes < 0 or budget_bytes < 0:
-            raise ConfigError(
-                f"hot_expert_bytes {hot_expert_bytes}, tune_budget_bytes {budget_bytes}: 0 or more"
-            )
+        check_bytes(hot_expert_bytes, "hot_expert_bytes")
+        check_bytes(hot_kv_bytes, "hot_kv_bytes")
+        check_bytes(budget_bytes, "tune_budget_bytes")
         experts = None
         if hot_expert_bytes:
             own = None if state is None else Path(f"{state}.experts")
@@ -161,11 +161,7 @@ class TunedWeights:
     def __init__(
         self, weights: dict[str, torch.Tensor], session: Session, options: TuneOptions
     ) -> None:
-        found = {
-            name: weight
-            for name, weight in weights.items()
-            if weight.device.type == "cpu" and session.find(weight.data_ptr()) is not None
-        }
+        found = tensors_of(session, weights)
         self.tuner: StepTuner | None = None
         if found:
             self.tuner = step_tuner(
