@@ -48,7 +48,7 @@ def read_nodes(tree: Tree, *, mems_allowed: tuple[int, ...] | None) -> tuple[Nod
         return (_only_node(tree),)
     online = read_list(tree, f"{NODES}/online")
     possible = read_list(tree, f"{NODES}/possible") or ()
-    zones = _read_zones(tree, _page_bytes(tree))
+    zones = _read_zones(tree, base_page_bytes(tree))
     nodes = []
     for node_id in sorted({*present, *possible}):
         is_online = node_id in (present if online is None else online)
@@ -67,7 +67,7 @@ def _only_node(tree: Tree) -> Node:
     tree.note(f"no {NODES}: this kernel has no NUMA, so all memory is node 0")
     memory = _read_meminfo(tree, "/proc/meminfo")
     cpus = read_list(tree, f"{_CPUS}/online") or ()
-    zones = _read_zones(tree, _page_bytes(tree)).get(0, ())
+    zones = _read_zones(tree, base_page_bytes(tree)).get(0, ())
     total = memory.get("MemTotal", 0)
     cache = _page_cache_bytes(memory)
     free = memory.get("MemFree")
@@ -123,7 +123,7 @@ def _page_cache_bytes(memory: dict[str, int]) -> int:
     return memory.get("Active(file)", 0) + memory.get("Inactive(file)", 0)
 
 
-def _page_bytes(tree: Tree) -> int:
+def base_page_bytes(tree: Tree) -> int:
     """Base page size: asked of a live system; in a capture, a PMD entry maps page^2/8 bytes."""
     if tree.live:
         return os.sysconf("SC_PAGE_SIZE")

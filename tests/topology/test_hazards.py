@@ -107,6 +107,40 @@ def automatic_weights(root: Path) -> None:
         put(root, f"{folder}/{name}", text)
 
 
+def lost_pages(**counts: int) -> Change:
+    def change(root: Path) -> None:
+        folder = f"{NODES}/node2/memory_failure"
+        for name in ("total", "recovered", "ignored", "failed", "delayed"):
+            put(root, f"{folder}/{name}", str(counts.get(name, 0)))
+        put(root, "proc/meminfo", f"HardwareCorrupted: {4 * counts['total']} kB")
+
+    return change
+
+
+def controller(corrected: int, uncorrected: int) -> Change:
+    def change(root: Path) -> None:
+        folder = "sys/devices/system/edac/mc/mc0"
+        for name, text in {
+            "mc_name": "Skylake Socket#0 IMC#0",
+            "ce_count": str(corrected),
+            "ue_count": str(uncorrected),
+            "dimm0/dimm_label": "CPU_SrcID#0_MC#0_Chan#0_DIMM#0",
+            "dimm0/dimm_ce_count": str(corrected),
+            "dimm0/dimm_ue_count": str(uncorrected),
+            "dimm1/dimm_label": "a sound one",
+            "dimm1/dimm_ce_count": "0",
+        }.items():
+            put(root, f"{folder}/{name}", text)
+
+    return change
+
+
+def link_errors(kind: str, total: str, count: int) -> Change:
+    """Of the first card behind the CXL node, as the kernel writes them."""
+    text = f"Undefined 0\nData Link Protocol {count}\n{total} {count}"
+    return write(f"sys/bus/pci/devices/0000:0d:00.0/aer_dev_{kind}", text)
+
+
 # name, what brings it about on a healthy machine, severity, and the command's first words
 CAUSES: list[tuple[str, Change, str, str]] = [
     ("numa-balancing", write("proc/sys/kernel/numa_balancing", "1"), "warning", "sudo sysctl"),
@@ -140,6 +174,28 @@ CAUSES: list[tuple[str, Change, str, str]] = [
         write("proc/self/limits", "Max locked memory         8388608              8388608   bytes"),
         "note",
         "ulimit -l",
+    ),
+    ("lost-pages", lost_pages(total=2, recovered=2), "warning", "ras-mc-ctl --errors"),
+    ("lost-pages", lost_pages(total=3, recovered=2, failed=1), "error", "ras-mc-ctl --errors"),
+    (
+        "soft-offlined-pages",
+        write("proc/meminfo", "HardwareCorrupted:     8 kB"),
+        "warning",
+        "ras-mc-ctl --errors",
+    ),
+    ("memory-errors", controller(7, 0), "warning", "ras-mc-ctl --error-count"),
+    ("memory-errors", controller(0, 1), "error", "ras-mc-ctl --error-count"),
+    (
+        "cxl-link-errors",
+        link_errors("correctable", "TOTAL_ERR_COR", 9),
+        "note",
+        "cxl list -M --media-errors",
+    ),
+    (
+        "cxl-link-errors",
+        link_errors("nonfatal", "TOTAL_ERR_NONFATAL", 1),
+        "error",
+        "cxl list -M --media-errors",
     ),
     ("fast-node-full", meminfo(1, free=GIB // 2), "warning", "numastat"),
     ("fast-node-full", meminfo(1, free=GIB // 2, cached=4 * GIB), "note", "sync; echo 1"),
@@ -195,12 +251,32 @@ def test_hazard_is_found_and_only_it_when_its_cause_is_there(
         write("proc/sys/kernel/osrelease", "7.0"),
         write("proc/sys/vm/max_map_count", "65530"),  # the default, on a small machine
         meminfo(1, free=GIB),
+        lost_pages(total=0),
+        controller(0, 0),
+        link_errors("fatal", "TOTAL_ERR_FATAL", 0),
+        write("proc/meminfo", "HardwareCorrupted:     0 kB"),
     ],
 )
 def test_no_hazard_when_the_setting_is_harmless(tmp_path: Path, cause: Change) -> None:
     root = healthy(tmp_path / "tree")
     cause(root)
     assert find_hazards(root) == ()
+
+
+def test_errors_are_told_with_their_number_and_their_part(tmp_path: Path) -> None:
+    root = healthy(tmp_path / "tree")
+    lost_pages(total=3, recovered=2, failed=1)(root)
+    put(root, "proc/meminfo", "HardwareCorrupted: 20 kB")
+    controller(7, 1)(root)
+    link_errors("correctable", "TOTAL_ERR_COR", 9)(root)
+    found = found_in(root)
+    assert found["lost-pages"].found == (
+        "node 2: 3 pages (12 KiB) lost to memory errors (2 recovered, 1 failed)"
+    )
+    assert found["soft-offlined-pages"].found.startswith("8 KiB of pages")
+    assert "7 corrected and 1 uncorrected errors" in found["memory-errors"].found
+    assert "(CPU_SrcID#0_MC#0_Chan#0_DIMM#0)" in found["memory-errors"].found
+    assert "CXL node 2 at PCI 0000:0d:00.0" in found["cxl-link-errors"].found
 
 
 def test_weighted_interleave_is_not_missed_where_the_distribution_brought_it_back(

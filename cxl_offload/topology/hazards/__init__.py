@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from cxl_offload.topology.discovery import discover
+from cxl_offload.topology.hazards.health import HEALTH_CHECKS
 from cxl_offload.topology.hazards.kernel import KERNEL_CHECKS
 from cxl_offload.topology.hazards.model import SEVERITIES, Hazard, Scene, Severity
 from cxl_offload.topology.hazards.nodes import NODE_CHECKS
@@ -41,6 +42,11 @@ def find_hazards(
         If there is no ``sys`` or ``proc`` below ``root``.
     """
     scene = Scene(discover(root), Tree(root), placing_refused=placing_refused, tried=tried)
-    checks: tuple[Check, ...] = (*NODE_CHECKS, *PROCESS_CHECKS, *KERNEL_CHECKS)
+    checks: tuple[Check, ...] = (
+        *HEALTH_CHECKS,
+        *NODE_CHECKS,
+        *PROCESS_CHECKS,
+        *KERNEL_CHECKS,
+    )
     found = [hazard for check in checks for hazard in check(scene)]
     return tuple(sorted(found, key=lambda hazard: SEVERITIES.index(hazard.severity)))
