@@ -1,9 +1,9 @@
 """Placement that adapts: tuners choose the share on the far tier from step times.
 
-Tuners are plain objects that move nothing (:class:`ModelTuner`, :class:`Climb`,
-:class:`PublishedCaption`, :class:`PhaseTuner`, :class:`HotSet`); :class:`StepTuner` measures, asks
-one and carries its decisions out on tensors (:class:`TunedHomes`). :func:`tune_optimizer` does all
-of it for the states of a torch optimizer; only that needs torch.
+Tuners are plain objects that move no memory (:class:`ModelTuner`, :class:`Climb`,
+:class:`PublishedCaption`, :class:`PhaseTuner`, :class:`HotSet`); :class:`StepTuner` measures steps,
+asks a tuner, and carries its decisions out on tensors (:class:`TunedHomes`). :func:`tune_optimizer`
+does all of this for the states of a torch optimizer. Only it needs torch.
 """
 
 from __future__ import annotations

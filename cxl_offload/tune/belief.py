@@ -1,8 +1,8 @@
-"""What measured windows leave of a family of curves, and what that says of shares not tried.
+"""What measured windows say of a family of curves, and so of shares that were not tried.
 
-Every curve is weighed by how well it fits the logarithms of the measured step times; their common
-scale is unknown and is fitted out. Curves are not exact: each share may lie off its curve by
-:data:`MISFIT`, and where a share was measured, the measurement corrects the curve.
+Every curve gets a weight by how well it fits the logarithms of the measured step times. Their
+common scale is not known, so it is fitted too. No curve is exact: the time of a share may differ
+from it by :data:`MISFIT`. Where a share was measured, the measurement corrects the curve.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from cxl_offload.tune.window import Window
 Floats = NDArray[np.float64]
 
 MISFIT = 0.02
-"""Standard deviation of a share's true time from the best curve of the family. With more, curves
-say little of their neighbours; with less, a wrong family is believed too long."""
+"""Standard deviation of a share's true time from the best curve of the family. If it is larger, a
+curve says little of shares that were not tried; if it is smaller, a wrong family is believed for
+too long."""
 
 _NEGLIGIBLE = 1e-6
-"""Likelihood, against that of the best curve, below which a curve is left out to save time."""
+"""A curve whose likelihood is below this part of the best curve's is left out, to save time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +101,9 @@ class Belief:
 
     @classmethod
     def of_sum(cls, parts: Sequence[tuple[Belief, float]]) -> Belief:
-        """Belief of a sum of times, each with the part that it has of the sum.
+        """Belief about a sum of times. Each belief comes with its part of the sum.
 
-        To first order: the logarithm of the sum changes by the parts' changes, weighted.
+        To first order, the logarithm of the sum changes by the weighted changes of the parts.
         """
         zero = np.zeros_like(parts[0][0].log_s)
         log_s = sum((weight * one.log_s for one, weight in parts), zero)

@@ -34,8 +34,9 @@ class CaptionState:
 def tune(rule: CaptionRule, previous: CaptionState, state: float) -> CaptionState:
     """One period: the ratio to set, with the state and the step that led to it.
 
-    Worse than before: half the step, the other way, at least ``min_abs_step`` long. As good or
-    better: the same step again. The ratio is clamped, the step is not.
+    If the state is worse than before, the next step is half as long, in the other direction, and at
+    least ``min_abs_step``. Otherwise the same step is taken again. The ratio is clamped, the step
+    is not.
     """
     step = previous.step
     if state < previous.state:
@@ -55,8 +56,8 @@ def replay_on_states(
 ) -> tuple[float, ...]:
     """The ratio set in every period for measured ``states``.
 
-    Without new allocations the ratio is still set but nothing becomes the previous values:
-    weights steer new pages only, so a period without any says nothing.
+    In a period without new allocations the ratio is set, but the previous values stay. Weights
+    steer new pages only, so such a period says nothing.
     """
     ratios = []
     previous = start
@@ -76,7 +77,7 @@ def replay_on_bandwidth(
     *,
     new_allocations: Sequence[bool] | None = None,
 ) -> tuple[float, ...]:
-    """The same in a closed loop: the state is the bandwidth law at the ratio in force.
+    """The same in a closed loop: the bandwidth equation gives the state at the ratio in force.
 
     ``bandwidth`` of [DRAM, CXL] in any one unit. The ratio in force is the last one set.
     """

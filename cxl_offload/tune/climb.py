@@ -82,13 +82,13 @@ class ClimbRule:
     Attributes
     ----------
     first_step, least_step
-        Of the weight; the least one also ends a hunt.
+        Steps of the weight. Arriving at the least step also ends a search.
     evidence
         Standard errors by which two windows must differ to count as different.
     dead_band
-        Relative difference that counts as none, however sure it is.
+        A relative difference below this counts as none, however certain it is.
     reset
-        Relative difference under an unchanged weight that means another workload.
+        If the time of an unchanged weight changes by this fraction, it is another workload.
     """
 
     first_step: int = 3
@@ -111,9 +111,10 @@ class ClimbState:
 def climb(rule: ClimbRule, state: ClimbState, window: Window) -> tuple[ClimbState, str]:
     """One decision: the next state and the reason.
 
-    Faster than before: the same step again. Slower: half the step, the other way, at least
-    ``least_step`` long. No difference that can be told: stay, and go on in least steps. Another
-    workload (the time of an unchanged weight jumped): begin again from the near tier alone.
+    If steps are faster than before, take the same step again. If they are slower, go half as far in
+    the other direction, at least ``least_step``. If no difference can be told, stay, and go on in
+    least steps. If the time of an unchanged weight jumped, it is another workload: begin again from
+    the near tier alone.
     """
     before = state.previous
     if before is None:
@@ -148,7 +149,8 @@ def climb(rule: ClimbRule, state: ClimbState, window: Window) -> tuple[ClimbStat
 
 
 def _allowed(weight: int, bounds: Bounds) -> int:
-    """The allowed weight that is closest to ``weight``; where none is, the closest to allowed."""
+    """The allowed weight that is closest to ``weight``. If none is allowed, the one closest to
+    being so."""
 
     def distance(one: int) -> tuple[float, int]:
         share = share_of_weight(one)

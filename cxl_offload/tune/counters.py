@@ -1,8 +1,9 @@
 """Hardware counters as a signal, where the kernel lets a process read its own.
 
-Caption estimates throughput by a linear function of counters, fitted on recorded runs; only the
-direction of the estimate counts (Sun et al., Demystifying CXL Memory with Genuine CXL-Ready
-Systems, 6.1). Its uncore counters need privileges; here are those of the process itself.
+Caption estimates throughput by a linear function of counters, which was fitted on recorded runs.
+Only the direction of the estimate counts (Sun et al., Demystifying CXL Memory with Genuine
+CXL-Ready Systems, 6.1). Caption reads uncore counters, which need privileges. This module reads
+those of its own process.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class CounterEstimator:
     intercept, weights
         Of :meth:`Counts.features`.
     error
-        Root mean square of what it was off by where it was fitted, over the mean.
+        Root mean square error on the steps that it was fitted on, over the mean.
     """
 
     intercept: float
@@ -201,7 +202,7 @@ class CounterEstimator:
     def seconds(self, counts: Counts) -> float:
         """The estimated time of a step: what a tuner takes in place of the measured one.
 
-        Infinity where the estimate is no rate; tuners leave such steps out.
+        Infinity if the estimate is not a positive rate. Tuners leave such steps out.
         """
         features = counts.features()
         rate = self.intercept + sum(

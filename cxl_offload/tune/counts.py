@@ -1,4 +1,4 @@
-"""How often tuners have decided what, in this process: what an endpoint of metrics exports."""
+"""How often the tuners of this process have decided what. Metrics export it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The family of curves that step times follow over the share on the far tier.
 
-A step is a part that does not wait for memory, and a part that does. The waiting part is bound by
-the bandwidth of the two tiers or by the latency of what is in flight; hardware prefetchers may do
-worse where pages of two tiers mix; caches may take some of the far tier's accesses. A
-:class:`Family` is a sample of such curves: what is known of the machine narrows it, and measured
-steps weigh its members (:mod:`cxl_offload.tune.belief`).
+One part of a step waits for memory, and one does not. The waiting part is bound by the bandwidth of
+the two tiers, or by the latency of the accesses in flight. Hardware prefetchers may do worse where
+pages of two tiers mix. Caches may serve some accesses to the far tier. A :class:`Family` is a
+sample of such curves. What is known of the machine narrows it, and measured steps give weights to
+its members (:mod:`cxl_offload.tune.belief`).
 
 Source of the terms: Wang et al., Hitchhiker's Guide to CXL Memory, 3.4 (bandwidth); Lebedev et al.,
 Demystifying CXL Memory Bandwidth Expansion, 5.1 (loss of mixed pages), 7 (latency); Sun et al.,
@@ -51,8 +51,8 @@ class TierRatios:
     latency
         Idle latency of the far tier over that of the near one.
     bandwidth_error, latency_error
-        One standard deviation of their logarithms: small where measured, larger where published for
-        another mix of reads and writes.
+        One standard deviation of their logarithms. It is small for measured values, and larger for
+        values that were published for another mix of reads and writes.
     """
 
     bandwidth: float
@@ -95,8 +95,8 @@ class Family:
 def curve_family(ratios: TierRatios, *, curves: int = 4000, seed: int = 0) -> Family:
     """Curves drawn from what is known before anything is measured.
 
-    Half of them lose nothing where tiers mix and half have no help from caches, so that both are
-    believed only when they show.
+    Half of them lose nothing where tiers mix, and half get no help from caches. So the tuner
+    believes in either effect only when measurements show it.
     """
     draw = np.random.default_rng(seed)
     shares = np.asarray(SHARES)

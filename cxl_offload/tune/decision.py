@@ -1,4 +1,5 @@
-"""What every tuner answers: the share of the bytes that shall lie on the far tier, and why."""
+"""What every tuner answers: the share of the bytes that shall lie on the far tier, and the
+reason."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from cxl_offload.memory.bounds import check_number
 from cxl_offload.tune.window import Window
 
 NEAR_WEIGHT = 10
-"""Weight of the near tier in mixes. Caption's published artefact fixes it and turns the other."""
+"""Weight of the near tier in mixes. Caption's published code changes the other weight only."""
 
 FAR_WEIGHTS = tuple(range(21))
 """Weights of the far tier that a tuner chooses from: shares of 0 to 67 % in steps of 1 to 9 %."""
@@ -92,7 +93,8 @@ class Tuner(Protocol):
         ...
 
     def hold(self, share: float) -> None:
-        """The share that is in force after all: a node was full before all had moved."""
+        """Tells the tuner the share that was reached, because a node was full before all had
+        moved."""
         ...
 
     def saved(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Carries a tuner's decisions out: the pages of tensors that are already there change tiers.
+"""Carries out a tuner's decisions by moving pages of existing tensors between tiers.
 
-What training allocates once can follow a decision only by moving. Tensors move one after the other
-and in parts, between steps, within a budget of bytes; their addresses and contents stay.
+Training allocates its tensors once, so they can follow a decision only by moving. They move between
+steps, one after the other and in parts, within a budget of bytes. Addresses and contents stay.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-9
 _SAME_SHARE = 0.01
-"""Shares closer than this are the same: whole stripes of a tensor round that much."""
+"""Shares that differ by less are the same, because whole stripes of a tensor round by as much."""
 
 _FINE_GRANULE_BYTES = 64 << 10
 _FINE_BELOW_BYTES = 60 * DEFAULT_GRANULE_BYTES
-"""Two cycles of the longest mix, 10 to 20: from there on, rounding to granules costs below 1 %."""
+"""Granules in two cycles of the longest mix, 10 to 20. With as many, rounding to granules costs
+less than 1 %."""
 
 REFUSALS = (MemoryError, OSError, PlacementError)
-"""What a move may be refused by without being a mistake: a full node, the kernel, the driver."""
+"""Errors of a move that are nobody's mistake: a full node, or a refusal of the kernel or the
+driver."""
 
 _LOG = logging.getLogger("cxl_offload.tune")
 
@@ -44,9 +46,10 @@ class Moved:
     Attributes
     ----------
     tensors, nbytes
-        Tensors that have arrived, and bytes that were moved: pages that were there already count.
+        Tensors that have arrived, and bytes that were moved. Pages that were in place already
+        count.
     refused
-        Why the rest stays where it is; None where nothing was refused.
+        Why the rest stays where it is, or None if nothing was refused.
     """
 
     tensors: int = 0
@@ -171,8 +174,8 @@ class TunedHomes:
     def _policy_of(self, owner: Allocation, share: float) -> Policy:
         """The policy for one allocation.
 
-        Large granules would round the share of a small tensor. Where its pages are larger than
-        small granules, it has to take the rounded share.
+        Large granules would round the share of a small tensor, so it gets small ones. If its pages
+        are larger than those, it takes the rounded share.
         """
         fine = owner.nbytes < _FINE_BELOW_BYTES and owner.unit_bytes <= _FINE_GRANULE_BYTES
         granule_bytes = _FINE_GRANULE_BYTES if fine else DEFAULT_GRANULE_BYTES
@@ -181,8 +184,9 @@ class TunedHomes:
     def _move_some(self, owner: Allocation, share: float) -> int:
         """Moves as much of an allocation as the credit allows; raises as :meth:`Session.move`.
 
-        Parts are whole cycles of the mix, so that they add up to what one move would make. What is
-        pinned moves as a whole. The last move, of everything, finds its pages there already.
+        Parts are whole cycles of the mix, so that they add up to what one move would do. Pinned
+        memory moves as a whole. The last move is of everything, and finds its pages in place
+        already.
 
         Returns
         -------
@@ -221,9 +225,10 @@ class TunedHomes:
         ]
 
     def _stop_here(self) -> None:
-        """What has moved of the first that waits stays where it is now.
+        """Keeps the moved part of the first waiting allocation where it is now.
 
-        Its pages are not asked: the kernel may refuse that too, and whoever moved them knows.
+        It does not ask for the pages, because the kernel may refuse that too, and the caller knows
+        what has moved.
         """
         address = self._waiting[0]
         owner = self._owners[address]
@@ -235,9 +240,8 @@ class TunedHomes:
     def advance(self, most_bytes: int) -> Moved:
         """Moves further tensors, or parts of them, until the budget is used up.
 
-        What is left of a budget that is smaller than the next part is saved up. A full node, or a
-        kernel that refuses, ends the moves to this target: what has moved stays, and so does the
-        rest.
+        If the rest of a budget is smaller than the next part, it is saved up. A full node, or a
+        refusal of the kernel, ends the moves to this target. Then everything stays where it is.
         """
         if not self._waiting or self._target is None:
             self._credit = 0
@@ -268,7 +272,7 @@ class TunedHomes:
         return Moved(tensors, nbytes)
 
     def _give_up(self, *, node_full: bool) -> None:
-        """Nothing more moves to this target. The room left on a node that was full is of no use."""
+        """Ends the moves to this target. The room left on a full node is too small to use."""
         towards_far = (self._target or 0.0) > self._far_share[self._waiting[0]]
         self._stop_here()
         self._waiting.clear()

@@ -1,8 +1,8 @@
-"""Which items live on the near tier: experts, embedding rows, sequences; by their use.
+"""Chooses by their use which items live on the near tier: experts, embedding rows, sequences.
 
-Uses are counted and decay, so that what was hot an hour ago does not stay. An item moves near only
-when it is used clearly more than the one that it replaces, and only as many move at once as the
-budget allows, so that two items of like use do not trade places for ever.
+Uses are counted, and old ones count less and less, so that an item that was hot an hour ago does
+not stay. An item moves near only if it is used clearly more than the one it replaces. So two items
+of about equal use do not trade places for ever. A budget limits how many move at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class HotRule:
     Attributes
     ----------
     half_life
-        Rounds after which a use counts half.
+        Rounds after which a use counts half as much.
     margin
         An item moves near when its uses exceed this many times those of the item it replaces.
     repay
-        Rounds within which the near tier must have saved the bytes that the two moves cost.
+        Within so many rounds, the near tier must have saved the bytes that the two moves cost.
     traffic
-        Bytes that may move, as a part of the bytes that are asked for; see
+        Most bytes that may move, as a fraction of the bytes that are asked for; see
         :class:`~cxl_offload.tune.HotParts`.
     """
 
@@ -97,13 +97,13 @@ class HotSet:
         return tuple(int(item) for item in np.flatnonzero(self._near))
 
     def undo(self, swap: Swap) -> None:
-        """A swap that :meth:`swaps` gave was not carried out: a node was full."""
+        """Takes back a swap that :meth:`swaps` gave, because a node was full."""
         self._near[swap.near] = False
         if swap.far >= 0:
             self._near[swap.far] = True
 
     def leave(self, item: int) -> None:
-        """An item is not near any more, for another reason than a swap."""
+        """Notes that an item is not near any more, for another reason than a swap."""
         self._near[item] = False
 
     def saved(self) -> dict[str, Any]:
@@ -151,12 +151,12 @@ class HotSet:
         self._rounds = self._rounds * keep + 1.0
 
     def swaps(self, most: int) -> tuple[Swap, ...]:
-        """What to move now, the most useful first; the set counts it as done.
+        """Swaps to make now, the most useful first. The set counts them as made.
 
         Parameters
         ----------
         most
-            Swaps at most, from the budget in bytes.
+            The most swaps that the budget in bytes allows.
         """
         if not self._rounds:
             return ()

@@ -1,8 +1,8 @@
-"""Parts of tensors that are asked for often live near, the others far; pages move in place.
+"""Keeps parts of tensors that are asked for often near, and the others far. Pages move in place.
 
-A part is what is asked for as one: an expert of a layer, which is a slice of each of its weights,
-or a block of rows of an embedding. There is no second copy: a part is on one tier or on the other,
-and its address stays.
+A part is what a program asks for as a whole: an expert of a layer, which is a slice of each of its
+weights, or a block of rows of an embedding. There is no second copy. A part is on one tier or on
+the other, and its address stays.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class HotParts:
     near, far
         Nodes of the two tiers.
     room_bytes
-        Of the near tier, for these parts.
+        Room of the near tier for these parts.
     session
         The session that the slices are in.
     budget_bytes_per_round
@@ -82,9 +82,9 @@ class HotParts:
     hot
         Counts the uses and chooses.
     part_bytes
-        Of each part.
+        Bytes of each part.
     asked_bytes, near_bytes, moved_bytes
-        Bytes that were asked for since the beginning, those of them that were near when they were,
+        Since the beginning: bytes that were asked for, those of them that were near at that time,
         and bytes that have moved.
 
     Raises
@@ -164,7 +164,7 @@ class HotParts:
         return 2 * near > there
 
     def _was_put_near(self, number: int) -> bool:
-        """The same from what the session knows; the kernel may refuse to be asked."""
+        """The same from the books of the session, because the kernel may refuse to answer."""
         near = sum(
             nbytes
             for one in self._pages[number]
@@ -179,7 +179,7 @@ class HotParts:
 
     @one_at_a_time
     def round(self, uses: ArrayLike) -> None:
-        """One round is over: counts what was asked for, then moves what is worth it.
+        """Ends a round: counts what was asked for, then moves what is worth moving.
 
         No work may use the parts while this runs.
 
@@ -223,7 +223,8 @@ class HotParts:
 
     @contextlib.contextmanager
     def _accounted(self) -> Iterator[None]:
-        """Counts the bytes that move inside, and a full node as a rest."""
+        """Counts the bytes that move inside of the block. After a full node, moves rest for a
+        while."""
         before = self.moved_bytes
         outcome: Outcome = "moved"
         try:
@@ -238,7 +239,8 @@ class HotParts:
         count_decision(self._framework, "hot", outcome, nbytes=moved)
 
     def _carry_out(self, swap: Swap) -> None:
-        """One part comes near; another makes room for it first. Raises as :meth:`Session.move`."""
+        """Moves one part near, after another part has made room for it. Raises as
+        :meth:`Session.move`."""
         try:
             if swap.far >= 0:
                 self._move(swap.far, self._far)
@@ -255,7 +257,7 @@ class HotParts:
         )
 
     def _move(self, number: int, policy: Bind) -> None:
-        """Moves a part; where a node has no room for its rest, all of it goes back."""
+        """Moves a part. If a node has no room for all of it, the whole part goes back."""
         back = self._far if policy is self._near else self._near
         done: list[_Pages] = []
         try:

@@ -1,4 +1,4 @@
-"""Rows of a large embedding that are looked up often near, the others far."""
+"""Keeps the rows of a large embedding that are looked up often near, and the others far."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cxl_offload.tune.hot_parts import HotParts, Slice
 
 
 class HotRows:
-    """Counts the lookups of an embedding and moves blocks of its rows between them.
+    """Counts the lookups of an embedding, and moves blocks of its rows between lookups.
 
     Rows move in blocks of whole pages, as many rows as fit; a last block that is smaller stays
     where it is.
@@ -28,11 +28,11 @@ class HotRows:
     near, far
         Nodes of the two tiers.
     room_bytes
-        Of the near tier, for these rows.
+        Room of the near tier for these rows.
     session
         The session that the weight is in.
     block_bytes
-        Of a block at least.
+        Least bytes of a block.
     budget_bytes_per_step
         Bytes that may move after a forward pass, in the mean; 0 only advises.
 
@@ -108,5 +108,5 @@ class HotRows:
             return  # a module of others calls them by another name
         blocks = rows.flatten().cpu() // self.rows
         uses = torch.bincount(blocks[blocks < self._blocks], minlength=self._blocks)
-        # A lookup reads one row of its block; moves are weighed against that.
+        # A lookup reads one row of its block, so a move must repay itself by single rows.
         self.parts.round(uses.double().numpy() / self.rows)

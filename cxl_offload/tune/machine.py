@@ -1,4 +1,4 @@
-"""The far tier against the near one, from what is known of the machine."""
+"""Compares the far tier with the near one, from what is known of the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNKNOWN_LATENCY_RATIO = 2.1
 """CXL over local DRAM (Wang et al., Performance Characterization of CXL Memory, V-A)."""
 
 _UNKNOWN_LATENCY_ERROR = 0.3
-"""Published ratios go from 1.4 to 2.8, which is this many times 2.1 up and down."""
+"""Published ratios lie between 1.4 and 2.8: within this factor of 2.1, up and down."""
 
 
 def tier_ratios(
@@ -20,8 +20,8 @@ def tier_ratios(
 ) -> TierRatios:
     """Ratios of two groups of nodes, seen from the CPUs of ``initiator``.
 
-    Bandwidths of a group add up, latencies are averaged. Where a latency is not known, the
-    published ratio of CXL to local DRAM stands in, with a wide error.
+    Bandwidths of a group are added, latencies are averaged. If a latency is not known, the
+    published ratio of CXL memory to local DRAM is taken, with a wide error.
 
     Raises
     ------

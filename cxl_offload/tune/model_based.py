@@ -1,7 +1,7 @@
-"""A tuner that begins with what the machine's profile says and corrects it by what is measured.
+"""A tuner that begins with the machine's profile and corrects it by measured steps.
 
-It needs fewer decisions than hill climbing, because one window at one share says something of all
-others, and it tries only shares that are unlikely to cost much.
+It needs fewer decisions than hill climbing, because a window at one share says something about all
+others. It tries only shares that are unlikely to cost much.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ Regime = Literal["latency", "bandwidth", "capacity", "not memory", "unknown"]
 _Floats = NDArray[np.float64]
 
 _LEAST_MEMORY_PART = 0.15
-"""Below this part of the step, halving the memory's time gains less than what a fair guess of
-bandwidths is wrong by; the regime is then called "not memory"."""
+"""If less of the step than this waits for memory, halving that time gains less than the error of a
+fair guess of bandwidths. The regime is then called "not memory"."""
 
 
 _MOST_DOUBTS = 8
-"""Windows after the last try in which a small gain is still doubted: each doubt moves pages."""
+"""For so many windows after the last try, a small gain is doubted. Not longer, because each doubt
+moves pages."""
 
 _MOST_LOG_S = 50.0
-"""Of a saved step time: e^50 seconds are longer than the universe is old."""
+"""Largest logarithm of a saved step time: e^50 seconds are longer than the universe is old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +43,23 @@ class ModelRule:
     Attributes
     ----------
     worth
-        Expected gain of another share, as a fraction of the step, below which it is not tried. It
-        rises by as much with every window that found nothing to try: later windows of one share
-        say little of others, so what they seem to promise is mostly noise.
+        A share is tried only if its expected gain is above this fraction of the step. The limit
+        rises by as much with every window that found nothing to try: further windows of one share
+        say little about others, so what they seem to promise is mostly noise.
     risk
-        Loss, as a fraction of the step, that a share which is tried must keep with
+        A share is tried only if its loss stays below this fraction of the step, with
         ``risk_confidence`` standard deviations.
     evidence
-        Standard deviations by which the far tier must be better than the near tier alone to stay.
+        The far tier stays in use only if it is better than the near tier alone by so many standard
+        deviations.
     recheck
-        Standard deviations within which the near tier may be as good as a share that is better by
-        less than ``recheck_gain``; it is then measured again before the share is kept.
+        For a share that gains less than ``recheck_gain``: if the near tier alone may be as good,
+        within so many standard deviations, it is measured again before the share is kept.
     recheck_gain
         As a fraction of the step.
     jump
-        Relative change of the step time under an unchanged share that means another workload, if
-        it is also beyond ``jump_evidence`` standard errors.
+        If the step time of an unchanged share changes by more than this fraction, and by more than
+        ``jump_evidence`` standard errors, it is another workload.
     """
 
     worth: float = 0.001
@@ -129,8 +131,8 @@ def choose(
 ) -> tuple[int, int, float]:
     """The best tried share, the untried one that promises most, and the gain expected of it.
 
-    Shares are indices of :data:`~cxl_offload.tune.curves.SHARES`. Where no tried share is within
-    the bounds, the allowed share of the lowest expected time counts as the best.
+    Shares are indices of :data:`~cxl_offload.tune.curves.SHARES`. If no tried share is within the
+    bounds, the allowed share with the lowest expected time counts as the best.
     """
     allowed = np.array([bounds.lowest <= share <= bounds.highest for share in SHARES])
     if not allowed.any():
@@ -190,9 +192,9 @@ class ModelTuner:
 
     @property
     def regime(self) -> Regime:
-        """What binds the step with all pages near, as far as the windows tell.
+        """What bounds the step with all pages near, as far as the windows tell.
 
-        ``"capacity"`` where the near tier has no room for all of it, whatever the step waits for.
+        ``"capacity"`` if the near tier has no room for all of it, whatever the step waits for.
         """
         if not self._fits_near:
             return "capacity"
@@ -233,7 +235,8 @@ class ModelTuner:
     def _doubts(self, belief: Belief, best: int, bounds: Bounds) -> bool:
         """Whether the near tier alone may be as good as ``best`` and is to be measured again.
 
-        One window of it, once the best share has had several, would decide for ever by its noise.
+        Otherwise the noise of its only window would decide for ever, while the best share has had
+        several.
         """
         measured = self._record.measured
         if best == 0 or 0 not in measured or bounds.lowest > 0 or best not in measured:
@@ -248,7 +251,7 @@ class ModelTuner:
 
     @staticmethod
     def nearest(share: float) -> float:
-        """The share of the grid that a tuner takes ``share`` for."""
+        """The share of the grid that stands for ``share``."""
         return SHARES[nearest(share)]
 
     def saved(self) -> dict[str, Any]:

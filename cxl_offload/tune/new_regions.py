@@ -1,7 +1,7 @@
 """Tunes memory that is placed once, at the start of a process, from one start to the next.
 
 What a server pins at its start cannot move while the GPU may copy from it at any time. So a run
-measures the share that is in force, and what it learns decides where the next run's regions go.
+measures its own share, and what it learns decides where the regions of the next run go.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ class NewRegions:
     state
         A JSON file: read now where it exists, written after every decision.
     places
-        Whether the next run's regions will follow; else decisions are only advice, since somebody
-        has said where they go.
+        Whether the regions of the next run follow the decisions. Otherwise decisions are only
+        advice, because somebody has said where the regions go.
     steps, warm_up
         Steps of a window, and steps left out at the beginning.
     windows
-        Windows of a run that count: more say little, and would outweigh those of other runs.
+        How many windows of a run count. More windows say little, and would outweigh those of other
+        runs.
     framework
         For the counts of decisions.
     logger
-        Gets every decision; a framework's own, where it shows only those.
+        Gets every decision. It is the framework's own logger if the framework shows no others.
 
     Attributes
     ----------
     far
         Nodes of the far tier.
     share
-        Of the regions of this run.
+        The share of the regions of this run.
 
     Raises
     ------
@@ -119,8 +120,8 @@ class NewRegions:
         Parameters
         ----------
         load
-            How much a step does, such as its sequences. Only steps of the same power of two are
-            compared; those that make up a window first decide which.
+            How much a step does, such as its sequences. Only steps whose loads have the same power
+            of two are compared. The loads that first fill a window decide which.
         """
         size = whole_number(load, "load").bit_length()
         if self._windows == 0 or self._load not in (None, size):

@@ -1,8 +1,8 @@
-"""Sequences that are used soonest near, the others far: KV caches of conversations that take turns.
+"""Keeps the sequences that are used soonest near: KV caches of conversations that take turns.
 
-Every step reads all of a sequence's keys and values, so what counts is not how often but when a
-sequence is used again. The one in use stays so for the rest of its turn; of those that wait, the
-one that was used last is expected first, where nobody says otherwise.
+Every step reads all keys and values of a sequence. So what counts is when a sequence is used again,
+and not how often. A sequence in use is used for the rest of its turn. Of those that wait, the one
+that was used most recently is expected first, unless the program says otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIRST_TURN = 16.0
 """Steps that a turn is thought to have before one has been seen."""
 
 _REST_STEPS = 256
-"""Without moves after a node was full."""
+"""Steps without moves after a node was full."""
 
 Sequences = Mapping[Hashable, tuple[int, ...]]
 """Every sequence that is alive, and the addresses of the allocations that it is made of."""
@@ -42,8 +42,8 @@ class _Held:
 class NextUse:
     """Keeps the sequences that are used soonest on the near tier, as far as its room goes.
 
-    A sequence comes near when it is used, if the rest of its turn is likely to repay the two moves;
-    others go far when room is needed, the one that is used last of all first.
+    A sequence comes near when it is used, if the rest of its turn is likely to repay the two moves.
+    When room is needed, others go far, beginning with the one whose next use is furthest away.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class NextUse:
     ratios
         The far tier against the near one: what a step saves near, against what moves take.
     room_bytes
-        Of the near tier, for sequences.
+        Room of the near tier for sequences.
     session
         The session that they are in.
     budget_bytes_per_step
@@ -113,7 +113,7 @@ class NextUse:
 
     @one_at_a_time
     def step(self, used: Hashable, sequences: Sequences) -> None:
-        """One step is over that has used one sequence; nothing reads any while this runs."""
+        """Ends a step that has used one sequence. Nothing may read a sequence while this runs."""
         self._note(used, sequences)
         if self._rest:
             self._rest -= 1
@@ -149,7 +149,8 @@ class NextUse:
         }
 
     def _ask(self, pieces: tuple[int, ...]) -> _Held:
-        """Where a sequence was put; its pages are not asked, which the kernel may refuse."""
+        """Notes where a sequence was put. It does not ask for the pages, because the kernel may
+        refuse that."""
         made = _Held(pieces, 0, 0)
         for owner in filter(None, map(self._session.find, pieces)):
             made.nbytes += owner.nbytes
@@ -186,7 +187,8 @@ class NextUse:
             self._move(name, self._near)
 
     def _make_room(self, needed: int, comes: Hashable | None) -> bool:
-        """Sends those far that are used after ``comes``, the last first; whether there is room."""
+        """Sends sequences far that are used after ``comes``, the latest first. Returns whether
+        there is room."""
         order = self._order()
         behind = order[1:] if comes is None else order[order.index(comes) + 1 :]
         for name in reversed(behind):

@@ -17,7 +17,7 @@ MOST_THREADS = 8192
 """As many CPUs as a kernel of Linux is built for at most (CONFIG_NR_CPUS)."""
 
 Signal = Literal["step_time", "phase_time"]
-"""What tuning goes by: the time of whole steps, or of each phase by itself."""
+"""What a tuner measures: the time of whole steps, or of each phase by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TuneOptions:
     by_phase
         Whether each phase has a share of its own.
     threads
-        Numbers of threads that each phase tries; none: it computes with those that there are.
+        Numbers of threads that each phase tries. If empty, phases keep the threads they have.
     """
 
     budget_bytes: int = 0
@@ -59,7 +59,7 @@ def read_tuning(
     threads: Sequence[int] = (),
     signals: Sequence[str] = get_args(Signal),
 ) -> TuneOptions | None:
-    """The options of a run; None where nothing is to be tuned.
+    """The options of a run, or None if nothing is to be tuned.
 
     Parameters
     ----------

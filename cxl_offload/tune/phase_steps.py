@@ -1,7 +1,8 @@
-"""Follows a program that goes through phases: shares and threads of each, moves in between.
+"""Follows a program that goes through phases: sets shares and threads of each, and moves pages
+between them.
 
-Pages move for a phase before it begins, since what comes next is known; whether that pays is
-weighed by what moving has taken on this machine.
+The next phase is known, so its pages move before it begins. Whether that pays depends on the time
+that moves have taken on this machine.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _LOG = logging.getLogger("cxl_offload.tune")
 class PhaseSteps:
     """Measures phases, asks a :class:`PhaseTuner`, and moves pages between phases.
 
-    Put every phase of a cycle into ``with steps.phase(name)``, in the tuner's order. Who is told of
-    phases by callbacks calls :meth:`begin` where one begins and :meth:`step` after each of its
-    steps, of which it may have many.
+    Put every phase of a cycle into ``with steps.phase(name)``, in the tuner's order. A program that
+    learns of phases by callbacks calls :meth:`begin` when a phase begins, and :meth:`step` after
+    each of its steps.
 
     Parameters
     ----------
@@ -52,9 +53,9 @@ class PhaseSteps:
         Decides for all phases together.
     budget_bytes_per_change
         Bytes that may move between two phases. With less than all tuned bytes, phases share one
-        placement, which is moved to over several changes; 0 only advises.
+        placement, and moving to it takes several changes. 0 only advises.
     threads
-        Chooses numbers of threads too; they are settled before shares are tried. None: they stay.
+        Chooses numbers of threads too, before shares are tried. None leaves them as they are.
     samples
         Passes of every phase that make up a decision.
     state
@@ -222,7 +223,8 @@ def follow_phases(
 ) -> PhaseSteps:
     """Phases of a framework, as its options ask for.
 
-    Until pages have moved once nobody knows what that takes, so phases share a placement at first.
+    The time of a move is not known until pages have moved once, so phases share a placement at
+    first.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Work that alternates between phases: prefill and decode, or forward, backward and optimizer.
 
-Each phase has its own curve over the share on the far tier. Pages can be moved between phases,
-which costs time; so the shares of a cycle are chosen together: one for all phases, or one for each
-where the moves between them cost less than they gain.
+Each phase has its own curve over the share on the far tier. Moving pages between phases costs time.
+So the shares of a cycle are chosen together: one for all phases, or one for each if the moves
+between them cost less than they gain.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ _Floats = NDArray[np.float64]
 _Tries = tuple[dict[str, int], str]
 
 PHASE_RULE = ModelRule(worth=0.0005)
-"""A try lasts one cycle, and phases settle one after the other: small gains are worth one."""
+"""A try lasts one cycle only, and phases settle one after the other. So even small gains are worth
+a try."""
 
 _CHEAP_MOVES = 0.05
-"""Part of a cycle that moving everything there and back may take for phases to try shares apart."""
+"""Phases try shares of their own only if moving everything there and back takes less than this part
+of a cycle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class PhaseTuner:
         return {phase: SHARES[at] for phase, at in self._at.items()}
 
     def moves_take(self, whole_move_s: float) -> None:
-        """What moving all tuned bytes from tier to tier takes, as it was measured."""
+        """Seconds that moving all tuned bytes from tier to tier takes, as measured."""
         check_number(whole_move_s, "whole_move_s")
         self._move_s = whole_move_s
 
@@ -228,7 +230,7 @@ class PhaseTuner:
         best: Mapping[str, int],
         bounds: Bounds,
     ) -> _Tries | None:
-        """Every phase tries what promises most of it; those with nothing to try stay."""
+        """Every phase tries its most promising share. Those with nothing to try stay."""
         at, told = dict(best), []
         for weight, phase in zip(part, self.phases, strict=True):
             tried = set(self._records[phase].measured)

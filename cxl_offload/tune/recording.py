@@ -21,7 +21,7 @@ RECORDING = "recording"
 """The key of a state file under which its run is recorded."""
 
 _MOST_WINDOWS = 1000
-"""Of a state file: those of the last runs, a few dozen kilobytes."""
+"""The most windows of a state file: those of the last runs, in a few dozen kilobytes."""
 
 
 @dataclass(slots=True)
@@ -144,9 +144,9 @@ def replay_recording(
 ) -> list[ReplayedDecision]:
     """What ``tuner`` would have decided.
 
-    A run has measured only the shares that were in force. Where the tuner wants another one, it
-    gets a window of the nearest share that was measured, and the answer says so. The windows of a
-    share are given in the order of the run, and again from the first when they are used up.
+    A run has measured only the shares that were in force. If the tuner wants another share, it gets
+    a window of the nearest measured one, and the answer says so. The windows of a share come in the
+    order of the run. When they are used up, they begin again.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def read_state(path: Path | None) -> dict[str, Any] | None:
-    """What was saved there; None where nothing was.
+    """What was saved in the file, or None if there is no file.
 
     Raises
     ------
@@ -40,9 +40,9 @@ def read_state(path: Path | None) -> dict[str, Any] | None:
 
 
 def write_state(path: Path, saved: dict[str, Any]) -> None:
-    """Puts a new state in place of the old one at once.
+    """Replaces the old state by a new one, in one step.
 
-    Where that fails the log says so: a step of training is worth more than what was learned.
+    If that fails, it only logs a warning, because a step of training is worth more than the state.
     """
     try:
         write_text(path, json.dumps(saved))

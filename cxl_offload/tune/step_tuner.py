@@ -18,11 +18,11 @@ from cxl_offload.tune.state_file import read_state, write_state
 from cxl_offload.tune.window import StepSamples
 
 _ROUNDED = 0.01
-"""Difference of two shares that whole granules explain."""
+"""Rounding to whole granules explains a difference of two shares up to this."""
 
 _MOST_PATIENCE = 16
-"""A settled tuner looks at windows up to this many times as long: a decision takes milliseconds,
-and a window of twenty short steps hardly more than a hundred."""
+"""A settled tuner's windows are up to this many times as long, because a decision takes
+milliseconds, and a window of twenty short steps hardly more than a hundred."""
 
 _LOG = logging.getLogger("cxl_offload.tune")
 
@@ -43,8 +43,8 @@ class StepTuner:
         Bytes that may move between two steps, in the mean; 0 only advises.
     steps, warm_up
         Steps measured for a decision, and steps left out after a change. Every decision that leaves
-        a tuner settled doubles the steps of the next one, up to sixteen times; another one, or
-        :meth:`restart`, begins anew.
+        the tuner settled doubles the steps of the next one, up to sixteen times as many. Any other
+        decision, and :meth:`restart`, goes back to ``steps``.
     state
         A JSON file: read now where it exists, written after every decision, so that a restart
         goes on. It has the windows too, for ``cxl-offload tune --replay``. None keeps no state.
@@ -110,12 +110,12 @@ class StepTuner:
 
     @property
     def is_moving(self) -> bool:
-        """Whether the next :meth:`step` moves pages: nothing may be copied from or to them then."""
+        """Whether the next :meth:`step` moves pages. Nothing may copy from or to them meanwhile."""
         return self._moving
 
     @one_at_a_time
     def step(self, seconds: float | None = None) -> None:
-        """One step is over; pages may move before this returns. A forked child's does nothing.
+        """Ends a step. Pages may move before this returns. A forked child's does nothing.
 
         Parameters
         ----------
@@ -135,9 +135,9 @@ class StepTuner:
 
     @one_at_a_time
     def restart(self) -> None:
-        """The workload has changed in the middle of a window: what was measured of it is left out.
+        """Discards the current window, because the workload has changed.
 
-        For changes that the caller knows of, such as another number of sequences.
+        Call it for a change that you know of, such as another number of sequences.
         """
         self._times.restart()
         self._times.steps = self._steps

@@ -1,6 +1,6 @@
-"""How many threads a phase computes with: the fewest that are not slower than the best.
+"""Chooses how many threads a phase computes with: the fewest that are not slower than the best.
 
-More threads than those that saturate a tier's bandwidth bring nothing (Wang et al., Performance
+Threads beyond those that saturate a tier's bandwidth bring nothing (Wang et al., Performance
 Characterization of CXL Memory, III), and phases saturate at different numbers.
 """
 
@@ -15,7 +15,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.memory.bounds import check_size
 
 AS_FAST = 0.02
-"""Relative difference of two medians within which the smaller number of threads is taken."""
+"""If two medians differ by less than this fraction, the smaller number of threads is taken."""
 
 
 class ThreadChoice:

@@ -1,4 +1,4 @@
-"""Which two tiers of a machine a tuner turns between."""
+"""The two tiers of a machine between which a tuner shares the bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def near_and_far(
     Parameters
     ----------
     near, far
-        Names of tiers; ``far`` is CXL memory by default, else DRAM of the other sockets.
+        Names of tiers. By default ``far`` is CXL memory or, without any, DRAM of the other sockets.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Step times since the last decision, and what they say.
 
-A step time is one positive number of seconds. Outliers (a garbage collection, another process) are
-drawn in to three median absolute deviations before the mean is taken, so that one of them does not
-decide; the standard error is that of the values so drawn in.
+A step time is one positive number of seconds. Before the mean is taken, outliers (a garbage
+collection, another process) are limited to three median absolute deviations, so that one of them
+does not decide. The standard error is that of the limited values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHORTEST_S, LONGEST_S = 1e-15, 1e20
 """No clock tells less, and the universe is younger. Squares of both are numbers still."""
 
 _NORMAL_DEVIATION = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+"""Ratio of a normal distribution's standard deviation to its median absolute deviation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,8 @@ class StepSamples:
         return len(self._times) >= self.steps
 
     def take(self, *, policy_changed: bool) -> Window:
-        """The window so far; the next one begins, after the warm-up where the policy changed."""
+        """Returns the window so far and begins the next one, after a warm-up if the policy
+        changed."""
         window = Window.of(self._times)
         self._times = []
         self._skip = self.warm_up if policy_changed else 0
