@@ -78,10 +78,9 @@ class HotRows:
         self.rows = block // row_bytes
         self._blocks = weight.shape[0] // self.rows
         self._embedding = embedding
-        begin = weight.data_ptr()
         self.parts = HotParts(
             {
-                f"rows {at * self.rows}..": [Slice(begin + at * block, block)]
+                f"rows {at * self.rows}..": [Slice(weight.data_ptr() + at * block, block)]
                 for at in range(self._blocks)
             },
             near=near,
