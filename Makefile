@@ -10,7 +10,7 @@ SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.cu') \
            setup.py pyproject.toml
 STAMP := $(VENV)/.built
 
-.PHONY: all demo docs test check lint format test-cpp test-arm soak fuzz bench clean
+.PHONY: all demo docs wheel sdist test check lint format test-cpp test-arm soak fuzz bench clean
 
 all: $(STAMP)
 
@@ -39,6 +39,15 @@ docs: $(STAMP) $(VENV)/.docs
 $(VENV)/.docs: requirements-docs.txt $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet -r requirements-docs.txt -c constraints.txt
 	touch $@
+
+# For this interpreter and this machine's glibc, or older; docs/packages.md.
+wheel: $(STAMP)
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --plat auto --wheel-dir dist build/wheel/*.whl
+
+sdist: $(STAMP)
+	$(BIN)/python -c "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"
 
 test: $(STAMP)
 	$(BIN)/python -m pytest tests

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"
 
 # Folders that git keeps and a distribution needs; whole, so that nothing is forgotten again.
-WHOLE = ("csrc", "configs", "cxl_offload", "docs", "examples", "benchmarks", "tests")
+WHOLE = ("csrc", "configs", "cxl_offload", "docs", "deploy", "examples", "benchmarks", "tests")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,15 @@ def test_source_distribution_holds_every_file_that_building_and_testing_need(
 ) -> None:
     held = {str(PurePosixPath(*PurePosixPath(name).parts[1:])) for name in sdist.getnames()}
     wanted = {name for name in tracked if name.split("/")[0] in WHOLE}
-    wanted |= {"Makefile", "LICENSE", "CHANGELOG.md", "README.md", "constraints.txt"}
+    wanted |= {
+        "Makefile",
+        "LICENSE",
+        "CHANGELOG.md",
+        "README.md",
+        "constraints.txt",
+        "SECURITY.md",
+        "CITATION.cff",
+    }
     assert sorted(wanted - held) == []
     assert any(name.endswith(".cu") for name in held)
     assert not [name for name in held if name.endswith((".so", ".pyc"))]
