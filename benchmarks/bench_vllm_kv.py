@@ -1,10 +1,11 @@
-"""KV offloading of a real ``vllm serve`` on loopback: none, one tier, two tiers, on CPU.
+"""KV offloading of a real ``vllm serve``: none, one tier, two, two that are kept; on CPU.
 
 Conversations of several turns over a shared prefix, whose KV is several times what the KV cache
 holds; and prompts that never come back, where offloading can only lose. All servers are up at
 once and take turns, round by round, with the same prompts; ratios are of paired rounds. Before
 that, answers are compared, one request at a time. The copy worker's bandwidth is timed inside C++,
-over the blocks of one such prompt, against a memcpy of each. Everything is measured.
+over the blocks of one such prompt, against a memcpy of each. At last the servers of two tiers are
+stopped and started again, and get the prompts that they had before. Everything is measured.
 
 Run it with the Python of an environment that has vLLM (``make test-vllm`` makes one):
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import tempfile
 from dataclasses import asdict, replace
@@ -29,11 +31,13 @@ from measurements import describe_machine, paired_ratio, write_json
 from rich.console import Console
 from rich.table import Table
 from vllm_load import Load, LoadRun, ask, run_load
+from vllm_restart import measure_restarts
 from vllm_server import Server, make_model, plugin_folder
 
 from cxl_offload.integrations.vllm.serving_report import parse_metrics, serving_report
+from cxl_offload.kept import kept_path
 
-BAR_THROUGHPUT, BAR_COPY = 1.5, 0.8
+BAR_THROUGHPUT, BAR_COPY, BAR_KEPT = 1.5, 0.8, 0.97
 
 LAYERS, HIDDEN, BLOCK_TOKENS = 8, 768, 32
 BYTES_PER_TOKEN = LAYERS * 2 * (HIDDEN // 128) * 64 * 2
@@ -64,7 +68,8 @@ LOADS = {
         clients=2,
     ),
 }
-NONE, ONE, TWO = "no offload", "one tier", "two tiers"
+NONE, ONE, TWO, KEPT = "no offload", "one tier", "two tiers", "two tiers, kept"
+KEPT_NAME = f"benchmark-{os.getpid()}"
 
 
 def tiers_of(name: str, working_set_bytes: int) -> dict[str, Any] | None:
@@ -75,7 +80,9 @@ def tiers_of(name: str, working_set_bytes: int) -> dict[str, Any] | None:
     if name == ONE:
         return extra | {"cpu_bytes_to_use": 4 * working_set_bytes}
     # the hot tier holds a third of what comes back, so that most is brought from the cold one
-    cold = {"bytes": 4 * working_set_bytes, "nodes": [0]}
+    cold: dict[str, Any] = {"bytes": 4 * working_set_bytes, "nodes": [0]}
+    if name == KEPT:
+        cold["persist"] = KEPT_NAME
     return extra | {"cpu_bytes_to_use": working_set_bytes // 3, "cold": cold}
 
 
@@ -145,6 +152,9 @@ def measure(
             "stored_bytes": report.stored_bytes,
             "loaded_bytes": report.loaded_bytes,
         }
+    if TWO in servers and KEPT in servers:
+        ratio = paired_ratio(found[TWO]["seconds"], found[KEPT]["seconds"])
+        found[KEPT]["over_two_tiers"] = asdict(ratio)
     for name in servers:
         # seconds without over seconds with: throughput gained
         ratio = paired_ratio(found[NONE]["seconds"], found[name]["seconds"])
@@ -189,7 +199,7 @@ def copy_bandwidth(load: Load) -> list[dict[str, Any]]:
     return rows
 
 
-def run_benchmark(rounds: int, names: list[str], folder: Path) -> dict[str, Any]:
+def run_benchmark(rounds: int, restarts: int, names: list[str], folder: Path) -> dict[str, Any]:
     model = folder / "model"
     make_model(model, layers=LAYERS, hidden=HIDDEN)
     plugin = plugin_folder(folder / "plugin")
@@ -204,13 +214,17 @@ def run_benchmark(rounds: int, names: list[str], folder: Path) -> dict[str, Any]
         "copies": copy_bandwidth(LOADS[REUSE]),
     }
     with contextlib.ExitStack() as stack:
-        servers = {}
-        for name in names:
+        stack.callback(kept_path(KEPT_NAME).unlink, missing_ok=True)
+
+        def start(name: str) -> Server:
             console.print(f"starting vllm serve: {name}")
             log = folder / f"{name.replace(' ', '-')}.log"
             server = Server(model, flags_of(name, working_set), log=log, plugin=plugin)
-            servers[name] = stack.enter_context(server)
+            stack.enter_context(server)
             server.wait_until_up()
+            return server
+
+        servers = {name: start(name) for name in names}
         console.print("comparing answers")
         document["answers"] = check_answers(servers, LOADS[REUSE])
         document["results"] = {}
@@ -218,6 +232,11 @@ def run_benchmark(rounds: int, names: list[str], folder: Path) -> dict[str, Any]
             console.print(f"measuring: {name}")
             run_load(servers[NONE].port, load, 99)  # warm
             document["results"][name] = measure(servers, load, rounds, 1000 * at)
+        if restarts and TWO in names and KEPT in names:
+            console.print("measuring: after a restart")
+            document["restarts"] = measure_restarts(
+                servers, start, (TWO, KEPT), LOADS[REUSE], restarts
+            )
     document["machine"]["load_average_after"] = describe_machine()["load_average"]
     return document
 
@@ -259,6 +278,8 @@ def print_tables(document: dict[str, Any], console: Console) -> None:
             for tier, events in found["tier_bytes"].items():
                 told = ", ".join(f"{event} {n / 2**20:.0f} MiB" for event, n in events.items())
                 console.print(f"  {server}, {tier}: {told}")
+    if "restarts" in document:
+        print_restarts(document["restarts"], console)
     table = Table(title="Copy worker, timed inside C++")
     for column in ("blocks", "worker GB/s", "memcpy GB/s", "ratio"):
         table.add_column(column, justify="right")
@@ -274,6 +295,25 @@ def print_tables(document: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
+def print_restarts(restarts: dict[str, Any], console: Console) -> None:
+    table = Table(title="Prompts from before a restart")
+    for column in ("server", "requests/s", "first token p50", "p99"):
+        table.add_column(column, justify="left" if column == "server" else "right")
+    for name in (TWO, KEPT):
+        found = restarts[name]
+        table.add_row(
+            name,
+            f"{found['requests_per_s']:.2f}",
+            f"{found['first_token_p50_s'] * 1e3:.0f} ms",
+            f"{found['first_token_p99_s'] * 1e3:.0f} ms",
+        )
+    console.print(table)
+    ratio = restarts["throughput_ratio"]
+    console.print(
+        f"  kept over not kept: {ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
+    )
+
+
 def bars_missed(document: dict[str, Any]) -> list[str]:
     """What this run does not reach."""
     missed = []
@@ -281,6 +321,9 @@ def bars_missed(document: dict[str, Any]) -> list[str]:
         gained = found["throughput_ratio"]["median"]
         if server != NONE and gained < BAR_THROUGHPUT:
             missed.append(f"{server}: {gained:.2f}x the throughput, the bar is {BAR_THROUGHPUT}")
+        beside = found.get("over_two_tiers")
+        if beside is not None and beside["median"] < BAR_KEPT:
+            missed.append(f"{server}: {beside['median']:.2f} of two tiers, the bar is {BAR_KEPT}")
     for row in document["copies"]:
         if row["of_this_load"] and row["ratio"]["median"] < BAR_COPY:
             missed.append(f"copy worker: {row['ratio']['median']:.2f} of memcpy, bar {BAR_COPY}")
@@ -324,7 +367,8 @@ def plot(document: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="of every load")
-    parser.add_argument("--servers", nargs="+", default=[NONE, ONE, TWO])
+    parser.add_argument("--restarts", type=int, default=3, help="of the servers of two tiers")
+    parser.add_argument("--servers", nargs="+", default=[NONE, ONE, TWO, KEPT])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--from", dest="source", type=Path, help="of an earlier run")
@@ -333,12 +377,12 @@ def main() -> None:
     if args.source is not None:
         document = json.loads(args.source.read_text())
     else:
-        if args.servers[0] != NONE or not set(args.servers) <= {NONE, ONE, TWO}:
-            parser.error(f"--servers: {NONE!r} first, then any of {ONE!r} and {TWO!r}")
+        if args.servers[0] != NONE or not set(args.servers) <= {NONE, ONE, TWO, KEPT}:
+            parser.error(f"--servers: {NONE!r} first, then any of {ONE!r}, {TWO!r} and {KEPT!r}")
         with tempfile.TemporaryDirectory() as temporary:
             folder = args.logs or Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
-            document = run_benchmark(args.rounds, args.servers, folder)
+            document = run_benchmark(args.rounds, args.restarts, args.servers, folder)
     print_tables(document, Console())
     if args.json is not None:
         write_json(args.json, document)

@@ -28,8 +28,8 @@ from cxl_offload.units import format_bytes
 
 _logger = logging.getLogger(__name__)
 
-Prepare = Callable[[mmap.mmap], None]
-"""Gives a mapping its pages, before any of them is used."""
+Prepare = Callable[[mmap.mmap, bool], None]
+"""Gives a mapping its pages, before any of them is used; True: the file is new, and has none."""
 
 
 def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> str:
@@ -168,7 +168,7 @@ class KeptStore:
         self._view = memoryview(mapping)
         try:
             if prepare is not None:
-                prepare(mapping)
+                prepare(mapping, header is None)
             if header is None:
                 self._write(0, packed)  # from here on it is a store
         except BaseException:

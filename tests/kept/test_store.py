@@ -232,7 +232,7 @@ def test_store_without_room_is_one_line_and_leaves_nothing(path: Path) -> None:
 
 
 def test_preparation_that_fails_leaves_nothing(path: Path) -> None:
-    def full(mapping: object) -> None:
+    def full(mapping: object, is_new: bool) -> None:
         raise MemoryError("node 2 is full")
 
     with pytest.raises(MemoryError, match="node 2"):

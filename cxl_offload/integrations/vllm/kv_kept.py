@@ -21,6 +21,9 @@ from cxl_offload.memory import Pages, Policy, Session
 
 _logger = logging.getLogger(f"vllm.{__name__}")
 
+_POPULATE_READ = 22
+"""MADV_POPULATE_READ of linux/mman.h, which Python does not name."""
+
 _WAIT_SECONDS = 120.0
 """For another engine that makes the store at this moment: it gives memory to all of it."""
 
@@ -40,8 +43,11 @@ class Placing:
     def __init__(self, session: Session, policy: Policy | None, pages: Pages) -> None:
         self.session, self.policy, self.pages = session, policy, pages
 
-    def __call__(self, mapping: mmap.mmap) -> None:
+    def __call__(self, mapping: mmap.mmap, is_new: bool) -> None:
         assert self.policy is not None
+        if not is_new:  # pages that are there are mapped sixteen at a time, and then looked at
+            with contextlib.suppress(OSError):  # kernels before 5.14
+                mapping.madvise(_POPULATE_READ)
         advice = mmap.MADV_HUGEPAGE if self.pages == "thp" else mmap.MADV_NOHUGEPAGE
         with contextlib.suppress(OSError):  # a kernel built without them has base pages only
             mapping.madvise(advice)
