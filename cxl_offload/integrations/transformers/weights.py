@@ -35,7 +35,7 @@ from cxl_offload.objects.experts import (
 )
 from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
-from cxl_offload.ops.view import local_tensor
+from cxl_offload.ops.view import held_tensors
 
 _SETTER = "set_param_for_module"
 _SETTER_PARAMETERS = ["model", "target_name", "param_value", "loading_info", "hf_quantizer"]
@@ -43,6 +43,7 @@ _ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
 _one_load = threading.Lock()
 _loaded_by: MutableMapping[torch.Tensor, tuple[Part, ...]] = WeakIdKeyDictionary()
 """Weights that were loaded to their place, to its policies: they need no moving there."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _log = logging.getLogger(__name__)
 
 
@@ -110,11 +111,33 @@ def _placements(weight: torch.Tensor) -> tuple[Any, ...]:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Bytes that are no more than what they say: no subclass, on the CPU, and there."""
     return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        type(tensor) in _PLAIN
         and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
         and not tensor.is_quantized
     )
+
+
+def _to_place(weight: torch.Tensor) -> list[torch.Tensor]:
+    """What holds a weight's bytes and can be given other memory.
+
+    Inside of a quantized tensor strides may mean something, so what has odd ones stays.
+    """
+    any_strides = type(weight) in _PLAIN or hasattr(weight, "to_local")
+    return [
+        held
+        for held in held_tensors(weight)
+        if held.numel() and _is_plain(held) and (any_strides or held.is_contiguous())
+    ]
+
+
+def _named_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, and the buffers that are saved with them: some quantizers keep weights there."""
+    yield from model.named_parameters()
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                yield name, buffer
 
 
 def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None]:
@@ -123,9 +146,9 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
     Parameters
     ----------
     store
-        Policies of kinds; weights of a kind without one, on an accelerator or quantized by a
-        subclass of tensors, or loaded to that place by :func:`load`, stay where they are. Buffers
-        stay too. Of a weight divided among ranks this rank's part is moved.
+        Policies of kinds; weights of a kind without one, on an accelerator, or loaded to that
+        place by :func:`load`, stay where they are. Of a weight divided among ranks this rank's
+        part is moved, of a quantized one what it holds. Buffers that checkpoints have are weights.
 
     Returns
     -------
@@ -146,13 +169,12 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
         moved.clear()
 
     try:
-        for name, weight in model.named_parameters():
+        for name, weight in _named_weights(model):
             kind = kind_of_weight(name, tied)
             if kind not in store.parts or _loaded_by.get(weight) == store.parts[kind]:
                 continue
-            held = local_tensor(weight)
-            if held.numel() and _is_plain(held):
-                _refuse_numbers(store, kind, name, weight)
+            _refuse_numbers(store, kind, name, weight)
+            for held in _to_place(weight):
                 part, held.data = _placed(store, kind, name, held.data)
                 moved[held] = owner = _Owner()
                 store.count(owner, kind, part, held.data)
@@ -233,25 +255,9 @@ def _setting_in(store: TierStore) -> Iterator[None]:
             "their place; load the model as usual and offload() moves its weights"
         )
 
-    def set_in_place(
-        model: Any, target_name: str, param_value: Any, loading_info: Any, hf_quantizer: Any
-    ) -> None:
-        kind = kind_of_weight(target_name, getattr(model, "all_tied_weights_keys", {}))
-        is_weight = target_name in names.setdefault(id(model), _parameter_names(model))
-        if is_weight and kind in store.parts and param_value.numel() and _is_plain(param_value):
-            _refuse_numbers(store, kind, target_name, model.get_parameter(target_name))
-            part, made = _placed(store, kind, target_name, param_value)
-            stock(model, target_name, made, loading_info, hf_quantizer)
-            weight = model.get_parameter(target_name)
-            store.count(weight, kind, part, made)
-            _loaded_by[weight] = store.parts[kind]
-        else:
-            stock(model, target_name, param_value, loading_info, hf_quantizer)
-
-    names: dict[int, set[str]] = {}
     before = os.environ.get(_ONE_BY_ONE)
     os.environ[_ONE_BY_ONE] = "1"
-    setattr(core_model_loading, _SETTER, set_in_place)
+    setattr(core_model_loading, _SETTER, _setter(stock, store))
     try:
         yield
     finally:
@@ -262,8 +268,38 @@ def _setting_in(store: TierStore) -> Iterator[None]:
             os.environ[_ONE_BY_ONE] = before
 
 
-def _parameter_names(model: torch.nn.Module) -> set[str]:
-    return {name for name, _ in model.named_parameters()}
+def _setter(stock: Callable[..., None], store: TierStore) -> Callable[..., None]:
+    """``stock``, with the weight in its place first."""
+    names: dict[int, set[str]] = {}
+
+    def set_in_place(
+        model: Any, target_name: str, param_value: Any, loading_info: Any, hf_quantizer: Any
+    ) -> None:
+        kind = kind_of_weight(target_name, getattr(model, "all_tied_weights_keys", {}))
+        if id(model) not in names:
+            names[id(model)] = {name for name, _ in _named_weights(model)}
+        if target_name not in names[id(model)] or kind not in store.parts:
+            stock(model, target_name, param_value, loading_info, hf_quantizer)
+            return
+        module_name, _, name = target_name.rpartition(".")
+        module = model.get_submodule(module_name)
+        _refuse_numbers(store, kind, target_name, getattr(module, name))
+        part = 0
+        if param_value.numel() and _is_plain(param_value):
+            part, param_value = _placed(store, kind, target_name, param_value)
+            stock(model, target_name, param_value, loading_info, hf_quantizer)
+            placed = [param_value]
+        else:
+            stock(model, target_name, param_value, loading_info, hf_quantizer)
+            placed = _to_place(getattr(module, name))
+            for held in placed:
+                part, held.data = _placed(store, kind, target_name, held.data)
+        for held in placed:
+            store.count(getattr(module, name), kind, part, held)
+        if placed:
+            _loaded_by[getattr(module, name)] = store.parts[kind]
+
+    return set_in_place
 
 
 def meta_model(
@@ -294,11 +330,14 @@ def meta_model(
 def weight_bytes(model: PreTrainedModel, kinds: Collection[str] = ()) -> dict[str, int]:
     """Bytes of every kind of weight of a model, which may be without its weights.
 
-    Experts that ``kinds`` name by number are counted there and not with the others.
+    Of a quantized checkpoint nothing: only loading it tells what its weights will take. Experts
+    that ``kinds`` name by number are counted there and not with the others.
     """
+    if getattr(model.config, "quantization_config", None) is not None:
+        return {}
     found = dict.fromkeys(WEIGHT_KINDS, 0)
     tied = getattr(model, "all_tied_weights_keys", {})
-    for name, weight in model.named_parameters():
+    for name, weight in _named_weights(model):
         found[kind_of_weight(name, tied)] += weight.nbytes
     for kind in kinds:
         experts = named_experts(kind)
