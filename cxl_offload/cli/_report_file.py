@@ -81,11 +81,13 @@ def write_run_page(
     rows: Iterable[PlacedRow],
     rates: Mapping[str, Mapping[str, float | None]],
     timeline: Timeline | None = None,
+    *,
+    notes: Iterable[str] = (),
 ) -> None:
     """The page of a run: machine, bytes, speed, and where there is one its timeline."""
     parts = [
         measured_section(rates),
-        placement_section(rows, simulated=machine.simulated),
+        placement_section(rows, simulated=machine.simulated, notes=notes),
         *([] if timeline is None else [timeline_section(timeline)]),
         machine_section(machine),
         *findings_here(machine),

@@ -181,7 +181,8 @@ def _write_page(file: Path, report: GenerateReport, machine: Machine) -> None:
         "prefill": {"measured": report.prefill_tokens_per_s},
         "decode": {"measured": report.decode_tokens_per_s},
     }
-    write_run_page(file, f"generate: {report.model}", machine, report.placement, rates)
+    title = f"generate: {report.model}"
+    write_run_page(file, title, machine, report.placement, rates, notes=report.placement_notes)
 
 
 def _print(console: Console, report: GenerateReport, *, answers: bool) -> None:
@@ -204,6 +205,8 @@ def _print(console: Console, report: GenerateReport, *, answers: bool) -> None:
             f"{report.predicted_tokens_per_s:.2f}."
         )
     show(console, placement_table(report.placement, "kind", simulated=report.simulated_placement))
+    for note in report.placement_notes:
+        console.print(f"Note: {note}.")
     calls = report.calls
     console.print(
         f"\nCalls of attention: {calls.kernel} over the cache in place, {calls.prompt} of prompts"

@@ -136,6 +136,7 @@ class TierStore:
         self._use: dict[tuple[str, str], KindUse] = {}
         self._alive: dict[int, tuple[str, int, int]] = {}
         self._counted = itertools.count()
+        self._notes: dict[str, None] = {}
         count_kinds_of(self)
 
     def empty(
@@ -178,6 +179,7 @@ class TierStore:
             use.add(nbytes, nodes)
             number = next(self._counted)
             self._alive[number] = (kind, tensor.data_ptr(), nbytes)
+            self._notes.update(dict.fromkeys(f"{kind}: {note}" for note in self._said_of(tensor)))
         ending = weakref.finalize(owner, self._uncount, use, number, nbytes, nodes)
         ending.atexit = False
 
@@ -197,6 +199,18 @@ class TierStore:
                 else ()
             )
             found.setdefault(kind, LiveKind()).add(nbytes, nodes)
+
+    def _said_of(self, tensor: torch.Tensor) -> list[str]:
+        """Where a tensor's place differs from its policy, and why."""
+        if not isinstance(self.source, MemorySource):
+            return []
+        owner = self.source.session.find(tensor.data_ptr())
+        return [] if owner is None else owner.notes
+
+    def notes(self) -> tuple[str, ...]:
+        """Where places of counted tensors differ from what was asked, each once, by kind."""
+        with self._lock:
+            return tuple(self._notes)
 
     def use(self) -> dict[tuple[str, str], KindUse]:
         """Every kind and part that ever held a tensor."""

@@ -149,8 +149,10 @@ def what_if_section(plan: Plan, card: str, with_card: Plan | str) -> PageSection
     return PageSection(title, paragraph(f"{gain:+.1%} tokens/s.") + bars, "predicted")
 
 
-def placement_section(rows: Iterable[PlacedRow], *, simulated: bool) -> PageSection:
-    """Requested against granted, by kind."""
+def placement_section(
+    rows: Iterable[PlacedRow], *, simulated: bool, notes: Iterable[str] = ()
+) -> PageSection:
+    """Requested against granted, by kind, and in words where they differ."""
     listed = list(rows)
     tiers = list(dict.fromkeys(tier for row in listed for tier in row.tiers))
     bars = "".join(
@@ -172,7 +174,9 @@ def placement_section(rows: Iterable[PlacedRow], *, simulated: bool) -> PageSect
         right=("requested",),
     )
     how = "pages of simulated nodes" if simulated else "asked from the pages"
-    return PageSection("Requested against granted, at the peak", legend(tiers) + bars + table, how)
+    said = "".join(paragraph(f"{note}.", "dim") for note in notes)
+    body = legend(tiers) + bars + table + said
+    return PageSection("Requested against granted, at the peak", body, how)
 
 
 def measured_section(rates: Mapping[str, Mapping[str, float | None]]) -> PageSection:

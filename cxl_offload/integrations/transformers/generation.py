@@ -103,6 +103,8 @@ class GenerateReport(RunReport):
         Who computed attention.
     predicted_tokens_per_s
         By the plan, of a process alone; None: there was none.
+    placement_notes
+        Where a place differs from its policy, and why, by kind.
     ranks
         Processes that divided the run; bytes and calls are of all of them.
     """
@@ -110,6 +112,7 @@ class GenerateReport(RunReport):
     tokens: torch.Tensor
     calls: AttentionCalls
     predicted_tokens_per_s: float | None = None
+    placement_notes: tuple[str, ...] = ()
     ranks: int = 1
 
     def to_json(self) -> dict[str, Any]:
@@ -117,6 +120,7 @@ class GenerateReport(RunReport):
         return {
             **super(GenerateReport, self).to_json(),
             "ranks": self.ranks,
+            "placement_notes": list(self.placement_notes),
             "predicted": {"tokens_per_s": self.predicted_tokens_per_s},
             "attention": {
                 "kernel": self.calls.kernel,
@@ -231,6 +235,7 @@ def _report(
         prefill_seconds=times[1] - times[0],
         decode_seconds=times[-1] - times[1],
         placement=placement_rows(store.use(), store.parts, session.machine),
+        placement_notes=store.notes(),
         calls=calls,
         predicted_tokens_per_s=None if request.plan is None else request.plan.tokens_per_s,
     )
@@ -255,6 +260,7 @@ def _of_all_ranks(mine: GenerateReport, part: RankPart, fill: int) -> GenerateRe
         prefill_seconds=max(each.prefill_seconds for each in reports),
         decode_seconds=max(each.decode_seconds for each in reports),
         placement=joined_placement([each.placement for each in reports]),
+        placement_notes=tuple(dict.fromkeys(n for each in reports for n in each.placement_notes)),
         calls=joined_calls([each.calls for each in reports]),
         predicted_tokens_per_s=None,
     )

@@ -89,6 +89,26 @@ def test_page_of_a_run_says_what_was_granted_and_how_fast(folder: Path, tmp_path
     assert "measured" in text
 
 
+def test_place_that_differs_from_its_policy_is_said_with_the_reason(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stripe that no tensor of this model fills: all of it goes to the node of most weight."""
+    file, page = tmp_path / "report.json", tmp_path / "run.html"
+    places = ("--place", "kv=weighted:ldram=3,cxl=1@2MiB", "--gen-len", "2")
+    assert run(command(folder, *places, "--json", str(file), "--report", str(page))) == 0
+    (note,) = {re.sub("kv: .* is less", "kv: less", each) for each in noted(file)}
+    assert note.startswith("kv: less than one cycle of the interleave")
+    assert "less than one cycle of the interleave" in page.read_text()
+    assert "Note: kv: " in capsys.readouterr().out
+    exact = ("--place", "kv=bind:cxl", "--gen-len", "2")
+    assert run(command(folder, *exact, "--json", str(file))) == 0
+    assert noted(file) == []
+
+
+def noted(report: Path) -> list[str]:
+    return list(json.loads(report.read_text())["placement_notes"])
+
+
 def test_json_of_a_dash_is_all_that_is_printed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
