@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from cxl_offload import _C
+from cxl_offload.core import ForkGuard
 
 
 class Gate:
@@ -17,7 +17,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # a callback of a decision may end another step
-        self._guard = _C.ForkGuard()
+        self._guard = ForkGuard()
 
     @property
     def in_child(self) -> bool:
