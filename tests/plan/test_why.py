@@ -39,14 +39,20 @@ def test_every_tier_and_kind_has_a_reason_that_is_not_faster() -> None:
         assert any(f" {tier}" in reason for reason in plan.why)
     for kind in ("attention", "mlp", "kv"):
         assert any(reason.startswith(f"{kind} ") for reason in plan.why)
-    assert not [reason for reason in plan.why if "faster" in reason]
+    faster = [reason for reason in plan.why if "faster" in reason]
+    if not plan.cxl.used:  # then it brings less than the margin
+        faster = [reason for reason in faster if " on cxl too: " not in reason]
+        assert plan.cxl.gain is not None
+        assert plan.cxl.gain < ASKED.cxl_margin
+    assert not faster
     assert "mlp on the GPU instead: not one batch would fit" in plan.why
 
 
 def test_cost_of_a_tier_is_that_of_planning_without_it() -> None:
     plan = plan_transformers(ASKED)
-    alone = plan_transformers(replace(ASKED, tiers=("ldram", "rdram"), why=False))
-    assert rate_in(plan.why, "without cxl") == pytest.approx(alone.tokens_per_s, rel=1e-3)
+    alone = plan_transformers(replace(ASKED, tiers=("ldram",), why=False))
+    assert "rdram" in {home.where for home in plan.homes}
+    assert rate_in(plan.why, "without rdram") == pytest.approx(alone.tokens_per_s, rel=1e-3)
     assert alone.why == ()
 
 

@@ -31,10 +31,15 @@ class EngineRates:
     overlaps
         Whether weights cross the link while the layers before them are computed.
     products_flops_per_core, products_share
-        Arithmetic on one CPU core, and share of the nodes' read bandwidth, of the kernel for linear
-        layers of few rows; 0: the engine computes none on the CPU.
+        Arithmetic on one CPU core, and share of the nodes' read bandwidth, of linear layers of few
+        rows, which take the time of both; 0: the engine computes none on the CPU.
     prefill_flops_per_core
         Arithmetic of many rows on one CPU core, where there is no GPU.
+    layer_products, layer_calls, layer_instructions
+        Products, other calls of torch, and instructions of the Python interpreter of one layer and
+        batch; 0: not counted.
+    product_call_s, call_s, python_instruction_s
+        Seconds of one of them; of products what they take beside bytes and arithmetic.
     """
 
     attention_flops_per_core: float
@@ -47,6 +52,18 @@ class EngineRates:
     products_flops_per_core: float = 0.0
     products_share: float = 1.0
     prefill_flops_per_core: float = 0.0
+    layer_products: int = 0
+    layer_calls: int = 0
+    layer_instructions: int = 0
+    product_call_s: float = 6e-6
+    call_s: float = 6e-6
+    python_instruction_s: float = 30e-9
+
+    @property
+    def layer_s(self) -> float:
+        """Seconds of what a layer does between its products. A GPU works meanwhile, CPUs do not."""
+        calls = self.layer_products * self.product_call_s + self.layer_calls * self.call_s
+        return calls + self.layer_instructions * self.python_instruction_s
 
 
 STOCK = EngineRates(
@@ -84,14 +101,20 @@ core."""
 TRANSFORMERS = replace(
     OWN,
     attention_flops_per_core=40e9,
-    products_flops_per_core=25e9,
+    products_flops_per_core=100e9,
     products_share=0.75,
-    prefill_flops_per_core=50e9,
+    prefill_flops_per_core=100e9,
+    layer_products=7,
+    layer_calls=73,
+    layer_instructions=3839,
 )
-"""Decoders of transformers with this package, on one core with AVX-512 (measured, bfloat16, beside
-other programs, so at least): linear layers of 16 to 64 rows by this package's kernel 25 GFLOP/s,
-and of one row as many bytes a second as attention; of 512 rows by torch 50 GFLOP/s. Attention of
-groups of 4 and 8 heads took 3 to 4 times the arithmetic of single ones in the same run."""
+"""Decoders of transformers with this package; linear layers are torch's, in bfloat16.
+
+On one core with AVX512-BF16 (measured, beside other programs) they took as long as reading their
+weights at 10 GB/s and then multiplying at 200 GFLOP/s, for 1 to 256 rows; half of that is taken, as
+all cores of a socket at once have less. Attention of groups of 4 and 8 heads took 3 to 4 times the
+arithmetic of single ones in the same run. Products, calls and instructions of a layer are those of
+a LLaMA of transformers 5 with Python 3.11, counted by a test."""
 
 
 def kv_store_costs(engine: EngineRates, hardware: Hardware) -> list[float]:

@@ -154,23 +154,36 @@ def decode_gpu_seconds(
     params_cpu: float = 0.0,
     cpu_bytes: float = 0.0,
 ) -> float:
-    """GPU work of one decoded token of one GPU batch, attention and what CPUs do left out."""
-    return roofline_seconds(
+    """GPU work of one decoded token of one GPU batch, attention and what CPUs do left out.
+
+    A GPU is never done before the calls that start its work; without a GPU it is 0.
+    """
+    seconds = roofline_seconds(
         hardware.gpu,
         flops=2 * (job.params - params_cpu) * gpu_batch,
         nbytes=job.weight_bytes - cpu_bytes,
         efficiency=PREFILL_EFFICIENCY,
     )
+    return max(seconds, job.layers * job.engine.layer_s) if hardware.has_gpu else seconds
+
+
+def between_products_seconds(job: Sizes, hardware: Hardware) -> float:
+    """What CPUs do between the products of one decode step, where there is no GPU to do it."""
+    return 0.0 if hardware.has_gpu else job.layers * job.engine.layer_s
 
 
 def cpu_products_seconds(job: Sizes, hardware: Hardware, block: Block) -> float:
-    """CPU work of one decoded token of every sequence on weights where they lie."""
+    """CPU work of one decoded token of every sequence on weights where they lie.
+
+    torch brings a matrix into the order of its kernel before it multiplies few rows by it, so that
+    bytes and arithmetic take their time one after the other (measured).
+    """
     if not sum(block.weights_cpu):
         return 0.0
     engine, flops = job.engine, 2 * block.params_cpu * block.sequences
     memory = _cpu_weights_seconds(hardware, block) / engine.products_share
     arithmetic = flops / (hardware.cores * engine.products_flops_per_core)
-    return max(block.batches * memory, arithmetic)
+    return block.batches * memory + arithmetic
 
 
 def _cpu_weights_seconds(hardware: Hardware, block: Block) -> float:
@@ -256,8 +269,9 @@ def _prefill_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, fl
     }
     if not hardware.has_gpu:
         flops = prefill_flops(job, block.sequences)
-        arithmetic = flops / (hardware.cores * engine.prefill_flops_per_core)
-        terms["CPU work"] = max(arithmetic, _cpu_weights_seconds(hardware, block))
+        seconds = flops / (hardware.cores * engine.prefill_flops_per_core)
+        seconds += _cpu_weights_seconds(hardware, block) / engine.products_share
+        terms["CPU work"] = seconds + between_products_seconds(job, hardware)
     return terms
 
 
@@ -269,6 +283,7 @@ def _decode_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, flo
     work = block.batches * decode_gpu_seconds(job, hardware, block.gpu_batch, **beside)
     work += kv * block.kv_gpu / hardware.gpu.memory_bytes_per_s
     work += cpu_products_seconds(job, hardware, block)
+    work += between_products_seconds(job, hardware)
     flops = 4 * tokens * off_gpu * job.query_width * job.layers
     arithmetic = flops / (hardware.cores * engine.attention_flops_per_core)
     elements = tokens * off_gpu * job.kv_elements_per_token

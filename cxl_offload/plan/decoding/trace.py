@@ -113,14 +113,18 @@ def _scaled(per_node: Mapping[int, float], tokens: float) -> dict[int, int]:
     return {node: round(each * tokens) for node, each in per_node.items()}
 
 
-def _paced(
-    run: tuple[Sizes, Hardware, Block], read: Mapping[int, int], share: float, flops: float
-) -> float:
-    """Operations that take as long as reading with a share of the nodes' rates, or more."""
+def _paced(run: tuple[Sizes, Hardware, Block], read: Mapping[int, int], share: float) -> float:
+    """Operations that take as long as reading with a share of the nodes' rates."""
     job, hardware, _ = run
     rates = {node.node: node.read_bytes_per_s for node in hardware.nodes}
     seconds = max((nbytes / rates[node] / share for node, nbytes in read.items()), default=0.0)
-    return max(flops, seconds * hardware.cores * job.engine.attention_flops_per_core)
+    return seconds * hardware.cores * job.engine.attention_flops_per_core
+
+
+def _between_products(run: tuple[Sizes, Hardware, Block]) -> float:
+    """Operations that take as long as what CPUs do between the products of a layer."""
+    job, hardware, _ = run
+    return job.engine.layer_s * hardware.cores * job.engine.attention_flops_per_core
 
 
 def _prefill(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: _Layer) -> None:
@@ -130,6 +134,7 @@ def _prefill(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer:
     if not hardware.has_gpu:
         flops *= job.engine.attention_flops_per_core / job.engine.prefill_flops_per_core
         read = layer.weights_cpu
+        flops += _paced(run, read, job.engine.products_share) + _between_products(run)
         trace.append(Event("prefill", step, "compute", "cpu", "weights", read, {}, 0, flops))
         trace.append(Event("prefill", step, "store_cache", "cpu", "kv", {}, stored))
         return
@@ -166,15 +171,19 @@ def _decode(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: 
         resident = (job.weight_bytes - sum(block.weights_cpu)) // job.layers
         work = int(resident) * block.batches
         flops = 2.0 * (job.params - block.params_cpu) * block.sequences / job.layers
-        at_peak = flops / PREFILL_EFFICIENCY
+        calls = block.batches * job.engine.layer_s * hardware.gpu.flops_per_s
+        at_peak = max(flops / PREFILL_EFFICIENCY, calls)
         trace.append(Event("decode", step, "compute", "gpu", "act", {}, {}, work, at_peak))
         if on_gpu:
             trace.append(Event("decode", step, "compute", "gpu", "kv", {}, {}, on_gpu))
+    elif job.engine.layer_s:
+        between = _between_products(run)
+        trace.append(Event("decode", step, "compute", "cpu", "act", {}, {}, 0, between))
     if layer.weights_cpu:
         passes = {node: nbytes * block.batches for node, nbytes in layer.weights_cpu.items()}
         flops = 2.0 * block.params_cpu * block.sequences / job.layers
         flops *= job.engine.attention_flops_per_core / job.engine.products_flops_per_core
-        flops = _paced(run, passes, job.engine.products_share, flops)
+        flops += _paced(run, passes, job.engine.products_share)
         trace.append(Event("decode", step, "compute", "cpu", "weights", passes, {}, 0, flops))
     _attention(trace, step, run, layer)
     if block.activations_gpu < 1 and hardware.has_gpu:
@@ -197,7 +206,7 @@ def _attention(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], laye
         flops = 4 * tokens * job.query_width * block.sequences * (1 - block.kv_gpu)
         for part in _in_turn(read, layer.striped_kv):
             own = flops * sum(part.values()) / sum(read.values())
-            own = _paced(run, part, job.engine.attention_share, own)
+            own = max(own, _paced(run, part, job.engine.attention_share))
             trace.append(Event("decode", step, "compute", "cpu", "kv", part, {}, 0, own))
     elif read:
         workspace = {layer.scratch: 2 * sum(read.values())}  # half precision becomes single

@@ -180,6 +180,8 @@ class Transformers(DecodingExecutor[BestHomes]):
         request = self._request
         made = ["cxl-offload", "generate", "--plan", OWN_FILE, "--model", request.model_name]
         made += ["--prompts", "prompts.txt"]
+        if not found.hardware.has_gpu:  # what is planned; CPUs are several times slower in others
+            made += ["--dtype", "bfloat16"]
         if request.machine_name is not None:
             made += ["--machine", request.machine_name]
         return tuple(made)

