@@ -118,13 +118,15 @@ def _tell(
 
 def _watched(metrics: str | None, events: str | None) -> dict[str, str]:
     """What the program's environment says of metrics and events."""
-    from cxl_offload.metrics.environment import EVENTS_VARIABLE, METRICS_VARIABLE, read_address
+    from cxl_offload.metrics.environment import METRICS_VARIABLE, read_address
+    from cxl_offload.metrics.event_log import EVENTS_VARIABLE, check_events_file
 
     made = {}
     if metrics is not None:
         read_address(metrics)
         made[METRICS_VARIABLE] = metrics
     if events is not None:
+        check_events_file(events)
         made[EVENTS_VARIABLE] = str(Path(events).resolve())
     return made
 

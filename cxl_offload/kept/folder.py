@@ -91,7 +91,8 @@ def find_kept(root: str | os.PathLike[str] = SHARED_ROOT) -> tuple[KeptFile, ...
 
 
 def _look(path: Path) -> KeptFile:
-    name = path.name[len(_PREFIX) : -len(_SUFFIX)]
+    # Anybody may make a file there, of any name: shown as it is, it could write to a terminal.
+    name = path.name[len(_PREFIX) : -len(_SUFFIX)].encode("unicode_escape").decode()
     nothing: dict[str, str] = {}
     try:
         file = open_private(path, os.O_RDONLY)

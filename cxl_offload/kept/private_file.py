@@ -64,6 +64,11 @@ def try_lock(file: int) -> bool:
     return True
 
 
+def unlock(file: int) -> None:
+    """Lets others write; a mapping of the file holds the lock too, and may stay."""
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK))
+
+
 def is_locked(file: int) -> bool:
     """Whether a process holds the lock of the writer."""
     found = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK))

@@ -112,7 +112,9 @@ class KeptReader:
         return int(base) + self.layout.data_at
 
     def close(self) -> None:
-        """Unmaps."""
+        """Unmaps; again, does nothing."""
+        if self.mapping.closed:
+            return
         del self._numbers
         self._index.release()
         self._view.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import mmap
@@ -22,7 +23,7 @@ from cxl_offload.kept.layout import (
     digest,
     sequences,
 )
-from cxl_offload.kept.private_file import make_private, open_private, try_lock
+from cxl_offload.kept.private_file import make_private, open_private, try_lock, unlock
 from cxl_offload.memory.shared import shared_free_bytes
 from cxl_offload.units import format_bytes
 
@@ -96,14 +97,15 @@ class KeptStore:
         self._detached = False
         self._sequence = 0
         self.entries: tuple[KeptEntry, ...] = ()
-        self._file, header = self._open(facts)
+        file, header = self._open(facts)
         try:
-            self.mapping = self._map(header, facts, prepare)
+            self.mapping = self._map(file, header, facts, prepare)
         except BaseException:
             if header is None:
                 self.path.unlink(missing_ok=True)
-            os.close(self._file)
+            os.close(file)
             raise
+        self._file = file
         if header is not None:
             self._read_index()
 
@@ -149,7 +151,11 @@ class KeptStore:
         return header
 
     def _map(
-        self, header: KeptHeader | None, facts: Mapping[str, str], prepare: Prepare | None
+        self,
+        file: int,
+        header: KeptHeader | None,
+        facts: Mapping[str, str],
+        prepare: Prepare | None,
     ) -> mmap.mmap:
         nbytes = self.layout.file_bytes
         new = header or KeptHeader(self.layout, facts, os.urandom(16))
@@ -161,10 +167,10 @@ class KeptStore:
                     f"keep {format_bytes(nbytes)} in {self.path.parent}: it has "
                     f"{format_bytes(free)} left; ask for less, or mount it larger"
                 )
-            os.ftruncate(self._file, nbytes)
-        if prepare is None and 512 * os.fstat(self._file).st_blocks < nbytes:
-            os.posix_fallocate(self._file, 0, nbytes)
-        mapping = mmap.mmap(self._file, nbytes)
+            os.ftruncate(file, nbytes)
+        if prepare is None and 512 * os.fstat(file).st_blocks < nbytes:
+            os.posix_fallocate(file, 0, nbytes)
+        mapping = mmap.mmap(file, nbytes)
         self._view = memoryview(mapping)
         try:
             if prepare is not None:
@@ -208,13 +214,19 @@ class KeptStore:
         base = np.frombuffer(self.mapping, dtype=np.uint8, count=1).ctypes.data
         return int(base) + self.layout.data_at
 
+    def _check(self, slot: int) -> None:
+        if not 0 <= slot < self.layout.slots:
+            raise IndexError(f"slot {slot!r}: {self.path} has {self.layout.slots}")
+
     def block(self, slot: int) -> memoryview:
         """The bytes of a slot, writable."""
+        self._check(slot)
         at = self.layout.block_at(slot)
         return self._view[at : at + self.layout.block_bytes]
 
     def erase(self, slot: int) -> None:
         """Takes the entry of a slot out of the index, before its block changes."""
+        self._check(slot)
         self._write(self.layout.entry_at(slot), bytes(ENTRY_BYTES))
 
     def write_block(self, slot: int, data: bytes | memoryview) -> None:
@@ -223,6 +235,7 @@ class KeptStore:
             raise ValueError(
                 f"a block of {len(data)} bytes: this store has {self.layout.block_bytes}"
             )
+        self._check(slot)
         self._write(self.layout.block_at(slot), data)
 
     def commit(self, slot: int, key: bytes) -> KeptEntry:
@@ -232,7 +245,10 @@ class KeptStore:
         ------
         ValueError
             The key is empty, or longer than the index has room for.
+        IndexError
+            There is no such slot.
         """
+        self._check(slot)
         if not 0 < len(key) <= LONGEST_KEY:
             raise ValueError(f"a key of {len(key)} bytes: a store takes 1 to {LONGEST_KEY}")
         with self._changing:
@@ -256,12 +272,25 @@ class KeptStore:
         self._view[at : at + len(data)] = data
 
     def close(self) -> None:
-        """Writes all to where the file is kept, and lets others write it."""
+        """Writes all to where the file is kept, and lets others write it; again, does nothing.
+
+        Who still has a :meth:`block` keeps the mapping, and must not write to it any more.
+        """
         if self._file < 0:
             return
-        if os.getpid() == self._pid:
-            self.mapping.flush()
-        self._view.release()
-        self.mapping.close()
         file, self._file = self._file, -1
-        os.close(file)
+        try:
+            if os.getpid() == self._pid:
+                self.mapping.flush()
+            self._view.release()
+            with contextlib.suppress(BufferError):
+                self.mapping.close()
+        finally:
+            if os.getpid() == self._pid:  # the lock is the parent's in a forked child
+                unlock(file)
+            os.close(file)
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", -1) >= 0:  # nobody closed it: the lock would stay
+            with contextlib.suppress(OSError, ValueError):
+                self.close()

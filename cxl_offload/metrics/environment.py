@@ -7,14 +7,10 @@ import os
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Session
-from cxl_offload.metrics.event_log import log_events
 from cxl_offload.metrics.prometheus import HERE, MetricsServer, serve
 
 METRICS_VARIABLE = "CXL_OFFLOAD_METRICS"
 """``PORT`` or ``HOST:PORT``; each process of a launcher adds its ``LOCAL_RANK``."""
-
-EVENTS_VARIABLE = "CXL_OFFLOAD_EVENTS"
-"""A file; several processes append to it."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,10 +21,11 @@ def read_address(text: str) -> tuple[str, int]:
     Raises
     ------
     ConfigError
-        The port is no number.
+        The port is no number from 0 to 65535.
     """
     host, colon, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and len(port) <= 5) or (colon and not host):
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    if not is_port or (colon and not host):
         raise ConfigError(f"metrics {text!r}: need PORT or HOST:PORT, such as 9400 or 0.0.0.0:9400")
     return host.removeprefix("[").removesuffix("]") or HERE, int(port)
 
@@ -45,15 +42,13 @@ def serve_at(text: str, session: Session | None = None) -> MetricsServer:
 
 
 def start_from_environment() -> None:
-    """Serves and logs where the variables ask for it.
+    """Serves where the variable asks for it.
 
     What cannot be started is a warning: a program that trains is not ended for its metrics.
     """
-    address, events = os.environ.get(METRICS_VARIABLE), os.environ.get(EVENTS_VARIABLE)
+    address = os.environ.get(METRICS_VARIABLE)
     try:
         if address:
             _LOG.info("metrics at %s", serve_at(address).url)
-        if events:
-            log_events(events)
     except ConfigError as error:
         _LOG.warning("%s", error)

@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import queue
+import stat
+import sys
 import threading
 import time
 from logging.handlers import QueueHandler, QueueListener
@@ -16,6 +18,11 @@ from types import TracebackType
 from cxl_offload.core import ForkGuard
 from cxl_offload.errors import ConfigError
 from cxl_offload.events import EVENTS
+
+EVENTS_VARIABLE = "CXL_OFFLOAD_EVENTS"
+"""A file; several processes append to it."""
+
+_LOG = logging.getLogger(__name__)
 
 
 class JsonLines(logging.Formatter):
@@ -30,6 +37,40 @@ class JsonLines(logging.Formatter):
         else:
             said = {"event": event, **getattr(record, "event_fields", {})}
         return json.dumps({**line, **said}, default=str)
+
+
+class _Lines(logging.FileHandler):
+    """A file of lines. One that cannot be written any more costs its lines and one warning."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        self._tell(sys.exc_info()[1])
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError as error:
+            self._tell(error)
+
+    def _tell(self, error: BaseException | None) -> None:
+        if not self._told:
+            self._told = True
+            _LOG.warning("events %s: %s; no more are written", self.baseFilename, error)
+
+
+def check_events_file(path: str | os.PathLike[str]) -> None:
+    """Refuses what events cannot be appended to (ConfigError), without waiting for a reader."""
+    try:
+        if not os.fspath(path):
+            raise ConfigError("events: the name of the file is empty")
+        if os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
+            raise ConfigError(f"events {os.fspath(path)!r}: a FIFO, not a file")
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"events {os.fspath(path)!r}: {reason}") from None
 
 
 class _Hand(QueueHandler):
@@ -78,11 +119,8 @@ class EventLog:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        try:
-            self._file = logging.FileHandler(self.path, mode="a", encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise ConfigError(f"events {self.path!r}: {reason}") from None
+        check_events_file(self.path)
+        self._file = _Lines(self.path, mode="a", encoding="utf-8")
         self._file.setFormatter(JsonLines())
         records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
         self._hand = _Hand(records)
@@ -126,3 +164,11 @@ def log_events(path: str | os.PathLike[str]) -> EventLog:
     made = EventLog(path)
     atexit.register(made.close)
     return made
+
+
+def start_from_environment() -> None:
+    """Logs where the variable asks for it; a file that cannot be written is a warning."""
+    try:
+        log_events(os.environ[EVENTS_VARIABLE])
+    except ConfigError as error:
+        _LOG.warning("%s", error)

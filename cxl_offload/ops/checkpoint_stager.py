@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
 from cxl_offload.memory import PolicyLike, Session, current_session, known_policy
+from cxl_offload.memory.bounds import check_bounds, check_size
 from cxl_offload.ops.view import local_tensor
 from cxl_offload.tensor import empty
 from cxl_offload.units import format_bytes
@@ -73,8 +75,8 @@ class TierStager(AsyncStager):
         limit_bytes: int | None = None,
         session: Session | None = None,
     ) -> None:
-        if limit_bytes is not None and limit_bytes < 1:
-            raise ValueError(f"limit_bytes {limit_bytes}: at least 1, or None for no limit")
+        if limit_bytes is not None:
+            check_size(limit_bytes, "limit_bytes")
         self._session = session or current_session()
         self._policy = known_policy(policy, self._session.machine)
         self._limit = limit_bytes
@@ -98,8 +100,13 @@ class TierStager(AsyncStager):
             The limit or a node is too small, or the save before is not done yet; nothing of this
             copy is left.
         TypeError
-            A tensor of a class of its own, sparse or without memory: its bytes are not its values.
+            A tensor of a class of its own, sparse, nested, quantised or of no device: its bytes are
+            not its values. Or a state that is no mapping.
+        ValueError
+            A tensor whose storage somebody resized, as FSDP does.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"stage takes a state dict; this is a {type(state_dict).__name__}")
         seen: dict[int, Any] = {}
         return StagedState((key, self._copied(each, seen)) for key, each in state_dict.items())
 
@@ -127,6 +134,7 @@ class TierStager(AsyncStager):
     def _in_tier(self, tensor: torch.Tensor) -> torch.Tensor:
         local = local_tensor(tensor).detach()
         _check_plain(local)
+        check_bounds(local, "a tensor of the state")
         self._take(local.nbytes)
         try:
             staged = empty(
@@ -161,7 +169,8 @@ class TierStager(AsyncStager):
 
 
 def _check_plain(tensor: torch.Tensor) -> None:
-    if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_meta:
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    if type(tensor) is torch.Tensor and is_dense and not (tensor.is_meta or tensor.is_quantized):
         return
     raise TypeError(
         f"TierStager copies dense tensors of torch's own class and distributed ones; this is a "

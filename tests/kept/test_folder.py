@@ -82,3 +82,10 @@ def test_what_only_has_the_name_of_a_store_can_be_dropped(tmp_path: Path) -> Non
 def test_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="of kept blocks"):
         kept_path(name)
+
+
+def test_name_that_writes_to_a_terminal_is_shown_escaped(tmp_path: Path) -> None:
+    (tmp_path / "cxl_offload_kept_a\nb\x1b[31mred.kv").write_bytes(b"")
+    (found,) = find_kept(tmp_path)
+    assert found.name == r"a\nb\x1b[31mred"
+    assert found.path.exists()

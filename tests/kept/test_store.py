@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import stat
@@ -263,3 +264,39 @@ def test_address_is_that_of_the_first_slot(path: Path) -> None:
     )
     assert found.tobytes() == block_of(keys[0])
     store.close()
+
+
+@pytest.mark.parametrize("slot", [-1, LAYOUT.slots, 1 << 60])
+def test_slots_that_are_not_there_are_refused_and_the_index_stays(path: Path, slot: int) -> None:
+    keys = fill(path)
+    store = KeptStore(path, LAYOUT, FACTS)
+    for call in (
+        lambda: store.write_block(slot, bytes(LAYOUT.block_bytes)),
+        lambda: store.erase(slot),
+        lambda: store.commit(slot, b"k"),
+        lambda: store.block(slot),
+    ):
+        with pytest.raises(IndexError, match="slot"):
+            call()
+    store.close()
+    again = opened(path)
+    assert set(again.keys) == set(keys)
+    again.close()
+
+
+def test_store_that_nobody_closed_gives_its_lock_back(path: Path) -> None:
+    store = KeptStore(path, LAYOUT, FACTS)
+    block = store.block(0)
+    store.close()
+    store.close()
+    KeptStore(path, LAYOUT, FACTS).commit(1, b"k")  # dropped without close
+    gc.collect()
+    opened(path).close()
+    del block
+
+
+def test_reader_is_closed_twice(path: Path) -> None:
+    fill(path)
+    reader = KeptReader(path, FACTS)
+    reader.close()
+    reader.close()

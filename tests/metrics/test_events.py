@@ -91,3 +91,27 @@ def test_file_that_cannot_be_written_is_one_line(tmp_path: Path, name: str) -> N
 def test_formatter_takes_records_of_others() -> None:
     record = logging.LogRecord("other", logging.INFO, "file", 1, "said %d", (3,), None)
     assert json.loads(JsonLines().format(record))["message"] == "said 3"
+
+
+def test_fifo_is_refused_without_waiting_for_a_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigError, match="FIFO"):
+        log_events(tmp_path / "fifo")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+def test_full_disk_costs_events_and_not_the_program(
+    session: Session, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    weight = cxl_offload.zeros(1 << 20, policy="bind:0", session=session)
+
+    def program() -> None:
+        with log_events("/dev/full"):
+            for node in (2, 0, 2):
+                cxl_offload.move(weight, f"bind:{node}", session=session)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        program()
+    assert caplog.text.count("no more are written") == 1
+    assert "Traceback" not in capfd.readouterr().err

@@ -151,7 +151,30 @@ def test_what_cannot_be_staged_is_refused_and_leaves_nothing(session: Session) -
 
 
 def test_wrong_limits_and_policies_are_refused_before_a_save(session: Session) -> None:
-    with pytest.raises(ValueError, match="limit_bytes 0"):
+    with pytest.raises(ValueError, match="limit_bytes is 0"):
         TierStager("bind:2", limit_bytes=0, session=session)
     with pytest.raises(ValueError, match="7"):
         TierStager("bind:7", session=session)
+
+
+def test_state_without_its_memory_is_refused_and_nothing_stays_held(session: Session) -> None:
+    stager = TierStager("cxl", session=session)
+    gone = torch.ones(1000)
+    gone.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="resized"):
+        stager.stage({"x": gone})
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    quantised = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
+    for odd in (nested, quantised):
+        with pytest.raises(TypeError, match="torch's own stager"):
+            stager.stage({"x": odd})
+    for state in ([torch.ones(1)], torch.ones(1), None):
+        with pytest.raises(TypeError, match="state dict"):
+            stager.stage(state)  # type: ignore[arg-type]
+    assert stager.held_bytes == 0
+
+
+@pytest.mark.parametrize("limit", ["1GiB", 1.5, float("nan")])
+def test_limit_that_is_no_whole_number_is_refused(session: Session, limit: Any) -> None:
+    with pytest.raises(TypeError, match="limit_bytes"):
+        TierStager("cxl", limit_bytes=limit, session=session)

@@ -102,9 +102,12 @@ def _write_mark(framework: str, placed: Any) -> None:
 def start_metrics() -> None:
     """Serves metrics and logs events, as the environment asks.
 
-    In a thread: what imports the memory may be half imported itself, and is waited for.
+    Metrics start in a thread: what imports the memory may be half imported itself, and is waited
+    for. Events start here, so that the first of them is written.
     """
-    if "CXL_OFFLOAD_METRICS" in os.environ or "CXL_OFFLOAD_EVENTS" in os.environ:
+    if "CXL_OFFLOAD_EVENTS" in os.environ:
+        importlib.import_module("cxl_offload.metrics.event_log").start_from_environment()
+    if "CXL_OFFLOAD_METRICS" in os.environ:
         threading.Thread(target=_start_metrics, name="cxl_offload metrics", daemon=True).start()
 
 

@@ -20,7 +20,7 @@ from cxl_offload.plan.transformers.layout import Layout
 from cxl_offload.plan.transformers.program import ACT, IDLE, KV, ON_CPU, STREAMED, Shares
 
 _MOVES = 60
-"""Percents that are moved to where there is room before a plan with fewer batches is tried."""
+"""Times that percents move to where there is room before a plan of fewer sequences is tried."""
 
 _CYCLES = 8
 """Cycles of a stripe in the tensor that a granule is chosen for."""
@@ -137,7 +137,8 @@ def homes_of(job: DecoderJob, hardware: Hardware, layout: Layout, shares: Shares
         full = min(range(len(free)), key=lambda at: free[at])
         if free[full] >= 0:
             return homes
-        moved = _one_percent_moved(parts, full, max(range(len(free)), key=lambda at: free[at]))
+        most = max(range(len(free)), key=lambda at: free[at])
+        moved = _some_moved(homes, full, most, -free[full])
         if moved is None:
             return None
         parts = moved
@@ -145,16 +146,22 @@ def homes_of(job: DecoderJob, hardware: Hardware, layout: Layout, shares: Shares
     return None
 
 
-def _one_percent_moved(
-    parts: Mapping[str, tuple[int, ...]], full: int, free: int
+def _some_moved(
+    homes: Homes, full: int, free: int, lack: float
 ) -> dict[str, tuple[int, ...]] | None:
-    """A percent of what is striped over a node that is too full, on the one with most room."""
+    """Percents of one class from a node that lacks bytes to the one with most room.
+
+    As many as make up for the lack: one after the other, those of a small class would use up all
+    moves.
+    """
     for name in (IDLE, ACT, STREAMED, ON_CPU, KV):
-        each = list(parts.get(name, ()))
+        each = list(homes.parts.get(name, ()))
         if each and each[full] and full != free:
-            each[full] -= 1
-            each[free] += 1
-            return {**parts, name: tuple(each)}
+            whole = sum(sum(b) for kind, b in homes.kinds.items() if homes.class_of(kind) == name)
+            count = min(each[full], max(1, math.ceil(100 * lack / max(whole, 1))))
+            each[full] -= count
+            each[free] += count
+            return {**homes.parts, name: tuple(each)}
     return None
 
 

@@ -113,6 +113,7 @@ def test_wrong_plan_stops_the_script_before_it_trains(
 
 
 def test_page_of_a_run_shows_what_was_granted(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
     page = tmp_path / "run.html"
     script = [sys.executable, SCRIPT, str(tmp_path / "losses"), "--stage", "2"]
     command = placed(script)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from dataclasses import replace
@@ -252,3 +253,19 @@ def test_replay_agrees_with_the_equations() -> None:
     assert statistics.quantiles(map(abs, differences), n=10)[-1] < 0.1
     assert max(differences) < 0.3
     assert min(differences) > -0.05
+
+
+@pytest.mark.parametrize("machine", ["epyc9354-cxl-a", "emr-3", "xeon8470-cxl-b"])
+@pytest.mark.parametrize("model", ["opt-66b", "llama-65b"])
+def test_one_more_tier_never_makes_a_plan_impossible_or_much_slower(
+    model: str, machine: str
+) -> None:
+    rates = []
+    for tiers in (("ldram",), ("ldram", "rdram"), ("ldram", "rdram", "cxl")):
+        try:
+            rates.append(plan_transformers(request(model, machine, tiers=tiers)).tokens_per_s)
+        except MemoryError:
+            assert not rates, f"fits without {tiers[-1]}"
+    assert rates
+    for fewer, more in itertools.pairwise(rates):
+        assert more >= 0.98 * fewer  # whole percents cost up to a hundredth
