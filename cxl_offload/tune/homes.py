@@ -18,7 +18,7 @@ from cxl_offload.memory import Allocation, Policy, Session, Weighted, current_se
 from cxl_offload.memory.placement import NOT_FAULTED_IN
 from cxl_offload.memory.policy import DEFAULT_GRANULE_BYTES
 from cxl_offload.tune.decision import Bounds
-from cxl_offload.tune.tiers import tier_policy
+from cxl_offload.tune.tiers import check_tiers, tier_policy
 
 if TYPE_CHECKING:
     import torch
@@ -93,11 +93,8 @@ class TunedHomes:
         far: Sequence[int],
         session: Session | None = None,
     ) -> None:
+        check_tiers(near, far)
         self._near, self._far = tuple(near), tuple(far)
-        if not near or not far or set(near) & set(far):
-            raise ValueError(
-                f"near nodes {list(near)}, far nodes {list(far)}: need some of each, none in both"
-            )
         self._session = session or current_session()
         for node in (*self._near, *self._far):
             self._session.free_bytes(node)  # a node that is not there is refused now

@@ -21,6 +21,7 @@ from cxl_offload.tune.counts import Outcome, count_decision
 from cxl_offload.tune.gate import Gate, one_at_a_time
 from cxl_offload.tune.homes import REFUSALS
 from cxl_offload.tune.hot import HotRule, HotSet, Swap
+from cxl_offload.tune.tiers import check_tiers
 
 _LOG = logging.getLogger("cxl_offload.tune")
 
@@ -113,10 +114,7 @@ class HotParts:
         if len(sizes) != 1:
             raise ValueError(f"hot parts of {sorted(sizes)} bytes: need some, all of one size")
         (self.part_bytes,) = sizes
-        if not near or not far or set(near) & set(far):
-            raise ValueError(
-                f"near nodes {list(near)}, far nodes {list(far)}: need some of each, none in both"
-            )
+        check_tiers(near, far)
         self._gate = Gate()
         self._session = session
         self._near, self._far = Bind(tuple(near)), Bind(tuple(far))

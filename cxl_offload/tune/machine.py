@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cxl_offload.errors import ConfigError
 from cxl_offload.topology import Machine
 from cxl_offload.tune.curves import TierRatios
+from cxl_offload.tune.tiers import check_tiers
 
 _UNKNOWN_LATENCY_RATIO = 2.1
 """CXL over local DRAM (Wang et al., Performance Characterization of CXL Memory, V-A)."""
@@ -27,7 +28,10 @@ def tier_ratios(
     ------
     ConfigError
         A bandwidth is not known; says of which node, and what to do.
+    ValueError
+        No node, or one that is in both groups.
     """
+    check_tiers(near, far)
     seen_from = machine.initiator if initiator is None else initiator
 
     def bandwidth(nodes: Sequence[int]) -> float:

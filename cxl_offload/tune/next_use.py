@@ -17,6 +17,7 @@ from cxl_offload.tune.counts import count_decision
 from cxl_offload.tune.curves import TierRatios
 from cxl_offload.tune.gate import Gate, one_at_a_time
 from cxl_offload.tune.homes import REFUSALS
+from cxl_offload.tune.tiers import check_tiers
 
 _LOG = logging.getLogger("cxl_offload.tune")
 
@@ -77,10 +78,7 @@ class NextUse:
         budget_bytes_per_step: int = 0,
         framework: str = "script",
     ) -> None:
-        if not near or not far or set(near) & set(far):
-            raise ValueError(
-                f"near nodes {list(near)}, far nodes {list(far)}: need some of each, none in both"
-            )
+        check_tiers(near, far)
         check_number(room_bytes, "room_bytes")
         check_number(budget_bytes_per_step, "the budget in bytes a step")
         self._gate = Gate()

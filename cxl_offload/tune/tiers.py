@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Bind, Policy, Weighted
+from cxl_offload.memory.bounds import quoted
 from cxl_offload.memory.policy import DEFAULT_GRANULE_BYTES
 from cxl_offload.topology import Machine
 from cxl_offload.tune.decision import weights_of_share
 
 _FAR = ("cxl", "rdram")
 """Second tiers, the usual one first."""
+
+
+def check_tiers(near: Sequence[int], far: Sequence[int]) -> None:
+    """Refuses nodes that are no two tiers.
+
+    Raises
+    ------
+    TypeError
+        No sequence of nodes.
+    ValueError
+        No node, or one that is in both.
+    """
+    for nodes in (near, far):
+        if not isinstance(nodes, Iterable):
+            raise TypeError(f"nodes {quoted(nodes)} of a tier: need a list, such as [0]")
+    if not near or not far or set(near) & set(far):
+        raise ValueError(
+            f"near nodes {list(near)}, far nodes {list(far)}: need some of each, none in both"
+        )
 
 
 def near_and_far(

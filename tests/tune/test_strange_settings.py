@@ -316,3 +316,16 @@ def test_a_forked_child_moves_nothing_and_goes_on(session: Session) -> None:
                 tuner.step(0.01)
             os._exit(0 if tuner.decisions == 0 else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(("near", "far"), [([], [2]), ([0], []), ([0], [0]), ([0, 2], [2])])
+def test_nodes_that_are_no_two_tiers_are_refused_everywhere(
+    session: Session, near: list[int], far: list[int]
+) -> None:
+    with pytest.raises(ValueError, match="some of each"):
+        tune.tier_ratios(session.machine, near=near, far=far)
+    tensor = cxl_offload.zeros(1 << 20, policy="bind:0", session=session)
+    with pytest.raises(ValueError, match="some of each"):
+        tune.TunedHomes({"w": tensor}, near=near, far=far, session=session)
+    with pytest.raises(TypeError, match="need a list"):
+        tune.TunedHomes({"w": tensor}, near=0, far=[2], session=session)  # type: ignore[arg-type]

@@ -168,7 +168,7 @@ def test_ratios_come_from_the_machine_file() -> None:
     assert ratios.bandwidth == pytest.approx(38.4 / 392)
     assert ratios.latency == pytest.approx(292 / 139)
     with pytest.raises(ConfigError, match="profile"):
-        tier_ratios(load_machine("gh200"), [0], [0], initiator=99)
+        tier_ratios(load_machine("gh200"), [0], [1], initiator=99)
 
 
 def test_shares_of_the_grid_begin_with_near_and_end_with_far_only() -> None:
