@@ -7,11 +7,14 @@ from typing import Annotated
 
 import typer
 
+from cxl_offload.cli._health_report import print_health
 from cxl_offload.cli._machine_report import print_machine, print_machine_list
 from cxl_offload.cli._options import AsJson, Sysfs
 from cxl_offload.cli._report_table import WIDE, console_of
 from cxl_offload.errors import ConfigError
 from cxl_offload.topology import Machine, discover, load_machine, machine_to_json
+from cxl_offload.topology.health import read_health
+from cxl_offload.topology.tree import Tree
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +37,7 @@ def topology(
     ] = False,
     known: Annotated[bool, typer.Option("--list", help="List the known machine files.")] = False,
 ) -> None:
-    """Show NUMA nodes, CXL memory, GPUs, links and limits of a machine."""
+    """Show NUMA nodes, CXL memory, GPUs, links, limits and memory errors of a machine."""
     console = console_of(piped_width=WIDE)
     if known:
         print_machine_list(console)
@@ -46,6 +49,12 @@ def topology(
         print(machine_to_json(shown))
     else:
         print_machine(console, shown, sources=sources)
+        if machine is None:
+            print_health(console, read_health(Tree(_root(sysfs)), shown))
+
+
+def _root(sysfs: Path | None) -> Path:
+    return Path("/") if sysfs is None else sysfs
 
 
 def _find(sysfs: Path | None, machine: str | None) -> Machine:
@@ -53,4 +62,4 @@ def _find(sysfs: Path | None, machine: str | None) -> Machine:
         raise ConfigError("--sysfs and --machine exclude each other: give one of them")
     if machine is not None:
         return load_machine(machine)
-    return discover(sysfs if sysfs is not None else "/")
+    return discover(_root(sysfs))

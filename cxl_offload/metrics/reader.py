@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import cxl_offload
 from cxl_offload.core import ForkGuard
 from cxl_offload.memory import Session, current_session
+from cxl_offload.metrics.health import HealthReader, health_here
+from cxl_offload.metrics.table import tier_label
 from cxl_offload.objects.kind_counts import live_kinds
 from cxl_offload.topology import Machine
 from cxl_offload.topology.hazards import Hazard, find_hazards
+from cxl_offload.topology.health import MachineHealth
 from cxl_offload.transfer import link_counts
 from cxl_offload.tune import decisions
-
-HEALTH_EVERY_S = 60.0
-"""Doctor's files are many, and what they say changes slowly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,9 @@ class MetricsReader:
     ----------
     session
         None asks :func:`~cxl_offload.memory.current_session` each time.
-    find
-        What looks for hazards; those of a simulated machine are not looked for.
+    find, look
+        What looks for hazards, and what reads the counters of errors of a machine; neither is asked
+        for a simulated one.
     """
 
     def __init__(
@@ -56,14 +57,13 @@ class MetricsReader:
         *,
         clock: Callable[[], float] = time.monotonic,
         find: Callable[[], Iterable[Hazard]] = find_hazards,
+        look: Callable[[Machine], MachineHealth] = health_here,
     ) -> None:
         self._session = session
         self._clock = clock
-        self._find = find
+        self._health = HealthReader(find, look)
         self._guard = ForkGuard()
         self._lock = threading.Lock()  # of those that read at the same time, and of nobody else
-        self._found: tuple[Hazard, ...] = ()
-        self._looked_at: float | None = None
         self._latest: Samples = {}
         self._read_at: float | None = None
         if session is None:
@@ -100,17 +100,8 @@ class MetricsReader:
             add("tune.decisions", one.count, one.framework, one.tuner, one.outcome)
             add("tune.moved", one.nbytes, one.framework, one.tuner, one.outcome)
         if not session.is_simulated:
-            for (name, severity), count in Counter(
-                (each.name, each.severity) for each in self._hazards(now)
-            ).items():
-                add("findings", count, name, severity)
+            self._health.add_to(add, session.machine, now)
         return {stem: tuple(samples) for stem, samples in found.items()}
-
-    def _hazards(self, now: float) -> tuple[Hazard, ...]:
-        if self._looked_at is None or now - self._looked_at >= HEALTH_EVERY_S:
-            self._looked_at = now
-            self._found = tuple(self._find())
-        return self._found
 
 
 Add = Callable[..., None]
@@ -127,13 +118,13 @@ def _add_session(add: Add, session: Session) -> None:
     add("pool.allocations", stats.allocations.total)
     add("pool.allocated", stats.asked_bytes.total)
     for node, use in stats.nodes.items():
-        labels = (node, _tier_name(machine, node))
+        labels = (node, tier_label(machine, node))
         add("node.held", use.current_bytes, *labels)
         add("node.held_peak", use.peak_bytes, *labels)
         if use.capacity_bytes is not None:
             add("node.limit", use.capacity_bytes, *labels)
     for each in machine.usable_nodes():
-        labels = (each.id, _tier_name(machine, each.id))
+        labels = (each.id, tier_label(machine, each.id))
         add("node.capacity", each.capacity_bytes, *labels)
         add("node.free", session.free_bytes(each.id), *labels)
     for device, use in stats.devices.items():
@@ -144,9 +135,4 @@ def _add_kinds(add: Add, machine: Machine) -> None:
     for kind, held in live_kinds().items():
         add("kind.requested", held.requested_bytes, kind)
         for node, nbytes in held.granted.items():
-            add("kind.granted", nbytes, kind, node, _tier_name(machine, node))
-
-
-def _tier_name(machine: Machine, node: int) -> str:
-    tier = machine.tier_of(node)
-    return "" if tier is None else tier.name
+            add("kind.granted", nbytes, kind, node, tier_label(machine, node))

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from cxl_offload.topology import Machine
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -48,6 +50,12 @@ class Metric:
     @property
     def otel_unit(self) -> str:
         return "By" if self.unit == "bytes" else ""
+
+
+def tier_label(machine: Machine, node: int) -> str:
+    """The value of the label ``tier``; empty for a node of no tier."""
+    tier = machine.tier_of(node)
+    return "" if tier is None else tier.name
 
 
 _NODE = ("node", "tier")
@@ -89,6 +97,34 @@ METRICS = (
     Metric("copy.staged", "counter", "bytes", _LINK, "Those of them that were not pinned."),
     Metric("tune.decisions", "counter", "", _TUNER, "Decisions of tuners."),
     Metric("tune.moved", "counter", "bytes", _TUNER, "Bytes that moved by decisions of tuners."),
+    Metric(
+        "node.lost_pages",
+        "counter",
+        "",
+        (*_NODE, "outcome"),
+        "Pages lost to memory errors since the machine started.",
+    ),
+    Metric(
+        "node.link_errors",
+        "counter",
+        "",
+        (*_NODE, "card", "severity"),
+        "Errors on the link of a CXL node's card.",
+    ),
+    Metric(
+        "memory.errors",
+        "counter",
+        "",
+        ("controller", "severity"),
+        "Errors that a memory controller counted.",
+    ),
+    Metric(
+        "memory.soft_offlined",
+        "gauge",
+        "bytes",
+        (),
+        "Bytes taken out of use that no node counts as lost.",
+    ),
     Metric(
         "findings",
         "gauge",

@@ -14,6 +14,7 @@ from cxl_offload.topology.hazards.kernel import KERNEL_CHECKS
 from cxl_offload.topology.hazards.model import SEVERITIES, Hazard, Scene, Severity
 from cxl_offload.topology.hazards.nodes import NODE_CHECKS
 from cxl_offload.topology.hazards.process import PROCESS_CHECKS
+from cxl_offload.topology.health import read_health
 from cxl_offload.topology.tree import Tree
 
 __all__ = ["SEVERITIES", "Hazard", "Severity", "find_hazards"]
@@ -41,7 +42,9 @@ def find_hazards(
     ConfigError
         If there is no ``sys`` or ``proc`` below ``root``.
     """
-    scene = Scene(discover(root), Tree(root), placing_refused=placing_refused, tried=tried)
+    machine, tree = discover(root), Tree(root)
+    health = read_health(tree, machine)
+    scene = Scene(machine, tree, health, placing_refused=placing_refused, tried=tried)
     checks: tuple[Check, ...] = (
         *HEALTH_CHECKS,
         *NODE_CHECKS,

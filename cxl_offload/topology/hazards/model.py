@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from cxl_offload.topology.health import MachineHealth
 from cxl_offload.topology.model import Machine
 from cxl_offload.topology.node import Node, NodeKind
 from cxl_offload.topology.tree import Tree
@@ -42,10 +43,11 @@ class Hazard:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A machine, the tree it was read from, and what was tried on it."""
+    """A machine, the tree it was read from, what it has counted, and what was tried on it."""
 
     machine: Machine
     tree: Tree
+    health: MachineHealth
     placing_refused: str | None = None
     tried: bool = False
 
