@@ -87,20 +87,27 @@ def verify(names: Names = None, folder: Folder = None, as_json: AsJson = False) 
 
     rows: list[dict[str, Any]] = []
     for each in _chosen(folder, names):
-        right, damaged, problem = 0, {}, each.problem
-        if not problem:
+        row: dict[str, Any] = {"name": each.name, "right": 0, "damaged": {}, "unreadable": []}
+        if not each.problem:
             found = verify_kept(each.path)
-            right, damaged = found.right, dict(found.damaged)
-        rows.append({"name": each.name, "right": right, "damaged": damaged, "problem": problem})
+            row |= {"right": found.right, "damaged": dict(found.damaged)}
+            row["unreadable"] = list(found.unreadable)
+        rows.append(row | {"problem": each.problem})
     if as_json:
         write_json("-", {"verified": rows})
     else:
         for row in rows:
-            said = row["problem"] or f"{row['right']} right, {len(row['damaged'])} damaged"
+            wrong = len(row["damaged"]) + len(row["unreadable"])
+            said = row["problem"] or f"{row['right']} right, {wrong} damaged"
             typer.echo(f"{row['name']}: {said}")
             for slot, key in row["damaged"].items():
                 typer.echo(f"  slot {slot}: block {key} is damaged; an engine drops it when read")
-    if any(row["damaged"] or row["problem"] for row in rows):
+            for slot in row["unreadable"]:
+                typer.echo(
+                    f"  slot {slot}: its entry is damaged or was not finished; an engine drops it "
+                    "when it opens the file"
+                )
+    if any(row["damaged"] or row["unreadable"] or row["problem"] for row in rows):
         raise typer.Exit(1)
 
 

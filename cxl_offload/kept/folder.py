@@ -77,11 +77,14 @@ class VerifiedFile:
         Blocks that are what was written.
     damaged
         Keys of those that are not, as hexadecimal digits, by slot.
+    unreadable
+        Slots whose entry in the index is damaged, or was not finished when its writer ended.
     """
 
     path: Path
     right: int
     damaged: Mapping[int, str]
+    unreadable: tuple[int, ...] = ()
 
 
 def find_kept(root: str | os.PathLike[str] = SHARED_ROOT) -> tuple[KeptFile, ...]:
@@ -104,7 +107,7 @@ def _look(path: Path) -> KeptFile:
             header = read_header(file)
         except ValueError as error:
             return KeptFile(name, path, nothing, 0, 0, 0, held, in_use, str(error))
-        blocks = sum(1 for _ in _entries(file, header))
+        blocks = sum(1 for _, entry in _entries(file, header) if entry is not None)
         layout = header.layout
         return KeptFile(
             name, path, header.facts, blocks, layout.slots, layout.block_bytes, held, in_use, ""
@@ -113,23 +116,35 @@ def _look(path: Path) -> KeptFile:
         os.close(file)
 
 
-def _entries(file: int, header: KeptHeader) -> Iterator[KeptEntry]:
-    """Read, not mapped: a file that is cut meanwhile ends nobody."""
+_NO_ENTRY = bytes(ENTRY_BYTES)
+
+
+def _entries(file: int, header: KeptHeader) -> Iterator[tuple[int, KeptEntry | None]]:
+    """Every slot that the index says something of; None: what it says cannot be believed.
+
+    Read, not mapped: a file that is cut meanwhile ends nobody.
+    """
     slots = header.layout.slots
     for first in range(0, slots, _ENTRIES_AT_ONCE):
         count = min(_ENTRIES_AT_ONCE, slots - first)
         raw = os.pread(file, count * ENTRY_BYTES, HEADER_BYTES + first * ENTRY_BYTES)
         for at in range(0, len(raw) - ENTRY_BYTES + 1, ENTRY_BYTES):
             slot = first + at // ENTRY_BYTES
-            entry = KeptEntry.unpack(raw[at : at + ENTRY_BYTES], slot, header.id)
-            if entry is not None:
-                yield entry
+            said = raw[at : at + ENTRY_BYTES]
+            if said != _NO_ENTRY:
+                yield slot, KeptEntry.unpack(said, slot, header.id)
+
+
+def _entry_now(file: int, header: KeptHeader, slot: int) -> KeptEntry | None:
+    raw = os.pread(file, ENTRY_BYTES, header.layout.entry_at(slot))
+    return KeptEntry.unpack(raw.ljust(ENTRY_BYTES, b"\0"), slot, header.id)
 
 
 def verify_kept(path: str | os.PathLike[str]) -> VerifiedFile:
     """Reads every block of a store and compares it with its checksum; changes nothing.
 
-    A block that its writer replaces meanwhile is not judged.
+    A block that its writer replaces meanwhile is not judged, nor are unreadable entries while a
+    process writes the store: it may be in the middle of them.
 
     Raises
     ------
@@ -146,21 +161,27 @@ def verify_kept(path: str | os.PathLike[str]) -> VerifiedFile:
             raise ValueError(f"kept blocks in {path}: {error}") from None
         layout, right = header.layout, 0
         damaged: dict[int, str] = {}
-        for entry in _entries(file, header):
-            data = os.pread(file, layout.block_bytes, layout.block_at(entry.slot))
+        unreadable: list[int] = []
+        for slot, entry in _entries(file, header):
+            if entry is None:
+                unreadable.append(slot)
+                continue
+            data = os.pread(file, layout.block_bytes, layout.block_at(slot))
             if is_right(data, entry.digest):
                 right += 1
-                continue
-            raw = os.pread(file, ENTRY_BYTES, layout.entry_at(entry.slot))
-            if KeptEntry.unpack(raw.ljust(ENTRY_BYTES, b"\0"), entry.slot, header.id) == entry:
-                damaged[entry.slot] = entry.key.hex()
-        return VerifiedFile(Path(path), right, damaged)
+            elif _entry_now(file, header, slot) == entry:
+                damaged[slot] = entry.key.hex()
+        if is_locked(file):  # the writer may be in the middle of them
+            unreadable = []
+        return VerifiedFile(Path(path), right, damaged, tuple(unreadable))
     finally:
         os.close(file)
 
 
 def drop_kept(path: str | os.PathLike[str]) -> int:
-    """Removes a store, sound or not; returns the bytes that it took.
+    """Removes a store, sound or not; returns the bytes that this frees.
+
+    They are 0 where another name (a hard link) still holds the file.
 
     Processes that read it keep what they have mapped until they end.
 
@@ -188,4 +209,4 @@ def drop_kept(path: str | os.PathLike[str]) -> int:
             finally:
                 os.close(file)
     os.unlink(path)
-    return 512 * state.st_blocks
+    return 512 * state.st_blocks if state.st_nlink == 1 else 0

@@ -70,7 +70,13 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
 
     Anything but a regular file is refused with OSError: a FIFO would wait for its other end.
     """
-    file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, 0o600)
+    careful = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        file = os.open(path, flags | careful, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # "too many levels" is not what a user did
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from None
+        raise
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from cxl_offload.cli.main import app
 from cxl_offload.kept import (
     KeptBlocks,
     KeptStore,
@@ -16,6 +18,8 @@ from cxl_offload.kept import (
     verify_kept,
 )
 from tests.kept.ground import FACTS, LAYOUT, block_of, key_of
+
+runner = CliRunner()
 
 
 def make(folder: Path, name: str, blocks: int) -> Path:
@@ -55,6 +59,44 @@ def test_verifying_names_damaged_blocks_and_changes_nothing(tmp_path: Path) -> N
     slot = (at - LAYOUT.data_at) // LAYOUT.block_bytes
     assert (found.right, dict(found.damaged)) == (4, {slot: key_of(3).hex()})
     assert path.read_bytes() == bytes(raw)
+
+
+def test_verifying_names_entries_that_cannot_be_read(tmp_path: Path) -> None:
+    path = make(tmp_path, "one", 5)
+    raw = bytearray(path.read_bytes())
+    raw[LAYOUT.entry_at(LAYOUT.slots - 1) + 20] ^= 1  # blocks take slots from the last
+    path.write_bytes(raw)
+    found = verify_kept(path)
+    assert (found.right, dict(found.damaged), found.unreadable) == (4, {}, (LAYOUT.slots - 1,))
+    said = runner.invoke(app, ["kv", "verify", "--folder", str(tmp_path)])
+    assert said.exit_code == 1
+    assert "4 right, 1 damaged" in said.output
+    assert f"slot {LAYOUT.slots - 1}: its entry is damaged or was not finished" in said.output
+
+
+def test_entry_that_is_being_written_is_not_called_damaged(tmp_path: Path) -> None:
+    path = make(tmp_path, "one", 1)
+    writer = KeptStore(path, LAYOUT, FACTS)
+    with path.open("r+b") as file:
+        file.seek(LAYOUT.entry_at(0) + 20)
+        file.write(b"half")
+    assert verify_kept(path).unreadable == ()
+    writer.close()
+    assert verify_kept(path).unreadable == (0,)
+
+
+def test_link_is_named_as_one(tmp_path: Path) -> None:
+    kept_path("link", tmp_path).symlink_to(make(tmp_path, "one", 1))
+    assert {each.name: each.problem for each in find_kept(tmp_path)} == {
+        "link": "it is a symbolic link",
+        "one": "",
+    }
+
+
+def test_file_with_another_name_frees_nothing(tmp_path: Path) -> None:
+    path = make(tmp_path, "one", 1)
+    os.link(path, tmp_path / "other")
+    assert drop_kept(path) == 0
 
 
 def test_store_in_use_is_not_dropped(tmp_path: Path) -> None:
