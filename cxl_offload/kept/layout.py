@@ -60,7 +60,7 @@ class KeptLayout:
     Raises
     ------
     ValueError
-        One of them is not positive, or the file would be larger than a file can be.
+        One of them is no positive whole number, or the file would be larger than a file can be.
     """
 
     block_bytes: int
@@ -68,8 +68,8 @@ class KeptLayout:
 
     def __post_init__(self) -> None:
         for name, value in (("block_bytes", self.block_bytes), ("slots", self.slots)):
-            if not 0 < value < _LARGEST:
-                raise ValueError(f"a store with {name}={value}: must be positive")
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _LARGEST:
+                raise ValueError(f"a store with {name}={value!r}: a whole number from 1 to 2^62")
         if self.file_bytes >= _LARGEST:
             raise ValueError(f"a store of {format_bytes(self.file_bytes)}: no file is as large")
 

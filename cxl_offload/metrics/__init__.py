@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from cxl_offload.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from cxl_offload.metrics.endpoint import MetricsServer, serve
     from cxl_offload.metrics.event_log import EventLog, JsonLines, log_events
     from cxl_offload.metrics.opentelemetry import observe
-    from cxl_offload.metrics.prometheus import MetricsServer, PrometheusCollector, serve
+    from cxl_offload.metrics.prometheus import PrometheusCollector
     from cxl_offload.metrics.reader import MetricsReader
     from cxl_offload.metrics.table import METRICS, Metric
 
@@ -33,9 +34,10 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "endpoint": ("MetricsServer", "serve"),
         "event_log": ("EventLog", "JsonLines", "log_events"),
         "opentelemetry": ("observe",),
-        "prometheus": ("MetricsServer", "PrometheusCollector", "serve"),
+        "prometheus": ("PrometheusCollector",),
         "reader": ("MetricsReader",),
         "table": ("METRICS", "Metric"),
     },

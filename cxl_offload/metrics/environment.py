@@ -7,7 +7,7 @@ import os
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Session
-from cxl_offload.metrics.prometheus import HERE, MetricsServer, serve
+from cxl_offload.metrics.endpoint import HERE, MetricsServer, serve
 
 METRICS_VARIABLE = "CXL_OFFLOAD_METRICS"
 """``PORT`` or ``HOST:PORT``; each process of a launcher adds its ``LOCAL_RANK``."""
@@ -34,11 +34,17 @@ def serve_at(text: str, session: Session | None = None) -> MetricsServer:
     """:func:`serve` at an address as it is written on a command line.
 
     Processes of one job have a port each: that of the address and their local rank.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be listened on, or ``LOCAL_RANK`` is no number.
     """
     host, port = read_address(text)
-    rank = os.environ.get("LOCAL_RANK", "")
-    offset = int(rank) if rank.isdecimal() and port else 0
-    return serve(port + offset, host=host, session=session)
+    rank = os.environ.get("LOCAL_RANK", "0")
+    if not (rank.isascii() and rank.isdigit()):
+        raise ConfigError(f"metrics {text!r}: LOCAL_RANK is {rank[:40]!r}, which is no number")
+    return serve(port + int(rank) if port else 0, host=host, session=session)
 
 
 def start_from_environment() -> None:

@@ -42,6 +42,10 @@ class StagedState(dict[str, Any]):
         raise TypeError(_ONE_PROCESS)
 
 
+_BEGUN = object()
+"""Stands for the copy of a value whose parts are still being copied."""
+
+
 class TierStager(AsyncStager):
     """Copies a state into memory of a policy, and returns before it is written out.
 
@@ -91,8 +95,8 @@ class TierStager(AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """A copy of a state: tensors in the tier, everything else copied as Python does.
 
-        A tensor that is there twice stays one. Distributed tensors keep their mesh and placements,
-        and only this process's part is copied.
+        A tensor that is there twice stays one; an expanded one takes room for all of its elements.
+        Distributed tensors keep their mesh and placements, and only this process's part is copied.
 
         Raises
         ------
@@ -103,7 +107,7 @@ class TierStager(AsyncStager):
             A tensor of a class of its own, sparse, nested, quantised or of no device: its bytes are
             not its values. Or a state that is no mapping.
         ValueError
-            A tensor whose storage somebody resized, as FSDP does.
+            A tensor whose storage somebody resized, as FSDP does, or a state that contains itself.
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"stage takes a state dict; this is a {type(state_dict).__name__}")
@@ -118,7 +122,10 @@ class TierStager(AsyncStager):
 
     def _copied(self, value: Any, seen: dict[int, Any]) -> Any:
         if id(value) in seen:
+            if seen[id(value)] is _BEGUN:
+                raise ValueError("stage takes a state of finite depth; this one contains itself")
             return seen[id(value)]
+        seen[id(value)] = _BEGUN
         if isinstance(value, torch.Tensor):
             made: Any = self._in_tier(value)
         elif isinstance(value, dict):

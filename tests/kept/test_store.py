@@ -7,6 +7,7 @@ import logging
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -300,3 +301,11 @@ def test_reader_is_closed_twice(path: Path) -> None:
     reader = KeptReader(path, FACTS)
     reader.close()
     reader.close()
+
+
+@pytest.mark.parametrize("value", [0, -1, 1 << 62, 1.5, True, "8", None])
+def test_layout_of_no_whole_number_is_refused(value: Any) -> None:
+    for name in ("block_bytes", "slots"):
+        sizes: Any = {"block_bytes": 8, "slots": 8} | {name: value}
+        with pytest.raises(ValueError, match=f"{name}=.*a whole number from 1 to 2.62"):
+            KeptLayout(**sizes)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,15 @@ import torch
 
 import cxl_offload
 from cxl_offload import ConfigError, Session, load_machine
-from cxl_offload.metrics import METRICS, MetricsReader, PrometheusCollector, serve
+from cxl_offload.metrics import (
+    METRICS,
+    MetricsReader,
+    MetricsServer,
+    PrometheusCollector,
+    serve,
+)
+from cxl_offload.metrics.endpoint import MOST_CONNECTIONS
+from cxl_offload.metrics.environment import serve_at
 from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
 from cxl_offload.topology.hazards import Hazard
 from cxl_offload.tune.counts import count_decision
@@ -182,6 +192,90 @@ def test_taken_port_says_what_to_choose(session: Session) -> None:
 def test_privileged_port_says_what_to_choose(session: Session) -> None:
     with pytest.raises(ConfigError, match="ports below 1024 need root: choose a larger one"):
         serve(80)
+
+
+def ask(server: MetricsServer, request: bytes) -> bytes:
+    """What is answered to these bytes; empty: nothing, the connection was closed."""
+    with socket.create_connection((server.host, server.port), timeout=30) as connection:
+        connection.sendall(request)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(1 << 16):
+                answer += part
+        return answer
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        "application/openmetrics-text; version=x",
+        "application/openmetrics-text; version=1.0.0.0.0.9999999999999999999999",
+        "text/plain; version=",
+        "\x00;=;,;;=",
+        "text/plain; version=1.x" * 500,
+    ],
+)
+def test_header_that_cannot_be_read_is_answered_as_if_there_were_none(
+    session: Session, accepted: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve(0) as server:
+        answer = ask(server, f"GET /metrics HTTP/1.0\r\nAccept: {accepted}\r\n\r\n".encode())
+    assert b"200 OK" in answer
+    assert b"cxl_offload_info" in answer
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("request_", [b"\xff\xfe\r\n\r\n", b"GET\r\n\r\n", b"G" * 70000])
+def test_request_that_is_none_says_nothing_in_the_program(
+    session: Session, request_: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve(0) as server:
+        ask(server, request_)
+        assert scrape(server)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_requests_that_do_not_end_leave_room_for_a_scrape(session: Session) -> None:
+    with serve(0) as server, contextlib.ExitStack() as held:
+        before = threading.active_count()
+        for _ in range(3 * MOST_CONNECTIONS):
+            connection = socket.create_connection((server.host, server.port), timeout=30)
+            held.enter_context(connection)
+            connection.sendall(b"GET /metr")
+        assert scrape(server)
+        deadline = time.monotonic() + 60  # threads of closed connections are ending
+        while threading.active_count() - before > MOST_CONNECTIONS:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_connection_that_says_nothing_is_closed(
+    session: Session, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cxl_offload.metrics.endpoint._Request.timeout", 0.05)
+    with serve(0) as server:
+        assert ask(server, b"GET /metr") == b""
+    assert capfd.readouterr() == ("", "")
+
+
+def test_metrics_that_cannot_be_read_are_a_line_of_log(
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(reader: MetricsReader) -> None:
+        raise OSError("the node is gone")
+
+    with serve(0) as server:
+        monkeypatch.setattr(MetricsReader, "read", fail)
+        answer = ask(server, b"GET /metrics HTTP/1.0\r\n\r\n")
+    assert b"500 Internal" in answer
+    assert b"the log of the process says why" in answer
+    assert "a scrape was not answered: OSError: the node is gone" in caplog.text
+
+
+def test_local_rank_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "x")
+    with pytest.raises(ConfigError, match="LOCAL_RANK is 'x', which is no number"):
+        serve_at("0")
 
 
 def test_closing_frees_the_port_and_can_be_repeated(session: Session) -> None:

@@ -150,6 +150,18 @@ def test_what_cannot_be_staged_is_refused_and_leaves_nothing(session: Session) -
         pickle.dumps(stager.stage({"plain": plain}))
 
 
+def test_state_that_contains_itself_is_refused_and_leaves_nothing(session: Session) -> None:
+    stager = TierStager("cxl", session=session)
+    state: dict[str, Any] = {"first": torch.ones(8), "inner": [torch.ones(8), {}]}
+    state["inner"][1]["back"] = state["inner"]
+    with pytest.raises(ValueError, match="contains itself"):
+        stager.stage(state)
+    state["inner"][1]["back"] = state
+    with pytest.raises(ValueError, match="contains itself"):
+        stager.stage(state)
+    assert stager.held_bytes == 0
+
+
 def test_wrong_limits_and_policies_are_refused_before_a_save(session: Session) -> None:
     with pytest.raises(ValueError, match="limit_bytes is 0"):
         TierStager("bind:2", limit_bytes=0, session=session)
