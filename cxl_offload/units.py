@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -67,6 +68,16 @@ def parse_latency_ns(text: str) -> float:
     return _split(text, _NANOSECONDS, "", "139 ns")
 
 
+def format_number(value: float) -> str:
+    """Four digits, thousands set off, never an exponent: ``"42,870"``, ``"0.00125"``."""
+    return _plain(value, 4)
+
+
+def _plain(value: float, digits: int) -> str:
+    text = f"{value:.{digits}g}"
+    return f"{Decimal(text):,f}" if math.isfinite(value) else text
+
+
 def format_bytes(count: float) -> str:
     """``count`` bytes with a binary unit and three significant digits: ``"31.5 GiB"``."""
     if abs(count) < KIB:
@@ -76,17 +87,19 @@ def format_bytes(count: float) -> str:
         value /= 1024
         if abs(value) < 1000:
             return f"{value:.3g} {unit}"
-    return f"{value / 1024:.3g} TiB" if abs(value) >= 1024 else f"{value:.4g} GiB"
+    return f"{_plain(value / 1024, 3)} TiB" if abs(value) >= 1024 else f"{value:.4g} GiB"
 
 
 def format_bandwidth(bytes_per_s: float) -> str:
     """``bytes_per_s`` in GB/s (10^9), the unit of data sheets: ``"38.4 GB/s"``."""
-    return f"{bytes_per_s / GB:.3g} GB/s"
+    return f"{_plain(bytes_per_s / GB, 3)} GB/s"
 
 
 def format_seconds(seconds: float) -> str:
     """``seconds`` with the unit that leaves one to three digits before the point."""
+    if seconds == 0:
+        return "0 s"
     for limit, scale, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
         if abs(seconds) < limit:
             return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds:.3g} s"
+    return f"{_plain(seconds, 3)} s"

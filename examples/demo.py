@@ -22,7 +22,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from demo_report import Result, draw, print_nodes, print_placement, print_speed, write_page
+from demo_report import (
+    Result,
+    draw,
+    print_nodes,
+    print_placement,
+    print_speed,
+    speed_notes,
+    write_page,
+)
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from zen import ANSWER_TOKENS, BEGINNINGS, expected, first_line, train_zen
@@ -194,12 +202,7 @@ def demonstrate(console: Console, model: str, tokens: int, output: Path, answers
         results.append(generate(console, request, at))
     same = [np.array_equal(results[0].report.tokens, result.report.tokens) for result in results]
     print_placement(console, results)
-    print_speed(console, results, same)
-    if len(here.machine.usable_nodes()) == 1:
-        console.print(
-            "This machine has one node: its two runs place the same bytes on it, and what"
-        )
-        console.print("their speeds differ by is other work on the machine.")
+    print_speed(console, results, same, speed_notes(here.machine))
     if not answers:
         console.print(f"\n{prompts[-1]!r} -> {results[0].report.answers[-1]!r}")
     output.mkdir(parents=True, exist_ok=True)

@@ -113,7 +113,9 @@ def print_placement(console: Console, results: Sequence[Result]) -> None:
     console.print(made)
 
 
-def print_speed(console: Console, results: Sequence[Result], same: Sequence[bool]) -> None:
+def print_speed(
+    console: Console, results: Sequence[Result], same: Sequence[bool], notes: Sequence[str]
+) -> None:
     """Tokens/s of every run, measured and simulated in columns of their own."""
     phases = ("prefill", "decode")
     headings = [f"{kind}\n{phase}" for kind in ("measured", "simulated") for phase in phases]
@@ -122,9 +124,24 @@ def print_speed(console: Console, results: Sequence[Result], same: Sequence[bool
         rates = [f"{result.tokens_per_s(phase):,.1f}" for phase in phases]
         cells = [*rates, "-", "-"] if result.timeline is None else ["-", "-", *rates]
         made.add_row(result.name, *cells, "same" if identical else "DIFFERENT")
-    console.print("Tokens/s (measured: the CPU of this machine stands in for a GPU; simulated:")
-    console.print("the bytes that the run moved, replayed on the links and nodes of system A)")
+    console.print("Tokens/s")
     console.print(made)
+    for note in notes:
+        console.print(f"{note}.")
+
+
+def speed_notes(here: Machine) -> list[str]:
+    """What must be known before two speeds are compared, sentences without their full stops."""
+    notes = [
+        "Measured: the CPU of this machine stands in for a GPU",
+        "Simulated: the bytes that the run moved, replayed on the links and nodes of system A",
+    ]
+    if len(here.usable_nodes()) == 1:
+        notes.append(
+            "This machine has one node, so its two runs place the same bytes on it; the difference "
+            "between their speeds is noise, made by what else the machine does"
+        )
+    return notes
 
 
 def write_page(
@@ -134,7 +151,10 @@ def write_page(
     answers: Sequence[tuple[str, str]],
     machines: Sequence[Machine],
 ) -> None:
-    """All of it as one HTML page: answers, speed, the bytes of the last run, machines."""
+    """All of it as one HTML page: answers, speed, the bytes of the last run, machines.
+
+    ``machines`` are this one and the published one.
+    """
     last = results[-1]
     how = {True: "measured", False: "simulated"}
     rates: dict[str, dict[str, float | None]] = {
@@ -145,10 +165,12 @@ def write_page(
     said = "the same in all runs" if all(same) else "DIFFERENT, which must never happen"
     sections = [
         *([PageSection("The Zen of Python, by heart", _answers(answers))] if answers else []),
-        measured_section(rates),
+        measured_section(rates, notes=speed_notes(machines[0])),
         PageSection("Tokens", html_table(("tokens of every run are",), [(said,)])),
-        placement_section(last.report.placement, simulated=last.timeline is not None),
-        *([] if last.timeline is None else [timeline_section(last.timeline)]),
+        placement_section(
+            last.report.placement, simulated=last.timeline is not None, run=last.name
+        ),
+        *([] if last.timeline is None else [timeline_section(last.timeline, run=last.name)]),
         *map(machine_section, machines),
     ]
     title = "Tensors in memory tiers: the demo"

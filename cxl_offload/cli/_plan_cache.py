@@ -12,7 +12,7 @@ from cxl_offload.cli._options import AsJson
 from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
-from cxl_offload.units import GIB, format_bytes, format_seconds, parse_bytes
+from cxl_offload.units import GIB, format_bytes, format_number, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
@@ -101,7 +101,7 @@ _FIGURES: dict[str, Callable[[Plan], str]] = {
     "model": lambda plan: plan.model,
     "machine": lambda plan: plan.machine,
     "executor": lambda plan: plan.executor,
-    "tokens/s": lambda plan: f"{plan.tokens_per_s:.4g}",
+    "tokens/s": lambda plan: format_number(plan.tokens_per_s),
     "batch": lambda plan: f"{plan.batch.size} x {plan.batch.count}",
     "lengths": lambda plan: f"{plan.batch.prompt} + {plan.batch.tokens}",
     "GPU": lambda plan: format_bytes(plan.gpu_bytes),

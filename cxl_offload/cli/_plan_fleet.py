@@ -15,7 +15,7 @@ from cxl_offload.cli._report_table import NONE, console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import pairs, size
-from cxl_offload.units import format_bytes, format_seconds, parse_latency_ns
+from cxl_offload.units import format_bytes, format_number, format_seconds, parse_latency_ns
 
 if TYPE_CHECKING:
     from cxl_offload.plan.fleet.search import FleetOption
@@ -123,7 +123,8 @@ def fleet(
         write_json("-", document)
         return
     _print(
-        f"{stream.rate:.4g} requests/s of {prompt} + {generated} tokens, {model} on {read.name}",
+        f"{format_number(stream.rate)} requests/s of {prompt} + {generated} tokens, "
+        f"{model} on {read.name}",
         found,
     )
 
@@ -172,10 +173,10 @@ def _print(what: str, found: list[FleetOption]) -> None:
         card = each.break_even_card
         made.add_row(
             *sizes, str(each.servers), f"{each.load:.0%}",
-            f"{each.cost_per_million:.4g}", f"{each.cost_per_hour:,.4g}",
+            format_number(each.cost_per_million), format_number(each.cost_per_hour),
             format_seconds(seen.first_token[0]), format_seconds(seen.first_token[1]),
             format_seconds(seen.per_token[1]), f"{each.hit_rate:.1%}",
-            NONE if card is None else "never" if card <= 0 else f"{card:,.4g}",
+            NONE if card is None else "never" if card <= 0 else format_number(card),
         )  # fmt: skip
     show(console, made)
     for each in found:

@@ -14,6 +14,7 @@ from cxl_offload.cli._options import LIMITS, MACHINE, RESULTS
 from cxl_offload.cli._report_table import need_matplotlib
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import pairs
+from cxl_offload.report.sections import DRAWN_STEPS
 
 if TYPE_CHECKING:
     from cxl_offload.plan.flexgen.planner import Interleave
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from cxl_offload.sim import Timeline
     from cxl_offload.topology import Machine
 
-_DRAWN_STEPS = 12
 _WISHES: dict[str, Interleave] = {"auto": "auto", "always": "always", "never": "never"}
 
 ModelName = Annotated[
@@ -156,7 +156,7 @@ def drawn(timeline: Path | None, seen: list[Timeline] | None = None) -> Iterator
         if timeline is not None and not is_drawn:
             decode = [event.step for event in trace if event.phase == "decode"]
             if decode:  # a prefill is so much longer that nothing of a token would be seen
-                plot_timeline(found, timeline, first_step=min(decode), steps=_DRAWN_STEPS)
+                plot_timeline(found, timeline, first_step=min(decode), steps=DRAWN_STEPS)
             else:
                 plot_timeline(found, timeline, steps=None)
             is_drawn = True

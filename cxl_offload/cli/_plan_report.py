@@ -9,7 +9,7 @@ from rich.console import Console
 
 from cxl_offload.cli._report_table import NONE, show, table
 from cxl_offload.plan.plan_file import OWN_FILE
-from cxl_offload.units import format_bytes, format_seconds
+from cxl_offload.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
@@ -23,7 +23,7 @@ def print_plan(console: Console, plan: Plan, file: str | None = None) -> None:
     prompt = f"{batch.prompt} + " if batch.prompt else ""
     console.print(
         f"batch {batch.size} x {batch.count}, {prompt}{batch.tokens} tokens; "
-        f"{plan.tokens_per_s:.4g} tokens/s (predicted)"
+        f"{format_number(plan.tokens_per_s)} tokens/s (predicted)"
     )
     cxl = "used" if plan.cxl.used else "left alone"
     gain = "" if plan.cxl.gain is None else f" ({plan.cxl.gain:+.1%} predicted)"

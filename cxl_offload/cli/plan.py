@@ -40,7 +40,7 @@ from cxl_offload.cli._report_file import ReportFile, check_page, write_plan_page
 from cxl_offload.cli._report_table import console_of
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import limits, size
-from cxl_offload.units import parse_bandwidth
+from cxl_offload.units import format_number, parse_bandwidth
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
@@ -232,7 +232,7 @@ def _fastest(plans: Sequence[Callable[[], Plan]]) -> Plan:
         raise next((error for error in refused if isinstance(error, MemoryError)), refused[0])
     best = max(made, key=lambda plan: plan.tokens_per_s)
     others = [
-        f"{plan.executor}: {plan.tokens_per_s:.4g} tokens/s (predicted)"
+        f"{plan.executor}: {format_number(plan.tokens_per_s)} tokens/s (predicted)"
         for plan in made
         if plan is not best
     ]

@@ -13,6 +13,7 @@ from rich.text import Text
 from cxl_offload.cli._options import AsJson
 from cxl_offload.cli._report_table import WIDE, console_of, show, table
 from cxl_offload.cli._run_report import write_json
+from cxl_offload.units import format_number
 
 if TYPE_CHECKING:
     from cxl_offload.validation import PassRate, Result
@@ -102,5 +103,5 @@ def _shown(value: object) -> str:
     if isinstance(value, list | tuple):
         return " ".join(_shown(item) for item in value)
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return format_number(value)
     return str(value)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from cxl_offload.plan.executor import Candidate, Executor
 from cxl_offload.plan.hardware import NVME, Hardware
-from cxl_offload.units import format_bytes
+from cxl_offload.units import format_bytes, format_number
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def _compared(found: Candidate[T], what: str, other: Candidate[T] | None) -> str
     if other is None:
         return f"{what}: not one batch would fit"
     change = other.tokens_per_s / found.tokens_per_s - 1
-    rate = f"{other.tokens_per_s:.4g} tokens/s"
+    rate = f"{format_number(other.tokens_per_s)} tokens/s"
     if abs(change) < _SAME:
         return f"{what}: {rate}, as fast"
     return f"{what}: {rate}, {abs(change):.1%} {'faster' if change > 0 else 'slower'}"

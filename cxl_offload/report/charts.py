@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cxl_offload.report.page import escaped
+from cxl_offload.report.page import escaped, shortened
 from cxl_offload.units import format_seconds
 
 TIER_COLOURS = ("gpu", "ldram", "rdram", "cxl", "hbm", "nvme")
@@ -14,6 +14,9 @@ _SERIES = 6
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 12, 46
 _LANE = 26
+_LANE_LETTERS = 16
+_LEAST_GAP = 0.5
+"""Pixels: bars of one kind that are closer are drawn as one."""
 _LEAST_SCALE = 0.75
 """On a narrow screen a picture shrinks so far, so that its words can be read, then scrolls."""
 
@@ -26,6 +29,11 @@ class LaneBar:
     name: str
     start: float
     end: float
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What bars have in common that may be drawn as one."""
+        return self.lane, self.name
 
 
 def colour_of(name: str, names: Sequence[str]) -> str:
@@ -116,16 +124,16 @@ def lanes(bars: Sequence[LaneBar]) -> str:
     span = (end - begin) or 1.0
     rows = list(dict.fromkeys(bar.lane for bar in bars))
     names = list(dict.fromkeys(bar.name for bar in bars))
-    label, width = 110, 760
+    label, width = 116, 760
     height = _LANE * len(rows) + 34
     parts = []
     for number, row in enumerate(rows):
         y = number * _LANE + 4
         parts.append(
-            f'<text x="0" y="{y + 14}">{escaped(row[:16])}</text>'
+            f'<text x="0" y="{y + 14}">{escaped(shortened(row, _LANE_LETTERS))}</text>'
             f'<path d="M{label} {y + _LANE - 4}H{width}" stroke="var(--line)"/>'
         )
-    for bar in bars:
+    for bar in _joined(bars, _LEAST_GAP * span / (width - label)):
         x = label + (width - label) * (bar.start - begin) / span
         length = max((width - label) * (bar.end - bar.start) / span, 0.6)
         y = rows.index(bar.lane) * _LANE + 4
@@ -141,6 +149,20 @@ def lanes(bars: Sequence[LaneBar]) -> str:
             f"{escaped(format_seconds(span * share))}</text>"
         )
     return _picture(width, height, parts, "timeline") + legend(names)
+
+
+def _joined(bars: Sequence[LaneBar], gap: float) -> list[LaneBar]:
+    """The same picture of fewer bars: those of a kind in a lane that leave less than ``gap``."""
+    made: list[LaneBar] = []
+    last: dict[tuple[str, str], int] = {}
+    for bar in sorted(bars, key=lambda each: each.start):
+        before = last.get(bar.key)
+        if before is not None and bar.start - made[before].end < gap:
+            made[before] = replace(made[before], end=max(made[before].end, bar.end))
+            continue
+        last[bar.key] = len(made)
+        made.append(bar)
+    return made
 
 
 def _picture(width: int, height: int, parts: Sequence[str], name: str) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from cxl_offload.report.charts import boxes_picture
-from cxl_offload.report.page import escaped
+from cxl_offload.report.page import escaped, shortened
 from cxl_offload.topology import Gpu, Machine, Node, NodeKind
-from cxl_offload.units import GB, format_bytes
+from cxl_offload.units import format_bandwidth, format_bytes
 
 _W, _H, _GAP, _ROOM = 176, 96, 18, 46
 _MOST_LETTERS = 24
@@ -41,7 +41,7 @@ def machine_picture(machine: Machine) -> str:
 def _box(x: float, y: int, colour: str, lines: Sequence[str]) -> str:
     text = "".join(
         f'<text x="{x + 10:.1f}" y="{y + 20 + 17 * at}"{"" if at == 0 else _DIM}>'
-        f"{escaped(line[:_MOST_LETTERS])}</text>"
+        f"{escaped(shortened(line, _MOST_LETTERS))}</text>"
         for at, line in enumerate(lines)
     )
     return (
@@ -54,15 +54,19 @@ _DIM = ' class="d"'
 
 
 def _rate(value: float | None) -> str:
-    return "" if value is None else f"{value / GB:.4g} GB/s"
+    return "" if value is None else format_bandwidth(value)
 
 
 def _gpu(gpu: Gpu) -> tuple[str, list[str]]:
     link = gpu.link
     memory = "" if gpu.memory_bytes is None else f", {format_bytes(gpu.memory_bytes)}"
-    rates = [] if link is None else [link.h2d_bandwidth_bytes_per_s, link.d2h_bandwidth_bytes_per_s]
-    shown = " / ".join(filter(None, map(_rate, rates)))
-    lines = [f"{gpu.name}{memory}", gpu.model or "GPU", f"link {shown}" if shown else ""]
+    rates = (
+        {}
+        if link is None
+        else {"to it": link.h2d_bandwidth_bytes_per_s, "from it": link.d2h_bandwidth_bytes_per_s}
+    )
+    links = [f"{way} {_rate(rate)}" for way, rate in rates.items() if rate is not None]
+    lines = [f"{gpu.name}{memory}", gpu.model or "GPU", *(links or ["link: speed not known"])]
     return "var(--gpu)", lines
 
 

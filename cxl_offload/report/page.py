@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _STYLE = """
 :root{color-scheme:light dark;--back:#fbfbfa;--card:#fff;--ink:#1c1e21;--dim:#5d646c;--line:#d9dce0;
---gpu:#7a4fb5;--ldram:#0072b2;--rdram:#3f9fd6;--cxl:#c8500a;--hbm:#a67c00;--nvme:#6b7280;
+--shade:#0003;--gpu:#7a4fb5;--ldram:#0072b2;--rdram:#3f9fd6;--cxl:#c8500a;--hbm:#a67c00;--nvme:#6b7280;
 --good:#0a7d4f;--warn:#9a6200;--bad:#b3261e;--s0:#0072b2;--s1:#c8500a;--s2:#0a7d4f;--s3:#a0428a;
 --s4:#a67c00;--s5:#3f9fd6}
 @media(prefers-color-scheme:dark){:root{--back:#16181b;--card:#1f2226;--ink:#e8eaed;--dim:#a3abb3;
---line:#3a3f45;--gpu:#b794f0;--ldram:#4fa9e3;--rdram:#8cc8ef;--cxl:#f08a4b;--hbm:#d9b44a;
+--line:#3a3f45;--shade:#fff4;--gpu:#b794f0;--ldram:#4fa9e3;--rdram:#8cc8ef;--cxl:#f08a4b;--hbm:#d9b44a;
 --nvme:#9aa3ad;--good:#4fc08d;--warn:#e0a94a;--bad:#f2887f;--s0:#4fa9e3;--s1:#f08a4b;--s2:#4fc08d;
 --s3:#d98cc4;--s4:#d9b44a;--s5:#8cc8ef}}
 *{box-sizing:border-box}
@@ -26,15 +27,21 @@ p{margin:.4rem 0;overflow-wrap:anywhere}
 .dim,figcaption{color:var(--dim);font-size:.88rem}
 .tag{border:1px solid var(--line);border-radius:1rem;padding:.05rem .55rem;font-size:.8rem;
 color:var(--dim);white-space:nowrap;font-weight:400}
-.wide{overflow-x:auto}
+.wide{overflow-x:auto;background:linear-gradient(90deg,var(--card) 30%,transparent) 0 0/2.5rem 100%,
+linear-gradient(270deg,var(--card) 30%,transparent) 100% 0/2.5rem 100%,
+linear-gradient(90deg,var(--shade),transparent) 0 0/.8rem 100%,
+linear-gradient(270deg,var(--shade),transparent) 100% 0/.8rem 100%;background-repeat:no-repeat;
+background-attachment:local,local,scroll,scroll}
 table{border-collapse:collapse;width:100%;font-size:.9rem}
 th{text-align:left;color:var(--dim);font-weight:500}
 th,td{padding:.3rem .7rem .3rem 0;border-bottom:1px solid var(--line);vertical-align:top;
-overflow-wrap:normal;min-width:3.5rem}
+overflow-wrap:normal;min-width:3rem}
+@media(max-width:34rem){table{font-size:.82rem}th,td{padding-right:.4rem}section{padding:.8rem}}
 td.n,th.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
 .bar{display:flex;height:1.35rem;border-radius:.3rem;overflow:hidden;background:var(--line);
 margin:.15rem 0 .55rem}
 .bar i{display:block;min-width:2px}
+.key:first-child{margin-left:0}
 .key{display:inline-block;width:.75rem;height:.75rem;border-radius:.2rem;margin:0 .3rem 0 .8rem}
 svg{display:block;max-width:100%;height:auto}
 svg text{fill:var(--ink);font:12px system-ui,sans-serif}
@@ -46,6 +53,8 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem;margin:.5rem 0}
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """No script, no picture and no font from anywhere: what slips in as text stays text."""
+
+_BREAKS = re.compile(r"([:@/_](?=\w)|,(?=[a-z]|\d+=))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,16 @@ def escaped(value: object) -> str:
     return html.escape(text, quote=True)
 
 
+def shortened(text: str, most: int) -> str:
+    """At most so many letters; what was cut off is a sign for it."""
+    return text if len(text) <= most else f"{text[: most - 1]}\u2026"
+
+
+def _cell(value: object) -> str:
+    """Text of a cell, which may be broken behind the signs of policies and paths."""
+    return _BREAKS.sub(r"\1<wbr>", escaped(value))
+
+
 def paragraph(value: object, style: str = "") -> str:
     """A paragraph of plain text."""
     return f'<p class="{style}">{escaped(value)}</p>' if style else f"<p>{escaped(value)}</p>"
@@ -77,7 +96,7 @@ def html_table(
     head = "".join(f"<th{s}>{escaped(h)}</th>" for h, s in zip(headings, styles, strict=True))
     body = "".join(
         "<tr>"
-        + "".join(f"<td{s}>{escaped(cell)}</td>" for cell, s in zip(row, styles, strict=True))
+        + "".join(f"<td{s}>{_cell(cell)}</td>" for cell, s in zip(row, styles, strict=True))
         + "</tr>"
         for row in rows
     )

@@ -11,14 +11,15 @@ from cxl_offload.report.machine_picture import machine_picture
 from cxl_offload.report.page import PageSection, escaped, html_table, paragraph
 from cxl_offload.topology import Machine
 from cxl_offload.topology.hazards import Hazard
-from cxl_offload.units import GB, format_bytes, format_seconds
+from cxl_offload.units import GB, format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
     from cxl_offload.profile.model import Profile
     from cxl_offload.sim import Timeline
 
-_MOST_BARS = 4000
+DRAWN_STEPS = 12
+"""Of a decode: a token has so many steps that nothing would be seen of one."""
 
 
 class PlacedRow(Protocol):
@@ -64,7 +65,8 @@ def plan_sections(plan: Plan) -> list[PageSection]:
     cxl = "used" if plan.cxl.used else "left alone"
     gain = "" if plan.cxl.gain is None else f" ({plan.cxl.gain:+.1%})"
     verdict = paragraph(
-        f"{plan.model} on {plan.machine} with {plan.executor}: {plan.tokens_per_s:.4g} tokens/s; "
+        f"{plan.model} on {plan.machine} with {plan.executor}: "
+        f"{format_number(plan.tokens_per_s)} tokens/s; "
         f"batch {batch.size} x {batch.count}, {prompt}{batch.tokens} tokens."
     )
     verdict += paragraph(f"CXL memory: {cxl}{gain}; {plan.cxl.reason}.")
@@ -142,17 +144,21 @@ def what_if_section(plan: Plan, card: str, with_card: Plan | str) -> PageSection
     ways = ["as it is", "with the card"]
     rows = list(zip(ways, (plan, with_card), strict=True))
     bars = "".join(
-        f"<div>{name}: {each.tokens_per_s:.4g} tokens/s, batch {each.batch.size} x "
-        f"{each.batch.count} {share_bar({name: each.tokens_per_s}, ways, most)}</div>"
+        f"<div>{name}: {format_number(each.tokens_per_s)} tokens/s, batch "
+        f"{each.batch.size} x {each.batch.count} "
+        f"{share_bar({name: each.tokens_per_s}, ways, most)}</div>"
         for name, each in rows
     )
     return PageSection(title, paragraph(f"{gain:+.1%} tokens/s.") + bars, "predicted")
 
 
 def placement_section(
-    rows: Iterable[PlacedRow], *, simulated: bool, notes: Iterable[str] = ()
+    rows: Iterable[PlacedRow], *, simulated: bool, notes: Iterable[str] = (), run: str = ""
 ) -> PageSection:
-    """Requested against granted, by kind, and in words where they differ."""
+    """Requested against granted, by kind, and in words where they differ.
+
+    ``run`` names the run where a page has several.
+    """
     listed = list(rows)
     tiers = list(dict.fromkeys(tier for row in listed for tier in row.tiers))
     bars = "".join(
@@ -176,38 +182,64 @@ def placement_section(
     how = "pages of simulated nodes" if simulated else "asked from the pages"
     said = "".join(paragraph(f"{note}.", "dim") for note in notes)
     body = legend(tiers) + bars + table + said
-    return PageSection("Requested against granted, at the peak", body, how)
+    return PageSection(_of(run, "Requested against granted, at the peak"), body, how)
 
 
-def measured_section(rates: Mapping[str, Mapping[str, float | None]]) -> PageSection:
+def measured_section(
+    rates: Mapping[str, Mapping[str, float | None]], *, notes: Iterable[str] = ()
+) -> PageSection:
     """Tokens/s of every phase by how they were found: ``{"decode": {"measured": 3.1}}``."""
     ways = list(dict.fromkeys(way for each in rates.values() for way in each))
     rows = [
-        (phase, *("-" if (rate := each.get(way)) is None else f"{rate:.4g}" for way in ways))
+        (phase, *("-" if (rate := each.get(way)) is None else format_number(rate) for way in ways))
         for phase, each in rates.items()
     ]
     table = html_table(("tokens/s", *ways), rows, right=ways)
     title = "Predicted against measured" if "predicted" in ways else "Speed"
-    return PageSection(title, table, ", ".join(ways))
+    said = "".join(paragraph(f"{note}.", "dim") for note in notes)
+    return PageSection(title, table + said, ", ".join(ways))
 
 
-def timeline_section(timeline: Timeline) -> PageSection:
-    """The first decode step of a replay, or all of one without any: what each queue did when."""
+def timeline_section(timeline: Timeline, *, run: str = "") -> PageSection:
+    """What each queue did when in the first steps of decode; in all steps where nothing decodes.
+
+    Words below the picture say what it leaves out. ``run`` names the run where a page has several.
+    """
     events = timeline.trace.events
-    decode = [event.step for event in events if event.phase == "decode"]
-    step = min(decode, default=None)
+    decode = sorted({event.step for event in events if event.phase == "decode"})
+    steps = decode[:DRAWN_STEPS] or sorted({event.step for event in events})
+    shown = set(steps)
     bars = [
-        LaneBar(
-            event.queue,
-            event.tensor_kind,
-            float(timeline.starts_s[at]),
-            float(timeline.ends_s[at]),
+        LaneBar(event.queue, event.tensor_kind, float(begin), float(end))
+        for event, begin, end in zip(events, timeline.starts_s, timeline.ends_s, strict=True)
+        if event.step in shown
+    ]
+    what = "Timeline of the first steps of decode" if decode else "Timeline"
+    said = _left_out(timeline, steps, bars)
+    return PageSection(_of(run, what), lanes(bars) + said, "simulated")
+
+
+def _left_out(timeline: Timeline, steps: Sequence[int], bars: Sequence[LaneBar]) -> str:
+    """How much of the replay, and of the run that was replayed, a picture of these steps is."""
+    events = timeline.trace.events
+    total = len({event.step for event in events})
+    seconds = max(bar.end for bar in bars) - min(bar.start for bar in bars)
+    if len(steps) == total:
+        said = f"All that was replayed: {len(bars):,} copies and computations"
+        said += f" in {format_seconds(seconds)}."
+        if any(event.phase == "optimizer" for event in events):
+            said += " Of the passes of a training step at most the first two are replayed."
+    else:
+        said = (
+            f"{len(steps):,} of {total:,} steps are drawn: {len(bars):,} of {len(events):,} copies "
+            f"and computations, {format_seconds(seconds)} of {format_seconds(timeline.seconds)}. "
+            "A step ends when all queues have done their part, as for one layer of one token."
         )
-        for at, event in enumerate(events)
-        if step is None or event.step == step
-    ][:_MOST_BARS]
-    what = "a token of every sequence" if decode else "a step"
-    return PageSection(f"Timeline of {what}", lanes(bars), "simulated")
+    return paragraph(f"{said} Bars of one kind that almost touch are drawn as one.", "dim")
+
+
+def _of(run: str, title: str) -> str:
+    return f"{title}: {run}" if run else title
 
 
 def profile_sections(profile: Profile) -> list[PageSection]:

@@ -30,14 +30,17 @@ from cxl_offload.report import (
     plan_sections,
     profile_sections,
     render_page,
+    timeline_section,
     what_if_section,
 )
-from cxl_offload.report.charts import line_chart, share_bar
+from cxl_offload.report.charts import LaneBar, lanes, line_chart, share_bar
+from cxl_offload.sim import Event, Timeline, Trace, replay
 from cxl_offload.topology import load_machine, machine_names
 from cxl_offload.topology.hazards import Hazard
+from cxl_offload.units import format_seconds
 
 HOSTILE = '"><script>alert(1)</script><img src=http://x.example/ onerror=alert(2)>\x00\u202e&'
-EMPTY = {"meta", "br", "img"}
+EMPTY = {"meta", "br", "wbr", "img"}
 
 
 class Reader(HTMLParser):
@@ -138,7 +141,8 @@ def test_picture_says_what_the_cpus_of_the_initiator_reach() -> None:
     machine = load_machine("epyc9354-cxl-a")
     text = Reader(machine_section(machine).body).text
     assert "38.4 GB/s · 292 ns" in text
-    assert "link 25 GB/s / 25 GB/s" in text
+    assert "to it 25 GB/s" in text
+    assert "from it 25 GB/s" in text
 
 
 def test_shares_of_a_bar_are_those_of_the_bytes() -> None:
@@ -168,9 +172,84 @@ def test_page_of_a_plan_has_its_figures_its_timeline_and_one_more_card(tmp_path:
     read = check_alone(file.read_text())
     for title in ("Machine epyc9354-cxl-a", "Where every kind", "With one more card (cxl=128GiB"):
         assert title in read.text
-    assert "Timeline of a token of every sequence" in read.text
+    assert "Timeline of the first steps of decode" in read.text
+    assert re.search(r"\d of \d+ steps are drawn: \d+ of [\d,]+ copies", read.text)
     assert "predicted" in read.text
     assert "simulated" in read.text
+
+
+def replayed(steps: int, phase: str = "decode", *, repeats: int = 1) -> Timeline:
+    """Of every step ``repeats`` copies, back to back, and one computation."""
+    copy = Event(phase, 0, "load_weight", "h2d", "weights", {0: 1 << 20}, {})
+    work = Event(phase, 0, "compute", "cpu", "kv", {0: 1 << 20}, {})
+    trace = Trace()
+    for step in range(steps):
+        trace.extend([replace(copy, step=step)] * repeats)
+        trace.append(replace(work, step=step))
+    return replay(trace, load_machine("epyc9354-cxl-a"))
+
+
+def test_timeline_says_how_much_of_the_replay_it_leaves_out() -> None:
+    timeline = replayed(30, repeats=4)
+    section = timeline_section(timeline, run="system A, by kind")
+    assert section.title == "Timeline of the first steps of decode: system A, by kind"
+    text = Reader(section.body).text
+    assert "12 of 30 steps are drawn: 60 of 150 copies and computations" in text
+    assert f"of {format_seconds(timeline.seconds)}." in text
+    whole = Reader(timeline_section(replayed(3)).body).text
+    assert "All that was replayed: 6 copies and computations" in whole
+    assert "first two" in Reader(timeline_section(replayed(3, "optimizer")).body).text
+
+
+def test_timeline_of_very_many_copies_loses_none_of_the_time_that_they_took() -> None:
+    """Only the first 4000 bars were drawn, and nothing said so."""
+    timeline = replayed(1, repeats=6000)
+    read = Reader(timeline_section(timeline).body)
+    bars = [each for tag, each in read.elements if tag == "rect"]
+    assert len(bars) < 100
+    last = max(float(str(bar["x"])) + float(str(bar["width"])) for bar in bars)
+    assert last == pytest.approx(760, abs=1)
+    assert "6,001 copies and computations" in read.text
+
+
+@pytest.mark.parametrize(("gap", "drawn"), [(0.0, 1), (0.2, 1), (3.0, 2)])
+def test_bars_are_joined_where_nobody_could_see_a_gap(gap: float, drawn: int) -> None:
+    pixel = 1 / 644  # of a picture of one second
+    bars = [
+        LaneBar("a", "kv", 0.0, 0.5),
+        LaneBar("a", "kv", 0.5 + gap * pixel, 1.0),
+        LaneBar("b", "kv", 0.0, 1.0),
+        LaneBar("a", "act", 0.5, 0.6),
+    ]
+    boxes = [tag for tag, _ in Reader(lanes(bars)).elements if tag == "rect"]
+    assert len(boxes) == drawn + 2
+
+
+def test_speeds_are_written_without_exponents_and_with_what_must_be_known() -> None:
+    section = measured_section(
+        {"prefill": {"simulated": 42870.6}, "decode": {"simulated": 0.5}}, notes=["It is noise"]
+    )
+    assert "42,870" in section.body
+    assert "e+04" not in section.body
+    assert "It is noise." in Reader(section.body).text
+
+
+def test_long_words_of_a_table_may_be_broken_behind_their_signs() -> None:
+    section = placement_section(
+        [Row("kv", "weighted:ldram=12,cxl=1@16KiB", 1, {0: 1}, {"ldram": 1})],
+        simulated=True,
+        run="by kind",
+    )
+    assert "weighted:<wbr>ldram=12,<wbr>cxl=1@<wbr>16KiB" in section.body
+    assert section.title == "Requested against granted, at the peak: by kind"
+
+
+def test_names_that_a_picture_has_no_room_for_end_in_a_sign() -> None:
+    machine = load_machine("epyc9354-cxl-a")
+    gpus = tuple(replace(gpu, model="N" * 40) for gpu in machine.gpus)
+    text = Reader(machine_section(replace(machine, gpus=gpus)).body).text
+    assert "N" * 23 + "\u2026" in text
+    assert "N" * 24 not in text
 
 
 def test_page_of_a_machine_and_of_its_findings(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cxl_offload.units import (
     format_bandwidth,
     format_bytes,
+    format_number,
     format_seconds,
     parse_bandwidth,
     parse_bytes,
@@ -51,7 +52,7 @@ def test_format_bytes_is_within_its_digits_and_can_be_read_back(count: int) -> N
     text = format_bytes(count)
     number, unit = text.split()
     size = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}[unit]
-    assert float(number) * size == pytest.approx(count, rel=0.006)
+    assert float(number.replace(",", "")) * size == pytest.approx(count, rel=0.006)
 
 
 @given(st.floats(1e-9, 900))
@@ -63,3 +64,19 @@ def test_format_seconds_can_be_read_back(seconds: float) -> None:
 
 def test_format_bandwidth_is_in_the_unit_of_data_sheets() -> None:
     assert format_bandwidth(38.4e9) == "38.4 GB/s"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(42870.6, "42,870"), (50.638, "50.64"), (0.00125, "0.00125"), (1.5e-7, "0.00000015"),
+     (0.0, "0"), (-1234.5, "-1,234"), (2e9, "2,000,000,000"), (float("inf"), "inf")],
+)  # fmt: skip
+def test_format_number_has_four_digits_and_no_exponent(value: float, shown: str) -> None:
+    assert format_number(value) == shown
+
+
+def test_large_rates_and_times_are_written_without_exponents() -> None:
+    assert format_bandwidth(3350e9) == "3,350 GB/s"
+    assert format_seconds(12345.0) == "12,300 s"
+    assert format_seconds(0.0) == "0 s"
+    assert format_bytes(1 << 60) == "1,050,000 TiB"
