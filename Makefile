@@ -15,6 +15,7 @@ STAMP := $(VENV)/.built
 all: $(STAMP)
 
 $(VENV)/.installed: requirements-dev.txt constraints.txt
+	@echo "$(VENV): installing torch and what the tests need; some minutes, once"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt -c constraints.txt
@@ -23,13 +24,15 @@ $(VENV)/.installed: requirements-dev.txt constraints.txt
 # Editable, so that a change in Python needs no build; without isolation, so that the build uses
 # the pinned tools that are there already.
 $(STAMP): $(VENV)/.installed $(SOURCES)
+	@echo "building the C++ core; some minutes"
 	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e .
 	touch $@
 
 # MODEL=path answers with a checkpoint of your own instead of the seeded one; KEEP=path leaves the
 # seeded one there, for commands of your own.
 demo: $(STAMP)
-	$(BIN)/python examples/demo.py --output $(OUT)/demo $(if $(MODEL),--model $(MODEL)) \
+	@echo "demo: loading torch and FlexGen; all cores will be busy for some minutes"
+	@$(BIN)/python examples/demo.py --output $(OUT)/demo $(if $(MODEL),--model $(MODEL)) \
 	  $(if $(KEEP),--keep-model $(KEEP))
 
 # The site, in out/docs; a warning is an error.

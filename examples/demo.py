@@ -16,12 +16,12 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from demo_progress import Steps
 from demo_report import (
     Result,
     draw,
@@ -32,7 +32,6 @@ from demo_report import (
     write_page,
 )
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from zen import ANSWER_TOKENS, BEGINNINGS, expected, first_line, train_zen
 
 from cxl_offload import Session, load_machine
@@ -50,6 +49,11 @@ PROMPTS = Path(__file__).with_name("prompts.txt")
 PUBLISHED = "epyc9354-cxl-a"
 GRANULE = "16KiB"
 SEED = 2026
+
+# About how long the steps take beside each other; what is left to do is estimated from them.
+TEACH, COMPLETE, MAKE, MEASURE, RUN_HERE, RUN_SIMULATED, DRAW = 10, 8, 4, 4, 12, 9, 2
+ZEN_STEPS = (TEACH, COMPLETE, COMPLETE)
+RUN_STEPS = (MEASURE, RUN_HERE, RUN_HERE, RUN_SIMULATED, RUN_SIMULATED, RUN_SIMULATED, DRAW)
 
 Answers = list[tuple[str, str]]
 Places = dict[str, str]
@@ -93,10 +97,9 @@ def published_policy(machine: Machine) -> str:
     return bandwidth_policy(rates)
 
 
-def runs_here(console: Console, session: Session) -> Iterator[Run]:
+def runs_here(session: Session, policy: str) -> Iterator[Run]:
     """This machine: untiered, and by measured bandwidth."""
     yield "this machine, untiered", session, {}
-    policy = measured_policy(console, session)
     kinds = ("weights", "kv", "act")
     yield f"this machine, {policy}", session, dict.fromkeys(kinds, policy)
 
@@ -113,35 +116,20 @@ def runs_published(machine: Machine) -> Iterator[Run]:
     yield "system A, by kind", Session.simulated(machine), places
 
 
-@contextmanager
-def progress_of(console: Console, title: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for every stage of a run; only on a terminal, since it would flood a log."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    quiet = not console.is_terminal
-    with Progress(*columns, console=console, disable=quiet, transient=True) as bar:
-        tasks = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(f"{title}: {stage}", total=total)
-            bar.update(tasks[stage], completed=done)
-
-        yield show
-
-
-def generate(console: Console, request: FlexGenRun, at: Run) -> Result:
+def generate(steps: Steps, request: FlexGenRun, at: Run) -> Result:
     """One run, and on simulated nodes the time that the published machine would take."""
     name, session, places = at
-    console.print(f"generating: {name}")
     # Times are taken of real nodes only, so only there is it worth warming up.
     wanted = replace(request, place=places, warmup=not session.is_simulated)
-    with progress_of(console, name) as progress:
+    with steps.step(f"FlexGen answers: {name}") as progress:
         report = run(wanted, session=session, progress=progress)
     timeline = replay(report.trace, session.machine) if session.is_simulated else None
     return Result(name, report, timeline)
 
 
-def answer_by_heart(console: Console, folder: Path, published: Machine) -> tuple[bool, Answers]:
+def answer_by_heart(
+    console: Console, steps: Steps, folder: Path, published: Machine
+) -> tuple[bool, Answers]:
     """The lines of the Zen of Python, completed on this machine and with tiers of the server.
 
     Returns
@@ -151,8 +139,8 @@ def answer_by_heart(console: Console, folder: Path, published: Machine) -> tuple
     Answers
         Beginning, and how it went on.
     """
-    console.print("teaching a small OPT the Zen of Python")
-    train_zen(folder)
+    with steps.step("teaching a small OPT the Zen of Python") as progress:
+        train_zen(folder, progress=progress)
     request = FlexGenRun(
         model=str(folder),
         prompts=list(BEGINNINGS),
@@ -166,7 +154,7 @@ def answer_by_heart(console: Console, folder: Path, published: Machine) -> tuple
         ("Zen of Python, this machine", Session.linux(), {}),
         ("Zen of Python, system A", Session.simulated(published), places),
     ]
-    plain, tiered = (generate(console, request, at).report for at in runs)
+    plain, tiered = (generate(steps, request, at).report for at in runs)
     answers = [
         (beginning, first_line(answer))
         for beginning, answer in zip(BEGINNINGS, tiered.answers, strict=True)
@@ -181,7 +169,9 @@ def answer_by_heart(console: Console, folder: Path, published: Machine) -> tuple
     return np.array_equal(plain.tokens, tiered.tokens), answers
 
 
-def demonstrate(console: Console, model: str, tokens: int, output: Path, answers: Answers) -> bool:
+def demonstrate(
+    console: Console, steps: Steps, model: str, tokens: int, output: Path, answers: Answers
+) -> bool:
     """All runs, tables, picture and page; whether the tokens were the same in all of them."""
     here = Session.linux()
     published = load_machine(PUBLISHED)
@@ -197,29 +187,33 @@ def demonstrate(console: Console, model: str, tokens: int, output: Path, answers
         percent=(20, 80, 0, 100, 0, 100),
         cpu_cache_compute=True,
     )
-    results: list[Result] = []
-    for at in [*runs_here(console, here), *runs_published(published)]:
-        results.append(generate(console, request, at))
+    with steps.step("measuring the memory of this machine"):
+        policy = measured_policy(console, here)
+    runs = [*runs_here(here, policy), *runs_published(published)]
+    results = [generate(steps, request, at) for at in runs]
     same = [np.array_equal(results[0].report.tokens, result.report.tokens) for result in results]
     print_placement(console, results)
     print_speed(console, results, same, speed_notes(here.machine))
     if not answers:
         console.print(f"\n{prompts[-1]!r} -> {results[0].report.answers[-1]!r}")
-    output.mkdir(parents=True, exist_ok=True)
-    documents = [result.to_json() for result in results]
-    (output / "demo.json").write_text(json.dumps(documents, indent=1) + "\n", encoding="utf-8")
-    draw(results, output / "demo.png")
-    write_page(output / "demo.html", results, same, answers, (here.machine, published))
+    with steps.step("drawing the picture and the page"):
+        output.mkdir(parents=True, exist_ok=True)
+        documents = [result.to_json() for result in results]
+        (output / "demo.json").write_text(json.dumps(documents, indent=1) + "\n", encoding="utf-8")
+        draw(results, output / "demo.png")
+        write_page(output / "demo.html", results, same, answers, (here.machine, published))
     written = ", ".join(str(output / f"demo.{kind}") for kind in ("html", "png", "json"))
     console.print(f"\nwritten: {written}; open the first in a browser", soft_wrap=True)
     return all(same)
 
 
-def seeded_model(console: Console, folder: Path) -> Path:
+def seeded_model(steps: Steps, folder: Path) -> Path:
     """The demonstration's own OPT; one that an earlier run kept is taken as it is."""
-    if not (folder / "config.json").is_file():
-        console.print(f"making an OPT of {DEMO_SHAPE.parameters / 1e6:.0f} M parameters")
-        make_opt(folder, DEMO_SHAPE, seed=SEED)
+    there = (folder / "config.json").is_file()
+    what = f"an OPT of {DEMO_SHAPE.parameters / 1e6:.0f} M parameters"
+    with steps.step(f"taking {what} from {folder}" if there else f"making {what}"):
+        if not there:
+            make_opt(folder, DEMO_SHAPE, seed=SEED)
     return folder
 
 
@@ -238,11 +232,13 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="cxl-offload-demo-") as scratch:
             model, known, answers = options.model, True, []
+            steps = Steps(console, RUN_STEPS if model else (*ZEN_STEPS, MAKE, *RUN_STEPS))
             if model is None:
                 zen = Path(scratch, "zen")
-                known, answers = answer_by_heart(console, zen, load_machine(PUBLISHED))
-                model = str(seeded_model(console, options.keep_model or Path(scratch, "opt-demo")))
-            same = demonstrate(console, model, options.tokens, options.output, answers) and known
+                known, answers = answer_by_heart(console, steps, zen, load_machine(PUBLISHED))
+                model = str(seeded_model(steps, options.keep_model or Path(scratch, "opt-demo")))
+            same = demonstrate(console, steps, model, options.tokens, options.output, answers)
+            same = same and known
     except (CxlOffloadError, MemoryError, OSError, ValueError) as error:
         print(f"demo: error: {error}", file=sys.stderr)
         return 2

@@ -24,6 +24,7 @@ BEGINNINGS = ("Errors should", "Simple is", "In the face of", "There should be")
 ANSWER_TOKENS = 64
 """A token is a byte; no line is longer."""
 
+Progress = Callable[[str, int, int], None]
 MakeOptimizer = Callable[[list[torch.nn.Parameter], float], torch.optim.Optimizer]
 
 STEPS = 120
@@ -54,8 +55,17 @@ def plain_adam(parameters: list[torch.nn.Parameter], lr: float) -> torch.optim.O
     return torch.optim.AdamW(parameters, lr=lr)
 
 
-def train_zen(folder: Path, *, optimizer: MakeOptimizer = plain_adam, steps: int = STEPS) -> float:
-    """Trains the model and saves it with its tokenizer; the last loss, in nats a byte."""
+def train_zen(
+    folder: Path,
+    *,
+    optimizer: MakeOptimizer = plain_adam,
+    steps: int = STEPS,
+    progress: Progress = lambda what, done, total: None,
+) -> float:
+    """Trains the model and saves it with its tokenizer; the last loss, in nats a byte.
+
+    ``progress`` is told what is done, how much of it is done and how much there is.
+    """
     torch.manual_seed(0)
     disable_progress_bar()  # of saving, which takes no time
     config = OPTConfig(
@@ -76,7 +86,7 @@ def train_zen(folder: Path, *, optimizer: MakeOptimizer = plain_adam, steps: int
     labels = rows["input_ids"].masked_fill(rows["attention_mask"] == 0, _NOT_LEARNED)
     adam = optimizer(list(model.parameters()), _RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, _RATE, total_steps=steps)
-    for _ in range(steps):
+    for step in range(steps):
         loss = model(
             input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], labels=labels
         ).loss
@@ -84,6 +94,7 @@ def train_zen(folder: Path, *, optimizer: MakeOptimizer = plain_adam, steps: int
         loss.backward()
         adam.step()
         schedule.step()
+        progress("steps of training", step + 1, steps)
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "prompts.txt").write_text("\n".join(BEGINNINGS) + "\n", encoding="utf-8")

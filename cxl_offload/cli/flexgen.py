@@ -17,6 +17,7 @@ from cxl_offload.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
     from pathlib import Path
 
     from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from cxl_offload.sim import Timeline
 
 _PROGRAM = "cxl-offload flexgen"
+_FILES = ("--model", "--path", "--prompts", "--plan", "--machine")
+_DUMMY = "_DUMMY_"  # of FlexGen, which is not loaded yet
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +37,11 @@ def register(app: typer.Typer) -> None:
 
 
 def flexgen(context: typer.Context) -> None:
-    """Generate with FlexGen: weights, KV cache, activations and workspace in tiers."""
+    """Generate with FlexGen: weights, KV cache, activations and workspace in tiers.
+
+    Example: cxl-offload flexgen --model my-opt --prompts prompts.txt --place kv=bind:cxl
+    """
+    _check_files(context.args)
     try:
         from cxl_offload.integrations.fit import session_on
         from cxl_offload.integrations.flexgen import run
@@ -64,6 +71,33 @@ def flexgen(context: typer.Context) -> None:
         if why_not:
             console.print(f"Note: no simulated tokens/s: {why_not}")
     _write_files(args, report, timeline, session)
+
+
+def _check_files(words: Sequence[str]) -> None:
+    """Refuses files that are not there before torch is loaded, which takes seconds.
+
+    FlexGen's parser, which needs torch, reads the words again.
+    """
+    from cxl_offload.integrations.model_folder import check_flexgen_model
+    from cxl_offload.integrations.prompts import read_prompts
+    from cxl_offload.plan.plan_file import load_plan
+    from cxl_offload.topology import load_machine
+
+    given: dict[str, str] = {}
+    for word, value in zip(words, [*words[1:], "-"], strict=True):
+        option, is_joined, joined = word.partition("=")
+        if option in _FILES and (is_joined or not value.startswith("-")):
+            given[option] = joined if is_joined else value
+    if "--help" in words or "-h" in words:
+        return
+    if "--model" in given:
+        check_flexgen_model(given["--model"], dummy=_DUMMY in given.get("--path", ""))
+    if "--prompts" in given:
+        read_prompts(given["--prompts"])
+    if "--plan" in given:
+        load_plan(given["--plan"])
+    if "--machine" in given:
+        load_machine(given["--machine"])
 
 
 def _write_files(

@@ -99,7 +99,13 @@ def generate(
     metrics: Metrics = None,
     events: Events = None,
 ) -> None:
-    """Generate with transformers: weights and KV cache of any decoder in tiers."""
+    """Generate with transformers: weights and KV cache of any decoder in tiers.
+
+    Example: cxl-offload generate --model my-opt --prompts prompts.txt --place kv=cxl
+    """
+    from cxl_offload.integrations.fit import tier_limits
+    from cxl_offload.integrations.model_folder import check_checkpoint
+    from cxl_offload.integrations.prompts import read_prompts
     from cxl_offload.plan.plan_file import load_plan
     from cxl_offload.topology import discover, load_machine
 
@@ -107,20 +113,21 @@ def generate(
     planned = None if plan is None else load_plan(plan)
     if planned is None and not places:
         raise ConfigError("--place: name at least one kind, such as kv=bind:cxl, or give --plan")
+    # All of this before torch is loaded, which takes seconds.
+    check_page(page)
+    check_checkpoint(model)
+    texts = read_prompts(prompts)
+    simulated = None if machine is None else load_machine(machine)
+    tier_limits(simulated or discover(), limits(limit))
     try:
-        from cxl_offload.integrations.fit import tier_limits
-        from cxl_offload.integrations.prompts import read_prompts
         from cxl_offload.integrations.transformers import GenerateRun
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"generate: {error.name} is not installed; pip install transformers torch"
         ) from None
-    check_page(page)
-    simulated = None if machine is None else load_machine(machine)
-    tier_limits(simulated or discover(), limits(limit))  # its errors before any other
     request = GenerateRun(
         model=model,
-        prompts=read_prompts(prompts),
+        prompts=texts,
         place=places,
         plan=planned,
         rows_at_once=rows_at_once,

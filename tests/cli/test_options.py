@@ -183,3 +183,45 @@ def test_margin_that_is_a_percentage_is_refused() -> None:
     code, _, error = run(*PLAN, "--cxl-margin", "3")
     assert code == 2
     assert "Invalid value for '--cxl-margin'" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["generate", "--model", "no", "--prompts", "p.txt", "--place", "kv=0"], "no such folder"),
+        (
+            ["generate", "--model", "my", "--prompts", "no.txt", "--place", "kv=0"],
+            "--prompts no.txt",
+        ),
+        (["generate", "--model", "my", "--prompts", "p.txt", "--plan", "no.yaml"], "no.yaml"),
+        (["flexgen", "--model", "my-opt"], "model my-opt: no such folder"),
+        (["flexgen", "--model=/no/where"], "model folder /no/where does not exist"),
+        (["flexgen", "--model", "opt-1.3b", "--prompts", "no.txt"], "--prompts no.txt"),
+        (["flexgen", "--plan", "no.yaml", "--model", "my"], "no.yaml"),
+        (["flexgen", "--model", "my", "--machine", "no"], "no"),
+    ],
+)
+def test_file_that_is_not_there_is_told_before_torch_is_loaded(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    """It took as long as loading torch and transformers."""
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "config.json").write_text("{}")
+    (tmp_path / "p.txt").write_text("Errors should\n")
+    script = (
+        "import sys; sys.modules['torch'] = None\n"  # whoever imports it finds that it is missing
+        "from cxl_offload.cli.main import main; main(sys.argv[1:])"
+    )
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        env={**os.environ, "PYTHONPATH": root},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "not installed" not in done.stderr
+    assert done.stderr.count("\n") == 1

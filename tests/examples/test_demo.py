@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,9 +35,17 @@ def test_demo_completes_the_zen_of_python_and_ends_with_the_page(tmp_path: Path)
     ):
         assert line in done.stdout
     assert "(the line says" not in done.stdout
+    steps = re.findall(r"^\[(\d+)/(\d+)\] (?!tokens|layers|tensors|steps)", done.stdout, re.M)
+    assert [int(at) for at, _ in steps] == list(range(1, int(steps[0][1]) + 1))
     assert done.stdout.rstrip().splitlines()[-1].startswith(f"written: {tmp_path / 'demo.html'}")
     page = (tmp_path / "demo.html").read_text()
     for said in ("never pass silently.", "epyc9354-cxl-a", "simulated", "the same in all runs"):
         assert said in page
+    for title in (
+        "at the peak: system A, by kind",
+        "Timeline of the first steps of decode: system",
+    ):
+        assert title in page
+    assert not re.search(r"\de\+\d", page)
     names = [run["name"] for run in json.loads((tmp_path / "demo.json").read_text())]
     assert "system A, by kind" in names

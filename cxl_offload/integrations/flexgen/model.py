@@ -20,6 +20,11 @@ from flexgen.opt_config import OptConfig, get_opt_config
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.seeded import opt_weight_shapes
+from cxl_offload.integrations.model_folder import (
+    check_flexgen_model,
+    is_flexgen_folder,
+    unknown_name,
+)
 
 _OPT_PAD = 1
 _ACTIVATIONS = ("relu", "gelu")
@@ -64,21 +69,17 @@ def resolve_model(model: str, path: str | None) -> ModelSource:
     """
     folder = Path(model).expanduser()
     dummy = path is not None and DUMMY_WEIGHT in path
+    check_flexgen_model(model, dummy=dummy)
     if (folder / "config.json").is_file():
         config = config_of_checkpoint(folder)
         if dummy:
             return ModelSource(config, "dummy", Path(str(path)))
-        if _is_np(folder):
+        if is_flexgen_folder(folder):
             check_np_folder(folder, config)
             return ModelSource(config, "np", folder)
         cache = None if path is None else Path(path).expanduser() / f"{config.name}-np"
         return ModelSource(config, "checkpoint", folder, cache)
     if folder.is_dir() and not dummy:
-        if not _is_np(folder):
-            raise ConfigError(
-                f"model folder {folder}: no config.json and no decoder.embed_tokens.weight; "
-                f"give a Hugging Face OPT checkpoint or a FlexGen -np folder"
-            )
         return _np_source(folder, _named_config(folder.name.removesuffix("-np"), folder))
     config = _known_config(model)
     if dummy:
@@ -92,27 +93,18 @@ def resolve_model(model: str, path: str | None) -> ModelSource:
     return _np_source(weights, config)
 
 
-def _is_np(folder: Path) -> bool:
-    return (folder / "decoder.embed_tokens.weight").is_file()
-
-
 def _np_source(folder: Path, config: OptConfig) -> ModelSource:
     check_np_folder(folder, config)
     return ModelSource(config, "np", folder)
 
 
 def _known_config(model: str) -> OptConfig:
-    looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
-    if looks_like_path:
-        raise ConfigError(f"model folder {model} does not exist")
     try:
         config = get_opt_config(model)
     except NotImplementedError:
         raise ConfigError(f"model {model}: FlexGen does not compute its architecture") from None
     except ValueError:
-        raise ConfigError(
-            f"model {model}: no such folder, and no OPT or Galactica model that FlexGen knows"
-        ) from None
+        raise unknown_name(model) from None
     if "galactica" in config.name:
         config = replace(config, activation_fn="gelu")
     return config

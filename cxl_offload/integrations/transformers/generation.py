@@ -18,6 +18,7 @@ from transformers import (
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.fit import Need, TierLimit, check_fit, room
+from cxl_offload.integrations.model_folder import check_checkpoint
 from cxl_offload.integrations.run_report import RunReport
 from cxl_offload.integrations.transformers.attention import AttentionCalls
 from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
@@ -283,8 +284,7 @@ def _planned(request: GenerateRun) -> tuple[Mapping[str, PolicyLike], int | None
 def _inputs(request: GenerateRun) -> tuple[Any, Any]:
     """Prompts padded on the left, and the tokenizer."""
     folder = request.tokenizer or request.model
-    if not (Path(request.model) / "config.json").is_file():
-        raise ConfigError(f"--model {request.model}: no config.json in this folder")
+    check_checkpoint(request.model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, padding_side="left"
