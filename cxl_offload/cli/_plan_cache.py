@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cxl_offload.cli._options import AsJson
+from cxl_offload.cli._progress import counted, progress_bar
 from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
@@ -28,7 +29,10 @@ def cache(
     sizes: Annotated[str, typer.Option(help="Sizes of the cache to answer for.")] = _SIZES,
     as_json: AsJson = False,
 ) -> None:
-    """Hit rate and time to the first token of a host KV cache, by its size and tier."""
+    """Hit rate and time to the first token of a host KV cache, by its size and tier.
+
+    Example: cxl-offload plan cache --trace t.jsonl --model llama-3-8b --machine epyc9354-cxl-a
+    """
     from cxl_offload.plan.cache import TierSize, hit_rate, load_requests, mean_ttft_s
     from cxl_offload.plan.hardware import hardware_of
     from cxl_offload.plan.model.file import load_model
@@ -40,19 +44,20 @@ def cache(
         raise ConfigError(f"{config.name} is an encoder ({config.family}): it keeps no KV")
     requests = load_requests(trace)
     rows: list[dict[str, Any]] = []
-    for nbytes in map(parse_bytes, sizes.split(",")):
-        blocks = nbytes / block_bytes
-        ttft = {
-            node.where: mean_ttft_s(
-                requests,
-                [TierSize(blocks, node.copy_bytes_per_s)],
-                model=config,
-                hardware=hardware,
-                block_tokens=block_tokens,
-            )
-            for node in hardware.nodes
-        }
-        rows.append({"bytes": nbytes, "hit_rate": hit_rate(requests, blocks), "ttft_s": ttft})
+    with progress_bar(keep=False, lines=not as_json) as tell:
+        for nbytes in counted(list(map(parse_bytes, sizes.split(","))), "sizes of the cache", tell):
+            blocks = nbytes / block_bytes
+            ttft = {
+                node.where: mean_ttft_s(
+                    requests,
+                    [TierSize(blocks, node.copy_bytes_per_s)],
+                    model=config,
+                    hardware=hardware,
+                    block_tokens=block_tokens,
+                )
+                for node in hardware.nodes
+            }
+            rows.append({"bytes": nbytes, "hit_rate": hit_rate(requests, blocks), "ttft_s": ttft})
     if as_json:
         document = {"requests": len(requests), "block_bytes": block_bytes, "sizes": rows}
         write_json("-", {"kind": "predicted", **document})
@@ -76,7 +81,10 @@ def compare(
     second: Annotated[Path, typer.Argument(help="Another one.")],
     as_json: AsJson = False,
 ) -> None:
-    """Two plans side by side."""
+    """Two plans side by side.
+
+    Example: cxl-offload plan compare without.yaml with.yaml
+    """
     from cxl_offload.plan.plan_file import load_plan
 
     plans = [load_plan(first), load_plan(second)]
@@ -95,6 +103,25 @@ def compare(
     console = console_of()
     show(console, made)
     console.print(f"\n{second} makes {gain:+.1%} tokens/s of {first} (predicted).")
+    for note in _unlike(*plans):
+        console.print(f"Note: {note}.")
+
+
+def _unlike(first: Plan, second: Plan) -> list[str]:
+    """What two plans differ in besides memory, so that their speeds say little about memory."""
+    found = []
+    if first.executor != second.executor:
+        found.append(
+            f"the first is for {first.executor}, the second for {second.executor}: the speeds are "
+            "those of two programs, whatever the memory; to compare memory, plan both with the "
+            "same --executor"
+        )
+    if first.model != second.model:
+        found.append(f"the models differ: {first.model} and {second.model}")
+    lengths = [(plan.batch.prompt, plan.batch.tokens) for plan in (first, second)]
+    if lengths[0] != lengths[1]:
+        found.append("the lengths of prompts or answers differ, so tokens/s are of other work")
+    return found
 
 
 _FIGURES: dict[str, Callable[[Plan], str]] = {

@@ -11,6 +11,7 @@ import typer
 
 from cxl_offload.cli._options import MACHINE, AsJson, names
 from cxl_offload.cli._plan_inputs import AddedMemory, GpuName, MachineName, ModelName, read_machine
+from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_table import NONE, console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
@@ -110,8 +111,16 @@ def fleet(
         kind: sum(node.capacity_bytes for node in read.usable_nodes() if node.kind.value == kind)
         for kind in ("dram", "cxl")
     }
-    sizes = product(_sizes("dram", dram, installed["dram"]), _sizes("cxl", cxl, installed["cxl"]))
-    found = options(planner, list(sizes), prices, servers=servers)
+    drams, cards = _sizes("dram", dram, installed["dram"]), _sizes("cxl", cxl, installed["cxl"])
+    sizes = list(product(drams, cards))
+    with progress_bar(keep=False, lines=not as_json) as tell:
+        found = options(
+            planner,
+            sizes,
+            prices,
+            servers=servers,
+            progress=lambda done: tell("sizes of memory planned", done, len(sizes)),
+        )
     if as_json:
         document = {
             "kind": "predicted",

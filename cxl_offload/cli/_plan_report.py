@@ -45,6 +45,8 @@ def print_plan(console: Console, plan: Plan, file: str | None = None) -> None:
         console.print(f"Note: {note}.")
     for name, text in plan.settings.items():
         console.print(f"\n{name}\n{text}")
+    if not plan.runs:
+        return  # the command would be refused
     if file is None and plan.command_in("") != plan.command:
         console.print(f"\nThe command reads the plan: write it with --output {OWN_FILE}.")
     if plan.command:
@@ -81,5 +83,10 @@ def _print_prices(console: Console, plan: Plan) -> None:
     title = "What one more of it would bring at least (predicted, each planned again)"
     made = table(title, "resource", "unit", "tokens/s", right=("tokens/s",))
     for price in plan.prices:
-        made.add_row(price.what, f"1 {price.unit}", f"{price.gain_tokens_per_s:+.3g}")
+        if price.brings_something:
+            made.add_row(
+                price.what, f"1 {price.unit}", f"+{format_number(price.gain_tokens_per_s)}"
+            )
     show(console, made)
+    if idle := plan.idle_resources():
+        console.print(f"\nOne unit more of any of these alone brings nothing: {idle}.")

@@ -36,7 +36,10 @@ def doctor(
     ] = False,
     report: ReportFile = None,
 ) -> None:
-    """Say what on this machine will hurt, what it costs, and the command that fixes it."""
+    """Say what on this machine will hurt, what it costs, and the command that fixes it.
+
+    Example: cxl-offload doctor
+    """
     check_page(report)
     hazards = hazards_here() if sysfs is None else find_hazards(sysfs)
     if report is not None:

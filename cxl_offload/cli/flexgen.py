@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from cxl_offload.cli._observed import observed
+from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import check_page, write_run_page
 from cxl_offload.cli._report_table import NONE, console_of, show, table
-from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table, write_json
+from cxl_offload.cli._run_report import placement_table, speed_table, write_json
 from cxl_offload.errors import ConfigError
 from cxl_offload.units import format_bytes, format_seconds
 

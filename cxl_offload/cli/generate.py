@@ -13,9 +13,10 @@ from rich.console import Console
 
 from cxl_offload.cli._observed import Events, Metrics, observed
 from cxl_offload.cli._options import Limit, SimulatedMachine
+from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import ReportFile, check_page, write_run_page
 from cxl_offload.cli._report_table import console_of, show
-from cxl_offload.cli._run_report import placement_table, progress_bar, speed_table, write_json
+from cxl_offload.cli._run_report import placement_table, speed_table, write_json
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import limits, pairs
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cxl_offload.cli._options import AsJson
+from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.units import format_bytes
@@ -86,13 +88,14 @@ def verify(names: Names = None, folder: Folder = None, as_json: AsJson = False) 
     from cxl_offload.kept import verify_kept
 
     rows: list[dict[str, Any]] = []
-    for each in _chosen(folder, names):
-        row: dict[str, Any] = {"name": each.name, "right": 0, "damaged": {}, "unreadable": []}
-        if not each.problem:
-            found = verify_kept(each.path)
-            row |= {"right": found.right, "damaged": dict(found.damaged)}
-            row["unreadable"] = list(found.unreadable)
-        rows.append(row | {"problem": each.problem})
+    with progress_bar(keep=False, lines=not as_json) as tell:
+        for each in _chosen(folder, names):
+            row: dict[str, Any] = {"name": each.name, "right": 0, "damaged": {}, "unreadable": []}
+            if not each.problem:
+                found = verify_kept(each.path, progress=functools.partial(tell, each.name))
+                row |= {"right": found.right, "damaged": dict(found.damaged)}
+                row["unreadable"] = list(found.unreadable)
+            rows.append(row | {"problem": each.problem})
     if as_json:
         write_json("-", {"verified": rows})
     else:

@@ -19,6 +19,7 @@ from cxl_offload import cli
 from cxl_offload.errors import CxlOffloadError
 
 _EXIT_ERROR = 2
+_EXIT_INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
 
 
 class _OneLineErrors(TyperGroup):
@@ -29,6 +30,10 @@ class _OneLineErrors(TyperGroup):
         if command is not None:
             _hide_types_of_flags(command, ctx)
         return command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _hide_types_of_flags(self, ctx)
+        super().format_help(ctx, formatter)
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         with _one_line_errors():
@@ -52,6 +57,9 @@ def _hide_types_of_flags(command: Any, context: Any) -> None:
 def _one_line_errors() -> Iterator[None]:
     try:
         yield
+    except KeyboardInterrupt:
+        print("\ncxl-offload: stopped by Ctrl-C", file=sys.stderr)
+        raise typer.Exit(_EXIT_INTERRUPTED) from None
     except (MemoryError, OSError, ValueError, CxlOffloadError, ModuleNotFoundError) as error:
         if isinstance(error, BrokenPipeError) or getattr(error, "errno", None) == errno.EPIPE:
             raise  # the reader of a pipe left: typer ends quietly
@@ -97,7 +105,13 @@ def _start(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it.")
     ] = False,
 ) -> None:
-    """LLM tensors in DRAM and CXL memory tiers."""
+    """LLM tensors in DRAM and CXL memory tiers.
+
+    Example: cxl-offload topology
+
+    Exit status: 0 done; 1 a check found something (--strict, kv verify);
+    2 an error, one line on stderr; 130 Ctrl-C; `run` that of its command.
+    """
     if context.invoked_subcommand is None:
         print(context.get_help())
 

@@ -36,6 +36,7 @@ from cxl_offload.cli._plan_inputs import (
 )
 from cxl_offload.cli._plan_objects import objects
 from cxl_offload.cli._plan_report import print_plan
+from cxl_offload.cli._progress import counted, progress_bar
 from cxl_offload.cli._report_file import ReportFile, check_page, write_plan_page
 from cxl_offload.cli._report_table import console_of
 from cxl_offload.errors import ConfigError
@@ -182,11 +183,11 @@ def inference(
 
     def for_machine(other: Machine) -> Plan:
         common["machine"] = other
-        return _fastest([plans[name] for name in wanted])
+        return _fastest([plans[name] for name in wanted], lines=not as_json)
 
     with names_the_line(machine), drawn(timeline, None if report is None else seen) as replay:
         common["replay"] = replay
-        plan = _fastest([partial(noted, name) for name in wanted])
+        plan = _fastest([partial(noted, name) for name in wanted], lines=not as_json)
     plan = as_advice(plan, add, gpu)
     if report is not None:
         own = common["machine"]
@@ -219,15 +220,16 @@ def _executors(
     return wanted
 
 
-def _fastest(plans: Sequence[Callable[[], Plan]]) -> Plan:
+def _fastest(plans: Sequence[Callable[[], Plan]], *, lines: bool) -> Plan:
     """Of the executors that can, the one with the most tokens/s, prompts included."""
     made: list[Plan] = []
     refused: list[MemoryError | ValueError] = []
-    for plan in plans:
-        try:
-            made.append(plan())
-        except (MemoryError, ValueError) as error:
-            refused.append(error)
+    with progress_bar(keep=False, lines=lines) as tell:
+        for plan in counted(plans, "executors planned for", tell):
+            try:
+                made.append(plan())
+            except (MemoryError, ValueError) as error:
+                refused.append(error)
     if not made:  # what lacks room could run the model, and says what to do about it
         raise next((error for error in refused if isinstance(error, MemoryError)), refused[0])
     best = max(made, key=lambda plan: plan.tokens_per_s)
@@ -300,7 +302,9 @@ def training(
             why=why,
             replay=replay,
         )
-        plan = plan_training(request)
+        with progress_bar(keep=False, lines=False) as tell:
+            tell("planning", 0, 1)
+            plan = plan_training(request)
     plan = as_advice(plan, add, gpu)
     if report is not None:
         write_plan_page(
@@ -323,7 +327,10 @@ def _rate(text: str | None) -> float | None:
 def show_plan(
     file: Annotated[Path, typer.Argument(help="A plan.yaml.")], as_json: AsJson = False
 ) -> None:
-    """Check a plan file and print it."""
+    """Check a plan file and print it.
+
+    Example: cxl-offload plan show plan.yaml
+    """
     from cxl_offload.plan.plan_file import load_plan
 
     _deliver(load_plan(file), None, as_json, file=file)

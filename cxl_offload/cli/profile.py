@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 
 from cxl_offload.cli._operator_report import print_operators
+from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import ReportFile, check_page, findings_here, write_page
 from cxl_offload.cli._report_table import NONE, WIDE, console_of, need_matplotlib, show, table
-from cxl_offload.cli._run_report import progress_bar
 from cxl_offload.errors import ConfigError
 from cxl_offload.profile.model import Estimate, OperatorProfile, PathProfile, Profile
 from cxl_offload.report import machine_section, profile_sections
@@ -76,6 +76,8 @@ def profile(
     """Measure latency and bandwidth of every node, and copies between it and every GPU.
 
     A path is the CPUs of one node on the memory of one node. Let nothing else run meanwhile.
+
+    Example: cxl-offload profile --quick --output profile.json
     """
     from cxl_offload.memory import Session
     from cxl_offload.profile import FULL, QUICK, measure_machine, save_profile

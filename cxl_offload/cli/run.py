@@ -76,6 +76,8 @@ def run(
     `cxl-offload run --plan plan.yaml -- deepspeed train.py ...` starts the script as it is (also
     with python or torchrun); `cxl-offload run plan.yaml` runs the command of a plan. With
     --metrics every process serves at the port plus its local rank.
+
+    Example: cxl-offload run --plan plan.yaml -- deepspeed train.py
     """
     check_page(page)
     plan = _asked(plan, place)

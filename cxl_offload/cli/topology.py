@@ -37,7 +37,10 @@ def topology(
     ] = False,
     known: Annotated[bool, typer.Option("--list", help="List the known machine files.")] = False,
 ) -> None:
-    """Show NUMA nodes, CXL memory, GPUs, links, limits and memory errors of a machine."""
+    """Show NUMA nodes, CXL memory, GPUs, links, limits and memory errors of a machine.
+
+    Example: cxl-offload topology --machine epyc9354-cxl-a
+    """
     console = console_of(piped_width=WIDE)
     if known:
         print_machine_list(console)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cxl_offload.cli._options import AsJson
+from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
@@ -46,7 +47,12 @@ def tune(
     from cxl_offload.tune import StepRecording, replay_recording
 
     recording = StepRecording.load(replay)
-    decisions = replay_recording(recording, _make(tuner, recording))
+    with progress_bar(keep=False, lines=not as_json) as tell:
+        decisions = replay_recording(
+            recording,
+            _make(tuner, recording),
+            progress=lambda done, total: tell("windows replayed", done, total),
+        )
     if as_json:
         rows = [dataclasses.asdict(one) for one in decisions]
         write_json("-", {"tuner": tuner.value, "decisions": rows})

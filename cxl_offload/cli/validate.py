@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cxl_offload.cli._options import AsJson
+from cxl_offload.cli._progress import counted, progress_bar
 from cxl_offload.cli._report_table import WIDE, console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.units import format_number
@@ -37,10 +38,14 @@ def validate_command(
     ] = None,
     strict: Annotated[bool, typer.Option(help="Exit with status 1 if any case fails.")] = False,
 ) -> None:
-    """Predict published cases with the cost model and report what passes."""
+    """Predict published cases with the cost model and report what passes.
+
+    Example: cxl-offload validate --failed
+    """
     from cxl_offload.validation import PUBLISHED_CASES, load_cases, validate
 
-    results = validate(load_cases(cases or PUBLISHED_CASES))
+    with progress_bar(keep=False, lines=not as_json) as tell:
+        results = validate(counted(load_cases(cases or PUBLISHED_CASES), "cases predicted", tell))
     if plot is not None:
         from cxl_offload.validation.plot import plot_results
 

@@ -23,7 +23,10 @@ def vllm_flags(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of them.")] = False,
 ) -> None:
-    """Print the flags that put weights and KV cache where a plan says, ready for a shell."""
+    """Print the flags that put weights and KV cache where a plan says, ready for a shell.
+
+    Example: cxl-offload vllm-flags plan.yaml
+    """
     from cxl_offload.plan.plan_file import load_plan
     from cxl_offload.plan.vllm.flags import flags_of_plan
 

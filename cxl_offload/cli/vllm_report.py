@@ -31,7 +31,10 @@ def vllm_report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a running `vllm serve` says of its KV cache."""
+    """What a running `vllm serve` says of its KV cache.
+
+    Example: cxl-offload vllm-report http://127.0.0.1:8000 --seconds 60
+    """
     from cxl_offload.integrations.vllm.serving_report import read_metrics, serving_report
 
     begin = read_metrics(server)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,11 +140,14 @@ def _entry_now(file: int, header: KeptHeader, slot: int) -> KeptEntry | None:
     return KeptEntry.unpack(raw.ljust(ENTRY_BYTES, b"\0"), slot, header.id)
 
 
-def verify_kept(path: str | os.PathLike[str]) -> VerifiedFile:
+def verify_kept(
+    path: str | os.PathLike[str], *, progress: Callable[[int, int], None] = lambda done, total: None
+) -> VerifiedFile:
     """Reads every block of a store and compares it with its checksum; changes nothing.
 
     A block that its writer replaces meanwhile is not judged, nor are unreadable entries while a
-    process writes the store: it may be in the middle of them.
+    process writes the store: it may be in the middle of them. ``progress`` is told the slot it is
+    at, and how many there are.
 
     Raises
     ------
@@ -163,6 +166,7 @@ def verify_kept(path: str | os.PathLike[str]) -> VerifiedFile:
         damaged: dict[int, str] = {}
         unreadable: list[int] = []
         for slot, entry in _entries(file, header):
+            progress(slot, layout.slots)
             if entry is None:
                 unreadable.append(slot)
                 continue

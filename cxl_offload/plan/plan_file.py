@@ -85,6 +85,11 @@ class PriceEstimate:
     unit: str
     gain_tokens_per_s: float
 
+    @property
+    def brings_something(self) -> bool:
+        """Whether the plan with one unit more is faster at all."""
+        return self.gain_tokens_per_s > 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CxlUse:
@@ -181,6 +186,10 @@ class Plan:
     def command_in(self, path: str) -> tuple[str, ...]:
         """The command, with the path of the file that the plan is kept in."""
         return tuple(path if word == OWN_FILE else word for word in self.command)
+
+    def idle_resources(self) -> str:
+        """Names of the resources of which one unit more brings nothing, with commas between."""
+        return ", ".join(price.what for price in self.prices if not price.brings_something)
 
     def of(self, kind: str) -> Mapping[str, int]:
         """Bytes of one kind of tensor by home."""

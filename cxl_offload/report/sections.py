@@ -70,7 +70,9 @@ def plan_sections(plan: Plan) -> list[PageSection]:
         f"batch {batch.size} x {batch.count}, {prompt}{batch.tokens} tokens."
     )
     verdict += paragraph(f"CXL memory: {cxl}{gain}; {plan.cxl.reason}.")
-    if plan.command:
+    if not plan.runs:
+        verdict += paragraph(f"Advice only: {plan.advice}.")
+    if plan.runs:
         verdict += f"<pre>{escaped(shlex.join(plan.command_in('plan.yaml')))}</pre>"
     verdict += "".join(paragraph(f"{note}.", "dim") for note in (*plan.why, *plan.notes))
     if plan.error is not None:
@@ -125,13 +127,14 @@ def _phases(plan: Plan) -> str:
 
 def _prices(plan: Plan) -> str:
     rows = [
-        (each.what, f"1 {each.unit}", f"{each.gain_tokens_per_s:+.3g}")
+        (each.what, f"1 {each.unit}", f"+{format_number(each.gain_tokens_per_s)}")
         for each in plan.prices
-        if each.gain_tokens_per_s
+        if each.brings_something
     ]
-    if plan.prices and not rows:
-        return paragraph("One unit more of any resource alone brings nothing.")
-    return html_table(("resource", "unit", "tokens/s"), rows, right=("tokens/s",))
+    table = html_table(("resource", "unit", "tokens/s"), rows, right=("tokens/s",))
+    idle = plan.idle_resources()
+    said = f"One unit more of any of these alone brings nothing: {idle}."
+    return table + (paragraph(said, "dim") if idle else "")
 
 
 def what_if_section(plan: Plan, card: str, with_card: Plan | str) -> PageSection:

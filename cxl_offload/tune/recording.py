@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,11 @@ class ReplayedDecision:
 
 
 def replay_recording(
-    recording: StepRecording, tuner: Tuner, *, decisions: int | None = None
+    recording: StepRecording,
+    tuner: Tuner,
+    *,
+    decisions: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[ReplayedDecision]:
     """What ``tuner`` would have decided.
 
@@ -152,6 +157,8 @@ def replay_recording(
     ----------
     decisions
         How many; as many as the recording has windows by default.
+    progress
+        Told after each how many were made, and how many there will be.
 
     Raises
     ------
@@ -166,11 +173,13 @@ def replay_recording(
     used = dict.fromkeys(by_share, 0)
     bounds = Bounds(min(by_share), max(by_share))
     made = []
-    for _ in range(len(recording.windows) if decisions is None else decisions):
+    total = len(recording.windows) if decisions is None else decisions
+    for done in range(total):
         asked = tuner.share
         at = min(by_share, key=lambda share: abs(share - asked))
         window = by_share[at][used[at] % len(by_share[at])]
         used[at] += 1
         decision = tuner.decide(window, bounds)
         made.append(ReplayedDecision(asked, at, window.mean_s, decision.share, decision.reason))
+        progress(done + 1, total)
     return made

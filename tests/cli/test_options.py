@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import io
+import inspect
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
-from rich.text import Text
+import typer
 from typer.testing import CliRunner
 
-from cxl_offload.cli import _run_report as run_report
 from cxl_offload.cli.main import app
 
 PLAN = ["plan", "inference", "--model", "opt-30b", "--machine", "epyc9354-cxl-a"]
@@ -131,20 +131,6 @@ def test_help_groups_options_and_gives_flags_no_type() -> None:
     assert "<bool>" not in run("topology", "--help")[1]
 
 
-@pytest.mark.parametrize("length", [20, 45, 60, 200])
-def test_progress_keeps_its_numbers_beside_a_label_of_any_length(
-    length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = io.StringIO()
-    terminal = functools.partial(Console, file=shown, force_terminal=True, width=80)
-    monkeypatch.setattr(run_report, "Console", lambda stderr: terminal())
-    with run_report.progress_bar() as tell:
-        tell("x" * length, 120, 120)
-    last = Text.from_ansi(shown.getvalue()).plain.splitlines()[-1]
-    assert "━ 120/120 0:00:00 " in last
-    assert last.count("x") >= min(length, 30)
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -183,6 +169,52 @@ def test_margin_that_is_a_percentage_is_refused() -> None:
     code, _, error = run(*PLAN, "--cxl-margin", "3")
     assert code == 2
     assert "Invalid value for '--cxl-margin'" in error
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every subcommand that does something, by the words that name it."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield path, command
+        return
+    for name, each in below.items():
+        yield from leaves(each, (*path, name))
+
+
+SUBCOMMANDS = dict(leaves(typer.main.get_command(app)))
+
+
+def test_walk_finds_the_subcommands_of_groups_too() -> None:
+    assert {("plan", "fleet"), ("kv", "verify"), ("doctor",), ("flexgen",)} <= {*SUBCOMMANDS}
+
+
+@pytest.mark.parametrize("path", SUBCOMMANDS, ids=" ".join)
+def test_help_of_every_subcommand_has_an_example_whose_options_exist(path: tuple[str, ...]) -> None:
+    command = SUBCOMMANDS[path]
+    text = " ".join(inspect.cleandoc(command.help).split())
+    assert "Example: cxl-offload " in text
+    words = shlex.split(text.partition("Example: ")[2].partition(". ")[0])
+    assert tuple(words[1 : 1 + len(path)]) == path
+    if path == ("flexgen",):  # its options are those of FlexGen's parser
+        return
+    own = words[: words.index("--")] if "--" in words else words
+    known = {name for parameter in command.params for name in parameter.opts}
+    assert {word for word in own if word.startswith("--")} <= known
+
+
+def test_exit_statuses_are_in_the_help() -> None:
+    text = " ".join(run("--help")[1].split())
+    assert "Exit status: 0 done; 1 a check found something" in text
+    assert "2 an error" in text
+    assert "<bool>" not in text
+
+
+def test_ctrl_c_is_one_line_and_its_own_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cxl_offload.cli.topology.discover", interrupted)
+    assert run("topology") == (130, "", "\ncxl-offload: stopped by Ctrl-C\n")
 
 
 @pytest.mark.parametrize(

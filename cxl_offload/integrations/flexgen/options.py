@@ -38,6 +38,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         prog=prog,
         conflict_handler="resolve",
         description="Generate with FlexGen, its host memory in tiers. Nothing is downloaded.",
+        epilog=f"Example: {prog} --model my-opt --prompts prompts.txt --place kv=bind:cxl",
     )
     add_parser_arguments(parser)
     _replace_flexgen_flags(parser)

@@ -1,0 +1,64 @@
+"""Plans as they are printed: what is said in words, and what is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cxl_offload.plan.plan_file import Batch, CxlUse, Plan, PriceEstimate, save_plan
+
+from .test_options import run
+
+
+def planned(folder: Path, name: str, **changes: object) -> Path:
+    """A plan of one kind of tensor."""
+    save_plan(Plan(**{**PLANNED, **changes}), folder / name)
+    return folder / name
+
+
+PLANNED: dict[str, Any] = {
+    "kind": "inference", "runs": True, "executor": "flexgen",
+    "model": "opt-30b", "machine": "epyc9354-cxl-a",
+    "batch": Batch(size=4, count=1, prompt=512, tokens=32),
+    "tokens_per_s": 50.0, "cxl": CxlUse(used=False, gain=None, reason="none is there"),
+    "command": ("cxl-offload", "flexgen", "--plan", "plan.yaml"),
+    "homes": (), "phases": (), "node_bytes": {}, "gpu_bytes": 0, "drive_bytes": 0,
+}  # fmt: skip
+
+
+def test_comparison_says_in_words_what_else_than_memory_differs(tmp_path: Path) -> None:
+    first = planned(tmp_path, "a.yaml")
+    second = planned(tmp_path, "b.yaml", executor="vllm", model="opt-13b")
+    shorter = Batch(size=4, count=1, prompt=128, tokens=32)
+    third = planned(tmp_path, "c.yaml", batch=shorter)
+    text = " ".join(run("plan", "compare", str(first), str(second))[1].split())
+    assert "the first is for flexgen, the second for vllm" in text
+    assert "plan both with the same --executor" in text
+    assert "the models differ: opt-30b and opt-13b" in text
+    assert "the lengths of prompts or answers differ" in run(
+        "plan", "compare", str(first), str(third)
+    )[1].replace("\n", " ")
+    assert "Note:" not in run("plan", "compare", str(first), str(first))[1]
+
+
+def test_plan_that_is_advice_prints_no_command_that_would_be_refused(tmp_path: Path) -> None:
+    runs = planned(tmp_path, "a.yaml")
+    advice = planned(tmp_path, "b.yaml", runs=False, advice="it computes on the CPU")
+    assert "cxl-offload flexgen --plan" in run("plan", "show", str(runs))[1]
+    text = run("plan", "show", str(advice))[1]
+    assert "advice only: it computes on the CPU" in " ".join(text.split())
+    assert "cxl-offload flexgen" not in text
+
+
+def test_resources_that_bring_nothing_are_one_line(tmp_path: Path) -> None:
+    gains = {"ldram capacity": 0.0, "link": 0.443, "GPU memory": 0.0}
+    prices = tuple(
+        PriceEstimate(what=what, unit="GiB", gain_tokens_per_s=gain) for what, gain in gains.items()
+    )
+    text = run("plan", "show", str(planned(tmp_path, "a.yaml", prices=prices)))[1]
+    assert "+0.443" in text
+    assert "+0 " not in text
+    words = " ".join(text.split())
+    assert (
+        "One unit more of any of these alone brings nothing: ldram capacity, GPU memory." in words
+    )
