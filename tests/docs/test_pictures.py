@@ -1,8 +1,9 @@
-"""The drawn pictures are what their script draws, and the check for the network sees."""
+"""The drawn pictures are what their scripts draw, and the check for the network sees."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +11,17 @@ from types import ModuleType
 
 import pytest
 
+from tests.metrics.record_board import texts
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_pictures_are_what_the_script_draws(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, str(DOCS / "pictures/draw.py"), str(tmp_path)], check=True)
+def test_pictures_are_what_the_scripts_draw(tmp_path: Path) -> None:
+    for script in ("draw.py", "board.py"):
+        subprocess.run([sys.executable, str(DOCS / "pictures" / script), str(tmp_path)], check=True)
     drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
     kept = {path.name: path.read_text() for path in (DOCS / "pictures").glob("*.svg")}
-    assert drawn == kept, "draw them again: python docs/pictures/draw.py"
+    assert drawn == kept, "draw them again: python docs/pictures/{draw,board}.py"
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +54,13 @@ def test_links_and_own_files_are_not_fetched_elsewhere(offline: ModuleType) -> N
     text = '<a href="https://a.example/">x</a><script src="_static/x.js"></script>'
     text += '<svg xmlns="http://www.w3.org/2000/svg"></svg><link rel="icon" href="x.png">'
     assert offline.fetched_addresses(text) == []
+
+
+def test_picture_of_the_board_is_of_its_queries_as_they_are_now() -> None:
+    """And of answers: a query that was changed must be asked again."""
+    recorded = json.loads((DOCS / "pictures/board_answers.json").read_text())
+    asked = [answer["query"] for answer in recorded["answers"]]
+    assert asked == texts(recorded["seconds"]), "ask again: python -m tests.metrics.record_board"
+    silent = [answer["query"] for answer in recorded["answers"] if not answer["series"]]
+    assert len(silent) <= 3, silent  # a machine that counts no errors of memory
+    assert (DOCS / "pictures/board.svg").stat().st_size < 150_000
