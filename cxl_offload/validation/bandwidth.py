@@ -85,7 +85,8 @@ def _cores_used(inputs: Inputs, cores: int, smt: int) -> float:
     return threads if threads <= cores else threads / smt
 
 
-def _loop(inputs: Inputs, cores: int) -> mixed_tier.Loop:
+def loop_of_case(inputs: Inputs, cores: int) -> mixed_tier.Loop:
+    """The loop that a case describes, on a machine with so many cores."""
     smt = inputs.integer("smt", low=1, default=1)
     patterns: tuple[mixed_tier.Pattern, ...] = ("sequential", "strided", "indexed", "scatter")
     pattern = inputs.choice("pattern", patterns)
@@ -117,7 +118,7 @@ def _tier_rates(numbers: MachineRates) -> TierRates:
     return TierRates(rates, (first, second))
 
 
-def _mixed_tiers(name: str, *, snc: int) -> tuple[MixedTiers, int]:
+def tiers_of_machine(name: str, *, snc: int) -> tuple[MixedTiers, int]:
     """The socket of a machine file with variants ``snc`` and ``prefetch``, and its cores.
 
     Raises
@@ -138,8 +139,8 @@ def _mixed_tiers(name: str, *, snc: int) -> tuple[MixedTiers, int]:
 def _interleave_speedup(inputs: Inputs) -> Answer:
     metrics = ("speedup", "gain_over_cxl_peak", "best_weights", "smt_gain")
     metric = inputs.choice("metric", metrics)
-    tiers, cores = _mixed_tiers(machine_name(inputs), snc=inputs.integer("snc", low=1))
-    loop = _loop(inputs, cores)
+    tiers, cores = tiers_of_machine(machine_name(inputs), snc=inputs.integer("snc", low=1))
+    loop = loop_of_case(inputs, cores)
     if "weights" in inputs and metric in ("speedup", "gain_over_cxl_peak"):
         dram, cxl = inputs.numbers("weights", length=2)
         weights = (dram, cxl)

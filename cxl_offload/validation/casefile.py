@@ -31,6 +31,8 @@ class Case:
     """One case: which public model answers it, with which inputs.
 
     ``wrong`` says why it cannot be answered; empty for a sound case. ``line`` counts from 1.
+    ``source`` says where the number stands. ``printed`` is the published number, or its lowest and
+    highest, where ``expected`` asks for bounds only; nothing is scored by it.
     """
 
     id: str
@@ -42,6 +44,8 @@ class Case:
     file: str
     line: int
     wrong: str = ""
+    source: str = ""
+    printed: tuple[float, ...] = ()
 
 
 def load_cases(path: str | Path) -> list[Case]:
@@ -129,8 +133,10 @@ def _case(entry: object, file: str, line: int) -> Case:
         raise ConfigError("a case is a JSON object", file=file, line=line)
     wrong = ""
     expected = None
+    printed: tuple[float, ...] = ()
     try:
         expected = _expectation(entry.get("expected"), entry.get("tolerance_suggestion"))
+        printed = _printed(entry.get("printed"))
         for name in ("id", "model"):
             if not isinstance(entry.get(name), str):
                 raise ValueError(f"{name!r} is missing or no text")
@@ -150,7 +156,18 @@ def _case(entry: object, file: str, line: int) -> Case:
         file=file,
         line=line,
         wrong=wrong,
+        source=str(entry.get("source", "")),
+        printed=printed,
     )
+
+
+def _printed(value: object) -> tuple[float, ...]:
+    if value is None:
+        return ()
+    numbers = value if isinstance(value, list) else [value]
+    if not 1 <= len(numbers) <= 2:
+        raise ValueError(f"'printed' is {value!r}, want a number, or the lowest and the highest")
+    return tuple(_number("printed", number) for number in numbers)
 
 
 def _number(name: str, value: object) -> float:

@@ -63,7 +63,7 @@ def _zero_offload_step(inputs: Inputs) -> Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Training:
+class OffloadedTraining:
     """What a step does, wherever its state lies."""
 
     params: float
@@ -72,10 +72,16 @@ class _Training:
     optimizer_bytes_per_s: float
 
 
-def _interleaved_step(
-    training: _Training, numbers: MachineRates, tiers: list[str]
+def interleaved_step(
+    training: OffloadedTraining, numbers: MachineRates, tiers: list[str]
 ) -> tuple[zero_offload.StepInputs, float]:
-    """The step with state and staging spread evenly over ``tiers``, and its transfer time."""
+    """The step with state and staging spread evenly over ``tiers``, and its transfer time.
+
+    Raises
+    ------
+    ValueError
+        No tier, or one stands twice.
+    """
     if not tiers or len(set(tiers)) != len(tiers):
         raise ValueError(f"tiers {tiers}: need at least one, each once")
     shares = [1.0 / len(tiers)] * len(tiers)
@@ -112,14 +118,14 @@ def _zero_offload_ratio(inputs: Inputs) -> Answer:
     metric = inputs.choice("metric", metrics)
     inputs.choice("placement", ("interleave",))
     numbers = machine_numbers(inputs)
-    training = _Training(
+    training = OffloadedTraining(
         params=inputs.number("params", above=True),
         tokens=inputs.number("batch", above=True) * inputs.number("seq_len", above=True),
         gpu_flops_per_s=inputs.number("gpu_tflops", above=True) * 1e12,
         optimizer_bytes_per_s=inputs.number("optimizer_gb_s", above=True) * GB,
     )
     (step_a, copies_a), (step_b, copies_b) = (
-        _interleaved_step(training, numbers, inputs.texts(key)) for key in ("a", "b")
+        interleaved_step(training, numbers, inputs.texts(key)) for key in ("a", "b")
     )
     notes = tuple(numbers.notes)
     if metric == "optimizer_time_ratio":

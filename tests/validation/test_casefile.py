@@ -70,8 +70,21 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ({"expected": {"op": "range", "min": 1}}, "max"),
         ({"tolerance_suggestion": {"within": 1}}, "'within'"),
         ({"tolerance_suggestion": 0.1}, "object or null"),
+        ({"printed": "1.2"}, "printed is '1.2'"),
+        ({"printed": []}, "the lowest and the highest"),
+        ({"printed": [1, 2, 3]}, "the lowest and the highest"),
     ],
 )
 def test_wrong_case_is_kept_with_its_reason(changes: dict[str, object], wrong: str) -> None:
     (case,) = parse_cases(json.dumps([{**CASE, **changes}]), file="cases.json")
     assert wrong in case.wrong
+
+
+@pytest.mark.parametrize(("printed", "read"), [(None, ()), (1.2, (1.2,)), ([1, 2], (1, 2))])
+def test_printed_number_is_kept_and_nothing_is_scored_by_it(
+    printed: object, read: tuple[float, ...]
+) -> None:
+    entries = [{**CASE, "printed": printed}, CASE]
+    with_it, without = parse_cases(json.dumps(entries), file="cases.json")
+    assert (with_it.printed, with_it.wrong) == (read, "")
+    assert with_it.expected == without.expected
