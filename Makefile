@@ -10,7 +10,7 @@ SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.cu') \
            setup.py pyproject.toml
 STAMP := $(VENV)/.built
 
-.PHONY: all demo docs wheel sdist test check lint format test-cpp test-arm soak fuzz bench clean
+.PHONY: all demo docs wheel wheel-for wheel-aarch64 sdist test check lint format test-cpp test-arm soak fuzz bench clean
 
 all: $(STAMP)
 
@@ -48,6 +48,16 @@ wheel: $(STAMP)
 	rm -rf build/wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --plat auto --wheel-dir dist build/wheel/*.whl
+
+# For another Python or processor: built by this machine's compilers, tried with that Python, which
+# comes from Debian's archive, and under qemu-user where the processor is foreign.
+FOR ?= 3.13
+PROCESSOR ?= $(shell uname -m)
+wheel-for: $(STAMP)
+	$(BIN)/python -m tests.packaging.elsewhere --python $(FOR) --processor $(PROCESSOR)
+
+wheel-aarch64:
+	$(MAKE) wheel-for FOR=3.11 PROCESSOR=aarch64
 
 sdist: $(STAMP)
 	$(BIN)/python -c "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent.resolve()
 CUDA_LIBRARY = "libcxl_offload_cuda.so"
@@ -80,6 +81,26 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc") or shutil.which("nvcc", path=os.path.join(home, "bin"))
 
 
+class BuildAnew(build_py):
+    """``build_py`` without what an earlier build left: a module since removed, a library.
+
+    All that lies in its folder gets into a wheel. The extension stays: ``build_ext`` finds out
+    itself whether it is of these sources.
+    """
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            for path in (Path(self.build_lib) / "cxl_offload").rglob("*"):
+                if path.is_file() and not path.name.startswith("_C."):
+                    path.unlink()
+        super().run()
+
+
+def processor_of(library: Path) -> bytes:
+    """``e_machine`` of an ELF file."""
+    return library.read_bytes()[18:20]
+
+
 class BuildWithCuda(build_ext):
     """``build_ext``, and the CUDA kernels into a library of their own that may be missing."""
 
@@ -92,15 +113,22 @@ class BuildWithCuda(build_ext):
         if nvcc is None:
             print("cxl_offload: no nvcc found; built without the CUDA kernels")
             return
-        package = Path(self.get_ext_fullpath("cxl_offload._C")).parent
-        package.mkdir(parents=True, exist_ok=True)
+        extension = Path(self.get_ext_fullpath("cxl_offload._C"))
+        library = extension.with_name(CUDA_LIBRARY)
         archs = os.environ.get("CXL_OFFLOAD_CUDA_ARCHS", "80;90").split(";")
         code = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
         code.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
         command = [nvcc, "-O3", "-std=c++20", "--shared", "-cudart", "static", "-Icsrc"]
         command += ["-Xcompiler", "-fPIC,-fvisibility=hidden", *code]
-        command += ["-o", str(package / CUDA_LIBRARY), *sources]
+        command += ["-o", str(library), *sources]
         subprocess.run(command, cwd=ROOT, check=True)
+        if processor_of(library) != processor_of(extension):
+            library.unlink()
+            raise SystemExit(
+                f"cxl_offload: {nvcc} built the CUDA kernels for another processor than the "
+                "extension's; name the compiler and the CUDA libraries of that processor in "
+                "NVCC_PREPEND_FLAGS (-ccbin, -L, -I), or leave the kernels out: CXL_OFFLOAD_NVCC="
+            )
         print(f"cxl_offload: built the CUDA kernels with {nvcc} for sm {', '.join(archs)}")
 
 
@@ -129,7 +157,7 @@ setup(
     packages=[*find_packages(include=["cxl_offload", "cxl_offload.*"]), "cxl_offload.configs"],
     package_dir={"cxl_offload.configs": "configs"},
     package_data={
-        "cxl_offload": ["py.typed", "_C.pyi", CUDA_LIBRARY],
+        "cxl_offload": ["py.typed", "_C.pyi"],
         "cxl_offload.configs": ["*/*.yaml", "grafana/*/*"],
         "cxl_offload.validation": ["cases/*.json"],
     },
@@ -145,5 +173,5 @@ setup(
             extra_link_args=[*LINK_FLAGS, "-ldl", "-pthread"],
         )
     ],
-    cmdclass={"build_ext": BuildWithCuda},
+    cmdclass={"build_ext": BuildWithCuda, "build_py": BuildAnew},
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cxl_offload.errors import ConfigError
@@ -165,6 +165,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
         load_machine(path)
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 40))
 def test_a_damaged_file_loads_or_is_refused_but_never_crashes(start: int, length: int) -> None:
     damaged = GOOD[:start] + GOOD[start + length :]
