@@ -259,9 +259,12 @@ void check_query(const Case& c, int64_t sequence, int64_t head) {
     const double got =
         number_at(c.out->data(), c.out->dtype(), query * c.dim + static_cast<int64_t>(i));
     const double off = std::abs(right) * rounding + sizes * (4 * slip + 2e-5) + 1e-7;
-    require(std::abs(got - right) <= off, "number " + std::to_string(i) + " of query " +
-                                              std::to_string(query) + " is " + std::to_string(got) +
-                                              ", not " + std::to_string(right));
+    // float16 ends at 65504, and what rounds to more is infinite.
+    const bool too_large = c.out->dtype() == Dtype::kFloat16 && std::abs(right) + off >= 65520 &&
+                           std::isinf(got) && std::signbit(got) == std::signbit(right);
+    require(too_large || std::abs(got - right) <= off,
+            "number " + std::to_string(i) + " of query " + std::to_string(query) + " is " +
+                std::to_string(got) + ", not " + std::to_string(right));
   }
   if (!c.sums) return;
   const double right = total == 0 ? kLowest : most + std::log(total);
