@@ -78,7 +78,8 @@ def generate(
     kv_dtype: Annotated[
         str | None,
         typer.Option(
-            help="Of the cache: float8_e4m3fn, float8_e5m2 or int4 (default: that of the weights)."
+            help="Of the cache: float8_e4m3fn, float8_e5m2 or int4 (default: the plan's, or that "
+            "of the weights)."
         ),
     ] = None,
     whole_sequences: Annotated[

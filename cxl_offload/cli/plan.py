@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from cxl_offload.sim import Timeline
     from cxl_offload.topology import Machine
 
-_FLEXGEN, _VLLM = "FlexGen only", "vLLM only"
+_FLEXGEN, _VLLM, _DECODERS = "FlexGen only", "vLLM only", "transformers only"
 
 
 def register(app: typer.Typer) -> None:
@@ -109,6 +109,15 @@ def inference(
         str | None,
         typer.Option(help="Its weight folder, passed on to the command.", rich_help_panel=_FLEXGEN),
     ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE[,TYPE]",
+            help="Types that keys and values may also be kept in, of float8_e4m3fn, float8_e5m2 "
+            "and int4; each loses precision, the fastest is taken.",
+            rich_help_panel=_DECODERS,
+        ),
+    ] = None,
     why: Why = False,
     timeline: TimelineFile = None,
     report: ReportFile = None,
@@ -129,6 +138,7 @@ def inference(
     options: dict[tuple[str, ...], dict[str, object]] = {
         ("flexgen", "transformers"): {"--max-batches": max_batches},
         ("flexgen",): {"--interleave": interleave, "--path": path},
+        ("transformers",): {"--kv-dtype": kv_dtype},
         ("vllm",): {"--kv-host": kv_host, "--max-num-seqs": max_num_seqs},
     }
     wanted = _executors(executor, options, runs_in_flexgen(config) is None)
@@ -160,7 +170,12 @@ def inference(
             )
         ),
         "transformers": lambda: plan_transformers(
-            TransformersRequest(**common, machine_name=machine, most_batches=max_batches)
+            TransformersRequest(
+                **common,
+                machine_name=machine,
+                most_batches=max_batches,
+                kv_dtypes=names(kv_dtype) or (),
+            )
         ),
         "vllm": lambda: plan_vllm(
             VllmRequest(

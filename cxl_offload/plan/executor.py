@@ -139,6 +139,10 @@ class Executor(ABC, Generic[T]):
         """Kinds of weights that CPUs multiply where they lie, beside a GPU."""
         return ()
 
+    def kv_dtype(self) -> str:
+        """What keys and values are kept as; empty: what they are computed in."""
+        return ""
+
     def other_homes(self, found: Candidate[T]) -> Iterable[tuple[str, Candidate[T] | None]]:
         """The best with one kind elsewhere, and what was done in words; None: it does not fit."""
         return ()

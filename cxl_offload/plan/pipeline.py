@@ -51,6 +51,7 @@ def make_plan(executor: Executor[T]) -> Plan:
         threads=executor.threads(found),
         policies=executor.policies(found),
         on_cpu=executor.on_cpu(found),
+        kv_dtype=executor.kv_dtype(),
         why=tuple(reasons(executor, found)) if request.why else (),
         notes=(*found.hardware.notes, *executor.notes(found), *_replayed(executor, found)),
     )

@@ -137,6 +137,8 @@ class Plan:
         transformers: kind of tensor to the policy of its host memory, or ``gpu``.
     on_cpu
         transformers: kinds of weights that CPUs multiply where they lie, beside a GPU.
+    kv_dtype
+        transformers: what keys and values are kept as; empty: what they are computed in.
     why
         What the next best placements would have cost (predicted), where that was asked for.
     """
@@ -163,6 +165,7 @@ class Plan:
     threads: dict[int, int] = field(default_factory=dict)
     policies: dict[str, str] = field(default_factory=dict)
     on_cpu: tuple[str, ...] = ()
+    kv_dtype: str = ""
     why: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

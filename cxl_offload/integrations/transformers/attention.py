@@ -20,12 +20,13 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
-from cxl_offload.integrations.transformers.int4_rows import as_cache, row_bytes
+from cxl_offload.integrations.transformers.int4_rows import as_cache
 from cxl_offload.integrations.transformers.masks import forms_of, mask_maker
 from cxl_offload.integrations.transformers.room import SMALL_TYPES, as_states
 from cxl_offload.ops.attention import decode_attention
 from cxl_offload.ops.threads import Team, team_for
 from cxl_offload.ops.view import untraced
+from cxl_offload.plan.transformers.kv_types import int4_row_bytes
 
 OWN_ATTENTIONS = ("eager", "sdpa")
 """What a model may compute prompts with."""
@@ -164,7 +165,7 @@ def _why_not(
     ):
         return f"types {query.dtype}, {key.dtype}, {value.dtype}"
     if dtype is torch.uint8:
-        width = row_bytes(width)
+        width = int4_row_bytes(width)
     if not width == key.shape[-1] == value.shape[-1]:
         return "keys and values of different widths"
     if key.device.type != "cpu":

@@ -10,9 +10,9 @@ import torch
 from transformers import DynamicCache
 
 from cxl_offload.integrations.fit import Need
-from cxl_offload.integrations.transformers.int4_rows import row_bytes
 from cxl_offload.integrations.transformers.room import sequence_bytes
 from cxl_offload.memory import Interleave, Policy, Weighted
+from cxl_offload.plan.transformers.kv_types import int4_row_bytes
 
 
 def kv_needs(
@@ -44,7 +44,7 @@ def kv_needs(
     """
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    position = row_bytes(dim) if isinstance(kept, str) else dim * kept.itemsize
+    position = int4_row_bytes(dim) if isinstance(kept, str) else dim * kept.itemsize
     sizes: Counter[int] = Counter()
     for layer in DynamicCache(config=config).layers:
         positions_kept = min(positions, getattr(layer, "sliding_window", positions))

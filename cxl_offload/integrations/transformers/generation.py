@@ -32,7 +32,7 @@ from cxl_offload.integrations.transformers.ranked import (
     joined_placement,
     joined_rows,
 )
-from cxl_offload.integrations.transformers.room import KvMemory, kept_as
+from cxl_offload.integrations.transformers.room import KeptAs, KvMemory, kept_as
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.weights import load, meta_model, store_for, weight_bytes
 from cxl_offload.memory import PolicyLike, Session, current_session
@@ -65,7 +65,8 @@ class GenerateRun:
     rows_at_once
         Rows that a layer computes at once; None: what the plan says, or all.
     kv_dtype
-        ``"float8_e4m3fn"``, ``"float8_e5m2"`` or ``"int4"``; None: that of the weights.
+        ``"float8_e4m3fn"``, ``"float8_e5m2"`` or ``"int4"``; None: the plan's, or that of the
+        weights.
     whole_sequences
         With a policy of ``kv`` that stripes, every sequence's keys and values lie on one node.
     gen_len
@@ -90,6 +91,17 @@ class GenerateRun:
     tokenizer: str | None = None
     dtype: str = "auto"
     attention: str | None = None
+
+    def kept_as(self) -> KeptAs:
+        """What keys and values are kept as; None: the type of the weights.
+
+        Raises
+        ------
+        ConfigError
+            It is a type that nothing is kept as.
+        """
+        planned = "" if self.plan is None else self.plan.kv_dtype
+        return kept_as(self.kv_dtype or planned or None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +171,7 @@ def run(
     with part.agreed():
         ready = _load(request, session, part)
     clock = _Clock(request.gen_len, progress)
-    kept, whole = kept_as(request.kv_dtype), request.whole_sequences
+    kept, whole = request.kept_as(), request.whole_sequences
     kv = KvMemory(ready.store, kept, whole_sequences=whole)
     # Ranks that divide tensors wait for each other in every layer: none can tell the others there.
     alone = part.agreed() if part.divided == "rows" else contextlib.nullcontext()
@@ -330,7 +342,7 @@ def _check(
     if "kv" in policies:
         needs += kv_needs(
             config,
-            kept_as(request.kv_dtype) or model.dtype,
+            request.kept_as() or model.dtype,
             policies["kv"],
             rows=rows,
             positions=prompt_len + request.gen_len - 1,

@@ -10,17 +10,10 @@ import torch
 from torch.nn import functional
 
 from cxl_offload.ops.int4_cache import Int4Cache
+from cxl_offload.plan.transformers.kv_types import CODE_BYTES, GROUP, SCALE_BYTES
 
-_GROUP = 64
-_CODE_BYTES = _GROUP // 2
-_SCALE_BYTES = 4
 _LARGEST_CODE = 15
 _MOST = torch.finfo(torch.float16).max
-
-
-def row_bytes(dim: int) -> int:
-    """Bytes of a position of a head of ``dim`` numbers."""
-    return -(-dim // _GROUP) * (_CODE_BYTES + _SCALE_BYTES)
 
 
 def encoded(states: torch.Tensor) -> torch.Tensor:
@@ -30,10 +23,10 @@ def encoded(states: torch.Tensor) -> torch.Tensor:
     rounding of both scales to float16.
     """
     dim = states.shape[-1]
-    numbers = functional.pad(states.float(), (0, -dim % _GROUP), mode="constant")
-    if dim % _GROUP:  # what fills a group is no number of its own
+    numbers = functional.pad(states.float(), (0, -dim % GROUP), mode="constant")
+    if dim % GROUP:  # what fills a group is no number of its own
         numbers[..., dim:] = numbers[..., dim - 1 : dim]
-    groups = numbers.unflatten(-1, (-1, _GROUP))  # type: ignore[no-untyped-call]
+    groups = numbers.unflatten(-1, (-1, GROUP))  # type: ignore[no-untyped-call]
     low, most = groups.amin(-1).clamp(-_MOST, _MOST), groups.amax(-1)
     low = low.half()
     step = ((most - low.float()) / _LARGEST_CODE).clamp(0, _MOST).half()
@@ -47,9 +40,9 @@ def encoded(states: torch.Tensor) -> torch.Tensor:
 
 def as_cache(rows: torch.Tensor) -> Int4Cache:
     """What the kernel reads; nothing is copied."""
-    groups = rows.shape[-1] // (_CODE_BYTES + _SCALE_BYTES)
-    codes = rows.narrow(-1, 0, groups * _CODE_BYTES)
-    scales = rows.narrow(-1, groups * _CODE_BYTES, groups * _SCALE_BYTES).view(torch.float16)
+    groups = rows.shape[-1] // (CODE_BYTES + SCALE_BYTES)
+    codes = rows.narrow(-1, 0, groups * CODE_BYTES)
+    scales = rows.narrow(-1, groups * CODE_BYTES, groups * SCALE_BYTES).view(torch.float16)
     pairs: torch.Tensor = scales.unflatten(-1, (groups, 2))  # type: ignore[no-untyped-call]
     return Int4Cache(codes, pairs, "low, step")
 
@@ -58,7 +51,7 @@ def decoded(rows: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
     """The numbers that rows are worth: ``(batch, heads, positions, dim)``, a copy."""
     cache = as_cache(rows)
     codes = torch.stack([cache.codes >> 4, cache.codes & 0xF], dim=-1).flatten(-2)
-    groups = codes.unflatten(-1, (-1, _GROUP)).float()  # type: ignore[no-untyped-call]
+    groups = codes.unflatten(-1, (-1, GROUP)).float()  # type: ignore[no-untyped-call]
     low, step = cache.scales.float().unsqueeze(-1).unbind(-2)
     numbers: torch.Tensor = (groups * step + low).flatten(-2)
     return numbers[..., :dim].to(dtype)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.room import KeptAs, kept_as
 from cxl_offload.memory import PolicyLike
 from cxl_offload.plan.plan_file import Plan, load_plan
 
@@ -20,6 +21,7 @@ Asked = Mapping[str, PolicyLike] | Plan | str | Path
 class _Answer:
     policies: Mapping[str, PolicyLike]
     rows_at_once: int | None = None
+    kv_dtype: KeptAs = None
 
 
 def policies_of(plan: Plan) -> dict[str, str]:
@@ -44,16 +46,17 @@ def policies_of(plan: Plan) -> dict[str, str]:
 
 
 def asked_of(asked: Asked) -> _Answer:
-    """Policies by kind, and rows that a layer computes at once where a plan says so.
+    """Policies by kind; rows of a layer, and the type of keys and values, where a plan says so.
 
     Raises
     ------
     ConfigError
-        In one line: a file that is no plan, with its line, or a plan for another executor.
+        In one line: a file that is no plan, with its line, a plan for another executor, or of a
+        type that nothing is kept as.
     """
     if isinstance(asked, str | Path):
         asked = load_plan(asked)
     if not isinstance(asked, Plan):
         return _Answer(asked)
     rows = asked.batch.size if asked.batch.count > 1 else None
-    return _Answer(policies_of(asked), rows)
+    return _Answer(policies_of(asked), rows, kept_as(asked.kv_dtype or None))

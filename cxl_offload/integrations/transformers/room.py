@@ -11,15 +11,15 @@ from typing import Literal
 import torch
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.transformers.int4_rows import decoded, encoded, row_bytes
+from cxl_offload.integrations.transformers.int4_rows import decoded, encoded
 from cxl_offload.memory import Interleave, Weighted
 from cxl_offload.objects.kind_store import TierStore
+from cxl_offload.plan.transformers.kv_types import CODES, KV_TYPES, int4_row_bytes
 
-SMALL_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+SMALL_TYPES: tuple[torch.dtype, ...] = tuple(
+    getattr(torch, name) for name in KV_TYPES if name != CODES
+)
 """What keys and values can be kept as, besides their own type and codes."""
-
-CODES = "int4"
-"""Stands for 4-bit codes, which are no type of torch."""
 
 KeptAs = torch.dtype | Literal["int4"] | None
 """One of these; None: the type of the states."""
@@ -229,7 +229,7 @@ class KvRoom:
         kept = self._source.dtype
         shape = (batch or rows, heads, positions)
         if isinstance(kept, str):
-            return self._source.empty((*shape, row_bytes(dim)), torch.uint8)
+            return self._source.empty((*shape, int4_row_bytes(dim)), torch.uint8)
         return self._source.empty((*shape, dim), kept or states.dtype)
 
     @property

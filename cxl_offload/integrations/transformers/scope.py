@@ -85,7 +85,8 @@ def offload(
     kv_dtype
         ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``: keys and values are kept as these, in half
         the room, and decoding attends to them as they are. ``"int4"``: as 4-bit codes in groups of
-        64, FlexGen's sizes, in 0.28 of the room of two bytes. None: in their own type.
+        64, FlexGen's sizes, in 0.28 of the room of two bytes. None: what the plan says, or in their
+        own type.
     linear_rows
         Linear layers of up to so many rows (sequences, when decoding) are computed by
         :func:`cxl_offload.ops.linear.linear`; 0: all by torch. Where that is faster depends on
@@ -149,7 +150,7 @@ def offload(
     return Offloaded(
         model,
         store,
-        kv=KvMemory(store, kv_dtype, whole_sequences=whole_sequences),
+        kv=KvMemory(store, kv_dtype or asked.kv_dtype, whole_sequences=whole_sequences),
         linear_rows=linear_rows,
         few_queries=few_queries,
         rows_at_once=asked.rows_at_once if rows_at_once is None else rows_at_once,

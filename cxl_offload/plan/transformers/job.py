@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cxl_offload.plan.decoding.engine import TRANSFORMERS, EngineRates
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.model.decoder import TensorKind
 from cxl_offload.plan.request import check_lengths
+from cxl_offload.plan.transformers.kv_types import KV_TYPES
 
 EMBEDDING = "embedding"
 """The kind of which a token reads one row: nothing is gained where it is fast."""
@@ -37,6 +38,8 @@ class DecoderJob:
     ----------
     kinds
         Sizes by kind, as the integration calls them.
+    kv_dtype
+        What keys and values are kept as on the host, one of :data:`KV_TYPES`; None: as computed.
     """
 
     model: ModelConfig
@@ -44,6 +47,7 @@ class DecoderJob:
     prompt: int
     generated: int
     engine: EngineRates = TRANSFORMERS
+    kv_dtype: str | None = None
 
     @property
     def params(self) -> float:
@@ -73,7 +77,15 @@ class DecoderJob:
     @property
     def kv_bytes_per_token(self) -> float:
         """K and V of one token over all layers."""
-        return self.model.kv_bytes_per_token()
+        return self.model.kv_bytes_per_token() * self._kv_share
+
+    @property
+    def _kv_share(self) -> float:
+        """Bytes of the cache over those in half precision."""
+        if self.kv_dtype is None:
+            return 1.0
+        dim = self.model.head_dim
+        return KV_TYPES[self.kv_dtype].row_bytes(dim) / (2 * dim)
 
     @property
     def kv_elements_per_token(self) -> float:
@@ -93,10 +105,10 @@ class DecoderJob:
     @property
     def kv_sequence_bytes(self) -> float:
         """The cache of one sequence when it is longest."""
-        return self.model.kv_bytes(self.prompt + self.generated)
+        return self.model.kv_bytes(self.prompt + self.generated) * self._kv_share
 
     def _kept(self, tokens: float) -> float:
-        return self.model.kv_bytes(tokens) / self.kv_bytes_per_token
+        return self.model.kv_bytes(tokens) / self.model.kv_bytes_per_token()
 
     def hidden_bytes(self, rows: int) -> int:
         """Hidden states of so many prompts."""
@@ -122,9 +134,14 @@ class DecoderJob:
 
 
 def decoder_job(
-    model: ModelConfig, *, prompt: int, generated: int, engine: EngineRates = TRANSFORMERS
+    model: ModelConfig,
+    *,
+    prompt: int,
+    generated: int,
+    engine: EngineRates = TRANSFORMERS,
+    kv_dtype: str | None = None,
 ) -> DecoderJob:
-    """A model with its lengths.
+    """A model with its lengths; ``kv_dtype`` as in :class:`DecoderJob`.
 
     Raises
     ------
@@ -150,7 +167,17 @@ def decoder_job(
         nbytes[kind] += 2 * tensor.elements
         met[kind] = met.get(kind, 0.0) + tensor.met * tensor.elements * (kind != EMBEDDING)
     kinds = {kind: KindSize(count, met[kind]) for kind, count in nbytes.items()}
-    return DecoderJob(model=model, kinds=kinds, prompt=prompt, generated=generated, engine=engine)
+    if kv_dtype is not None:
+        reached = engine.attention_share * KV_TYPES[kv_dtype].reached
+        engine = replace(engine, attention_share=reached)
+    return DecoderJob(
+        model=model,
+        kinds=kinds,
+        prompt=prompt,
+        generated=generated,
+        engine=engine,
+        kv_dtype=kv_dtype,
+    )
 
 
 @functools.cache

@@ -74,12 +74,13 @@ def layouts(
         yield Layout(1, frozenset(), kinds - idle, idle, kv_on_gpu=False)
         return
     large = Layout.large(job)
+    on_gpu = (True, False) if job.kv_dtype is None else (False,)  # others are attended by CPUs
     for homes in itertools.product(("gpu", "streamed", "cpu"), repeat=len(large)):
         streamed, on_cpu = (
             frozenset(k for k, home in zip(large, homes, strict=True) if home == wanted)
             for wanted in ("streamed", "cpu")
         )
-        for rows, kv_on_gpu, away in itertools.product(batches, (True, False), (frozenset(), idle)):
+        for rows, kv_on_gpu, away in itertools.product(batches, on_gpu, (frozenset(), idle)):
             layout = Layout(rows, streamed, on_cpu, away, kv_on_gpu)
             if layout.gpu_bytes(job) <= hardware.gpu_usable_bytes:
                 yield layout

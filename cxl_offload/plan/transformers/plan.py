@@ -15,6 +15,7 @@ from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import OWN_FILE, Batch, Plan
 from cxl_offload.plan.transformers.homes import block_of, largest_tensor, policy_of
 from cxl_offload.plan.transformers.job import DecoderJob, decoder_job
+from cxl_offload.plan.transformers.kv_types import KV_TYPES
 from cxl_offload.plan.transformers.layout import BATCHES
 from cxl_offload.plan.transformers.program import ACT, KV
 from cxl_offload.plan.transformers.search import ANYTHING, BestHomes, Wish, search
@@ -38,9 +39,20 @@ class TransformersRequest(DecodingRequest):
     ----------
     batches
         Rows of an accelerator batch to try.
+    kv_dtypes
+        What keys and values may be kept as on the host beside what they are computed in, of
+        :data:`~cxl_offload.plan.transformers.kv_types.KV_TYPES`. All lose precision, so none is
+        taken that is not named.
     """
 
     batches: Sequence[int] = BATCHES
+    kv_dtypes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        super(TransformersRequest, self).__post_init__()
+        for name in self.kv_dtypes:
+            if name not in KV_TYPES:
+                raise ConfigError(f"kv dtype {name!r}: it is one of {', '.join(KV_TYPES)}")
 
 
 def plan_transformers(request: TransformersRequest) -> Plan:
@@ -55,7 +67,13 @@ def plan_transformers(request: TransformersRequest) -> Plan:
     ValueError
         Lengths the model cannot have, or a model that the integration does not place.
     """
-    return make_plan(Transformers(request))
+    executors = [Transformers(request, kept) for kept in (None, *dict.fromkeys(request.kv_dtypes))]
+    if len(executors) == 1:
+        return make_plan(executors[0])
+    hardware = executors[0].hardware()
+    found = [executor.search(hardware) for executor in executors]
+    rates = [0.0 if best is None else best.tokens_per_s for best in found]
+    return make_plan(executors[rates.index(max(rates))])
 
 
 class Transformers(DecodingExecutor[BestHomes]):
@@ -63,13 +81,14 @@ class Transformers(DecodingExecutor[BestHomes]):
 
     name = "transformers"
 
-    def __init__(self, request: TransformersRequest) -> None:
+    def __init__(self, request: TransformersRequest, kv_dtype: str | None = None) -> None:
         self._request = request
         self._job = decoder_job(
             request.model,
             prompt=request.prompt,
             generated=request.generated,
             engine=request.with_measured(TRANSFORMERS),
+            kv_dtype=kv_dtype,
         )
         if request.tiers is not None and NVME in request.tiers:
             raise ConfigError("tier nvme: transformers keeps nothing on a drive; leave it out")
@@ -171,6 +190,10 @@ class Transformers(DecodingExecutor[BestHomes]):
         on_host = self._host_policies(found)
         return {kind: on_host.get(kind, GPU) for kind in kinds}
 
+    def kv_dtype(self) -> str:
+        """What keys and values are kept as; empty: what they are computed in."""
+        return self._job.kv_dtype or ""
+
     def on_cpu(self, found: Candidate[BestHomes]) -> tuple[str, ...]:
         """Kinds that CPUs multiply where they lie."""
         return tuple(sorted(found.choice.homes.layout.on_cpu))
@@ -220,6 +243,11 @@ class Transformers(DecodingExecutor[BestHomes]):
         if request.operators is not None:
             notes.append(
                 f"work of the CPUs at rates measured with {request.operators.threads} threads"
+            )
+        if self._job.kv_dtype is not None:
+            notes.append(
+                f"keys and values are kept as {self._job.kv_dtype}, which loses precision; the "
+                "time to convert them when they are stored is not counted"
             )
         if layout.on_cpu and found.hardware.has_gpu:
             kinds = " and ".join(sorted(layout.on_cpu))

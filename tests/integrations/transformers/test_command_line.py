@@ -231,6 +231,26 @@ def test_cache_is_kept_as_asked(folder: Path, tmp_path: Path, kept: str, positio
     assert report["placement"][0]["requested_bytes"] == 2 * 2 * 2 * 2 * positions * position
 
 
+def test_cache_is_kept_as_the_plan_says(
+    folder: Path, plan_file: Path, tmp_path: Path, session: Session
+) -> None:
+    planned, file = tmp_path / "int4.yaml", tmp_path / "report.json"
+    save_plan(replace(load_plan(plan_file), kv_dtype="int4"), planned)
+
+    def kv_bytes(*more: str) -> int:
+        more = ("--plan", str(planned), "--gen-len", "6", "--json", str(file), *more)
+        assert run(command(folder, *more)) == 0
+        rows = json.loads(file.read_text())["placement"]
+        return int(next(row["requested_bytes"] for row in rows if row["kind"] == "kv"))
+
+    assert kv_bytes() == kv_bytes("--kv-dtype", "int4")
+    assert kv_bytes() * 16 == kv_bytes("--kv-dtype", "float8_e5m2") * 36  # 16 numbers a head
+    with offload(make("llama"), planned, session=session) as done:
+        assert done._kv.dtype == "int4"
+    save_plan(replace(load_plan(plan_file), kv_dtype="int3"), planned)
+    assert run(command(folder, "--plan", str(planned))) != 0
+
+
 def test_place_and_rows_at_once_go_before_the_plan(
     folder: Path, plan_file: Path, tmp_path: Path
 ) -> None:

@@ -12,9 +12,10 @@ from transformers.cache_utils import DynamicLayer
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import offload
-from cxl_offload.integrations.transformers.int4_rows import as_cache, decoded, encoded, row_bytes
+from cxl_offload.integrations.transformers.int4_rows import as_cache, decoded, encoded
 from cxl_offload.memory import Session
 from cxl_offload.ops.attention import decode_attention
+from cxl_offload.plan.transformers.kv_types import KV_TYPES
 
 from .models import ONLY_EAGER, by_formula, generate, make, prompts
 
@@ -38,7 +39,7 @@ def test_numbers_are_off_by_half_a_step_of_their_group(dim: int, dtype: torch.dt
     states[0, 0, 0] = 3.5  # a step of nothing
     rows = encoded(states)
     assert rows.dtype is torch.uint8
-    assert rows.shape == (2, 3, 5, row_bytes(dim))
+    assert rows.shape == (2, 3, 5, KV_TYPES["int4"].row_bytes(dim))
     numbers = decoded(rows, dim, torch.float32)
     for at in np.ndindex(2, 3, 5):
         exact = states[at].double().numpy()

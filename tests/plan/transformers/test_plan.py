@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.memory.policy import Weighted, parse_policy
 from cxl_offload.plan.decoding.phases import Block, phases_of_block
 from cxl_offload.plan.hardware import Hardware
@@ -17,7 +18,8 @@ from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import parse_plan, plan_text
 from cxl_offload.plan.replay_check import simulated_seconds
 from cxl_offload.plan.transformers.homes import block_of, percents
-from cxl_offload.plan.transformers.job import DecoderJob
+from cxl_offload.plan.transformers.job import DecoderJob, decoder_job
+from cxl_offload.plan.transformers.kv_types import KV_TYPES
 from cxl_offload.plan.transformers.layout import Layout, layouts, most_batches
 from cxl_offload.plan.transformers.plan import (
     Transformers,
@@ -269,3 +271,49 @@ def test_one_more_tier_never_makes_a_plan_impossible_or_much_slower(
     assert rates
     for fewer, more in itertools.pairwise(rates):
         assert more >= 0.98 * fewer  # whole percents cost up to a hundredth
+
+
+@pytest.mark.parametrize("kept", [None, *KV_TYPES])
+@pytest.mark.parametrize("dim", [64, 80, 128])
+def test_cache_has_the_bytes_of_its_type(kept: str | None, dim: int) -> None:
+    model = replace(load_model("llama-3-8b"), head_dim=dim)
+    job = decoder_job(model, prompt=100, generated=28, kv_dtype=kept)
+    each = {None: 2 * dim, "int4": -(-dim // 64) * 36}.get(kept, dim)
+    assert job.kv_sequence_bytes == 2 * model.layers * model.kv_heads * 128 * each
+    assert job.kv_bytes_per_token == 2 * model.layers * model.kv_heads * each
+    assert job.mean_kv_tokens == 114
+
+
+def test_types_that_lose_precision_are_only_taken_where_they_are_allowed() -> None:
+    asked = request(most_batches=2)
+    own = plan_transformers(asked)
+    assert own.kv_dtype == ""
+    small = plan_transformers(replace(asked, kv_dtypes=("int4",)))
+    assert small.tokens_per_s > own.tokens_per_s
+    assert small.kv_dtype == "int4"
+    assert parse_plan(plan_text(small), file="plan.yaml") == small
+    assert any("kept as int4, which loses precision" in note for note in small.notes)
+    both = plan_transformers(replace(asked, kv_dtypes=("float8_e5m2", "int4", "int4")))
+    assert both.tokens_per_s >= small.tokens_per_s
+
+
+def test_smaller_cache_is_attended_to_by_cpus() -> None:
+    job = decoder_job(load_model("opt-1.3b"), prompt=64, generated=8, kv_dtype="int4")
+    hardware = Transformers(request("opt-1.3b")).hardware()
+    assert not any(layout.kv_on_gpu for layout in layouts(job, hardware))
+
+
+def test_cache_of_a_type_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kv dtype 'int3': it is one of float8_e4m3fn"):
+        request(kv_dtypes=("int3",))
+
+
+@pytest.mark.parametrize("kept", KV_TYPES)
+def test_replay_of_a_smaller_cache_agrees_with_the_equations(kept: str) -> None:
+    executor = Transformers(request(), kept)
+    found = executor.search(executor.hardware())
+    assert found is not None
+    equations = executor.equation_seconds(found)
+    replayed = executor.replayed_seconds(found, simulated_seconds)
+    for phase, seconds in equations.items():
+        assert replayed[phase] == pytest.approx(seconds, rel=0.1)
