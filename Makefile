@@ -1,5 +1,5 @@
 # The two commands are `make demo` and `make test`; each is complete from a fresh clone.
-# `make PYTHON=python3.12 ...` chooses the interpreter.
+# `make PYTHON=python3.13 ...` chooses the interpreter.
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -16,12 +16,19 @@ from .environment import is_foreign, make_environment, pip_for
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 
 
+def require(program: str, package: str) -> str:
+    if shutil.which(program) is None:
+        raise CannotBuildError(f"{program} is not there (Debian: {package})")
+    return program
+
+
 def compiler_for(python: Python) -> str:
     """A cross compiler by its usual name, or this machine's own."""
-    name = f"{python.processor}-linux-gnu-g++" if is_foreign(python) else "g++"
-    if shutil.which(name) is None:
-        raise CannotBuildError(f"{name} is not there (Debian: g++-{python.processor}-linux-gnu)")
-    return name
+    if not is_foreign(python):
+        return require("g++", "g++")
+    require(f"qemu-{python.processor}", "qemu-user")
+    name = f"{python.processor}-linux-gnu-g++"
+    return require(name, f"g++-{python.processor.replace('_', '-')}-linux-gnu")
 
 
 def settings_for(python: Python, folder: Path) -> dict[str, str]:
