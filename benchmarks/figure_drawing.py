@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figure_parts import CLOSE, Curve, Panel, Paper, Point
-from cxl_offload.files import save_figure
+from cxl_offload.files.text import write_bytes
 
 COLOURS = {"near": "#1f6fb4", "remote": "#2a9d5c", "far": "#d9700f", "both": "#6b4ba3"}
 PARTS = {"optimizer": "#d9700f", "forward and backward": "#1f6fb4", "exposed copies": "#2a9d5c"}
@@ -47,6 +48,9 @@ BELOW = 34
 
 MOST = 2.5
 """Ratio up to which the overview has a scale."""
+
+SHADES = 96
+"""Colours of a picture, so that it stays small."""
 
 DIGITS = 3
 """Of a number, in the fingerprint of a picture."""
@@ -239,11 +243,14 @@ def draw_overview(papers: Sequence[Paper], file: Path) -> None:
         axes.set_xlim(-0.06, MOST + 0.06)
         axes.set_xlabel(f"predicted or simulated over published (arrow: more than {MOST:g})")
         axes.grid(axis="x")
-        lines = [
-            Line2D([], [], ls="none", marker=mark, color=COLOURS["near"]) for mark in DOTS.values()
-        ]
-        names = [*DOTS, f"within {100 * CLOSE:.0f} % of published"]
-        figure.legend([*lines, band], names, loc="outside lower center", ncols=3)
+        marks = {
+            "predicted": {"marker": "o", "color": "0.35"},
+            "simulated": {"marker": "s", "color": "0.35"},
+            "further off": {"marker": "o", "color": COLOURS["far"]},
+        }
+        lines = [Line2D([], [], ls="none", **mark) for mark in marks.values()]  # type: ignore[arg-type]
+        names = [*marks, f"within {100 * CLOSE:.0f} % of published"]
+        figure.legend([*lines, band], names, loc="outside lower center", ncols=4)
         _save(
             figure, file, [(panel.title, one.error) for _, panel in groups for one in panel.points]
         )
@@ -257,7 +264,13 @@ def _ratio(axes: Any, row: int, one: Point) -> None:
 
 
 def _save(figure: Any, file: Path, numbers: Any) -> None:
-    save_figure(
-        figure, file, dpi=90, pil_kwargs={"optimize": True},
-        metadata={"Software": None, "Description": fingerprint(numbers)},
-    )  # fmt: skip
+    """Writes a PNG of few colours, which carries the fingerprint of its numbers."""
+    from PIL import Image, PngImagePlugin  # matplotlib needs Pillow
+
+    drawing, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawing, format="png", dpi=90)
+    carried = PngImagePlugin.PngInfo()
+    carried.add_text("Description", fingerprint(numbers))
+    with Image.open(drawing) as picture:
+        picture.convert("RGB").quantize(SHADES).save(small, "PNG", optimize=True, pnginfo=carried)
+    write_bytes(file, small.getvalue())

@@ -47,18 +47,30 @@ GPT2_8B = ModelShape(
 """The 8 billion of ZeRO-Offload (Ren et al., USENIX ATC 2021); the paper prints no shape."""
 
 
-def _footprint() -> Panel:
-    names = {"LDRAM": "LDRAM", "LDRAM+RDRAM": "LDRAM+RDRAM", "ALL": "all three"}
-    points = []
-    for hierarchy, what in names.items():
-        case = f"000-T2-LLAMA-{hierarchy}-footprint"
-        batch: Any = cases()[case].inputs["batch"]
-        points.append(point(case, f"footprint, {what}", batch, unit="GiB"))
-    first = "000-T2-LLAMA-LDRAM-footprint"
-    line = swept(first, "weights, KV, activations", "both", (1, 64), lambda x: {"batch": int(x)})
+def _planned() -> Panel:
+    """The planner's own batch and placement, as host memory grows by one tier or the other."""
+    case = "plan-cxl-over-ldram"
+    everything: Any = cases()["000-T2-LLAMA-ALL-batch"].inputs["tiers_gib"]
+    local = everything["ldram"]
+
+    def asked_for(tier: str, gib: float) -> dict[str, object]:
+        limits = {"ldram": local, tier: gib - local}
+        return {"a": {"tiers": ["ldram", tier], "limits_gib": limits}}
+
+    curves, points = [], []
+    seconds: tuple[tuple[str, Tier], ...] = (("rdram", "remote"), ("cxl", "far"))
+    for tier, colour in seconds:
+        name, end = tier.upper(), local + everything[tier]
+        sizes = [*range(local + 16, end, 16), end]
+        change = functools.partial(asked_for, tier)
+        curve = swept(case, f"+ {name}", colour, map(float, sizes), change)
+        curves.append(replace(curve, x=(float(local), *curve.x), y=(1.0, *curve.y)))
+        printed = point(f"000-LIO3-LDRAM+{name}-overall", "", end)
+        what = f"planned: LDRAM+{name} over LDRAM"
+        points.append(replace(printed, what=what, predicted=curve.y[-1]))
     return Panel(
-        "LLaMA-65B: memory in all, by batch", "sequences", "GiB", (line,), tuple(points),
-        y_range=(0, 520),
+        "FlexGen's throughput as planned, LLaMA-65B", "GiB of host memory offered",
+        "times LDRAM alone", tuple(curves), tuple(points),
     )  # fmt: skip
 
 
@@ -192,7 +204,7 @@ def _training_step() -> Panel:
 
 @functools.cache
 def _use_cases() -> tuple[Panel, ...]:
-    return _footprint(), _batch(), _ratios(), _training_step()
+    return _batch(), _planned(), _ratios(), _training_step()
 
 
 def _copies() -> Panel:

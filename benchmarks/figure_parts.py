@@ -136,8 +136,9 @@ class Paper:
 
 @functools.lru_cache(maxsize=1)
 def cases() -> Mapping[str, Case]:
-    """The published cases by their ids."""
-    return {case.id: case for case in load_cases(PUBLISHED_CASES)}
+    """The published cases by their ids, and those that ask the planner."""
+    files = (PUBLISHED_CASES, PUBLISHED_CASES.with_name("plans.json"))
+    return {case.id: case for file in files for case in load_cases(file)}
 
 
 def asked(case: str, **changes: object) -> Any:
