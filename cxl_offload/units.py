@@ -99,7 +99,8 @@ def format_seconds(seconds: float) -> str:
     """``seconds`` with the unit that leaves one to three digits before the point."""
     if seconds == 0:
         return "0 s"
+    rounded = abs(float(f"{seconds:.3g}"))  # 999.9 us are 1 ms
     for limit, scale, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if abs(seconds) < limit:
+        if rounded < limit:
             return f"{seconds * scale:.3g} {unit}"
     return f"{_plain(seconds, 3)} s"

@@ -22,7 +22,7 @@ from cxl_offload.report import (
     render_page,
     timeline_section,
 )
-from cxl_offload.report.page import html_table
+from cxl_offload.report.page import html_table, paragraph
 from cxl_offload.sim import Timeline
 from cxl_offload.topology import Machine
 from cxl_offload.units import MIB, format_bandwidth, format_bytes
@@ -166,7 +166,7 @@ def write_page(
     sections = [
         *([PageSection("The Zen of Python, by heart", _answers(answers))] if answers else []),
         measured_section(rates, notes=speed_notes(machines[0])),
-        PageSection("Tokens", html_table(("tokens of every run are",), [(said,)])),
+        PageSection("Tokens", paragraph(f"The tokens are {said}.")),
         placement_section(
             last.report.placement, simulated=last.timeline is not None, run=last.name
         ),

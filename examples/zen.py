@@ -2,8 +2,8 @@
 
 It learns in seconds, and an answer is right or wrong at a glance: give it the beginning of a line.
 
-    python examples/zen.py my-zen
-    cxl-offload flexgen --model my-zen --prompts my-zen/prompts.txt --gen-len 60 --place kv=bind:0
+    python examples/zen.py my-opt
+    cxl-offload flexgen --model my-opt --prompts my-opt/prompts.txt --gen-len 60 --place kv=bind:0
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ def train_zen(
     labels = rows["input_ids"].masked_fill(rows["attention_mask"] == 0, _NOT_LEARNED)
     adam = optimizer(list(model.parameters()), _RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, _RATE, total_steps=steps)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # it is so small that threads would mostly wait for each other
     for step in range(steps):
         loss = model(
             input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], labels=labels
@@ -95,6 +97,7 @@ def train_zen(
         adam.step()
         schedule.step()
         progress("steps of training", step + 1, steps)
+    torch.set_num_threads(threads)
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "prompts.txt").write_text("\n".join(BEGINNINGS) + "\n", encoding="utf-8")

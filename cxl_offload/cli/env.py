@@ -21,7 +21,7 @@ from cxl_offload.cli._report_table import NONE, WIDE, console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.cli.doctor import hazards_here, print_hazards
 from cxl_offload.files import encode
-from cxl_offload.topology import discover
+from cxl_offload.topology import Machine, discover
 
 _PACKAGES = (
     "torch",
@@ -71,7 +71,7 @@ def env(as_json: AsJson = False) -> None:
     machine, hazards = discover(), hazards_here()
     facts = {
         "versions": dict(_versions()),
-        "core": dict(_core()),
+        "core": {"GPUs": _gpus(machine), **dict(_core())},
         "settings": dict(_settings()),
         "limits": dict(_limits()),
     }
@@ -113,6 +113,11 @@ def _system() -> str:
         return platform.freedesktop_os_release().get("PRETTY_NAME", NONE)
     except OSError:
         return NONE
+
+
+def _gpus(machine: Machine) -> str:
+    found = [f"{gpu.name} {gpu.model or ''}".strip() for gpu in machine.gpus]
+    return ", ".join(found) or "none"
 
 
 def _core() -> Iterator[tuple[str, str]]:

@@ -44,7 +44,8 @@ def machine_section(machine: Machine) -> PageSection:
     about = paragraph(machine.description) if machine.description else ""
     notes = "".join(paragraph(note, "dim") for note in machine.notes)
     body = about + machine_picture(machine) + paragraph(seen, "dim") + notes
-    return PageSection(f"Machine {machine.name}", body)
+    title = f"Machine {machine.name}" if machine.simulated else f"This machine, {machine.name}"
+    return PageSection(title, body)
 
 
 def findings_section(hazards: Sequence[Hazard]) -> PageSection:

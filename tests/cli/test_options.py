@@ -18,6 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app
+from cxl_offload.topology import load_machine
 
 PLAN = ["plan", "inference", "--model", "opt-30b", "--machine", "epyc9354-cxl-a"]
 TRAINING = ["plan", "training", "--model", "opt-1.3b", "--machine", "epyc9354-cxl-a"]
@@ -163,6 +164,17 @@ def test_environment_names_versions_limits_nodes_and_findings(
     assert {"instruction sets", "open files", "Nodes; tiers as seen from node 0"} <= {*lines}
     assert "never shown" not in text
     assert str(tmp_path) not in text
+
+
+@pytest.mark.parametrize(("name", "shown"), [("epyc9354-cxl-a", "A10"), ("spr-1", "none")])
+def test_environment_names_the_gpus_or_says_that_there_are_none(
+    name: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = load_machine(name)
+    assert bool(machine.gpus) == (shown != "none")
+    monkeypatch.setattr("cxl_offload.cli.env.discover", lambda: machine)
+    (line,) = [each for each in run("env")[1].splitlines() if each.startswith("GPUs ")]
+    assert line.split()[1] == shown
 
 
 def test_margin_that_is_a_percentage_is_refused() -> None:
