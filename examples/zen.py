@@ -12,7 +12,7 @@ import codecs
 import contextlib
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -61,11 +61,15 @@ def train_zen(
     optimizer: MakeOptimizer = plain_adam,
     steps: int = STEPS,
     progress: Progress = lambda what, done, total: None,
+    texts: Sequence[str] | None = None,
 ) -> float:
     """Trains the model and saves it with its tokenizer; the last loss, in nats a byte.
 
-    ``progress`` is told what is done, how much of it is done and how much there is.
+    ``progress`` is told what is done, how much of it is done and how much there is. ``texts`` are
+    what it learns by heart; None means the lines, each by itself.
     """
+    if texts is None:
+        texts = [f"{line}\n" for line in zen_lines()]
     torch.manual_seed(0)
     disable_progress_bar()  # of saving, which takes no time
     config = OPTConfig(
@@ -82,7 +86,7 @@ def train_zen(
         pad_token_id=SPECIAL.index("<pad>"),
     )
     model, tokenizer = OPTForCausalLM(config), make_tokenizer()
-    rows = tokenizer([f"{line}\n" for line in zen_lines()], padding=True, return_tensors="pt")
+    rows = tokenizer(list(texts), padding=True, return_tensors="pt")
     labels = rows["input_ids"].masked_fill(rows["attention_mask"] == 0, _NOT_LEARNED)
     adam = optimizer(list(model.parameters()), _RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(adam, _RATE, total_steps=steps)

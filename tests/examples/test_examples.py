@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,15 @@ def test_what_was_trained_in_tiers_is_served_by_transformers_and_flexgen() -> No
     assert "FlexGen: kv asked for " in printed
 
 
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="with it: test_kept_example.py")
+def test_blocks_of_a_killed_writer_are_found_and_a_spoilt_one_is_named() -> None:
+    printed = run("kv_survives.py")
+    (last,) = re.findall(r"killed after block (\d+) of 4 MiB was finished", printed)
+    assert re.search(r"opened again: (\d+) of \1 are there, \1 are right", printed)
+    assert f"block {last} was spoilt in the file; the check names ['{int(last):016x}']" in printed
+    assert "vLLM is not installed" in printed
+
+
 def test_cells_of_the_notebook_run_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = json.loads((EXAMPLES / "tour.ipynb").read_text(encoding="utf-8"))
     assert notebook["nbformat"] == 4
@@ -76,11 +86,13 @@ def test_cells_of_the_notebook_run_in_their_order(monkeypatch: pytest.MonkeyPatc
                 exec(compile("".join(cell["source"]), cell["id"], "exec"), shared)
     assert ZEN in printed.getvalue()
     assert "with one more card" in printed.getvalue()
+    assert "was spoilt in the file; the check names" in printed.getvalue()
 
 
 def test_list_of_the_examples_names_every_file() -> None:
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    parts = {"demo_report.py", "gpt_text.py", "gpt_trainers.py", "prompts.txt", "README.md"}
+    parts = {"demo_progress.py", "demo_report.py", "gpt_text.py", "gpt_trainers.py"}
+    parts |= {"prompts.txt", "README.md"}
     for file in EXAMPLES.iterdir():
         if file.is_file() and file.name not in parts:
             assert f"`{file.name}`" in listed, file.name
