@@ -131,7 +131,10 @@ class MachineRates:
     def gpu(self) -> Gpu:
         """The machine's first GPU."""
         if not self.machine.gpus:
-            raise ValueError(f"machine {self.machine.name} has no GPU; name one that has")
+            raise ValueError(
+                f"machine {self.machine.name} has no GPU; name one that has, or give it one on paper "
+                "(--gpu h100)"
+            )
         return self.machine.gpus[0]
 
     def why_no_gpu(self) -> str | None:

@@ -61,6 +61,13 @@ def test_verifying_names_damaged_blocks_and_changes_nothing(tmp_path: Path) -> N
     assert path.read_bytes() == bytes(raw)
 
 
+def test_verifying_tells_the_slot_that_it_is_at(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    verify_kept(make(tmp_path, "one", 3), progress=lambda slot, slots: told.append((slot, slots)))
+    last = LAYOUT.slots - 1  # blocks take slots from the last
+    assert told == [(slot, LAYOUT.slots) for slot in (last - 2, last - 1, last)]
+
+
 def test_verifying_names_entries_that_cannot_be_read(tmp_path: Path) -> None:
     path = make(tmp_path, "one", 5)
     raw = bytearray(path.read_bytes())

@@ -54,7 +54,14 @@ def test_windows_of_all_runs_are_in_the_state_file_and_can_be_replayed(tmp_path:
     shares = [one_run(state).share for _ in range(3)]
     recording = StepRecording.load(state)
     assert [share for share, _ in recording.windows] == [share for share in shares for _ in "12345"]
-    assert replay_recording(recording, ModelTuner(recording.ratios))[0].share > 0
+    told: list[tuple[int, int]] = []
+    replayed = replay_recording(
+        recording,
+        ModelTuner(recording.ratios),
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert replayed[0].share > 0
+    assert told == [(done, len(replayed)) for done in range(1, len(replayed) + 1)]
 
 
 def test_regions_of_a_run_keep_their_share(tmp_path: Path) -> None:
