@@ -54,6 +54,7 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem;margin:.5rem 0}
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """No script, no picture and no font from anywhere: what slips in as text stays text."""
 
+_SHORT = 14
 _BREAKS = re.compile(r"([:@/_](?=\w)|,(?=[a-z]|\d+=))")
 
 
@@ -78,8 +79,9 @@ def shortened(text: str, most: int) -> str:
 
 
 def _cell(value: object) -> str:
-    """Text of a cell, which may be broken behind the signs of policies and paths."""
-    return _BREAKS.sub(r"\1<wbr>", escaped(value))
+    """Text of a cell; a long one may be broken behind the signs of policies and paths."""
+    text = escaped(value)
+    return _BREAKS.sub(r"\1<wbr>", text) if len(text) > _SHORT else text
 
 
 def paragraph(value: object, style: str = "") -> str:
