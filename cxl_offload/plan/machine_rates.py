@@ -132,8 +132,8 @@ class MachineRates:
         """The machine's first GPU."""
         if not self.machine.gpus:
             raise ValueError(
-                f"machine {self.machine.name} has no GPU; name one that has, or give it one on paper "
-                "(--gpu h100)"
+                f"machine {self.machine.name} has no GPU; name one that has, or give it one on "
+                "paper (--gpu h100)"
             )
         return self.machine.gpus[0]
 
