@@ -81,9 +81,11 @@ def say(answer: Any) -> None:
 
 
 @contextmanager
-def child(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """This file in a process of its own, which is killed at the end."""
-    command = [sys.executable, __file__, *arguments]
+def child(
+    *arguments: str, script: str = __file__, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
+    """This file, or another, in a process of its own, which is killed at the end."""
+    command = [sys.executable, script, *arguments]
     environment = os.environ | variables
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
