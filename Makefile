@@ -107,4 +107,5 @@ fuzz: $(STAMP)
 -include tests/integrations/vllm/vllm.mk
 
 clean:
-	rm -rf build $(OUT) *.egg-info cxl_offload/*.so
+	rm -rf build dist $(OUT) *.egg-info .hypothesis .pytest_cache cxl_offload/*.so
+	rm -f $(STAMP) .venv-vllm/.built

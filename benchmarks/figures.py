@@ -18,6 +18,8 @@ from benchmarks.figure_drawing import draw_overview, draw_paper, drawn
 from benchmarks.figure_memory import BANDWIDTH, CAPTION, TOPOLOGY
 from benchmarks.figure_offloading import HEIMDALL, USE_CASES
 from benchmarks.figure_page import summary, with_tables
+from cxl_offload.errors import ConfigError
+from cxl_offload.files import read_text, write_text
 
 PAPERS = {paper.name: paper for paper in (USE_CASES, BANDWIDTH, TOPOLOGY, CAPTION, HEIMDALL)}
 """By the names on the command line."""
@@ -57,6 +59,16 @@ def _wrong(options: argparse.Namespace) -> str:
 def main() -> None:
     """Runs the program."""
     options = _options()
+    try:
+        _run(options)
+    except (ConfigError, OSError) as error:
+        said = (
+            str(error) if isinstance(error, ConfigError) else f"{error.filename}: {error.strerror}"
+        )
+        sys.exit(f"figures: {said}")
+
+
+def _run(options: argparse.Namespace) -> None:
     papers = [PAPERS[name] for name in options.papers or PAPERS]
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
@@ -65,11 +77,10 @@ def main() -> None:
         if not options.papers:
             draw_overview(papers, options.out / "papers.png")
     if options.page:
-        text = options.page.read_text(encoding="utf-8")
-        options.page.write_text(with_tables(text, papers), encoding="utf-8")
+        write_text(options.page, with_tables(read_text(options.page), papers))
     if options.json:
         numbers = {paper.name: {"paper": paper.cited, "panels": drawn(paper)} for paper in papers}
-        options.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        write_text(options.json, json.dumps(numbers, indent=1) + "\n")
     sys.stdout.write(summary(papers))
 
 

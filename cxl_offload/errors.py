@@ -37,9 +37,13 @@ class ConfigError(CxlOffloadError, ValueError):
         self.line = line
 
 
+def printable(text: str) -> str:
+    """A text on one line, in which nothing writes to a terminal but letters."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 def _one_line(text: str) -> str:
-    if not text.isprintable():
-        text = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    text = printable(text)
     if len(text) <= _LONGEST:
         return text
     half = _LONGEST // 2

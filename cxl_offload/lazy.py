@@ -5,9 +5,27 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cxl_offload.renamed import old_names
+
+_CORE = "_C"
+
+
+def _core(package: str) -> Any:
+    """The C++ core; says what to do where this is a source tree in which nothing was built."""
+    try:
+        return importlib.import_module(f"{package}.{_CORE}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{package}.{_CORE}":
+            raise
+        folder = Path(sys.modules[package].__path__[0])
+        raise ImportError(
+            f"{folder} has no C++ core: it is a source tree in which nothing was built, and Python "
+            "looks there first. Leave it to use an installed cxl_offload, or build in it with "
+            "`make` or `pip install -e .`"
+        ) from None
 
 
 def lazy_names(
@@ -32,6 +50,8 @@ def lazy_names(
     find_old = old_names(package, depth=3)
 
     def find(name: str) -> Any:
+        if name == _CORE:
+            return _core(package)
         if name not in home_of and name not in modules:
             return find_old(name)
         try:

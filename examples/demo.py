@@ -239,6 +239,9 @@ def main() -> int:
                 model = str(seeded_model(steps, options.keep_model or Path(scratch, "opt-demo")))
             same = demonstrate(console, steps, model, options.tokens, options.output, answers)
             same = same and known
+    except KeyboardInterrupt:
+        print("demo: stopped; nothing is left behind", file=sys.stderr)
+        return 130
     except (CxlOffloadError, MemoryError, OSError, ValueError) as error:
         print(f"demo: error: {error}", file=sys.stderr)
         return 2

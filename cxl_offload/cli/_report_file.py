@@ -12,7 +12,7 @@ import typer
 
 import cxl_offload
 from cxl_offload.cli._options import RESULTS
-from cxl_offload.errors import ConfigError
+from cxl_offload.errors import ConfigError, printable
 from cxl_offload.files import write_text
 from cxl_offload.report import (
     PageSection,
@@ -62,7 +62,7 @@ def write_page(file: Path, title: str, sections: Iterable[PageSection]) -> None:
     made = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     subtitle = f"cxl_offload {cxl_offload.__version__}, {made} UTC"
     write_text(str(file), render_page(title, subtitle, sections))
-    typer.echo(f"report: {file}", err=True)
+    typer.echo(f"report: {printable(str(file))}", err=True)
 
 
 def findings_here(machine: Machine) -> list[PageSection]:

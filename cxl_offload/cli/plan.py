@@ -174,7 +174,7 @@ def inference(
                 **common,
                 machine_name=machine,
                 most_batches=max_batches,
-                kv_dtypes=names(kv_dtype) or (),
+                kv_dtypes=() if kv_dtype is None else names(kv_dtype) or (kv_dtype,),
             )
         ),
         "vllm": lambda: plan_vllm(

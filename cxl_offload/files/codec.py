@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import types
 import typing
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
@@ -70,8 +71,15 @@ def decode(kind: type[T], value: Any) -> T:
 
 
 def is_text(value: str) -> bool:
-    """Whether it can be written as UTF-8: JSON can escape one half of a character alone."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in value)
+    """Whether it can be written as UTF-8 and shown: JSON can escape one half of a character alone.
+
+    A control character, which YAML and JSON can escape, would write to the reader's terminal.
+    """
+    return not any(
+        "\ud800" <= letter <= "\udfff" or unicodedata.category(letter) == "Cc"
+        for letter in value
+        if letter not in "\n\t"
+    )
 
 
 def _fail(expected: str, value: Any, where: Where) -> NoReturn:

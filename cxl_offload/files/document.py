@@ -7,6 +7,7 @@ Documents come from anywhere: what is nested without end, or huge by its aliases
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -83,7 +84,10 @@ class Field:
         """A scalar, as written."""
         if not isinstance(self.node, yaml.ScalarNode):
             self.fail(f"must be a single value, not {self._kind()}")
-        return str(self.node.value)
+        text = str(self.node.value)
+        if any(unicodedata.category(letter) == "Cc" and letter not in "\n\t" for letter in text):
+            self.fail(f"must be text without control characters, not {shown(text)}")
+        return text
 
     def integer(self, *, minimum: int = 0) -> int:
         """A whole number of at least ``minimum``."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterable
@@ -56,12 +58,17 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """:func:`write_text` of bytes."""
     target = Path(path)
     try:
-        if target.exists() and not target.is_file():  # /dev/stdout and pipes are written to
-            target.write_bytes(content)
+        if _is_written_to(target):
+            _write_to(target, content)
             return
+        target = Path(os.path.realpath(target))  # a link stays one
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, "may not be written")
         beside = target.with_name(f"{target.name}.{threading.get_native_id()}.part")
         try:
             beside.write_bytes(content)
+            if target.exists():
+                shutil.copymode(target, beside)
             beside.replace(target)
         except BaseException:
             beside.unlink(missing_ok=True)
@@ -69,6 +76,26 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     except OSError as error:
         error.filename, error.filename2 = str(path), None
         raise
+
+
+def _is_written_to(target: Path) -> bool:
+    """Whether it is no file of its own: a pipe, a device, ``/dev/stdout`` wherever that leads."""
+    names = target.parts
+    of_kernel = names[:2] in (("/", "dev"), ("/", "proc")) and names[:3] != ("/", "dev", "shm")
+    return of_kernel or (target.exists() and not target.is_file())
+
+
+def _write_to(target: Path, content: bytes) -> None:
+    """Never waits for a pipe's reader."""
+    try:
+        file = os.open(target, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "nobody reads this pipe") from None
+        raise
+    with open(file, "wb") as opened:
+        os.set_blocking(file, True)
+        opened.write(content)
 
 
 def parse_json(text: str, *, file: str | None = None) -> Any:

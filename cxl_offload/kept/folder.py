@@ -29,6 +29,8 @@ def kept_path(name: str, root: str | os.PathLike[str] = SHARED_ROOT) -> Path:
     ValueError
         The name cannot be part of a file's name.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"a name of kept blocks is a text, not {type(name).__name__}")
     fits = 0 < len(name.encode(errors="replace")) <= _LONGEST_NAME
     if not fits or "/" in name or not name.isprintable():
         raise ValueError(

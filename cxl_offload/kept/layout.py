@@ -94,7 +94,8 @@ class KeptLayout:
     @classmethod
     def within(cls, nbytes: int, block_bytes: int) -> KeptLayout:
         """As many slots as blocks of a kind fit into so many bytes, the index not counted."""
-        return cls(block_bytes, nbytes // block_bytes)
+        slots = nbytes // block_bytes if isinstance(nbytes, int) and block_bytes else 0
+        return cls(block_bytes, slots)
 
 
 @dataclass(frozen=True, slots=True)

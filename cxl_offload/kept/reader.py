@@ -25,7 +25,9 @@ class KeptReader:
 
     It takes no lock. What it finds was there at some moment; whether a copy of a block is the
     block is known once the copy has been compared with the entry (:meth:`read`, or
-    :func:`~cxl_offload.kept.layout.is_right` where others copy).
+    :func:`~cxl_offload.kept.layout.is_right` where others copy). Nobody of this package cuts a
+    store; where somebody else does, :meth:`refresh` and :meth:`read` say so, and what reads the
+    mapping at that moment is ended by the kernel (SIGBUS).
 
     Raises
     ------
@@ -48,8 +50,10 @@ class KeptReader:
                 raise type(error)(f"kept blocks in {path}: {error}") from None
             self.layout, self.facts, self._id = header.layout, header.facts, header.id
             self.mapping = mmap.mmap(file, self.layout.file_bytes, prot=mmap.PROT_READ)
-        finally:
+        except BaseException:
             os.close(file)
+            raise
+        self._file = file
         self._view = memoryview(self.mapping)
         index = self._view[HEADER_BYTES : self.layout.entry_at(self.layout.slots)]
         self._index = index
@@ -60,7 +64,14 @@ class KeptReader:
         self.refresh()
 
     def refresh(self) -> int:
-        """Looks at what the writer has changed; returns how many entries."""
+        """Looks at what the writer has changed; returns how many entries.
+
+        Raises
+        ------
+        ValueError
+            It is closed, or somebody cut the file.
+        """
+        self._check()
         now = self._numbers.copy()
         changed = np.flatnonzero(now != self._seen).tolist()
         for slot in changed:
@@ -77,6 +88,13 @@ class KeptReader:
             self._there[entry.key] = entry
         return len(changed)
 
+    def _check(self) -> None:
+        if self._file < 0:
+            raise ValueError(f"{self.path}: this reader is closed")
+        nbytes = os.fstat(self._file).st_size
+        if nbytes < self.layout.file_bytes:
+            raise ValueError(f"{self.path} was cut to {nbytes} bytes; drop it")
+
     def _entry(self, slot: int) -> KeptEntry | None:
         raw = bytes(self._index[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES])
         return KeptEntry.unpack(raw, slot, self._id)
@@ -90,7 +108,14 @@ class KeptReader:
         return list(self._there)
 
     def find(self, key: bytes) -> KeptEntry | None:
-        """The entry of a key, if the last look found it and it is still there."""
+        """The entry of a key, if the last look found it and it is still there.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`refresh`.
+        """
+        self._check()
         entry = self._there.get(key)
         if entry is None or int(self._numbers[entry.slot]) != entry.sequence:
             return None
@@ -113,8 +138,10 @@ class KeptReader:
 
     def close(self) -> None:
         """Unmaps; again, does nothing."""
-        if self.mapping.closed:
+        file, self._file = self._file, -1
+        if file < 0:
             return
+        os.close(file)
         del self._numbers
         self._index.release()
         self._view.release()

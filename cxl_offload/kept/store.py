@@ -90,6 +90,8 @@ class KeptStore:
         *,
         prepare: Prepare | None = None,
     ) -> None:
+        if not all(isinstance(text, str) for fact in facts.items() for text in fact):
+            raise TypeError("facts of a store are texts by name")
         self.path = Path(path)
         self.layout = layout
         self._pid = os.getpid()
@@ -119,23 +121,25 @@ class KeptStore:
                     file = make_private(self.path)
                 except FileExistsError:  # another process was quicker
                     continue
-            if not try_lock(file):
-                os.close(file)
-                raise BlockingIOError(
-                    errno.EAGAIN, "another process writes this store", str(self.path)
-                )
-            if not os.fstat(file).st_nlink:  # dropped before it was locked
-                os.close(file)
-                continue
-            if os.fstat(file).st_size == 0:
-                return file, None
             try:
+                if not try_lock(file):
+                    raise BlockingIOError(
+                        errno.EAGAIN, "another process writes this store", str(self.path)
+                    )
+                if not os.fstat(file).st_nlink:  # dropped before it was locked
+                    os.close(file)
+                    continue
+                if os.fstat(file).st_size == 0:
+                    return file, None
                 return file, self._fitting_header(file, facts)
             except ValueError as error:
                 _logger.warning("dropped the kept blocks in %s: %s", self.path, error)
                 # Never changed in place: others may have mapped it.
                 self.path.unlink(missing_ok=True)
                 os.close(file)
+            except BaseException:  # with the file its lock goes
+                os.close(file)
+                raise
 
     def _fitting_header(self, file: int, facts: Mapping[str, str]) -> KeptHeader:
         header = read_header(file)
@@ -249,6 +253,8 @@ class KeptStore:
             There is no such slot.
         """
         self._check(slot)
+        if not isinstance(key, bytes):
+            raise TypeError(f"a key is bytes, not {type(key).__name__}")
         if not 0 < len(key) <= LONGEST_KEY:
             raise ValueError(f"a key of {len(key)} bytes: a store takes 1 to {LONGEST_KEY}")
         with self._changing:

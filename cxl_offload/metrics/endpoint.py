@@ -9,6 +9,7 @@ three happen.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -57,6 +58,7 @@ class _Listener(ThreadingMixIn, WSGIServer):
     """A thread for each connection, and not too many."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, family: int, address: Any) -> None:
         self.address_family = family
@@ -90,6 +92,9 @@ def _careful(answer: _Answer) -> _Answer:
     """The same answers, and one line of log instead of a traceback where there is none."""
 
     def careful(asked: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if asked["REQUEST_METHOD"] == "HEAD":  # health checks ask so
+            list(careful(asked | {"REQUEST_METHOD": "GET"}, start))
+            return []
         with contextlib.suppress(Exception):  # an Accept header that cannot be read
             return answer(asked, start)
         try:
@@ -212,6 +217,8 @@ def _reason(error: Exception) -> str:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     if isinstance(error, socket.gaierror | UnicodeError):
         return f"no such host ({text})"
+    if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+        return f"no address of this machine; {HERE} is, and 0.0.0.0 means all"
     if isinstance(error, PermissionError):
         return f"{text}; ports below 1024 need root: choose a larger one"
     return f"{text}; choose another port, or 0 for any that is free"

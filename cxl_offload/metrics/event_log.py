@@ -56,7 +56,8 @@ class _Lines(logging.FileHandler):
     def _tell(self, error: BaseException | None) -> None:
         if not self._told:
             self._told = True
-            _LOG.warning("events %s: %s; no more are written", self.baseFilename, error)
+            lost = "what cannot be written is left out"
+            _LOG.warning("events %s: %s; %s", self.baseFilename, error, lost)
 
 
 def check_events_file(path: str | os.PathLike[str]) -> None:
@@ -71,6 +72,15 @@ def check_events_file(path: str | os.PathLike[str]) -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"events {os.fspath(path)!r}: {reason}") from None
+
+
+def _end_the_last_line(path: str) -> None:
+    """A process that was killed, or a full disk, may have left half a line."""
+    if not os.path.isfile(path):
+        return
+    with open(path, "rb+") as file:
+        if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 class _Hand(QueueHandler):
@@ -120,6 +130,7 @@ class EventLog:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         check_events_file(self.path)
+        _end_the_last_line(self.path)
         self._file = _Lines(self.path, mode="a", encoding="utf-8")
         self._file.setFormatter(JsonLines())
         records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()

@@ -88,15 +88,17 @@ class PlacingScope(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._process = os.getpid()
         self._left: list[tuple[ReferenceType[torch.Tensor], str, str]] = []
         self._hooks: list[Any] = []
+        self._among: list[PlacingScope] | None = None  # of the thread that entered it
         self.tensors = 0
         self.nbytes = 0
 
     @untraced
     def __enter__(self) -> PlacingScope:
-        if self in _thread.scopes:
+        if self._among is not None:
             raise RuntimeError("placing: entered already; make another with placing(policy)")
         super().__enter__()  # type: ignore[no-untyped-call]
-        _thread.scopes.append(self)
+        self._among = _thread.scopes
+        self._among.append(self)
         self._hooks = [
             register_module_parameter_registration_hook(self._register),
             register_module_buffer_registration_hook(self._register),
@@ -110,11 +112,17 @@ class PlacingScope(TorchDispatchMode):  # type: ignore[no-untyped-call]
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        among, self._among = self._among, None
+        if among is None:
+            raise RuntimeError("placing: it was not entered, or has ended")
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        _thread.scopes.remove(self)
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        among.remove(self)
+        if among is _thread.scopes:
+            super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        else:  # a generator that another thread closed: there it places nothing from now on
+            _LOG.warning("placing: ended by another thread than the one that entered it")
         if left := self.left():
             named = "; ".join(map(str, left[:_MOST_NAMED]))
             more = f"; and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
@@ -141,7 +149,7 @@ class PlacingScope(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         given = kwargs or {}
         # A forked child has no memory of its parent's session, and an inner scope goes first.
-        if _thread.busy or os.getpid() != self._process:
+        if _thread.busy or self._among is None or os.getpid() != self._process:
             return func(*args, **given)
         if is_given_a_storage(func):
             made = func(*args, **given)
@@ -277,6 +285,8 @@ def placing(
     ``torch.load`` or ``deepcopy`` of a plain tensor puts in a storage, until a module is given it;
     pinned and sparse tensors, parameters that are parts of a larger tensor (a flat buffer), and
     tensors of other threads. What of these is seen is in ``left()``.
+    A block is its thread's: where a generator is suspended inside of one, or a task of asyncio
+    waits, the rest of the thread is inside of it too; so yield and await after it.
     A compiled function runs as it was compiled: its results are not placed. An inner block goes
     before an outer one; in a forked child a block does nothing.
     """

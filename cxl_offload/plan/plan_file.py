@@ -7,6 +7,7 @@ back strictly, with file and line for anything that is wrong.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Literal
 import yaml
 
 from cxl_offload.files import decode_document, encode, read_document, read_text, write_text
+from cxl_offload.plan.kv_types import KV_TYPES
 
 PLAN_VERSION = 1
 
@@ -172,6 +174,12 @@ class Plan:
     def __post_init__(self) -> None:
         if min([self.gpu_bytes, self.drive_bytes, *self.node_bytes.values()], default=0) < 0:
             raise ValueError("bytes are not negative")
+        if not 0 <= self.tokens_per_s < math.inf:
+            raise ValueError(f"{self.tokens_per_s} tokens/s is no speed")
+        if self.kv_dtype and self.kv_dtype not in KV_TYPES:
+            raise ValueError(f"kv_dtype {self.kv_dtype!r}: it is one of {', '.join(KV_TYPES)}")
+        if self.kv_dtype and self.executor != "transformers":
+            raise ValueError(f"kv_dtype {self.kv_dtype}: {self.executor} takes none from a plan")
         if self.runs and not self.command:
             raise ValueError("a plan that runs needs a command")
         for name in self.settings:

@@ -179,3 +179,22 @@ def test_what_cannot_be_done_is_refused_in_one_line_before_any_work(
     assert message in shown.err
     assert not shown.out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--page", "/dev/full"], "is a device"),
+        (["--page", "nowhere.md"], "nowhere.md"),
+        (["--json", "nowhere/numbers.json"], "nowhere/numbers.json"),
+    ],
+)
+def test_file_that_cannot_be_used_is_one_line(
+    given: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["figures", *given])
+    monkeypatch.setattr(figures, "PAPERS", {"caption": figures.PAPERS["caption"]})
+    with pytest.raises(SystemExit) as ended:
+        figures.main()
+    assert message in str(ended.value.code)
+    assert len(str(ended.value.code).splitlines()) == 1

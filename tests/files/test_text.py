@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -166,3 +168,65 @@ def test_pictures_are_replaced_as_a_whole_and_have_the_format_of_their_name(tmp_
     with pytest.raises(ValueError, match="not supported"):
         save_figure(Figure(), tmp_path / "plot.xyz")
     assert [each.name for each in tmp_path.iterdir()] == ["plot.svg"]
+
+
+def test_link_stays_one_and_its_file_is_replaced_with_its_mode(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("old")
+    file.chmod(0o640)
+    link.symlink_to("file")
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert file.read_text() == "new"
+    assert file.stat().st_mode & 0o777 == 0o640
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "nowhere" / "file")
+    with pytest.raises(OSError, match="No such file") as refused:
+        write_text(dangling, "new")
+    assert refused.value.filename == str(dangling)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file", "link"]
+
+
+def test_pipe_without_a_reader_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="nobody reads this pipe"):
+        write_text(pipe, "text")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+
+
+def test_standard_output_is_written_to_wherever_it_leads(tmp_path: Path) -> None:
+    program = "from cxl_offload.files import write_text; write_text('/dev/stdout', 'text')"
+    before = os.readlink("/dev/stdout")
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
+    assert (tmp_path / "out").read_text() == "text"
+    assert os.readlink("/dev/stdout") == before
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write to any file")
+def test_file_that_may_not_be_written_is_not_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("old")
+    file.chmod(0o400)
+    with pytest.raises(PermissionError, match="may not be written"):
+        write_text(file, "new")
+    assert file.read_text() == "old"
+
+
+@pytest.mark.parametrize("escaped", ["\\e[31m", "\\x07", "\\x9b"])
+def test_documents_cannot_write_to_a_terminal(escaped: str) -> None:
+    with pytest.raises(ConfigError, match="control characters"):
+        read_document(f'name: "red{escaped}"', file="f.yaml").mapping(["name"], ["name"])[
+            "name"
+        ].text()
+    with pytest.raises(ConfigError, match="text that can be written"):
+        decode_document(Named, read_document(f'name: "red{escaped}"', file="f.yaml"))
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str

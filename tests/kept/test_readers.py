@@ -124,3 +124,29 @@ def test_reader_of_other_facts_is_refused(tmp_path: Path) -> None:
     KeptStore(path, LAYOUT, FACTS).close()
     with pytest.raises(ValueError, match="dtype was 'bfloat16' and is 'float16'"):
         KeptReader(path, FACTS | {"dtype": "float16"})
+
+
+def test_file_that_somebody_cut_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    writer = KeptBlocks(KeptStore(path, LAYOUT, FACTS))
+    writer.put(key_of(1), block_of(key_of(1)))
+    reading = KeptReader(path, FACTS)
+    assert reading.read(key_of(1)) == block_of(key_of(1))
+    os.truncate(path, 4096)  # pages beyond are gone: whoever reads them is ended
+    for look in (reading.refresh, lambda: reading.read(key_of(1))):
+        with pytest.raises(ValueError, match="was cut to 4096 bytes"):
+            look()
+    os.truncate(path, LAYOUT.file_bytes)  # for the writer, which closes in order
+    writer.close()
+    reading.close()
+
+
+def test_closed_reader_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    KeptStore(path, LAYOUT, FACTS).close()
+    reading = KeptReader(path, FACTS)
+    reading.close()
+    reading.close()
+    for look in (reading.refresh, lambda: reading.read(b"k"), lambda: reading.find(b"k")):
+        with pytest.raises(ValueError, match="this reader is closed"):
+            look()

@@ -309,3 +309,30 @@ def test_layout_of_no_whole_number_is_refused(value: Any) -> None:
         sizes: Any = {"block_bytes": 8, "slots": 8} | {name: value}
         with pytest.raises(ValueError, match=f"{name}=.*a whole number from 1 to 2.62"):
             KeptLayout(**sizes)
+
+
+def test_facts_that_are_no_texts_are_refused_and_nothing_is_locked(path: Path) -> None:
+    opened(path).close()
+    wrong: Any = {"a": 1}
+    with pytest.raises(TypeError, match="facts of a store are texts"):
+        KeptStore(path, LAYOUT, wrong)
+    opened(path).close()
+
+
+def test_error_while_it_is_opened_leaves_no_lock(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(path).close()
+    with monkeypatch.context() as patched:
+        patched.setattr("cxl_offload.kept.store.read_header", lambda file: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            opened(path)
+    opened(path).close()
+
+
+def test_key_that_is_no_bytes_is_refused(path: Path) -> None:
+    store = KeptStore(path, LAYOUT, FACTS)
+    key: Any = "text"
+    with pytest.raises(TypeError, match="a key is bytes, not str"):
+        store.commit(0, key)
+    store.close()

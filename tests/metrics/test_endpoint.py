@@ -318,3 +318,15 @@ def test_missing_prometheus_client_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match="not installed; pip install prometheus-client"):
         serve(0)
+
+
+def test_health_check_is_answered_without_a_page(session: Session) -> None:
+    with serve(0) as server:
+        answer = ask(server, b"HEAD /metrics HTTP/1.0\r\n\r\n")
+    assert b"200 OK" in answer
+    assert b"cxl_offload" not in answer
+
+
+def test_address_of_another_machine_is_named_as_one(session: Session) -> None:
+    with pytest.raises(ConfigError, match=r"no address of this machine; 127\.0\.0\.1 is"):
+        serve(0, host="192.0.2.1")

@@ -13,6 +13,7 @@ import torch
 
 import cxl_offload
 from cxl_offload import ConfigError, Session
+from cxl_offload.events import EVENTS
 from cxl_offload.metrics import JsonLines, log_events
 from cxl_offload.tune.counts import count_decision
 
@@ -113,5 +114,25 @@ def test_full_disk_costs_events_and_not_the_program(
 
     with pytest.raises(KeyError, match="mine"):
         program()
-    assert caplog.text.count("no more are written") == 1
+    assert caplog.text.count("what cannot be written is left out") == 1
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_half_a_line_of_another_process_is_ended_first(session: Session, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"time": "part')
+    with log_events(path):
+        count_decision("script", "share", "moved", nbytes=1)
+        EVENTS.info("%d items", "none")  # cannot be written
+        count_decision("script", "share", "kept")
+    first, *rest = path.read_text().splitlines()
+    assert first == '{"time": "part'
+    assert [json.loads(line)["event"] for line in rest] == ["decision", "decision"]
+
+
+def test_warning_of_what_cannot_be_written_does_not_say_that_nothing_more_is(
+    session: Session, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with log_events(tmp_path / "events.jsonl"):
+        EVENTS.info("%d items", "none")
+    assert "what cannot be written is left out" in caplog.text

@@ -339,3 +339,28 @@ def test_what_cannot_move_is_refused_before_anything_moves(
         cxl_offload.place(model, rules)
     assert "\n" not in str(refused.value)
     assert session.stats().asked_bytes.current == 0
+
+
+def test_generator_that_another_thread_closes_ends_its_block(session: Session) -> None:
+    def opens() -> Iterator[None]:
+        with cxl_offload.placing("cxl"):
+            yield
+
+    opened = opens()
+    next(opened)
+    assert session.find(torch.zeros(10_000).data_ptr()) is not None
+    closing = threading.Thread(target=opened.close)  # type: ignore[attr-defined]
+    closing.start()
+    closing.join()
+    assert session.find(torch.zeros(10_000).data_ptr()) is None
+    with cxl_offload.placing("cxl"):
+        assert session.find(torch.zeros(10_000).data_ptr()) is not None
+    assert session.find(torch.zeros(10_000).data_ptr()) is None
+
+
+def test_block_that_was_not_entered_cannot_be_left(session: Session) -> None:
+    scope = cxl_offload.placing("cxl")
+    with pytest.raises(RuntimeError, match="was not entered"):
+        scope.__exit__(None, None, None)
+    with scope, pytest.raises(RuntimeError, match="entered already"):
+        scope.__enter__()

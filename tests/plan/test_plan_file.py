@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -84,3 +85,30 @@ def test_homes_of_a_kind_sum_to_a_whole(plan: Plan) -> None:
 def test_plan_that_does_not_run_says_why(plan: Plan) -> None:
     with pytest.raises(ValueError, match="reason in 'advice'"):
         replace(plan, runs=False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (r"tokens_per_s: .*", "tokens_per_s: .nan", "nan tokens/s is no speed"),
+        (r"tokens_per_s: .*", "tokens_per_s: .inf", "inf tokens/s is no speed"),
+        (r"tokens_per_s: .*", "tokens_per_s: -1.0", "-1.0 tokens/s is no speed"),
+        (r"kv_dtype: .*", "kv_dtype: int3", "kv_dtype 'int3': it is one of float8_e4m3fn"),
+        (r"kv_dtype: .*", "kv_dtype: int4", "kv_dtype int4: flexgen takes none from a plan"),
+    ],
+)
+def test_plan_that_cannot_be_is_refused_when_it_is_read(
+    plan: Plan, old: str, new: str, message: str
+) -> None:
+    text = re.sub(rf"^{old}$", new, plan_text(plan), count=1, flags=re.MULTILINE)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_plan(text, file="plan.yaml")
+
+
+def test_folder_that_names_a_model_cannot_write_to_a_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "my\x1b[31m\nopt"
+    folder.mkdir()
+    config = {"model_type": "opt", "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 2, "vocab_size": 100, "max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_model(folder).name == r"my\x1b[31m\nopt"

@@ -26,7 +26,7 @@ from cxl_offload.integrations.transformers.room import SMALL_TYPES, as_states
 from cxl_offload.ops.attention import decode_attention
 from cxl_offload.ops.threads import Team, team_for
 from cxl_offload.ops.view import untraced
-from cxl_offload.plan.transformers.kv_types import int4_row_bytes
+from cxl_offload.plan.kv_types import int4_row_bytes
 
 OWN_ATTENTIONS = ("eager", "sdpa")
 """What a model may compute prompts with."""

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from cxl_offload.integrations.fit import Need
 from cxl_offload.integrations.transformers.room import sequence_bytes
 from cxl_offload.memory import Interleave, Policy, Weighted
-from cxl_offload.plan.transformers.kv_types import int4_row_bytes
+from cxl_offload.plan.kv_types import int4_row_bytes
 
 
 def kv_needs(

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from cxl_offload.ops.int4_cache import Int4Cache
-from cxl_offload.plan.transformers.kv_types import CODE_BYTES, GROUP, SCALE_BYTES
+from cxl_offload.plan.kv_types import CODE_BYTES, GROUP, SCALE_BYTES
 
 _LARGEST_CODE = 15
 _MOST = torch.finfo(torch.float16).max

@@ -14,7 +14,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.int4_rows import decoded, encoded
 from cxl_offload.memory import Interleave, Weighted
 from cxl_offload.objects.kind_store import TierStore
-from cxl_offload.plan.transformers.kv_types import CODES, KV_TYPES, int4_row_bytes
+from cxl_offload.plan.kv_types import CODES, KV_TYPES, int4_row_bytes
 
 SMALL_TYPES: tuple[torch.dtype, ...] = tuple(
     getattr(torch, name) for name in KV_TYPES if name != CODES

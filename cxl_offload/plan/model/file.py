@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from cxl_offload.errors import ConfigError
+from cxl_offload.errors import ConfigError, printable
 from cxl_offload.files import (
     read_document,
     read_text,
@@ -51,7 +51,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig:
             f"model {name_or_path}: no such folder or file, and no model file of that name; known: "
             f"{', '.join(model_names())}"
         )
-    return parse_model(read_text(file), name=name, file=str(file))
+    return parse_model(read_text(file), name=printable(name), file=str(file))
 
 
 def parse_model(text: str, *, name: str, file: str) -> ModelConfig:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cxl_offload.plan.decoding.engine import TRANSFORMERS, EngineRates
+from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.model.decoder import TensorKind
 from cxl_offload.plan.request import check_lengths
-from cxl_offload.plan.transformers.kv_types import KV_TYPES
 
 EMBEDDING = "embedding"
 """The kind of which a token reads one row: nothing is gained where it is fast."""

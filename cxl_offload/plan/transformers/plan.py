@@ -11,11 +11,11 @@ from cxl_offload.plan.decoding.executor import DecodingExecutor, DecodingRequest
 from cxl_offload.plan.decoding.phases import Block
 from cxl_offload.plan.executor import Candidate, KindBytes
 from cxl_offload.plan.hardware import NVME, Hardware
+from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import OWN_FILE, Batch, Plan
 from cxl_offload.plan.transformers.homes import block_of, largest_tensor, policy_of
 from cxl_offload.plan.transformers.job import DecoderJob, decoder_job
-from cxl_offload.plan.transformers.kv_types import KV_TYPES
 from cxl_offload.plan.transformers.layout import BATCHES
 from cxl_offload.plan.transformers.program import ACT, KV
 from cxl_offload.plan.transformers.search import ANYTHING, BestHomes, Wish, search
@@ -41,7 +41,7 @@ class TransformersRequest(DecodingRequest):
         Rows of an accelerator batch to try.
     kv_dtypes
         What keys and values may be kept as on the host beside what they are computed in, of
-        :data:`~cxl_offload.plan.transformers.kv_types.KV_TYPES`. All lose precision, so none is
+        :data:`~cxl_offload.plan.kv_types.KV_TYPES`. All lose precision, so none is
         taken that is not named.
     """
 

@@ -15,7 +15,7 @@ from cxl_offload.integrations.transformers import offload
 from cxl_offload.integrations.transformers.int4_rows import as_cache, decoded, encoded
 from cxl_offload.memory import Session
 from cxl_offload.ops.attention import decode_attention
-from cxl_offload.plan.transformers.kv_types import KV_TYPES
+from cxl_offload.plan.kv_types import KV_TYPES
 
 from .models import ONLY_EAGER, by_formula, generate, make, prompts
 

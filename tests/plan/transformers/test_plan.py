@@ -14,12 +14,12 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.memory.policy import Weighted, parse_policy
 from cxl_offload.plan.decoding.phases import Block, phases_of_block
 from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import parse_plan, plan_text
 from cxl_offload.plan.replay_check import simulated_seconds
 from cxl_offload.plan.transformers.homes import block_of, percents
 from cxl_offload.plan.transformers.job import DecoderJob, decoder_job
-from cxl_offload.plan.transformers.kv_types import KV_TYPES
 from cxl_offload.plan.transformers.layout import Layout, layouts, most_batches
 from cxl_offload.plan.transformers.plan import (
     Transformers,
