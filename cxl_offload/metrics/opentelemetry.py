@@ -32,8 +32,10 @@ def observe(provider: MeterProvider | None = None, *, session: Session | None = 
     Raises
     ------
     ConfigError
-        ``opentelemetry-api`` is not installed.
+        ``opentelemetry-api`` is not installed, or the session is none.
     """
+    if session is not None and not isinstance(session, Session):
+        raise ConfigError(f"metrics: session {session!r}: a Session, or None for the one in use")
     try:
         from opentelemetry import metrics as api
     except ModuleNotFoundError:

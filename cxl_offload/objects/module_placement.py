@@ -65,6 +65,8 @@ def place(
 
     Raises
     ------
+    TypeError
+        No module, or no mapping.
     ValueError
         Before anything moves: a rule means nothing, tied names have different policies, or a tensor
         is on another device, no plain tensor, or a view of memory that is not only its own.
@@ -77,6 +79,10 @@ def place(
     other is copied, one after another, so that each is there twice only for a moment. A state dict
     that was taken before shows the old memory of those. Gradients stay where they are.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"place moves the tensors of a module, not a {type(module).__name__}")
+    if not isinstance(policies, Mapping):
+        raise TypeError(f"place takes pattern or kind to policy, not a {type(policies).__name__}")
     session = session or current_session()
     known = {rule: known_policy(policy, session.machine) for rule, policy in policies.items()}
     chosen = _choose(module, known)

@@ -107,12 +107,18 @@ class TierStager(AsyncStager):
             A tensor of a class of its own, sparse, nested, quantised or of no device: its bytes are
             not its values. Or a state that is no mapping.
         ValueError
-            A tensor whose storage somebody resized, as FSDP does, or a state that contains itself.
+            A tensor whose storage somebody resized, as FSDP does, a state that contains itself,
+            or is nested too deeply.
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"stage takes a state dict; this is a {type(state_dict).__name__}")
         seen: dict[int, Any] = {}
-        return StagedState((key, self._copied(each, seen)) for key, each in state_dict.items())
+        try:
+            return StagedState((key, self._copied(each, seen)) for key, each in state_dict.items())
+        except RecursionError:
+            raise ValueError(
+                "stage takes a state of fewer levels; Python's stack is full"
+            ) from None
 
     def synchronize_staging(self) -> None:
         """Does nothing: stage() returns only when everything is copied."""

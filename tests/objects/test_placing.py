@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -364,3 +365,15 @@ def test_block_that_was_not_entered_cannot_be_left(session: Session) -> None:
         scope.__exit__(None, None, None)
     with scope, pytest.raises(RuntimeError, match="entered already"):
         scope.__enter__()
+
+
+@pytest.mark.parametrize("wrong", [None, ["a"], "cxl"])
+def test_policies_that_are_no_mapping_are_refused(session: Session, wrong: Any) -> None:
+    with pytest.raises(TypeError, match="pattern or kind to policy"):
+        cxl_offload.place(nn.Linear(2, 2), wrong, session=session)
+
+
+def test_what_is_no_module_is_refused(session: Session) -> None:
+    tensor: Any = torch.ones(4)
+    with pytest.raises(TypeError, match="tensors of a module, not a Tensor"):
+        cxl_offload.place(tensor, {"*": "cxl"}, session=session)

@@ -162,6 +162,17 @@ def test_state_that_contains_itself_is_refused_and_leaves_nothing(session: Sessi
     assert stager.held_bytes == 0
 
 
+def test_state_that_is_nested_too_deeply_is_refused(session: Session) -> None:
+    stager, state = TierStager("cxl", session=session), {}
+    inner: dict[str, Any] = state
+    for _ in range(5_000):
+        inner["tensor"], inner["next"] = torch.ones(1), {}
+        inner = inner["next"]
+    with pytest.raises(ValueError, match="of fewer levels"):
+        stager.stage(state)
+    assert stager.held_bytes == 0
+
+
 def test_wrong_limits_and_policies_are_refused_before_a_save(session: Session) -> None:
     with pytest.raises(ValueError, match="limit_bytes is 0"):
         TierStager("bind:2", limit_bytes=0, session=session)
