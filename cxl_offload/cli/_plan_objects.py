@@ -73,5 +73,8 @@ def _uses(given: list[str], trace: str | None) -> tuple[ObjectUse, ...]:
     if trace is not None:
         return uses_of_trace(Trace.load(trace), footprint)
     if all(len(each) == 3 for each in counts.values()):
-        return tuple(ObjectUse(name, *each) for name, each in counts.items())
+        return tuple(
+            ObjectUse(name, nbytes, read, written)
+            for name, (nbytes, read, written) in counts.items()
+        )
     return uses_by_kind(footprint)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from cxl_offload.cli._report_table import NONE, show, table
+from cxl_offload.plan.headline import speed, waits
 from cxl_offload.plan.plan_file import OWN_FILE
 from cxl_offload.units import format_bytes, format_number, format_seconds
 
@@ -22,9 +23,10 @@ def print_plan(console: Console, plan: Plan, file: str | None = None) -> None:
     console.print(f"{plan.model} on {plan.machine} with {plan.executor} ({status})")
     prompt = f"{batch.prompt} + " if batch.prompt else ""
     console.print(
-        f"batch {batch.size} x {batch.count}, {prompt}{batch.tokens} tokens; "
-        f"{format_number(plan.tokens_per_s)} tokens/s (predicted)"
+        f"batch {batch.size} x {batch.count}, {prompt}{batch.tokens} tokens; {speed(plan)}"
     )
+    for said in waits(plan):
+        console.print(f"{said}.")
     cxl = "used" if plan.cxl.used else "left alone"
     gain = "" if plan.cxl.gain is None else f" ({plan.cxl.gain:+.1%} predicted)"
     console.print(f"CXL memory: {cxl}{gain}; {plan.cxl.reason}.")
@@ -89,4 +91,4 @@ def _print_prices(console: Console, plan: Plan) -> None:
             )
     show(console, made)
     if idle := plan.idle_resources():
-        console.print(f"\nOne unit more of any of these alone brings nothing: {idle}.")
+        console.print(f"\n{idle}")

@@ -83,10 +83,11 @@ def write_run_page(
     timeline: Timeline | None = None,
     *,
     notes: Iterable[str] = (),
+    about_speed: Iterable[str] = (),
 ) -> None:
     """The page of a run: machine, bytes, speed, and where there is one its timeline."""
     parts = [
-        measured_section(rates),
+        measured_section(rates, notes=about_speed),
         placement_section(rows, simulated=machine.simulated, notes=notes),
         *([] if timeline is None else [timeline_section(timeline)]),
         machine_section(machine),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, cast
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from cxl_offload.integrations.transformers import Divided, GenerateReport, GenerateRun
     from cxl_offload.memory import Session
+    from cxl_offload.plan.plan_file import Plan
     from cxl_offload.topology import Machine
 
 
@@ -144,10 +145,11 @@ def generate(
     report = _run(request, divided=ranks, machine=simulated, limit=limits(limit), watch=watch)
     if report is None:
         return
+    beside = _beside_plan(report, planned)
     if page is not None:
-        _write_page(page, report, simulated or discover())
+        _write_page(page, report, simulated or discover(), beside)
     if json_file != "-":
-        _print(console_of(), report, answers=answers)
+        _print(console_of(), report, beside, answers=answers)
     if json_file is not None:
         write_json(json_file, report.to_json())
 
@@ -181,7 +183,26 @@ def _run(
     return None if share.rank else report
 
 
-def _write_page(file: Path, report: GenerateReport, machine: Machine) -> None:
+def _beside_plan(report: GenerateReport, planned: Plan | None) -> list[str]:
+    """The speed of the run beside that of its plan, where one predicted it."""
+    from cxl_offload.plan.headline import beside_measured
+
+    if planned is None or report.predicted_tokens_per_s is None:
+        return []
+    said = beside_measured(
+        report.tokens_per_s,
+        report.predicted_tokens_per_s,
+        planned.batch,
+        rows=report.rows,
+        prompt=report.prompt_len,
+        generated=report.gen_len,
+    )
+    return [said]
+
+
+def _write_page(
+    file: Path, report: GenerateReport, machine: Machine, beside: Sequence[str]
+) -> None:
     rates: dict[str, dict[str, float | None]] = {
         "whole run": {
             "measured": report.tokens_per_s,
@@ -191,10 +212,13 @@ def _write_page(file: Path, report: GenerateReport, machine: Machine) -> None:
         "decode": {"measured": report.decode_tokens_per_s},
     }
     title = f"generate: {report.model}"
-    write_run_page(file, title, machine, report.placement, rates, notes=report.placement_notes)
+    notes = report.placement_notes
+    write_run_page(file, title, machine, report.placement, rates, notes=notes, about_speed=beside)
 
 
-def _print(console: Console, report: GenerateReport, *, answers: bool) -> None:
+def _print(
+    console: Console, report: GenerateReport, beside: Sequence[str], *, answers: bool
+) -> None:
     pages = "simulated nodes" if report.simulated_placement else "real nodes"
     by = "" if report.ranks == 1 else f" by {report.ranks} ranks"
     console.print(
@@ -208,11 +232,8 @@ def _print(console: Console, report: GenerateReport, *, answers: bool) -> None:
         "decode": (report.decode_tokens_per_s, report.decode_seconds),
     }
     show(console, speed_table("measured", phases))
-    if report.predicted_tokens_per_s is not None:
-        console.print(
-            f"Of the whole run {report.tokens_per_s:.2f} tokens/s measured; the plan predicted "
-            f"{report.predicted_tokens_per_s:.2f}."
-        )
+    for said in beside:
+        console.print(f"{said}.")
     show(console, placement_table(report.placement, "kind", simulated=report.simulated_placement))
     for note in report.placement_notes:
         console.print(f"Note: {note}.")

@@ -19,6 +19,7 @@ from math import gcd, inf
 from cxl_offload.core import LINE_BYTES
 from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.plan.equations.oli import select_objects
+from cxl_offload.plan.exact import exact
 from cxl_offload.sim.trace import Trace
 
 MIN_SHARE = 0.10
@@ -29,19 +30,29 @@ COVERAGE = 0.9
 
 _GRID = 16
 
-KEPT_LOCAL = ("exp_avg", "exp_avg_sq", "fp32_master", "fp32_grad", "act", "workspace")
-"""Kinds that are not interleaved by their kind alone: optimizer states ran 2-18 % slower
-interleaved (Wang et al., IV-A), and activations and workspaces are written all the time."""
+_OPTIMIZER = "kept local for its kind: optimizer states ran 2-18 % slower interleaved"
+_WRITTEN = "kept local for its kind: it is written all the time"
+
+KEPT_LOCAL = {
+    **dict.fromkeys(("exp_avg", "exp_avg_sq", "fp32_master", "fp32_grad"), _OPTIMIZER),
+    **dict.fromkeys(("act", "workspace"), _WRITTEN),
+}
+"""Kinds that are not interleaved by their kind alone, and why: Wang et al., IV-A, for optimizer
+states; activations and workspaces are written all the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectUse:
-    """An object, its bytes, and the bytes read and written while it was watched."""
+    """An object, its bytes, and the bytes read and written while it was watched.
+
+    ``kept_local`` is why an object is not interleaved whose accesses were not counted.
+    """
 
     name: str
     footprint_bytes: int
     read_bytes: int = 0
     written_bytes: int = 0
+    kept_local: str = ""
 
     def __post_init__(self) -> None:
         if min(self.footprint_bytes, self.read_bytes, self.written_bytes) < 0:
@@ -113,14 +124,28 @@ def object_policies(
         chosen = frozenset(_chosen(objects, min_share, top_k, coverage))
     stripe = _stripe(tiers)
     spill = "preferred:" + ",".join(tier.name for tier in tiers)
+    total = sum(each.footprint_bytes for each in objects)
     local, spread = [], []
     for at, each in enumerate(objects):
         if at in chosen:
             why = f"large and among the most accessed ({each.accesses:.3g} lines)"
             spread.append(ObjectPolicy(each.name, stripe, why))
         else:
-            local.append(ObjectPolicy(each.name, spill, reason or "small, or seldom accessed"))
+            why = reason or _why_kept(each, total, min_share)
+            local.append(ObjectPolicy(each.name, spill, why))
     return (*local, *spread)
+
+
+def _why_kept(use: ObjectUse, total_bytes: int, min_share: float) -> str:
+    """What kept one object local while others are interleaved."""
+    if use.kept_local:
+        return use.kept_local
+    if exact(use.footprint_bytes) < exact(min_share) * total_bytes:
+        share = use.footprint_bytes / total_bytes
+        return f"small: {share:.2g} of all bytes, and from {min_share:g} an object is large"
+    if not use.accesses:
+        return "large, but never accessed"
+    return f"large, but less accessed ({use.accesses:.3g} lines) than what is interleaved"
 
 
 def _why_local(
@@ -194,8 +219,8 @@ def uses_by_kind(
     footprint_bytes: Mapping[str, int], kept: Iterable[str] = KEPT_LOCAL
 ) -> tuple[ObjectUse, ...]:
     """Uses assumed from kinds alone: one pass a step over all but what is better kept local."""
-    local = frozenset(kept)
+    local = {kind: KEPT_LOCAL.get(kind, "kept local, as it was asked for") for kind in kept}
     return tuple(
-        ObjectUse(kind, nbytes, 0 if kind in local else nbytes)
+        ObjectUse(kind, nbytes, 0 if kind in local else nbytes, kept_local=local.get(kind, ""))
         for kind, nbytes in footprint_bytes.items()
     )

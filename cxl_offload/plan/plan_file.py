@@ -199,8 +199,13 @@ class Plan:
         return tuple(path if word == OWN_FILE else word for word in self.command)
 
     def idle_resources(self) -> str:
-        """Names of the resources of which one unit more brings nothing, with commas between."""
-        return ", ".join(price.what for price in self.prices if not price.brings_something)
+        """Which resources bring nothing by one unit more, as a sentence; empty: there are none."""
+        idle = [price for price in self.prices if not price.brings_something]
+        if not idle:
+            return ""
+        units = " or ".join(dict.fromkeys(price.unit for price in idle))
+        names = ", ".join(price.what for price in idle)
+        return f"One {units} more of any of these alone brings nothing: {names}."
 
     def of(self, kind: str) -> Mapping[str, int]:
         """Bytes of one kind of tensor by home."""

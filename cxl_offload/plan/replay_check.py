@@ -6,7 +6,8 @@ more than ``REPLAY_TOLERANCE``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from cxl_offload.topology import Machine
 
 REPLAY_TOLERANCE = 0.10
 """Difference from which a plan names what its equations and a replay disagree on."""
+
+_STATED = re.compile(r"a replay of the (.+) takes .* the equations say .*: ([+-]\d+)%; trust")
 
 
 class Replay(Protocol):
@@ -61,6 +64,13 @@ class ReplayCheck:
             f"equations say {self.equations_s:.4g} s: {self.difference:+.0%}; trust neither to "
             "less than that"
         )
+
+
+def stated_differences(notes: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Phases and percents of the sentences of :class:`ReplayCheck` among a plan's notes."""
+    for note in notes:
+        if found := _STATED.match(note):
+            yield found[1], int(found[2])
 
 
 def disagreements(

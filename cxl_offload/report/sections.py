@@ -61,15 +61,17 @@ def findings_section(hazards: Sequence[Hazard]) -> PageSection:
 
 def plan_sections(plan: Plan) -> list[PageSection]:
     """Verdict, homes, times and prices of a plan."""
+    from cxl_offload.plan.headline import speed, waits
+
     batch = plan.batch
     prompt = f"{batch.prompt} + " if batch.prompt else ""
     cxl = "used" if plan.cxl.used else "left alone"
     gain = "" if plan.cxl.gain is None else f" ({plan.cxl.gain:+.1%})"
     verdict = paragraph(
         f"{plan.model} on {plan.machine} with {plan.executor}: "
-        f"{format_number(plan.tokens_per_s)} tokens/s; "
-        f"batch {batch.size} x {batch.count}, {prompt}{batch.tokens} tokens."
+        f"batch {batch.size} x {batch.count}, {prompt}{batch.tokens} tokens; {speed(plan)}."
     )
+    verdict += "".join(paragraph(f"{said}.") for said in waits(plan))
     verdict += paragraph(f"CXL memory: {cxl}{gain}; {plan.cxl.reason}.")
     if not plan.runs:
         verdict += paragraph(f"Advice only: {plan.advice}.")
@@ -134,8 +136,7 @@ def _prices(plan: Plan) -> str:
     ]
     table = html_table(("resource", "unit", "tokens/s"), rows, right=("tokens/s",))
     idle = plan.idle_resources()
-    said = f"One unit more of any of these alone brings nothing: {idle}."
-    return table + (paragraph(said, "dim") if idle else "")
+    return table + (paragraph(idle, "dim") if idle else "")
 
 
 def what_if_section(plan: Plan, card: str, with_card: Plan | str) -> PageSection:
@@ -153,7 +154,11 @@ def what_if_section(plan: Plan, card: str, with_card: Plan | str) -> PageSection
         f"{share_bar({name: each.tokens_per_s}, ways, most)}</div>"
         for name, each in rows
     )
-    return PageSection(title, paragraph(f"{gain:+.1%} tokens/s.") + bars, "predicted")
+    said = paragraph(
+        f"{gain:+.1%} tokens/s. This is a whole card, capacity, bandwidth and all; what one more "
+        "brings, above, is of a single GiB or GB/s."
+    )
+    return PageSection(title, said + bars, "predicted")
 
 
 def placement_section(

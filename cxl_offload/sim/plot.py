@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 _INCHES = (11.0, 6.0)
 _DPI = 120
 _MOST_BARS = 20_000
+_NODE_COLOURS = ("black", "#e6007e", "#008b8b", "#7a5c00", "#4b0082", "#7f0000")
+"""Kinds of tensors have matplotlib's own, so no colour is both."""
+
+_SPREAD = (
+    "Dotted: the most that is known to reach a node. Bytes are spread evenly over the time of "
+    "their copy or computation:\na line passes its limit where one was fast while it was alone, "
+    "and slow beside another."
+)
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -63,6 +71,7 @@ def plot_timeline(
     _draw_queues(bars, timeline, columns, window, scale)
     _draw_nodes(rates, timeline, window, scale)
     rates.set_xlabel(f"simulated time, {unit}")
+    figure.supxlabel(_SPREAD, fontsize="small", x=0.01, ha="left")
     rates.set_xlim(begin / scale, max(end, begin + 1e-12) / scale)
     shown = columns.step_of[window]
     figure.suptitle(
@@ -128,14 +137,17 @@ def _draw_queues(
 def _draw_nodes(axes: Axes, timeline: Timeline, window: Integers, scale: float) -> None:
     edges, rates = node_rates(timeline, window)
     for number, (node, rate) in enumerate(rates.items()):
-        axes.stairs(rate / GB, edges / scale, color=f"C{number}", label=f"node {node}")
+        colour = _NODE_COLOURS[number % len(_NODE_COLOURS)]
+        axes.stairs(rate / GB, edges / scale, color=colour, linewidth=1.4, label=f"node {node}")
         limit = timeline.node_bandwidth_bytes_per_s.get(node)
         if limit is not None:
-            axes.axhline(limit / GB, color=f"C{number}", linestyle=":", linewidth=0.8)
-    axes.set_ylabel("GB/s (dotted: limit)")
+            axes.axhline(limit / GB, color=colour, linestyle=":", linewidth=1.2)
+    axes.set_ylabel("GB/s read and written")
     if rates:
         axes.set_yscale("symlog", linthresh=1.0)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", title="traffic of"
+        )
 
 
 def node_rates(timeline: Timeline, events: Integers) -> tuple[Floats, dict[int, Floats]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cxl_offload.plan.plan_file import Batch, CxlUse, Plan, PriceEstimate, save_plan
+from cxl_offload.plan.replay_check import ReplayCheck
 
 from .test_options import run
 
@@ -59,6 +60,11 @@ def test_resources_that_bring_nothing_are_one_line(tmp_path: Path) -> None:
     assert "+0.443" in text
     assert "+0 " not in text
     words = " ".join(text.split())
-    assert (
-        "One unit more of any of these alone brings nothing: ldram capacity, GPU memory." in words
-    )
+    assert "One GiB more of any of these alone brings nothing: ldram capacity, GPU memory." in words
+
+
+def test_doubt_about_a_speed_is_in_the_line_of_the_speed(tmp_path: Path) -> None:
+    note = ReplayCheck("step", 2.0, 3.1).sentence()
+    text = run("plan", "show", str(planned(tmp_path, "a.yaml", notes=(note,))))[1]
+    first_lines = " ".join(text.split("CXL memory")[0].split())
+    assert "50 tokens/s predicted; equations and replay of the step differ by 55 %" in first_lines

@@ -99,3 +99,19 @@ def test_impossible_requests_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         object_policies(objects, tiers, **options)
+
+
+def test_reason_of_an_object_that_stays_local_is_what_was_compared() -> None:
+    made = {each.name: each.reason for each in object_policies(OBJECTS, TIERS, top_k=1)}
+    assert made["b"] == "large, but less accessed (31.2 lines) than what is interleaved"
+    assert made["c"] == "small: 0.099 of all bytes, and from 0.1 an object is large"
+    idle = object_policies([*OBJECTS, ObjectUse("cold", 5000)], TIERS, min_share=0.01)
+    assert {e.name: e.reason for e in idle}["cold"] == "large, but never accessed"
+
+
+def test_kind_that_is_always_kept_local_is_not_called_small() -> None:
+    """30 GiB of exp_avg were "small, or seldom accessed"."""
+    uses = uses_by_kind({"exp_avg": 30 << 30, "weights": 30 << 30, "act": 30 << 30})
+    made = {each.name: each.reason for each in object_policies(uses, TIERS)}
+    assert "optimizer states ran 2-18 % slower interleaved" in made["exp_avg"]
+    assert "written all the time" in made["act"]

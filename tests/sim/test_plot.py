@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,31 @@ def test_picture_is_written_and_says_that_it_is_simulated(
     assert "simulated: round-numbers, steps 3 to 3, 2 events" in text
     assert "load" in text
     assert "compute" in text
+    assert "Bytes are spread evenly over the time" in text
+
+
+def test_no_colour_is_that_of_a_kind_and_of_a_node(
+    timeline: Timeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+    from matplotlib.colors import to_hex
+
+    drawn: dict[str, set[str]] = {"broken_barh": set(), "stairs": set()}
+    for method, keyword in (("broken_barh", "facecolors"), ("stairs", "color")):
+        plain = getattr(Axes, method)
+
+        def noted(
+            *given: Any, _plain: Any = plain, _of: str = method, _key: str = keyword, **named: Any
+        ) -> Any:
+            drawn[_of].add(to_hex(named[_key]))
+            return _plain(*given, **named)
+
+        monkeypatch.setattr(Axes, method, noted)
+    plot_timeline(timeline, tmp_path / "a.png")
+    assert len(drawn["stairs"]) == 2
+    assert drawn["broken_barh"]
+    assert not drawn["broken_barh"] & drawn["stairs"]
 
 
 def test_window_without_steps_is_refused(timeline: Timeline, tmp_path: Path) -> None:

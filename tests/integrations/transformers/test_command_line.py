@@ -218,7 +218,13 @@ def test_plan_is_run_as_it_says(
     assert granted.keys() == policies_of(plan).keys() >= {"embedding", *PLANNED}
     planned = {kind: granted[kind] for kind in PLANNED}
     assert planned == {"attention": {"rdram"}, "mlp": {"ldram", "cxl"}, "kv": {"cxl"}}
-    assert "the plan predicted" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the plan predicted" in said
+    assert report["prompt_len"] != 8  # what was planned
+    assert (
+        "planned for 2 sequences of 8 + 5 tokens, this run had 2 of "
+        f"{report['prompt_len']} + 5: not comparable."
+    ) in said
 
 
 @pytest.mark.parametrize(("kept", "position"), [("float8_e5m2", 16), ("int4", 36)])
