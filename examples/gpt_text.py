@@ -7,6 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+import needs_transformers  # noqa: F401
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import needs_transformers  # noqa: F401
 import torch
 from gpt_text import make_tokenizer
 from kv_survives import ENGINE, ON_THE_CPU, answer_of, child, say

@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import needs_transformers  # noqa: F401
 import torch
 import torch.distributed as dist
 from gpt_text import library_tokens, make_tokenizer, windows

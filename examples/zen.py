@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import needs_transformers  # noqa: F401
 import torch
 from gpt_text import END, SPECIAL, VOCABULARY, make_tokenizer
 from transformers import OPTConfig, OPTForCausalLM
@@ -111,4 +112,10 @@ def train_zen(
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python zen.py FOLDER")
-    print(f"{sys.argv[1]}: loss {train_zen(Path(sys.argv[1])):.3f}")
+    made = sys.argv[1]
+    loss = train_zen(Path(made))
+    print(f"{made}: loss {loss:.3f} nats a byte. It now completes its lines:")
+    print(
+        f"cxl-offload generate --model {made} --prompts {made}/prompts.txt --gen-len 60 "
+        "--machine epyc9354-cxl-a --place kv=cxl"
+    )

@@ -44,3 +44,11 @@ def read_blocks(page: Path) -> list[Block]:
 
 def all_blocks(language: str) -> list[Block]:
     return [each for page in PAGES for each in read_blocks(page) if each.language == language]
+
+
+def make_model(folder: Path) -> None:
+    """What ``python examples/zen.py my-opt`` makes in a folder, without the training."""
+    from cxl_offload.integrations.flexgen import OptShape, make_opt
+
+    model = make_opt(folder / "my-opt", OptShape(layers=2, hidden=64, heads=4))
+    (model / "prompts.txt").write_text("Errors should\nSimple is\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from cxl_offload.cli.main import main
 
-from .blocks import PAGES, ROOT, Block, all_blocks, read_blocks
+from .blocks import PAGES, ROOT, Block, all_blocks, make_model, read_blocks
 
 # What a fence may hold. `output` and `text` (a message) are not commands.
 LANGUAGES = {"python", "bash", "json", "output", "text", "{toctree}", "{eval-rst}"}
@@ -53,13 +54,13 @@ def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A clone as the reader has it: examples, docs, and the model of ``make demo KEEP=my-opt``."""
-    from cxl_offload.integrations.flexgen import OptShape, make_opt
-
-    make_opt(tmp_path / "my-opt", OptShape(layers=2, hidden=64, heads=4))
+    """A clone as the reader has it: examples, docs, and the model of ``zen.py my-opt``."""
+    make_model(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "docs").mkdir()
     monkeypatch.chdir(tmp_path)
+    # `run` starts processes, which import the package that is tested.
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     return tmp_path
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .blocks import PAGES, ROOT, all_blocks
+from .blocks import PAGES, ROOT, all_blocks, make_model
 
 # DeepSpeed's run in a process of its own, in tests/integrations/deepspeed/test_readme.py.
 EXAMPLES = {
@@ -20,10 +20,8 @@ EXAMPLES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the commands around the examples have made: a model, prompts, a plan."""
-    from cxl_offload.integrations.flexgen import OptShape, make_opt
-
     made = tmp_path_factory.mktemp("docs")
-    make_opt(made / "my-opt", OptShape(layers=2, hidden=64, heads=4))
+    make_model(made)
     (made / "examples").symlink_to(ROOT / "examples")
     return made
 

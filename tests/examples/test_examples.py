@@ -20,6 +20,25 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 ZEN = "Errors should -> never pass silently."
 
 
+FIRST_WITH_TORCH = ("zen.py", "train_and_serve.py", "train_gpt_zero_offload.py")
+
+
+@pytest.mark.parametrize("name", FIRST_WITH_TORCH)
+def test_example_without_its_packages_names_the_first_and_the_extra(name: str) -> None:
+    """``-S`` hides all that is installed."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-S", str(EXAMPLES / name), "never-made"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{name}: torch is not installed; pip install '.[transformers]'")
+
+
 def run(name: str) -> str:
     path = os.pathsep.join(filter(None, [str(EXAMPLES.parent), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
@@ -94,7 +113,7 @@ def test_cells_of_the_notebook_run_in_their_order(monkeypatch: pytest.MonkeyPatc
 def test_list_of_the_examples_names_every_file() -> None:
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     parts = {"demo_progress.py", "demo_report.py", "gpt_text.py", "gpt_trainers.py"}
-    parts |= {"prompts.txt", "README.md"}
+    parts |= {"needs_transformers.py", "prompts.txt", "README.md"}
     for file in EXAMPLES.iterdir():
         if file.is_file() and file.name not in parts:
             assert f"`{file.name}`" in listed, file.name
