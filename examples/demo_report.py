@@ -11,12 +11,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-import cxl_offload
 from cxl_offload.files import write_text
 from cxl_offload.integrations.flexgen import FlexGenReport
 from cxl_offload.report import (
     PageSection,
     machine_section,
+    made_now,
     measured_section,
     placement_section,
     render_page,
@@ -174,7 +174,7 @@ def write_page(
         *map(machine_section, machines),
     ]
     title = "Tensors in memory tiers: the demo"
-    write_text(str(path), render_page(title, f"cxl_offload {cxl_offload.__version__}", sections))
+    write_text(str(path), render_page(title, made_now(), sections))
 
 
 def _answers(answers: Sequence[tuple[str, str]]) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import cxl_offload
 from cxl_offload.cli._options import RESULTS
 from cxl_offload.errors import ConfigError, printable
 from cxl_offload.files import write_text
@@ -18,6 +16,7 @@ from cxl_offload.report import (
     PageSection,
     findings_section,
     machine_section,
+    made_now,
     measured_section,
     placement_section,
     plan_sections,
@@ -59,9 +58,7 @@ def check_page(file: Path | None) -> None:
 
 def write_page(file: Path, title: str, sections: Iterable[PageSection]) -> None:
     """Writes the page and says where it is, on stderr: stdout may be JSON."""
-    made = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-    subtitle = f"cxl_offload {cxl_offload.__version__}, {made} UTC"
-    write_text(str(file), render_page(title, subtitle, sections))
+    write_text(str(file), render_page(title, made_now(), sections))
     typer.echo(f"report: {printable(str(file))}", err=True)
 
 

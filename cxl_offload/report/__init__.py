@@ -6,7 +6,7 @@ come from files are only ever text.
 
 from __future__ import annotations
 
-from cxl_offload.report.page import PageSection, render_page
+from cxl_offload.report.page import PageSection, made_now, render_page
 from cxl_offload.report.sections import (
     findings_section,
     machine_section,
@@ -22,6 +22,7 @@ __all__ = [
     "PageSection",
     "findings_section",
     "machine_section",
+    "made_now",
     "measured_section",
     "placement_section",
     "plan_sections",

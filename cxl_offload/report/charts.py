@@ -37,7 +37,10 @@ class LaneBar:
 
 
 def colour_of(name: str, names: Sequence[str]) -> str:
-    """The colour of a tier by its name; that of any other name by its place among ``names``."""
+    """The colour of a tier by its name; that of any other name by its place among ``names``.
+
+    What is no tier never has the colour of one.
+    """
     if name in TIER_COLOURS:
         return f"var(--{name})"
     return f"var(--s{list(names).index(name) % _SERIES})"
@@ -64,6 +67,14 @@ def share_bar(parts: Mapping[str, float], names: Sequence[str], scale: float | N
         if value > 0
     )
     return f'<div class="bar">{cells}</div>'
+
+
+def plain_bar(value: float, most: float) -> str:
+    """One bar of one thing, beside others as long as ``most``; its words stand beside it."""
+    if value <= 0 or most <= 0:
+        return ""
+    cell = f'<i style="width:{100 * value / most:.3f}%;background:var(--plain)"></i>'
+    return f'<div class="bar">{cell}</div>'
 
 
 def _ticks(most: float) -> list[float]:

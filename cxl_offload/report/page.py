@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import html
 import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import cxl_offload
 
 _STYLE = """
 :root{color-scheme:light dark;--back:#fbfbfa;--card:#fff;--ink:#1c1e21;--dim:#5d646c;--line:#d9dce0;
 --shade:#0003;--gpu:#7a4fb5;--ldram:#0072b2;--rdram:#3f9fd6;--cxl:#c8500a;--hbm:#a67c00;--nvme:#6b7280;
---good:#0a7d4f;--warn:#9a6200;--bad:#b3261e;--s0:#0072b2;--s1:#c8500a;--s2:#0a7d4f;--s3:#a0428a;
---s4:#a67c00;--s5:#3f9fd6}
+--good:#0a7d4f;--warn:#9a6200;--bad:#b3261e;--plain:#8a929b;--s0:#0b8457;--s1:#c2387f;--s2:#0e9aa0;
+--s3:#7d8f12;--s4:#7c4a2d;--s5:#39424e}
 @media(prefers-color-scheme:dark){:root{--back:#16181b;--card:#1f2226;--ink:#e8eaed;--dim:#a3abb3;
 --line:#3a3f45;--shade:#fff4;--gpu:#b794f0;--ldram:#4fa9e3;--rdram:#8cc8ef;--cxl:#f08a4b;--hbm:#d9b44a;
---nvme:#9aa3ad;--good:#4fc08d;--warn:#e0a94a;--bad:#f2887f;--s0:#4fa9e3;--s1:#f08a4b;--s2:#4fc08d;
---s3:#d98cc4;--s4:#d9b44a;--s5:#8cc8ef}}
+--nvme:#9aa3ad;--good:#4fc08d;--warn:#e0a94a;--bad:#f2887f;--plain:#7e8790;--s0:#4bbd89;--s1:#f279b5;
+--s2:#4cc3c9;--s3:#b5c75a;--s4:#c69a7b;--s5:#dfe3e8}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--back);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
 main{max-width:68rem;margin:0 auto;padding:1.2rem 1rem 3rem}
@@ -46,6 +49,7 @@ margin:.15rem 0 .55rem}
 svg{display:block;max-width:100%;height:auto}
 svg text{fill:var(--ink);font:12px system-ui,sans-serif}
 svg .d{fill:var(--dim)}
+.word{display:inline-block;max-width:100%}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem;margin:.5rem 0}
 .error{color:var(--bad)}.warning{color:var(--warn)}.note{color:var(--dim)}.good{color:var(--good)}
 @media print{section{break-inside:avoid}}
@@ -55,6 +59,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """No script, no picture and no font from anywhere: what slips in as text stays text."""
 
 _SHORT = 14
+_HYPHENED = re.compile(r"\S*-\S*")
+_OPTIONS = re.compile(r"--[a-z][a-z0-9-]*")
 _BREAKS = re.compile(r"([:@/_](?=\w)|,(?=[a-z]|\d+=))")
 
 
@@ -84,9 +90,26 @@ def _cell(value: object) -> str:
     return _BREAKS.sub(r"\1<wbr>", text) if len(text) > _SHORT else text
 
 
+def _whole_words(text: str, words: re.Pattern[str]) -> str:
+    """Escaped text in which no line ends behind a hyphen of these words."""
+    return words.sub(r'<span class="word">\g<0></span>', text)
+
+
 def paragraph(value: object, style: str = "") -> str:
-    """A paragraph of plain text."""
-    return f'<p class="{style}">{escaped(value)}</p>' if style else f"<p>{escaped(value)}</p>"
+    """A paragraph of plain text; names of options are never broken."""
+    text = _whole_words(escaped(value), _OPTIONS)
+    return f'<p class="{style}">{text}</p>' if style else f"<p>{text}</p>"
+
+
+def command_text(value: object) -> str:
+    """A command, or lines of commands, which are broken at blanks only."""
+    return f"<pre>{_whole_words(escaped(value), _HYPHENED)}</pre>"
+
+
+def made_now() -> str:
+    """What made a page, and when."""
+    made = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    return f"cxl_offload {cxl_offload.__version__}, {made} UTC"
 
 
 def html_table(

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from cxl_offload.report.charts import LaneBar, lanes, legend, line_chart, share_bar
+from cxl_offload.report.charts import LaneBar, lanes, legend, line_chart, plain_bar, share_bar
 from cxl_offload.report.machine_picture import machine_picture
-from cxl_offload.report.page import PageSection, escaped, html_table, paragraph
+from cxl_offload.report.page import PageSection, command_text, escaped, html_table, paragraph
 from cxl_offload.topology import Machine
 from cxl_offload.topology.hazards import Hazard
 from cxl_offload.units import GB, format_bytes, format_number, format_seconds
@@ -43,9 +43,22 @@ def machine_section(machine: Machine) -> PageSection:
     seen = f"GB/s and ns are as the CPUs of node {machine.initiator} see it ({how})."
     about = paragraph(machine.description) if machine.description else ""
     notes = "".join(paragraph(note, "dim") for note in machine.notes)
-    body = about + machine_picture(machine) + paragraph(seen, "dim") + notes
+    order = paragraph(_SOCKETS, "dim") if _sockets_out_of_order(machine) else ""
+    body = about + machine_picture(machine) + paragraph(seen, "dim") + order + notes
     title = f"Machine {machine.name}" if machine.simulated else f"This machine, {machine.name}"
     return PageSection(title, body)
+
+
+_SOCKETS = (
+    "Sockets have the numbers that the source prints; "
+    "nodes are numbered from the one whose CPUs work."
+)
+
+
+def _sockets_out_of_order(machine: Machine) -> bool:
+    """Whether a machine file numbers nodes otherwise than its source numbers sockets."""
+    numbers = [node.socket for node in machine.nodes if node.cpus and node.socket is not None]
+    return machine.simulated and numbers != sorted(numbers)
 
 
 def findings_section(hazards: Sequence[Hazard]) -> PageSection:
@@ -53,7 +66,7 @@ def findings_section(hazards: Sequence[Hazard]) -> PageSection:
     body = "".join(
         f'<p><b class="{escaped(each.severity)}">{escaped(each.severity)}</b> '
         f"<b>{escaped(each.name)}</b>: {escaped(each.found)}. {escaped(each.cost)}.</p>"
-        f"<pre>{escaped(each.remedy)}</pre>"
+        f"{command_text(each.remedy)}"
         for each in hazards
     )
     return PageSection("What doctor found", body or paragraph("Nothing that would hurt.", "good"))
@@ -76,7 +89,7 @@ def plan_sections(plan: Plan) -> list[PageSection]:
     if not plan.runs:
         verdict += paragraph(f"Advice only: {plan.advice}.")
     if plan.runs:
-        verdict += f"<pre>{escaped(shlex.join(plan.command_in('plan.yaml')))}</pre>"
+        verdict += command_text(shlex.join(plan.command_in("plan.yaml")))
     verdict += "".join(paragraph(f"{note}.", "dim") for note in (*plan.why, *plan.notes))
     if plan.error is not None:
         error = plan.error
@@ -122,7 +135,7 @@ def _phases(plan: Plan) -> str:
         )
         parts += [
             f'<div class="dim">{escaped(name)} {escaped(format_seconds(phase.terms[name]))}</div>'
-            + share_bar({name: phase.terms[name]}, terms, most)
+            + plain_bar(phase.terms[name], most)
             for name in terms
         ]
     return "".join(parts)
@@ -151,7 +164,7 @@ def what_if_section(plan: Plan, card: str, with_card: Plan | str) -> PageSection
     bars = "".join(
         f"<div>{name}: {format_number(each.tokens_per_s)} tokens/s, batch "
         f"{each.batch.size} x {each.batch.count} "
-        f"{share_bar({name: each.tokens_per_s}, ways, most)}</div>"
+        f"{plain_bar(each.tokens_per_s, most)}</div>"
         for name, each in rows
     )
     said = paragraph(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app
 from cxl_offload.plan.plan_file import Plan, load_plan
+from cxl_offload.plan.replay_check import ReplayCheck
 from cxl_offload.profile.curves import (
     BandwidthCurve,
     BandwidthPoint,
@@ -25,6 +27,7 @@ from cxl_offload.profile.model import Fingerprint, PathProfile, Profile
 from cxl_offload.report import (
     findings_section,
     machine_section,
+    made_now,
     measured_section,
     placement_section,
     plan_sections,
@@ -33,7 +36,8 @@ from cxl_offload.report import (
     timeline_section,
     what_if_section,
 )
-from cxl_offload.report.charts import LaneBar, lanes, line_chart, share_bar
+from cxl_offload.report.charts import TIER_COLOURS, LaneBar, lanes, line_chart, share_bar
+from cxl_offload.report.page import paragraph
 from cxl_offload.sim import Event, Timeline, Trace, replay
 from cxl_offload.topology import load_machine, machine_names
 from cxl_offload.topology.hazards import Hazard
@@ -301,3 +305,53 @@ def test_page_of_a_profile_draws_bandwidth_latency_under_load_and_interleaves() 
     xs = [float(str(each["cx"])) for tag, each in waits.elements if tag == "circle"]
     assert xs == sorted(xs)  # a line from idle to loaded, whatever the order of measuring
     assert {each.figures for each in sections.values()} == {"measured"}
+
+
+def test_what_is_no_tier_has_the_colour_of_none() -> None:
+    """Blue was local DRAM in one card of a page, and weights in the next."""
+    page = render_page("a", "", [])
+    for theme in page.split("@media(prefers-color-scheme:dark)"):
+        colours = dict(re.findall(r"--(\w+):(#[0-9a-f]{3,6})\b", theme.partition("*{")[0]))
+        tiers = {colours[tier] for tier in TIER_COLOURS}
+        others = {colours[f"s{at}"] for at in range(6)} | {colours["plain"]}
+        assert len(tiers) == 6
+        assert len(others) == 7
+        assert not tiers & others
+
+
+def test_bars_of_one_page_that_are_no_tiers_all_look_alike(plan: Plan) -> None:
+    for section in (plan_sections(plan)[2], what_if_section(plan, "cxl=1GiB", plan)):
+        bars = re.findall(r'<i style="width:[\d.]+%;background:([^"]+)"', section.body)
+        assert len(bars) >= 2
+        assert set(bars) == {"var(--plain)"}
+
+
+def test_commands_and_options_are_broken_at_blanks_only(plan: Plan) -> None:
+    (command,) = re.findall(r"<pre>(.*?)</pre>", plan_sections(plan)[0].body)
+    assert '<span class="word">--model</span> ' in command
+    assert Reader(command).text == shlex.join(plan.command_in("plan.yaml"))
+    assert '<span class="word">--max-batches</span> 1' in paragraph("give --max-batches 1")
+    assert paragraph("4-bit --- a < b") == "<p>4-bit --- a &lt; b</p>"
+
+
+def test_sockets_in_another_order_than_nodes_are_explained() -> None:
+    assert "numbers that the source prints" in machine_section(load_machine("epyc9354-cxl-a")).body
+    machine = load_machine("gh200")
+    assert "numbers that the source prints" not in machine_section(machine).body
+
+
+def test_card_and_single_unit_are_told_apart(plan: Plan) -> None:
+    """A GiB more brought nothing, and a card below 8 %: it read as a contradiction."""
+    said = what_if_section(plan, "cxl=1GiB", plan).body
+    assert "This is a whole card, capacity, bandwidth and all" in said
+    assert "of a single GiB or GB/s" in said
+
+
+def test_page_of_a_plan_says_its_doubts_beside_its_speed(plan: Plan) -> None:
+    note = ReplayCheck("decode", 1.0, 1.55).sentence()
+    verdict = plan_sections(replace(plan, notes=(*plan.notes, note)))[0].body
+    assert "differ by 55 %, see the notes." in verdict.split("</p>")[0]
+
+
+def test_page_says_what_made_it_and_when() -> None:
+    assert re.fullmatch(r"cxl_offload \S+, \d{4}-\d\d-\d\d \d\d:\d\d UTC", made_now())
