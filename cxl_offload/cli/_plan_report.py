@@ -47,10 +47,18 @@ def print_plan(console: Console, plan: Plan, file: str | None = None) -> None:
         console.print(f"Note: {note}.")
     for name, text in plan.settings.items():
         console.print(f"\n{name}\n{text}")
-    if not plan.runs:
-        return  # the command would be refused
+    if plan.runs:  # else it would be refused
+        _print_command(console, plan, file)
+
+
+def _print_command(console: Console, plan: Plan, file: str | None) -> None:
+    """How to run the plan, and the files that this takes."""
     if file is None and plan.command_in("") != plan.command:
         console.print(f"\nThe command reads the plan: write it with --output {OWN_FILE}.")
+    if "--prompts" in plan.command:
+        name = plan.command[plan.command.index("--prompts") + 1]
+        most = plan.batch.size * plan.batch.count
+        console.print(f"\n{name} is a file of yours: one prompt a line, at most {most}.")
     if plan.command:
         print(f"\n{shlex.join(plan.command_in(file or OWN_FILE))}")
 
@@ -59,7 +67,10 @@ def _print_homes(console: Console, plan: Plan) -> None:
     made = table("Placement", "kind", "where", "bytes", "share", "policy", right=("bytes", "share"))
     for home in plan.homes:
         share = f"{home.percent:.1f} %"
-        made.add_row(home.kind, home.where, format_bytes(home.bytes), share, home.policy or NONE)
+        kept_as = f" ({plan.kv_dtype})" if plan.kv_dtype and home.kind == "kv" else ""
+        made.add_row(
+            home.kind + kept_as, home.where, format_bytes(home.bytes), share, home.policy or NONE
+        )
     for node, nbytes in plan.node_bytes.items():
         made.add_row("all", f"node {node}", format_bytes(nbytes), NONE, NONE)
     if plan.gpu_bytes:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
+from typing import Any, TypeGuard
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.containers import Lines
 from rich.table import Table
 from rich.text import Text
 
@@ -32,9 +35,33 @@ def console_of(*, piped_width: int | None = None) -> Console:
     return Console(markup=False, emoji=False, highlight=False, width=width)
 
 
+class _Word(Text):
+    """A word that is broken after a comma, if it is too long for its column."""
+
+    def wrap(self, console: Console, width: int, *given: Any, **named: Any) -> Lines:
+        rows = [""]
+        for part in re.split(r"(?<=,)", self.plain):
+            if rows[-1] and len(rows[-1]) + len(part) > width:
+                rows.append("")
+            rows[-1] += part
+        return Text("\n".join(rows)).wrap(console, width, *given, **named)
+
+
+class _Table(Table):
+    """Policies are words with commas: one is broken behind them, as a reader would."""
+
+    def add_row(self, *cells: RenderableType | None, **named: Any) -> None:
+        words = (_Word(cell) if _is_list(cell) else cell for cell in cells)
+        super().add_row(*words, **named)
+
+
+def _is_list(cell: object) -> TypeGuard[str]:
+    return isinstance(cell, str) and "," in cell and not re.search(r"\s", cell)
+
+
 def table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
     """An empty table; ``right`` names the columns of numbers."""
-    made = Table(
+    made = _Table(
         title=title,
         header_style="dim",
         box=box.SIMPLE_HEAD,

@@ -103,7 +103,10 @@ def print_hazards(console: Console, hazards: tuple[Hazard, ...]) -> None:
         made.add_column(overflow="fold")
         made.add_row("found", hazard.found)
         made.add_row("costs", hazard.cost)
-        made.add_row("fix", Text(hazard.remedy, "green"))
+        command, _, more = hazard.remedy.partition("  # ")
+        made.add_row("fix", Text(command, "green"))
+        if more:  # in a row of its own: a command is copied with all that is beside it
+            made.add_row("", more)
         made.add_row("says", Text(hazard.source, "dim"))
         console.print(Padding(made, (0, 0, 1, 2)))
     counts = {name: sum(hazard.severity == name for hazard in hazards) for name in _STYLES}

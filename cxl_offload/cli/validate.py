@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cxl_offload.cli._options import AsJson
 from cxl_offload.cli._progress import counted, progress_bar
-from cxl_offload.cli._report_table import WIDE, console_of, show, table
+from cxl_offload.cli._report_table import WIDE, console_of, need_matplotlib, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.units import format_number
 
@@ -44,6 +44,8 @@ def validate_command(
     """
     from cxl_offload.validation import PUBLISHED_CASES, load_cases, validate
 
+    if plot is not None:
+        need_matplotlib("--plot")
     with progress_bar(keep=False, lines=not as_json) as tell:
         results = validate(counted(load_cases(cases or PUBLISHED_CASES), "cases predicted", tell))
     if plot is not None:

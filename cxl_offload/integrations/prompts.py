@@ -17,7 +17,14 @@ def read_prompts(file: str) -> tuple[str, ...]:
     """
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except FileNotFoundError:
+        raise ConfigError(
+            f"--prompts {file}: there is no such file; write it, with one prompt a line, or name "
+            "yours, in the command that a plan keeps too"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"--prompts {file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"--prompts {file}: {error}") from None
     prompts = tuple(line for line in lines if line.strip())
     if not prompts:

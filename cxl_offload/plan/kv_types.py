@@ -44,3 +44,10 @@ KV_TYPES = {
     CODES: KvType(int4_row_bytes, 0.54 / 0.79),
 }
 """By the name that ``--kv-dtype`` takes. All of them lose precision."""
+
+
+def kv_type_remedy(name: str) -> str:
+    """What to say instead of ``name``, which is none of them."""
+    if name in ("fp8", "float8"):
+        return "there are two: float8_e4m3fn (more digits) or float8_e5m2 (more range); name one"
+    return f"it is one of {', '.join(KV_TYPES)}"

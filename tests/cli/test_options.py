@@ -71,10 +71,14 @@ def test_picture_without_matplotlib_is_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cxl_offload.cli._report_table.find_spec", lambda name: None)
-    for command in ([*TRAINING, "--timeline", "a.png"], ["profile", "--plot", str(tmp_path)]):
+    for command in (
+        [*TRAINING, "--timeline", "a.png"],
+        ["profile", "--plot", str(tmp_path)],
+        ["validate", "--plot", str(tmp_path / "a.png")],
+    ):
         code, _, error = run(*command)
         assert code == 2
-        assert "needs matplotlib; install it" in error
+        assert "needs matplotlib; install it, e.g. pip install matplotlib" in error
 
 
 def test_verdict_of_a_plan_comes_before_its_tables(tmp_path: Path) -> None:
@@ -235,7 +239,7 @@ def test_ctrl_c_is_one_line_and_its_own_status(monkeypatch: pytest.MonkeyPatch) 
         (["generate", "--model", "no", "--prompts", "p.txt", "--place", "kv=0"], "no such folder"),
         (
             ["generate", "--model", "my", "--prompts", "no.txt", "--place", "kv=0"],
-            "--prompts no.txt",
+            "--prompts no.txt: there is no such file; write it, with one prompt a line",
         ),
         (["generate", "--model", "my", "--prompts", "p.txt", "--plan", "no.yaml"], "no.yaml"),
         (["flexgen", "--model", "my-opt"], "model my-opt: no such folder"),

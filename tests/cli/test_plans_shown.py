@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cxl_offload.plan.plan_file import Batch, CxlUse, Plan, PriceEstimate, save_plan
+import pytest
+
+from cxl_offload.plan.plan_file import Batch, CxlUse, Home, Plan, PriceEstimate, save_plan
 from cxl_offload.plan.replay_check import ReplayCheck
 
 from .test_options import run
@@ -68,3 +70,34 @@ def test_doubt_about_a_speed_is_in_the_line_of_the_speed(tmp_path: Path) -> None
     text = run("plan", "show", str(planned(tmp_path, "a.yaml", notes=(note,))))[1]
     first_lines = " ".join(text.split("CXL memory")[0].split())
     assert "50 tokens/s predicted; equations and replay of the step differ by 55 %" in first_lines
+
+
+def test_file_of_prompts_is_said_to_be_the_users(tmp_path: Path) -> None:
+    command = ("cxl-offload", "generate", "--plan", "plan.yaml", "--prompts", "prompts.txt")
+    text = run("plan", "show", str(planned(tmp_path, "a.yaml", command=command)))[1]
+    assert "prompts.txt is a file of yours: one prompt a line, at most 4." in text
+    assert "is a file of yours" not in run("plan", "show", str(planned(tmp_path, "b.yaml")))[1]
+
+
+def test_plan_that_keeps_the_cache_in_a_smaller_type_names_it(tmp_path: Path) -> None:
+    homes = (Home(kind="kv", where="ldram", percent=100.0, bytes=1 << 20, policy="bind:ldram"),)
+    small = planned(
+        tmp_path, "a.yaml", executor="transformers", kv_dtype="float8_e5m2", homes=homes
+    )
+    assert "kv (float8_e5m2)  " in run("plan", "show", str(small))[1]
+    own = planned(tmp_path, "b.yaml", executor="transformers", homes=homes)
+    assert "kv (" not in run("plan", "show", str(own))[1]
+
+
+def test_policy_that_is_too_long_is_broken_behind_a_comma(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = "weighted:ldram=47,rdram=28,cxl=25@1912KiB"
+    home = Home(kind="activations", where="ldram", percent=100.0, bytes=1 << 40, policy=policy)
+    file = str(planned(tmp_path, "a.yaml", homes=(home,)))
+    monkeypatch.setenv("COLUMNS", "75")
+    words = run("plan", "show", file)[1].split()
+    assert "weighted:ldram=47,rdram=28," in words
+    assert "cxl=25@1912KiB" in words
+    monkeypatch.setenv("COLUMNS", "140")
+    assert policy in run("plan", "show", file)[1].split()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -235,6 +236,8 @@ def test_hazard_is_found_and_only_it_when_its_cause_is_there(
     hazard = found[name]
     assert hazard.severity == severity
     assert hazard.remedy.startswith(command)
+    parsed = subprocess.run(["sh", "-nc", hazard.remedy], check=False, capture_output=True)
+    assert parsed.returncode == 0, hazard.remedy
     assert hazard.found
     assert hazard.cost
     assert hazard.source

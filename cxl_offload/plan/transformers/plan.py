@@ -11,7 +11,7 @@ from cxl_offload.plan.decoding.executor import DecodingExecutor, DecodingRequest
 from cxl_offload.plan.decoding.phases import Block
 from cxl_offload.plan.executor import Candidate, KindBytes
 from cxl_offload.plan.hardware import NVME, Hardware
-from cxl_offload.plan.kv_types import KV_TYPES
+from cxl_offload.plan.kv_types import KV_TYPES, kv_type_remedy
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import OWN_FILE, Batch, Plan
 from cxl_offload.plan.transformers.homes import block_of, largest_tensor, policy_of
@@ -52,7 +52,7 @@ class TransformersRequest(DecodingRequest):
         super(TransformersRequest, self).__post_init__()
         for name in self.kv_dtypes:
             if name not in KV_TYPES:
-                raise ConfigError(f"kv dtype {name!r}: it is one of {', '.join(KV_TYPES)}")
+                raise ConfigError(f"kv dtype {name!r}: {kv_type_remedy(name)}")
 
 
 def plan_transformers(request: TransformersRequest) -> Plan:

@@ -24,7 +24,7 @@ def _lost_pages(scene: Scene) -> Iterator[Hazard]:
             f"({told or 'not told how'})",
             "what was in them is gone: a process that reads one is ended by SIGBUS; where that "
             "failed or was ignored the kernel may still use them",
-            "ras-mc-ctl --errors  (rasdaemon: which part); leave the node out of policies, and "
+            "ras-mc-ctl --errors  # rasdaemon: which part; leave the node out of policies, and "
             "have the part replaced",
             f"{lost_pages_folder(node.node)}; Documentation/ABI/stable/sysfs-devices-node, "
             "memory_failure",
@@ -41,7 +41,7 @@ def _soft_offlined(scene: Scene) -> Iterator[Hazard]:
             f"{format_bytes(taken)} of pages are out of use, and no node counts them as lost",
             "the kernel takes pages out after many corrected errors, and moves what was in them, "
             "without a word and maybe to another node: a placement that is asked again shows it",
-            "ras-mc-ctl --errors  (rasdaemon: which part)",
+            "ras-mc-ctl --errors  # rasdaemon: which part",
             "HardwareCorrupted in /proc/meminfo; Documentation/mm/hwpoison.rst",
         )
 
@@ -58,7 +58,7 @@ def _memory_controllers(scene: Scene) -> Iterator[Hazard]:
             "uncorrected errors" + (f" ({where})" if where else ""),
             "a module with corrected errors has uncorrected ones more often than others; an "
             "uncorrected one ends who reads it",
-            "ras-mc-ctl --error-count  (rasdaemon: by module); have the module replaced",
+            "ras-mc-ctl --error-count  # rasdaemon: by module; have the module replaced",
             f"{EDAC}/{one.name}/{{ce,ue}}_count; Documentation/admin-guide/RAS/main.rst, EDAC",
         )
 
@@ -77,7 +77,7 @@ def _links_of_cards(scene: Scene) -> Iterator[Hazard]:
                 f"{told}",
                 "corrected ones are sent again and cost bandwidth; others may take the card, and "
                 "all memory of its node, away",
-                "cxl list -M --media-errors; look at the slot, the riser and the card's firmware",
+                "cxl list -M --media-errors  # look at the slot, the riser and the card's firmware",
                 f"{PCI}/{card.address}/aer_dev_*; "
                 "Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats",
             )

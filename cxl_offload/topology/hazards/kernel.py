@@ -69,7 +69,7 @@ def _swap(scene: Scene) -> Iterator[Hazard]:
         "tensors that are idle for a while, as optimizer states and cold KV blocks are, may be "
         "written to disk; they come back at the speed of the disk, on the nodes of their "
         "policy if there is room. Pinned memory stays",
-        "sudo swapoff -a  (or sudo sysctl -w vm.swappiness=1)",
+        "sudo swapoff -a  # or: sudo sysctl -w vm.swappiness=1",
         "/proc/swaps; Documentation/admin-guide/sysctl/vm.rst, swappiness",
     )
 
@@ -196,7 +196,7 @@ def _damon(scene: Scene) -> Iterator[Hazard]:
         f"DAMON moves pages by itself ({', '.join(actions)})",
         "its schemes ask no memory policy: tensors leave the node they were placed on, and what a "
         "tuner decides is undone while it measures. Pinned pages stay",
-        f"echo off | sudo tee {_DAMON}/*/state  (and sudo damo stop, where damo started it)",
+        f"echo off | sudo tee {_DAMON}/*/state  # and sudo damo stop, where damo started it",
         f"{_DAMON}; Documentation/admin-guide/mm/damon/usage.rst",
     )
 
@@ -217,7 +217,7 @@ def _automatic_weights(scene: Scene) -> Iterator[Hazard]:
         f"the kernel chooses the weights of weighted interleave from firmware data ({shown})",
         "none for tensors of this package, which have weights of their own and leave the kernel's "
         "alone; other programs' weights change when memory is added, until somebody writes one",
-        f"echo false | sudo tee {_WEIGHTS}/auto  (only if another program needs fixed weights)",
+        f"echo false | sudo tee {_WEIGHTS}/auto  # only if another program needs fixed weights",
         f"{_WEIGHTS}; Documentation/ABI/testing/sysfs-kernel-mm-mempolicy-weighted-interleave",
     )
 

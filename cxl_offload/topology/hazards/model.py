@@ -28,7 +28,8 @@ class Hazard:
     cost
         What it costs a program that keeps tensors in tiers.
     remedy
-        The command that fixes it, or what to change where no command can.
+        The command that fixes it, as it can be pasted: what else there is to say stands behind
+        ``  # ``. Or what to change, where no command can.
     source
         The file that says so, and the document that says what it means.
     """

@@ -25,8 +25,8 @@ def _online_kernel(scene: Scene, node: Node) -> str:
     if dax is not None:
         return (
             f"sudo daxctl offline-memory {dax.name} && "
-            f"sudo daxctl online-memory --no-movable {dax.name}  (or use it as Device-DAX: "
-            f"sudo daxctl reconfigure-device --force --mode=devdax {dax.name})"
+            f"sudo daxctl online-memory --no-movable {dax.name}  # or use it as Device-DAX: "
+            f"sudo daxctl reconfigure-device --force --mode=devdax {dax.name}"
         )
     return (
         f"for m in {NODES}/node{node.id}/memory*/state; do echo offline | sudo tee $m && "
@@ -79,7 +79,7 @@ def _unbound_dax(scene: Scene) -> Iterator[Hazard]:
                 f"{dax.name} ({format_bytes(dax.size_bytes)}) has no driver",
                 "its memory is neither a node nor a device to map: nobody can use it",
                 f"sudo daxctl reconfigure-device --mode=system-ram --no-movable {dax.name}  "
-                f"(a node) or --mode=devdax (the policy dax:{dax.name})",
+                f"# a node; or --mode=devdax for the policy dax:{dax.name}",
                 "/sys/bus/dax/devices; daxctl-reconfigure-device(1)",
             )
 

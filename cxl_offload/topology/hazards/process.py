@@ -27,7 +27,7 @@ def _cpuset(scene: Scene) -> Iterator[Hazard]:
         f"the cpuset of this process hides node {format_cpulist(hidden)} "
         f"(Mems_allowed_list: {format_cpulist(allowed) or 'none'})",
         f"{format_bytes(lost)} cannot be used: policies that name these nodes are refused",
-        f"docker run --cpuset-mems={every} ...  (or write {every} to cpuset.mems of its cgroup)",
+        f"docker run --cpuset-mems={every} ...  # or write {every} to cpuset.mems of its cgroup",
         f"{_STATUS}; cpuset(7)",
     )
 
@@ -45,7 +45,7 @@ def _cgroup(scene: Scene) -> Iterator[Hazard]:
         f"{format_bytes(usable)} that its nodes have",
         "memory of every tier counts against it, CXL too: allocations beyond it are refused here, "
         "and a process that passes it by touching other memory is killed",
-        "docker run --memory=0 ...  (or raise memory.max of its cgroup)",
+        "docker run --memory=0 ...  # or raise memory.max of its cgroup",
         f"memory.max of {limits.cgroup_path}; Documentation/admin-guide/cgroup-v2.rst",
     )
 
@@ -60,8 +60,8 @@ def _placing(scene: Scene) -> Iterator[Hazard]:
         "no page can be placed or asked where it is: every policy but first touch fails with "
         "EPERM, which the error names"
     )
-    remedy = "docker run --cap-add SYS_NICE ...  (or a seccomp profile that allows mbind, "
-    remedy += "set_mempolicy, get_mempolicy and move_pages)"
+    remedy = "docker run --cap-add SYS_NICE ...  # or a seccomp profile that allows mbind, "
+    remedy += "set_mempolicy, get_mempolicy and move_pages"
     if scene.placing_refused is not None:
         yield Hazard(
             "placing-refused",
@@ -99,7 +99,7 @@ def _locked_memory(scene: Scene) -> Iterator[Hazard]:
         "note",
         f"this process may lock {format_bytes(limit)} (ulimit -l)",
         "io_uring fixed buffers, RDMA registration and mlock of more fail with ENOMEM",
-        "ulimit -l unlimited  (docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in systemd)",
+        "ulimit -l unlimited  # docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in systemd",
         "/proc/self/limits; getrlimit(2), RLIMIT_MEMLOCK",
     )
 

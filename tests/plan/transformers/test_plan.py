@@ -304,6 +304,8 @@ def test_smaller_cache_is_attended_to_by_cpus() -> None:
 
 
 def test_cache_of_a_type_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"kv dtype 'fp8': .* float8_e4m3fn .* or float8_e5m2"):
+        request(kv_dtypes=("fp8",))
     with pytest.raises(ConfigError, match="kv dtype 'int3': it is one of float8_e4m3fn"):
         request(kv_dtypes=("int3",))
 
