@@ -24,7 +24,10 @@ from cxl_offload.topology import (
 
 _SIZES = st.integers(0, 1 << 45)
 _RATES = st.none() | st.floats(1.0, 1e13, allow_nan=False)
-_TEXT = st.text(max_size=12)
+# What a file may hold: control characters are refused, because they would write to terminals.
+_TEXT = st.text(
+    st.characters(exclude_categories=("Cs", "Cc"), include_characters="\n\t"), max_size=12
+)
 
 _EVIDENCE = st.builds(
     CxlEvidence,
