@@ -31,13 +31,12 @@ def waits(plan: Plan) -> Iterator[str]:
     if seconds <= LONG_WAIT_S:
         return
     rows = plan.batch.size * plan.batch.count
-    computes = "GPU" if plan.gpu_bytes else "CPU"
-    if computes == "CPU":
+    if not plan.gpu_bytes:
         remedy = "--max-batches N plans for at most N sequences"
     elif plan.batch.count > 1:
-        remedy = f"--max-batches N plans for at most N times {plan.batch.size} sequences"
+        remedy = "--max-batches N plans for fewer batches at once, and --limit for less memory"
     else:
-        remedy = "--limit leaves fewer sequences room"
+        remedy = "--limit plans for less memory, which has room for fewer sequences"
     yield (
         f"Highest throughput: the first answer is done after {format_seconds(seconds)} "
         f"(predicted), together with all {rows:,}. For a shorter wait, {remedy}"
