@@ -40,7 +40,7 @@ from cxl_offload.integrations.flexgen import FlexGenRun, run
 from cxl_offload.integrations.flexgen.seeded import DEMO_SHAPE, make_opt
 from cxl_offload.integrations.prompts import read_prompts
 from cxl_offload.plan.equations.interleave import bandwidth_bound, best_weights, shares_of_weights
-from cxl_offload.profile import quick
+from cxl_offload.profile import Profile, quick
 from cxl_offload.sim import replay
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bandwidth
@@ -72,10 +72,10 @@ def bandwidth_policy(rates: Sequence[tuple[int, float]]) -> str:
     return f"weighted:{','.join(shares)}@{GRANULE}"
 
 
-def measured_policy(console: Console, session: Session) -> str:
-    """What a few seconds of measuring say about every node, and the policy that follows."""
+def measured_policy(console: Console, profile: Profile) -> str:
+    """What was measured of every node, and the policy that follows."""
     rates = []
-    for path in quick(session).paths:
+    for path in profile.paths:
         loads, latency_ns = path.peak_bytes_per_s("load"), path.latency_ns()
         if loads is None:
             console.print(f"measured node {path.node}: nothing, other work used all the time")
@@ -188,7 +188,8 @@ def demonstrate(
         cpu_cache_compute=True,
     )
     with steps.step("measuring the memory of this machine"):
-        policy = measured_policy(console, here)
+        profile = quick(here)  # of a few seconds
+        policy = measured_policy(console, profile)
     runs = [*runs_here(here, policy), *runs_published(published)]
     results = [generate(steps, request, at) for at in runs]
     same = [np.array_equal(results[0].report.tokens, result.report.tokens) for result in results]
@@ -196,12 +197,13 @@ def demonstrate(
     print_speed(console, results, same, speed_notes(here.machine))
     if not answers:
         console.print(f"\n{prompts[-1]!r} -> {results[0].report.answers[-1]!r}")
+    machine = profile.applied_to(here.machine)
     with steps.step("drawing the picture and the page"):
         output.mkdir(parents=True, exist_ok=True)
         documents = [result.to_json() for result in results]
         (output / "demo.json").write_text(json.dumps(documents, indent=1) + "\n", encoding="utf-8")
         draw(results, output / "demo.png")
-        write_page(output / "demo.html", results, same, answers, (here.machine, published))
+        write_page(output / "demo.html", results, same, answers, (machine, published))
     written = ", ".join(str(output / f"demo.{kind}") for kind in ("html", "png", "json"))
     console.print(f"\nwritten: {written}; open the first in a browser", soft_wrap=True)
     return all(same)
