@@ -242,7 +242,7 @@ def test_what_cannot_be_kept_is_one_line(name: str, early: dict[str, str]) -> No
         make_tier(name, early | {"model": "no/model"})
     kept_path(name).symlink_to("/dev/zero")
     Path(early["model"], "model.safetensors").write_bytes(b"weights")
-    with pytest.raises(ValueError, match=r"cold\.persist .*symbolic links"):
+    with pytest.raises(ValueError, match=r"cold\.persist .*it is a symbolic link"):
         make_tier(name, early)
 
 
