@@ -121,8 +121,11 @@ class PlacingScope(TorchDispatchMode):  # type: ignore[no-untyped-call]
         among.remove(self)
         if among is _thread.scopes:
             super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        else:  # a generator that another thread closed: there it places nothing from now on
-            _LOG.warning("placing: ended by another thread than the one that entered it")
+        else:  # a generator that another thread closed; torch's modes are a thread's own
+            _LOG.warning(
+                "placing: ended by another thread than the one that entered it; that one places "
+                "nothing from now on, and compiles nothing any more"
+            )
         if left := self.left():
             named = "; ".join(map(str, left[:_MOST_NAMED]))
             more = f"; and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""

@@ -343,20 +343,36 @@ def test_what_cannot_move_is_refused_before_anything_moves(
 
 
 def test_generator_that_another_thread_closes_ends_its_block(session: Session) -> None:
+    opened, closed = threading.Event(), threading.Event()
+    found = []
+
     def opens() -> Iterator[None]:
-        with cxl_offload.placing("cxl"):
+        with cxl_offload.placing("cxl", session=session):
             yield
 
-    opened = opens()
-    next(opened)
-    assert session.find(torch.zeros(10_000).data_ptr()) is not None
-    closing = threading.Thread(target=opened.close)  # type: ignore[attr-defined]
-    closing.start()
-    closing.join()
-    assert session.find(torch.zeros(10_000).data_ptr()) is None
-    with cxl_offload.placing("cxl"):
-        assert session.find(torch.zeros(10_000).data_ptr()) is not None
-    assert session.find(torch.zeros(10_000).data_ptr()) is None
+    block = opens()
+
+    def work() -> None:
+        def is_placed() -> bool:
+            return node_of(session, torch.zeros(10_000)) is not None
+
+        next(block)
+        found.append(is_placed())
+        opened.set()
+        closed.wait(30)
+        found.append(is_placed())
+        with cxl_offload.placing("cxl", session=session):
+            found.append(is_placed())
+        found.append(is_placed())
+
+    # A thread that ends: what torch knows of its blocks only it can take back.
+    working = threading.Thread(target=work)
+    working.start()
+    assert opened.wait(30)
+    block.close()  # type: ignore[attr-defined]
+    closed.set()
+    working.join()
+    assert found == [True, False, True, False]
 
 
 def test_block_that_was_not_entered_cannot_be_left(session: Session) -> None:
