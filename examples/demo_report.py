@@ -40,6 +40,13 @@ class Result:
     report: FlexGenReport
     timeline: Timeline | None = None
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether its speed is shown: a run without a placement only gives the tokens to expect."""
+        return self.timeline is not None or any(
+            row.policy != "first-touch" for row in self.report.placement
+        )
+
     def tokens_per_s(self, phase: str) -> float:
         """Of ``prefill`` or ``decode``: replayed on simulated nodes, measured on this machine."""
         if self.timeline is not None:
@@ -122,6 +129,8 @@ def print_speed(
     made = _table("run", *headings, "tokens", left=1)
     for result, identical in zip(results, same, strict=True):
         rates = [f"{result.tokens_per_s(phase):,.1f}" for phase in phases]
+        if not result.is_compared:
+            rates = ["-", "-"]
         cells = [*rates, "-", "-"] if result.timeline is None else ["-", "-", *rates]
         made.add_row(result.name, *cells, "same" if identical else "DIFFERENT")
     console.print("Tokens/s")
@@ -138,8 +147,9 @@ def speed_notes(here: Machine) -> list[str]:
     ]
     if len(here.usable_nodes()) == 1:
         notes.append(
-            "This machine has one node, so its two runs place the same bytes on it; the difference "
-            "between their speeds is noise, made by what else the machine does"
+            "This machine has one node, where no placement can gain anything; the untiered run "
+            "gives the tokens to compare with, and its speed, that of a program's first run, is "
+            "left out"
         )
     return notes
 
@@ -160,6 +170,7 @@ def write_page(
     rates: dict[str, dict[str, float | None]] = {
         f"{result.name}, {phase}": {how[result.timeline is None]: result.tokens_per_s(phase)}
         for result in results
+        if result.is_compared
         for phase in ("prefill", "decode")
     }
     said = "the same in all runs" if all(same) else "DIFFERENT, which must never happen"
@@ -214,13 +225,13 @@ def draw(results: Sequence[Result], path: Path) -> None:
 
 def _draw_rates(axis: Any, results: Sequence[Result]) -> None:
     """Decode tokens/s; this machine and the published one differ by orders of magnitude."""
-    rates = [result.tokens_per_s("decode") for result in results]
+    rates = [result.tokens_per_s("decode") if result.is_compared else 0.0 for result in results]
     kinds = ["measured" if result.timeline is None else "simulated" for result in results]
     for kind, colour in (("measured", MEASURED), ("simulated", SIMULATED)):
         shown = [rate if k == kind else 0 for rate, k in zip(rates, kinds, strict=True)]
         axis.barh([r.name for r in results], shown, color=colour, label=kind, height=0.62)
     for at, rate in enumerate(rates):
-        axis.annotate(f" {rate:,.0f}", (rate, at), va="center")
+        axis.annotate(f" {rate:,.0f}" if rate else " for its tokens", (rate, at), va="center")
     axis.set_xlabel("decode tokens/s")
     axis.margins(x=0.18)
     axis.set_title("How fast", loc="left")
