@@ -6,20 +6,21 @@ The names of the fields are the format.
 from __future__ import annotations
 
 import contextlib
+import re
 import types
 import typing
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
-from cxl_offload.files.document import hint, plain_key, shown
+from cxl_offload.files.document import CONTROL, hint, plain_key, shown
 
 T = TypeVar("T")
 Where = tuple[str | int, ...]
 _MOST_DIGITS = 18
+_HALVES = re.compile("[\ud800-\udfff]")
 _TOO_LARGE = 1 << 63
 
 
@@ -71,15 +72,8 @@ def decode(kind: type[T], value: Any) -> T:
 
 
 def is_text(value: str) -> bool:
-    """Whether it can be written as UTF-8 and shown: JSON can escape one half of a character alone.
-
-    A control character, which YAML and JSON can escape, would write to the reader's terminal.
-    """
-    return not any(
-        "\ud800" <= letter <= "\udfff" or unicodedata.category(letter) == "Cc"
-        for letter in value
-        if letter not in "\n\t"
-    )
+    """Whether it can be written as UTF-8 and shown: JSON can escape half a character alone."""
+    return not (_HALVES.search(value) or CONTROL.search(value))
 
 
 def _fail(expected: str, value: Any, where: Where) -> NoReturn:

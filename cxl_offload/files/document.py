@@ -7,7 +7,6 @@ Documents come from anywhere: what is nested without end, or huge by its aliases
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,6 +20,10 @@ _TAG = "tag:yaml.org,2002:"
 _MOST_LEVELS = 100
 _MOST_REPEATED = 100_000
 _MOST_DIGITS = 19
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters but line ends and tabs: YAML and JSON can escape them, and whoever prints
+such a text would write to the reader's terminal."""
+
 _PLAIN_KEY = re.compile(r"[\w.:@/+-]{1,60}")
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _TRUE = {"true", "yes", "on"}
@@ -85,7 +88,7 @@ class Field:
         if not isinstance(self.node, yaml.ScalarNode):
             self.fail(f"must be a single value, not {self._kind()}")
         text = str(self.node.value)
-        if any(unicodedata.category(letter) == "Cc" and letter not in "\n\t" for letter in text):
+        if CONTROL.search(text):
             self.fail(f"must be text without control characters, not {shown(text)}")
         return text
 
