@@ -52,6 +52,8 @@ for session in [each for each in gc.get_objects() if type(each) is Session]:
     for name, state in found.items():
         places[name] = places[name] or placement_of(state, session=session).requested
 open(f"{args.output}.{rank}", "w").write(json.dumps({"losses": losses, "places": places}))
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
 """
 
 LAUNCHERS = {

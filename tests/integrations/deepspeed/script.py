@@ -36,6 +36,9 @@ def main() -> None:
         engine.step()
         losses.append(loss.item().hex())
     Path(f"{given.output}.{rank}").write_text(json.dumps(losses))
+    # A collective still in flight at the end of the interpreter aborts the process (PyTorch).
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -110,6 +110,8 @@ except MemoryError as error:
     found["refused"] = str(error)
 with open(f"{sys.argv[1]}.{os.environ['RANK']}", "w") as file:
     json.dump(found, file)
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
 """
 
 

@@ -362,6 +362,9 @@ def main() -> None:
                 case _:
                     results.append(run(job, session))
     Path(f"{sys.argv[2]}.{RANK}").write_text(json.dumps(results))
+    # A collective still in flight at the end of the interpreter aborts the process (PyTorch).
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
