@@ -113,15 +113,23 @@ def child(
     return subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=False)
 
 
+def answer(what: str, path: Path, layout: KeptLayout, rounds: int) -> dict[str, Any]:
+    done = child(what, path, layout, rounds)
+    if done.returncode:
+        raise SystemExit(f"--child {what} ended with status {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def measure(layout: KeptLayout, rounds: int) -> dict[str, Any]:
     path = kept_path(f"benchmark-{uuid4().hex}")
     try:
         if child("fill", path, layout, 0).returncode != -signal.SIGKILL:
             raise SystemExit("the store could not be filled")
-        opens = [json.loads(child("open", path, layout, 0).stdout) for _ in range(rounds)]
+        opens = [answer("open", path, layout, 0) for _ in range(rounds)]
         if any(each["blocks"] != layout.slots for each in opens):
             raise SystemExit("blocks are missing after the kill")
-        cost = json.loads(child("check", path, layout, rounds).stdout)
+        cost = answer("check", path, layout, rounds)
     finally:
         if path.exists():
             drop_kept(path)
