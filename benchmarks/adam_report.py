@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,22 +55,6 @@ def show(case: Case, results: list[Result]) -> bool:
         print(f"  bar: {case.of_deepspeed} x DeepSpeedCPUAdam: {'met' if faster else 'MISSED'}")
         good = good and faster
     return good
-
-
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def commit() -> str:
-    root = Path(__file__).resolve().parents[1]
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def plot(path: Path, all_results: dict[str, list[Result]]) -> None:

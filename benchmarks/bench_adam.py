@@ -1,6 +1,6 @@
 """How close CPU Adam comes to the memory's speed, and to its peers.
 
-    python benchmarks/bench_adam.py [--numel 50e6] [--rounds 15] [--json out.json] [--plot out.png]
+    python -m benchmarks.bench_adam [--numel 50e6] [--rounds 15] [--json out.json] [--plot out.png]
 
 For every combination of types: the bound (the same streams, each read once and written back where
 the optimizer writes, without its arithmetic; the best of several prefetch distances), this
@@ -30,9 +30,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from adam_report import Case, Result, commit, cpu_model, plot, show
 
 import cxl_offload
+from benchmarks.adam_report import Case, Result, plot, show
+from benchmarks.measurements import commit, processor
 from cxl_offload import _C
 from cxl_offload.ops.adam import CPUAdam
 
@@ -299,9 +300,9 @@ def main() -> int:
     if args.clock == "cpu" and os.environ.get("OMP_WAIT_POLICY") != "PASSIVE":
         # Read when the OpenMP library is loaded, which has happened: begin again.
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.bench_adam", *sys.argv[1:]])
     torch.set_num_threads(args.threads)
-    print(f"{cpu_model()}, {args.threads} threads, {args.numel} parameters, commit {commit()}")
+    print(f"{processor()}, {args.threads} threads, {args.numel} parameters, commit {commit()}")
     if not has_deepspeed():
         print("DeepSpeed is not installed: its column is missing")
     sampler = Sampler(args.tries if args.clock == "wall" else 1)
@@ -315,7 +316,7 @@ def main() -> int:
     print(f"rejected because of other work, {sampler.loud} kept in spite of it")
     if args.json:
         report = {
-            "kind": "measured", "clock": args.clock, "cpu": cpu_model(),
+            "kind": "measured", "clock": args.clock, "cpu": processor(),
             "threads": args.threads, "numel": args.numel,
             "commit": commit(), "torch": torch.__version__, "load_average": [begin, end],
             "rejected": sampler.rejected, "loud": sampler.loud,

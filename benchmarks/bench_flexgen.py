@@ -9,7 +9,7 @@ is told (`--cpu-linear half` multiplies as FlexGen does). Every figure is measur
 The case of 32 prompts of 512 tokens fills their KV cache with seeded numbers instead of computing
 it (skipped_prompt.py): only its decoding is timed.
 
-    python benchmarks/bench_flexgen.py [--rounds N] [--json FILE]
+    python -m benchmarks.bench_flexgen [--rounds N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from measurements import Ratio, describe_machine, paired_ratio, write_json
 from rich.console import Console
 from rich.table import Table
-from skipped_prompt import skipped_prompt
 
+from benchmarks.measurements import Ratio, describe_machine, paired_ratio, write_json
+from benchmarks.skipped_prompt import skipped_prompt
 from cxl_offload import Session
 from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, OptShape, make_opt
 from cxl_offload.integrations.flexgen.checkpoint import convert_checkpoint

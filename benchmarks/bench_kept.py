@@ -5,7 +5,7 @@ by fresh processes; the time is that of the constructor, with its pages mapped a
 asked, and of the books that vLLM keeps (where vLLM is installed). Blocks are then copied out with
 and without the check, in turns. Everything is measured.
 
-    python benchmarks/bench_kept.py [--bytes 10GiB] [--block 128KiB] [--rounds N] [--json FILE]
+    python -m benchmarks.bench_kept [--bytes 10GiB] [--block 128KiB] [--rounds N] [--json FILE]
 """
 
 from __future__ import annotations

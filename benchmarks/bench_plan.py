@@ -9,7 +9,7 @@ Measured (`--measured`): a small LLaMA on the CPUs of this machine, for several 
 the planner's number of rows against all of a grid, in interleaved rounds of generate(). What else
 runs on the machine decides about the result; run it alone.
 
-    python benchmarks/bench_plan.py [--pairs N] [--points N] [--measured] [--rounds N] [--json FILE]
+    python -m benchmarks.bench_plan [--pairs N] [--points N] [--measured] [--rounds N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from measurements import describe_machine, write_json
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measurements import describe_machine, write_json
 from cxl_offload.plan.decoding.trace import cpu_engines, planned_trace
 from cxl_offload.plan.executor import Candidate
 from cxl_offload.plan.hardware import Hardware

@@ -10,7 +10,7 @@ the predictions is measured.
 `--clock cpu` takes both sides in the processor's time of this process instead of the wall's: an
 indication of what a machine of one's own would give, where others use the cores too.
 
-    python benchmarks/bench_prediction.py [--rounds N] [--layers N --hidden N] [--clock cpu]
+    python -m benchmarks.bench_prediction [--rounds N] [--layers N --hidden N] [--clock cpu]
         [--json FILE] [--plot FILE]
 """
 
@@ -30,11 +30,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from measurements import describe_machine, write_json
 from rich.console import Console
 from rich.table import Table
-from skipped_prompt import skipped_prompt
 
+from benchmarks.measurements import describe_machine, write_json
+from benchmarks.skipped_prompt import skipped_prompt
 from cxl_offload import Session
 from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, OptShape, make_opt
 from cxl_offload.integrations.flexgen.expected import decode_shape

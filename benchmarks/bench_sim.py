@@ -3,7 +3,7 @@
 The bar is a million events in 10 s. Times are those of this machine (measured); what is replayed
 is simulated.
 
-    python benchmarks/bench_sim.py [--events N] [--json FILE]
+    python -m benchmarks.bench_sim [--events N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from measurements import describe_machine, write_json
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measurements import describe_machine, write_json
 from cxl_offload.sim import Event, Trace, replay
 from cxl_offload.topology import load_machine
 

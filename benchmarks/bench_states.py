@@ -1,6 +1,6 @@
 """How fast steps with states of 8 bits are, beside float32 states and the peers' 8-bit optimizers.
 
-    python benchmarks/bench_states.py [--numel 50e6] [--rounds 15] [--json out.json]
+    python -m benchmarks.bench_states [--numel 50e6] [--rounds 15] [--json out.json]
 
 Contenders take turns in a rotating order: the bound (the same streams without arithmetic: float32
 parameters and gradients, two states of a byte), this package with states of 8 bits and of float32,
@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from adam_report import commit, cpu_model
-from bench_adam import SETTINGS, Sampler, Step, interval, timed, whole_lines
 
 import cxl_offload
+from benchmarks.bench_adam import SETTINGS, Sampler, Step, interval, timed, whole_lines
+from benchmarks.measurements import commit, processor
 from cxl_offload import _C
 from cxl_offload.ops.adam import CPUAdam
 
@@ -107,7 +107,7 @@ def main() -> int:
     args = parse()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     torch.set_num_threads(args.threads)
-    print(f"{cpu_model()}, {args.threads} threads, {args.numel} parameters, commit {commit()}")
+    print(f"{processor()}, {args.threads} threads, {args.numel} parameters, commit {commit()}")
     sampler = Sampler(args.tries)
     steps = {"bound, 8 bit": bound(args.numel, args.threads, sampler)}
     for name, make in CONTENDERS.items():
@@ -135,7 +135,7 @@ def main() -> int:
         )
     print(f"{sampler.rejected} samples rejected because of other work, {sampler.loud} kept")
     if args.json:
-        report = {"kind": "measured", "cpu": cpu_model(), "commit": commit(), "numel": args.numel}
+        report = {"kind": "measured", "cpu": processor(), "commit": commit(), "numel": args.numel}
         report |= {"threads": args.threads, "bytes": BYTES, "samples_s": samples}
         report |= {"of_bound": share, "times_as_fast": faster}
         args.json.write_text(json.dumps(report, indent=1))

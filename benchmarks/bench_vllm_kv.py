@@ -9,7 +9,7 @@ stopped and started again, and get the prompts that they had before. Everything 
 
 Run it with the Python of an environment that has vLLM (``make test-vllm`` makes one):
 
-    .venv-vllm/bin/python benchmarks/bench_vllm_kv.py [--rounds N] [--json FILE] [--plot FILE]
+    .venv-vllm/bin/python -m benchmarks.bench_vllm_kv [--rounds N] [--json FILE] [--plot FILE]
 
 ``--plot`` needs matplotlib; ``--from FILE`` draws and prints what an earlier run wrote.
 """
@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measurements import describe_machine, paired_ratio, write_json
 from rich.console import Console
 from rich.table import Table
-from vllm_load import Load, LoadRun, ask, run_load
-from vllm_restart import measure_restarts
-from vllm_server import Server, make_model, plugin_folder
 
+from benchmarks.measurements import describe_machine, paired_ratio, write_json
+from benchmarks.vllm_load import Load, LoadRun, ask, run_load
+from benchmarks.vllm_restart import measure_restarts
+from benchmarks.vllm_server import Server, make_model, plugin_folder
 from cxl_offload.integrations.vllm.serving_report import parse_metrics, serving_report
 from cxl_offload.kept import kept_path
 

@@ -1,6 +1,6 @@
 """ZeRO-Offload with and without this package: the CPU optimizer, ``engine.step()``, a whole step.
 
-    python benchmarks/bench_zero_offload.py [--rounds 15] [--stage 2] [--json FILE] [--plot FILE]
+    python -m benchmarks.bench_zero_offload [--rounds 15] [--stage 2] [--json FILE] [--plot FILE]
 
 Trains the same small OPT (bf16, micro-batch 4 x 256, on the CPU in the GPU's place) in engines that
 live side by side in one process and take turns, in a rotating order: DeepSpeed as it is with
@@ -29,11 +29,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from measurements import describe_machine, paired_ratio, write_json
-from quiet_window import Window
-from zero_report import PARTS, STOCK, Sample, plot, show
 
 import cxl_offload
+from benchmarks.measurements import describe_machine, paired_ratio, write_json
+from benchmarks.quiet_window import Window
+from benchmarks.zero_report import PARTS, STOCK, Sample, plot, show
 from cxl_offload import _C
 from cxl_offload.ops.adam import CPUAdam
 
@@ -244,7 +244,9 @@ def main() -> int:
     if args.clock == "cpu" and os.environ.get("OMP_WAIT_POLICY") != "PASSIVE":
         # Read when the OpenMP library is loaded, which has happened: begin again.
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+        os.execv(
+            sys.executable, [sys.executable, "-m", "benchmarks.bench_zero_offload", *sys.argv[1:]]
+        )
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     for name, value in {**alone, "MASTER_PORT": "29533", "DS_ACCELERATOR": "cpu"}.items():
         os.environ.setdefault(name, value)

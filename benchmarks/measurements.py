@@ -44,22 +44,22 @@ def describe_machine() -> dict[str, Any]:
     """Date, commit, processor, cores and how loaded the machine was."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "processor": _processor(),
+        "commit": commit(),
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "load_average": os.getloadavg(),
     }
 
 
-def _commit() -> str:
+def commit() -> str:
     asked = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     folder = Path(__file__).parent
     done = subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 
-def _processor() -> str:
+def processor() -> str:
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

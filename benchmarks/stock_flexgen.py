@@ -62,7 +62,7 @@ class Stock:
     def _shortcut(case: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
         if not case.get("skip_prompt"):
             return contextlib.nullcontext()
-        from skipped_prompt import skipped_prompt
+        from benchmarks.skipped_prompt import skipped_prompt
 
         return skipped_prompt()
 

@@ -8,9 +8,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from measurements import paired_ratio
-from vllm_load import Load, run_load
-from vllm_server import Server
+
+from benchmarks.measurements import paired_ratio
+from benchmarks.vllm_load import Load, run_load
+from benchmarks.vllm_server import Server
 
 WARM_SEED, FIRST_SEED = 99, 500
 

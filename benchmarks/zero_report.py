@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from measurements import paired_ratio
+
+from benchmarks.measurements import paired_ratio
 
 STOCK = "stock, DeepSpeedCPUAdam"
 OURS = "placement, CPUAdam"

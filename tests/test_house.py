@@ -210,3 +210,18 @@ def test_decisions_have_a_number_each_and_say_it() -> None:
         head for head, number in zip(heads, numbers, strict=True) if f"# {number}. " not in head
     ]
     assert not wrong, wrong
+
+
+def test_benchmarks_are_run_in_one_way() -> None:
+    """As ``python -m benchmarks.NAME``, where a bare import of what is beside them fails."""
+    folder = PACKAGE.parent / "benchmarks"
+    beside = {path.stem for path in folder.glob("*.py")}
+    found = [
+        f"benchmarks/{path.name}:{node.lineno}"
+        for path in sorted(folder.glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module in beside
+    ]
+    pages = [*PACKAGE.parent.glob("*.md"), *(PACKAGE.parent / "docs").rglob("*.md")]
+    found += [page.name for page in pages if "python benchmarks/" in page.read_text()]
+    assert not found, found

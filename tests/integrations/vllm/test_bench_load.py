@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-PATH = Path(__file__).resolve().parents[3] / "benchmarks" / "vllm_load.py"
+from benchmarks.vllm_load import Load
 
 
 @pytest.fixture(scope="module")
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("vllm_load", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["vllm_load"] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    return module.Load(
+def load() -> Load:
+    return Load(
         conversations=3,
         turns=4,
         shared=20,
@@ -33,7 +23,7 @@ def load() -> Any:
     )
 
 
-def test_every_turn_continues_its_conversation_over_the_shared_prefix(load: Any) -> None:
+def test_every_turn_continues_its_conversation_over_the_shared_prefix(load: Load) -> None:
     rounds = load.rounds(seed=1)
     assert len(rounds) == 4
     for before, after in itertools.pairwise(rounds):
@@ -44,7 +34,7 @@ def test_every_turn_continues_its_conversation_over_the_shared_prefix(load: Any)
     assert len({tuple(prompt[20:50]) for prompt in rounds[0]}) == 3
 
 
-def test_stated_sizes_are_those_of_the_prompts(load: Any) -> None:
+def test_stated_sizes_are_those_of_the_prompts(load: Load) -> None:
     prompts = [prompt for turn in load.rounds(seed=2) for prompt in turn]
     assert load.prompt_tokens == sum(map(len, prompts))
     assert load.longest_prompt == max(map(len, prompts))
@@ -59,6 +49,6 @@ def test_stated_sizes_are_those_of_the_prompts(load: Any) -> None:
     assert load.reusable_tokens == reused
 
 
-def test_another_seed_has_other_prompts(load: Any) -> None:
+def test_another_seed_has_other_prompts(load: Load) -> None:
     first = {tuple(prompt[:20]) for prompt in load.rounds(seed=1)[0]}
     assert first.isdisjoint(tuple(prompt[:20]) for prompt in load.rounds(seed=3)[0])
