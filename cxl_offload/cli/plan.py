@@ -91,6 +91,13 @@ def inference(
         int | None,
         typer.Option(help="Most sequences at once; default 256.", rich_help_panel=_VLLM),
     ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            help="GPUs that share every layer (tensor parallel), all alike; default 1.",
+            rich_help_panel=_VLLM,
+        ),
+    ] = None,
     host_usable: HostUsable = 0.95,
     gpu_usable: Annotated[
         float | None,
@@ -139,7 +146,7 @@ def inference(
         ("flexgen", "transformers"): {"--max-batches": max_batches},
         ("flexgen",): {"--interleave": interleave, "--path": path},
         ("transformers",): {"--kv-dtype": kv_dtype},
-        ("vllm",): {"--kv-host": kv_host, "--max-num-seqs": max_num_seqs},
+        ("vllm",): {"--kv-host": kv_host, "--max-num-seqs": max_num_seqs, "--gpus": gpus},
     }
     wanted = _executors(executor, options, runs_in_flexgen(config) is None)
     common: dict[str, Any] = {
@@ -157,7 +164,8 @@ def inference(
     }
     if gpu_usable is not None:
         common["gpu_usable"] = gpu_usable
-    served: dict[str, Any] = {} if max_num_seqs is None else {"most_sequences": max_num_seqs}
+    asked = {"most_sequences": max_num_seqs, "gpus": gpus}
+    served: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     plans: dict[str, Callable[[], Plan]] = {
         "flexgen": lambda: plan_inference(
             InferenceRequest(

@@ -52,6 +52,12 @@ class HostNode:
         """How a plan calls it."""
         return self.tier if self.name == self.tier else f"{self.tier} node {self.name}"
 
+    def copy_bytes_per_s_of(self, gpus: int) -> float:
+        """What the node delivers to several GPUs at once; ``copy_bytes_per_s`` is of one."""
+        one = self.copy_bytes_per_s
+        most = self.read_bytes_per_s if one == UNBOUND else max(one, self.read_bytes_per_s)
+        return min(gpus * one, most)
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -92,6 +98,18 @@ class Hardware:
         if name == NVME:
             return replace(self, drive_usable_bytes=0.0)
         return replace(self, nodes=tuple(node for node in self.nodes if node.tier != name))
+
+    def of_gpus(self, gpus: int) -> Hardware:
+        """Links and copies of several GPUs together, each with a link of its own to the host.
+
+        A node gives each of them what it gives one, until it gives all that CPUs can read there.
+        """
+        if gpus == 1:
+            return self
+        nodes = [
+            replace(node, copy_bytes_per_s=node.copy_bytes_per_s_of(gpus)) for node in self.nodes
+        ]
+        return replace(self, link_bytes_per_s=gpus * self.link_bytes_per_s, nodes=tuple(nodes))
 
     def node_bytes(self, host: Sequence[int]) -> dict[int, int]:
         """Bytes by the number of the node, of bytes in the order of ``nodes``."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cxl_offload.plan.fleet.arrivals import Arrival
-from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, roofline_seconds
+from cxl_offload.plan.gpu import roofline_seconds
 from cxl_offload.plan.vllm.offload import WeightOffload, copy_seconds_per_step, kv_room_bytes
 
 
@@ -48,12 +48,8 @@ class ServerRates:
         flops = (case.flops_per_token or 2 * case.params) * running
         nbytes = case.weight_bytes + kv_tokens * case.kv_bytes_per_token
         copies = copy_seconds_per_step(case, self.offload_bytes)
-        return copies + roofline_seconds(case.gpu, flops=flops, nbytes=nbytes)
-
-
-def prefill_rate(case: WeightOffload) -> float:
-    """Operations a second of prompts."""
-    return case.gpu.flops_per_s * PREFILL_EFFICIENCY
+        exchange = running * case.exchange_seconds_per_token
+        return copies + roofline_seconds(case.gpu, flops=flops, nbytes=nbytes) + exchange
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,9 +154,7 @@ class DeepSpeed(Executor[PlannedStep]):
 
     def hardware(self) -> Hardware:
         """Without the drive, and with the links of all GPUs of a host."""
-        one = self._request.hardware().without(NVME)
-        gpus = self._request.ranks.gpus
-        return replace(one, link_bytes_per_s=gpus * one.link_bytes_per_s)
+        return self._request.hardware().without(NVME).of_gpus(self._request.ranks.gpus)
 
     def _between(self, hardware: Hardware) -> float:
         ranks, nbytes = self._request.ranks, LOW_BYTES * self._job.model.parameters

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.equations.collectives import ring_seconds
 
 MOST_GPUS = 64
 MOST_HOSTS = 10_000
@@ -48,17 +49,13 @@ class Ranks:
         return self.gpus * self.hosts
 
     def exchange_seconds(self, nbytes: float, link_bytes_per_s: float) -> float:
-        """A reduce-scatter, or an all-gather, of ``nbytes`` in a ring of all.
-
-        Every GPU sends all but its own part once. Source: Thakur et al., Optimization of Collective
-        Communication Operations in MPICH, IJHPCA 2005, 3.1 and 3.3.
-        """
+        """A reduce-scatter, or an all-gather, of ``nbytes`` in a ring of all."""
         if self.count == 1:
             return 0.0
         rate = link_bytes_per_s
         if self.hosts > 1 and self.network_bytes_per_s is not None:
             rate = min(rate, self.network_bytes_per_s)
-        return nbytes * (self.count - 1) / self.count / rate
+        return ring_seconds(nbytes, self.count, rate)
 
     def launcher_flags(self) -> tuple[str, ...]:
         """Of DeepSpeed's launcher; the hosts themselves are in its host file."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.plan_file import Plan
+from cxl_offload.plan.vllm.tensor_parallel import MOST_GPUS
 from cxl_offload.units import GIB
 
 Shape = Literal["short", "long"]
@@ -19,6 +20,8 @@ Shape = Literal["short", "long"]
 
 WEIGHTS, KV, GPU = "weights", "kv evicted", "gpu"
 """Kinds of a plan's homes, and the home that needs no flag."""
+
+PARALLEL = "--tensor-parallel-size"
 
 _SPEC = {"spec_name": "cxl"}
 _SPEC_MODULE = {
@@ -54,7 +57,7 @@ def placement_text(shares: Mapping[str, int]) -> str:
 
 
 def offload_flags(
-    weights: Mapping[str, int], kv: Mapping[str, int], *, shape: Shape = "short"
+    weights: Mapping[str, int], kv: Mapping[str, int], *, shape: Shape = "short", gpus: int = 1
 ) -> tuple[str, ...]:
     """Flags that put weights and KV where they are planned.
 
@@ -64,17 +67,19 @@ def offload_flags(
         Node id or name of a tier to bytes there; both may be empty.
     shape
         Of the flags for KV; the weights have one only.
+    gpus
+        That share the model: ``--cpu-offload-gb`` is of each, the size of the KV tier of all.
 
     Returns
     -------
     tuple of str
         Arguments, not quoted for a shell; empty when all stays on the GPU.
     """
-    made: list[str] = []
+    made: list[str] = [] if gpus == 1 else [PARALLEL, str(gpus)]
     weights = {name: count for name, count in weights.items() if count}
     kv = {name: count for name, count in kv.items() if count}
     if weights:
-        total = sum(weights.values())
+        total = -(-sum(weights.values()) // gpus)
         slack = min(max(total // 1024, _FEWEST_SLACK), _MOST_SLACK)
         size = math.ceil((total + slack) / GIB * 1e4) / 1e4
         section = {"weight_placement": placement_text(weights)}
@@ -123,7 +128,17 @@ def flags_of_plan(plan: Plan, *, shape: Shape = "short") -> tuple[str, ...]:
                 "expected one node, such as 'bind:2'"
             )
         shares[home.kind][node] = shares[home.kind].get(node, 0) + home.bytes
-    return offload_flags(shares[WEIGHTS], shares[KV], shape=shape)
+    return offload_flags(shares[WEIGHTS], shares[KV], shape=shape, gpus=_gpus_of(plan))
+
+
+def _gpus_of(plan: Plan) -> int:
+    """As the plan's own command says."""
+    if PARALLEL not in plan.command[:-1]:
+        return 1
+    count = plan.command[plan.command.index(PARALLEL) + 1]
+    if not count.isdecimal() or not 1 <= int(count[:6]) <= MOST_GPUS:
+        raise ConfigError(f"vllm-flags: the plan's command has {PARALLEL} {count[:20]!r}")
+    return int(count)
 
 
 def _json(value: Any) -> str:

@@ -19,12 +19,13 @@ from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, GpuRates, roofline_seconds
 
 @dataclass(frozen=True, slots=True)
 class WeightOffload:
-    """A model on one GPU with a host link; sizes in bytes.
+    """A model on one GPU with a host link, or one GPU's part of it; sizes in bytes.
 
     ``mean_tokens_per_sequence`` is the KV that a running sequence holds on average and
     ``max_running_sequences`` the scheduler's cap. ``flops_per_token`` is the arithmetic of one
     decoded token, two operations a parameter where it is 0; ``prefill_flops`` that of one prompt,
-    of which ``tokens_per_sequence`` tokens are generated (0: decode alone is asked for).
+    of which ``tokens_per_sequence`` tokens are generated (0: decode alone is asked for). Where GPUs
+    share a model, they send each other something for every decoded token and for every prompt.
     """
 
     params: float
@@ -40,6 +41,8 @@ class WeightOffload:
     flops_per_token: float = 0.0
     prefill_flops: float = 0.0
     tokens_per_sequence: float = 0.0
+    exchange_seconds_per_token: float = 0.0
+    exchange_seconds_per_prompt: float = 0.0
 
 
 def kv_room_bytes(case: WeightOffload, offload_bytes: float) -> float:
@@ -74,14 +77,24 @@ def prefill_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float
     Of ``n`` running sequences ``n / generated`` end in a step and as many prompts take their
     place, in the same step (vLLM's chunked prefill), so their weights are not copied again.
     """
-    if not case.tokens_per_sequence:
-        return 0.0
-    begun = running_sequences(case, offload_bytes) / case.tokens_per_sequence
+    begun = _begun_per_step(case, offload_bytes)
     return begun * case.prefill_flops / (case.gpu.flops_per_s * PREFILL_EFFICIENCY)
 
 
+def exchange_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float:
+    """Seconds of a step in which GPUs send each other what they computed, prompts included."""
+    decoded = running_sequences(case, offload_bytes) * case.exchange_seconds_per_token
+    return decoded + _begun_per_step(case, offload_bytes) * case.exchange_seconds_per_prompt
+
+
+def _begun_per_step(case: WeightOffload, offload_bytes: float) -> float:
+    if not case.tokens_per_sequence:
+        return 0.0
+    return running_sequences(case, offload_bytes) / case.tokens_per_sequence
+
+
 def step_seconds(case: WeightOffload, offload_bytes: float) -> float:
-    """Seconds of one step, copies, prefill and decode one after the other."""
+    """Seconds of one step: copies, prefill, decode and exchange one after the other."""
     if not 0 <= offload_bytes <= case.weight_bytes:
         raise ValueError(
             f"offload {offload_bytes / 2**30:.6g} GiB of {case.weight_bytes / 2**30:.6g} GiB of "
@@ -89,7 +102,8 @@ def step_seconds(case: WeightOffload, offload_bytes: float) -> float:
         )
     copies = copy_seconds_per_step(case, offload_bytes)
     prefill = prefill_seconds_per_step(case, offload_bytes)
-    return copies + prefill + compute_seconds_per_step(case, offload_bytes)
+    exchange = exchange_seconds_per_step(case, offload_bytes)
+    return copies + prefill + compute_seconds_per_step(case, offload_bytes) + exchange
 
 
 def tokens_per_s(case: WeightOffload, offload_bytes: float) -> float:

@@ -25,11 +25,13 @@ from cxl_offload.plan.vllm.offload import (
     WeightOffload,
     compute_seconds_per_step,
     copy_seconds_per_step,
+    exchange_seconds_per_step,
     kv_room_bytes,
     prefill_seconds_per_step,
     running_sequences,
     tokens_per_s,
 )
+from cxl_offload.plan.vllm.tensor_parallel import check_gpus, exchange_seconds, kv_parts
 from cxl_offload.plan.vllm.trace import planned_step
 from cxl_offload.sim import Engines
 from cxl_offload.units import format_bytes
@@ -56,6 +58,9 @@ class VllmRequest(PlanRequest):
         Host memory for KV blocks evicted from the GPU (prefix reuse); its speed is not modelled.
     most_sequences
         vLLM's ``--max-num-seqs``.
+    gpus
+        That share every layer (``--tensor-parallel-size``), all like the machine's first, each with
+        a link of its own to the host, over which they reach each other too.
     """
 
     prompt: int
@@ -63,6 +68,7 @@ class VllmRequest(PlanRequest):
     model_name: str
     kv_host_bytes: int = 0
     most_sequences: int = 256
+    gpus: int = 1
     gpu_reserved_bytes: int = GPU_RESERVED
     gpu_usable: float = GPU_UTILIZATION
 
@@ -70,16 +76,20 @@ class VllmRequest(PlanRequest):
         super(VllmRequest, self).__post_init__()
         if self.most_sequences < 1:
             raise ConfigError(f"at most {self.most_sequences} sequences: at least 1 is needed")
+        check_gpus(self.model, self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class LayersOffGpu:
-    """Layers on every node; ``case`` has the rate of their copies, ``kv`` bytes of evicted KV."""
+    """Layers on every node, and bytes of evicted KV.
+
+    ``case`` is what one GPU has and does, ``offload_bytes`` what is off each.
+    """
 
     layers: tuple[int, ...]
     kv: tuple[int, ...]
     case: WeightOffload
-    offload_bytes: int
+    offload_bytes: float
 
 
 def layer_bytes(model: ModelConfig) -> int:
@@ -91,7 +101,10 @@ def layer_bytes(model: ModelConfig) -> int:
 
 
 def copies_bytes_per_s(hardware: Hardware, layers: Sequence[int]) -> float:
-    """Rate at which the offloaded layers cross the link, one after the other."""
+    """Rate at which the offloaded layers cross the links, one after the other.
+
+    All GPUs copy their parts of a layer at once, from the same node.
+    """
     rates = [min(t.copy_bytes_per_s, hardware.link_bytes_per_s) for t in hardware.nodes]
     seconds = sum(count / rate for count, rate in zip(layers, rates, strict=True))
     return sum(layers) / seconds if seconds else hardware.link_bytes_per_s
@@ -162,16 +175,17 @@ class Vllm(Executor[LayersOffGpu]):
         return VLLM_ERROR
 
     def hardware(self) -> Hardware:
-        """Without the drive."""
-        return self._request.hardware().without(NVME)
+        """Without the drive, and with the links of all GPUs."""
+        return self._request.hardware().without(NVME).of_gpus(self._request.gpus)
 
     def _case(self, hardware: Hardware, rate: float) -> WeightOffload:
-        request, model = self._request, self._request.model
+        request, model, gpus = self._request, self._request.model, self._request.gpus
         mean = request.prompt + request.generated / 2
+        link = hardware.link_bytes_per_s / gpus
         return WeightOffload(
-            params=model.active_parameters,
-            weight_bytes=model.checkpoint_bytes,
-            kv_bytes_per_token=model.kv_bytes(mean) / mean,
+            params=model.active_parameters / gpus,
+            weight_bytes=model.checkpoint_bytes / gpus,
+            kv_bytes_per_token=model.kv_bytes(mean) / mean / kv_parts(model, gpus),
             gpu_memory_bytes=hardware.gpu_memory_bytes,
             usable_fraction=request.gpu_usable,
             gpu_reserved_bytes=request.gpu_reserved_bytes,
@@ -179,16 +193,19 @@ class Vllm(Executor[LayersOffGpu]):
             mean_tokens_per_sequence=mean,
             max_running_sequences=request.most_sequences,
             link_bytes_per_s=rate,
-            flops_per_token=model.forward_flops(tokens=1, context=mean),
-            prefill_flops=model.forward_flops(tokens=request.prompt, context=request.prompt / 2),
+            flops_per_token=model.forward_flops(tokens=1, context=mean) / gpus,
+            prefill_flops=model.forward_flops(tokens=request.prompt, context=request.prompt / 2)
+            / gpus,
             tokens_per_sequence=request.generated,
+            exchange_seconds_per_token=exchange_seconds(model, gpus, 1, link),
+            exchange_seconds_per_prompt=exchange_seconds(model, gpus, request.prompt, link),
         )
 
     def search(
         self, hardware: Hardware, *, like: Candidate[LayersOffGpu] | None = None
     ) -> Candidate[LayersOffGpu] | None:
         """The best number of layers off the GPU."""
-        request, each = self._request, self._each
+        request, each, gpus = self._request, self._each, self._request.gpus
         best: Candidate[LayersOffGpu] | None = None
         rooms = [node.usable_bytes for node in hardware.nodes]
         for count in range(request.model.layers + 1):
@@ -199,19 +216,20 @@ class Vllm(Executor[LayersOffGpu]):
             kv = _spread_kv(request.kv_host_bytes, left)
             if kv is None:
                 break
-            case = self._case(hardware, copies_bytes_per_s(hardware, layers))
+            case = self._case(hardware, copies_bytes_per_s(hardware, layers) / gpus)
+            off = count * each / gpus
             longest = request.model.kv_bytes(request.prompt + request.generated)
-            if kv_room_bytes(case, float(count * each)) < longest:
+            if kv_room_bytes(case, off) < longest / kv_parts(request.model, gpus):
                 continue
-            rate = tokens_per_s(case, float(count * each))
+            rate = tokens_per_s(case, off)
             if rate > 0 and (best is None or rate > best.tokens_per_s * (1 + 1e-9)):
                 best = Candidate(
                     hardware=hardware,
-                    choice=LayersOffGpu(tuple(layers), tuple(kv), case, count * each),
+                    choice=LayersOffGpu(tuple(layers), tuple(kv), case, off),
                     tokens_per_s=rate,
-                    sequences=max(1, int(running_sequences(case, float(count * each)))),
+                    sequences=max(1, int(running_sequences(case, off))),
                     host=tuple(n * each + held for n, held in zip(layers, kv, strict=True)),
-                    gpu_bytes=int(case.gpu_memory_bytes * case.usable_fraction),
+                    gpu_bytes=gpus * int(case.gpu_memory_bytes * case.usable_fraction),
                 )
         return best
 
@@ -219,10 +237,11 @@ class Vllm(Executor[LayersOffGpu]):
         """What is needed and what there is."""
         request = self._request
         rooms = ", ".join(f"{n.name} {format_bytes(n.usable_bytes)}" for n in hardware.nodes)
+        count = "GPU" if request.gpus == 1 else f"each of {request.gpus} GPUs"
         return (
             f"plan {request.model.name} on {hardware.machine} for vLLM: "
             f"{format_bytes(int(request.model.checkpoint_bytes))} of weights and one sequence fit "
-            f"in no way; GPU {format_bytes(hardware.gpu_memory_bytes * request.gpu_usable)}, "
+            f"in no way; {count} {format_bytes(hardware.gpu_memory_bytes * request.gpu_usable)}, "
             f"host {rooms}"
         )
 
@@ -235,14 +254,14 @@ class Vllm(Executor[LayersOffGpu]):
         """Weights, and KV blocks that the GPU evicts."""
         policies = [f"bind:{name}" for name in found.hardware.names]
         held = [count * self._each for count in found.choice.layers]
-        resident = round(self._request.model.checkpoint_bytes) - found.choice.offload_bytes
+        resident = round(self._request.model.checkpoint_bytes) - sum(held)
         yield KindBytes("weights", resident, held, 0, policies)
         yield KindBytes("kv evicted", 0, found.choice.kv, 0, policies)
 
     def _longest(self, found: Candidate[LayersOffGpu]) -> int:
         """Tokens of the longest sequence that fits: what the server shall not refuse."""
         choice, request = found.choice, self._request
-        room = kv_room_bytes(choice.case, float(choice.offload_bytes))
+        room = kv_room_bytes(choice.case, choice.offload_bytes)
         fits = int(room // choice.case.kv_bytes_per_token) // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
         return max(request.prompt + request.generated, min(fits, request.model.positions))
 
@@ -255,16 +274,19 @@ class Vllm(Executor[LayersOffGpu]):
         made += ["--gpu-memory-utilization", f"{request.gpu_usable:g}"]
         held = [count * self._each for count in found.choice.layers]
         weights, kv = (dict(zip(names, each, strict=True)) for each in (held, found.choice.kv))
-        made += offload_flags(weights, kv)
+        made += offload_flags(weights, kv, gpus=request.gpus)
         return tuple(made)
 
     def _terms(self, found: Candidate[LayersOffGpu]) -> dict[str, float]:
-        case, offload = found.choice.case, float(found.choice.offload_bytes)
-        return {
+        case, offload = found.choice.case, found.choice.offload_bytes
+        terms = {
             "weight copies": copy_seconds_per_step(case, offload),
             "GPU work": compute_seconds_per_step(case, offload),
             "prefill of new requests": prefill_seconds_per_step(case, offload),
         }
+        if self._request.gpus > 1:
+            terms["sums over the GPUs"] = exchange_seconds_per_step(case, offload)
+        return terms
 
     def phases(self, found: Candidate[LayersOffGpu]) -> tuple[PhaseEstimate, ...]:
         """One step: a token of every running sequence, and its part of the prefills."""
@@ -275,14 +297,18 @@ class Vllm(Executor[LayersOffGpu]):
         return (PhaseEstimate(name=name, seconds=seconds, bottleneck=largest, terms=terms),)
 
     def equation_seconds(self, found: Candidate[LayersOffGpu]) -> Mapping[str, float]:
-        """Predicted seconds of the decode alone, as it is replayed."""
+        """Predicted seconds of the decode alone, as it is replayed; the simulator has one GPU."""
+        if self._request.gpus > 1:
+            return {}
         terms = self._terms(found)
         return {"decode": terms["weight copies"] + terms["GPU work"]}
 
     def replayed_seconds(
         self, found: Candidate[LayersOffGpu], replay: Replay
     ) -> Mapping[str, float]:
-        """One decode step."""
+        """One decode step of one GPU."""
+        if self._request.gpus > 1:
+            return {}
         pairs = zip(found.hardware.nodes, found.choice.layers, strict=True)
         nodes = [node.node for node, count in pairs for _ in range(count)]
         trace = planned_step(found.choice.case, self._request.model.layers, self._each, nodes)
@@ -291,11 +317,17 @@ class Vllm(Executor[LayersOffGpu]):
     def notes(self, found: Candidate[LayersOffGpu]) -> list[str]:
         """Layers, sequences, and what is assumed."""
         request, choice = self._request, found.choice
-        running = running_sequences(choice.case, float(choice.offload_bytes))
+        running = running_sequences(choice.case, choice.offload_bytes)
         quantized = request.model.quantization
         kept = [] if quantized is None else [f"weights as {quantized.method} keeps them"]
+        shared = [
+            f"{request.gpus} GPUs share every layer; each has its own link to the host, over which "
+            "they reach each other too: assumed, faster links between them are not known here",
+            "several GPUs are not replayed: the simulator has one",
+        ]
         return [
             *kept,
+            *(shared if request.gpus > 1 else ()),
             f"{sum(choice.layers)} of {request.model.layers} layers off the GPU, {running:.1f} "
             "sequences at once in the mean",
             f"{format_bytes(request.gpu_reserved_bytes)} of GPU memory taken for workspaces: "
