@@ -75,6 +75,7 @@ MANY_PARAMETERS = {
     "ops/adam.py adam_step": "four tensors, and the settings of torch.optim by their names there",
     "ops/attention.py _run": "the core's arguments; callers have them as AttentionOptions",
     "ops/attention_op.py decode_attention": "torch reads an operator's schema off its parameters",
+    "ops/optimizer.py OnePassOptimizer.__init__": KEYWORDS,
     "profile/measure/run.py measure_machine": KEYWORDS,
     "sim/timeline.py Timeline.of": "what a replay knows, by keyword, for its one caller",
     "tune/step_tuner.py StepTuner.__init__": KEYWORDS,

@@ -111,7 +111,7 @@ class CPUAdam(OnePassOptimizer):
     **states
         Where and how the states live, see
         :class:`~cxl_offload.ops.optimizer.StateOptions`: ``state_dtype``, ``rounding_seed``,
-        ``policy``, ``pages``, ``threads``, ``overlap``.
+        ``policy``, ``pages``, ``threads``, ``overlap``, ``late_max_norm``.
 
     Raises
     ------

@@ -13,6 +13,7 @@ import torch
 from cxl_offload import _C
 from cxl_offload.memory import Pages, PolicyLike, current_session, known_policy
 from cxl_offload.ops.checkpoint import read_states, step_count
+from cxl_offload.ops.late_clip import LateClip
 from cxl_offload.ops.overlap import EarlyUpdates
 from cxl_offload.ops.placed_states import PlacedStates
 from cxl_offload.ops.state_codes import CODES, SCALES
@@ -34,6 +35,7 @@ class StateOptions(TypedDict, total=False):
     pages: Pages
     threads: Threads
     overlap: bool
+    late_max_norm: float | None
 
 
 class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
@@ -62,6 +64,12 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
     overlap
         Whether parameters are updated in the backward, as their gradients arrive; see
         :meth:`accumulate`.
+    late_max_norm
+        With ``overlap``: gradients are clipped by their global norm one step late, which
+        ``torch.nn.utils.clip_grad_norm_`` cannot do there. Each is multiplied by
+        ``min(1, late_max_norm / norm)``, where ``norm`` is that of the step before. The first step,
+        and one after a norm that is no number, waits for its own norm and updates in ``step()``.
+        The norm is kept in the groups, so also in checkpoints.
     """
 
     counts_steps: ClassVar[bool] = True
@@ -79,6 +87,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         pages: Pages = "thp",
         threads: Threads = None,
         overlap: bool = False,
+        late_max_norm: float | None = None,
     ) -> None:
         self._check_state_dtype(state_dtype)
         if policy is not None:
@@ -89,8 +98,19 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         self.pages: Pages = pages
         self.threads = threads
         self.overlap = overlap
-        self._early = EarlyUpdates(self) if self.overlap else None
+        self.late_max_norm = late_max_norm
+        self._begin_early()
         super().__init__(params, defaults)
+
+    def _begin_early(self) -> None:
+        """What works in the backward; a copy begins its own."""
+        if self.late_max_norm is not None and not self.overlap:
+            raise ValueError(
+                "late_max_norm is for overlap=True; without it torch.nn.utils.clip_grad_norm_ "
+                "before step() clips by the norm of the step itself"
+            )
+        self._late = None if self.late_max_norm is None else LateClip(self.late_max_norm)
+        self._early = EarlyUpdates(self, self._late) if self.overlap else None
 
     placement = renamed_attribute("placement", "policy")
 
@@ -135,6 +155,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         """Raises ValueError for settings that no step can be made with."""
         self.check_variant(group)
         self._rule(group, 1, 1.0)
+        if self._late is not None:
+            self._late.check(group)
 
     def check_variant(self, group: dict[str, Any]) -> None:
         """Raises ValueError for a variant of the optimizer that this class does not have."""
@@ -143,7 +165,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
                 raise ValueError(f"{type(self).__name__} has no {name}; turn it off")
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("state_dtype", "rounding_seed", "policy", "pages", "threads", "overlap")
+        own = tuple(StateOptions.__annotations__)
         if self._early is not None:
             self._early.wait()
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
@@ -152,7 +174,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         super().__setstate__(state)
         is_copy = "overlap" in state
         if is_copy:
-            self._early = EarlyUpdates(self) if self.overlap else None
+            self.__dict__.setdefault("late_max_norm", None)  # kept before there was one
+            self._begin_early()
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -252,15 +275,18 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
             updated = self._early.finish()
         for group in self.param_groups:
             self.check_variant(group)
-        self.update(
-            [
-                (param, group, copies.get(param))
-                for group in self.param_groups
-                for param in group["params"]
-                if param.grad is not None and param not in updated
-            ],
-            grad_scale,
-        )
+        left = [
+            (param, group, copies.get(param))
+            for group in self.param_groups
+            for param in group["params"]
+            if param.grad is not None and param not in updated
+        ]
+        if self._late is not None:
+            self._late.see(param for param, *_ in left)
+            grad_scale = self._late.scale_now(self.param_groups)
+        self.update(left, grad_scale)
+        if self._late is not None:
+            self._late.keep(self.param_groups)
         return loss
 
     def update(self, given: Sequence[Given], grad_scale: float) -> None:

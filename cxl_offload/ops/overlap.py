@@ -23,6 +23,7 @@ from cxl_offload.ops.beside import OneThread
 from cxl_offload.ops.view import touch, untraced
 
 if TYPE_CHECKING:
+    from cxl_offload.ops.late_clip import LateClip
     from cxl_offload.ops.optimizer import Given, OnePassOptimizer
 
 
@@ -33,7 +34,7 @@ class EarlyUpdates:
     parameters are updated on a thread of this object.
     """
 
-    def __init__(self, optimizer: OnePassOptimizer) -> None:
+    def __init__(self, optimizer: OnePassOptimizer, late: LateClip | None) -> None:
         # Weak, or the hooks of the parameters would keep the optimizer.
         self._optimizer = weakref.ref(optimizer)
         self._groups: dict[torch.Tensor, dict[str, Any]] = {}
@@ -44,6 +45,8 @@ class EarlyUpdates:
         self._taken: dict[torch.Tensor, tuple[TensorWeakRef, int]] = {}
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._held = 0
+        self._late = late
+        self._scale = 1.0
         self._handles: list[Any] = []
         weakref.finalize(optimizer, _remove, self._handles)
         # A GradScaler then says in step() what it would do, instead of leaving step() out.
@@ -76,6 +79,8 @@ class EarlyUpdates:
                 "step(); put every backward but the last under `with optimizer.accumulate():`, or "
                 "leave overlap out (parameters shared by reentrant checkpoints)"
             )
+        if not self._scaled(optimizer):
+            return
         group = self._group_of(param, optimizer)
         optimizer.check_variant(group)
         optimizer.init_state(param, group)
@@ -87,6 +92,15 @@ class EarlyUpdates:
             self._running.append(self._thread.submit(self._run))
         engine = cast("Any", torch.autograd.Variable)._execution_engine
         engine.queue_callback(_EndOfBackward(self))
+
+    def _scaled(self, optimizer: OnePassOptimizer) -> bool:
+        """Whether it is known what gradients are multiplied by; else they are left to the step."""
+        if self._late is not None:
+            scale = self._late.scale_before(optimizer.param_groups)
+            if scale is None:
+                return False
+            self._scale = scale
+        return True
 
     def _group_of(self, param: torch.Tensor, optimizer: OnePassOptimizer) -> dict[str, Any]:
         """Groups are read again after every step: loading replaces them."""
@@ -105,7 +119,9 @@ class EarlyUpdates:
         with self._lock:
             given, self._waiting = self._waiting, []
         if given and optimizer is not None:
-            optimizer.update(given, 1.0)
+            if self._late is not None:
+                self._late.see(param for param, *_ in given)
+            optimizer.update(given, self._scale)
 
     def wait(self) -> None:
         """Returns when everything that arrived is updated; raises what an update raised."""
