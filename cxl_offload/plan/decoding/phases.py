@@ -110,6 +110,10 @@ class Block:
         As ``weights_host`` and ``weight_shares``, of weights that CPUs multiply where they lie.
     params_cpu
         Numbers in those that a token meets.
+    cpu_read_share
+        Share of their bytes that one decode step of a batch reads: of experts, those asked for.
+    unread
+        Bytes of the other weights that it does not read.
     """
 
     sequences: int
@@ -127,6 +131,8 @@ class Block:
     weights_cpu: Sequence[float] = ()
     cpu_shares: Sequence[float] | None = None
     params_cpu: float = 0.0
+    cpu_read_share: float = 1.0
+    unread: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +159,18 @@ def decode_gpu_seconds(
     *,
     params_cpu: float = 0.0,
     cpu_bytes: float = 0.0,
+    unread: float = 0.0,
 ) -> float:
     """GPU work of one decoded token of one GPU batch, attention and what CPUs do left out.
+
+    Of ``unread`` bytes on the GPU the batch reads nothing.
 
     A GPU is never done before the calls that start its work; without a GPU it is 0.
     """
     seconds = roofline_seconds(
         hardware.gpu,
         flops=2 * (job.params - params_cpu) * gpu_batch,
-        nbytes=job.weight_bytes - cpu_bytes,
+        nbytes=job.weight_bytes - cpu_bytes - unread,
         efficiency=PREFILL_EFFICIENCY,
     )
     return max(seconds, job.layers * job.engine.layer_s) if hardware.has_gpu else seconds
@@ -181,7 +190,7 @@ def cpu_products_seconds(job: Sizes, hardware: Hardware, block: Block) -> float:
     if not sum(block.weights_cpu):
         return 0.0
     engine, flops = job.engine, 2 * block.params_cpu * block.sequences
-    memory = _cpu_weights_seconds(hardware, block) / engine.products_share
+    memory = _cpu_weights_seconds(hardware, block) / engine.products_share * block.cpu_read_share
     arithmetic = flops / (hardware.cores * engine.products_flops_per_core)
     return block.batches * memory + arithmetic
 
@@ -279,8 +288,14 @@ def _decode_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, flo
     engine, off_gpu = job.engine, 1 - block.kv_gpu
     tokens = block.sequences * job.mean_kv_tokens
     kv = tokens * job.kv_bytes_per_token
-    beside = {"params_cpu": block.params_cpu, "cpu_bytes": sum(block.weights_cpu)}
-    work = block.batches * decode_gpu_seconds(job, hardware, block.gpu_batch, **beside)
+    work = block.batches * decode_gpu_seconds(
+        job,
+        hardware,
+        block.gpu_batch,
+        params_cpu=block.params_cpu,
+        cpu_bytes=sum(block.weights_cpu),
+        unread=block.unread,
+    )
     work += kv * block.kv_gpu / hardware.gpu.memory_bytes_per_s
     work += cpu_products_seconds(job, hardware, block)
     work += between_products_seconds(job, hardware)
@@ -317,7 +332,7 @@ def _shared_seconds(job: Sizes, hardware: Hardware, block: Block) -> float:
     for at, node in enumerate(hardware.nodes):
         nbytes = block.weights_host[at] + kv * block.kv_host[at]
         if block.weights_cpu:
-            nbytes += block.batches * block.weights_cpu[at]
+            nbytes += block.batches * block.weights_cpu[at] * block.cpu_read_share
         if at == 0:  # what is on the drive is staged there
             nbytes += block.weights_drive + kv * block.kv_drive
         busy.append(nbytes / max(node.read_bytes_per_s, node.copy_bytes_per_s))

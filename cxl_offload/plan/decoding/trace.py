@@ -168,7 +168,7 @@ def _decode(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: 
     job, hardware, block = run
     if hardware.has_gpu:
         on_gpu = round(layer.kv_token_gpu * job.mean_kv_tokens)
-        resident = (job.weight_bytes - sum(block.weights_cpu)) // job.layers
+        resident = (job.weight_bytes - sum(block.weights_cpu) - block.unread) // job.layers
         work = int(resident) * block.batches
         flops = 2.0 * (job.params - block.params_cpu) * block.sequences / job.layers
         calls = block.batches * job.engine.layer_s * hardware.gpu.flops_per_s
@@ -180,7 +180,8 @@ def _decode(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: 
         between = _between_products(run)
         trace.append(Event("decode", step, "compute", "cpu", "act", {}, {}, 0, between))
     if layer.weights_cpu:
-        passes = {node: nbytes * block.batches for node, nbytes in layer.weights_cpu.items()}
+        times = block.batches * block.cpu_read_share
+        passes = {node: round(nbytes * times) for node, nbytes in layer.weights_cpu.items()}
         flops = 2.0 * block.params_cpu * block.sequences / job.layers
         flops *= job.engine.attention_flops_per_core / job.engine.products_flops_per_core
         flops += _paced(run, passes, job.engine.products_share)

@@ -46,7 +46,7 @@ class ServerRates:
         """A token of each of the running."""
         case = self.case
         flops = (case.flops_per_token or 2 * case.params) * running
-        nbytes = case.weight_bytes + kv_tokens * case.kv_bytes_per_token
+        nbytes = case.read_bytes(running) + kv_tokens * case.kv_bytes_per_token
         copies = copy_seconds_per_step(case, self.offload_bytes)
         exchange = running * case.exchange_seconds_per_token
         return copies + roofline_seconds(case.gpu, flops=flops, nbytes=nbytes) + exchange

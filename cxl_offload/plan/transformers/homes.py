@@ -217,4 +217,6 @@ def block_of(job: DecoderJob, hardware: Hardware, homes: Homes) -> Block:
         weights_cpu=on_nodes(layout.on_cpu),
         cpu_shares=shares.get(ON_CPU),
         params_cpu=sum(job.kinds[kind].met for kind in layout.on_cpu),
+        cpu_read_share=layout.cpu_read_share(job, layout.rows),
+        unread=layout.unread_bytes(job, layout.rows),
     )

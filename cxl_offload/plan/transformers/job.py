@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cxl_offload.plan.decoding.engine import TRANSFORMERS, EngineRates
+from cxl_offload.plan.equations.experts import asked_share
 from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.model.decoder import TensorKind
 from cxl_offload.plan.request import check_lengths
+
+EXPERTS = "experts"
+"""The kind of which a pass reads what its tokens ask for."""
 
 EMBEDDING = "embedding"
 """The kind of which a token reads one row: nothing is gained where it is fast."""
@@ -126,6 +130,14 @@ class DecoderJob:
         """Bytes and number of the weights of a kind, equal ones together."""
         return list(_tensors(self.model, kind))
 
+    def read_bytes(self, kinds: Iterable[str], rows: float) -> float:
+        """What one pass of ``rows`` tokens reads of the weights of these kinds.
+
+        All of them, but of the experts of a mixture those that the tokens ask for.
+        """
+        asked = asked_share(self.model.experts_per_token / self.model.experts, rows)
+        return sum(self.kinds[each].bytes * (asked if each == EXPERTS else 1.0) for each in kinds)
+
     def layer_bytes(self, kinds: frozenset[str]) -> int:
         """The most bytes on their way when these kinds are streamed: two consecutive ones."""
         inner = sum(self.kinds[kind].bytes for kind in kinds if kind != "head") // self.layers
@@ -197,5 +209,5 @@ def kind_of(model: ModelConfig, tensor: TensorKind) -> str:
     if tensor.kind == "embedding":
         return "head" if model.tied and tensor.name in _WORDS else EMBEDDING
     if tensor.met < 1:
-        return "experts"
+        return EXPERTS
     return "mlp" if tensor.kind == "router" else tensor.kind

@@ -50,6 +50,16 @@ class Layout:
         """Weights of these kinds."""
         return sum(job.kinds[kind].bytes for kind in kinds)
 
+    def cpu_read_share(self, job: DecoderJob, rows: float) -> float:
+        """Share of what CPUs multiply that one pass of so many rows reads."""
+        held = self.bytes_of(job, self.on_cpu)
+        return job.read_bytes(self.on_cpu, rows) / held if held else 1.0
+
+    def unread_bytes(self, job: DecoderJob, rows: float) -> float:
+        """Of the weights that are streamed or on the GPU, what one pass does not read."""
+        kinds = job.kinds.keys() - self.on_cpu
+        return self.bytes_of(job, frozenset(kinds)) - job.read_bytes(kinds, rows)
+
     @staticmethod
     def large(job: DecoderJob) -> list[str]:
         """Kinds of weights whose home makes a difference."""

@@ -186,11 +186,19 @@ class SharesProgram:
         params = sum(job.kinds[kind].met for kind in layout.on_cpu)
         nbytes = float(layout.bytes_of(job, layout.on_cpu))
         return decode_gpu_seconds(
-            job, self.hardware, layout.rows, params_cpu=params, cpu_bytes=nbytes
+            job,
+            self.hardware,
+            layout.rows,
+            params_cpu=params,
+            cpu_bytes=nbytes,
+            unread=layout.unread_bytes(job, self.rows),
         )
 
     def _products(self) -> None:
-        """What CPUs multiply, read once for every batch; in the one batch of a CPU, once."""
+        """What CPUs multiply, read once for every batch; in the one batch of a CPU, once.
+
+        Experts that nobody asks for are not read.
+        """
         on_cpu = self.on.get(ON_CPU)
         if on_cpu is None:
             return
@@ -198,7 +206,8 @@ class SharesProgram:
         flops = 2 * layout.rows * sum(job.kinds[kind].met for kind in layout.on_cpu)
         arithmetic = flops / (hardware.cores * engine.products_flops_per_core)
         passes = self.passes
-        rates = [engine.products_share * node.read_bytes_per_s for node in hardware.nodes]
+        share = layout.cpu_read_share(job, self.rows)
+        rates = [engine.products_share * n.read_bytes_per_s / share for n in hardware.nodes]
         if passes is None:
             least = arithmetic + layout.bytes_of(job, layout.on_cpu) / sum(rates)
             self._timed("products", {self.products: -1.0}, least=least)
@@ -206,6 +215,11 @@ class SharesProgram:
         for column, rate in zip(on_cpu, rates, strict=True):
             terms = {self.products: -1.0, column: passes / rate}
             self._timed("products", terms, least=arithmetic)
+
+    @property
+    def rows(self) -> int:
+        """Of one batch; the fewest there can be where their number is not fixed yet."""
+        return self.layout.rows if self.hardware.has_gpu else self._batches or 1
 
     @property
     def passes(self) -> int | None:
@@ -217,7 +231,8 @@ class SharesProgram:
         for at, node in enumerate(self.hardware.nodes):
             rate = max(node.read_bytes_per_s, node.copy_bytes_per_s)
             terms: Terms = {self.token: -1.0}
-            times = {STREAMED: 1.0, KV: share, ON_CPU: self.passes or 0.0}
+            products = (self.passes or 0.0) * self.layout.cpu_read_share(self.job, self.rows)
+            times = {STREAMED: 1.0, KV: share, ON_CPU: products}
             terms |= {self.on[name][at]: n / rate for name, n in times.items() if name in self.on}
             self._timed(f"memory of {node.name}", terms)
 

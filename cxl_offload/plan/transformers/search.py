@@ -206,7 +206,15 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
     on_cpu = layout.bytes_of(job, layout.on_cpu)
     params = sum(job.kinds[kind].met for kind in layout.on_cpu)
     mean = rows * job.mean_kv_tokens * job.kv_bytes_per_token
-    work = decode_gpu_seconds(job, hardware, rows, params_cpu=params, cpu_bytes=float(on_cpu))
+    batch = rows if hardware.has_gpu else most  # the more rows, the fewer bytes for each
+    work = decode_gpu_seconds(
+        job,
+        hardware,
+        rows,
+        params_cpu=params,
+        cpu_bytes=float(on_cpu),
+        unread=layout.unread_bytes(job, batch),
+    )
     work += between_products_seconds(job, hardware) / most
     if layout.kv_on_gpu:
         work += mean / hardware.gpu.memory_bytes_per_s
@@ -217,7 +225,8 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
     if on_cpu:
         passes = 1.0 if hardware.has_gpu else 1.0 / most
         arithmetic = 2 * rows * params / (hardware.cores * engine.products_flops_per_core)
-        work += passes * on_cpu / reads / engine.products_share + arithmetic
+        read = on_cpu * layout.cpu_read_share(job, batch)
+        work += passes * read / reads / engine.products_share + arithmetic
     flops = prefill_flops(job, rows)
     stored = 0.0
     if not layout.kv_on_gpu:

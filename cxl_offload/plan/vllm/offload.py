@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cxl_offload.plan.equations.experts import asked_share
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, GpuRates, roofline_seconds
 
 
@@ -26,6 +27,7 @@ class WeightOffload:
     decoded token, two operations a parameter where it is 0; ``prefill_flops`` that of one prompt,
     of which ``tokens_per_sequence`` tokens are generated (0: decode alone is asked for). Where GPUs
     share a model, they send each other something for every decoded token and for every prompt.
+    ``expert_bytes`` of the weights are experts, of which a token asks for the share ``expert_met``.
     """
 
     params: float
@@ -43,6 +45,12 @@ class WeightOffload:
     tokens_per_sequence: float = 0.0
     exchange_seconds_per_token: float = 0.0
     exchange_seconds_per_prompt: float = 0.0
+    expert_bytes: float = 0.0
+    expert_met: float = 1.0
+
+    def read_bytes(self, sequences: float) -> float:
+        """Weights that one decode step of so many sequences reads."""
+        return self.weight_bytes - self.expert_bytes * (1 - asked_share(self.expert_met, sequences))
 
 
 def kv_room_bytes(case: WeightOffload, offload_bytes: float) -> float:
@@ -64,11 +72,11 @@ def copy_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float:
 
 
 def compute_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float:
-    """Seconds of GPU work in a step: all weights and the running KV are read once from memory."""
+    """Seconds of GPU work in a step: weights and the running KV are read once from memory."""
     sequences = running_sequences(case, offload_bytes)
     kv = sequences * case.mean_tokens_per_sequence * case.kv_bytes_per_token
     flops = (case.flops_per_token or 2 * case.params) * sequences
-    return roofline_seconds(case.gpu, flops=flops, nbytes=case.weight_bytes + kv)
+    return roofline_seconds(case.gpu, flops=flops, nbytes=case.read_bytes(sequences) + kv)
 
 
 def prefill_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float:

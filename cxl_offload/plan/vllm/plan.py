@@ -199,6 +199,8 @@ class Vllm(Executor[LayersOffGpu]):
             tokens_per_sequence=request.generated,
             exchange_seconds_per_token=exchange_seconds(model, gpus, 1, link),
             exchange_seconds_per_prompt=exchange_seconds(model, gpus, request.prompt, link),
+            expert_bytes=sum(model.bytes_of(t) for t in model.tensors() if t.met < 1) / gpus,
+            expert_met=model.experts_per_token / model.experts,
         )
 
     def search(

@@ -27,6 +27,7 @@ def planned_step(
     sequences = running_sequences(case, offload)
     kv = round(sequences * case.mean_tokens_per_sequence * case.kv_bytes_per_token / layers)
     rest = round(case.weight_bytes) - layers * layer_bytes
+    read = layer_bytes - round((case.weight_bytes - case.read_bytes(sequences)) / layers)
     parameters = case.params / case.weight_bytes  # that a token meets, a byte of weights
     trace = Trace()
     for step in range(layers):
@@ -34,9 +35,7 @@ def planned_step(
             there = {offloaded[step]: layer_bytes}
             trace.append(Event("decode", step, "compute", "h2d", "weights", there, {}, layer_bytes))
         flops = 2 * parameters * layer_bytes * sequences
-        trace.append(
-            Event("decode", step, "compute", "gpu", "act", {}, {}, layer_bytes + kv, flops)
-        )
+        trace.append(Event("decode", step, "compute", "gpu", "act", {}, {}, read + kv, flops))
     if rest:
         flops = 2 * parameters * rest * sequences
         trace.append(Event("decode", layers, "compute", "gpu", "act", {}, {}, rest, flops))

@@ -125,6 +125,8 @@ def test_program_takes_as_long_as_the_equations(model: str) -> None:
             weights_cpu=spread(layout.on_cpu, ON_CPU),
             cpu_shares=found.of.get(ON_CPU),
             params_cpu=sum(job.kinds[kind].met for kind in layout.on_cpu),
+            cpu_read_share=layout.cpu_read_share(job, layout.rows),
+            unread=layout.unread_bytes(job, layout.rows),
         )
         phases = phases_of_block(job, hardware, block)
         assert found.seconds * count == pytest.approx(phases.total_s, rel=1e-5)
@@ -171,6 +173,8 @@ def random_block(
         weights_cpu=placed[ON_CPU],
         cpu_shares=shares[ON_CPU] if nbytes[ON_CPU] else None,
         params_cpu=sum(job.kinds[kind].met for kind in layout.on_cpu),
+        cpu_read_share=layout.cpu_read_share(job, layout.rows),
+        unread=layout.unread_bytes(job, layout.rows),
     )
     fits = fits and gpu <= hardware.gpu_usable_bytes
     return block, phases_of_block(job, hardware, block).tokens_per_s if fits else 0.0
