@@ -21,7 +21,6 @@ SLOW_ROOMS = {
     "gpu": "runs where a GPU is",
     "integrations/deepspeed": "starts the real DeepSpeed in processes of its own",
     "integrations/vllm": "starts the real vLLM in processes of its own",
-    "soak": "runs for minutes, as its name says",
     "vm": "boots machines",
 }
 """Rooms whose tests are marked slow as a whole, and why."""

@@ -1,11 +1,11 @@
-"""``python -m tests.soak --minutes 10 [--seed N] [--json FILE]``; status 1 on the first failure."""
+"""``python -m tests.soak --minutes 10 [--seed N] [--only KIND] [--json FILE]``; status 1 on the
+first failure, 128 + N where signal N ended it early. ``--table FILE`` shows the result in FILE."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -14,7 +14,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .rounds import ROUNDS, THREADS
+from . import ending, serving
+from .left import MIB, Around, Growth, Held
+from .memory import THREADS
+from .rounds import ROUNDS, round_of
 
 
 def say(text: str) -> None:
@@ -29,74 +32,137 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def resident_mib() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+class Soak:
+    """Rounds of every kind in turn, what they counted, and what they left."""
 
+    def __init__(self, kinds: list[str], seed: int, round_s: float) -> None:
+        self.kinds, self.seed, self.round_s = kinds, seed, round_s
+        self.totals: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
+        self.growth = Growth()
+        self.resident: list[float] = []
+        self.began = time.monotonic()
+        self.turn = 0
 
-def soak(minutes: float, seed: int, round_s: float) -> dict[str, Any]:
-    """Rounds of every kind in turn until the time is over."""
-    begin = time.monotonic()
-    totals: dict[str, Counter[str]] = {kind: Counter() for kind in ROUNDS}
-    resident: list[float] = []
-    turn = 0
-    while (left := begin + minutes * 60 - time.monotonic()) > 0 or turn == 0:
-        kind = list(ROUNDS)[turn % len(ROUNDS)]
+    def run(self, minutes: float) -> None:
+        until = self.began + minutes * 60
+        while ending.goes_on(until) or self.turn == 0:
+            at = self.turn % len(self.kinds)
+            if at == 0 and "vllm" in self.kinds:
+                serving.serving().begin(self.seed + self.turn + self.kinds.index("vllm"))
+            self.one_round(self.kinds[at], until)
+            self.turn += 1
+            if self.turn % len(self.kinds) == 0:
+                self.cycle()
+
+    def one_round(self, kind: str, until: float) -> None:
+        seed, left = self.seed + self.turn, until - time.monotonic()
         try:
-            counts = ROUNDS[kind](seed + turn, min(round_s, max(left, 1.0)))
+            around, before = Around.now(), Held.now()
+            counts = round_of(kind)(seed, min(self.round_s, max(left, 1.0)))
+            held = before, Held.now()
+            if kind == "vllm":
+                held = serving.serving().held or held
+            else:
+                around.check()
         except BaseException:
-            say(f"FAILED in round {turn} ({kind}): repeat with --seed {seed + turn} --only {kind}")
+            say(f"FAILED in round {self.turn} ({kind}): repeat with --seed {seed} --only {kind}")
             raise
-        totals[kind].update(counts)
-        totals[kind]["rounds"] += 1
-        turn += 1
-        if turn % len(ROUNDS) == 0:
-            resident.append(resident_mib())
-            say(
-                f"{(time.monotonic() - begin) / 60:6.1f} min  round {turn:4d}  "
-                f"resident {resident[-1]:6.0f} MiB"
-            )
-    return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "threads": THREADS,
-        "seed": seed,
-        "minutes": round((time.monotonic() - begin) / 60, 2),
-        "resident_mib": {"first": resident[0], "last": resident[-1]} if resident else {},
-        "counts": {kind: dict(sorted(counts.items())) for kind, counts in totals.items()},
-    }
+        self.growth.add(kind, *held)
+        self.totals[kind].update(counts)
+        self.totals[kind]["rounds"] += 1
+
+    def cycle(self) -> None:
+        self.resident.append(Held.now().resident_bytes / MIB)
+        say(
+            f"{self.minutes():6.1f} min  round {self.turn:4d}  "
+            f"resident {self.resident[-1]:6.0f} MiB"
+        )
+        self.growth.check()
+
+    def minutes(self) -> float:
+        return (time.monotonic() - self.began) / 60
+
+    def result(self) -> dict[str, Any]:
+        ends = {"first": self.resident[0], "last": self.resident[-1]} if self.resident else {}
+        return {
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "commit": commit(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+            "threads": THREADS,
+            "seed": self.seed,
+            "minutes": round(self.minutes(), 2),
+            "resident_mib": {name: round(value, 1) for name, value in ends.items()},
+            "growth": {kind: self.growth.trends(kind) for kind in self.kinds},
+            "counts": {kind: dict(sorted(counts.items())) for kind, counts in self.totals.items()},
+        }
 
 
 def table(result: dict[str, Any]) -> str:
+    """What was counted, kind by kind, and what the rounds added."""
     kinds = list(result["counts"])
     names = sorted({name for counts in result["counts"].values() for name in counts})
     lines = ["| counted | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
     for name in names:
         cells = [f"{result['counts'][kind].get(name, 0):,}" for kind in kinds]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    measures = sorted({name for growth in result["growth"].values() for name in growth})
+    for name in measures:
+        cells = [
+            f"{result['growth'][kind][name]:,}" if result["growth"][kind] else "" for kind in kinds
+        ]
+        lines.append(f"| added {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--round-seconds", type=float, default=10.0)
-    parser.add_argument("--only", choices=list(ROUNDS))
+    parser.add_argument("--only", choices=list(ROUNDS), action="append", help="may be repeated")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    if options.only:
-        for kind in [kind for kind in ROUNDS if kind != options.only]:
-            del ROUNDS[kind]
-    say(f"seed {options.seed}, {THREADS} threads, {options.minutes:g} minutes")
-    result = soak(options.minutes, options.seed, options.round_seconds)
+    parser.add_argument("--table", type=Path, help="show the table of an earlier --json FILE")
+    return parser.parse_args()
+
+
+def kinds_of(only: list[str] | None) -> list[str]:
+    """The kinds that were asked for; vLLM's only where it is installed."""
+    kinds = [kind for kind in ROUNDS if not only or kind in only]
+    if "vllm" in kinds:
+        try:
+            serving.interpreter()
+        except serving.NotInstalledError as error:
+            say(f"vllm is left out: {error}")
+            kinds.remove("vllm")
+    if not kinds:
+        raise SystemExit("no kind of round is left")
+    return kinds
+
+
+def main() -> int:
+    options = parse()
+    if options.table:
+        say(table(json.loads(options.table.read_text())))
+        return 0
+    kinds = kinds_of(options.only)
+    say(f"seed {options.seed}, {THREADS} threads, {options.minutes:g} minutes: {', '.join(kinds)}")
+    ending.end_in_order()
+    try:
+        if "vllm" in kinds:
+            serving.serving()
+        soak = Soak(kinds, options.seed, options.round_seconds)
+        soak.run(options.minutes)
+    finally:
+        serving.close()
+    result = soak.result()
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     say(table(result))
-    say(f"no failure in {result['minutes']} minutes")
+    ended = f" (ended by signal {ending.received[0]})" if ending.received else ""
+    say(f"no failure in {result['minutes']} minutes{ended}")
+    return 128 + ending.received[0] if ending.received else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
