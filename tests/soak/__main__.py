@@ -42,6 +42,7 @@ class Soak:
         self.resident: list[float] = []
         self.began = time.monotonic()
         self.turn = 0
+        self.failed = ""
 
     def run(self, minutes: float) -> None:
         until = self.began + minutes * 60
@@ -65,7 +66,8 @@ class Soak:
             else:
                 around.check()
         except BaseException:
-            say(f"FAILED in round {self.turn} ({kind}): repeat with --seed {seed} --only {kind}")
+            self.failed = f"round {self.turn} ({kind}): repeat with --seed {seed} --only {kind}"
+            say(f"FAILED in {self.failed}")
             raise
         self.growth.add(kind, *held)
         self.totals[kind].update(counts)
@@ -77,7 +79,6 @@ class Soak:
             f"{self.minutes():6.1f} min  round {self.turn:4d}  "
             f"resident {self.resident[-1]:6.0f} MiB"
         )
-        self.growth.check()
 
     def minutes(self) -> float:
         return (time.monotonic() - self.began) / 60
@@ -91,8 +92,10 @@ class Soak:
             "python": platform.python_version(),
             "threads": THREADS,
             "seed": self.seed,
+            "failed": self.failed,
             "minutes": round(self.minutes(), 2),
             "resident_mib": {name: round(value, 1) for name, value in ends.items()},
+            "too much growth": self.growth.too_much(),
             "growth": {kind: self.growth.trends(kind) for kind in self.kinds},
             "counts": {kind: dict(sorted(counts.items())) for kind, counts in self.totals.items()},
         }
@@ -148,18 +151,22 @@ def main() -> int:
     kinds = kinds_of(options.only)
     say(f"seed {options.seed}, {THREADS} threads, {options.minutes:g} minutes: {', '.join(kinds)}")
     ending.end_in_order()
+    if "vllm" in kinds:
+        serving.serving()
+    soak = Soak(kinds, options.seed, options.round_seconds)
     try:
-        if "vllm" in kinds:
-            serving.serving()
-        soak = Soak(kinds, options.seed, options.round_seconds)
         soak.run(options.minutes)
-    finally:
         serving.close()
-    result = soak.result()
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-    say(table(result))
+    finally:
+        result = soak.result()
+        if options.json:
+            options.json.write_text(json.dumps(result, indent=2) + "\n")
+        say(table(result))
     ended = f" (ended by signal {ending.received[0]})" if ending.received else ""
+    for line in result["too much growth"]:
+        say(f"FAILED: {line}")
+    if result["too much growth"]:
+        return 1
     say(f"no failure in {result['minutes']} minutes{ended}")
     return 128 + ending.received[0] if ending.received else 0
 

@@ -48,6 +48,7 @@ from .ending import goes_on
 
 THREADS = 4
 HELD = 24
+RUNS_AT_ONCE = 20
 NODE_BYTES = 512 * MIB
 FAULTY = ["map", "set_policy", "populate", "query", "move"]
 
@@ -227,7 +228,7 @@ def model_round(seed: int, seconds: float) -> Counter[str]:
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=50,
+                max_examples=RUNS_AT_ONCE,
                 stateful_step_count=60,
                 deadline=None,
                 database=None,
@@ -235,7 +236,7 @@ def model_round(seed: int, seconds: float) -> Counter[str]:
                 suppress_health_check=list(HealthCheck),
             ),
         )
-        counts["model runs"] += 50
+        counts["model runs"] += RUNS_AT_ONCE
         machine = hypothesis_seed(seed := seed + 10_000)(RandomSession)
     clear_strategy_cache()  # Hypothesis's own; it would look as if rounds lost memory
     return counts
