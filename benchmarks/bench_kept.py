@@ -26,8 +26,7 @@ from uuid import uuid4
 import numpy as np
 
 from benchmarks.measurements import describe_machine, paired_ratio, write_json
-from cxl_offload.integrations.vllm.kv_kept import Placing
-from cxl_offload.kept import KeptLayout, KeptStore, drop_kept, kept_path
+from cxl_offload.kept import KeptLayout, KeptStore, Placing, drop_kept, kept_path
 from cxl_offload.kept.layout import is_right
 from cxl_offload.memory import Bind, current_session
 from cxl_offload.units import format_bytes, parse_bytes

@@ -52,6 +52,7 @@ LONG_FUNCTIONS = {
     "cli/tco.py tco_command": AN_OPTION_A_LINE,
     "cli/profile.py profile": AN_OPTION_A_LINE,
     "integrations/flexgen/options.py build_parser": AN_OPTION_A_LINE,
+    "integrations/transformers/scope.py offload": "a line for each of its options, twice",
     "integrations/deepspeed/accelerator.py _tiered": "one class; its base is known late",
     "integrations/flexgen/loaded_model.py LoadedModel._load": (
         "what is opened one after the other and closed in the reverse order"

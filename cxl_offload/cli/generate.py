@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
     from cxl_offload.topology import Machine
 
+_PERSIST_BYTES = "1GiB"
+
 
 def register(app: typer.Typer) -> None:
     """Add the subcommand."""
@@ -90,6 +92,20 @@ def generate(
             help="Where kv is weighted or interleaved: every sequence on one node.",
         ),
     ] = False,
+    persist: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Keep the KV of prompts' beginnings under this name, so that the next run of this "
+            "model computes only the rest; `cxl-offload kv` lists and drops it.",
+        ),
+    ] = None,
+    persist_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Room for it (default: 1GiB).")
+    ] = None,
+    persist_folder: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where its file is (default: /dev/shm).")
+    ] = None,
     attention: Annotated[
         str | None, typer.Option(help="Of prompts: eager or sdpa (default: the model's choice).")
     ] = None,
@@ -123,11 +139,18 @@ def generate(
     simulated = None if machine is None else load_machine(machine)
     tier_limits(simulated or discover(), limits(limit))
     try:
-        from cxl_offload.integrations.transformers import GenerateRun
+        from cxl_offload.integrations.transformers import GenerateRun, KeptPrefixes
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"generate: {error.name} is not installed; pip install transformers torch"
         ) from None
+    if persist is None and (persist_bytes or persist_folder):
+        raise ConfigError("--persist-bytes and --persist-folder do nothing without --persist")
+    prefixes = None
+    if persist is not None:
+        prefixes = KeptPrefixes(
+            bytes=persist_bytes or _PERSIST_BYTES, persist=persist, persist_folder=persist_folder
+        )
     request = GenerateRun(
         model=model,
         prompts=texts,
@@ -139,6 +162,7 @@ def generate(
         dtype=dtype,
         kv_dtype=kv_dtype,
         whole_sequences=whole_sequences,
+        prefixes=prefixes,
         attention=attention,
     )
     watch = functools.partial(observed, metrics, events)
@@ -243,7 +267,23 @@ def _print(
     )
     for why, count in calls.own.items():
         console.print(f"Note: {count} calls by the model's own attention, for {why}.")
+    for said in _about_prefixes(report):
+        console.print(said)
     if answers:
         console.print("\nAnswers")
         for at, text in enumerate(report.answers):
             console.print(f"{at}: {text}")
+
+
+def _about_prefixes(report: GenerateReport) -> list[str]:
+    counts = report.prefixes
+    if counts is None:
+        return []
+    said = [
+        f"Prompt tokens whose KV was found: {counts.found_tokens} of {counts.prompt_tokens} "
+        f"({counts.hit_rate:.0%}); blocks kept for the next run: {counts.kept_blocks}"
+    ]
+    if counts.damaged_blocks:
+        said.append(f"Note: {counts.damaged_blocks} damaged blocks were dropped.")
+    said += [f"Note: all tokens were computed, for {why}." for why in counts.computed]
+    return said

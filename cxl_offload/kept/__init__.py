@@ -17,6 +17,8 @@ from cxl_offload.kept.folder import (
 )
 from cxl_offload.kept.layout import KeptEntry, KeptLayout
 from cxl_offload.kept.model_files import model_facts
+from cxl_offload.kept.opening import WrittenByAnotherError, open_or_read
+from cxl_offload.kept.placing import Placing
 from cxl_offload.kept.reader import KeptReader
 from cxl_offload.kept.store import KeptStore
 
@@ -27,10 +29,13 @@ __all__ = [
     "KeptLayout",
     "KeptReader",
     "KeptStore",
+    "Placing",
     "VerifiedFile",
+    "WrittenByAnotherError",
     "drop_kept",
     "find_kept",
     "kept_path",
     "model_facts",
+    "open_or_read",
     "verify_kept",
 ]

@@ -40,8 +40,29 @@ class KeptBlocks:
         """All that are there, the longest unused first."""
         return list(self._there)
 
+    @property
+    def slots_left(self) -> int:
+        """Those that nobody writes to: free ones, and those of blocks that are there."""
+        return len(self._free) + len(self._there)
+
     def put(self, key: bytes, data: bytes | memoryview) -> None:
         """Keeps a block, in the place of the longest unused one where the store is full."""
+        slot = self.begin(key)
+        try:
+            self.store.write_block(slot, data)
+            self.finish(slot, key)
+        except BaseException:
+            self.abandon(slot)
+            raise
+
+    def begin(self, key: bytes) -> int:
+        """A slot to write a block of this key to; it is not there until :meth:`finish`.
+
+        Raises
+        ------
+        KeyError
+            All slots are being written to.
+        """
         known = self._there.pop(key, None)
         if known is not None:
             slot = known.slot
@@ -51,12 +72,28 @@ class KeptBlocks:
             slot = self._there.popitem(last=False)[1].slot
         try:
             self.store.erase(slot)
-            self.store.write_block(slot, data)
-            self._there[key] = self.store.commit(slot, key)
         except BaseException:
-            if slot not in self._free and key not in self._there:
-                self._free.append(slot)
+            self.abandon(slot)
             raise
+        return slot
+
+    def finish(self, slot: int, key: bytes) -> None:
+        """What was written to the slot is the block of the key from now on."""
+        self._there[key] = self.store.commit(slot, key)
+
+    def abandon(self, slot: int) -> None:
+        """Nothing is kept of what was written to a slot since :meth:`begin`."""
+        self._free.append(slot)
+
+    def find(self, key: bytes) -> int | None:
+        """The slot of a block, which is checked where it lies; None where there is none.
+
+        A block that is damaged is dropped, with a warning.
+        """
+        entry = self._there.get(key)
+        if entry is None or not self._is_right(self.store.block(entry.slot), entry):
+            return None
+        return entry.slot
 
     def get(self, key: bytes) -> bytes | None:
         """A copy of a block that was checked; None where there is none.
@@ -67,13 +104,22 @@ class KeptBlocks:
         if entry is None:
             return None
         data = bytes(self.store.block(entry.slot))
+        if not self._is_right(data, entry):
+            return None
+        self.touch(key)
+        return data
+
+    def touch(self, key: bytes) -> None:
+        """Of all blocks this one is the last that goes now."""
+        self._there.move_to_end(key)
+
+    def _is_right(self, data: bytes | memoryview, entry: KeptEntry) -> bool:
         if is_right(data, entry.digest):
-            self._there.move_to_end(key)
-            return data
+            return True
         self.damaged += 1
-        _logger.warning("%s: block %s is damaged and was dropped", self.store.path, key.hex())
-        self.drop(key)
-        return None
+        _logger.warning("%s: block %s is damaged and was dropped", self.store.path, entry.key.hex())
+        self.drop(entry.key)
+        return False
 
     def drop(self, key: bytes) -> None:
         """Takes a block out."""

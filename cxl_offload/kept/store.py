@@ -277,6 +277,24 @@ class KeptStore:
             raise RuntimeError(f"write {self.path} in a forked child: its parent does")
         self._view[at : at + len(data)] = data
 
+    def flush(self) -> None:
+        """Writes all to where the file is kept, and returns when it is there.
+
+        What was committed before is found after a power cut, where the file system is not in
+        memory.
+
+        Raises
+        ------
+        OSError
+            It could not be written.
+        """
+        self.mapping.flush()
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)  # the file's name
+        finally:
+            os.close(folder)
+
     def close(self) -> None:
         """Writes all to where the file is kept, and lets others write it; again, does nothing.
 
@@ -287,7 +305,8 @@ class KeptStore:
         file, self._file = self._file, -1
         try:
             if os.getpid() == self._pid:
-                self.mapping.flush()
+                with contextlib.suppress(FileNotFoundError):  # its folder was removed meanwhile
+                    self.flush()
             self._view.release()
             with contextlib.suppress(BufferError):
                 self.mapping.close()

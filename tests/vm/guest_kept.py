@@ -11,8 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from cxl_offload.integrations.vllm.kv_kept import Placing
-from cxl_offload.kept import KeptBlocks, KeptLayout, KeptStore, kept_path
+from cxl_offload.kept import KeptBlocks, KeptLayout, KeptStore, Placing, kept_path
 from cxl_offload.memory import Bind, Policy, Session, Weighted
 from tests.kept.ground import block_of, key_of
 from tests.placement.kernel_calls import PAGE, page_nodes

@@ -17,6 +17,7 @@ from cxl_offload.lazy import lazy_names
 if TYPE_CHECKING:
     from cxl_offload.integrations.transformers.attention import AttentionCalls
     from cxl_offload.integrations.transformers.generation import GenerateReport, GenerateRun, run
+    from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
     from cxl_offload.integrations.transformers.ranked import Divided, RankPart, session_of
     from cxl_offload.integrations.transformers.scope import Offloaded, offload
     from cxl_offload.integrations.transformers.weights import load
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "attention": ("AttentionCalls",),
     "generation": ("GenerateReport", "GenerateRun", "run"),
+    "prefix_options": ("KeptPrefixes", "PrefixCounts"),
     "ranked": ("Divided", "RankPart", "session_of"),
     "scope": ("Offloaded", "offload"),
     "weights": ("load",),
@@ -34,7 +36,9 @@ __all__ = [
     "Divided",
     "GenerateReport",
     "GenerateRun",
+    "KeptPrefixes",
     "Offloaded",
+    "PrefixCounts",
     "RankPart",
     "load",
     "offload",

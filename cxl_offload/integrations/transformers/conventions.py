@@ -22,6 +22,13 @@ def text_config(model: PreTrainedModel) -> Any:
     return model.config.get_text_config(decoder=True)
 
 
+def kv_shape(config: Any) -> tuple[int, int]:
+    """Heads of keys and values of a layer, and the width of each, as the configuration says."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(heads), int(dim)
+
+
 def own_attention(model: PreTrainedModel) -> str:
     """What the model computes prompts with: eager, sdpa, or eager where sdpa drops a soft cap.
 

@@ -10,6 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from cxl_offload.integrations.fit import Need
+from cxl_offload.integrations.transformers.conventions import kv_shape
 from cxl_offload.integrations.transformers.room import sequence_bytes
 from cxl_offload.memory import Interleave, Policy, Weighted
 from cxl_offload.plan.kv_types import int4_row_bytes
@@ -42,8 +43,7 @@ def kv_needs(
     divided_by
         Ranks that divide the heads.
     """
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads, dim = kv_shape(config)
     position = int4_row_bytes(dim) if isinstance(kept, str) else dim * kept.itemsize
     sizes: Counter[int] = Counter()
     for layer in DynamicCache(config=config).layers:

@@ -25,6 +25,8 @@ from cxl_offload.integrations.transformers.conventions import check_conventions,
 from cxl_offload.integrations.transformers.fit import kv_needs
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.plans import asked_of
+from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
+from cxl_offload.integrations.transformers.prefixes import checked_prefixes
 from cxl_offload.integrations.transformers.ranked import (
     RankPart,
     gathered,
@@ -69,6 +71,8 @@ class GenerateRun:
         weights.
     whole_sequences
         With a policy of ``kv`` that stripes, every sequence's keys and values lie on one node.
+    prefixes
+        Where the KV of the prompts' beginnings is kept for the next run; None: nowhere.
     gen_len
         Tokens to generate; a row may end earlier.
     tokenizer
@@ -87,6 +91,7 @@ class GenerateRun:
     rows_at_once: int | None = None
     kv_dtype: str | None = None
     whole_sequences: bool = False
+    prefixes: KeptPrefixes | None = None
     gen_len: int = 32
     tokenizer: str | None = None
     dtype: str = "auto"
@@ -120,6 +125,8 @@ class GenerateReport(RunReport):
         Where a place differs from its policy, and why, by kind.
     ranks
         Processes that divided the run; bytes and calls are of all of them.
+    prefixes
+        What was found and kept of the prompts' beginnings; None: they are not kept.
     """
 
     tokens: torch.Tensor
@@ -127,6 +134,7 @@ class GenerateReport(RunReport):
     predicted_tokens_per_s: float | None = None
     placement_notes: tuple[str, ...] = ()
     ranks: int = 1
+    prefixes: PrefixCounts | None = None
 
     def to_json(self) -> dict[str, Any]:
         """All of it, ready for ``json.dumps``."""
@@ -140,6 +148,7 @@ class GenerateReport(RunReport):
                 "prompt": self.calls.prompt,
                 "own": dict(self.calls.own),
             },
+            "prefixes": None if self.prefixes is None else self.prefixes.to_json(),
         }
 
 
@@ -175,10 +184,14 @@ def run(
     kv = KvMemory(ready.store, kept, whole_sequences=whole)
     # Ranks that divide tensors wait for each other in every layer: none can tell the others there.
     alone = part.agreed() if part.divided == "rows" else contextlib.nullcontext()
-    with (
-        alone,
-        Offloaded(ready.model, ready.store, kv=kv, rows_at_once=ready.rows_at_once) as done,
-    ):
+    offloaded = Offloaded(
+        ready.model,
+        ready.store,
+        kv=kv,
+        rows_at_once=ready.rows_at_once,
+        open_prefixes=checked_prefixes(ready.model, request.prefixes, kv, session),
+    )
+    with alone, offloaded as done:
         clock.start()
         tokens = ready.model.generate(
             **ready.inputs,
@@ -188,6 +201,7 @@ def run(
             stopping_criteria=StoppingCriteriaList([clock]),
         )
     report = _report(request, session, ready, tokens, clock.times, done.calls)
+    report = replace(report, prefixes=done.prefixes)
     return _of_all_ranks(report, part, ready.tokenizer.pad_token_id or 0)
 
 
@@ -327,6 +341,10 @@ def _check(
     model = meta_model(request.model, request.dtype, request.attention)
     check_conventions(model)
     part.check(model)
+    if request.prefixes is not None:
+        part.check_alone("prefixes are kept")
+        kv = KvMemory(store_for(policies, session), request.kept_as())
+        checked_prefixes(model, request.prefixes, kv, session)
     config = text_config(model)
     most = getattr(config, "max_position_embeddings", None)
     if most is not None and prompt_len + request.gen_len > most:

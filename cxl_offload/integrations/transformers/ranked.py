@@ -94,6 +94,17 @@ class RankPart:
                     "many as divide them, or let ranks divide rows"
                 )
 
+    def check_alone(self, what: str) -> None:
+        """Refuse what only a process alone does; ``what`` begins the sentence.
+
+        Raises
+        ------
+        ConfigError
+            There are several ranks.
+        """
+        if self.size > 1:
+            raise ConfigError(f"{what} by a process alone; leave it out under torchrun")
+
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
         """All ranks come to the end of the block, or the error of one is raised on all."""

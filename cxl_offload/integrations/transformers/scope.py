@@ -35,6 +35,8 @@ from cxl_offload.integrations.transformers.hot_caches import check_room
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.linear_layers import take_linear_layers
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
+from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
+from cxl_offload.integrations.transformers.prefixes import PrefixReuse, checked_prefixes
 from cxl_offload.integrations.transformers.room import KeptAs, KvMemory
 from cxl_offload.integrations.transformers.row_parts import take_layers
 from cxl_offload.integrations.transformers.tuning import ModelTuning, TunedModel
@@ -56,6 +58,7 @@ def offload(
     few_queries: int = FEW_QUERIES,
     rows_at_once: int | None = None,
     whole_sequences: bool = False,
+    prefixes: KeptPrefixes | None = None,
     session: Session | None = None,
     tune: Signal | None = None,
     tune_budget_bytes: int = 0,
@@ -102,6 +105,9 @@ def offload(
     whole_sequences
         With a policy of ``kv`` that stripes, every sequence's keys, and values, of a layer lie on
         one node: weights share out sequences. False: they share out granules of each.
+    prefixes
+        Where the KV of prompts' beginnings is kept, so that a later ``generate()`` with the same
+        beginning, or the next process, computes only the rest. None: every prompt is computed.
     session
         What allocates; None means the current session.
     tune
@@ -147,13 +153,15 @@ def offload(
         hot_expert_bytes=hot_expert_bytes,
         hot_kv_bytes=hot_kv_bytes,
     )
+    kv = KvMemory(store, kv_dtype or asked.kv_dtype, whole_sequences=whole_sequences)
     return Offloaded(
         model,
         store,
-        kv=KvMemory(store, kv_dtype or asked.kv_dtype, whole_sequences=whole_sequences),
+        kv=kv,
         linear_rows=linear_rows,
         few_queries=few_queries,
         rows_at_once=asked.rows_at_once if rows_at_once is None else rows_at_once,
+        open_prefixes=checked_prefixes(model, prefixes, kv, session),
         tuning=tuning,
     )
 
@@ -180,6 +188,7 @@ class Offloaded:
         linear_rows: int = 0,
         few_queries: int = FEW_QUERIES,
         rows_at_once: int | None = None,
+        open_prefixes: Callable[[], PrefixReuse] | None = None,
         tuning: ModelTuning | None = None,
     ) -> None:
         if linear_rows < 0:
@@ -203,12 +212,19 @@ class Offloaded:
         self.tuned: TunedModel | None = None
         self._tuning = tuning
         self._kv = kv or KvMemory(store)
+        self._open_prefixes = open_prefixes
+        self._reuse: PrefixReuse | None = None
         self._open: contextlib.ExitStack | None = None
 
     @property
     def calls(self) -> AttentionCalls:
         """Who computed attention how often, since the block began."""
         return self._attention.calls
+
+    @property
+    def prefixes(self) -> PrefixCounts | None:
+        """What was found and kept of prompts' beginnings; None: they are not kept."""
+        return None if self._reuse is None else self._reuse.counts
 
     def __enter__(self) -> Offloaded:
         check_conventions(self.model)  # again: another block may have begun since
@@ -219,6 +235,10 @@ class Offloaded:
                 take_linear_layers(self.model, self.linear_rows, self._attention, stack)
             if self.rows_at_once is not None:
                 take_layers(self.model, self.rows_at_once, self._kv, stack)
+            if self._open_prefixes is not None:
+                self._reuse = self._open_prefixes()
+                stack.callback(self._reuse.close)
+                self._reuse.take(self.model, stack)
             if "kv" in self.store.parts:
                 self._take_attention(stack)
                 take_part(self.model, self._attention)

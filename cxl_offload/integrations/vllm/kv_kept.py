@@ -6,64 +6,28 @@ after it was copied into the hot tier, by the checksum that its entry had when i
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
-import mmap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cxl_offload.integrations.vllm.kv_read import wrong
-from cxl_offload.kept import KeptEntry, KeptLayout, KeptReader, KeptStore
-from cxl_offload.kept.layout import NoStoreError, is_right
-from cxl_offload.memory import Pages, Policy, Session
+from cxl_offload.kept import (
+    KeptEntry,
+    KeptLayout,
+    KeptReader,
+    KeptStore,
+    Placing,
+    WrittenByAnotherError,
+    open_or_read,
+)
+from cxl_offload.kept.layout import is_right
 
 _logger = logging.getLogger(f"vllm.{__name__}")
 
-_POPULATE_READ = 22
-"""MADV_POPULATE_READ of linux/mman.h, which Python does not name."""
-
-_WAIT_SECONDS = 120.0
-"""For another engine that makes the store at this moment: it gives memory to all of it."""
-
 _REFRESH_SECONDS = 0.5
 """At least between two looks at what the writer has added."""
-
-
-class Placing:
-    """Gives the mapping of a store its pages, as a policy says.
-
-    Parameters
-    ----------
-    policy
-        None leaves them to the file system.
-    """
-
-    def __init__(self, session: Session, policy: Policy | None, pages: Pages) -> None:
-        self.session, self.policy, self.pages = session, policy, pages
-
-    def __call__(self, mapping: mmap.mmap, is_new: bool) -> None:
-        assert self.policy is not None
-        if not is_new:  # pages that are there are mapped sixteen at a time, and then looked at
-            with contextlib.suppress(OSError):  # kernels before 5.14
-                mapping.madvise(_POPULATE_READ)
-        advice = mmap.MADV_HUGEPAGE if self.pages == "thp" else mmap.MADV_NOHUGEPAGE
-        with contextlib.suppress(OSError):  # a kernel built without them has base pages only
-            mapping.madvise(advice)
-        nbytes = len(mapping)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-        notes = self.session.place(
-            address,
-            nbytes,
-            self.policy,
-            part_bytes=nbytes,
-            stride_bytes=nbytes,
-            count=1,
-            pages=self.pages,
-        )
-        for note in notes:
-            _logger.warning("kept KV blocks: %s", note)
 
 
 class KeptChunks:
@@ -192,27 +156,12 @@ def open_kept(
         One line: another engine writes blocks of something else, or the file cannot be used.
     """
     prepare = None if placing.policy is None else placing
-    give_up = time.monotonic() + _WAIT_SECONDS
-    while True:
-        try:
-            return KeptChunks(KeptStore(path, layout, facts, prepare=prepare))
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            raise wrong("cold.persist", f"{path}: {error.strerror or error}") from error
-        try:
-            reader = KeptReader(path, facts)
-        except (NoStoreError, FileNotFoundError):  # it is being made, or was just dropped
-            if time.monotonic() > give_up:
-                raise wrong("cold.persist", f"{path}: another engine does not finish it") from None
-            time.sleep(0.05)
-            continue
-        except (OSError, ValueError) as error:
-            raise wrong(
-                "cold.persist", f"is written by another engine ({error}); take another name"
-            ) from error
-        if reader.layout.block_bytes != layout.block_bytes:
-            reader.close()
-            raise wrong("cold.persist", "has other chunks; take another name")
-        _logger.warning("%s: another engine writes it, this one reads it only", path)
-        return KeptToRead(reader)
+    try:
+        found = open_or_read(path, layout, facts, prepare=prepare)
+    except WrittenByAnotherError as error:
+        raise wrong(
+            "cold.persist", f"is written by another engine ({error}); take another name"
+        ) from error
+    except OSError as error:
+        raise wrong("cold.persist", f"{path}: {error.strerror or error}") from error
+    return KeptChunks(found) if isinstance(found, KeptStore) else KeptToRead(found)

@@ -36,7 +36,6 @@ from cxl_offload.integrations.vllm.kv_facts import late_facts
 from cxl_offload.integrations.vllm.kv_kept import (
     KeptChunks,
     KeptToRead,
-    Placing,
     damaged,
     open_kept,
 )
@@ -44,7 +43,7 @@ from cxl_offload.integrations.vllm.kv_metrics import metric_definitions
 from cxl_offload.integrations.vllm.kv_options import ColdTier
 from cxl_offload.integrations.vllm.kv_place import copy_cpus
 from cxl_offload.integrations.vllm.kv_read import FACTS_KEY, wrong
-from cxl_offload.kept import KeptLayout
+from cxl_offload.kept import KeptLayout, Placing
 from cxl_offload.memory import current_session
 from cxl_offload.units import format_bytes
 

@@ -317,3 +317,50 @@ def test_whole_sequences_take_pages_of_their_own(folder: Path, tmp_path: Path) -
     # Keys and values of two layers, each of two rows; a row of them is less than a page.
     assert row["requested_bytes"] == 2 * 2 * 2 * 4096
     assert set(row["granted_bytes_per_tier"].values()) == {4 * 4096}
+
+
+def test_second_run_of_the_same_prompts_computes_only_their_rest(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    words = [str(word) for word in range(20, VOCAB) if "1" not in str(word)]  # 1 is the padding
+    text = " ".join(words[:40])
+    prompts.write_text(f"{text} 90 92\n5 6 7 {text}\n")
+    options = ["--place", "kv=cxl", "--persist", "chat", "--persist-bytes", "1MiB"]
+    options += ["--persist-folder", str(tmp_path), "--prompts", str(prompts), "--gen-len", "4"]
+    plain = tmp_path / "plain.json"
+    assert run(command(folder, *options[:2], *options[-4:], "--json", str(plain))) == 0
+    expected = json.loads(plain.read_text())
+    assert expected["prefixes"] is None
+    for found in (0, 31 + 32):
+        file = tmp_path / "report.json"
+        assert run(command(folder, *options, "--json", str(file))) == 0
+        report = json.loads(file.read_text())
+        assert report["tokens"] == expected["tokens"]
+        assert report["prefixes"]["found_tokens"] == found
+    assert "Prompt tokens whose KV was found: 63 of 85 (74%)" in capsys.readouterr().out
+    assert run(["kv", "list", "--folder", str(tmp_path), "--json"]) == 0
+    (store,) = json.loads(capsys.readouterr().out)["kept"]
+    assert (store["name"], store["blocks"], store["facts"]["model"]) == ("chat", 4, folder.name)
+    assert run(["kv", "verify", "--folder", str(tmp_path), "chat"]) == 0
+    assert "4 right, 0 damaged" in capsys.readouterr().out
+    assert run(["kv", "drop", "--folder", str(tmp_path), "chat"]) == 0
+    assert not list(tmp_path.glob("*.kv"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--persist-bytes", "1GiB"], "do nothing without --persist"),
+        (["--persist", "a/b"], "without a slash"),
+        (["--persist", "chat", "--persist-bytes", "1KiB"], "a block of 16 tokens takes 8 KiB"),
+        (["--persist", "chat", "--kv-dtype", "int4"], "do not go with kv_dtype"),
+        (["--persist", "chat", "--persist-folder", "no/folder"], "there is no such folder"),
+    ],
+)
+def test_prefixes_that_cannot_be_kept_are_one_line(
+    options: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command(folder, "--place", "kv=cxl", *options)) != 0
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert said in line
