@@ -227,15 +227,29 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
         arithmetic = 2 * rows * params / (hardware.cores * engine.products_flops_per_core)
         read = on_cpu * layout.cpu_read_share(job, batch)
         work += passes * read / reads / engine.products_share + arithmetic
-    flops = prefill_flops(job, rows)
+    prefill = _least_prefill(job, hardware, layout, most, streamed=streamed, copies=copies)
+    return (prefill + (job.generated - 1) * max(streamed, work)) / rows
+
+
+def _least_prefill(
+    job: DecoderJob,
+    hardware: Hardware,
+    layout: Layout,
+    most: int,
+    *,
+    streamed: float,
+    copies: float,
+) -> float:
+    """Of one batch; ``streamed`` seconds of copies a batch, ``copies`` bytes a second."""
+    engine, rows = job.engine, layout.rows
+    on_cpu, flops = layout.bytes_of(job, layout.on_cpu), prefill_flops(job, rows)
     stored = 0.0
     if not layout.kv_on_gpu:
         stored = rows * job.prompt * job.kv_bytes_per_token * min(kv_store_costs(engine, hardware))
     if hardware.has_gpu:
         arithmetic = flops / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)
-        prefill = max(arithmetic, stored, streamed + on_cpu / copies / most)
-    else:
-        arithmetic = flops / (hardware.cores * engine.prefill_flops_per_core)
-        once = on_cpu / reads / engine.products_share + between_products_seconds(job, hardware)
-        prefill = max(arithmetic + once / most, stored)
-    return (prefill + (job.generated - 1) * max(streamed, work)) / rows
+        return max(arithmetic, stored, streamed + on_cpu / copies / most)
+    reads = sum(node.read_bytes_per_s for node in hardware.nodes)
+    arithmetic = flops / (hardware.cores * engine.prefill_flops_per_core)
+    once = on_cpu / reads / engine.products_share + between_products_seconds(job, hardware)
+    return max(arithmetic + once / most, stored)
