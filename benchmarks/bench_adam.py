@@ -33,7 +33,7 @@ import torch
 
 import cxl_offload
 from benchmarks.adam_report import Case, Result, plot, show
-from benchmarks.measurements import commit, processor
+from benchmarks.measurements import check_plot, commit, processor
 from cxl_offload import _C
 from cxl_offload.ops.adam import CPUAdam
 
@@ -296,6 +296,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     args = parse()
+    check_plot(args.plot)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if args.clock == "cpu" and os.environ.get("OMP_WAIT_POLICY") != "PASSIVE":
         # Read when the OpenMP library is loaded, which has happened: begin again.

@@ -12,17 +12,15 @@ scattered blocks of one size, against a memcpy of each.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import statistics
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.measurements import check_plot, describe_machine
 from cxl_offload import _C
 from cxl_offload.memory import Session
 from cxl_offload.transfer import HostCopier, measure_rules
@@ -114,25 +112,6 @@ def bench_blocks(copier: HostCopier, buffers: Any, room: int) -> list[Row]:
     return rows
 
 
-def machine() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip() or "unknown",
-        "processor": names[0] if names else platform.machine(),
-        "cores": len(_C.allowed_cpus()),
-        "kernel": platform.release(),
-        "kind": "measured",
-    }
-
-
 def print_report(report: dict[str, Any]) -> None:
     print(", ".join(f"{key} {value}" for key, value in report["machine"].items()))
     names = list(report["sizes"][0]["ways_bytes_per_s"])
@@ -182,6 +161,7 @@ def main() -> int:
     parser.add_argument("--largest", type=parse_bytes, default=1 << 30)
     parser.add_argument("--room", type=parse_bytes, default=256 << 20)
     options = parser.parse_args()
+    check_plot(options.plot)
     session = Session.linux()
     largest = max(options.largest, options.room)
     node = session.kernel.local_node
@@ -193,7 +173,7 @@ def main() -> int:
     )
     copier = HostCopier(rules=rules)
     report = {
-        "machine": machine(),
+        "machine": describe_machine() | {"kind": "measured"},
         "rules": [(rule.from_bytes, rule.non_temporal, rule.threads) for rule in rules],
         "sizes": bench_sizes(copier, buffers, options.room, options.largest),
         "blocks": bench_blocks(copier, buffers, options.room),

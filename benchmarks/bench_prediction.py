@@ -33,7 +33,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measurements import describe_machine, write_json
+from benchmarks.measurements import check_plot, describe_machine, write_json
 from benchmarks.skipped_prompt import skipped_prompt
 from cxl_offload import Session
 from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, OptShape, make_opt
@@ -266,6 +266,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    check_plot(options.plot)
     if options.clock == "cpu" and options.threads > 1:
         parser.error("--clock cpu counts the waiting of other threads as work: give --threads 1")
     torch.set_num_threads(options.threads)

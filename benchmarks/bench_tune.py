@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measurements import check_plot
 from benchmarks.tune_bars import print_bars
 from benchmarks.tune_cases import (
     Case,
@@ -231,6 +232,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    check_plot(options.plot)
     seeds = range(options.first, options.first + options.workloads)
     random_cases = [random_case(seed) for seed in seeds]
     published = published_cases()

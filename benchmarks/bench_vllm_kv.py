@@ -30,7 +30,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measurements import describe_machine, paired_ratio, write_json
+from benchmarks.measurements import check_plot, describe_machine, paired_ratio, write_json
 from benchmarks.vllm_load import Load, LoadRun, ask, run_load
 from benchmarks.vllm_restart import measure_restarts
 from benchmarks.vllm_server import Server, make_model, plugin_folder
@@ -374,6 +374,7 @@ def main() -> None:
     parser.add_argument("--from", dest="source", type=Path, help="of an earlier run")
     parser.add_argument("--logs", type=Path, help="keep the servers' output there")
     args = parser.parse_args()
+    check_plot(args.plot)
     if args.source is not None:
         document = json.loads(args.source.read_text())
     else:

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 import cxl_offload
-from benchmarks.measurements import describe_machine, paired_ratio, write_json
+from benchmarks.measurements import check_plot, describe_machine, paired_ratio, write_json
 from benchmarks.quiet_window import Window
 from benchmarks.zero_report import PARTS, STOCK, Sample, plot, show
 from cxl_offload import _C
@@ -241,6 +241,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     args = parse()
+    check_plot(args.plot)
     if args.clock == "cpu" and os.environ.get("OMP_WAIT_POLICY") != "PASSIVE":
         # Read when the OpenMP library is loaded, which has happened: begin again.
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

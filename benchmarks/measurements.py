@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +71,9 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Writes a result; makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def check_plot(path: Path | None) -> None:
+    """Ends the program at its start, and not after an hour, where a picture cannot be drawn."""
+    if path is not None and find_spec("matplotlib") is None:
+        raise SystemExit("--plot: needs matplotlib, which this environment does not have")
