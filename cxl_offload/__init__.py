@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         tune,
         validation,
     )
-    from cxl_offload.errors import ConfigError, CxlOffloadError, PlacementError
+    from cxl_offload.errors import ConfigError, CxlOffloadError, MemoryLostError, PlacementError
     from cxl_offload.memory import (
         Bind,
         Dax,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         SharedRegion,
         Weighted,
         current_session,
+        survive_memory_errors,
         use,
     )
     from cxl_offload.objects.module_placement import place
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "errors": ("ConfigError", "CxlOffloadError", "PlacementError"),
+    "errors": ("ConfigError", "CxlOffloadError", "MemoryLostError", "PlacementError"),
     "memory": (
         "Bind",
         "Dax",
@@ -78,6 +79,7 @@ _HOMES = {
         "SharedRegion",
         "Weighted",
         "current_session",
+        "survive_memory_errors",
         "use",
     ),
     "objects.module_placement": ("place",),
@@ -113,6 +115,7 @@ __all__ = [
     "Dax",
     "FirstTouch",
     "Interleave",
+    "MemoryLostError",
     "Placement",
     "PlacementError",
     "Preferred",
@@ -145,6 +148,7 @@ __all__ = [
     "record_stream",
     "sim",
     "stats",
+    "survive_memory_errors",
     "topology",
     "transfer",
     "tune",

@@ -6,7 +6,11 @@ Out of memory is ``MemoryError``, a refused system call ``OSError`` and a bad ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 _LONGEST = 1600
+_MOST_NAMED = 4
 
 
 class CxlOffloadError(Exception):
@@ -35,6 +39,62 @@ class ConfigError(CxlOffloadError, ValueError):
         super().__init__(_one_line(f"{where}{message}"))
         self.file = file
         self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class LostMemory:
+    """Bytes that are gone because the memory under them failed.
+
+    Attributes
+    ----------
+    name
+        What lay there, such as ``exp_avg of parameter 3``; else the allocation in words.
+    offset, nbytes
+        Which bytes of it.
+    node
+        Where they had been placed; None where that is not known.
+    address
+        Of the first byte, in this process.
+    """
+
+    name: str
+    offset: int
+    nbytes: int
+    node: int | None
+    address: int
+
+    def __str__(self) -> str:
+        where = "" if self.node is None else f" on node {self.node}"
+        return f"bytes {self.offset} to {self.offset + self.nbytes - 1} of {self.name}{where}"
+
+
+class MemoryLostError(CxlOffloadError, RuntimeError):
+    """Memory failed, and what lay there is gone.
+
+    Attributes
+    ----------
+    losses
+        What is gone, as far as it is known.
+    is_whole
+        Whether all of it was written anew since, such as weights from their file: what failed may
+        be done once more.
+    """
+
+    def __init__(
+        self, losses: Sequence[LostMemory], *, is_whole: bool = False, reason: str = ""
+    ) -> None:
+        named = "; ".join(map(str, losses[:_MOST_NAMED]))
+        more = len(losses) - _MOST_NAMED
+        if more > 0:
+            named += f"; and {more} more"
+        remedy = (
+            "they were written anew, so do this once more"
+            if is_whole
+            else "write them anew, from a checkpoint or by computing them again, or start again"
+        )
+        super().__init__(_one_line(f"memory failed: {named or reason} are lost; {remedy}"))
+        self.losses = tuple(losses)
+        self.is_whole = is_whole
 
 
 def printable(text: str) -> str:

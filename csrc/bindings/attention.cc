@@ -8,13 +8,48 @@
 #include <tuple>
 
 #include "bindings/bind.h"
+#include "bindings/lost.h"
 #include "core/error.h"
+#include "kernels/attention_check.h"
 
 namespace cxl_offload::bindings {
 
 namespace py = pybind11;
 
+namespace {
+
 constexpr const char* kIntegerCodes = "avx512vnni";
+
+// What is read of keys or values, or of the scales of their groups: the positions that sequences
+// have, in blocks of a table or side by side.
+void add_cache(const kernels::Attention& given, const TensorView& cache, LostParts& lost) {
+  if (cache.data == nullptr) return;
+  const bool is_paged = given.table.data != nullptr;
+  const int64_t block_size = cache.shape[2];
+  for (int64_t at = 0; at < given.q.shape[0]; ++at) {
+    const int64_t length = given.lengths.empty() ? block_size : given.lengths[at];
+    for (int64_t first = 0; first < length; first += block_size) {
+      const int64_t block =
+          is_paged ? given.table.data[at * given.table.stride + first / block_size] : at;
+      lost.add_positions(cache, block, length - first);
+    }
+  }
+}
+
+void refuse_lost(const kernels::Attention& given, bool is_done) {
+  check_memory([&](LostParts& lost) {
+    if (!is_done) kernels::check_attention(given);
+    lost.add(given.q);
+    add_cache(given, given.k, lost);
+    add_cache(given, given.v, lost);
+    add_cache(given, given.k_groups, lost);
+    add_cache(given, given.v_groups, lost);
+    if (given.bias.data != nullptr) lost.add(given.bias);
+    if (is_done) lost.add(given.out);
+  });
+}
+
+}  // namespace
 
 void bind_attention(py::module_& module) {
   module.def("has_integer_codes", &kernels::has_integer_codes,
@@ -59,7 +94,10 @@ void bind_attention(py::module_& module) {
           throw InvalidArgument("instruction set '" + isa + "': this processor has no AVX512-VNNI");
         }
         const bool best = isa.empty() || isa == kIntegerCodes;
+        refuse_lost(given, false);
+        settle(given.out);
         kernels::run_attention(given, team, best ? best_isa() : parse_isa(isa), kernel.get());
+        refuse_lost(given, true);
       },
       py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"), py::arg("team"), py::kw_only(),
       py::arg("scale"), py::arg("lengths"), py::arg("table") = std::tuple(uintptr_t{0}, 0, 0),

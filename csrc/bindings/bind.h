@@ -82,6 +82,7 @@ void bind_attention(pybind11::module_& module);
 void bind_gpu(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);
 void bind_linear(pybind11::module_& module);
+void bind_lost(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
 void bind_replay(pybind11::module_& module);

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bind.h"
+#include "bindings/lost.h"
 #include "kernels/update.h"
 #include "kernels/update_check.h"
 #include "probe/update_traffic.h"
@@ -85,6 +86,20 @@ void bind_team(py::module_& module) {
       });
 }
 
+// `copy` is written only; once it was, a part of it may be lost as well.
+void refuse_lost(const std::vector<kernels::Update>& updates, bool is_done) {
+  check_memory([&](LostParts& lost) {
+    if (!is_done) kernels::check_updates(updates);
+    for (const kernels::Update& update : updates) {
+      lost.add(update.param);
+      lost.add(update.grad);
+      for (const TensorView& state : update.states) lost.add(state);
+      for (const TensorView& scale : update.scales) lost.add(scale);
+      if (update.copy && is_done) lost.add(*update.copy);
+    }
+  });
+}
+
 void bind_updates(py::module_& module) {
   py::class_<kernels::Update>(module, "Update")
       .def(py::init([](kernels::UpdateRule rule, TensorView param, TensorView grad,
@@ -107,10 +122,15 @@ void bind_updates(py::module_& module) {
          std::shared_ptr<os::Kernel> kernel, const std::vector<py::object>& then) {
         {
           const Unlocked released;
+          refuse_lost(updates, false);
+          for (const kernels::Update& update : updates) {
+            if (update.copy) settle(*update.copy);
+          }
           kernels::run_updates(updates, team,
                                {isa.empty() ? best_isa() : parse_isa(isa), kernel.get()});
         }
         for (const py::object& call : then) call();
+        refuse_lost(updates, true);
       },
       py::arg("updates"), py::arg("team"), py::kw_only(), py::arg("isa") = "",
       py::arg("kernel") = py::none(), py::arg("then") = std::vector<py::object>{},

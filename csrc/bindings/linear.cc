@@ -8,7 +8,9 @@
 #include <tuple>
 
 #include "bindings/bind.h"
+#include "bindings/lost.h"
 #include "core/error.h"
+#include "kernels/linear_check.h"
 
 namespace cxl_offload::bindings {
 
@@ -16,7 +18,22 @@ namespace py = pybind11;
 
 using kernels::GroupScales;
 
+namespace {
+
 constexpr const char* kBf16Products = "avx512bf16";
+
+void refuse_lost(const kernels::Linear& given, bool is_done) {
+  check_memory([&](LostParts& lost) {
+    if (!is_done) kernels::check_linear(given);
+    for (const TensorView* view :
+         {&given.x, &given.weight, &given.bias, &given.scale, &given.groups}) {
+      if (view->data != nullptr) lost.add(*view);
+    }
+    if (is_done) lost.add(given.y);
+  });
+}
+
+}  // namespace
 
 void bind_linear(py::module_& module) {
   py::enum_<GroupScales>(module, "GroupScales")
@@ -43,8 +60,11 @@ void bind_linear(py::module_& module) {
         if (isa == kBf16Products && !kernels::has_bf16_products()) {
           throw InvalidArgument("instruction set '" + isa + "': this processor has no AVX512-BF16");
         }
+        refuse_lost(given, false);
+        settle(given.y);
         kernels::run_linear(given, team, given.bf16_products ? best_isa() : parse_isa(isa),
                             kernel.get());
+        refuse_lost(given, true);
       },
       py::arg("x"), py::arg("weight"), py::arg("y"), py::arg("team"), py::kw_only(),
       py::arg("bias") = py::none(), py::arg("scale") = py::none(), py::arg("groups") = py::none(),

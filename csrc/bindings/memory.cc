@@ -230,6 +230,26 @@ void bind_allocation(py::module_& module) {
             interruptible([&] { block.move_part(offset, bytes, rule); });
           },
           py::arg("offset"), py::arg("nbytes"), py::arg("rule"))
+      .def(
+          "ask_pages",
+          [](PlacedBlock& block, bool bring_back) {
+            const memory::AskedPages asked =
+                interruptible([&] { return block.ask_pages(bring_back); });
+            std::vector<std::pair<uintptr_t, size_t>> lost;
+            for (const auto& part : asked.lost) {
+              lost.emplace_back(reinterpret_cast<uintptr_t>(part.data()), part.size());
+            }
+            std::vector<std::tuple<uintptr_t, size_t, NodeId, NodeId, bool>> strays;
+            for (const memory::Stray& stray : asked.strays) {
+              strays.emplace_back(reinterpret_cast<uintptr_t>(stray.pages.data()),
+                                  stray.pages.size(), stray.placed_on, stray.found_on,
+                                  stray.is_back);
+            }
+            return std::pair(lost, strays);
+          },
+          py::arg("bring_back"),
+          "Lost pages as (address, bytes), and strays as (address, bytes, placed on, found on, is "
+          "back).")
       .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
            py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
            py::arg("copy") = py::none())
@@ -242,6 +262,12 @@ void bind_allocation(py::module_& module) {
 void bind_memory(py::module_& module) {
   bind_rule(module);
   bind_allocation(module);
+  module.def(
+      "find_allocation",
+      [](uintptr_t address) {
+        return memory::find_block(reinterpret_cast<const std::byte*>(address));
+      },
+      py::arg("address"), "The live allocation of any session that holds the address.");
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def(py::init(&make_session), py::arg("kernel"), py::arg("capacities"),
            py::arg("max_threads"), py::arg("device_capacities") = py::dict())
@@ -268,6 +294,7 @@ void bind_memory(py::module_& module) {
             return session.find(reinterpret_cast<const std::byte*>(address));
           },
           py::arg("address"))
+      .def("blocks", &Session::blocks, py::call_guard<Unlocked>(), "All live allocations.")
       .def(
           "bytes_per_node",
           [](const Session& session, uintptr_t address, size_t bytes) {

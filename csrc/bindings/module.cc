@@ -1,4 +1,5 @@
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <exception>
 
@@ -9,6 +10,17 @@ namespace cxl_offload::bindings {
 namespace {
 
 namespace py = pybind11;
+
+// Which tensors the lost ranges are, and where they were, is known above.
+void set_memory_lost(const MemoryLost& error) {
+  try {
+    const py::object raised = py::module_::import("cxl_offload.memory.lost")
+                                  .attr("lost_error")(error.what(), error.ranges());
+    PyErr_SetObject(py::type::handle_of(raised).ptr(), raised.ptr());
+  } catch (py::error_already_set& failed) {
+    failed.restore();
+  }
+}
 
 // OSError needs errno and text apart, so that `error.errno` works.
 void set_os_error(const SystemError& error) {
@@ -28,6 +40,8 @@ void bind_errors(py::module_& module) {
       PyErr_SetString(PyExc_MemoryError, error.what());
     } catch (const SystemError& error) {
       set_os_error(error);
+    } catch (const MemoryLost& error) {
+      set_memory_lost(error);
     } catch (const InvalidArgument& error) {
       PyErr_SetString(PyExc_ValueError, error.what());
     } catch (const PlacementError& error) {
@@ -43,6 +57,7 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used()) {
   namespace bindings = cxl_offload::bindings;
   bindings::bind_errors(module);
   bindings::bind_os(module);
+  bindings::bind_lost(module);
   bindings::bind_transfer(module);
   bindings::bind_gpu(module);
   bindings::bind_kernels(module);

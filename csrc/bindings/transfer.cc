@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "bindings/lost.h"
 #include "core/error.h"
 #include "memory/session.h"
 #include "transfer/chunk_plan.h"
@@ -35,6 +36,28 @@ using transfer::Packing;
 
 std::byte* bytes_at(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 
+std::span<const std::byte> span_at(uintptr_t address, size_t bytes) {
+  return {bytes_at(address), bytes};
+}
+
+// A copy, packing or unpacking from end to end: what it writes is whole again, unless it fails
+// meanwhile. Lists are given as (addresses, sizes).
+template <typename Copy>
+void copy_whole(std::span<const std::byte> target, std::span<const std::byte> source,
+                const Copy& copy) {
+  check_memory([&](LostParts& lost) { lost.add(source); });
+  if (os::any_loss()) os::settle(target);
+  copy();
+  check_memory([&](LostParts& lost) {
+    lost.add(source);
+    lost.add(target);
+  });
+}
+
+size_t plain_bytes(const Packing& packing, size_t count) {
+  return count * transfer::element_bytes(packing.element());
+}
+
 void bind_packing(py::module_& module) {
   py::enum_<Code>(module, "Code").value("int4", Code::kInt4).value("fp8", Code::kFp8);
   py::enum_<Element>(module, "Element")
@@ -49,14 +72,18 @@ void bind_packing(py::module_& module) {
       .def(
           "pack",
           [](const Packing& packing, uintptr_t target, uintptr_t source, size_t count) {
-            packing.pack(bytes_at(target), bytes_at(source), count);
+            copy_whole(span_at(target, packing.packed_bytes(count)),
+                       span_at(source, plain_bytes(packing, count)),
+                       [&] { packing.pack(bytes_at(target), bytes_at(source), count); });
           },
           py::kw_only(), py::arg("target"), py::arg("source"), py::arg("count"),
           py::call_guard<Unlocked>())
       .def(
           "unpack",
           [](const Packing& packing, uintptr_t target, uintptr_t source, size_t count) {
-            packing.unpack(bytes_at(target), bytes_at(source), count);
+            copy_whole(span_at(target, plain_bytes(packing, count)),
+                       span_at(source, packing.packed_bytes(count)),
+                       [&] { packing.unpack(bytes_at(target), bytes_at(source), count); });
           },
           py::kw_only(), py::arg("target"), py::arg("source"), py::arg("count"),
           py::call_guard<Unlocked>());
@@ -84,17 +111,55 @@ RuleRows rows_of(const std::vector<CopyRule>& rules) {
 // `targets`, `sources` and `sizes` are addresses of arrays of 64-bit numbers.
 void copy_host_blocks(HostCopier& copier, uintptr_t targets, uintptr_t sources, uintptr_t sizes,
                       size_t count) {
-  copier.copy_blocks({reinterpret_cast<const uint64_t*>(targets), count},
-                     {reinterpret_cast<const uint64_t*>(sources), count},
-                     {reinterpret_cast<const size_t*>(sizes), count});
+  const std::span<const uint64_t> to(reinterpret_cast<const uint64_t*>(targets), count);
+  const std::span<const uint64_t> from(reinterpret_cast<const uint64_t*>(sources), count);
+  const std::span<const size_t> bytes(reinterpret_cast<const size_t*>(sizes), count);
+  check_memory([&](LostParts& lost) {
+    for (size_t i = 0; i < count; ++i) lost.add(span_at(from[i], bytes[i]));
+  });
+  if (os::any_loss()) {
+    for (size_t i = 0; i < count; ++i) os::settle(span_at(to[i], bytes[i]));
+  }
+  copier.copy_blocks(to, from, bytes);
+  check_memory([&](LostParts& lost) {
+    for (size_t i = 0; i < count; ++i) {
+      lost.add(span_at(from[i], bytes[i]));
+      lost.add(span_at(to[i], bytes[i]));
+    }
+  });
+}
+
+// From the lowest to the highest byte; strides are in bytes.
+std::span<const std::byte> strided_span(uintptr_t address, const std::vector<size_t>& shape,
+                                        const std::vector<ptrdiff_t>& strides,
+                                        size_t element_bytes) {
+  ptrdiff_t low = 0;
+  ptrdiff_t high = 0;
+  for (size_t i = 0; i < shape.size() && i < strides.size(); ++i) {
+    if (shape[i] == 0) return {};
+    const ptrdiff_t reach = static_cast<ptrdiff_t>(shape[i] - 1) * strides[i];
+    (reach < 0 ? low : high) += reach;
+  }
+  return {bytes_at(address) + low, static_cast<size_t>(high - low) + element_bytes};
 }
 
 void copy_strided(HostCopier& copier, uintptr_t target, uintptr_t source, std::vector<size_t> shape,
                   std::vector<ptrdiff_t> target_strides, std::vector<ptrdiff_t> source_strides,
                   size_t element_bytes) {
+  // What lies between the elements counts as well. An earlier loss in the target stays written
+  // down, since nobody knows whether all of it is overwritten.
+  const auto to = strided_span(target, shape, target_strides, element_bytes);
+  const auto from = strided_span(source, shape, source_strides, element_bytes);
+  const uint64_t before = os::loss_count();
+  check_memory([&](LostParts& lost) { lost.add(from); });
   copier.copy_strided(
       bytes_at(target), bytes_at(source),
       {std::move(shape), std::move(target_strides), std::move(source_strides), element_bytes});
+  if (os::loss_count() == before) return;
+  check_memory([&](LostParts& lost) {
+    lost.add(from);
+    lost.add(to);
+  });
 }
 
 // A contender is (past the caches, threads); none means the copier's own choice.
@@ -146,7 +211,8 @@ void bind_host_copy(py::module_& module) {
       .def(
           "copy",
           [](HostCopier& copier, uintptr_t target, uintptr_t source, size_t bytes) {
-            copier.copy(bytes_at(target), bytes_at(source), bytes);
+            copy_whole(span_at(target, bytes), span_at(source, bytes),
+                       [&] { copier.copy(bytes_at(target), bytes_at(source), bytes); });
           },
           py::kw_only(), py::arg("target"), py::arg("source"), py::arg("nbytes"),
           py::call_guard<Unlocked>())
@@ -249,6 +315,13 @@ void bind_engine(py::module_& module) {
           "submit",
           [](PlacedEngine& engine, Direction direction, const std::vector<PieceRow>& pieces,
              const std::vector<gpu::StreamId>& after, bool may_wait) {
+            if (direction == Direction::kToDevice) {
+              check_memory([&](LostParts& lost) {
+                for (const PieceRow& row : pieces) {
+                  lost.add(span_at(std::get<1>(row), std::get<2>(row)));
+                }
+              });
+            }
             return engine.core().submit(direction, pieces_of(pieces), after, may_wait);
           },
           py::arg("direction"), py::arg("pieces"), py::arg("after"), py::arg("may_wait"),

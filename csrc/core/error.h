@@ -1,11 +1,14 @@
 // Errors of the core. Each message names the call, the value, the limit and the remedy; the Python
-// bindings turn them into MemoryError, OSError, ValueError and cxl_offload.errors.PlacementError.
+// bindings turn them into MemoryError, OSError, ValueError and classes of cxl_offload.errors.
 #ifndef CXL_OFFLOAD_CORE_ERROR_H_
 #define CXL_OFFLOAD_CORE_ERROR_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace cxl_offload {
 
@@ -35,6 +38,19 @@ class InvalidArgument : public std::invalid_argument {
 class PlacementError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+// Bytes that a call used, or was to use, are gone: the memory under them failed. Of each part its
+// address and bytes.
+class MemoryLost : public std::runtime_error {
+ public:
+  using Ranges = std::vector<std::pair<uintptr_t, size_t>>;
+  MemoryLost(const std::string& message, Ranges ranges)
+      : std::runtime_error(message), ranges_(std::move(ranges)) {}
+  const Ranges& ranges() const { return ranges_; }
+
+ private:
+  Ranges ranges_;
 };
 
 // "31.5 GiB": a binary unit and three significant digits, for messages only.

@@ -6,6 +6,8 @@
 
 #include "core/error.h"
 #include "core/rounding.h"
+#include "os/lost_ranges.h"
+#include "os/watched_ranges.h"
 
 namespace cxl_offload::memory {
 
@@ -95,6 +97,7 @@ DaxRegion::DaxRegion(std::shared_ptr<DaxStore> store, size_t bytes)
       pieces_.emplace(offset, piece);
       offset += piece.bytes;
     }
+    os::watch({range(), page_bytes(), true});
   } catch (...) {
     if (address_ != nullptr) store_->device().unmap(range());
     for (const DaxPiece& piece : taken) store_->give_back(piece);
@@ -105,9 +108,16 @@ DaxRegion::DaxRegion(std::shared_ptr<DaxStore> store, size_t bytes)
 DaxRegion::~DaxRegion() {
   // What was released has gone already.
   for (const auto& [offset, piece] : pieces_) {
-    store_->device().unmap({address_ + offset, piece.bytes});
-    store_->give_back(piece);
+    unmap(offset, piece);
   }
+}
+
+void DaxRegion::unmap(size_t offset, const DaxPiece& piece) noexcept {
+  const auto part = range().subspan(offset, piece.bytes);
+  os::unwatch(part);
+  os::settle(part);
+  store_->device().unmap(part);
+  store_->give_back(piece);
 }
 
 size_t DaxRegion::next_cut(size_t offset) const { return round_up(offset, page_bytes()); }
@@ -121,8 +131,7 @@ void DaxRegion::release(size_t offset, size_t bytes) {
   for (auto at = pieces_.lower_bound(offset); at != pieces_.end() && at->first < end;) {
     const auto [begin, piece] = *at;
     at = pieces_.erase(at);
-    store_->device().unmap({address_ + begin, piece.bytes});
-    store_->give_back(piece);
+    unmap(begin, piece);
   }
 }
 

@@ -57,6 +57,7 @@ class DaxRegion final : public Region {
 
  private:
   void cut_at(size_t offset);
+  void unmap(size_t offset, const os::DaxPiece& piece) noexcept;
 
   const std::shared_ptr<DaxStore> store_;
   const size_t bytes_;

@@ -2,26 +2,37 @@
 
 #include <algorithm>
 
+#include "os/lost_ranges.h"
+#include "os/watched_ranges.h"
+
 namespace cxl_offload::memory {
 
 Mapping::Mapping(std::shared_ptr<os::Kernel> kernel, size_t bytes, size_t alignment,
                  os::PageKind kind)
-    : kernel_(std::move(kernel)), bytes_(bytes), address_(kernel_->map(bytes, alignment, kind)) {}
+    : kernel_(std::move(kernel)), bytes_(bytes), address_(kernel_->map(bytes, alignment, kind)) {
+  os::watch({range(), kernel_->page_bytes(kind), false});
+}
 
 Mapping::~Mapping() {
   size_t begin = 0;
   for (const auto& [released_begin, released_end] : released_) {
-    if (released_begin > begin) kernel_->unmap({address_ + begin, released_begin - begin});
+    if (released_begin > begin) unmap(begin, released_begin - begin);
     begin = released_end;
   }
-  if (begin < bytes_) kernel_->unmap({address_ + begin, bytes_ - begin});
+  if (begin < bytes_) unmap(begin, bytes_ - begin);
+}
+
+void Mapping::unmap(size_t offset, size_t bytes) noexcept {
+  os::unwatch(range().subspan(offset, bytes));
+  os::settle(range().subspan(offset, bytes));
+  kernel_->unmap(range().subspan(offset, bytes));
 }
 
 void Mapping::release(size_t offset, size_t bytes) {
   // The list is grown first: unmapping cannot fail, growing can.
   auto next = std::ranges::lower_bound(released_, std::pair{offset, size_t{0}});
   next = released_.insert(next, {offset, offset + bytes});
-  kernel_->unmap({address_ + offset, bytes});
+  unmap(offset, bytes);
   const auto after = std::next(next);
   if (after != released_.end() && after->first == next->second) {
     next->second = after->second;

@@ -1,4 +1,4 @@
-// One mapping of the kernel seam, owned.
+// One mapping of the kernel seam, owned, and watched for memory failures while it is there.
 #ifndef CXL_OFFLOAD_MEMORY_MAPPING_H_
 #define CXL_OFFLOAD_MEMORY_MAPPING_H_
 
@@ -24,6 +24,8 @@ class Mapping {
   void release(size_t offset, size_t bytes);
 
  private:
+  void unmap(size_t offset, size_t bytes) noexcept;
+
   std::shared_ptr<os::Kernel> kernel_;
   size_t bytes_;
   std::byte* address_;

@@ -6,6 +6,7 @@
 #include "core/rounding.h"
 #include "memory/fault_in.h"
 #include "memory/pinned.h"
+#include "os/lost_ranges.h"
 
 namespace cxl_offload::memory {
 namespace {
@@ -40,6 +41,7 @@ PlacedBlock::PlacedBlock(std::shared_ptr<Session> session, std::shared_ptr<Alloc
 PlacedBlock::~PlacedBlock() {
   // Forgotten before the memory goes back, so that the next owner of the address is not.
   session_->forget(memory_->address());
+  os::settle({memory_->address(), memory_->capacity()});
 }
 
 size_t PlacedBlock::unit_bytes() const {
@@ -250,6 +252,7 @@ std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
                                                const std::shared_ptr<gpu::GpuDriver>& driver) {
   if (bytes == 0) throw InvalidArgument("allocate 0 bytes; ask for at least one");
   guard_.refuse_in_child("allocate");
+  std::call_once(known_, [this] { remember(weak_from_this()); });
   std::vector<std::string> notes;
   check_rule(rule, *placer_.kernel);
   simplify(rule, bytes, notes);
@@ -258,6 +261,7 @@ std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
   if (is_part && rule.pages == os::PageKind::kTransparentHuge) rule.pages = os::PageKind::kBase;
   const auto pool = pool_for(rule, driver);
   auto memory = with_all_memory([&] { return pool->allocate(bytes); });
+  os::settle({memory->address(), memory->capacity()});  // lost while it was nobody's
   auto block = std::make_shared<PlacedBlock>(shared_from_this(), std::move(memory), std::move(rule),
                                              std::move(notes));
   const std::lock_guard lock(blocks_mutex_);

@@ -25,6 +25,19 @@ namespace cxl_offload::memory {
 
 class Session;
 
+// Pages that are on another node than the one they were put on.
+struct Stray {
+  std::span<std::byte> pages;
+  os::NodeId placed_on = 0;
+  os::NodeId found_on = 0;
+  bool is_back = false;
+};
+
+struct AskedPages {
+  std::vector<std::span<std::byte>> lost;
+  std::vector<Stray> strays;
+};
+
 // An allocation with the rule it was made by. Dropping it is safe wherever dropping an Allocation
 // is. A forked child may read its bytes and drop it; what takes a lock throws InvalidArgument
 // there.
@@ -58,6 +71,10 @@ class PlacedBlock {
   // the whole block, and a note says that parts are elsewhere. Throws what the move throws with the
   // part back in place, and InvalidArgument also for pinned memory, which is registered as a whole.
   void move_part(size_t offset, size_t bytes, Rule rule);
+  // Asks all its pages whether they are still there and where they were put, as the kernel may have
+  // taken them out of use or moved them since. Lost ones are replaced (os/memory_failure.h); those
+  // on other nodes come back if `bring_back`, unless they are pinned. Throws SystemError.
+  AskedPages ask_pages(bool bring_back);
 
  private:
   NumaRegion& movable(const std::string& what, const Rule& rule) const;
@@ -86,6 +103,8 @@ class Session : public std::enable_shared_from_this<Session> {
   std::vector<std::string> place(const Parts& parts, Rule rule) const;
   // The live block that holds the address, or null.
   std::shared_ptr<PlacedBlock> find(const std::byte* address) const;
+  // All live blocks, by address.
+  std::vector<std::shared_ptr<PlacedBlock>> blocks() const;
   // Bytes on every node, asked from the pages; works for any mapped range. Memory of a device is on
   // no node.
   NodeBytes bytes_per_node(std::span<const std::byte> range) const;
@@ -109,6 +128,7 @@ class Session : public std::enable_shared_from_this<Session> {
   template <typename Attempt>
   auto with_all_memory(const Attempt& attempt);
   void forget(const std::byte* address) noexcept;
+  static void remember(std::weak_ptr<Session> session);
   std::vector<std::shared_ptr<Pool>> pools() const;
 
   const Placer placer_;
@@ -122,7 +142,11 @@ class Session : public std::enable_shared_from_this<Session> {
   std::mutex last_attempt_;  // held by who tries once more after running out of memory
   mutable std::mutex blocks_mutex_;
   std::map<const std::byte*, std::weak_ptr<PlacedBlock>> blocks_;
+  std::once_flag known_;  // to find_block
 };
+
+// The live block of any session of this process that holds the address, or null.
+std::shared_ptr<PlacedBlock> find_block(const std::byte* address);
 
 }  // namespace cxl_offload::memory
 

@@ -1,4 +1,4 @@
-"""``--metrics`` and ``--events``: what runs can be watched, and what it did is kept."""
+"""What runs is watched: ``--metrics``, ``--events``, and memory that fails under it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,18 @@ Events = Annotated[
 def observed(metrics: str | None, events: str | None, session: Session) -> Iterator[None]:
     """Serves and logs as asked for while the block runs; says on stderr where.
 
+    Memory that fails meanwhile is an error of one line.
+
     Raises
     ------
     ConfigError
         Either cannot be started.
     """
+    from cxl_offload.memory.lost import may_survive, survive_memory_errors
+
     with contextlib.ExitStack() as opened:
+        if may_survive():
+            opened.enter_context(survive_memory_errors())
         if events:
             from cxl_offload.metrics import log_events
 

@@ -1,6 +1,13 @@
 """Host memory by policy: which NUMA nodes the pages of an allocation live on."""
 
+from cxl_offload.memory.asked_pages import CheckedPages, StrayPages
 from cxl_offload.memory.in_use import chosen_session, current_session, use
+from cxl_offload.memory.lost import (
+    Survival,
+    lost_memory,
+    survive_memory_errors,
+    written_anew,
+)
 from cxl_offload.memory.placement import NOT_FAULTED_IN, Placement
 from cxl_offload.memory.policy import (
     Bind,
@@ -26,6 +33,7 @@ __all__ = [
     "NOT_FAULTED_IN",
     "Allocation",
     "Bind",
+    "CheckedPages",
     "Count",
     "Dax",
     "FirstTouch",
@@ -40,15 +48,20 @@ __all__ = [
     "Session",
     "SharedRegion",
     "Stats",
+    "StrayPages",
+    "Survival",
     "Weighted",
     "as_policy",
     "chosen_session",
     "current_session",
     "find_leftovers",
     "known_policy",
+    "lost_memory",
     "parse_policy",
     "remove_leftovers",
+    "survive_memory_errors",
     "use",
+    "written_anew",
 ]
 
 __getattr__ = old_names(__name__)

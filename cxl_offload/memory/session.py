@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from cxl_offload import _C
+from cxl_offload.memory.asked_pages import AskedPages
 from cxl_offload.memory.bounds import whole_number
 from cxl_offload.memory.move_events import moving
 from cxl_offload.memory.placement import Placement
@@ -43,7 +44,7 @@ def _check_machine(machine: object) -> None:
         )
 
 
-class Session:
+class Session(AskedPages):
     """Allocates host memory by policy and answers where it is.
 
     Parameters

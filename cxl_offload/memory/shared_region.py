@@ -28,6 +28,7 @@ from cxl_offload.memory.policy import PolicyLike
 from cxl_offload.memory.rules import Pages
 from cxl_offload.memory.session import Session
 from cxl_offload.memory.shared import SHARED_ROOT, open_regular, shared_free_bytes
+from cxl_offload.memory.watched_mapping import WatchedMapping
 from cxl_offload.renamed import renamed_keywords
 from cxl_offload.units import format_bytes
 
@@ -157,7 +158,7 @@ class SharedRegion:
         try:
             with _locked(self.file):
                 is_first = self._size()
-                self.mapping = mmap.mmap(self.file, nbytes + mmap.PAGESIZE)
+                self.mapping = WatchedMapping(self.file, nbytes + mmap.PAGESIZE)
                 self._advise()
                 is_placed, count = self._tally()
                 if policy is not None:

@@ -14,6 +14,7 @@ from cxl_offload import _C
 from cxl_offload.memory import Pages, PolicyLike, current_session, known_policy
 from cxl_offload.ops.checkpoint import read_states, step_count
 from cxl_offload.ops.late_clip import LateClip
+from cxl_offload.ops.lost import naming, tensors_of
 from cxl_offload.ops.overlap import EarlyUpdates
 from cxl_offload.ops.placed_states import PlacedStates
 from cxl_offload.ops.state_codes import CODES, SCALES
@@ -258,6 +259,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         TypeError, ValueError
             A parameter, gradient, state or copy does not fit, or a group asks for what this class
             does not have; nothing has been written.
+        MemoryLostError
+            Memory failed under one of them, see docs/reliability.md.
         """
         loss = None
         if closure is not None:
@@ -298,7 +301,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
             step = int(state["step"]) + 1
             counting.append(_counting(state, step))
             updates.append(self._update(param, group, step, grad_scale, copy))
-        run(updates, threads=self.threads, then=counting)
+        with naming(lambda: tensors_of(self.param_groups, updates)):
+            run(updates, threads=self.threads, then=counting)
 
     def _update(
         self,

@@ -132,6 +132,7 @@ class _Then(importlib.abc.Loader):
         self._loader.exec_module(module)
         self._finder.waiting.discard(module.__name__)
         if module.__name__ == MEMORY:
+            importlib.import_module("cxl_offload.memory.lost").survive_by_default()
             start_metrics()
         else:
             start(module.__name__)

@@ -1,0 +1,266 @@
+"""Memory that breaks: what was lost, what it was, and who can have it again.
+
+The core replaces lost pages and writes them down (``csrc/os/memory_failure.h``); here they get
+names, owners and an error. See docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cxl_offload import _C
+from cxl_offload.errors import LostMemory, MemoryLostError
+from cxl_offload.units import format_bytes
+
+if TYPE_CHECKING:
+    from cxl_offload.memory.watched_mapping import WatchedMapping
+
+_logger = logging.getLogger(__name__)
+
+VARIABLE = "CXL_OFFLOAD_SURVIVE_MEMORY_ERRORS"
+"""Environment variable: ``0`` leaves SIGBUS alone, also where the package would turn it on."""
+
+
+class MemoryOwner(Protocol):
+    """Who knows what lies in a range of memory, and may be able to have it again."""
+
+    def named(self, address: int) -> tuple[str, int] | None:
+        """What lies at an address, in words, and where it begins; None: nothing of the owner's."""
+
+    def restore(self, address: int, nbytes: int) -> bool:
+        """Writes lost bytes of the owner's anew; whether they are as they were."""
+
+    @property
+    def tells_itself(self) -> bool:
+        """Whether the owner finds losses at its next use, so that nobody else need be told."""
+
+
+_owners: weakref.WeakSet[Any] = weakref.WeakSet()
+_mappings: weakref.WeakSet[Any] = weakref.WeakSet()
+_guard = _C.ForkGuard()
+_told: set[int] = set()
+_users = 0
+_interrupts = False
+_python_handler: Any = None
+
+
+def add_owner(owner: MemoryOwner) -> None:
+    """Asks ``owner`` about lost memory, as long as it lives."""
+    _owners.add(owner)
+
+
+def add_mapping(mapping: WatchedMapping) -> None:
+    """Names what lies in ``mapping``, as long as it lives, where no owner does."""
+    _mappings.add(mapping)
+
+
+class Survival:
+    """Keeps the process alive when memory fails, until :meth:`stop` or the end of the process.
+
+    A context manager: the end of the block stops it.
+    """
+
+    def __init__(self, *, interrupt: bool) -> None:
+        global _users, _interrupts
+        in_main = threading.current_thread() is threading.main_thread()
+        _C.survive_memory_failures(
+            interrupts=_interrupts or interrupt, prepare=_listen if in_main else _nothing
+        )
+        _interrupts = _interrupts or interrupt
+        _users += 1
+        self._is_on = True
+
+    def stop(self) -> None:
+        """Leaves SIGBUS to who had it before, when nobody else wants to survive."""
+        global _users, _interrupts
+        if not self._is_on:
+            return
+        self._is_on = False
+        _users -= 1
+        if _users == 0:
+            _interrupts = False
+            in_main = threading.current_thread() is threading.main_thread()
+            _C.stop_surviving(prepare=_stop_listening if in_main else _nothing)
+
+    def __enter__(self) -> Survival:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def survive_memory_errors(*, interrupt: bool = True) -> Survival:
+    """From now on a page that the hardware loses ends an operation, not the process.
+
+    A lost page of memory that this package placed is replaced by a fresh one full of ``0xff``,
+    which is NaN in every float type. The package's own operators and copies then raise
+    :class:`~cxl_offload.errors.MemoryLostError` instead of a result; whatever else the main thread
+    does is interrupted by that error as soon as its present call returns. Memory of others is left
+    to the handler of SIGBUS that was there before, or to the kernel, which ends the process.
+
+    Parameters
+    ----------
+    interrupt
+        Whether the main thread is interrupted, as long as anybody who turned it on wants that.
+        False: losses show where the package's own operators use them, in the log, and in
+        :meth:`~cxl_offload.memory.Session.lost`.
+
+    Returns
+    -------
+    Survival
+        Turns it off again: ``with survive_memory_errors(): ...``, or ``stop()``.
+
+    Notes
+    -----
+    Call it in the main thread: from another one nobody is interrupted. Turn on ``faulthandler``
+    before, since whoever takes SIGBUS later comes first. A forked child inherits it.
+    """
+    return Survival(interrupt=interrupt)
+
+
+def may_survive() -> bool:
+    """Whether :data:`VARIABLE` lets the package turn it on by itself."""
+    return os.environ.get(VARIABLE, "1") != "0"
+
+
+def survive_by_default() -> None:
+    """:func:`survive_memory_errors` for good, where it :func:`may_survive`; once is enough."""
+    if may_survive() and not survives():
+        survive_memory_errors()
+
+
+def survives() -> bool:
+    """Whether lost pages are survived at this moment."""
+    return _C.survives_memory_failures()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _listen() -> None:
+    global _python_handler
+    found = signal.signal(signal.SIGBUS, _on_bus_error)
+    if found is not _on_bus_error:
+        _python_handler = found
+
+
+def _stop_listening() -> None:
+    signal.signal(signal.SIGBUS, _python_handler or signal.SIG_DFL)
+
+
+def _on_bus_error(number: int, frame: FrameType | None) -> None:
+    """In the main thread, soon after the core replaced pages: between two steps of Python."""
+    fresh = [row for row in _C.losses() if row[0] not in _told]
+    if not fresh:
+        if callable(_python_handler):
+            _python_handler(number, frame)
+        return
+    error = _error_of([(address, nbytes) for _, address, nbytes, _ in fresh], spare_owners=True)
+    if error is not None:
+        raise error
+
+
+def lost_error(reason: str, ranges: Sequence[tuple[int, int]]) -> MemoryLostError:
+    """The error for parts of a call's memory, (address, bytes); the core raises it."""
+    error = _error_of(ranges, spare_owners=False)
+    return error or MemoryLostError([], reason=reason)
+
+
+def _error_of(ranges: Iterable[tuple[int, int]], *, spare_owners: bool) -> MemoryLostError | None:
+    """The error of lost ranges that are somebody's; owners may have written them anew."""
+    losses: list[LostMemory] = []
+    is_whole = True
+    for address, nbytes in ranges:
+        numbers = {row[0] for row in _C.losses_in(address, nbytes)}
+        is_new = not numbers <= _told
+        _told.update(numbers)
+        lost = _describe(address, nbytes)
+        if lost is None:
+            _logger.warning("memory failed: %s that nobody used", format_bytes(nbytes))
+            _C.settle(address, nbytes)
+            continue
+        if is_new:
+            _logger.error("memory failed: %s", lost)
+        owner = _owner_of(address)
+        if owner is not None and owner.tells_itself and spare_owners:
+            continue
+        losses.append(lost)
+        is_whole = _restore(owner, address, nbytes) and is_whole
+    return MemoryLostError(losses, is_whole=is_whole) if losses else None
+
+
+def _restore(owner: MemoryOwner | None, address: int, nbytes: int) -> bool:
+    if owner is None:
+        return False
+    try:
+        done = owner.restore(address, nbytes)
+    except (OSError, ValueError, RuntimeError) as error:
+        _logger.error("memory failed: what was lost could not be had again: %s", error)
+        return False
+    if done:
+        _C.settle(address, nbytes)
+        _logger.warning("memory failed: %s were written anew", format_bytes(nbytes))
+    return done
+
+
+def _owner_of(address: int) -> MemoryOwner | None:
+    return next((each for each in list(_owners) if each.named(address) is not None), None)
+
+
+def in_words(allocation: _C.Allocation) -> str:
+    """An allocation for people who do not know what it is for."""
+    return f"an allocation of {format_bytes(allocation.nbytes)} ({allocation.requested})"
+
+
+def name_of(address: int) -> tuple[str, int] | None:
+    """What lies at an address and where it begins; None where nobody says."""
+    found = None
+    for each in (*list(_mappings), *list(_owners)):
+        found = each.named(address) or found
+    return found
+
+
+def _describe(address: int, nbytes: int) -> LostMemory | None:
+    """What lay in a lost range; None where it is nobody's."""
+    allocation = _C.find_allocation(address)
+    node, name, begin = None, None, address
+    if allocation is None and _guard.in_child:
+        name = "memory of the parent process"
+    if allocation is not None:
+        begin = allocation.address
+        name = in_words(allocation)
+        within = min(nbytes, begin + allocation.nbytes - address)
+        with contextlib.suppress(ValueError):  # an allocation of the parent of a forked process
+            runs = allocation.runs(address - begin, within)
+            node = runs[0][2] if runs else None
+    name, begin = name_of(address) or (name, begin)
+    return None if name is None else LostMemory(name, address - begin, nbytes, node, address)
+
+
+def lost_memory() -> tuple[LostMemory, ...]:
+    """What is lost and was not written anew, in all sessions of this process."""
+    rows = [_describe(address, nbytes) for _, address, nbytes, _ in _C.losses()]
+    return tuple(row for row in rows if row is not None)
+
+
+def written_anew(address: int, nbytes: int) -> None:
+    """Tells that lost bytes were written again, by a program that knows how to have them.
+
+    The package's own operators then use them as any others. What they write from end to end, and
+    what is freed, needs no word.
+    """
+    _C.settle(address, nbytes)

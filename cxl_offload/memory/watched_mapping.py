@@ -1,0 +1,57 @@
+"""Mappings of files in memory whose lost pages are survived as those of allocations are."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+
+from cxl_offload import _C
+from cxl_offload.memory import lost
+
+
+class WatchedMapping(mmap.mmap):
+    """A shared mapping to write, watched from its first byte to its last until it is closed.
+
+    A file that became shorter under it, or a device that is gone, loses pages as well.
+    """
+
+    _address = 0
+    _name = ""
+
+    def __new__(cls, file: int, nbytes: int) -> WatchedMapping:
+        made = super().__new__(cls, file, nbytes)
+        with contextlib.suppress(OSError):  # without /proc it has no name
+            made._name = os.readlink(f"/proc/self/fd/{file}")
+        made._address = ctypes.addressof(ctypes.c_char.from_buffer(made))
+        _C.watch(made._address, nbytes, mmap.PAGESIZE)
+        lost.add_mapping(made)
+        return made
+
+    def named(self, address: int) -> tuple[str, int] | None:
+        """As of :class:`~cxl_offload.memory.lost.MemoryOwner`."""
+        is_here = not self.closed and self._address <= address < self._address + len(self)
+        return (f"shared memory {self._name}", self._address) if is_here else None
+
+    def close(self) -> None:
+        """As of ``mmap``; what is lost in it is nobody's any more.
+
+        Raises
+        ------
+        BufferError
+            An array or tensor still views the memory, which stays.
+        """
+        if self.closed:
+            return
+        nbytes = len(self)
+        _C.unwatch(self._address, nbytes)  # before other mappings can have its addresses
+        try:
+            super().close()
+        except BaseException:
+            _C.watch(self._address, nbytes, mmap.PAGESIZE)
+            raise
+
+    def __del__(self) -> None:
+        if self._address and not self.closed:
+            _C.unwatch(self._address, len(self))

@@ -1,0 +1,371 @@
+"""Memory that breaks, on this machine: signals as the kernel sends them, and files that shrink."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cxl_offload import _C
+from cxl_offload.errors import MemoryLostError
+from cxl_offload.memory import (
+    Session,
+    SharedRegion,
+    lost_memory,
+    survive_memory_errors,
+    written_anew,
+)
+from cxl_offload.memory.lost import add_owner, survives
+from cxl_offload.memory.watched_mapping import WatchedMapping
+from cxl_offload.topology import load_machine
+from cxl_offload.transfer import HostCopier
+from tests.memory.failures import EARLY, USED, lose
+
+PAGE = mmap.PAGESIZE
+MIB = 1 << 20
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session.linux()
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Survives without interrupting the test."""
+    with survive_memory_errors(interrupt=False):
+        yield
+    assert not survives()
+
+
+def bytes_at(address: int, nbytes: int) -> bytes:
+    return ctypes.string_at(address, nbytes)
+
+
+def ran(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+
+
+PRELUDE = """
+import ctypes, mmap
+from cxl_offload.memory import Session, survive_memory_errors
+from tests.memory.failures import lose
+block = Session.linux().allocate(1 << 20, "bind:0")
+"""
+
+
+def test_process_that_does_not_ask_is_ended_by_lost_memory() -> None:
+    assert ran(PRELUDE + "lose(block.address)").returncode == -signal.SIGBUS
+
+
+def test_process_that_asks_lives_and_is_told_once() -> None:
+    done = ran(
+        PRELUDE
+        + """
+with survive_memory_errors():
+    try:
+        lose(block.address + 5000)
+        for _ in range(100): pass
+    except RuntimeError as error:
+        print(type(error).__name__, error)
+    for _ in range(100): pass
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    named = "bytes 4096 to 8191 of an allocation of 1 MiB (bind to nodes {0}) on node 0"
+    assert named in done.stdout
+    assert done.stdout.startswith("MemoryLostError")
+
+
+@pytest.mark.parametrize("after", ["ctypes.string_at(0x10000 + other)", "lose(other)"])
+def test_memory_of_others_still_ends_the_process(after: str) -> None:
+    done = ran(
+        PRELUDE
+        + f"""
+import os
+survive_memory_errors()
+file = os.memfd_create("short"); os.ftruncate(file, 1 << 20)
+mapping = mmap.mmap(file, 1 << 20)
+other = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+os.ftruncate(file, 0)
+{after}
+"""
+    )
+    assert done.returncode == -signal.SIGBUS
+
+
+def test_traceback_of_faulthandler_comes_for_memory_of_others() -> None:
+    done = ran(
+        "import faulthandler; faulthandler.enable()\n"
+        + PRELUDE
+        + "survive_memory_errors()\nlose(id(lose))"
+    )
+    assert done.returncode == -signal.SIGBUS
+    assert "Fatal Python error: Bus error" in done.stderr
+
+
+def test_python_handler_of_others_is_called_for_their_signals_and_is_back() -> None:
+    called: list[int] = []
+    before = signal.signal(signal.SIGBUS, lambda number, frame: called.append(number))
+    try:
+        with survive_memory_errors():
+            signal.raise_signal(signal.SIGBUS)
+            assert called == [signal.SIGBUS]
+        signal.raise_signal(signal.SIGBUS)
+        assert called == [signal.SIGBUS] * 2
+    finally:
+        signal.signal(signal.SIGBUS, before)
+
+
+def test_nested_use_ends_with_the_last(session: Session) -> None:
+    outer = survive_memory_errors(interrupt=False)
+    with survive_memory_errors(interrupt=False):
+        pass
+    assert survives()
+    outer.stop()
+    outer.stop()
+    assert not survives()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_lost_page_reads_as_nan_and_the_rest_is_whole(session: Session) -> None:
+    block = session.allocate(MIB, "bind:0")
+    ctypes.memset(block.address, 7, MIB)
+    lose(block.address + 2 * PAGE + 9)
+    expected = b"\7" * 2 * PAGE + b"\xff" * PAGE + b"\7" * (MIB - 3 * PAGE)
+    assert bytes_at(block.address, MIB) == expected
+    (lost,) = session.lost()
+    assert (lost.offset, lost.nbytes, lost.node) == (2 * PAGE, PAGE, 0)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_early_notice_counts_as_lost(session: Session) -> None:
+    block = session.allocate(MIB, "bind:0")
+    lose(block.address, code=EARLY)
+    assert len(session.lost()) == 1
+
+
+@pytest.mark.usefixtures("quiet")
+def test_copy_refuses_lost_bytes_and_what_it_writes_is_whole_again(session: Session) -> None:
+    source, target = session.allocate(MIB, "bind:0"), session.allocate(MIB, "bind:0")
+    ctypes.memset(source.address, 1, MIB)
+    ctypes.memset(target.address, 2, MIB)
+    copier = HostCopier()
+    lose(source.address + PAGE)
+    with pytest.raises(MemoryLostError, match="bytes 4096 to 8191 of an allocation"):
+        copier.copy(target=target.address, source=source.address, nbytes=MIB)
+    assert bytes_at(target.address, MIB) == b"\2" * MIB
+    copier.copy(target=target.address, source=source.address, nbytes=PAGE)
+    copier.copy_blocks(
+        targets=[target.address + 2 * PAGE], sources=[source.address + 2 * PAGE], sizes=PAGE
+    )
+    with pytest.raises(MemoryLostError):
+        copier.copy_blocks(targets=[target.address], sources=[source.address + PAGE], sizes=PAGE)
+    copier.copy(target=source.address + PAGE, source=target.address, nbytes=PAGE)
+    assert session.lost() == ()
+    copier.copy(target=target.address, source=source.address, nbytes=MIB)
+    assert bytes_at(target.address, MIB) == b"\1" * MIB
+
+
+@pytest.mark.usefixtures("quiet")
+def test_losses_end_with_what_lay_there(session: Session) -> None:
+    block = session.allocate(MIB, "bind:0")
+    lose(block.address)
+    address = block.address
+    del block
+    again = session.allocate(MIB, "bind:0")
+    assert again.address == address
+    assert session.lost() == ()
+    lose(again.address)
+    written_anew(again.address, PAGE)
+    assert lost_memory() == ()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_cached_memory_that_fails_is_nobodys(session: Session) -> None:
+    block = session.allocate(64 * MIB, "bind:0")
+    address = block.address
+    del block
+    lose(address)
+    assert lost_memory() == ()
+    again = session.allocate(64 * MIB, "bind:0")
+    assert again.address == address
+    assert _C.losses_in(address, again.nbytes) == []
+
+
+def test_memory_given_back_to_the_kernel_is_watched_no_more() -> None:
+    done = ran(
+        PRELUDE
+        + """
+session = Session.linux()
+other = session.allocate(64 << 20, "bind:0")
+address = other.address
+survive_memory_errors(interrupt=False)
+lose(address)
+del other
+session.trim()
+print("lived", flush=True)
+lose(address)
+"""
+    )
+    assert done.stdout == "lived\n"
+    assert done.returncode == -signal.SIGBUS
+
+
+@pytest.mark.usefixtures("quiet")
+def test_small_allocations_of_a_lost_page_are_all_named(session: Session) -> None:
+    first, second = session.allocate(100, "bind:0"), session.allocate(100, "bind:0")
+    lose(first.address)
+    copier, target = HostCopier(), session.allocate(MIB, "bind:0")
+    for block in (first, second):
+        with pytest.raises(MemoryLostError, match="an allocation of 100 B"):
+            copier.copy(target=target.address, source=block.address, nbytes=100)
+    del first
+    with pytest.raises(MemoryLostError):
+        copier.copy(target=target.address, source=second.address, nbytes=100)
+
+
+def test_another_thread_that_uses_lost_memory_tells_the_main_thread(session: Session) -> None:
+    block = session.allocate(MIB, "bind:0")
+    thread = threading.Thread(target=lose, args=(block.address,))
+
+    def wait() -> None:
+        thread.start()
+        thread.join()
+        for _ in range(1000):
+            pass
+
+    with survive_memory_errors(), pytest.raises(MemoryLostError):
+        wait()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_file_that_becomes_shorter_loses_the_pages_behind_its_end(tmp_path: Path) -> None:
+    region = SharedRegion("cut", 4 * PAGE, root=tmp_path)
+    ctypes.memset(region.address, 3, 4 * PAGE)
+    os.ftruncate(region.file, 2 * PAGE)
+    assert bytes_at(region.address, 4 * PAGE) == b"\3" * 2 * PAGE + b"\xff" * 2 * PAGE
+    rows = _C.losses_in(region.address, region.nbytes)
+    assert [(row[1] - region.address, row[2]) for row in rows] == [
+        (2 * PAGE, PAGE),
+        (3 * PAGE, PAGE),
+    ]
+    address = region.address
+    region.close()
+    assert _C.losses_in(address, 4 * PAGE) == []
+
+
+def test_closed_and_dropped_mappings_are_watched_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4 * PAGE))
+    for close in (True, False):
+        with path.open("r+b") as file:
+            mapping = WatchedMapping(file.fileno(), 4 * PAGE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        if close:
+            mapping.close()
+        del mapping
+        gc.collect()
+        child = os.fork()
+        if child == 0:
+            survive_memory_errors(interrupt=False)
+            lose(address)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGBUS
+
+
+@pytest.mark.usefixtures("quiet")
+def test_forked_child_is_told_of_inherited_memory(session: Session) -> None:
+    block = session.allocate(MIB, "bind:0")
+    child = os.fork()
+    if child == 0:
+        lose(block.address)
+        try:
+            HostCopier().copy(target=block.address + PAGE, source=block.address, nbytes=PAGE)
+        except MemoryLostError as error:
+            os._exit(0 if "memory of the parent process" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert session.lost() == ()
+
+
+class Owner:
+    """Knows what lies in one range, and may write it anew."""
+
+    def __init__(self, address: int, nbytes: int, *, itself: bool = False) -> None:
+        self.address, self.nbytes, self.tells_itself = address, nbytes, itself
+        self.can = True
+        add_owner(self)
+
+    def named(self, address: int) -> tuple[str, int] | None:
+        inside = self.address <= address < self.address + self.nbytes
+        return ("weight of the head", self.address) if inside else None
+
+    def restore(self, address: int, nbytes: int) -> bool:
+        if self.can:
+            ctypes.memset(address, 5, nbytes)
+        return self.can
+
+
+def test_owner_names_what_is_lost_and_writes_it_anew(session: Session) -> None:
+    block = session.allocate(MIB, "bind:0")
+    owner = Owner(block.address, MIB)
+    with survive_memory_errors():
+        with pytest.raises(MemoryLostError, match="weight of the head") as raised:
+            lose(block.address + PAGE)
+        assert raised.value.is_whole
+        assert bytes_at(block.address + PAGE, PAGE) == b"\5" * PAGE
+        assert session.lost() == ()
+        owner.can = False
+        with pytest.raises(MemoryLostError, match="write them anew") as raised:
+            lose(block.address + PAGE)
+        assert not raised.value.is_whole
+        assert len(session.lost()) == 1
+
+
+def test_owner_that_tells_itself_is_not_told_by_others(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    block = session.allocate(MIB, "bind:0")
+    owner = Owner(block.address, MIB, itself=True)
+    with survive_memory_errors(), caplog.at_level(logging.ERROR):
+        lose(block.address + PAGE)
+        assert "bytes 4096 to 8191 of weight of the head" in caplog.text
+    owner.can = False
+    with pytest.raises(MemoryLostError):
+        HostCopier().copy(target=block.address, source=block.address + PAGE, nbytes=PAGE)
+
+
+def test_simulated_memory_fails_alike() -> None:
+    session = Session.simulated(load_machine("epyc9354-cxl-a"))
+    block = session.allocate(4 * MIB, {0: 1, 2: 1}, strict=False)
+    with survive_memory_errors(interrupt=False):
+        lose(block.address + 2 * MIB, code=USED)
+        (lost,) = session.lost()
+        assert lost.node == 2
+
+
+@pytest.mark.usefixtures("quiet")
+def test_pages_that_are_asked_and_whole_are_not_lost(session: Session) -> None:
+    block = session.allocate(MIB, "bind:0")
+    checked = session.check()
+    assert checked.lost == ()
+    assert checked.strays == ()
+    assert bytes_at(block.address, 8) == bytes(8)
