@@ -285,6 +285,12 @@ def training(
     optimizer_gb_s: Annotated[
         float | None, typer.Option(help="What the CPU optimizer draws from local memory, GB/s.")
     ] = None,
+    flash_attention: Annotated[
+        bool,
+        typer.Option(
+            "--flash-attention", help="The script's attention keeps no scores for the backward."
+        ),
+    ] = False,
     script: Annotated[str, typer.Option(help="The training script of the command.")] = "train.py",
     host_usable: HostUsable = 0.95,
     gpu_usable: Annotated[
@@ -319,6 +325,7 @@ def training(
             optimizer_bytes_per_s=None if optimizer_gb_s is None else optimizer_gb_s * 1e9,
             script=script,
             ranks=Ranks(gpus=gpus, hosts=hosts, network_bytes_per_s=_rate(network)),
+            flash_attention=flash_attention,
             host_usable=host_usable,
             gpu_usable=gpu_usable,
             cxl_margin=cxl_margin,

@@ -29,7 +29,9 @@ LAYER_BYTES_PER_ELEMENT = 34
 SCORE_BYTES = 5
 """Activations of one layer without recomputation: s*b*h*(34 + 5*a*s/h) bytes in half precision
 (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, eq. 1). With
-checkpointing one layer holds them at a time, the others keep their input."""
+checkpointing one layer holds them at a time, the others keep their input. FlashAttention keeps no
+scores, so the second term is gone, and one number a row of them is left out (Dao et al.,
+FlashAttention, NeurIPS 2022, 3.1)."""
 
 LOGIT_BYTES = 8
 """Logits in half precision, in fp32, and half of their gradient, an element of the vocabulary."""
@@ -37,11 +39,15 @@ LOGIT_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """A model, the sequences of one step on one GPU, and tokens a sequence."""
+    """A model, the sequences of one step on one GPU, and tokens a sequence.
+
+    With ``flash_attention`` the backward computes the scores again instead of keeping them.
+    """
 
     model: ModelConfig
     batch: int
     tokens: int
+    flash_attention: bool = False
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.tokens < 1:
@@ -113,7 +119,8 @@ def gpu_bytes(
     rows = micro_batch * job.tokens
     checkpoints = LOW_BYTES * rows * model.hidden * model.layers
     layer = LAYER_BYTES_PER_ELEMENT * rows * model.hidden
-    layer += SCORE_BYTES * micro_batch * model.heads * job.tokens**2
+    if not job.flash_attention:
+        layer += SCORE_BYTES * micro_batch * model.heads * job.tokens**2
     logits = LOGIT_BYTES * rows * model.vocab
     buckets = 2 * LOW_BYTES * min(GRADIENT_BUCKET_ELEMENTS, parameters)
     held = checkpoints + max(layer, logits) if checkpointing else layer * model.layers + logits

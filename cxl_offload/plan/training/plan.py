@@ -52,6 +52,12 @@ CONFIG = "ds_config.json"
 ``cxl-offload run`` writes it."""
 
 
+FLASH_NOTE = (
+    "planned for attention that keeps no scores, which the script has to use (in transformers "
+    'attn_implementation="flash_attention_2", or "sdpa" where torch takes its flash kernel)'
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRequest(PlanRequest):
     """What is to be planned for DeepSpeed.
@@ -71,6 +77,8 @@ class TrainingRequest(PlanRequest):
         The training script of the printed command.
     ranks
         GPUs, and what crosses between them.
+    flash_attention
+        Whether the script's attention keeps no scores for the backward.
     """
 
     batch: int
@@ -79,6 +87,7 @@ class TrainingRequest(PlanRequest):
     optimizer_bytes_per_s: float | None = None
     script: str = "train.py"
     ranks: Ranks = ONE_GPU
+    flash_attention: bool = False
     gpu_usable: float = GPU_USABLE
 
     def __post_init__(self) -> None:
@@ -139,7 +148,10 @@ class DeepSpeed(Executor[PlannedStep]):
         self._request = request
         ranks, model = request.ranks, request.model
         self._job = TrainingJob(
-            model=model, batch=request.batch // ranks.count, tokens=request.tokens
+            model=model,
+            batch=request.batch // ranks.count,
+            tokens=request.tokens,
+            flash_attention=request.flash_attention,
         )
         self._held = -(-model.parameters // ranks.hosts)  # parameters whose states a host has
         if request.tiers is not None and NVME in request.tiers:
@@ -325,6 +337,7 @@ class DeepSpeed(Executor[PlannedStep]):
         return [
             f"ZeRO stage {found.choice.stage}, bf16, {request.ranks}, {checkpoints}",
             *request.ranks.notes(),
+            *([FLASH_NOTE] if request.flash_attention else ()),
             f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
             "memory",
             "the script gives the optimizer: DeepSpeedCPUAdam, or this package's CPUAdam",

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -249,3 +250,24 @@ def test_command_line_plans_training() -> None:
 def test_machine_without_read_bandwidths_is_planned_with_what_is_assumed_and_says_so() -> None:
     plan = plan_training(request(machine="spr3-h100"))
     assert any("no read bandwidth of ldram" in note and "assumed" in note for note in plan.notes)
+
+
+def test_flash_attention_keeps_no_scores() -> None:
+    """Scores are 5 bytes a head, a query and a key; without them longer sequences fit."""
+    model = load_model("opt-1.3b")
+    plain = TrainingJob(model=model, batch=8, tokens=2048)
+    flash = replace(plain, flash_attention=True)
+    for micro in (1, 4):
+        needs = [gpu_bytes(job, micro, 2, checkpointing=False) for job in (plain, flash)]
+        assert needs[0] - needs[1] == model.layers * 5 * micro * model.heads * 2048**2
+
+
+def test_flash_attention_saves_the_checkpoints_and_the_plan_says_what_the_script_does() -> None:
+    asked = request("opt-1.3b", tokens=2048)
+    plain = plan_training(asked)
+    flash = plan_training(replace(asked, flash_attention=True))
+    assert flash.tokens_per_s > plain.tokens_per_s
+    assert any("with activation checkpointing" in note for note in plain.notes)
+    assert any("without activation checkpointing" in note for note in flash.notes)
+    assert any("keeps no scores" in note for note in flash.notes)
+    assert not any("keeps no scores" in note for note in plain.notes)
