@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from cxl_offload import _C
 from cxl_offload.errors import PlacementError
 from tests.faults.ground import MIB, NODES
 
@@ -42,16 +43,14 @@ def beside(step: Callable[[], None], every_s: float = 0.01) -> Iterator[None]:
 
 
 def others(
-    kernel: object, seed: int, node_bytes: int, left_bytes: int = 64 * MIB
+    kernel: _C.SimulatedKernel, seed: int, node_bytes: int, left_bytes: int = 64 * MIB
 ) -> Callable[[], None]:
     """A step after which others hold more or less of one of the simulated nodes."""
     rng = random.Random(seed)
 
     def step() -> None:
         try:
-            kernel.set_used_by_others(  # type: ignore[attr-defined]
-                rng.choice(NODES), rng.randrange(0, node_bytes - left_bytes)
-            )
+            kernel.set_used_by_others(rng.choice(NODES), rng.randrange(0, node_bytes - left_bytes))
         except ValueError:  # more than is free
             return
 
@@ -65,7 +64,7 @@ def again(operation: Callable[[], object], counts: Counter[str], wait_s: float =
         try:
             return operation()
         except REFUSED as error:
-            counts[f"{type(error).__name__}"] += 1
+            counts[type(error).__name__] += 1
             stop.wait(0.005)
     raise AssertionError(f"refused for {wait_s:g} s: {operation}")
 

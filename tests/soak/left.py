@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -140,12 +141,14 @@ def trend(added: Sequence[int]) -> int:
 def children() -> dict[int, str]:
     """Processes that this one started and that live, or were not waited for."""
     found = {}
+    gone = contextlib.suppress(FileNotFoundError, ProcessLookupError)  # a thread or a child
     for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            try:
+        of_task: list[str] = []
+        with gone:
+            of_task = (task / "children").read_text().split()
+        for child in of_task:
+            with gone:
                 found[int(child)] = Path(f"/proc/{child}/comm").read_text().strip()
-            except FileNotFoundError:  # waited for meanwhile
-                continue
     return found
 
 
@@ -153,21 +156,21 @@ def children() -> dict[int, str]:
 class Around:
     """Threads, children and shared files before a round."""
 
-    threads: frozenset[int]
+    threads: frozenset[threading.Thread]
     children: frozenset[int]
     shared: frozenset[str]
 
     @classmethod
     def now(cls) -> Around:
         return cls(
-            frozenset(id(thread) for thread in threading.enumerate()),
+            frozenset(threading.enumerate()),
             frozenset(children()),
             frozenset(os.listdir(SHARED_ROOT)),
         )
 
     def check(self) -> None:
         """Nothing of a round is left, unless it was there before."""
-        threads = [each.name for each in threading.enumerate() if id(each) not in self.threads]
+        threads = [each.name for each in threading.enumerate() if each not in self.threads]
         assert not threads, f"threads are left: {threads}"
         left = {pid: name for pid, name in children().items() if pid not in self.children}
         assert not left, f"children are left: {left}"
