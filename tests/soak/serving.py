@@ -16,8 +16,8 @@ from typing import Any
 from cxl_offload.kept import find_kept, kept_path
 from tests.integrations.vllm.conftest import ENVIRONMENT, ROOT, kv_offload
 
+from . import ending
 from .beside import pressure
-from .ending import goes_on
 from .left import Held
 
 CHUNK = 32 << 10
@@ -85,11 +85,29 @@ class Server:
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
 
-    def answer(self) -> dict[str, Any]:
-        """The next answer; what it finds wrong is raised here."""
+    def answer(self, *, starting: bool = False) -> dict[str, Any]:
+        """The next answer; what it finds wrong is raised here, and then the process is killed.
+
+        SystemExit where the soak is to end while an engine is starting.
+        """
+        try:
+            found = self._next(starting)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+        if "wrong" in found:
+            raise AssertionError(f"vLLM: {found['wrong']}")
+        return found
+
+    def _next(self, starting: bool) -> dict[str, Any]:
         until = time.monotonic() + PATIENCE_S
         while b"\n" not in self._rest:
-            ready, _, _ = select.select([self._answers], [], [], max(0, until - time.monotonic()))
+            if starting and ending.asked.is_set():
+                raise SystemExit(128 + ending.received[0])
+            ready, _, _ = select.select([self._answers], [], [], 0.5)
+            if not ready and time.monotonic() < until:
+                continue
             read = os.read(self._answers, 1 << 16) if ready else b""
             if not read:
                 why = "ended" if ready else f"said nothing for {PATIENCE_S:g} s"
@@ -97,8 +115,6 @@ class Server:
             self._rest += read
         line, _, self._rest = self._rest.partition(b"\n")
         found: dict[str, Any] = json.loads(line)
-        if "wrong" in found:
-            raise AssertionError(f"vLLM: {found['wrong']}")
         return found
 
     def close(self, *, kill: bool = False) -> None:
@@ -125,7 +141,7 @@ class Serving:
         self._log = Path(self._folder.name) / "log"
         self._make_model()
         stock = Server(self._python, self._model, {}, self._log)
-        stock.answer()
+        stock.answer(starting=True)
         stock.tell(do="expect")
         self._right = stock.answer()["tokens"]
         stock.close()
@@ -147,7 +163,7 @@ class Serving:
         cold = {"bytes": 80 * CHUNK, "policy": "bind:0", "persist": self._name}
         options = kv_offload(cpu_bytes_to_use=20 * CHUNK, policy="bind:0", cold=cold)
         server = Server(self._python, self._model, options, self._log)
-        server.answer()
+        server.answer(starting=True)
         return server
 
     def begin(self, seed: int) -> None:
@@ -206,6 +222,6 @@ def vllm_round(seed: int, seconds: float) -> Counter[str]:
     running.begin(seed)
     until = time.monotonic() + seconds
     with pressure(seed):
-        while goes_on(until):
+        while ending.goes_on(until):
             time.sleep(0.05)
     return running.end()

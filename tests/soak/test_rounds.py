@@ -19,7 +19,7 @@ from cxl_offload.memory.shared import SHARED_ROOT
 from cxl_offload.ops.activations import OffloadedActivations
 from tests.faults.ground import KIB, MIB, Account
 
-from . import generation, memory, serve, serving, tiny_gpt, training
+from . import ending, generation, memory, serve, serving, tiny_gpt, training
 from .left import ENOUGH_ROUNDS, Around, Growth, Held, trend
 from .rounds import round_of
 
@@ -217,7 +217,7 @@ def test_signal_ends_the_soak_in_order(number: signal.Signals, tmp_path: Path) -
 
 
 def test_failure_names_its_seed_and_kind(tmp_path: Path) -> None:
-    """A lost page: the simulated kernel forgets one that a session holds."""
+    """No block's contents are as written."""
     (tmp_path / "sitecustomize.py").write_text(
         "import tests.faults.ground as ground\nground.has_stamp = lambda block, value: False\n"
     )
@@ -272,3 +272,32 @@ def test_environment_without_vllm_is_left_out_with_a_reason(
     monkeypatch.setenv("VLLM_VENV", "no-such-environment")
     with pytest.raises(serving.NotInstalledError, match="there is no no-such-environment"):
         serving.interpreter()
+
+
+def stand_in(folder: Path, script: str) -> serving.Server:
+    """A server whose interpreter runs a script of the shell instead."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o700)
+    return serving.Server(str(python), folder, {}, folder / "log")
+
+
+def test_engine_that_ends_is_said_with_its_last_words(tmp_path: Path) -> None:
+    server = stand_in(tmp_path, "echo no room; exit 3")
+    with pytest.raises(AssertionError, match="the engine ended: no room"):
+        server.answer()
+    server.close()
+
+
+def test_engine_that_starts_while_the_soak_is_ended_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+    monkeypatch.setattr(ending, "asked", asked)
+    monkeypatch.setattr(ending, "received", [signal.SIGTERM])
+    server = stand_in(tmp_path, "exec sleep 600")
+    asked.set()
+    with pytest.raises(SystemExit, match="143"):
+        server.answer(starting=True)
+    assert server.process.returncode == -signal.SIGKILL
+    server.close()
