@@ -6,6 +6,7 @@ The names of the fields are the format.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import types
 import typing
@@ -130,7 +131,7 @@ def _decode_scalar(kind: Any, value: Any, where: Where) -> Any:
     if isinstance(value, int) and abs(value) >= _TOO_LARGE:
         _fail("a number of 64 bits", value, where)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if math.isfinite(value) else _fail("a finite number", value, where)
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if kind is str and isinstance(value, str):

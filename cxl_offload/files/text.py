@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shutil
 import stat
@@ -99,7 +100,8 @@ def _write_to(target: Path, content: bytes) -> None:
 
 
 def parse_json(text: str, *, file: str | None = None) -> Any:
-    """The value of a JSON text, without what JSON forbids: keys that come twice, NaN, infinity.
+    """The value of a JSON text, without what JSON forbids: keys that come twice, NaN, infinity;
+    nor numbers that only infinity stands for.
 
     Raises
     ------
@@ -107,7 +109,12 @@ def parse_json(text: str, *, file: str | None = None) -> Any:
         With file and line where it is known.
     """
     try:
-        return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        return json.loads(
+            text,
+            object_pairs_hook=_no_duplicates,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+        )
     except json.JSONDecodeError as error:
         raise ConfigError(f"not JSON: {error.msg}", file=file, line=error.lineno) from error
     except DecodeError as error:
@@ -172,6 +179,14 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise DecodeError(f"key {shown(twice)} appears twice", ())
     return entries
+
+
+def _finite(digits: str) -> float:
+    """Python reads 1e999 as infinity, which is written as no JSON."""
+    number = float(digits)
+    if math.isinf(number):
+        raise DecodeError(f"{digits[:20]} is larger than any number here", ())
+    return number
 
 
 def _no_constant(name: str) -> float:

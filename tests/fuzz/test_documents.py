@@ -12,11 +12,12 @@ from cxl_offload.files import shown
 from cxl_offload.memory.policy import Bind, parse_policy
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
 from cxl_offload.plan.model.file import load_model, parse_model
-from cxl_offload.plan.plan_file import parse_plan
+from cxl_offload.plan.plan_file import parse_plan, plan_text
 from cxl_offload.plan.training.job import TrainingJob
+from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.profile.store import parse_profile
 from cxl_offload.sim.trace import Trace
-from cxl_offload.topology import load_machine, machine_from_json
+from cxl_offload.topology import load_machine, machine_from_json, machine_to_json
 from cxl_offload.topology.cpulist import parse_cpulist
 from cxl_offload.topology.machine_file import parse_machine
 from cxl_offload.units import parse_bytes
@@ -99,6 +100,31 @@ def test_number_of_thousands_of_digits_is_refused() -> None:
         parse_policy(f"bind:{many}")
     with pytest.raises(ValueError, match="beyond"):
         parse_cpulist(many)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1" + "0" * 400 + ".5"])
+def test_number_that_only_infinity_stands_for_is_refused(number: str) -> None:
+    text = machine_to_json(load_machine("epyc9354-cxl-a"))
+    sound = '"read_latency_ns": 139.0'
+    assert sound in text
+    with pytest.raises(ConfigError, match="larger than any number"):
+        machine_from_json(text.replace(sound, f'"read_latency_ns": {number}', 1))
+
+
+@pytest.mark.parametrize("number", [".inf", "-.inf", ".nan", "1.0e+999"])
+def test_plan_with_a_number_without_end_is_refused(number: str) -> None:
+    plan = plan_training(
+        TrainingRequest(
+            model=load_model("gpt2"), machine=load_machine("epyc9354-cxl-a"), batch=1, tokens=64
+        )
+    )
+    lines = [
+        f"  seconds: {number}" if line.startswith("  seconds:") else line
+        for line in plan_text(plan).splitlines()
+    ]
+    assert f"  seconds: {number}" in lines
+    with pytest.raises(ConfigError, match=r"^p\.yaml:\d+: phases.*finite"):
+        parse_plan("\n".join(lines), file="p.yaml")
 
 
 def test_error_of_a_file_is_one_line_whatever_the_file_is_called() -> None:
