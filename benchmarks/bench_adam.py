@@ -38,7 +38,7 @@ from cxl_offload import _C
 from cxl_offload.ops.adam import CPUAdam
 
 F32, BF16 = torch.float32, torch.bfloat16
-SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+SETTINGS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 PREFETCH_BYTES = (0, 512, 1024, 2048, 4096)
 BLOCK = 32  # elements of a block of the bound's streams
 
@@ -144,7 +144,7 @@ def check_against_fp64(name: str, make: Callable[..., torch.optim.Optimizer], ca
     """Three steps on a small tensor, each compared with fp64 on what it started from."""
     data = tensors(10_000, case, huge=False)
     optimizer = make(data, case, 2)
-    beta1, beta2 = SETTINGS["betas"]  # type: ignore[misc]
+    beta1, beta2 = SETTINGS["betas"]
     lr, decay = SETTINGS["lr"], SETTINGS["weight_decay"]
     for step in range(1, 4):
         p, g, m, v = (tensor.double().numpy().copy() for tensor in data)
@@ -152,9 +152,9 @@ def check_against_fp64(name: str, make: Callable[..., torch.optim.Optimizer], ca
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g * g
         root = np.sqrt(v / (1 - beta2**step)) + SETTINGS["eps"]
-        expected = p * (1 - lr * decay) - lr / (1 - beta1**step) * m / root  # type: ignore[operator]
+        expected = p * (1 - lr * decay) - lr / (1 - beta1**step) * m / root
         # One rounding of the type, and of the step: 1 - beta2 in float32 is 1.3e-5 off.
-        limit = float(torch.finfo(case.param).eps) * np.abs(expected) + 1e-4 * lr  # type: ignore[operator]
+        limit = float(torch.finfo(case.param).eps) * np.abs(expected) + 1e-4 * lr
         off = np.abs(data[0].double().numpy() - expected) - limit
         if off.max() > 0:
             raise SystemExit(f"{name}, {case.name}: step {step} is wrong by {off.max():.3g}")

@@ -92,13 +92,18 @@ def bench_blocks(copier: HostCopier, buffers: Any, room: int) -> list[Row]:
             for each in (target, source)
         )
         sizes = np.full(count, block, np.int64)
-        lists = (to.ctypes.data, origin.ctypes.data, sizes.ctypes.data, count)
+        lists = {
+            "targets": to.ctypes.data,
+            "sources": origin.ctypes.data,
+            "sizes": sizes.ctypes.data,
+            "count": count,
+        }
         samples: dict[str, list[float]] = {"own": [], "memcpy each": []}
         for turn in range(21):
             calls = {"own": copier._core.copy_blocks, "memcpy each": plain.copy_blocks}
             for name in samples if turn % 2 else reversed(samples):
                 begin = time.perf_counter()
-                calls[name](*lists)
+                calls[name](**lists)
                 samples[name].append(time.perf_counter() - begin)
         medians = {name: statistics.median(each) for name, each in samples.items()}
         rows.append(

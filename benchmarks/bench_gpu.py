@@ -313,7 +313,7 @@ def bench_engine(session: Session) -> list[Row]:
             on_gpu = torch.empty(size, dtype=torch.uint8, device="cuda")
             for pin in (True, False):
                 host = random_like(cxl_offload.empty(size, dtype=torch.uint8, pin=pin), 3)
-                works = {
+                works: dict[str, Callable[[torch.cuda.Stream], None]] = {
                     "engine": partial(_by_engine, engine, on_gpu, host),
                     "torch": copy_work(on_gpu, host),
                 }
@@ -354,7 +354,7 @@ SECTIONS: dict[str, Callable[[Session], list[Row]]] = {
 def print_table(section: str, rows: list[Row]) -> None:
     print(f"\n{section} (measured)")
     for row in rows:
-        what = [row.get("direction", ""), size_text(row.get("block_bytes", row["nbytes"]))]
+        what = [row.get("direction", ""), size_text(int(row.get("block_bytes") or row["nbytes"]))]
         rate = f"{row['bytes_per_s'] / 1e9:9.2f} GB/s" if row["nbytes"] > 64 * KIB else ""
         spread = f"{row['least_s'] * 1e6:.1f}..{row['most_s'] * 1e6:.1f}"
         print(

@@ -47,7 +47,7 @@ def fill(path: Path, layout: KeptLayout) -> None:
     block = bytearray(np.random.default_rng(0).bytes(layout.block_bytes))
     for slot in range(layout.slots):
         block[:8] = slot.to_bytes(8, "little")
-        store.write_block(slot, block)
+        store.write_block(slot, memoryview(block))
         store.commit(slot, slot.to_bytes(36, "little"))
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -89,7 +89,8 @@ def check_cost(path: Path, layout: KeptLayout, rounds: int) -> dict[str, Any]:
                 raise SystemExit(f"block in slot {entry.slot} is damaged")
         return time.perf_counter() - begin
 
-    plain, checked = [], []
+    plain: list[float] = []
+    checked: list[float] = []
     for turn in range(rounds + 1):
         for checks, times in ((False, plain), (True, checked))[:: 1 if turn % 2 else -1]:
             times.append(copy(checks))

@@ -147,7 +147,7 @@ def contenders(name: str, x: torch.Tensor, args: argparse.Namespace) -> dict[str
         "this": lambda layer: linear(x, layer.weight, scale=layer.scale, threads=args.threads)
     }
     if name in FLOATS:
-        made["torch"] = lambda layer: functional.linear(x, layer.weight)
+        made["torch"] = lambda layer: functional.linear(x, layer.weight)  # type: ignore[arg-type]
     return made
 
 

@@ -14,6 +14,7 @@ import platform
 import statistics
 import time
 from dataclasses import replace
+from typing import Any
 
 from cxl_offload.plan.flexgen.job import flexgen_job
 from cxl_offload.plan.flexgen.planner import plan_flexgen
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     hardware = hardware_of(four_tiers())
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, prompt, generated in (
         ("opt-175b", 512, 32),
         ("opt-175b", 1024, 128),

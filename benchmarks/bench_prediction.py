@@ -135,8 +135,12 @@ class Comparison:
                 runs[name] = [
                     decode_speed(loaded, self._clock) for _ in range(self._options.repeats)
                 ]
-                config = loaded.model.config
-            shapes[name] = decode_shape(request, config, prompt_len=self._options.prompt_len)
+                shapes[name] = decode_shape(
+                    request,
+                    loaded.source.config,
+                    prompt_len=self._options.prompt_len,
+                    shares=loaded.layout.rows,
+                )
         before, self._profile = self._profile, self._measured()
         predicted, terms = {}, {}
         unrest = max(max(each) / min(each) - 1 for each in runs.values())
@@ -281,9 +285,9 @@ def main() -> None:
     if options.plot is not None:
         save_plot(options.plot, results)
     if options.json is not None:
-        kept = ("rounds", "repeats", "tries", "seconds", "prompt_len", "gen_len", "threads")
-        kept += ("layers", "hidden", "clock")
-        settings = {name: getattr(options, name) for name in kept}
+        settings = {
+            name: value for name, value in vars(options).items() if name not in ("json", "plot")
+        }
         document = {**describe_machine(), "settings": settings, "loud": loud, "results": results}
         write_json(options.json, document)
 

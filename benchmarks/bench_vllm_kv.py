@@ -136,7 +136,7 @@ def measure(
         names = list(servers) if turn % 2 else list(reversed(servers))
         for name in names:
             runs[name].append(run_load(servers[name].port, load, seed + turn))
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, server in servers.items():
         report = serving_report(parse_metrics(server.metrics()), before[name])
         first = [wait for run in runs[name] for wait in run.first_token_s]

@@ -40,7 +40,7 @@ from cxl_offload.ops.adam import CPUAdam
 BLOCK = 32  # elements of a block of the bound's streams
 STREAMS = (False, True, True, True)  # gradient is read; parameter and two states are written too
 AHEAD_BYTES = (0, 512, 1024, 2048, 4096)
-SETTINGS = {"lr": 1e-4, "weight_decay": 0.01}
+SETTINGS: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.01}
 
 
 @dataclass

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from benchmarks.figure_parts import CLOSE, Paper, Point
+from benchmarks.markdown_tables import filled, markdown_table
 
 WORST = 10
 """Rows of the table that begins the page."""
-
-_TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def by_error(points: Sequence[Point]) -> list[Point]:
@@ -47,8 +45,7 @@ def table(points: Sequence[Point], papers: Sequence[str] = ()) -> str:
     if papers:
         head = ["paper", *head]
         rows = [[paper, *row] for paper, row in zip(papers, rows, strict=True)]
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markdown_table(head, rows)
 
 
 def _of_all(papers: Sequence[Paper]) -> list[tuple[str, Point]]:
@@ -64,39 +61,19 @@ def _worst(papers: Sequence[Paper]) -> str:
 
 def _counts(papers: Sequence[Paper]) -> str:
     """How many comparisons there are with a paper, and how they end."""
-    lines = [["paper", "comparisons", f"within {CLOSE:.0%}".replace("%", " %"), "worst"]]
-    lines.append(["---"] * len(lines[0]))
+    rows = []
     for paper in papers:
         points = by_error(paper.points())
         close = sum(abs(one.error) <= CLOSE for one in points)
-        lines.append([paper.name, str(len(points)), str(close), _error(points[0])])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        rows.append([paper.name, str(len(points)), str(close), _error(points[0])])
+    within = f"within {CLOSE:.0%}".replace("%", " %")
+    return markdown_table(["paper", "comparisons", within, "worst"], rows)
 
 
 def with_tables(page: str, papers: Sequence[Paper]) -> str:
-    """The page with its tables written anew; the text between them stays.
-
-    A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``, where NAME is a paper's,
-    ``worst`` or ``counts``.
-
-    Raises
-    ------
-    ValueError
-        A table has no place on the page, or more than one; or a place has no table.
-    """
+    """The page with the tables of these papers, and with ``worst`` and ``counts``."""
     tables = {paper.name: table(by_error(paper.points())) for paper in papers}
-    tables |= {"worst": _worst(papers), "counts": _counts(papers)}
-
-    def filled(found: re.Match[str]) -> str:
-        begin, name, end = found.groups()
-        if name not in tables:
-            raise ValueError(f"the page has a place for {name!r} twice, or there is no such table")
-        return f"{begin}\n{tables.pop(name)}\n{end}"
-
-    text = _TABLE.sub(filled, page)
-    if tables:
-        raise ValueError(f"the page has no place for {min(tables)!r}")
-    return text
+    return filled(page, tables | {"worst": _worst(papers), "counts": _counts(papers)})
 
 
 def summary(papers: Sequence[Paper]) -> str:

@@ -39,5 +39,10 @@ class Window:
 
 def others_busy_s() -> float:
     """CPU seconds of the whole machine but this process, stolen ones included."""
+    return all_busy_s() - time.process_time()
+
+
+def all_busy_s() -> float:
+    """CPU seconds of the whole machine since it started, stolen ones included."""
     fields = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK") - time.process_time()
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")

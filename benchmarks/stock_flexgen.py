@@ -30,12 +30,12 @@ def stand_in_for_cuda() -> None:
     def empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         return allocate(*size, **options)
 
-    torch.cuda.Stream = type("Stream", (), {"__new__": lambda cls, *_: None})  # type: ignore[misc]
+    torch.cuda.Stream = type("Stream", (), {"__new__": lambda cls, *_: None})  # type: ignore
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
     torch.cuda.set_device = lambda *_: None  # type: ignore[assignment]
     torch.Tensor.cuda = lambda self, *_: self  # type: ignore[method-assign, assignment]
     torch.Tensor.is_pinned = lambda self, *_: True  # type: ignore[method-assign, assignment]
-    torch.empty = empty
+    torch.empty = empty  # type: ignore[assignment]
 
 
 class Stock:

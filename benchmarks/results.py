@@ -1,0 +1,154 @@
+"""What every benchmark's JSON says, in one form: this package beside a peer or a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One comparison, measured in turns.
+
+    Attributes
+    ----------
+    benchmark
+        Name of the module without ``bench_``.
+    case
+        What was run.
+    beside
+        The peer, or the bound.
+    ratio, low, high
+        Speed of this package over that of ``beside``: above 1 it is faster. The median, and the
+        95 % interval; ``low`` and ``high`` are ``None`` where a benchmark has no interval.
+    """
+
+    benchmark: str
+    case: str
+    beside: str
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def of_bound(self) -> bool:
+        """Whether it stands beside a bound, which nothing can exceed, and not beside a peer."""
+        return self.beside.endswith("bound")
+
+    @property
+    def slower(self) -> bool:
+        """Slower than a peer by more than chance: the whole interval lies below 1."""
+        return not self.of_bound and (self.ratio if self.high is None else self.high) < 1
+
+
+def _row(benchmark: str, case: str, beside: str, found: Document | Sequence[float]) -> Row:
+    if isinstance(found, Mapping):
+        found = [found["median"], found["low"], found["high"]]
+    return Row(benchmark, case, beside, *found)
+
+
+def _flexgen(document: Document) -> Iterator[Row]:
+    for result in document["results"]:
+        for phase in ("prefill", "decode"):
+            if phase in result:
+                case = f"{result['case']}: {phase}"
+                yield _row("flexgen", case, "stock FlexGen", result[phase]["ratio"])
+
+
+def _transformers(document: Document) -> Iterator[Row]:
+    for row in document["rows"]:
+        for phase in ("prefill", "decode"):
+            case = f"{row['batch']} x {row['prompt']}, {row['kv_heads']} KV heads: {phase}"
+            found = row[phase]
+            ratio = [found["times_stock"], found["low"], found["high"]]
+            yield _row("transformers", case, "stock transformers", ratio)
+
+
+def _vllm(document: Document) -> Iterator[Row]:
+    for load, servers in document["results"].items():
+        for server, found in servers.items():
+            if server != "no offload":
+                yield _row("vllm_kv", f"{load}: {server}", "no offload", found["throughput_ratio"])
+            if "over_two_tiers" in found:
+                yield _row("vllm_kv", f"{load}: {server}", "two tiers", found["over_two_tiers"])
+    if "restarts" in document:
+        found = document["restarts"]["throughput_ratio"]
+        yield _row("vllm_kv", "after a restart: two tiers, kept", "two tiers", found)
+
+
+def _zero(document: Document) -> Iterator[Row]:
+    for name, parts in document["speedup"].items():
+        if not name.startswith("stock"):
+            for part, found in parts.items():
+                yield _row("zero_offload", f"{name}: {part}", "stock DeepSpeed", found)
+
+
+def _adam(document: Document) -> Iterator[Row]:
+    for case, results in document["cases"].items():
+        for found in results:
+            if found["speedup"] is not None:
+                ratio = [found[name] for name in ("speedup", "speedup_low", "speedup_high")]
+                yield _row("adam", case, found["name"], ratio)
+            elif found["name"] == "cxl_offload":
+                ratio = [found[name] for name in ("of_bound", "of_bound_low", "of_bound_high")]
+                yield _row("adam", case, "memory's bound", ratio)
+
+
+def _states(document: Document) -> Iterator[Row]:
+    yield _row("states", "8 bit", "memory's bound", document["of_bound"])
+    for name, ratio in document["times_as_fast"].items():
+        if not name.startswith(("bound", "cxl_offload, 8 bit")):
+            yield _row("states", "8 bit", name, ratio)
+
+
+def _attention(document: Document) -> Iterator[Row]:
+    for dtype, rows in document["cases"].items():
+        for name, found in rows.items():
+            if name.startswith("this"):
+                yield _row("attention", f"{dtype}: {name}", "read bound", found["of_bound"])
+            elif name != "read bound" and "ours_over_it" in found:
+                yield _row("attention", dtype, name, found["ours_over_it"])
+
+
+def _linear(document: Document) -> Iterator[Row]:
+    for found in document["cases"]:
+        case = f"{found['weights']}, {found['rows']} rows"
+        yield _row("linear", case, "read bound", found["of_bound"])
+        if "over_torch" in found:
+            yield _row("linear", case, "torch", found["over_torch"])
+
+
+def _copy(document: Document) -> Iterator[Row]:
+    for found in document["sizes"]:
+        case = f"one copy of {found['nbytes']:,} B"
+        yield _row("copy", case, "the best of memcpy and stores past the caches", [found["ratio"]])
+    for found in document["blocks"]:
+        yield _row("copy", f"blocks of {found['block_bytes']:,} B", "memcpy", [found["ratio"]])
+
+
+READERS: dict[str, Callable[[Document], Iterator[Row]]] = {
+    "flexgen": _flexgen,
+    "transformers": _transformers,
+    "vllm_kv": _vllm,
+    "zero_offload": _zero,
+    "adam": _adam,
+    "states": _states,
+    "attention": _attention,
+    "linear": _linear,
+    "copy": _copy,
+}
+"""Benchmark to the reader of its JSON."""
+
+
+def rows_of(benchmark: str, document: Document) -> list[Row]:
+    """The comparisons in a benchmark's JSON.
+
+    Raises
+    ------
+    KeyError
+        A benchmark without a reader, or a document that is not its.
+    """
+    return list(READERS[benchmark](document))

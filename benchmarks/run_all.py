@@ -1,0 +1,201 @@
+"""All benchmarks in one go: each waits for a quiet machine, then one table and one JSON.
+
+    python -m benchmarks.run_all --json docs/performance.json [--page docs/performance.md]
+        [--only NAME ...] [--quick] [--patience MINUTES]
+
+A benchmark runs in a process of its own. Before it the machine has to be quiet for a few seconds;
+where it is not within ``--patience`` the benchmark runs all the same, and the tables name it. What
+is slower than a peer stands first. Everything is measured. ``--page`` writes the tables of a page
+anew; with ``--from`` nothing is run. vLLM's environment is ``.venv-vllm`` beside the clone's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.markdown_tables import filled, markdown_table
+from benchmarks.measurements import describe_machine, write_json
+from benchmarks.quiet_window import all_busy_s
+from benchmarks.results import READERS, Row, rows_of
+
+ROOT = Path(__file__).resolve().parents[1]
+PEERS = ("torch", "transformers", "deepspeed", "vllm", "torchao", "bitsandbytes", "numpy")
+QUIET_S = 3.0
+QUIET_SHARE = 0.02
+"""Of one CPU: what others may use while the machine counts as quiet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A module and its options; ``quick`` ones are added for a run of minutes."""
+
+    name: str
+    options: tuple[str, ...] = ()
+    quick: tuple[str, ...] = ()
+    environment: str = ""
+
+    def command(self, *, quick: bool, result: Path) -> list[str]:
+        python = ROOT / self.environment / "bin" / "python" if self.environment else sys.executable
+        options = [*self.options, *(self.quick if quick else ())]
+        module = f"benchmarks.bench_{self.name}"
+        return [str(python), "-m", module, *options, "--json", str(result)]
+
+
+BENCHMARKS = (
+    Benchmark("flexgen", quick=("--rounds", "3")),
+    Benchmark(
+        "transformers", ("--linear-rows", "8"), ("--layers", "4", "--rounds", "2", "--new", "5")
+    ),
+    Benchmark("zero_offload", quick=("--rounds", "5")),
+    Benchmark("adam", quick=("--rounds", "7")),
+    Benchmark("states", ("--numel", "50e6"), ("--rounds", "7")),
+    Benchmark("attention", quick=("--rounds", "7")),
+    Benchmark("linear", quick=("--rounds", "5")),
+    Benchmark("copy", quick=("--largest", "256MiB")),
+    Benchmark("vllm_kv", quick=("--rounds", "2", "--restarts", "1"), environment=".venv-vllm"),
+)
+
+
+def wait_for_quiet(patience_s: float) -> bool:
+    """Waits until others leave the CPUs alone for ``QUIET_S``; whether they did in time."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        begin, busy = time.monotonic(), all_busy_s()
+        time.sleep(QUIET_S)
+        if (all_busy_s() - busy) / (time.monotonic() - begin) <= QUIET_SHARE:
+            return True
+        if time.monotonic() > deadline:
+            return False
+
+
+def run(benchmark: Benchmark, folder: Path, *, quick: bool, quiet: bool) -> dict[str, Any]:
+    """Runs one; what it printed is shown, and how it ended is kept beside its rows."""
+    path = folder / f"{benchmark.name}.json"
+    command = benchmark.command(quick=quick, result=path)
+    begin, load = time.monotonic(), os.getloadavg()[0]
+    try:
+        status: int | str = subprocess.run(command, cwd=ROOT, check=False).returncode
+    except OSError as error:
+        status = str(error)
+    found: dict[str, Any] = {
+        "benchmark": benchmark.name,
+        "options": command[3:-2],
+        "seconds": round(time.monotonic() - begin, 1),
+        "status": status,
+        "quiet_before": quiet,
+        "load_before": load,
+        "rows": [],
+    }
+    if path.exists():  # a benchmark that misses its bars ends with 1, and has written its figures
+        document = json.loads(path.read_text(encoding="utf-8"))
+        found["rows"] = [asdict(row) for row in rows_of(benchmark.name, document)]
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Of this package and of the peers that are installed."""
+    found = {}
+    for name in ("cxl_offload", *PEERS):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def tables(document: Mapping[str, Any]) -> dict[str, str]:
+    """The tables of the page: what is slower than a peer, the machine, and every row."""
+    rows = [Row(**row) for each in document["runs"] for row in each["rows"]]
+    order = sorted(rows, key=lambda row: (row.of_bound, row.ratio))
+    slower = [row for row in order if row.slower]
+    machine = document["machine"]
+    facts = {
+        "date": machine["date"][:10],
+        "commit": machine["commit"],
+        "processor": f"{machine['cores']} CPUs of {machine['processor']}",
+        "kernel": machine["kernel"],
+        "versions": ", ".join(f"{name} {each}" for name, each in document["versions"].items()),
+        "rounds": "few (`--quick`)" if document["quick"] else "all",
+        "not quiet before": ", ".join(_named(document["runs"], "quiet_before", False)) or "none",
+        "without figures": ", ".join(_named(document["runs"], "rows", [])) or "none",
+    }
+    head = ["benchmark", "case", "beside", "this package over it", "95 % interval"]
+    none = "No row is slower than its peer.\n"
+    return {
+        "slower": markdown_table(head, [_cells(row) for row in slower]) if slower else none,
+        "run": markdown_table(["", ""], [[key, str(each)] for key, each in facts.items()]),
+        "rows": markdown_table(head, [_cells(row) for row in order if not row.slower]),
+    }
+
+
+def _named(runs: Sequence[Mapping[str, Any]], key: str, value: object) -> list[str]:
+    return [run["benchmark"] for run in runs if run[key] == value]
+
+
+def _cells(row: Row) -> list[str]:
+    interval = "-" if row.low is None else f"{row.low:.2f} to {row.high:.2f}"
+    return [row.benchmark, row.case, row.beside, f"{row.ratio:.2f}", interval]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=tuple(READERS), default=list(READERS))
+    parser.add_argument("--quick", action="store_true", help="few rounds: an indication")
+    parser.add_argument("--patience", type=float, default=10.0, help="minutes for a quiet machine")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="a page whose tables are written anew")
+    parser.add_argument("--from", dest="source", type=Path, help="the JSON of an earlier run")
+    return parser.parse_args()
+
+
+def run_benchmarks(args: argparse.Namespace) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "kind": "measured",
+        "machine": describe_machine(),
+        "versions": versions(),
+        "quick": args.quick,
+        "runs": [],
+    }
+    with tempfile.TemporaryDirectory(prefix="cxl-offload-bench-") as scratch:
+        for benchmark in BENCHMARKS:
+            if benchmark.name in args.only:
+                quiet = wait_for_quiet(args.patience * 60)
+                print(f"== {benchmark.name}{'' if quiet else ', beside other work'}", flush=True)
+                document["runs"].append(
+                    run(benchmark, Path(scratch), quick=args.quick, quiet=quiet)
+                )
+                if args.json is not None:  # what is done is kept if a later one is interrupted
+                    write_json(args.json, document)
+    return document
+
+
+def main() -> int:
+    args = parse()
+    if args.source is not None:
+        document = json.loads(args.source.read_text(encoding="utf-8"))
+    else:
+        document = run_benchmarks(args)
+    made = tables(document)
+    print("\n".join(made[name] for name in ("slower", "rows", "run")))
+    if args.page is not None:
+        page = args.page.read_text(encoding="utf-8")
+        args.page.write_text(filled(page, made), encoding="utf-8")
+    without = _named(document["runs"], "rows", [])
+    return 1 if without else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

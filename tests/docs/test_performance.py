@@ -1,0 +1,121 @@
+"""docs/performance.md has the figures of docs/performance.json, the slowest first."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import run_all
+from benchmarks.markdown_tables import filled
+from benchmarks.results import READERS, Row
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+RESULTS = DOCS / "performance.json"
+
+
+@pytest.fixture
+def document() -> Any:
+    """A run of two benchmarks, as run_all writes it."""
+    rows = [
+        Row("linear", "bf16, 1 rows", "read bound", 0.9, 0.89, 0.91),
+        Row("linear", "bf16, 1 rows", "torch", 1.5, 1.4, 1.6),
+        Row("linear", "bf16, 32 rows", "torch", 0.97, 0.9, 1.02),
+        Row("copy", "one copy of 4,096 B", "memcpy", 1.01),
+    ]
+    runs = [
+        {
+            "benchmark": name,
+            "options": [],
+            "seconds": 1.0,
+            "status": 0,
+            "quiet_before": True,
+            "load_before": 0.1,
+            "rows": [asdict(row) for row in rows if row.benchmark == name],
+        }
+        for name in ("linear", "copy")
+    ]
+    machine = {"date": "2026-01-02T03:04:05", "commit": "abc", "processor": "P", "cores": 2}
+    return {
+        "kind": "measured",
+        "machine": {**machine, "kernel": "6.1", "load_average": [0, 0, 0]},
+        "versions": {"torch": "2.13.0"},
+        "quick": False,
+        "runs": runs,
+    }
+
+
+def test_tables_of_the_page_are_those_of_the_last_run() -> None:
+    page = (DOCS / "performance.md").read_text(encoding="utf-8")
+    if not RESULTS.exists():
+        assert "Not run in one go on a quiet machine yet." in page
+        return
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert filled(page, run_all.tables(found)) == page, (
+        "write them anew: python -m benchmarks.run_all --from docs/performance.json "
+        "--page docs/performance.md"
+    )
+
+
+def test_every_place_of_the_page_has_its_table(document: Any) -> None:
+    page = (DOCS / "performance.md").read_text(encoding="utf-8")
+    again = filled(page, run_all.tables(document))
+    assert "| linear | bf16, 1 rows | torch | 1.50 | 1.40 to 1.60 |" in again
+    assert "| versions | torch 2.13.0 |" in again
+    assert "No row is slower than its peer." in again
+
+
+def test_every_benchmark_that_has_a_peer_is_run() -> None:
+    assert {each.name for each in run_all.BENCHMARKS} == READERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("row", "slower"),
+    [
+        (Row("a", "", "torch", 0.9, 0.8, 0.99), True),
+        (Row("a", "", "torch", 0.9, 0.8, 1.01), False),
+        (Row("a", "", "torch", 0.9), True),
+        (Row("a", "", "torch", 1.1), False),
+        (Row("a", "", "read bound", 0.9, 0.8, 0.99), False),
+    ],
+)
+def test_slower_is_what_stays_below_a_peer_with_its_whole_interval(row: Row, slower: bool) -> None:
+    assert row.slower == slower
+
+
+def test_a_slower_row_leaves_the_table_of_the_rest_and_stands_first(document: Any) -> None:
+    changed = copy.deepcopy(document)
+    found = [row for run in changed["runs"] for row in run["rows"]]
+    worst = {"ratio": 0.01, "low": 0.005, "high": 0.02, "case": "planted"}
+    changed["runs"][0]["rows"][1] |= worst
+    made = run_all.tables(changed)
+    assert "planted" in made["slower"].splitlines()[2]
+    assert "planted" not in made["rows"]
+    lines = sum(len(made[name].splitlines()) - 2 for name in ("slower", "rows"))
+    assert lines == len(found)
+
+
+def test_a_benchmark_without_figures_and_a_busy_machine_are_named(document: Any) -> None:
+    changed = copy.deepcopy(document)
+    changed["runs"][0]["rows"] = []
+    changed["runs"][1]["quiet_before"] = False
+    told = run_all.tables(changed)["run"]
+    assert f"| without figures | {changed['runs'][0]['benchmark']} |" in told
+    busy = next(line for line in told.splitlines() if line.startswith("| not quiet before"))
+    assert changed["runs"][1]["benchmark"] in busy
+
+
+def test_waiting_for_quiet_ends_when_others_never_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(run_all.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(run_all.time, "sleep", lambda _: None)
+    monkeypatch.setattr(run_all, "all_busy_s", lambda: 0.5 * next(clock))
+    assert not run_all.wait_for_quiet(60)
+    monkeypatch.setattr(run_all, "all_busy_s", lambda: 7.0)
+    assert run_all.wait_for_quiet(60)
