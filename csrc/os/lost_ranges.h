@@ -32,7 +32,7 @@ extern std::atomic<bool> any_loss;
 }
 
 // Whether any loss stands.
-inline bool any_loss() noexcept { return internal::any_loss.load(std::memory_order_relaxed); }
+inline bool any_loss() noexcept { return internal::any_loss.load(std::memory_order_acquire); }
 
 // Writes a loss down. Safe in signal handlers.
 void record_loss(std::span<const std::byte> range, LossKind kind) noexcept;

@@ -72,6 +72,23 @@ std::span<std::byte> pages_around(const WatchedRange& watched, std::byte* addres
   return watched.range.subspan(first - begin, last - first);
 }
 
+// Pages that were used, and so replaced, before the early notice of them came, which is one more
+// signal to another thread. It must not take away what was written there since.
+constinit std::array<std::atomic<const std::byte*>, 64> used_first{};
+constinit std::atomic<size_t> used_count{0};
+
+void remember_use(const std::byte* page) noexcept {
+  used_first[used_count.fetch_add(1) % used_first.size()].store(page);
+}
+
+bool was_used(const std::byte* page) noexcept {
+  for (auto& each : used_first) {
+    const std::byte* found = page;
+    if (each.compare_exchange_strong(found, nullptr)) return true;
+  }
+  return false;
+}
+
 bool survive(const siginfo_t& info, LossKind kind) noexcept {
   const WatchedReading reading;
   auto* address = static_cast<std::byte*>(info.si_addr);
@@ -83,9 +100,11 @@ bool survive(const siginfo_t& info, LossKind kind) noexcept {
     unit = std::max(unit, size_t{1} << info.si_addr_lsb);
   }
   const auto lost = pages_around(*watched, address, unit);
-  if (!replace(lost)) return false;
+  if (kind == LossKind::kEarly && was_used(lost.data())) return true;
+  // Written down first: who reads 0xff there finds the loss when he looks for one afterwards.
   record_loss(lost, kind);
-  return true;
+  if (kind == LossKind::kUsed) remember_use(lost.data());
+  return replace(lost);
 }
 
 // Leaves the signal to who was there before.
@@ -225,10 +244,10 @@ std::vector<std::span<std::byte>> find_lost_pages(std::span<std::byte> range, si
     for (size_t page = 0; page < bytes; page += page_bytes) {
       const auto one = part.subspan(page, page_bytes);
       if (madvise(one.data(), one.size(), kPopulateRead) == 0 || errno != EHWPOISON) continue;
+      record_loss(one, LossKind::kAsked);
       if (!replace(one)) {
         throw SystemError(errno, "replace a lost page: the kernel has no room for the mapping");
       }
-      record_loss(one, LossKind::kAsked);
       lost.push_back(one);
     }
     at += bytes;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from cxl_offload.kept.layout import (
 )
 from cxl_offload.kept.private_file import open_private
 from cxl_offload.kept.store import differences, read_header
+from cxl_offload.memory.watched_mapping import WatchedMapping
 
 
 class KeptReader:
@@ -49,7 +49,7 @@ class KeptReader:
             except ValueError as error:
                 raise type(error)(f"kept blocks in {path}: {error}") from None
             self.layout, self.facts, self._id = header.layout, header.facts, header.id
-            self.mapping = mmap.mmap(file, self.layout.file_bytes, prot=mmap.PROT_READ)
+            self.mapping = WatchedMapping(file, self.layout.file_bytes, writable=False)
         except BaseException:
             os.close(file)
             raise

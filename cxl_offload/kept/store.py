@@ -25,6 +25,7 @@ from cxl_offload.kept.layout import (
 )
 from cxl_offload.kept.private_file import make_private, open_private, try_lock, unlock
 from cxl_offload.memory.shared import shared_free_bytes
+from cxl_offload.memory.watched_mapping import WatchedMapping
 from cxl_offload.units import format_bytes
 
 _logger = logging.getLogger(__name__)
@@ -174,7 +175,7 @@ class KeptStore:
             os.ftruncate(file, nbytes)
         if prepare is None and 512 * os.fstat(file).st_blocks < nbytes:
             os.posix_fallocate(file, 0, nbytes)
-        mapping = mmap.mmap(file, nbytes)
+        mapping = WatchedMapping(file, nbytes)
         self._view = memoryview(mapping)
         try:
             if prepare is not None:

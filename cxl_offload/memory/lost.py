@@ -12,11 +12,12 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cxl_offload import _C
+from cxl_offload.core import LINE_BYTES
 from cxl_offload.errors import LostMemory, MemoryLostError
 from cxl_offload.units import format_bytes
 
@@ -184,13 +185,13 @@ def _error_of(ranges: Iterable[tuple[int, int]], *, spare_owners: bool) -> Memor
     """The error of lost ranges that are somebody's; owners may have written them anew."""
     losses: list[LostMemory] = []
     is_whole = True
-    for address, nbytes in ranges:
+    for address, nbytes in (piece for each in ranges for piece in _pieces(*each)):
         numbers = {row[0] for row in _C.losses_in(address, nbytes)}
         is_new = not numbers <= _told
         _told.update(numbers)
         lost = _describe(address, nbytes)
         if lost is None:
-            _logger.warning("memory failed: %s that nobody used", format_bytes(nbytes))
+            _logger.info("memory failed: %s that nobody used", format_bytes(nbytes))
             _C.settle(address, nbytes)
             continue
         if is_new:
@@ -201,6 +202,20 @@ def _error_of(ranges: Iterable[tuple[int, int]], *, spare_owners: bool) -> Memor
         losses.append(lost)
         is_whole = _restore(owner, address, nbytes) and is_whole
     return MemoryLostError(losses, is_whole=is_whole) if losses else None
+
+
+def _pieces(address: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """A lost range cut where allocations begin and end: small ones share a page."""
+    end = address + nbytes
+    while address < end:
+        held = _C.find_allocation(address)
+        if held is not None:
+            stop = min(end, held.address + held.nbytes)
+        else:
+            lines = range(address - address % LINE_BYTES + LINE_BYTES, end, LINE_BYTES)
+            stop = next((at for at in lines if _C.find_allocation(at) is not None), end)
+        yield address, stop - address
+        address = stop
 
 
 def _restore(owner: MemoryOwner | None, address: int, nbytes: int) -> bool:
@@ -253,8 +268,19 @@ def _describe(address: int, nbytes: int) -> LostMemory | None:
 
 def lost_memory() -> tuple[LostMemory, ...]:
     """What is lost and was not written anew, in all sessions of this process."""
-    rows = [_describe(address, nbytes) for _, address, nbytes, _ in _C.losses()]
+    found = ((address, nbytes) for _, address, nbytes, _ in _C.losses())
+    rows = [_describe(*piece) for each in found for piece in _pieces(*each)]
     return tuple(row for row in rows if row is not None)
+
+
+def lost_ranges(address: int, nbytes: int) -> list[tuple[int, int]]:
+    """(address, bytes) of what is lost in a range and was not written anew."""
+    return [(begin, count) for _, begin, count, _ in _C.losses_in(address, nbytes)]
+
+
+def is_lost(address: int, nbytes: int) -> bool:
+    """Whether anything of a range is lost and was not written anew."""
+    return bool(lost_ranges(address, nbytes))
 
 
 def written_anew(address: int, nbytes: int) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
+
+import numpy as np
 
 from cxl_offload import _C
 from cxl_offload.memory import lost
 
 
 class WatchedMapping(mmap.mmap):
-    """A shared mapping to write, watched from its first byte to its last until it is closed.
+    """A shared mapping, watched from its first byte to its last until it is closed.
 
     A file that became shorter under it, or a device that is gone, loses pages as well.
     """
@@ -20,11 +21,12 @@ class WatchedMapping(mmap.mmap):
     _address = 0
     _name = ""
 
-    def __new__(cls, file: int, nbytes: int) -> WatchedMapping:
-        made = super().__new__(cls, file, nbytes)
+    def __new__(cls, file: int, nbytes: int, *, writable: bool = True) -> WatchedMapping:
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        made = super().__new__(cls, file, nbytes, prot=protection)
         with contextlib.suppress(OSError):  # without /proc it has no name
             made._name = os.readlink(f"/proc/self/fd/{file}")
-        made._address = ctypes.addressof(ctypes.c_char.from_buffer(made))
+        made._address = int(np.frombuffer(made, dtype=np.uint8, count=1).ctypes.data)
         _C.watch(made._address, nbytes, mmap.PAGESIZE)
         lost.add_mapping(made)
         return made

@@ -145,6 +145,19 @@ TEST(page_of_private_memory_is_lost_by_a_memory_error_only) {
   CHECK_EQ(signal_that_ends([&] { send(BUS_ADRERR, pages.page(2)); }), SIGBUS);
 }
 
+TEST(early_notice_that_comes_late_takes_nothing_away) {
+  const Surviving surviving;
+  const Pages pages(1, false);
+  send(BUS_MCEERR_AR, pages.page(0));
+  *pages.page(0) = std::byte{3};
+  settle(pages.range());
+  send(BUS_MCEERR_AO, pages.page(0));
+  CHECK_EQ(pages.read(0), 3);
+  CHECK(!any_loss());
+  send(BUS_MCEERR_AO, pages.page(0));
+  CHECK_EQ(pages.read(0), 0xff);
+}
+
 TEST(early_notice_of_memory_of_others_ends_nothing) {
   const Surviving surviving;
   std::array<std::byte, 1> own{};

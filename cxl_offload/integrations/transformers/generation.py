@@ -376,6 +376,7 @@ class _Clock(StoppingCriteria):  # type: ignore[misc]
     def __init__(self, tokens: int, progress: Progress | None) -> None:
         self._tokens = tokens
         self._progress = progress
+        self._length = 0
         self.times: list[float] = []
 
     def start(self) -> None:
@@ -384,6 +385,9 @@ class _Clock(StoppingCriteria):  # type: ignore[misc]
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         """Never stop."""
+        if input_ids.shape[1] <= self._length:  # begun again: memory failed
+            self.start()
+        self._length = input_ids.shape[1]
         self.times.append(time.perf_counter())
         if self._progress is not None:
             self._progress("generate", len(self.times) - 1, self._tokens)

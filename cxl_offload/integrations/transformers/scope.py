@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import traceback
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.again import forget_locals, take_generate
 from cxl_offload.integrations.transformers.attention import (
     FEW_QUERIES,
     AttentionCalls,
@@ -245,6 +245,7 @@ class Offloaded:
                 stack.callback(take_part, self.model, None)
                 self._before_every_step(stack, _cache_giver(self._kv))
                 self._patch_generate(stack)
+            take_generate(self.model, stack)
             if self._tuning is not None:
                 self.tuned = stack.enter_context(self._tuning.following(self.model))
             self._open = stack.pop_all()
@@ -257,7 +258,7 @@ class Offloaded:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            _forget_locals(error)
+            forget_locals(error)
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -348,13 +349,3 @@ def _cache_giver(kv: KvMemory) -> Callable[..., Any]:
         return args, {**kwargs, "past_key_values": made}
 
     return give_cache
-
-
-def _forget_locals(error: BaseException) -> None:
-    """Drop what the frames of an exception still hold, tensors above all."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__

@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from cxl_offload.integrations.transformers.kinds import (
     named_experts,
 )
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
+from cxl_offload.integrations.transformers.weight_files import FileWeights, folder_of
 from cxl_offload.memory import Policy, Session, current_session
 from cxl_offload.objects.experts import (
     expert_numbers,
@@ -162,8 +164,12 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
     """
     tied = getattr(model, "all_tied_weights_keys", {})
     moved: dict[torch.Tensor, _Owner] = {}
+    folder = folder_of(model)
+    files = None if folder is None else FileWeights(folder)
 
     def back() -> None:
+        if files is not None:
+            files.forget()
         for weight in moved:
             weight.data = torch.empty_like(weight.data).copy_(weight.data)
         moved.clear()
@@ -177,6 +183,8 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
             for held in _to_place(weight):
                 part, held.data = _placed(store, kind, name, held.data)
                 moved[held] = owner = _Owner()
+                if files is not None:
+                    files.add(name, held)
                 store.count(owner, kind, part, held.data)
     except BaseException:
         back()
@@ -238,15 +246,17 @@ def load(
     options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     if distributed is not None:
         options["distributed_config"] = distributed
-    with _one_load, _setting_in(store):
+    files = FileWeights(folder)
+    with _one_load, _setting_in(store, files):
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, **options
         )
+    weakref.finalize(model, files.forget).atexit = False
     return model.eval()
 
 
 @contextlib.contextmanager
-def _setting_in(store: TierStore) -> Iterator[None]:
+def _setting_in(store: TierStore, files: FileWeights) -> Iterator[None]:
     """Every weight that transformers sets goes to its place first; it has no hook for that."""
     stock = getattr(core_model_loading, _SETTER, None)
     if stock is None or list(inspect.signature(stock).parameters) != _SETTER_PARAMETERS:
@@ -257,7 +267,7 @@ def _setting_in(store: TierStore) -> Iterator[None]:
 
     before = os.environ.get(_ONE_BY_ONE)
     os.environ[_ONE_BY_ONE] = "1"
-    setattr(core_model_loading, _SETTER, _setter(stock, store))
+    setattr(core_model_loading, _SETTER, _setter(stock, store, files))
     try:
         yield
     finally:
@@ -268,7 +278,9 @@ def _setting_in(store: TierStore) -> Iterator[None]:
             os.environ[_ONE_BY_ONE] = before
 
 
-def _setter(stock: Callable[..., None], store: TierStore) -> Callable[..., None]:
+def _setter(
+    stock: Callable[..., None], store: TierStore, files: FileWeights
+) -> Callable[..., None]:
     """``stock``, with the weight in its place first."""
     names: dict[int, set[str]] = {}
 
@@ -296,6 +308,7 @@ def _setter(stock: Callable[..., None], store: TierStore) -> Callable[..., None]
                 part, held.data = _placed(store, kind, target_name, held.data)
         for held in placed:
             store.count(getattr(module, name), kind, part, held)
+            files.add(target_name, getattr(module, name) if held is param_value else held)
         if placed:
             _loaded_by[getattr(module, name)] = store.parts[kind]
 
