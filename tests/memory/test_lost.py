@@ -369,3 +369,20 @@ def test_pages_that_are_asked_and_whole_are_not_lost(session: Session) -> None:
     assert checked.lost == ()
     assert checked.strays == ()
     assert bytes_at(block.address, 8) == bytes(8)
+
+
+@pytest.mark.parametrize(("variable", "expected"), [(None, True), ("0", False), ("1", True)])
+def test_processes_of_run_survive_unless_they_are_told_not_to(
+    variable: str | None, expected: bool
+) -> None:
+    root = Path(__file__).parents[2]
+    autostart = root / "cxl_offload" / "integrations" / "autostart"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{autostart}:{root}",
+        "CXL_OFFLOAD_PLAN": "",
+        **({} if variable is None else {"CXL_OFFLOAD_SURVIVE_MEMORY_ERRORS": variable}),
+    }
+    code = "import cxl_offload.memory.lost as lost; raise SystemExit(lost.survives())"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False, timeout=60)
+    assert done.returncode == expected

@@ -9,6 +9,7 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 from cxl_offload.memory import SharedRegion
+from cxl_offload.memory.lost import survive_by_default
 
 # Below vLLM's own logger, so that it is shown as vLLM's lines are.
 _logger = init_logger(f"vllm.{__name__}")
@@ -39,6 +40,7 @@ class PlacedRegion(SharedOffloadRegion):  # type: ignore[misc]
         kv_bytes_per_chunk: int,
         cpu_page_size: int,
     ) -> None:
+        survive_by_default()
         self.region = region
         self.page_size = mmap.PAGESIZE
         self.num_chunks = num_chunks

@@ -30,6 +30,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
+from cxl_offload.errors import MemoryLostError
 from cxl_offload.integrations.vllm.kv_books import ColdBooks, ReadBooks
 from cxl_offload.integrations.vllm.kv_copies import CopyLists, CopyQueue
 from cxl_offload.integrations.vllm.kv_facts import late_facts
@@ -45,6 +46,7 @@ from cxl_offload.integrations.vllm.kv_place import copy_cpus
 from cxl_offload.integrations.vllm.kv_read import FACTS_KEY, wrong
 from cxl_offload.kept import KeptLayout, Placing
 from cxl_offload.memory import current_session
+from cxl_offload.memory.lost import add_owner, is_lost, survive_by_default
 from cxl_offload.units import format_bytes
 
 # Below vLLM's own logger, so that it is shown as vLLM's lines are.
@@ -78,6 +80,8 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
     """
 
     medium: ClassVar[Medium] = Medium.CPU
+    tells_itself: ClassVar[bool] = True
+    """Chunks whose memory failed are found when they are copied."""
 
     def __init__(
         self,
@@ -109,6 +113,8 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         self.books = self._make_books(
             offloading_spec.kv_events_config.enable_kv_cache_events, self.kept
         )
+        survive_by_default()
+        add_owner(self)
         self._copies = CopyQueue(copy_cpus(session, self.options.copy_threads), "cxl-offload-cold")
         self._jobs: dict[int, _Job] = {}
         self._done: list[JobResult] = []
@@ -191,6 +197,8 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         for each in self._copies.finished():
             job = self._jobs.pop(each.id)
             good = job.keys
+            if isinstance(each.failure, MemoryLostError):
+                job.damaged.extend(self._lost(job))
             if job.is_load:
                 self.books.complete_load(job.keys, job.context)
                 good = self._take_out_damaged(job)
@@ -210,13 +218,32 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         return done
 
     def _take_out_damaged(self, job: _Job) -> list[OffloadKey]:
-        """Drops what was not what its checksum says; returns the rest."""
+        """Drops what is lost or not what its checksum says; returns the rest."""
         self.books.tier_counts.add("damaged", len(job.damaged))
         for number in job.damaged:
             key = job.keys[number]
-            if self.kept is not None and self.books.drop(key):
+            if self.books.drop(key) and self.kept is not None:
                 self.kept.drop(job.slots[number], key)
         return [key for number, key in enumerate(job.keys) if number not in job.damaged]
+
+    def _lost(self, job: _Job) -> list[int]:
+        """Numbers of the chunks whose memory failed; others of their copy are asked for again."""
+        size = self.block_size_bytes
+        return [
+            number
+            for number, slot in enumerate(job.slots)
+            if job.is_load and is_lost(self.memory.address + slot * size, size)
+        ]
+
+    def named(self, address: int) -> tuple[str, int] | None:
+        """As of the owner of memory (:class:`cxl_offload.memory.lost.MemoryOwner`)."""
+        memory = self.memory
+        is_here = memory is not None and 0 <= address - memory.address < memory.nbytes
+        return ("the cold KV tier", memory.address) if is_here else None
+
+    def restore(self, address: int, nbytes: int) -> bool:
+        """Nobody has lost chunks: they are computed again."""
+        return False
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         self.books.touch(keys, self._context(req_context))

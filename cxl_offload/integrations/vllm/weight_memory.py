@@ -9,6 +9,7 @@ import torch
 from cxl_offload.core import GIGANTIC_PAGE_BYTES, HUGE_PAGE_BYTES
 from cxl_offload.integrations.vllm.weight_options import WeightOptions
 from cxl_offload.memory import Session
+from cxl_offload.memory.lost import survive_by_default
 from cxl_offload.tensor import empty
 
 _ALIGNMENT = 512
@@ -51,6 +52,7 @@ class WeightMemory:
     def __init__(
         self, session: Session, options: WeightOptions, *, asked_bytes: int, pin: bool
     ) -> None:
+        survive_by_default()
         self.session = session
         self.asked_bytes = asked_bytes
         self.pin = pin

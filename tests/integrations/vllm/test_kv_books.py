@@ -195,6 +195,34 @@ def test_chunks_come_back_from_the_cold_tier_as_they_were() -> None:
     cold.tier.shutdown()
 
 
+def test_chunk_whose_memory_failed_is_dropped_and_the_others_are_found(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from cxl_offload.memory import survive_memory_errors
+    from tests.memory.failures import lose
+
+    cold = Tier(bytes=6 * ROW)
+    cold.hot[:] = np.arange(1, 9, dtype=np.uint8)[:, None]
+    cold.store([10, 11, 12], [0, 3, 7])
+    page = cold.tier.memory.address // 4096 * 4096
+    others = [number for at, number in enumerate((10, 11, 12)) if at * ROW >= 4096]
+    with survive_memory_errors():  # and the scheduler is not interrupted
+        lose(page)
+        result = cold.load([10, 11, 12], [0, 1, 2])
+        assert not result.success
+        assert result.successful_keys is None
+        assert cold.finds(10) == "MISS"
+        assert all(cold.finds(number) == "HIT" for number in others)
+        assert cold.counted()["damaged"] == 3 - len(others)
+        assert "of the cold KV tier on node 0" in caplog.text
+        cold.hot[:] = 9
+        assert cold.store([10, 11, 12], [0, 1, 2]).success
+        cold.hot[:] = 0
+        assert cold.load([10], [5]).success
+        assert (cold.hot[5] == 9).all()
+    cold.tier.shutdown()
+
+
 def test_full_cold_tier_evicts_the_oldest_and_says_so() -> None:
     cold = Tier(bytes=4 * ROW)
     for number in range(4):
