@@ -78,23 +78,28 @@ class MemoryLostError(CxlOffloadError, RuntimeError):
     is_whole
         Whether all of it was written anew since, such as weights from their file: what failed may
         be done once more.
+    reason
+        What is known where no loss can be named.
     """
 
     def __init__(
         self, losses: Sequence[LostMemory], *, is_whole: bool = False, reason: str = ""
     ) -> None:
-        named = "; ".join(map(str, losses[:_MOST_NAMED]))
-        more = len(losses) - _MOST_NAMED
-        if more > 0:
-            named += f"; and {more} more"
-        remedy = (
-            "they were written anew, so do this once more"
-            if is_whole
-            else "write them anew, from a checkpoint or by computing them again, or start again"
-        )
-        super().__init__(_one_line(f"memory failed: {named or reason} are lost; {remedy}"))
+        super().__init__(_one_line(f"memory failed: {reason or _said_of(losses, is_whole)}"))
         self.losses = tuple(losses)
         self.is_whole = is_whole
+
+
+def _said_of(losses: Sequence[LostMemory], is_whole: bool) -> str:
+    named = "; ".join(map(str, losses[:_MOST_NAMED]))
+    if len(losses) > _MOST_NAMED:
+        named += f"; and {len(losses) - _MOST_NAMED} more"
+    remedy = (
+        "they were written anew, so do this once more"
+        if is_whole
+        else "write them anew, from a checkpoint or by computing them again, or start again"
+    )
+    return f"{named} are lost; {remedy}"
 
 
 def printable(text: str) -> str:

@@ -14,15 +14,12 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from cxl_offload import _C
 from cxl_offload.core import LINE_BYTES
 from cxl_offload.errors import LostMemory, MemoryLostError
 from cxl_offload.units import format_bytes
-
-if TYPE_CHECKING:
-    from cxl_offload.memory.watched_mapping import WatchedMapping
 
 _logger = logging.getLogger(__name__)
 
@@ -30,11 +27,15 @@ VARIABLE = "CXL_OFFLOAD_SURVIVE_MEMORY_ERRORS"
 """Environment variable: ``0`` leaves SIGBUS alone, also where the package would turn it on."""
 
 
-class MemoryOwner(Protocol):
-    """Who knows what lies in a range of memory, and may be able to have it again."""
+class MemoryNamer(Protocol):
+    """Who knows what lies in a range of memory."""
 
     def named(self, address: int) -> tuple[str, int] | None:
-        """What lies at an address, in words, and where it begins; None: nothing of the owner's."""
+        """What lies at an address, in words, and where it begins; None: nothing of the namer's."""
+
+
+class MemoryOwner(MemoryNamer, Protocol):
+    """Who may be able to have it again."""
 
     def restore(self, address: int, nbytes: int) -> bool:
         """Writes lost bytes of the owner's anew; whether they are as they were."""
@@ -45,7 +46,7 @@ class MemoryOwner(Protocol):
 
 
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
-_mappings: weakref.WeakSet[Any] = weakref.WeakSet()
+_namers: weakref.WeakSet[Any] = weakref.WeakSet()
 _guard = _C.ForkGuard()
 _told: set[int] = set()
 _users = 0
@@ -58,9 +59,9 @@ def add_owner(owner: MemoryOwner) -> None:
     _owners.add(owner)
 
 
-def add_mapping(mapping: WatchedMapping) -> None:
-    """Names what lies in ``mapping``, as long as it lives, where no owner does."""
-    _mappings.add(mapping)
+def add_namer(namer: MemoryNamer) -> None:
+    """Names what lies in memory, as long as it lives, where no owner does."""
+    _namers.add(namer)
 
 
 class Survival:
@@ -244,7 +245,7 @@ def in_words(allocation: _C.Allocation) -> str:
 def name_of(address: int) -> tuple[str, int] | None:
     """What lies at an address and where it begins; None where nobody says."""
     found = None
-    for each in (*list(_mappings), *list(_owners)):
+    for each in (*list(_namers), *list(_owners)):
         found = each.named(address) or found
     return found
 

@@ -28,11 +28,11 @@ class WatchedMapping(mmap.mmap):
             made._name = os.readlink(f"/proc/self/fd/{file}")
         made._address = int(np.frombuffer(made, dtype=np.uint8, count=1).ctypes.data)
         _C.watch(made._address, nbytes, mmap.PAGESIZE)
-        lost.add_mapping(made)
+        lost.add_namer(made)
         return made
 
     def named(self, address: int) -> tuple[str, int] | None:
-        """As of :class:`~cxl_offload.memory.lost.MemoryOwner`."""
+        """As of :class:`~cxl_offload.memory.lost.MemoryNamer`."""
         is_here = not self.closed and self._address <= address < self._address + len(self)
         return (f"shared memory {self._name}", self._address) if is_here else None
 

@@ -14,8 +14,10 @@ from typing import Protocol
 import torch
 
 from cxl_offload.memory import NOT_FAULTED_IN, FirstTouch, Policy, Session
+from cxl_offload.memory.lost import add_namer
 from cxl_offload.objects.kind_counts import LiveKind, count_kinds_of, nodes_in
 from cxl_offload.tensor import empty
+from cxl_offload.units import format_bytes
 
 
 class TensorSource(Protocol):
@@ -138,6 +140,7 @@ class TierStore:
         self._counted = itertools.count()
         self._notes: dict[str, None] = {}
         count_kinds_of(self)
+        add_namer(self)
 
     def empty(
         self, kind: str, part: int, shape: tuple[int, ...], dtype: torch.dtype, *, pin: bool
@@ -199,6 +202,15 @@ class TierStore:
                 else ()
             )
             found.setdefault(kind, LiveKind()).add(nbytes, nodes)
+
+    def named(self, address: int) -> tuple[str, int] | None:
+        """As of :class:`cxl_offload.memory.lost.MemoryNamer`: the kind, where no more is known."""
+        with self._lock:
+            alive = list(self._alive.values())
+        for kind, begin, nbytes in alive:
+            if begin <= address < begin + nbytes:
+                return f"a tensor of {kind} ({format_bytes(nbytes)})", begin
+        return None
 
     def _said_of(self, tensor: torch.Tensor) -> list[str]:
         """Where a tensor's place differs from its policy, and why."""

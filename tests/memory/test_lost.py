@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cxl_offload import _C
-from cxl_offload.errors import MemoryLostError
+from cxl_offload.errors import LostMemory, MemoryLostError
 from cxl_offload.memory import (
     Session,
     SharedRegion,
@@ -386,3 +386,10 @@ def test_processes_of_run_survive_unless_they_are_told_not_to(
     code = "import cxl_offload.memory.lost as lost; raise SystemExit(lost.survives())"
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=False, timeout=60)
     assert done.returncode == expected
+
+
+def test_message_counts_what_it_does_not_name() -> None:
+    losses = [LostMemory(f"tensor {number}", 0, PAGE, 2, 0) for number in range(6)]
+    text = str(MemoryLostError(losses))
+    assert "bytes 0 to 4095 of tensor 3 on node 2; and 2 more are lost; write them anew" in text
+    assert str(MemoryLostError([], reason="nobody knows")) == "memory failed: nobody knows"

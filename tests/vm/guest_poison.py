@@ -32,7 +32,7 @@ FAR = SPEC.node_ids[-1]
 HUGE = 2 * MIB
 _FAILURES = Path("/sys/devices/system/memory")
 _SWEEP_SEED = 19
-_SWEEPS = 60
+_SWEEPS = 30
 
 
 def offline(address: int, how: str) -> None:
