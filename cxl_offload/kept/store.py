@@ -175,7 +175,7 @@ class KeptStore:
             os.ftruncate(file, nbytes)
         if prepare is None and 512 * os.fstat(file).st_blocks < nbytes:
             os.posix_fallocate(file, 0, nbytes)
-        mapping = WatchedMapping(file, nbytes)
+        mapping = WatchedMapping(file, nbytes, synced=True)
         self._view = memoryview(mapping)
         try:
             if prepare is not None:
@@ -282,7 +282,8 @@ class KeptStore:
         """Writes all to where the file is kept, and returns when it is there.
 
         What was committed before is found after a power cut, where the file system is not in
-        memory.
+        memory. With DAX it is there without this, where the machine empties its caches when the
+        power goes.
 
         Raises
         ------

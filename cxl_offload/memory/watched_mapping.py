@@ -11,19 +11,34 @@ import numpy as np
 from cxl_offload import _C
 from cxl_offload.memory import lost
 
+_SHARED_VALIDATE, _SYNC = 0x03, 0x80000
+"""MAP_SHARED_VALIDATE and MAP_SYNC of linux/mman.h, which Python does not name."""
+
 
 class WatchedMapping(mmap.mmap):
     """A shared mapping, watched from its first byte to its last until it is closed.
 
     A file that became shorter under it, or a device that is gone, loses pages as well.
+
+    Parameters
+    ----------
+    synced
+        On a DAX file system, a page can be written to once all that the file system knows of it is
+        on the medium; without this it may forget after a power cut that it was written.
     """
 
     _address = 0
     _name = ""
 
-    def __new__(cls, file: int, nbytes: int, *, writable: bool = True) -> WatchedMapping:
+    def __new__(
+        cls, file: int, nbytes: int, *, writable: bool = True, synced: bool = False
+    ) -> WatchedMapping:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        made = super().__new__(cls, file, nbytes, prot=protection)
+        flags = _SHARED_VALIDATE | _SYNC if synced else mmap.MAP_SHARED
+        try:
+            made = super().__new__(cls, file, nbytes, flags=flags, prot=protection)
+        except OSError:  # no DAX, which is most; whatever else is wrong is wrong again
+            made = super().__new__(cls, file, nbytes, prot=protection)
         with contextlib.suppress(OSError):  # without /proc it has no name
             made._name = os.readlink(f"/proc/self/fd/{file}")
         made._address = int(np.frombuffer(made, dtype=np.uint8, count=1).ctypes.data)

@@ -5,5 +5,5 @@
 
 test-vm: $(STAMP)
 	$(BIN)/python -m tests.vm.harness fetch
-	CXL_OFFLOAD_VM=1 CXL_OFFLOAD_VM_RESULTS=$(CURDIR)/$(OUT)/vm $(BIN)/python -m pytest tests/vm/test_guests.py -v \
+	CXL_OFFLOAD_VM=1 CXL_OFFLOAD_VM_RESULTS=$(CURDIR)/$(OUT)/vm $(BIN)/python -m pytest tests/vm/test_guests.py tests/vm/test_power_cuts.py -v \
 	    --durations=0 -o junit_family=xunit1 --junitxml=$(OUT)/vm/junit.xml $(if $(MACHINE),-k "$(MACHINE)")

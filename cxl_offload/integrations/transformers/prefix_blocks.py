@@ -46,16 +46,17 @@ class FoundBlocks:
         """Give a cache the first columns of a batch, a layer at a time; padding is zeros."""
         _, layers, _, heads, tokens, width = self.data.shape
         for layer in range(layers):
-            given = self.data.new_zeros((2, len(rows), heads, columns, width))
+            given = self.data.new_empty((2, len(rows), heads, columns, width))
             for number, (row, blocks) in enumerate(zip(rows, self.rows, strict=True)):
-                count = columns - row.padding
-                if count <= 0:
-                    continue
-                some = torch.tensor(blocks[: -(-count // tokens)])
-                # (blocks, 2, heads, tokens, width): blocks stand behind each other.
-                parts = self.data[some, layer].permute(1, 2, 0, 3, 4)
-                own = parts.reshape(2, heads, -1, width)[:, :, :count]
-                given[:, number, :, row.padding :] = own
+                own = given[:, number]
+                own[:, :, : row.padding].zero_()
+                full, rest = divmod(max(0, columns - row.padding), tokens)
+                end = row.padding + full * tokens
+                if full:  # (blocks, 2, heads, tokens, width): blocks stand behind each other
+                    parts = self.data[torch.tensor(blocks[:full]), layer].permute(1, 2, 0, 3, 4)
+                    own[:, :, row.padding : end].unflatten(2, (full, tokens)).copy_(parts)  # type: ignore[no-untyped-call]
+                if rest:
+                    own[:, :, end:].copy_(self.data[blocks[full], layer, :, :, :rest])
             keys, values = given.to(device).unbind()
             cache.update(keys, values, layer)
 
@@ -178,14 +179,12 @@ class PrefixBlocks:
         self._all: torch.Tensor | None = None
         if isinstance(store, KeptStore):
             layout = store.layout
-            self._all = self._tensor(
-                torch.frombuffer(
-                    store.mapping,
-                    dtype=torch.uint8,
-                    count=layout.slots * layout.block_bytes,
-                    offset=layout.data_at,
+            nbytes = layout.slots * layout.block_bytes
+            with torch.inference_mode(False):  # it is written to outside of such a block too
+                raw = torch.frombuffer(
+                    store.mapping, dtype=torch.uint8, count=nbytes, offset=layout.data_at
                 )
-            )
+                self._all = self._tensor(raw)
 
     def _tensor(self, raw: torch.Tensor) -> torch.Tensor:
         return raw.view(self._dtype).view(-1, *self._shape)

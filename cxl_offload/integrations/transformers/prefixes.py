@@ -163,6 +163,8 @@ class PrefixReuse:
             return "a cache that holds something already, or none"
         if model.training:
             return "a model in training mode"
+        if torch.is_autocast_enabled(model.device.type):
+            return "autocast"
         if asked.is_assistant:
             return "drafts of an assistant"
         if asked.prefill_chunk_size is not None:

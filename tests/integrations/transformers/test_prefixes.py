@@ -189,6 +189,8 @@ def test_prompts_that_no_store_serves_are_computed_and_say_why(session: Session)
             cache = model(text["input_ids"][:, :10]).past_key_values
         assert torch.equal(generate(model, **text, past_key_values=cache), alone)
         del cache
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            generate(model, **text)
         made: Any = generate(model, **text, output_hidden_states=True, return_dict_in_generate=True)
         assert made.hidden_states[0][0].shape[1] == 30
         del made
@@ -197,6 +199,7 @@ def test_prompts_that_no_store_serves_are_computed_and_say_why(session: Session)
     assert sorted(counts.computed) == [
         "a cache that holds something already, or none",
         "attentions or hidden states of the whole prompt are asked for",
+        "autocast",
         "prefill_chunk_size",
         "tokens that are hidden inside of a prompt",
     ]
@@ -215,6 +218,19 @@ def test_cache_is_given_back_at_once(session: Session) -> None:
                 del tokens
         finally:
             gc.enable()
+
+
+def test_block_that_begins_in_inference_mode_keeps_what_comes_after_it(session: Session) -> None:
+    model = make("llama")
+    done = offload(model, CXL, prefixes=kept(), session=session)
+    with torch.inference_mode():
+        done.__enter__()
+        generate(model, **texts(0))
+    expected = generate(model, **texts(0))
+    assert torch.equal(generate(model, **texts(0, seed=2)), generate(model, **texts(0, seed=2)))
+    assert counts_of(done).found_tokens == 28 + 24 + 28
+    done.__exit__(None, None, None)
+    assert torch.equal(generate(model, "sdpa", **texts(0)), expected)
 
 
 def test_prompt_that_fails_midway_keeps_nothing_and_costs_no_slot(session: Session) -> None:

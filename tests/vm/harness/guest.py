@@ -20,7 +20,7 @@ from tests.vm.harness.machine import MachineSpec
 from tests.vm.harness.packages import Assets
 from tests.vm.harness.qemu import command_line
 
-__all__ = ["Case", "Outcome", "run_pytest"]
+__all__ = ["Case", "Outcome", "job_text", "run_pytest"]
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ export HOME=/run/tmp TMPDIR=/run/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
 export CXL_OFFLOAD_TEST_MACHINE={machine} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export CXL_OFFLOAD_TEST_PATIENCE=10  # every instruction is emulated
 : > /mnt/started
-cd {repository} && {bring_up} && {pytest}
+cd {repository} && {bring_up} && {job}
 echo $? > /mnt/status
 sync
 echo o > /proc/sysrq-trigger
@@ -113,7 +113,7 @@ def run_pytest(
     for attempt in range(1, _BOOT_ATTEMPTS + 1):
         shutil.rmtree(results, ignore_errors=True)
         results.mkdir(parents=True)
-        (results / "job.sh").write_text(_job(spec, selection))
+        (results / "job.sh").write_text(job_text(spec, _pytest(selection)))
         before_s = _cpu_s()
         boot_s, total_s = _boot(spec, assets, results, timeout_s)
         if boot_s is not None:
@@ -124,16 +124,20 @@ def run_pytest(
     )
 
 
-def _job(spec: MachineSpec, selection: Sequence[str]) -> str:
-    python = sys.executable
-    pytest = [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--junitxml=/mnt/junit.xml"]
-    pytest += ["-p", "pytest_timeout", "-o", "faulthandler_timeout=100", *selection]
-    bring_up = [python, "-m", "tests.vm.harness.cxl_region"] if spec.cxl else ["true"]
+def _pytest(selection: Sequence[str]) -> list[str]:
+    pytest = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
+    pytest += ["--junitxml=/mnt/junit.xml", "-p", "pytest_timeout"]
+    return [*pytest, "-o", "faulthandler_timeout=100", *selection]
+
+
+def job_text(spec: MachineSpec, command: Sequence[str]) -> str:
+    """The script that a guest runs, from the repository's folder, before it ends."""
+    bring_up = [sys.executable, "-m", "tests.vm.harness.cxl_region"] if spec.cxl else ["true"]
     return _JOB.format(
         machine=shlex.quote(spec.name),
         repository=shlex.quote(str(REPOSITORY)),
         bring_up=shlex.join(bring_up),
-        pytest=shlex.join(pytest),
+        job=shlex.join(command),
     )
 
 

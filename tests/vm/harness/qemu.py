@@ -8,6 +8,7 @@ CXL memory, which takes one access at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.vm.harness.machine import MIB, MachineSpec
@@ -21,17 +22,21 @@ _KERNEL_OPTIONS = (
 )
 
 
-def command_line(spec: MachineSpec, assets: Assets, results: Path) -> list[str]:
+def command_line(
+    spec: MachineSpec, assets: Assets, results: Path, media: Sequence[Path] = ()
+) -> list[str]:
     """QEMU, the machine, and the host's files: all of them to read, ``results`` to write.
 
-    Both are shared by 9p, so that the guest runs the interpreter and the build of the host.
+    Both are shared by 9p, so that the guest runs the interpreter and the build of the host. Each of
+    ``media`` is a file that the guest has as persistent memory: ``/dev/pmem0`` and so on.
     """
     return [
         *assets.qemu_command(),
         *("-accel", "tcg,thread=multi", "-nodefaults", "-no-user-config", "-no-reboot"),
         *("-display", "none", "-monitor", "none", "-serial", "stdio"),
-        *_machine(spec),
+        *_machine(spec, media),
         *_nodes(spec),
+        *_persistent(media),
         *_hmat(spec),
         *(_cxl(spec) if spec.cxl else ()),
         *("-kernel", str(assets.vmlinuz(spec.kernel))),
@@ -42,14 +47,16 @@ def command_line(spec: MachineSpec, assets: Assets, results: Path) -> list[str]:
     ]
 
 
-def _machine(spec: MachineSpec) -> list[str]:
+def _machine(spec: MachineSpec, media: Sequence[Path]) -> list[str]:
     cores = spec.cpus // spec.sockets
     memory = sum(node.memory_bytes for node in spec.boot_nodes) // MIB
     cxl = spec.cxl is not None
+    more = sum(path.stat().st_size for path in media) // MIB
+    slots = f",slots={len(media)},maxmem={memory + more}M" if media else ""
     cpu = "max,hypervisor=off,erms=off,fsrm=off" if cxl else "max,la57=off"
     return [
-        *("-machine", "q35,hmat=on" + (",cxl=on" if cxl else "")),
-        *("-cpu", cpu, "-m", f"{memory}M"),
+        *("-machine", "q35,hmat=on" + (",cxl=on" if cxl else "") + (",nvdimm=on" if media else "")),
+        *("-cpu", cpu, "-m", f"{memory}M{slots}"),
         *("-smp", f"{spec.cpus},sockets={spec.sockets},cores={cores},threads=1"),
     ]
 
@@ -65,6 +72,16 @@ def _nodes(spec: MachineSpec) -> list[str]:
     for source, row in enumerate(spec.distances):
         for target, distance in enumerate(row):
             words += ["-numa", f"dist,src={source},dst={target},val={distance}"]
+    return words
+
+
+def _persistent(media: Sequence[Path]) -> list[str]:
+    """What the guest writes is in the file at once, however the guest ends."""
+    words = []
+    for number, path in enumerate(media):
+        size = path.stat().st_size
+        backend = f"memory-backend-file,id=pmem{number},share=on,mem-path={path},size={size}"
+        words += ["-object", backend, "-device", f"nvdimm,memdev=pmem{number},node=0"]
     return words
 
 
