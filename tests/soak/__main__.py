@@ -1,5 +1,5 @@
 """``python -m tests.soak --minutes 10 [--seed N] [--only KIND] [--json FILE]``; status 1 on the
-first failure, 128 + N where signal N ended it early. ``--table FILE`` shows the result in FILE."""
+first failure, 128 + N where signal N ended it early. ``--table FILE ...`` shows earlier results."""
 
 from __future__ import annotations
 
@@ -118,6 +118,14 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def together(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts and growth of soaks of different kinds, as of one."""
+    return {
+        what: {kind: found for result in results for kind, found in result[what].items()}
+        for what in ("counts", "growth")
+    }
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -125,7 +133,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--round-seconds", type=float, default=10.0)
     parser.add_argument("--only", choices=list(ROUNDS), action="append", help="may be repeated")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--table", type=Path, help="show the table of an earlier --json FILE")
+    parser.add_argument(
+        "--table", type=Path, nargs="+", help="show one table of earlier --json FILEs"
+    )
     return parser.parse_args()
 
 
@@ -146,7 +156,7 @@ def kinds_of(only: list[str] | None) -> list[str]:
 def main() -> int:
     options = parse()
     if options.table:
-        say(table(json.loads(options.table.read_text())))
+        say(table(together([json.loads(path.read_text()) for path in options.table])))
         return 0
     kinds = kinds_of(options.only)
     say(f"seed {options.seed}, {THREADS} threads, {options.minutes:g} minutes: {', '.join(kinds)}")

@@ -19,6 +19,7 @@ from cxl_offload.memory.shared import SHARED_ROOT
 from cxl_offload.ops.activations import OffloadedActivations
 from tests.faults.ground import KIB, MIB, Account
 
+from . import __main__ as command_line
 from . import ending, generation, memory, serve, serving, tiny_gpt, training
 from .left import ENOUGH_ROUNDS, Around, Growth, Held, trend
 from .rounds import round_of
@@ -301,3 +302,12 @@ def test_engine_that_starts_while_the_soak_is_ended_is_killed(
         server.answer(starting=True)
     assert server.process.returncode == -signal.SIGKILL
     server.close()
+
+
+def test_soaks_of_different_kinds_make_one_table() -> None:
+    one = {"counts": {"linux": {"moves": 1000}}, "growth": {"linux": {"files": 0}}}
+    two = {"counts": {"vllm": {"requests": 7}}, "growth": {"vllm": {}}}
+    lines = command_line.table(command_line.together([one, two])).splitlines()
+    assert lines[0] == "| counted | linux | vllm |"
+    assert "| moves | 1,000 | 0 |" in lines
+    assert "| added files | 0 |  |" in lines
