@@ -188,6 +188,9 @@ def test_growth_of_a_few_mib_an_hour_is_found_and_a_single_jump_is_none() -> Non
         f"rounds of leaks add {leaks.trends('leaks')['heap_bytes']:,}"
     ]
     assert jumps.too_much() == swings.too_much() == []
+    for _ in range(40):
+        leaks.add("vllm", held(0), held(MIB))
+    assert len(leaks.too_much()) == 1, "the heap of an engine is not judged"
     assert trend([5] * ENOUGH_ROUNDS) == 5 * ENOUGH_ROUNDS
 
 
