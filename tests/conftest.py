@@ -16,6 +16,9 @@ PATIENCE = float(os.environ.get("CXL_OFFLOAD_TEST_PATIENCE", "1"))
 BUSY_PATIENCE = 2.0
 """Multiplies it too where other programs use the machine, and its caches and cores."""
 
+# What takes SIGBUS by itself would keep it for all tests after it. A test that wants it says so.
+os.environ["CXL_OFFLOAD_SURVIVE_MEMORY_ERRORS"] = "0"
+
 SLOW_ROOMS = {
     "examples": "trains and serves models",
     "gpu": "runs where a GPU is",

@@ -377,11 +377,12 @@ def test_processes_of_run_survive_unless_they_are_told_not_to(
 ) -> None:
     root = Path(__file__).parents[2]
     autostart = root / "cxl_offload" / "integrations" / "autostart"
+    name = "CXL_OFFLOAD_SURVIVE_MEMORY_ERRORS"
     environment = {
-        **os.environ,
+        **{key: value for key, value in os.environ.items() if key != name},
         "PYTHONPATH": f"{autostart}:{root}",
         "CXL_OFFLOAD_PLAN": "",
-        **({} if variable is None else {"CXL_OFFLOAD_SURVIVE_MEMORY_ERRORS": variable}),
+        **({} if variable is None else {name: variable}),
     }
     code = "import cxl_offload.memory.lost as lost; raise SystemExit(lost.survives())"
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=False, timeout=60)
