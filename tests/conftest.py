@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -37,6 +38,11 @@ def _processor_seconds() -> float:
     return used.user + used.system + used.children_user + used.children_system
 
 
+def _survives_memory_errors() -> bool:
+    lost = sys.modules.get("cxl_offload.memory.lost")
+    return lost is not None and bool(lost.survives())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests of slow rooms."""
     root = Path(__file__).parent
@@ -51,8 +57,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Fails a call that passed, but took longer than its budget."""
+    """Fails a call that passed, but took longer than its budget, and who leaves SIGBUS changed."""
     report = yield
+    if call.when == "teardown" and report.passed and _survives_memory_errors():
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} began survive_memory_errors() and did not stop it"
     if call.when == "setup":
         item.stash[_STARTED] = _processor_seconds()
     elif call.when == "call" and report.passed and item.get_closest_marker("slow") is None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import cxl_offload
 
 from .blocks import PAGES, ROOT, all_blocks, make_model
 
@@ -26,6 +30,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture
+def ended_protections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An example protects its process until it ends; here it ends with the example."""
+    survive, begun = cxl_offload.survive_memory_errors, []
+
+    def begin(**options: Any) -> object:
+        begun.append(survive(**options))
+        return begun[-1]
+
+    monkeypatch.setattr(cxl_offload, "survive_memory_errors", begin)
+    yield
+    for protection in begun:
+        protection.stop()
+
+
+@pytest.mark.usefixtures("ended_protections")
 @pytest.mark.parametrize("where", EXAMPLES)
 def test_example_runs_as_pasted(where: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without imports of ours, on the machine that this is: what a reader does."""
