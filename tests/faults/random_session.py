@@ -77,10 +77,15 @@ def page_bytes(pages: Pages) -> int:
     return 2 * MIB if pages == "2MiB" else PAGE
 
 
+def unit_bytes(pages: Pages) -> int:
+    """What a node holds whole ones of: the kernel makes huge pages of a node's own memory only."""
+    return 2 * MIB if pages in ("thp", "2MiB") else PAGE
+
+
 def has_odd_granule(policy: Policy, pages: Pages) -> bool:
-    """Whether the granule is no multiple of the page, which is refused."""
-    unit = 2 * MIB if pages in ("thp", "2MiB") else PAGE
-    return isinstance(policy, Interleave | Weighted) and policy.granule_bytes % unit != 0
+    """Whether the granule is no multiple of the unit, which is refused."""
+    odd = isinstance(policy, Interleave | Weighted) and policy.granule_bytes % unit_bytes(pages)
+    return bool(odd)
 
 
 class RandomSession(RuleBasedStateMachine):
@@ -134,18 +139,19 @@ class RandomSession(RuleBasedStateMachine):
         self.live.append(live)
 
     def check_refusal(self, policy: Policy, nbytes: int, pages: Pages) -> None:
-        unit = page_bytes(pages)
+        unit = unit_bytes(pages)
         need = -(-nbytes // unit) * unit
-        slack = 2 * unit + self.slab_bytes()
+        slack = 2 * page_bytes(pages) + self.slab_bytes()
+        rooms = {n: max(0, self.room(n, pages) - slack) // unit * unit for n in NODES}
         match policy:
             case Bind(nodes):
-                room = sum(max(0, self.room(node, pages)) for node in nodes)
+                room = sum(rooms[node] for node in nodes)
             case Preferred():
-                room = sum(max(0, self.room(node, pages)) for node in NODES)
+                room = sum(rooms.values())
             case _:  # some node of the stripe must lack room for the largest share it can have
                 nodes = policy.nodes if isinstance(policy, Interleave) else tuple(policy.weights)
-                room = min(self.room(node, pages) for node in nodes)
-        assert need + slack > room, f"{need} bytes of {room} were refused"
+                room = min(rooms[node] for node in nodes)
+        assert need > room, f"{need} bytes of {room} were refused"
 
     def check_places(self, live: Live, policy: Policy) -> None:
         assert sum(live.places.values()) == len(live.view)
