@@ -6,6 +6,7 @@ Out of memory is ``MemoryError``, a refused system call ``OSError`` and a bad ar
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -113,3 +114,13 @@ def _one_line(text: str) -> str:
         return text
     half = _LONGEST // 2
     return f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[-half:]}"
+
+
+def forget_locals(error: BaseException) -> None:
+    """Drops what the frames of an exception still hold, tensors above all."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-import traceback
 from collections.abc import Callable
 from importlib.metadata import version
 from types import TracebackType
@@ -17,6 +16,7 @@ from flexgen.flex_opt import SelfAttention
 from flexgen.timer import timers
 from flexgen.utils import ExecutionEnv, project_decode_latency
 
+from cxl_offload.errors import forget_locals
 from cxl_offload.integrations.fit import check_fit, room
 from cxl_offload.integrations.flexgen.attention import SelfAttentionInPlace, SelfAttentionOnHost
 from cxl_offload.integrations.flexgen.checkpoint import Progress, weights_folder
@@ -164,7 +164,7 @@ class LoadedModel:
 
     def _close(self, error: BaseException | None) -> None:
         if error is not None:
-            _forget_locals(error)
+            forget_locals(error)
         self._open.close()
 
     def _load(self) -> None:
@@ -336,13 +336,3 @@ def _decode_seconds(costs: list[float], request: FlexGenRun, prompt_len: int) ->
     if request.cut_gen_len is None:
         return sum(costs[1:])
     return float(project_decode_latency(costs, prompt_len, request.gen_len))
-
-
-def _forget_locals(error: BaseException) -> None:
-    """Drop what the frames of an exception still hold, tensors above all."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import traceback
 import types
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from cxl_offload.errors import MemoryLostError
+from cxl_offload.errors import MemoryLostError, forget_locals
 from cxl_offload.memory.lost import is_lost
 
 _log = logging.getLogger(__name__)
@@ -55,13 +54,3 @@ def _stands(error: MemoryLostError) -> bool:
     """Whether something is still lost, once the caches of the attempt are gone."""
     gc.collect()
     return not error.losses or any(is_lost(loss.address, loss.nbytes) for loss in error.losses)
-
-
-def forget_locals(error: BaseException) -> None:
-    """Drop what the frames of an exception still hold, tensors above all."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__

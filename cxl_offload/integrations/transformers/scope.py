@@ -15,8 +15,8 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.transformers.again import forget_locals, take_generate
+from cxl_offload.errors import ConfigError, forget_locals
+from cxl_offload.integrations.transformers.again import take_generate
 from cxl_offload.integrations.transformers.attention import (
     FEW_QUERIES,
     AttentionCalls,
