@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench_transformers import VOCAB, make_model
+from benchmarks.llama_shape import VOCAB, make_model
 from benchmarks.measurements import describe_machine, paired_ratio, write_json
 from cxl_offload.integrations.transformers import KeptPrefixes, offload
 

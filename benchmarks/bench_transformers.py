@@ -1,19 +1,28 @@
-"""Decoding under generate(): KV in a tier, against transformers' own cache and SDPA.
+"""generate() over tensors in tiers, against stock transformers, accelerate and llama.cpp.
 
-    python -m benchmarks.bench_transformers [--batches 1 8 32] [--prompts 32 512] [--kv-heads 32 8]
-        [--layers 16] [--hidden 2048] [--inner 5632] [--heads 32] [--policy bind:0]
-        [--linear-rows 0] [--new 9] [--rounds 5] [--clock wall] [--json out.json]
+    python -m benchmarks.bench_transformers [--rows decode prefill disk llama] [--quick]
+        [--batches 1 8 32] [--prompts 32 512] [--kv-heads 32 8] [--layers 16] [--hidden 2048]
+        [--inner 5632] [--heads 32] [--prefill-layers 2] [--policy bind:0] [--linear-rows 8]
+        [--threads 2] [--new 9] [--rounds 7] [--seconds 15] [--clock wall] [--folder DIR]
+        [--json out.json]
 
 A LLaMA of about 1 B parameters with random weights in bfloat16, once with keys and values for
 every head and once with groups of queries. Correctness first: over the same tokens, the logits of
 single steps by both ways are compared with the same model in single precision, and ours may be no
-further from it than 1.2 times stock's. Then stock and ours generate in turns; the clock is read
-after every token, so that the prompt and the rest are told apart. Reported are medians of tokens/s
-and 95 % bootstrap intervals of the paired ratios, slowest first. All figures are measured.
+further from it than 1.2 times stock's. Then the ways take turns, for `--rounds` rounds, or for
+`--seconds` and at least three.
 
-The defaults take about 10 GiB of memory. `--clock cpu` takes CPU seconds of the process instead of
-wall time, for a machine that is busy with other work; such figures are an indication, not the
-bar's. accelerate's disk offload and llama.cpp are no part of it.
+decode   steps of generate() over a cache with that many positions, against stock's cache and SDPA
+prefill  generate() of one token; prompts of over 1024 tokens with `--prefill-layers` layers
+disk     weights that do not fit the near node, 32 rows: benchmarks/disk_offload.py says what of
+         it is simulated
+llama    llama.cpp with weights of both types of 16 bits, 1 row, where it is installed
+
+Reported are medians and 95 % bootstrap intervals of the paired ratios, measured but for what is
+named predicted. At the end stand the bars; a bar "not slower" is missed where the whole interval
+is below 1. The defaults take about 10 GiB of memory and a quarter of an hour. `--clock cpu` takes
+CPU seconds of the process instead of wall time, for a machine that is busy with other work; such
+figures are an indication, not the bar's.
 """
 
 from __future__ import annotations
@@ -21,54 +30,63 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
+from transformers import LlamaForCausalLM
 
+from benchmarks import disk_offload, llama_cpp_peer
+from benchmarks.llama_shape import (
+    Pace,
+    Way,
+    decode_seconds,
+    first_layers,
+    in_turns,
+    make_model,
+    prefill_seconds,
+    random_ids,
+)
 from benchmarks.measurements import describe_machine, paired_ratio, write_json
 from cxl_offload.integrations.transformers import offload
 
-VOCAB = 4096
+ROWS = ("decode", "prefill", "disk", "llama")
 CHECKED_STEPS = 4
 MOST_ERROR = 1.2
 """Of logits that differ by rounding alone."""
 
-Way = Callable[[], AbstractContextManager[Any]]
+LONG_PREFILL = 1024
+QUICK = {"layers": 2, "rounds": 3, "new": 5, "seconds": 5.0}
+LEAST = {(32, 512, False): 7.0, (32, 512, True): 3.0}
+"""Rows, positions and whether queries are grouped: how often stock's speed is the bar."""
+
+DISK_LEAST, LLAMA_LEAST = 3.0, 0.9
 
 
-class Clock(StoppingCriteria):  # type: ignore[misc]
-    """Reads the clock after every token and never stops."""
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What is asked of a ratio; ``least`` 1 asks for not slower."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self.times = [now()]
+    asked: str
+    ratio: Sequence[float]
+    least: float
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        self.times.append(self._now())
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+    @property
+    def met(self) -> bool:
+        median, _, high = self.ratio
+        return high >= 1 if self.least == 1 else median >= self.least
 
-
-def make_model(args: argparse.Namespace, kv_heads: int) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=args.hidden,
-        intermediate_size=args.inner,
-        num_hidden_layers=args.layers,
-        num_attention_heads=args.heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=4096,
-    )
-    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    model.set_attn_implementation("sdpa")
-    return model
+    def __str__(self) -> str:
+        median, low, high = self.ratio
+        return (
+            f"| {self.asked} | {self.least:g} | {median:.2f} [{low:.2f}, {high:.2f}] "
+            f"| {'met' if self.met else 'MISSED'} |"
+        )
 
 
 def step_logits(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
@@ -84,7 +102,7 @@ def step_logits(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
 
 def check(model: LlamaForCausalLM, ours: Way) -> dict[str, float]:
     """How far both ways are from single precision; ends the program where ours is too far."""
-    ids = torch.randint(3, VOCAB, (2, 40), generator=torch.Generator().manual_seed(0))
+    ids = random_ids(2, 40)
     stock = step_logits(model, ids)
     with ours():
         made = step_logits(model, ids)
@@ -99,101 +117,172 @@ def check(model: LlamaForCausalLM, ours: Way) -> dict[str, float]:
     return errors
 
 
-def timed(
-    model: LlamaForCausalLM, way: Way, ids: torch.Tensor, new: int, now: Callable[[], float]
-) -> tuple[float, float]:
-    """Seconds of the prompt and of a decode step."""
-    with way():
-        clock = Clock(now)
-        model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new,
-            do_sample=False,
-            stopping_criteria=StoppingCriteriaList([clock]),
-        )
-    start, first, *_, last = clock.times
-    return first - start, (last - first) / (new - 1)
-
-
 def compare(
-    model: LlamaForCausalLM, ours: Way, batch: int, prompt: int, args: argparse.Namespace
+    model: LlamaForCausalLM, ours: Way, phase: str, shape: tuple[int, int], args: Any, pace: Pace
 ) -> dict[str, Any]:
-    """One row of the table."""
-    now = time.process_time if args.clock == "cpu" else time.perf_counter
-    ids = torch.randint(3, VOCAB, (batch, prompt), generator=torch.Generator().manual_seed(1))
-    samples: dict[str, list[tuple[float, float]]] = {"stock": [], "ours": []}
-    ways: dict[str, Way] = {"stock": nullcontext, "ours": ours}
-    for turn in range(args.rounds + 1):
-        for name in sorted(ways, reverse=turn % 2 == 0):
-            took = timed(model, ways[name], ids, args.new, now)
-            if turn > 0:  # the first turn warms memory and threads
-                samples[name].append(took)
-    row: dict[str, Any] = {"batch": batch, "prompt": prompt}
-    for at, phase in enumerate(("prefill", "decode")):
-        seconds = {name: [each[at] for each in taken] for name, taken in samples.items()}
-        tokens = batch * (prompt if phase == "prefill" else 1)
-        ratio = paired_ratio(seconds["stock"], seconds["ours"])
-        row[phase] = {
-            **{
-                f"{name}_tokens_per_s": tokens / statistics.median(taken)
-                for name, taken in seconds.items()
-            },
-            "times_stock": ratio.median,
-            "low": ratio.low,
-            "high": ratio.high,
-        }
-    return row
+    """Tokens/s of a phase by both ways, and their ratio."""
+    batch, prompt = shape
+    ids = random_ids(batch, prompt)
+    layers = args.prefill_layers if batch * prompt > LONG_PREFILL else args.layers
+
+    def seconds(way: Way) -> float:
+        if phase == "decode":
+            return decode_seconds(model, way, ids, args.new, pace.now)
+        with first_layers(model, layers):
+            return prefill_seconds(model, way, ids, pace.now)
+
+    samples = in_turns({"stock": lambda: seconds(nullcontext), "ours": lambda: seconds(ours)}, pace)
+    ratio = paired_ratio(samples["stock"], samples["ours"])
+    tokens = batch * (prompt if phase == "prefill" else 1)
+    found: dict[str, Any] = {
+        f"{name}_tokens_per_s": tokens / statistics.median(taken) for name, taken in samples.items()
+    }
+    found |= {"times_stock": ratio.median, "low": ratio.low, "high": ratio.high}
+    return found | ({"layers": layers} if phase == "prefill" else {})
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--prompts", type=int, nargs="+", default=[32, 512])
-    parser.add_argument("--kv-heads", type=int, nargs="+", default=[32, 8])
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--hidden", type=int, default=2048)
-    parser.add_argument("--inner", type=int, default=5632)
-    parser.add_argument("--heads", type=int, default=32)
-    parser.add_argument("--policy", default="bind:0")
-    parser.add_argument("--linear-rows", type=int, default=0)
-    parser.add_argument("--new", type=int, default=9, help="tokens a run, at least 2")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--json", type=Path)
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = parse()
-    rows = []
-    for kv_heads in args.kv_heads:
+def generated(args: argparse.Namespace, pace: Pace) -> Iterator[dict[str, Any]]:
+    """A row for each shape of cache and batch."""
+    phases = [phase for phase in ("decode", "prefill") if phase in args.rows]
+    for kv_heads in args.kv_heads if phases else ():
         model = make_model(args, kv_heads)
 
         def ours(model: LlamaForCausalLM = model) -> AbstractContextManager[Any]:
             return offload(model, {"kv": args.policy}, linear_rows=args.linear_rows)
 
         errors = check(model, ours)
-        for batch, prompt in itertools.product(args.batches, args.prompts):
-            row = {"kv_heads": kv_heads, **compare(model, ours, batch, prompt, args)}
-            rows.append({**row, "mean_error_of_logits": errors})
-            print(f"  measured {kv_heads} KV heads, {batch} x {prompt}", flush=True)
-    rows.sort(key=lambda row: row["decode"]["times_stock"])
-    print(
-        f"\n{'KV heads':>8} {'batch':>5} {'prompt':>6}  decode tokens/s: stock, ours, times stock"
-        "        prefill times stock"
-    )
+        for shape in itertools.product(args.batches, args.prompts):
+            row: dict[str, Any] = {"kv_heads": kv_heads, "batch": shape[0], "prompt": shape[1]}
+            for phase in phases:
+                row[phase] = compare(model, ours, phase, shape, args, pace)
+            yield {**row, "mean_error_of_logits": errors}
+
+
+def bars(document: dict[str, Any], heads: int) -> list[Bar]:
+    """What is asked of the rows that were measured."""
+    made = []
+    for row in document["rows"]:
+        grouped = row["kv_heads"] != heads
+        case = f"{row['batch']} x {row['prompt']}{', grouped queries' if grouped else ''}"
+        for phase in ("decode", "prefill"):
+            if phase not in row:
+                continue
+            shape = (row["batch"], row["prompt"], grouped)
+            least = LEAST.get(shape, 1.0) if phase == "decode" else 1.0
+            found = row[phase]
+            ratio = [found["times_stock"], found["low"], found["high"]]
+            made.append(Bar(f"{phase} {case}, times stock", ratio, least))
+    for row in document["disk"]:
+        if not row["page_cache"]:
+            case = f"{row['near_share']:.0%} of the weights near, times accelerate's disk offload"
+            made.append(Bar(f"decode 32 x 32, {case}", row["ratio"], DISK_LEAST))
+    for row in document["llama"]:
+        case = f"decode 1 x {row['prompt']}, times llama.cpp with {row['weights']}"
+        made.append(Bar(case, row["ratio"], LLAMA_LEAST))
+    return made
+
+
+def print_generated(rows: Sequence[dict[str, Any]]) -> None:
+    print("\ntokens/s, measured\n\n| KV heads | rows x prompt | phase | stock | ours |")
+    print("|---:|---|---|---:|---:|")
     for row in rows:
-        decode, prefill = row["decode"], row["prefill"]
+        for phase in ("decode", "prefill"):
+            if phase in row:
+                found = row[phase]
+                layers = f", {found['layers']} layers" if phase == "prefill" else ""
+                print(
+                    f"| {row['kv_heads']} | {row['batch']} x {row['prompt']} | {phase}{layers} | "
+                    f"{found['stock_tokens_per_s']:.1f} | {found['ours_tokens_per_s']:.1f} |"
+                )
+
+
+def print_disk(rows: Sequence[dict[str, Any]]) -> None:
+    print(
+        "\naccelerate's disk offload, s a step of 32 rows; our nodes are simulated: a far tier at"
+    )
+    print("this memory's speed. Predicted: with a CXL card's bandwidth, nothing overlapped.\n")
+    print("| weights near | files | accelerate | read of disks | ours | times | predicted |")
+    print("|---:|---|---:|---:|---:|---:|---:|")
+    for row in rows:
+        files = "in the page cache" if row["page_cache"] else "dropped before a step"
         print(
-            f"{row['kv_heads']:>8} {row['batch']:>5} {row['prompt']:>6}  "
-            f"{decode['stock_tokens_per_s']:>10.1f} {decode['ours_tokens_per_s']:>10.1f} "
-            f"{decode['times_stock']:>6.2f} [{decode['low']:.2f}, {decode['high']:.2f}]   "
-            f"{prefill['times_stock']:>6.2f} [{prefill['low']:.2f}, {prefill['high']:.2f}]"
+            f"| {row['near_share']:.0%} | {files} | {row['stock_s']:.3f} | "
+            f"{row['read_bytes_a_step'] / 2**20:.0f} MiB | {row['ours_s']:.3f} | "
+            f"{row['ratio'][0]:.2f} | {row['predicted_on_cxl']:.2f} |"
         )
+
+
+def print_llama(rows: Sequence[dict[str, Any]]) -> None:
+    print("\nllama.cpp, tokens/s and GB/s of weights at 1 row, measured\n")
+    print("| its weights | prompt | llama.cpp | | ours, bf16 | |\n|---|---:|---:|---:|---:|---:|")
+    for row in rows:
+        cells = [
+            f"{row['tokens_per_s'][name]:.1f} | {row['weight_bytes_per_s'][name] / 1e9:.1f}"
+            for name in ("llama_cpp", "ours")
+        ]
+        print(f"| {row['weights']} | {row['prompt']} | {' | '.join(cells)} |")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--quick", action="store_true", help="two layers and few rounds")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--prompts", type=int, nargs="+", default=[32, 512])
+    parser.add_argument("--kv-heads", type=int, nargs="+", default=[32, 8])
+    shape = {"layers": 16, "hidden": 2048, "inner": 5632, "heads": 32, "prefill-layers": 2}
+    for name, default in (shape | {"linear-rows": 8, "threads": 2, "new": 9, "rounds": 7}).items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of a row and phase")
+    parser.add_argument("--policy", default="bind:0")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="on a disk")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    for name, value in QUICK.items() if args.quick else ():
+        if getattr(args, name) == parser.get_default(name):
+            setattr(args, name, value)
+    if args.new < 3:
+        parser.error("--new: at least 3, the first token of two is no step")
+    return args
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    now = time.process_time if args.clock == "cpu" else time.perf_counter
+    pace = Pace(args.rounds, args.seconds, now)
+    lacking = llama_cpp_peer.missing() if "llama" in args.rows else ""
+    if lacking:
+        print(f"llama.cpp is left out: {lacking} not installed")
+    sources = {
+        "rows": generated(args, pace),
+        "disk": disk_offload.compare(args, pace) if "disk" in args.rows else (),
+        "llama": llama_cpp_peer.compare(args, pace) if "llama" in args.rows and not lacking else (),
+    }
+    document: dict[str, Any] = {"machine": describe_machine(), "kind": "measured"}
+    document["options"] = {name: str(value) for name, value in vars(args).items()}
+    for kind, source in sources.items():
+        document[kind] = []
+        for row in source:
+            document[kind].append(row)
+            print(f"  measured: {kind} {list(row.items())[:3]}", flush=True)
+    return document
+
+
+def main() -> None:
+    args = parse()
+    torch.set_num_threads(args.threads)
+    document = measure(args)
+    for kind, show in (("rows", print_generated), ("disk", print_disk), ("llama", print_llama)):
+        if document[kind]:
+            show(document[kind])
+    asked = bars(document, args.heads)
+    print("\n| bar | at least | found | |\n|---|---:|---|---|")
+    for bar in sorted(asked, key=lambda bar: bar.ratio[0] / bar.least):
+        print(bar)
     if args.json is not None:
-        options = {name: str(value) for name, value in vars(args).items()}
-        write_json(args.json, {"machine": describe_machine(), "options": options, "rows": rows})
+        write_json(args.json, document)
+    if not all(bar.met for bar in asked):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -60,11 +60,18 @@ def _flexgen(document: Document) -> Iterator[Row]:
 
 def _transformers(document: Document) -> Iterator[Row]:
     for row in document["rows"]:
-        for phase in ("prefill", "decode"):
+        for phase in sorted({"prefill", "decode"} & row.keys()):
             case = f"{row['batch']} x {row['prompt']}, {row['kv_heads']} KV heads: {phase}"
             found = row[phase]
             ratio = [found["times_stock"], found["low"], found["high"]]
             yield _row("transformers", case, "stock transformers", ratio)
+    for row in document["disk"]:
+        files = "in the page cache" if row["page_cache"] else "read of the disk"
+        case = f"32 x 32, {row['near_share']:.0%} of the weights near, others {files}: decode"
+        yield _row("transformers", case, "accelerate's disk offload", row["ratio"])
+    for row in document["llama"]:
+        case = f"1 x {row['prompt']}: decode"
+        yield _row("transformers", case, f"llama.cpp, {row['weights']}", row["ratio"])
 
 
 def _vllm(document: Document) -> Iterator[Row]:

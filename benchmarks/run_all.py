@@ -30,7 +30,10 @@ from benchmarks.quiet_window import all_busy_s
 from benchmarks.results import READERS, Row, rows_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PEERS = ("torch", "transformers", "deepspeed", "vllm", "torchao", "bitsandbytes", "numpy")
+PEERS = (
+    *("torch", "transformers", "accelerate", "llama-cpp-python", "deepspeed", "vllm"),
+    *("torchao", "bitsandbytes", "numpy"),
+)
 QUIET_S = 3.0
 QUIET_SHARE = 0.02
 """Of one CPU: what others may use while the machine counts as quiet."""
@@ -54,9 +57,7 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("flexgen", quick=("--rounds", "3")),
-    Benchmark(
-        "transformers", ("--linear-rows", "8"), ("--layers", "4", "--rounds", "2", "--new", "5")
-    ),
+    Benchmark("transformers", quick=("--quick",)),
     Benchmark("zero_offload", quick=("--rounds", "5")),
     Benchmark("adam", quick=("--rounds", "7")),
     Benchmark("states", ("--numel", "50e6"), ("--rounds", "7")),
