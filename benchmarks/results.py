@@ -35,8 +35,8 @@ class Row:
 
     @property
     def of_bound(self) -> bool:
-        """Whether it stands beside a bound, which nothing can exceed, and not beside a peer."""
-        return self.beside.endswith("bound")
+        """Whether it stands beside a bound, a prediction or the best of itself, and no peer."""
+        return self.beside.endswith(("bound", "prediction", "of the grid"))
 
     @property
     def slower(self) -> bool:
@@ -136,6 +136,13 @@ def _copy(document: Document) -> Iterator[Row]:
         yield _row("copy", f"blocks of {found['block_bytes']:,} B", "memcpy", [found["ratio"]])
 
 
+def _prediction(document: Document) -> Iterator[Row]:
+    for found in document["results"]:
+        rounds = [1 / (1 + error) for error in found["errors_of_rounds"]]
+        ratio = [1 / (1 + found["error"]), min(rounds), max(rounds)]
+        yield _row("prediction", found["configuration"], "its prediction", ratio)
+
+
 READERS: dict[str, Callable[[Document], Iterator[Row]]] = {
     "flexgen": _flexgen,
     "transformers": _transformers,
@@ -146,6 +153,7 @@ READERS: dict[str, Callable[[Document], Iterator[Row]]] = {
     "attention": _attention,
     "linear": _linear,
     "copy": _copy,
+    "prediction": _prediction,
 }
 """Benchmark to the reader of its JSON."""
 

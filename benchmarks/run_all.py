@@ -64,6 +64,7 @@ BENCHMARKS = (
     Benchmark("attention", quick=("--rounds", "7")),
     Benchmark("linear", quick=("--rounds", "5")),
     Benchmark("copy", quick=("--largest", "256MiB")),
+    Benchmark("prediction", quick=("--quick",)),
     Benchmark("vllm_kv", quick=("--rounds", "2", "--restarts", "1"), environment=".venv-vllm"),
 )
 

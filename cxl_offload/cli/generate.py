@@ -189,9 +189,11 @@ def _run(
     """Alone, or as a rank of torchrun's job; None on all ranks but the first."""
     from cxl_offload.integrations.fit import capacities, session_on, tier_limits
     from cxl_offload.integrations.transformers import RankPart, run, session_of
+    from cxl_offload.memory.heap import keep_freed_memory
     from cxl_offload.ranks import is_rank_of_job, joined_group, share_machine
     from cxl_offload.topology import discover
 
+    keep_freed_memory()  # activations of CPUs come from malloc, layer after layer
     if not is_rank_of_job():
         held_to = tier_limits(machine or discover(), limit)
         session = session_on(machine, held_to)

@@ -60,8 +60,15 @@ class PlanRequest:
         """An engine with what was measured on this machine."""
         if self.operators is None:
             return engine
-        local = self.hardware(needs_gpu=False).nodes[0]
-        return measured_engine(engine, self.operators, read_bytes_per_s=local.read_bytes_per_s)
+        hardware = self.hardware(needs_gpu=False)
+        return measured_engine(
+            engine,
+            self.operators,
+            read_bytes_per_s=hardware.nodes[0].read_bytes_per_s,
+            cores=hardware.cores,
+            width=self.model.hidden,
+            matrices=_matrices(self.model),
+        )
 
     def hardware(self, *, needs_gpu: bool = True) -> Hardware:
         """What may be planned with; without ``needs_gpu`` CPUs compute where there is none."""
@@ -73,6 +80,15 @@ class PlanRequest:
             gpu_usable=self.gpu_usable,
             needs_gpu=needs_gpu,
         )
+
+
+def _matrices(model: ModelConfig) -> list[tuple[int, int]]:
+    """Bytes in half precision and number of the weights that a token is multiplied by."""
+    return [
+        (2 * tensor.elements // tensor.count, tensor.count)
+        for tensor in model.tensors()
+        if tensor.kind != "embedding" and len(tensor.shape) > 1
+    ]
 
 
 def check_lengths(model: ModelConfig, prompt: int, generated: int, *, least: int = 1) -> None:

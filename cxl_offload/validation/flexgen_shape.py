@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cxl_offload.plan.decoding.engine import STOCK, EngineRates
+from cxl_offload.plan.decoding.engine import STOCK, EngineRates, RowCosts
 from cxl_offload.plan.decoding.phases import Block, phases_of_block
 from cxl_offload.plan.hardware import LOCAL, Hardware, HostNode
 from cxl_offload.plan.machine_rates import MachineRates
@@ -51,7 +51,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class _ShapeSizes:
-    """A shape as the equations take a model (:class:`cxl_offload.plan.decoding.phases.Sizes`)."""
+    """A shape as the equations take a model (:class:`cxl_offload.plan.decoding.sizes.Sizes`)."""
 
     params: float
     layers: int
@@ -63,6 +63,7 @@ class _ShapeSizes:
     kv_elements_per_token: float
     activation_bytes: float
     engine: EngineRates = STOCK
+    last_params: float = 0.0
 
     @property
     def query_width(self) -> int:
@@ -73,6 +74,10 @@ class _ShapeSizes:
     def mean_kv_tokens(self) -> float:
         """As in FlexGen's cost model."""
         return self.prompt + self.generated / 2
+
+    def row_s(self, costs: RowCosts) -> float:
+        """None: a GPU computes."""
+        return 0.0
 
 
 def hardware_of_tiers(

@@ -8,6 +8,34 @@ from cxl_offload.plan.hardware import Hardware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowCosts:
+    """Seconds of a number of one row between the products of a layer, where CPUs compute.
+
+    Attributes
+    ----------
+    norm
+        Of a token's width: norms and residuals of a layer.
+    rotary
+        Of its queries and keys.
+    gate
+        Of the inner width, where it is gated.
+    attention
+        Of its keys: storing a new row and finding the cache, however long that is.
+    logits
+        Of the vocabulary, once a step.
+    """
+
+    norm: float = 0.0
+    rotary: float = 0.0
+    gate: float = 0.0
+    attention: float = 0.0
+    logits: float = 0.0
+
+
+NOT_COUNTED = RowCosts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRates:
     """One engine.
 
@@ -38,8 +66,17 @@ class EngineRates:
     layer_products, layer_calls, layer_instructions
         Products, other calls of torch, and instructions of the Python interpreter of one layer and
         batch; 0: not counted.
+    step_calls, step_instructions
+        The same of a step, outside of its layers.
+    start_calls, start_instructions
+        The same of a generation, before its first step.
     product_call_s, call_s, python_instruction_s
         Seconds of one of them; of products what they take beside bytes and arithmetic.
+    decode_rows, prompt_rows
+        What rows cost between products, of a decode step and of prompts; known where it was
+        measured only.
+    prompt_attention_flops_per_core
+        Arithmetic of attention over prompts on one CPU core; 0: that of ``prefill_flops_per_core``.
     """
 
     attention_flops_per_core: float
@@ -55,15 +92,34 @@ class EngineRates:
     layer_products: int = 0
     layer_calls: int = 0
     layer_instructions: int = 0
+    step_calls: int = 0
+    step_instructions: int = 0
+    start_calls: int = 0
+    start_instructions: int = 0
     product_call_s: float = 6e-6
     call_s: float = 6e-6
     python_instruction_s: float = 30e-9
+    decode_rows: RowCosts = NOT_COUNTED
+    prompt_rows: RowCosts = NOT_COUNTED
+    prompt_attention_flops_per_core: float = 0.0
 
     @property
     def layer_s(self) -> float:
         """Seconds of what a layer does between its products. A GPU works meanwhile, CPUs do not."""
         calls = self.layer_products * self.product_call_s + self.layer_calls * self.call_s
         return calls + self.layer_instructions * self.python_instruction_s
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of what a step does outside of its layers."""
+        python = self.step_instructions * self.python_instruction_s
+        return self.step_calls * self.call_s + python
+
+    @property
+    def start_s(self) -> float:
+        """Seconds of what a generation does before its first step."""
+        python = self.start_instructions * self.python_instruction_s
+        return self.start_calls * self.call_s + python
 
 
 STOCK = EngineRates(
@@ -107,14 +163,19 @@ TRANSFORMERS = replace(
     layer_products=7,
     layer_calls=73,
     layer_instructions=3839,
+    step_calls=47,
+    step_instructions=7078,
+    start_calls=39,
+    start_instructions=96000,
 )
 """Decoders of transformers with this package; linear layers are torch's, in bfloat16.
 
 On one core with AVX512-BF16 (measured, beside other programs) they took as long as reading their
 weights at 10 GB/s and then multiplying at 200 GFLOP/s, for 1 to 256 rows; half of that is taken, as
 all cores of a socket at once have less. Attention of groups of 4 and 8 heads took 3 to 4 times the
-arithmetic of single ones in the same run. Products, calls and instructions of a layer are those of
-a LLaMA of transformers 5 with Python 3.11, counted by a test."""
+arithmetic of single ones in the same run. Products, calls and instructions of a layer, of a step
+and of generate() before it are those of a LLaMA of transformers 5 with Python 3.11, counted by a
+test."""
 
 
 def kv_store_costs(engine: EngineRates, hardware: Hardware) -> list[float]:

@@ -19,71 +19,20 @@ Weights that CPUs multiply where they lie are read once for every GPU batch, and
 link but in a prefill. Where there is no GPU, CPUs do all of it, and a block is one batch.
 
 Valid for attention of host-resident KV on the CPU, weights streamed for every layer and token, and
-the overlap of one layer. Kernel launches, the embedding and sampling are left out.
+the overlap of one layer. Kernel launches, the embedding and sampling are left out, but where CPUs
+compute at measured rates (``row_s``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from cxl_offload.plan.decoding.engine import EngineRates, kv_store_costs
+from cxl_offload.plan.decoding.engine import kv_store_costs
+from cxl_offload.plan.decoding.sizes import Sizes
 from cxl_offload.plan.equations.interleave import bandwidth_bound
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, roofline_seconds
 from cxl_offload.plan.hardware import Hardware
-
-
-class Sizes(Protocol):
-    """What the equations need of a model and its lengths; ``params`` are those a token meets."""
-
-    @property
-    def params(self) -> float:
-        """Numbers in the weights that one token meets."""
-
-    @property
-    def layers(self) -> int:
-        """Layers."""
-
-    @property
-    def width(self) -> int:
-        """Elements of a token between layers."""
-
-    @property
-    def query_width(self) -> int:
-        """Elements of a token's queries, over all heads."""
-
-    @property
-    def prompt(self) -> int:
-        """Tokens of a prompt."""
-
-    @property
-    def generated(self) -> int:
-        """Tokens generated after it."""
-
-    @property
-    def mean_kv_tokens(self) -> float:
-        """Length of a sequence at a decode step, in the mean."""
-
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of all weights."""
-
-    @property
-    def kv_bytes_per_token(self) -> float:
-        """K and V of one token over all layers."""
-
-    @property
-    def kv_elements_per_token(self) -> float:
-        """Numbers in them."""
-
-    @property
-    def activation_bytes(self) -> float:
-        """Bytes of one element between layers."""
-
-    @property
-    def engine(self) -> EngineRates:
-        """Rates of what runs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +126,18 @@ def decode_gpu_seconds(
 
 
 def between_products_seconds(job: Sizes, hardware: Hardware) -> float:
-    """What CPUs do between the products of one decode step, where there is no GPU to do it."""
-    return 0.0 if hardware.has_gpu else job.layers * job.engine.layer_s
+    """What CPUs do in one step beside its rows, where there is no GPU to do it."""
+    return 0.0 if hardware.has_gpu else job.layers * job.engine.layer_s + job.engine.step_s
+
+
+def prefill_between_seconds(job: Sizes, hardware: Hardware) -> float:
+    """The same of the step of a prompt, and what comes before it."""
+    return 0.0 if hardware.has_gpu else between_products_seconds(job, hardware) + job.engine.start_s
+
+
+def decode_rows_seconds(job: Sizes, hardware: Hardware, sequences: float) -> float:
+    """What the rows of one decode step take beside products, where there is no GPU to do it."""
+    return 0.0 if hardware.has_gpu else sequences * job.row_s(job.engine.decode_rows)
 
 
 def cpu_products_seconds(job: Sizes, hardware: Hardware, block: Block) -> float:
@@ -222,8 +181,24 @@ def prefill_gpu_seconds(job: Sizes, hardware: Hardware, sequences: int) -> float
 
 def prefill_flops(job: Sizes, sequences: int) -> float:
     """Arithmetic of a prefill: the weights' products and the attention scores."""
-    flops = 2.0 * job.params * sequences * job.prompt
-    return flops + 4.0 * sequences * job.prompt**2 * job.query_width * job.layers
+    return _products_flops(job, sequences) + _scores_flops(job, sequences)
+
+
+def _products_flops(job: Sizes, sequences: int) -> float:
+    return 2.0 * sequences * ((job.params - job.last_params) * job.prompt + job.last_params)
+
+
+def _scores_flops(job: Sizes, sequences: int) -> float:
+    return 4.0 * sequences * job.prompt**2 * job.query_width * job.layers
+
+
+def prefill_cpu_seconds(job: Sizes, hardware: Hardware, sequences: int) -> float:
+    """What CPUs compute for prompts, apart from reading weights: products, scores and rows."""
+    engine, cores = job.engine, hardware.cores
+    scores = engine.prompt_attention_flops_per_core or engine.prefill_flops_per_core
+    seconds = _products_flops(job, sequences) / (cores * engine.prefill_flops_per_core)
+    seconds += _scores_flops(job, sequences) / (cores * scores)
+    return seconds + sequences * job.prompt * job.row_s(engine.prompt_rows)
 
 
 def _link_seconds(hardware: Hardware, block: Block) -> float:
@@ -277,10 +252,9 @@ def _prefill_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, fl
         "GPU work": prefill_gpu_seconds(job, hardware, block.sequences),
     }
     if not hardware.has_gpu:
-        flops = prefill_flops(job, block.sequences)
-        seconds = flops / (hardware.cores * engine.prefill_flops_per_core)
+        seconds = prefill_cpu_seconds(job, hardware, block.sequences)
         seconds += _cpu_weights_seconds(hardware, block) / engine.products_share
-        terms["CPU work"] = seconds + between_products_seconds(job, hardware)
+        terms["CPU work"] = seconds + prefill_between_seconds(job, hardware)
     return terms
 
 
@@ -299,6 +273,7 @@ def _decode_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, flo
     work += kv * block.kv_gpu / hardware.gpu.memory_bytes_per_s
     work += cpu_products_seconds(job, hardware, block)
     work += between_products_seconds(job, hardware)
+    work += decode_rows_seconds(job, hardware, block.sequences)
     flops = 4 * tokens * off_gpu * job.query_width * job.layers
     arithmetic = flops / (hardware.cores * engine.attention_flops_per_core)
     elements = tokens * off_gpu * job.kv_elements_per_token

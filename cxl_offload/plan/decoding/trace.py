@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cxl_offload.plan.decoding.engine import EngineRates, kv_store_costs
-from cxl_offload.plan.decoding.phases import Block, Sizes, prefill_flops
+from cxl_offload.plan.decoding.phases import (
+    Block,
+    between_products_seconds,
+    decode_rows_seconds,
+    prefill_between_seconds,
+    prefill_cpu_seconds,
+    prefill_flops,
+)
+from cxl_offload.plan.decoding.sizes import Sizes
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.sim import Engines
@@ -121,23 +129,24 @@ def _paced(run: tuple[Sizes, Hardware, Block], read: Mapping[int, int], share: f
     return seconds * hardware.cores * job.engine.attention_flops_per_core
 
 
-def _between_products(run: tuple[Sizes, Hardware, Block]) -> float:
-    """Operations that take as long as what CPUs do between the products of a layer."""
+def _operations(run: tuple[Sizes, Hardware, Block], seconds: float) -> float:
+    """Operations of one layer, all of which take the CPUs so many seconds."""
     job, hardware, _ = run
-    return job.engine.layer_s * hardware.cores * job.engine.attention_flops_per_core
+    return seconds / job.layers * hardware.cores * job.engine.attention_flops_per_core
 
 
 def _prefill(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: _Layer) -> None:
     job, hardware, block = run
-    flops = prefill_flops(job, block.sequences) / job.layers
     stored = _scaled(layer.kv_token, job.prompt)
     if not hardware.has_gpu:
-        flops *= job.engine.attention_flops_per_core / job.engine.prefill_flops_per_core
+        seconds = prefill_cpu_seconds(job, hardware, block.sequences)
+        flops = _operations(run, seconds + prefill_between_seconds(job, hardware))
         read = layer.weights_cpu
-        flops += _paced(run, read, job.engine.products_share) + _between_products(run)
+        flops += _paced(run, read, job.engine.products_share)
         trace.append(Event("prefill", step, "compute", "cpu", "weights", read, {}, 0, flops))
         trace.append(Event("prefill", step, "store_cache", "cpu", "kv", {}, stored))
         return
+    flops = prefill_flops(job, block.sequences) / job.layers
     # As operations at the peak, of which large products reach this share.
     at_peak, resident = flops / PREFILL_EFFICIENCY, int(job.weight_bytes // job.layers)
     trace.append(Event("prefill", step, "compute", "gpu", "act", {}, {}, resident, at_peak))
@@ -177,7 +186,8 @@ def _decode(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: 
         if on_gpu:
             trace.append(Event("decode", step, "compute", "gpu", "kv", {}, {}, on_gpu))
     elif job.engine.layer_s:
-        between = _between_products(run)
+        seconds = between_products_seconds(job, hardware)
+        between = _operations(run, seconds + decode_rows_seconds(job, hardware, block.sequences))
         trace.append(Event("decode", step, "compute", "cpu", "act", {}, {}, 0, between))
     if layer.weights_cpu:
         times = block.batches * block.cpu_read_share

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cxl_offload.plan.decoding.engine import STOCK, EngineRates
+from cxl_offload.plan.decoding.engine import STOCK, EngineRates, RowCosts
 from cxl_offload.plan.flexgen.layout import (
     LEAST_SHARE,
     TensorSizes,
@@ -42,6 +42,11 @@ class FlexGenJob(TensorSizes):
     engine: EngineRates = STOCK
 
     @property
+    def last_params(self) -> float:
+        """None: FlexGen multiplies every token of a prompt by the head."""
+        return 0.0
+
+    @property
     def query_width(self) -> int:
         """OPT's heads are as wide as its layers together."""
         return self.width
@@ -55,6 +60,10 @@ class FlexGenJob(TensorSizes):
     def mean_kv_tokens(self) -> float:
         """Length of a sequence at a decode step, in the mean (FlexGen's cost model)."""
         return self.prompt + self.generated / 2
+
+    def row_s(self, costs: RowCosts) -> float:
+        """None beside what its calls take, which grow with their rows."""
+        return 0.0
 
     def workspace_bytes(self, batches: int, gpu_batch: int) -> int:
         """Single-precision K and V that attention reads; none where it reads in place."""

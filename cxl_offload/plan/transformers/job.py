@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cxl_offload.plan.decoding.engine import TRANSFORMERS, EngineRates
+from cxl_offload.plan.decoding.engine import TRANSFORMERS, EngineRates, RowCosts
 from cxl_offload.plan.equations.experts import asked_share
 from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.plan.model.config import ModelConfig
@@ -57,6 +57,11 @@ class DecoderJob:
     def params(self) -> float:
         """Numbers in the weights that one token is multiplied by."""
         return sum(kind.met for kind in self.kinds.values())
+
+    @property
+    def last_params(self) -> float:
+        """The head: generate() asks for the logits of a prompt's last token only."""
+        return self.kinds["head"].met if "head" in self.kinds else 0.0
 
     @property
     def layers(self) -> int:
@@ -113,6 +118,17 @@ class DecoderJob:
 
     def _kept(self, tokens: float) -> float:
         return self.model.kv_bytes(tokens) / self.model.kv_bytes_per_token()
+
+    def row_s(self, costs: RowCosts) -> float:
+        """Seconds of one token's row between the products of all layers."""
+        model = self.model
+        keys = model.kv_heads * model.head_dim
+        layer = costs.norm * self.width + costs.attention * keys
+        if model.decoder is not None:  # OPT, GPT-2 and BERT know positions from an embedding
+            layer += costs.rotary * (self.query_width + keys)
+        inner = model.ffn * model.experts_per_token
+        layer += costs.gate * inner * (1.0 if model.gated else 0.5)
+        return self.layers * layer + costs.logits * model.vocab
 
     def hidden_bytes(self, rows: int) -> int:
         """Hidden states of so many prompts."""

@@ -15,6 +15,9 @@ from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.phases import (
     between_products_seconds,
     decode_gpu_seconds,
+    decode_rows_seconds,
+    prefill_between_seconds,
+    prefill_cpu_seconds,
     prefill_flops,
 )
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
@@ -173,7 +176,7 @@ class SharesProgram:
             least = flops / (hardware.cores * engine.attention_flops_per_core)
             self._timed("attention arithmetic", {self.attention: -1.0}, least=least)
         self._products()
-        work = self._gpu_work()
+        work = self._gpu_work() + decode_rows_seconds(job, hardware, rows)
         if layout.kv_on_gpu:
             work += rows * mean / hardware.gpu.memory_bytes_per_s
         terms = {self.attention: 1.0, self.products: 1.0, self.token: -1.0}
@@ -239,17 +242,16 @@ class SharesProgram:
     def _prefill(self) -> None:
         job, hardware, layout, engine = self.job, self.hardware, self.layout, self.job.engine
         nodes, rows, link = hardware.nodes, layout.rows, hardware.link_bytes_per_s
-        flops = prefill_flops(job, rows)
         if not hardware.has_gpu:
-            least = flops / (hardware.cores * engine.prefill_flops_per_core)
+            least = prefill_cpu_seconds(job, hardware, rows)
             for column, node in zip(self.on[ON_CPU], nodes, strict=True):
                 rate = engine.products_share * node.read_bytes_per_s
                 terms = {self.prefill: -1.0, column: 1 / rate}
-                terms[self.inverse] = between_products_seconds(job, hardware)
+                terms[self.inverse] = prefill_between_seconds(job, hardware)
                 self._timed("prefill", terms, least=least)
         else:
             self._prefill_link(link)
-            least = flops / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)
+            least = prefill_flops(job, rows) / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)
             self._timed("prefill GPU work", {self.prefill: -1.0}, least=least)
             once = job.weight_bytes / hardware.gpu.memory_bytes_per_s
             self._timed("prefill weights", {self.prefill: -1.0, self.inverse: once})

@@ -14,7 +14,10 @@ from cxl_offload.plan.decoding.phases import (
     Phases,
     between_products_seconds,
     decode_gpu_seconds,
+    decode_rows_seconds,
     phases_of_block,
+    prefill_between_seconds,
+    prefill_cpu_seconds,
     prefill_flops,
 )
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
@@ -216,6 +219,7 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
         unread=layout.unread_bytes(job, batch),
     )
     work += between_products_seconds(job, hardware) / most
+    work += decode_rows_seconds(job, hardware, rows)
     if layout.kv_on_gpu:
         work += mean / hardware.gpu.memory_bytes_per_s
     else:
@@ -242,14 +246,14 @@ def _least_prefill(
 ) -> float:
     """Of one batch; ``streamed`` seconds of copies a batch, ``copies`` bytes a second."""
     engine, rows = job.engine, layout.rows
-    on_cpu, flops = layout.bytes_of(job, layout.on_cpu), prefill_flops(job, rows)
+    on_cpu = layout.bytes_of(job, layout.on_cpu)
     stored = 0.0
     if not layout.kv_on_gpu:
         stored = rows * job.prompt * job.kv_bytes_per_token * min(kv_store_costs(engine, hardware))
     if hardware.has_gpu:
-        arithmetic = flops / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)
+        arithmetic = prefill_flops(job, rows) / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)
         return max(arithmetic, stored, streamed + on_cpu / copies / most)
     reads = sum(node.read_bytes_per_s for node in hardware.nodes)
-    arithmetic = flops / (hardware.cores * engine.prefill_flops_per_core)
-    once = on_cpu / reads / engine.products_share + between_products_seconds(job, hardware)
+    arithmetic = prefill_cpu_seconds(job, hardware, rows)
+    once = on_cpu / reads / engine.products_share + prefill_between_seconds(job, hardware)
     return max(arithmetic + once / most, stored)

@@ -24,7 +24,7 @@ from cxl_offload.profile.operators.cache_operators import (
     copied_attention,
 )
 from cxl_offload.profile.operators.framework_code import FrameworkCode
-from cxl_offload.profile.operators.model import CacheOperator
+from cxl_offload.profile.operators.model import CacheOperator, Piece
 
 HEAD_DIM = 64
 
@@ -33,7 +33,7 @@ CALLS = 28
 
 Clock = Callable[[], float]
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-Label = Literal["square", "inner", "calls", "python"] | CacheOperator
+Label = Literal["square", "inner", "calls", "python"] | CacheOperator | Piece
 
 
 class Stopwatch:

@@ -30,6 +30,7 @@ from cxl_offload.profile.operators.decoder_layer import (
     Stopwatch,
 )
 from cxl_offload.profile.operators.framework_code import FrameworkCode, copies_of_the_code
+from cxl_offload.profile.operators.gated_layer import measure_pieces
 from cxl_offload.profile.operators.model import (
     CacheOperator,
     CachePoint,
@@ -117,6 +118,7 @@ def measure_operators(
         caches=tuple(caches),
         layers=tuple(layers),
         products=measure_products(clock) if where.type == "cpu" else (),
+        pieces=measure_pieces(clock) if where.type == "cpu" else (),
     )
 
 

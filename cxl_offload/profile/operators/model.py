@@ -18,6 +18,24 @@ CacheOperator = Literal["copied attention", "attention in place", "load"]
 it on an accelerator; attention over them where they lie; a copy of them into fresh memory."""
 
 
+Piece = Literal[
+    "norm",
+    "rotary",
+    "gate",
+    "logits",
+    "short attention",
+    "long attention",
+    "prompt attention",
+]
+"""What a decoder of transformers does between its products: norms and residuals, positions of
+queries and keys, the gated activation, the choice of a token, attention over short and long caches
+with the new row stored, attention over a prompt."""
+
+
+PIECE_CALLS = 41
+"""Calls of torch in the norms, rotary positions and gate of a layer; a test counts them."""
+
+
 @dataclass(frozen=True, slots=True)
 class LinearPoint:
     """``rows`` vectors times one matrix of ``weight_bytes`` that was not used for long.
@@ -69,6 +87,24 @@ class LayerPoint:
     python_instruction_s: Estimate
 
 
+@dataclass(frozen=True, slots=True)
+class PiecePoint:
+    """One piece of a layer in bfloat16, in its sequence.
+
+    Attributes
+    ----------
+    rows
+        Tokens that are computed together.
+    elements
+        Numbers that a row has there; of attention those of its cache, or operations over a prompt.
+    """
+
+    piece: Piece
+    rows: int
+    elements: int
+    seconds: Estimate
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorProfile:
     """Operators in half precision on one device.
@@ -87,6 +123,8 @@ class OperatorProfile:
         For every width the same numbers of rows, ascending.
     products
         For every size the same numbers of rows, ascending; empty where they were not measured.
+    pieces
+        For every piece by rows, ascending; empty where they were not measured.
     """
 
     version: int = OPERATORS_VERSION
@@ -96,6 +134,7 @@ class OperatorProfile:
     caches: tuple[CachePoint, ...]
     layers: tuple[LayerPoint, ...]
     products: tuple[ProductPoint, ...] = ()
+    pieces: tuple[PiecePoint, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.linears or not self.layers:
@@ -111,6 +150,12 @@ class OperatorProfile:
         measured = sorted({point.rows for point in self.linears})
         at = [self._linear_at(each, weight_bytes) for each in measured]
         return _line(measured, at, rows)
+
+    def product_s(self, rows: int, weight_bytes: float) -> float:
+        """As :meth:`linear_s`, of products, for a number of rows that was measured."""
+        points = [point for point in self.products if point.rows == rows]
+        sizes = [point.weight_bytes for point in points]
+        return _by_size(sizes, [point.seconds.median for point in points], weight_bytes)
 
     def cache_s(self, operator: CacheOperator, cache_bytes: float) -> float:
         """Seconds of an operator over so many bytes, as :meth:`linear_s` between sizes.

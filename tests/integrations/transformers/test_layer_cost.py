@@ -30,14 +30,19 @@ class CallsOfTorch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def cost_of_a_token(layers: int) -> tuple[int, int]:
-    """Calls of torch and instructions of the interpreter for one decoded token."""
+def cost_of_a_generation(layers: int, new: int) -> tuple[int, int]:
+    """Calls of torch and instructions of the interpreter for so many tokens."""
     config = LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=layers, num_attention_heads=1,
         num_key_value_heads=1, vocab_size=64, max_position_embeddings=64,
     )  # fmt: skip
     model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     ids, counted = torch.randint(3, 60, (2, 9)), 0
+
+    def generate() -> None:
+        seen = torch.ones_like(ids)
+        model.generate(ids, attention_mask=seen, max_new_tokens=new, do_sample=False)
 
     def count(frame: FrameType, event: str, arg: Any) -> Any:
         nonlocal counted
@@ -46,22 +51,32 @@ def cost_of_a_token(layers: int) -> tuple[int, int]:
         return count
 
     with torch.no_grad(), offload(model, {"kv": "first-touch"}, session=Session.linux()):
-        cache = model(ids, use_cache=True).past_key_values
-        model(ids[:, :1], past_key_values=cache)
+        generate()
         with CallsOfTorch() as calls:
-            model(ids[:, :1], past_key_values=cache)
+            generate()
         before = sys.gettrace()
         sys.settrace(count)
         try:
-            model(ids[:, :1], past_key_values=cache)
+            generate()
         finally:
             sys.settrace(before)
     return calls.count, counted
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="counted with Python 3.11")
-def test_a_layer_takes_as_many_calls_and_instructions_as_the_planner_counts() -> None:
-    fewer, more = cost_of_a_token(2), cost_of_a_token(4)
-    calls, instructions = ((b - a) / 2 for a, b in zip(fewer, more, strict=True))
-    assert calls == pytest.approx(TRANSFORMERS.layer_calls, rel=0.1)
-    assert instructions == pytest.approx(TRANSFORMERS.layer_instructions, rel=0.1)
+def test_a_generation_takes_as_many_calls_and_instructions_as_the_planner_counts() -> None:
+    """Of a layer, of a step beside its layers, and of a generation beside its steps."""
+    counted = {(n, new): cost_of_a_generation(n, new) for n in (2, 4) for new in (4, 8)}
+    found = []
+    for at in (0, 1):
+        step = {n: (counted[n, 8][at] - counted[n, 4][at]) / 4 for n in (2, 4)}
+        layer = (step[4] - step[2]) / 2
+        beside = step[2] - 2 * layer
+        found.append((layer, beside, counted[2, 4][at] - 4 * step[2]))
+    engine = TRANSFORMERS
+    assert found[0] == pytest.approx(
+        (engine.layer_calls, engine.step_calls, engine.start_calls), rel=0.1
+    )
+    assert found[1] == pytest.approx(
+        (engine.layer_instructions, engine.step_instructions, engine.start_instructions), rel=0.1
+    )

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
-from cxl_offload.plan.decoding.engine import STOCK, TRANSFORMERS
+from cxl_offload.plan.decoding.engine import STOCK, TRANSFORMERS, EngineRates, RowCosts
 from cxl_offload.plan.decoding.measured import measured_engine
 from cxl_offload.plan.model.file import load_model
-from cxl_offload.plan.transformers.plan import TransformersRequest, plan_transformers
+from cxl_offload.plan.transformers.plan import (
+    Transformers,
+    TransformersRequest,
+    plan_transformers,
+)
+from cxl_offload.profile.operators.gated_layer import elements_of
 from cxl_offload.profile.operators.model import (
+    PIECE_CALLS,
     CachePoint,
     Estimate,
     LayerPoint,
     LinearPoint,
     OperatorProfile,
+    PiecePoint,
     ProductPoint,
 )
 from cxl_offload.topology import load_machine
@@ -44,30 +52,100 @@ def test_rates_are_those_of_the_profile() -> None:
         TRANSFORMERS,
         operators(flops=80e9, bytes_per_s=10e9, attention=15e9),
         read_bytes_per_s=20e9,
+        cores=2,
+        width=64,
     )
     assert made.products_flops_per_core == pytest.approx(40e9)
     assert made.products_share == pytest.approx(0.5)
     assert made.attention_share == pytest.approx(0.75)
     stock = measured_engine(
-        STOCK, operators(flops=8e9, bytes_per_s=1e9, attention=1e9), read_bytes_per_s=20e9
+        STOCK,
+        operators(flops=8e9, bytes_per_s=1e9, attention=1e9),
+        read_bytes_per_s=20e9,
+        cores=2,
+        width=64,
     )
     assert stock.attention_flops_per_core == STOCK.attention_flops_per_core
 
 
-def test_products_are_a_call_their_bytes_and_their_arithmetic() -> None:
-    """What was measured for few sizes and rows is taken apart again, exactly."""
+def with_products(seconds: Callable[[int, int], float]) -> OperatorProfile:
     points = tuple(
-        ProductPoint(rows, size, exactly(1e-4 + size / 8e9 + (rows - 1) * size / 160e9))
-        for size in (2 * MIB, 32 * MIB)
-        for rows in (1, 16, 256)
+        ProductPoint(rows, size, exactly(seconds(rows, size)))
+        for size in (2 * MIB, 8 * MIB, 32 * MIB)
+        for rows in (1, 16, 256, 1024)
     )
     measured = operators(flops=80e9, bytes_per_s=10e9, attention=15e9)
-    made = measured_engine(TRANSFORMERS, replace(measured, products=points), read_bytes_per_s=16e9)
+    return replace(measured, products=points)
+
+
+def engine_of(profile: OperatorProfile, matrices: Sequence[tuple[int, int]]) -> EngineRates:
+    return measured_engine(
+        TRANSFORMERS, profile, read_bytes_per_s=16e9, cores=2, width=64, matrices=matrices
+    )
+
+
+def test_products_are_their_bytes_and_their_arithmetic() -> None:
+    """What was measured for few rows is taken apart again, exactly."""
+    profile = with_products(lambda rows, size: size / 8e9 + rows * size / 160e9)
+    made = engine_of(profile, [(2 * MIB, 4), (8 * MIB, 3)])
     assert made.products_share == pytest.approx(0.5)
     assert made.products_flops_per_core == pytest.approx(80e9)
     assert made.prefill_flops_per_core == pytest.approx(80e9)
-    assert made.product_call_s == pytest.approx(1e-4)
-    assert made.layer_s == pytest.approx(7e-4 + 73e-6 + 3839e-8)
+    assert made.layer_s == pytest.approx(73e-6 + 3839e-8)
+
+
+def test_products_are_those_of_matrices_as_large_as_the_models() -> None:
+    profile = with_products(
+        lambda rows, size: size / (2e9 if size < 4 * MIB else 8e9) + rows * 1e-5
+    )
+    small, large = (engine_of(profile, [(size, 1)]) for size in (2 * MIB, 32 * MIB))
+    assert small.products_share == pytest.approx(2 / 16)
+    assert large.products_share == pytest.approx(8 / 16)
+
+
+def test_rows_of_a_layer_are_what_many_cost_more_than_one() -> None:
+    """Pieces that are lines over rows and bytes are found again, whatever a call takes."""
+    row = {"norm": 2e-6, "rotary": 4e-6, "gate": 3e-6, "logits": 8e-6}
+    each = elements_of(1)
+    attention = {"short attention": 1e-5, "long attention": 1e-5}
+    per_number = 2 / 8e9
+    points = []
+    for rows in (1, 16, 64):
+        for piece, cost in {**row, **attention}.items():
+            cached = each[piece] * per_number if piece in attention else 0.0
+            taken = exactly(4.1e-5 + rows * (cost + cached))
+            points.append(PiecePoint(piece, rows, each[piece], taken))
+    for piece, count in elements_of(128).items():
+        if piece in ("norm", "rotary", "gate", "prompt attention"):
+            points.append(PiecePoint(piece, 1024, count, exactly(1024 * count * 1e-9)))
+    profile = replace(with_products(lambda rows, size: size / 8e9), pieces=tuple(points))
+    made = engine_of(profile, [(2 * MIB, 1)])
+    assert made.decode_rows.norm == pytest.approx(2e-6 / each["norm"])
+    assert made.decode_rows.gate == pytest.approx(3e-6 / each["gate"])
+    assert made.decode_rows.logits == pytest.approx(8e-6 / each["logits"])
+    assert made.decode_rows.attention == pytest.approx(1e-5 / each["norm"])
+    assert made.attention_share == pytest.approx(0.5)
+    assert made.prompt_rows.rotary == pytest.approx(1e-9)
+    assert made.prompt_attention_flops_per_core == pytest.approx(1e9 / 2)
+    assert made.call_s == pytest.approx((3 * 4.1e-5 + 9e-6) / PIECE_CALLS)
+
+
+def test_a_step_of_measured_rows_is_the_sum_of_its_parts() -> None:
+    """Where CPUs compute, a row costs what the equations say, and a LLaMA's more than an OPT's."""
+    asked = TransformersRequest(
+        model=load_model("llama-2-7b"),
+        machine=load_machine("xeon8468"),
+        prompt=64,
+        generated=32,
+        model_name="llama-2-7b",
+        replay=None,
+    )
+    job = Transformers(asked).job
+    model = job.model
+    costs = RowCosts(norm=1e-9, rotary=2e-9, gate=3e-9, attention=4e-9, logits=5e-9)
+    layer = 4096 * 1e-9 + 2 * 4096 * 2e-9 + 11008 * 3e-9 + 4096 * 4e-9
+    assert job.row_s(costs) == pytest.approx(32 * layer + 32000 * 5e-9)
+    assert job.last_params == model.vocab * model.hidden
 
 
 @pytest.mark.parametrize("machine", ["epyc9354-cxl-a", "xeon8468"])
