@@ -259,9 +259,14 @@ std::vector<Run> NumaRegion::put_back(std::span<std::byte> pages,
                   move_to_runs(*placer_.kernel, pages, origin, page_bytes_));
   } catch (...) {  // the error of the move itself is the one to report
   }
-  try {
-    return present(look_for_runs(*placer_.kernel, pages, page_bytes_));
-  } catch (...) {
+  // Where a failed move left its pages must be known, or accounts are wrong until Session.check().
+  // A kernel that is short of memory at one moment may answer at the next.
+  constexpr int kMostTimes = 4;
+  for (int time = 0; time < kMostTimes; ++time) {
+    try {
+      return present(look_for_runs(*placer_.kernel, pages, page_bytes_));
+    } catch (...) {
+    }
   }
   return origin;
 }

@@ -93,6 +93,25 @@ TEST(no_call_that_fails_while_pages_move_leaves_a_wrong_account) {
   CHECK(refused.all_returned());
 }
 
+TEST(pages_that_a_failed_move_could_not_put_back_are_counted_where_they_are) {
+  int left_there = 0;
+  for (uint64_t query = 1; query <= 8; ++query) {
+    Ground ground;
+    NumaRegion region(ground.placer(), rule_of(RuleKind::kBind, {{0}}), 8 * kMiB);
+    os::FaultPlan& faults = ground.kernel->faults();
+    faults.add({Operation::kMove, FaultEffect::kPartial, 1, EIO, -1});
+    for (uint64_t later = 2; later <= 8; ++later) {
+      faults.add({Operation::kMove, FaultEffect::kRefuse, later, EIO, -1});
+    }
+    faults.add({Operation::kQuery, FaultEffect::kRefuse, query, EPERM, -1});
+    CHECK_THROWS(SystemError, region.move(0, 8 * kMiB, rule_of(RuleKind::kBind, {{2}})));
+    faults.clear();
+    CHECK(ground.accounts_agree());
+    if (ground.kernel->used_bytes(2) > 0) ++left_there;
+  }
+  CHECK(left_there > 4);
+}
+
 TEST(pages_that_stray_are_brought_back_or_refused) {
   const Ground ground;
   ground.kernel->faults().add({Operation::kPopulate, FaultEffect::kStray, 1, 0, 1});
