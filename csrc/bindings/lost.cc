@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "os/cache_lines.h"
 #include "os/memory_failure.h"
 #include "os/watched_ranges.h"
 
@@ -135,6 +136,11 @@ void bind_lost(py::module_& module) {
         os::settle(bytes_of(address, bytes));
       },
       py::arg("address"), py::arg("nbytes"), py::call_guard<Unlocked>());
+  module.def(
+      "write_back_lines",
+      [](uintptr_t address, size_t bytes) { os::write_back_lines(bytes_of(address, bytes)); },
+      py::arg("address"), py::arg("nbytes"), py::call_guard<Unlocked>(),
+      "From the caches to memory; see os/cache_lines.h.");
   module.def(
       "find_lost_pages",
       [](uintptr_t address, size_t bytes, size_t page_bytes) {

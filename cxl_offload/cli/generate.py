@@ -96,8 +96,9 @@ def generate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Keep the KV of prompts' beginnings under this name, so that the next run of this "
-            "model computes only the rest; `cxl-offload kv` lists and drops it.",
+            help="Keep the KV of prompts' beginnings under this name (or on /dev/daxX.Y), so that "
+            "the next run of this model computes only the rest; `cxl-offload kv` lists and drops "
+            "it.",
         ),
     ] = None,
     persist_bytes: Annotated[

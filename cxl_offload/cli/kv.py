@@ -21,7 +21,10 @@ Folder = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Where they are: persist_folder; without it, /dev/shm."),
 ]
-Names = Annotated[list[str] | None, typer.Argument(help="Names; without any, all.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(help="Names, or devices such as /dev/dax0.0; without any, all."),
+]
 
 
 def _folder(given: Path | None) -> Path:
@@ -34,14 +37,17 @@ def _folder(given: Path | None) -> Path:
 
 
 def _chosen(folder: Path | None, names: list[str] | None) -> list[KeptFile]:
-    from cxl_offload.kept import find_kept
+    from cxl_offload.kept import find_kept, find_kept_devices, is_device, look_at
 
+    devices = {name: look_at(Path(name)) for name in names or () if is_device(name)}
     found = {each.name: each for each in find_kept(_folder(folder))}
-    unknown = [name for name in names or () if name not in found]
+    unknown = [name for name in names or () if name not in found and name not in devices]
     if unknown:
         there = ", ".join(found) or "none"
         raise ValueError(f"no kept blocks of the name {unknown[0]!r}; there are: {there}")
-    return list(found.values()) if not names else [found[name] for name in names]
+    if names:
+        return [devices.get(name) or found[name] for name in names]
+    return [*found.values(), *(find_kept_devices() if folder is None else ())]
 
 
 def list_kept(folder: Folder = None, as_json: AsJson = False) -> None:
@@ -115,8 +121,11 @@ def verify(names: Names = None, folder: Folder = None, as_json: AsJson = False) 
 
 
 def drop(
-    names: Annotated[list[str], typer.Argument(help="Names of what is to be dropped.")],
+    names: Annotated[list[str], typer.Argument(help="Names of what is to be dropped, or devices.")],
     folder: Folder = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also what is on a device and is no store.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Drop kept blocks that no engine writes, and give back what they take.
@@ -126,7 +135,8 @@ def drop(
     from cxl_offload.kept import drop_kept
 
     rows = [
-        {"name": each.name, "freed_bytes": drop_kept(each.path)} for each in _chosen(folder, names)
+        {"name": each.name, "freed_bytes": drop_kept(each.path, force=force)}
+        for each in _chosen(folder, names)
     ]
     if as_json:
         write_json("-", {"dropped": rows})

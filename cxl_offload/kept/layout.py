@@ -1,10 +1,10 @@
-"""What lies where in the file of a store, and the checksums by which it is believed.
+"""What lies where in a store, and the checksums by which it is believed.
 
-The file is a header, an index of one entry a slot, and the slots; each part begins at a multiple of
-64 KiB. Numbers are little-endian. The header is written last when a file is made, and never again.
-An entry is written after the block of its slot; it carries a checksum of that block, and one of
-itself that also covers the slot's number and the file's random id, so that an entry that was torn,
-moved or left over from another file is none.
+It is a header, an index of one entry a slot, and the slots; each part begins at a multiple of 64
+KiB. Numbers are little-endian. The header is written last when a store is made, and not again. An
+entry is written after the block of its slot; it carries a checksum of that block, and one of itself
+that also covers the slot's number and the store's random id, so that an entry that was torn, moved
+or left over from another store is none.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ HEADER_BYTES = ALIGN_BYTES = 64 << 10
 ENTRY_BYTES = 128
 LONGEST_KEY = 72
 
-_MAGIC = b"cxlkept\n"
-# Magic, version, bytes of facts, bytes of a block, slots, id. A digest of it and the facts follows.
+STORE_MARK, FREE_MARK = b"cxlkept\n", b"cxlfree\n"
+"""The first word of a store, and, on a device, of the place of one that was dropped or is made."""
+
+MARK_BYTES = 8
+# Mark, version, bytes of facts, bytes of a block, slots, id. A digest of it and the facts follows.
 _HEAD = struct.Struct("<8sIIQQ16s")
 _DIGEST_BYTES = 16
 _FACTS_AT = _HEAD.size + _DIGEST_BYTES
@@ -80,7 +83,7 @@ class KeptLayout:
 
     @property
     def file_bytes(self) -> int:
-        """Of the whole file."""
+        """Of the whole store."""
         return self.data_at + _aligned(self.slots * self.block_bytes)
 
     def entry_at(self, slot: int) -> int:
@@ -115,7 +118,7 @@ class KeptHeader:
     id: bytes
 
     def pack(self) -> bytes:
-        """The bytes at the beginning of the file.
+        """The bytes at the beginning.
 
         Raises
         ------
@@ -126,19 +129,30 @@ class KeptHeader:
         if len(text) > _LONGEST_FACTS:
             raise ValueError(f"facts of {len(text)} bytes: a store has room for {_LONGEST_FACTS}")
         layout = self.layout
-        head = _HEAD.pack(_MAGIC, VERSION, len(text), layout.block_bytes, layout.slots, self.id)
+        head = _HEAD.pack(STORE_MARK, VERSION, len(text), layout.block_bytes, layout.slots, self.id)
         return head + digest(head + text) + text
 
+    @staticmethod
+    def id_in(view: memoryview) -> bytes:
+        """The id of the store that lies there; empty where there is none."""
+        mark, *_, id_ = _HEAD.unpack_from(view)
+        return bytes(id_) if mark == STORE_MARK else b""
+
     @classmethod
-    def unpack(cls, raw: bytes, file_bytes: int) -> KeptHeader:
-        """What the first :data:`HEADER_BYTES` of a file say.
+    def unpack(cls, raw: bytes, nbytes: int, *, exact: bool = True) -> KeptHeader:
+        """What the first :data:`HEADER_BYTES` say.
+
+        Parameters
+        ----------
+        nbytes
+            That there are. ``exact``: as many as the store has, as in a file; else at least.
 
         Raises
         ------
         ValueError
             With what is wrong, in a few words.
         """
-        if len(raw) < _FACTS_AT or not raw.startswith(_MAGIC):
+        if len(raw) < _FACTS_AT or not raw.startswith(STORE_MARK):
             raise NoStoreError("it is no store, or was not finished")
         _, version, length, block_bytes, slots, id_ = _HEAD.unpack_from(raw)
         if version != VERSION:
@@ -150,9 +164,9 @@ class KeptHeader:
         if not isinstance(facts, dict):
             raise ValueError("its header is damaged")
         layout = KeptLayout(block_bytes, slots)
-        if layout.file_bytes != file_bytes:
+        if layout.file_bytes > nbytes or (exact and layout.file_bytes != nbytes):
             raise ValueError(
-                f"it has {file_bytes} bytes and should have {layout.file_bytes}: it was cut or grew"
+                f"it has {nbytes} bytes and should have {layout.file_bytes}: it was cut or grew"
             )
         return cls(layout, {str(name): str(value) for name, value in facts.items()}, id_)
 

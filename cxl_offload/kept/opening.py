@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping
 
 from cxl_offload.kept.layout import KeptLayout, NoStoreError
+from cxl_offload.kept.place import Prepare
 from cxl_offload.kept.reader import KeptReader
-from cxl_offload.kept.store import KeptStore, Prepare
+from cxl_offload.kept.store import KeptStore
 
 _logger = logging.getLogger(__name__)
 

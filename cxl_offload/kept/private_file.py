@@ -25,16 +25,26 @@ def open_private(path: str | os.PathLike[str], flags: int) -> int:
     """
     # No creation here: the kernel refuses it for other users' files, without saying why.
     file = open_regular(path, flags & ~os.O_CREAT)
-    state = os.fstat(file)
-    why = ""
+    try:
+        check_private(os.fstat(file), path)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def check_private(state: os.stat_result, path: str | os.PathLike[str]) -> None:
+    """Raises PermissionError where a file is another user's, or others may open it."""
+    why, mode = "", stat.S_IMODE(state.st_mode)
     if state.st_uid != os.geteuid():
         why = f"it belongs to user {state.st_uid}"
-    elif stat.S_IMODE(state.st_mode) & 0o077:
-        why = f"others may open it (mode {stat.S_IMODE(state.st_mode):o}); remove it, or chmod 600"
+        if stat.S_ISCHR(state.st_mode):
+            why += f"; give it to yours: sudo chown $USER {path}"
+    elif mode & 0o077:
+        remedy = "chmod 600" if stat.S_ISCHR(state.st_mode) else "remove it, or chmod 600"
+        why = f"others may open it (mode {mode:o}); {remedy}"
     if why:
-        os.close(file)
         raise PermissionError(errno.EPERM, why, str(path))
-    return file
 
 
 def make_private(path: str | os.PathLike[str]) -> int:

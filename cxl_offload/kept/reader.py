@@ -12,12 +12,12 @@ from cxl_offload.kept.layout import (
     ENTRY_BYTES,
     HEADER_BYTES,
     KeptEntry,
+    KeptHeader,
     is_right,
     sequences,
 )
-from cxl_offload.kept.private_file import open_private
-from cxl_offload.kept.store import differences, read_header
-from cxl_offload.memory.watched_mapping import WatchedMapping
+from cxl_offload.kept.place import place_of
+from cxl_offload.kept.store import differences
 
 
 class KeptReader:
@@ -39,17 +39,19 @@ class KeptReader:
 
     def __init__(self, path: str | os.PathLike[str], facts: Mapping[str, str] | None) -> None:
         self.path = Path(path)
-        file = open_private(path, os.O_RDONLY)
+        self._place = place_of(path)
+        file = self._place.open(os.O_RDONLY)
         try:
             try:
-                header = read_header(file)
+                with self._place.reading(file) as (read, nbytes):
+                    header = self._place.header(read, nbytes)
                 other = "" if facts is None else differences(facts, header.facts)
                 if other:
                     raise ValueError(other)
             except ValueError as error:
                 raise type(error)(f"kept blocks in {path}: {error}") from None
             self.layout, self.facts, self._id = header.layout, header.facts, header.id
-            self.mapping = WatchedMapping(file, self.layout.file_bytes, writable=False)
+            self.mapping = self._place.map_to_read(file, self.layout)
         except BaseException:
             os.close(file)
             raise
@@ -73,13 +75,16 @@ class KeptReader:
         """
         self._check()
         now = self._numbers.copy()
+        if not self._is_same:
+            now[:] = 0  # whatever the index says is another store's
+            self._there.clear()
         changed = np.flatnonzero(now != self._seen).tolist()
         for slot in changed:
             key = self._keys.pop(slot, None)
             known = None if key is None else self._there.get(key)
             if key is not None and known is not None and known.slot == slot:
                 del self._there[key]
-            entry = self._entry(slot)
+            entry = self._entry(slot) if now[slot] else None
             if entry is None:
                 self._seen[slot] = 0  # half written: looked at again
                 continue
@@ -91,9 +96,14 @@ class KeptReader:
     def _check(self) -> None:
         if self._file < 0:
             raise ValueError(f"{self.path}: this reader is closed")
-        nbytes = os.fstat(self._file).st_size
-        if nbytes < self.layout.file_bytes:
-            raise ValueError(f"{self.path} was cut to {nbytes} bytes; drop it")
+        problem = self._place.problem(self._file, self.layout)
+        if problem:
+            raise ValueError(f"{self.path} {problem}; drop it")
+
+    @property
+    def _is_same(self) -> bool:
+        """Whether it is still the store that was opened; on a device another may take its place."""
+        return KeptHeader.id_in(self._view) == self._id
 
     def _entry(self, slot: int) -> KeptEntry | None:
         raw = bytes(self._index[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES])
@@ -117,7 +127,7 @@ class KeptReader:
         """
         self._check()
         entry = self._there.get(key)
-        if entry is None or int(self._numbers[entry.slot]) != entry.sequence:
+        if entry is None or int(self._numbers[entry.slot]) != entry.sequence or not self._is_same:
             return None
         return entry
 

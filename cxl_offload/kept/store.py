@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
+import functools
 import logging
-import mmap
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +22,11 @@ from cxl_offload.kept.layout import (
     digest,
     sequences,
 )
-from cxl_offload.kept.private_file import make_private, open_private, try_lock, unlock
-from cxl_offload.memory.shared import shared_free_bytes
+from cxl_offload.kept.place import Prepare, place_of
+from cxl_offload.kept.private_file import unlock
 from cxl_offload.memory.watched_mapping import WatchedMapping
-from cxl_offload.units import format_bytes
 
 _logger = logging.getLogger(__name__)
-
-Prepare = Callable[[mmap.mmap, bool], None]
-"""Gives a mapping its pages, before any of them is used; True: the file is new, and has none."""
 
 
 def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> str:
@@ -44,11 +39,6 @@ def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> str:
     )
 
 
-def read_header(file: int) -> KeptHeader:
-    """What an open file says of itself; raises ValueError with what is wrong."""
-    return KeptHeader.unpack(os.pread(file, HEADER_BYTES, 0), os.fstat(file).st_size)
-
-
 class KeptStore:
     """A store that this process alone writes.
 
@@ -59,8 +49,8 @@ class KeptStore:
     Parameters
     ----------
     path
-        Of the file. One that is damaged, or of other facts or another layout, is dropped with a
-        warning: it holds nothing that cannot be computed again.
+        Of the file, or ``/dev/daxX.Y``. A store that is damaged, or of other facts or another
+        layout, is dropped with a warning: it holds nothing that cannot be computed again.
     facts
         Everything besides the keys that the contents of blocks depend on.
     prepare
@@ -78,9 +68,11 @@ class KeptStore:
     BlockingIOError
         Another process writes it.
     MemoryError
-        The file system has no room.
+        The file system, or the device, has no room.
+    FileExistsError
+        The device holds something that is no store.
     OSError
-        The file is not this user's alone, or no regular file.
+        The file is not this user's alone, or neither a regular one nor a Device-DAX device.
     """
 
     def __init__(
@@ -100,50 +92,20 @@ class KeptStore:
         self._detached = False
         self._sequence = 0
         self.entries: tuple[KeptEntry, ...] = ()
-        file, header = self._open(facts)
+        self._place = place_of(path)
+        file, header = self._place.claim(layout, functools.partial(self._check_fits, facts))
         try:
             self.mapping = self._map(file, header, facts, prepare)
         except BaseException:
             if header is None:
-                self.path.unlink(missing_ok=True)
+                self._place.unmake()
             os.close(file)
             raise
         self._file = file
         if header is not None:
             self._read_index()
 
-    def _open(self, facts: Mapping[str, str]) -> tuple[int, KeptHeader | None]:
-        """The file, locked, and its header; None: it is new."""
-        while True:
-            try:
-                file = open_private(self.path, os.O_RDWR)
-            except FileNotFoundError:
-                try:
-                    file = make_private(self.path)
-                except FileExistsError:  # another process was quicker
-                    continue
-            try:
-                if not try_lock(file):
-                    raise BlockingIOError(
-                        errno.EAGAIN, "another process writes this store", str(self.path)
-                    )
-                if not os.fstat(file).st_nlink:  # dropped before it was locked
-                    os.close(file)
-                    continue
-                if os.fstat(file).st_size == 0:
-                    return file, None
-                return file, self._fitting_header(file, facts)
-            except ValueError as error:
-                _logger.warning("dropped the kept blocks in %s: %s", self.path, error)
-                # Never changed in place: others may have mapped it.
-                self.path.unlink(missing_ok=True)
-                os.close(file)
-            except BaseException:  # with the file its lock goes
-                os.close(file)
-                raise
-
-    def _fitting_header(self, file: int, facts: Mapping[str, str]) -> KeptHeader:
-        header = read_header(file)
+    def _check_fits(self, facts: Mapping[str, str], header: KeptHeader) -> None:
         other = differences(facts, header.facts)
         if other:
             raise ValueError(other)
@@ -153,7 +115,6 @@ class KeptStore:
                 f"it has {was.slots} blocks of {was.block_bytes} bytes, {wanted.slots} of "
                 f"{wanted.block_bytes} are asked for"
             )
-        return header
 
     def _map(
         self,
@@ -161,27 +122,16 @@ class KeptStore:
         header: KeptHeader | None,
         facts: Mapping[str, str],
         prepare: Prepare | None,
-    ) -> mmap.mmap:
-        nbytes = self.layout.file_bytes
+    ) -> WatchedMapping:
         new = header or KeptHeader(self.layout, facts, os.urandom(16))
         packed, self._id = new.pack(), new.id
-        if header is None:
-            free = shared_free_bytes(self.path.parent)
-            if nbytes > free:
-                raise MemoryError(
-                    f"keep {format_bytes(nbytes)} in {self.path.parent}: it has "
-                    f"{format_bytes(free)} left; ask for less, or mount it larger"
-                )
-            os.ftruncate(file, nbytes)
-        if prepare is None and 512 * os.fstat(file).st_blocks < nbytes:
-            os.posix_fallocate(file, 0, nbytes)
-        mapping = WatchedMapping(file, nbytes, synced=True)
+        mapping = self._place.map(file, self.layout, new=header is None, prepare=prepare)
         self._view = memoryview(mapping)
         try:
-            if prepare is not None:
-                prepare(mapping, header is None)
             if header is None:
-                self._write(0, packed)  # from here on it is a store
+                for at, data in self._place.making(packed, self.layout):
+                    self._write(at, data)
+                    self._place.write_back(mapping, at, len(data))
         except BaseException:
             self._view.release()
             mapping.close()
@@ -232,7 +182,7 @@ class KeptStore:
     def erase(self, slot: int) -> None:
         """Takes the entry of a slot out of the index, before its block changes."""
         self._check(slot)
-        self._write(self.layout.entry_at(slot), bytes(ENTRY_BYTES))
+        self._write_back_after(self.layout.entry_at(slot), bytes(ENTRY_BYTES))
 
     def write_block(self, slot: int, data: bytes | memoryview) -> None:
         """Copies a block's bytes to its slot."""
@@ -262,7 +212,9 @@ class KeptStore:
             self._sequence += 1
             entry = KeptEntry(slot, key, self._sequence, digest(self.block(slot)))
             if not self._detached:
-                self._write(self.layout.entry_at(slot), entry.pack(self._id))
+                at, nbytes = self.layout.block_at(slot), self.layout.block_bytes
+                self._place.write_back(self.mapping, at, nbytes)
+                self._write_back_after(self.layout.entry_at(slot), entry.pack(self._id))
             return entry
 
     def detach(self) -> None:
@@ -270,7 +222,11 @@ class KeptStore:
         with self._changing:
             self._detached = True
             begin, end = HEADER_BYTES, self.layout.entry_at(self.layout.slots)
-            self._write(begin, bytes(end - begin))
+            self._write_back_after(begin, bytes(end - begin))
+
+    def _write_back_after(self, at: int, data: bytes) -> None:
+        self._write(at, data)
+        self._place.write_back(self.mapping, at, len(data))
 
     def _write(self, at: int, data: bytes | memoryview) -> None:
         """Every change of the file but those of blocks that others copy."""
@@ -283,19 +239,14 @@ class KeptStore:
 
         What was committed before is found after a power cut, where the file system is not in
         memory. With DAX it is there without this, where the machine empties its caches when the
-        power goes.
+        power goes, and on a Device-DAX device whether it does or not.
 
         Raises
         ------
         OSError
             It could not be written.
         """
-        self.mapping.flush()
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)  # the file's name
-        finally:
-            os.close(folder)
+        self._place.flush(self.mapping)
 
     def close(self) -> None:
         """Writes all to where the file is kept, and lets others write it; again, does nothing.

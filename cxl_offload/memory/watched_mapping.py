@@ -25,13 +25,22 @@ class WatchedMapping(mmap.mmap):
     synced
         On a DAX file system, a page can be written to once all that the file system knows of it is
         on the medium; without this it may forget after a power cut that it was written.
+    page_bytes
+        What can be lost and replaced at once: of a Device-DAX device its alignment.
     """
 
     _address = 0
     _name = ""
+    _page_bytes = mmap.PAGESIZE
 
     def __new__(
-        cls, file: int, nbytes: int, *, writable: bool = True, synced: bool = False
+        cls,
+        file: int,
+        nbytes: int,
+        *,
+        writable: bool = True,
+        synced: bool = False,
+        page_bytes: int = mmap.PAGESIZE,
     ) -> WatchedMapping:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = _SHARED_VALIDATE | _SYNC if synced else mmap.MAP_SHARED
@@ -42,7 +51,8 @@ class WatchedMapping(mmap.mmap):
         with contextlib.suppress(OSError):  # without /proc it has no name
             made._name = os.readlink(f"/proc/self/fd/{file}")
         made._address = int(np.frombuffer(made, dtype=np.uint8, count=1).ctypes.data)
-        _C.watch(made._address, nbytes, mmap.PAGESIZE)
+        made._page_bytes = page_bytes
+        _C.watch(made._address, nbytes, page_bytes)
         lost.add_namer(made)
         return made
 
@@ -66,8 +76,18 @@ class WatchedMapping(mmap.mmap):
         try:
             super().close()
         except BaseException:
-            _C.watch(self._address, nbytes, mmap.PAGESIZE)
+            _C.watch(self._address, nbytes, self._page_bytes)
             raise
+
+    def write_back(self, at: int, nbytes: int) -> None:
+        """Writes a part back from the caches of processors, before what is written later.
+
+        That is all that persistent memory without a file system needs, and all that it has: the
+        kernel refuses ``flush`` there.
+        """
+        if not 0 <= at <= at + nbytes <= len(self):
+            raise ValueError(f"write back bytes {at} to {at + nbytes} of {len(self)}")
+        _C.write_back_lines(self._address + at, nbytes)
 
     def __del__(self) -> None:
         if self._address and not self.closed:

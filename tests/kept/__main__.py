@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cxl_offload.kept import KeptBlocks, KeptStore
 from tests.kept.ground import FACTS, LAYOUT
-from tests.kept.hostile import check_file
+from tests.kept.hostile import check_device, check_file
 from tests.kept.test_kills import faults_of_a_death
 from tests.kept.test_power_cuts import UNITS, after_cut, cut, recorded
 from tests.kept.test_readers import read_beside
@@ -48,6 +48,7 @@ def read_once(folder: Path, seed: int) -> list[str]:
 
 def spoil_once(folder: Path, seed: int) -> list[str]:
     check_file(f"hostile {seed}".encode())
+    check_device(f"hostile {seed}".encode())
     return []
 
 

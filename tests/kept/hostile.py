@@ -8,6 +8,7 @@ crash, or take a lie about its own size for the truth.
 
 from __future__ import annotations
 
+import functools
 import random
 import tempfile
 from pathlib import Path
@@ -22,9 +23,11 @@ from cxl_offload.kept import (
     drop_kept,
     find_kept,
     kept_path,
+    look_at,
     verify_kept,
 )
 from cxl_offload.kept import layout as form
+from tests.kept.devices import bytes_of, fill_device, stand_in
 
 LAYOUT = KeptLayout(block_bytes=100, slots=4)
 FACTS = {"model": "tiny"}
@@ -90,26 +93,53 @@ def check_file(data: bytes) -> None:
         if forged:
             forge(raw, numbers)
         path.write_bytes(raw)
-        (found,) = find_kept(folder)
-        assert "\n" not in found.problem
-        if found.problem:
+        assert find_kept(folder) == (look_at(path),)
+        _open_everywhere(path, forged, is_store=True)
+
+
+def check_device(data: bytes) -> None:
+    """Opens a spoilt device: as a file, but what has lost its mark is somebody else's."""
+    numbers = random.Random(data)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        root = Path(folder)
+        path = stand_in(patched, root, size=4 << 20)
+        sound_file(path)
+        raw = bytearray(bytes_of(root, LAYOUT.file_bytes))
+        spoilt = spoil(bytearray(raw), data)[: len(raw)]
+        raw[: len(spoilt)] = spoilt
+        forged = numbers.random() < 0.5
+        if forged:
+            forge(raw, numbers)
+        fill_device(root, raw)
+        _open_everywhere(path, forged, is_store=raw.startswith((form.STORE_MARK, form.FREE_MARK)))
+        if not raw.startswith(form.STORE_MARK):
+            assert bytes_of(root, len(raw)) == raw or raw.startswith(form.FREE_MARK)
+
+
+def _open_everywhere(path: Path, forged: bool, *, is_store: bool) -> None:
+    found = look_at(path)
+    assert "\n" not in found.problem
+    if found.problem:
+        for look in (verify_kept, functools.partial(KeptReader, facts=None)):
             with pytest.raises((ValueError, OSError), match=r"\A[^\n]+\Z"):
-                verify_kept(path)
-            with pytest.raises((ValueError, OSError), match=r"\A[^\n]+\Z"):
-                KeptReader(path, None)
-        else:
-            verify_kept(path)
-            reader = KeptReader(path, None)
-            for key in reader.keys:
-                _check(key, reader.read(key), forged)
-            reader.close()
-        store = KeptBlocks(KeptStore(path, LAYOUT, FACTS))
-        for key in store.keys:
-            _check(key, store.get(key), forged)
-        store.put(b"new" * 12, bytes(LAYOUT.block_bytes))
-        assert store.get(b"new" * 12) == bytes(LAYOUT.block_bytes)
-        store.close()
-        drop_kept(path)
+                look(path)
+    else:
+        verify_kept(path)
+        reader = KeptReader(path, None)
+        for key in reader.keys:
+            _check(key, reader.read(key), forged)
+        reader.close()
+    if not is_store:
+        with pytest.raises(FileExistsError, match="no store"):
+            KeptStore(path, LAYOUT, FACTS)
+        return
+    store = KeptBlocks(KeptStore(path, LAYOUT, FACTS))
+    for key in store.keys:
+        _check(key, store.get(key), forged)
+    store.put(b"new" * 12, bytes(LAYOUT.block_bytes))
+    assert store.get(b"new" * 12) == bytes(LAYOUT.block_bytes)
+    store.close()
+    drop_kept(path)
 
 
 def _check(key: bytes, data: bytes | None, forged: bool) -> None:

@@ -324,7 +324,7 @@ def test_error_while_it_is_opened_leaves_no_lock(
 ) -> None:
     opened(path).close()
     with monkeypatch.context() as patched:
-        patched.setattr("cxl_offload.kept.store.read_header", lambda file: 1 / 0)
+        patched.setattr("cxl_offload.kept.place.FilePlace.header", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             opened(path)
     opened(path).close()

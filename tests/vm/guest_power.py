@@ -1,8 +1,8 @@
 """Inside a machine with persistent memory: stores that are opened, looked at and written on.
 
 ``/dev/pmem0`` is mounted with DAX: what is written is on the medium. ``/dev/pmem1`` is not: what is
-written is there when the kernel has written its pages back. Each step is said on the console, once
-it is done. Runs until the power goes.
+written is there when the kernel has written its pages back. ``/dev/dax2.0`` is a Device-DAX device,
+without a file system. Each step is said on the console, once it is done. Runs until the power goes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ MEDIA = {
     "dax": ("/dev/pmem0", "dax=always,commit=300"),
     "pages": ("/dev/pmem1", "dax=never,commit=300"),
 }
+DEVICE = Path("/dev/dax2.0")
 INDEX_END = layout.HEADER_BYTES + mmap.PAGESIZE
 """Of the header and the index, which takes less than a page."""
 
@@ -48,13 +49,26 @@ def allow_dax(number: int) -> None:
     (bus / "drivers/nd_pmem/bind").write_text(pfn)
 
 
+def make_device(number: int) -> None:
+    """Makes a persistent memory a Device-DAX device, if it is none; stays on the medium."""
+    if DEVICE.exists():
+        return
+    namespace, dax, bus = f"namespace{number}.0", f"dax{number}.0", Path("/sys/bus/nd")
+    (bus / "drivers/nd_pmem/unbind").write_text(namespace)
+    settings = {"mode": "ram", "uuid": str(uuid4()), "namespace": namespace}
+    for name, value in settings.items():
+        (bus / "devices" / dax / name).write_text(value)
+    (bus / "drivers/dax_pmem/bind").write_text(dax)
+
+
 def is_formatted(device: str) -> bool:
     with open(device, "rb") as file:
         file.seek(1080)
         return file.read(2) == b"\x53\xef"
 
 
-def opened(name: str) -> KeptBlocks:
+def mounted(name: str) -> Path:
+    """A folder on a medium."""
     device, options = MEDIA[name]
     folder = Path("/run/tmp") / name
     folder.mkdir()
@@ -64,13 +78,20 @@ def opened(name: str) -> KeptBlocks:
         subprocess.run(["mkfs.ext4", "-q", "-F", "-b", "4096", device], check=True)
     subprocess.run(["mount", "-t", "ext4", "-o", options, device, folder], check=True)
     (how,) = (line for line in Path("/proc/mounts").read_text().splitlines() if device in line)
-    made = KeptBlocks(KeptStore(folder / "store", LAYOUT, FACTS))
+    say("mounted", name, how.split()[3])
+    return folder
+
+
+def opened(name: str) -> KeptBlocks:
+    if name == "device":
+        make_device(2)
+    path = DEVICE if name == "device" else mounted(name) / "store"
+    made = KeptBlocks(KeptStore(path, LAYOUT, FACTS))
     found = made.keys
     wrong = wrong_blocks(made)
     say("found", name, *(int.from_bytes(key[-4:], "big") for key in found if key in made))
     say("wrong", name, len(wrong))
     say("damaged", name, made.damaged)
-    say("mounted", name, how.split()[3])
     return made
 
 
@@ -82,6 +103,8 @@ def write_on(stores: dict[str, KeptBlocks], seed: int, *, index_first: bool) -> 
             each.put(key, block_of(key))
             say("written", name, int.from_bytes(key[-4:], "big"))
             mapping = each.store.mapping
+            if name == "device":
+                continue  # the kernel has nothing to write back
             if index_first:
                 if name == "pages":
                     mapping.flush(0, INDEX_END)
@@ -105,7 +128,7 @@ def main() -> None:
     if given.unprotected:
         for module in (blocks, layout):
             module.is_right = lambda data, expected: True  # type: ignore[attr-defined]
-    stores = {name: opened(name) for name in MEDIA}
+    stores = {name: opened(name) for name in (*MEDIA, "device")}
     say("opened")
     write_on(stores, given.seed, index_first=given.unordered)
 

@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.kept import Placing, kept_path
+from cxl_offload.kept import Placing, kept_path, takes_policy, why_not_placed
 from cxl_offload.memory import Dax, Pages, Policy, PolicyLike, Session, known_policy
-from cxl_offload.memory.shared import SHARED_ROOT, file_system_of
 from cxl_offload.units import parse_bytes
 
 
@@ -29,7 +29,8 @@ class KeptPrefixes:
         ``"base"`` or ``"thp"``.
     persist
         A name: what is kept outlives the process, and the next one with this name, this model and
-        these options finds it. None: it ends with the ``with`` block.
+        these options finds it. ``/dev/daxX.Y``: it lies on that Device-DAX device, without a file.
+        None: it ends with the ``with`` block.
     persist_folder
         Where the file is; None: ``/dev/shm``.
     block_tokens
@@ -55,20 +56,22 @@ class KeptPrefixes:
             raise ConfigError(f"prefixes: block_tokens {self.block_tokens!r}: 1 to 65536")
         if self.pages not in ("base", "thp"):
             raise ConfigError(f"prefixes: pages {self.pages!r}: base or thp")
-        folder = self.folder
-        if not folder.is_dir():
-            raise ConfigError(f"prefixes: persist_folder {str(folder)!r}: there is no such folder")
-        try:
-            kept_path("unnamed" if self.persist is None else self.persist, folder)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"prefixes: persist: {error}") from None
-        self.nbytes  # noqa: B018 - read once, so that a wrong size is known at once
+        self.path  # noqa: B018 - as all of these, so that what is wrong is known at once
+        self.nbytes  # noqa: B018
 
     @property
-    def folder(self) -> Path:
-        """Where the file is."""
+    def path(self) -> Path:
+        """The file, or the device; without a name one of a new name, which goes with the block."""
         given = self.persist_folder
-        return SHARED_ROOT if given is None else Path(given).expanduser()
+        folder = None if given is None else Path(given).expanduser()
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(f"prefixes: persist_folder {str(folder)!r}: there is no such folder")
+        try:
+            return kept_path(
+                f"unnamed-{uuid4().hex}" if self.persist is None else self.persist, folder
+            )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"prefixes: persist: {error}") from None
 
     @property
     def nbytes(self) -> int:
@@ -89,22 +92,22 @@ class KeptPrefixes:
         ConfigError
             A policy that cannot be, or one for a folder that is not in memory.
         """
-        in_memory = file_system_of(self.folder) == "tmpfs"
-        if not in_memory and self.policy is not None:
+        path = self.path
+        is_placed = takes_policy(path)
+        if not is_placed and self.policy is not None:
             raise ConfigError(
-                f"prefixes: policy {self.policy}: pages of files in {self.folder} are where its "
-                "file system puts them; leave it out"
+                f"prefixes: policy {self.policy}: {why_not_placed(path)}; leave it out"
             )
         try:
             policy = known_policy(kv if self.policy is None else self.policy, session.machine)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"prefixes: policy: {error}") from None
-        if isinstance(policy, Dax) and in_memory:
+        if isinstance(policy, Dax) and is_placed:
             raise ConfigError(
-                f"prefixes: policy {policy} is no memory of a file; name nodes, or give the folder "
-                "of a DAX file system as persist_folder"
+                f"prefixes: policy {policy} is no memory of a file; name nodes, or persist on a "
+                "Device-DAX device of its own: '/dev/daxX.Y'"
             )
-        if session.is_simulated or not in_memory:
+        if session.is_simulated or not is_placed:
             return None
         return Placing(session, policy, self.pages)
 

@@ -15,7 +15,6 @@ import os
 import types
 from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
 
 import torch
 from transformers import PreTrainedModel
@@ -43,7 +42,6 @@ from cxl_offload.kept import (
     KeptStore,
     Placing,
     WrittenByAnotherError,
-    kept_path,
     open_or_read,
 )
 from cxl_offload.memory import Session
@@ -252,7 +250,7 @@ def _opened(
     asked: KeptPrefixes, layout: KeptLayout, facts: dict[str, str], placing: Placing | None
 ) -> KeptStore | KeptReader:
     name = asked.persist
-    path = kept_path(f"unnamed-{uuid4().hex}" if name is None else name, asked.folder)
+    path = asked.path
     try:
         store = open_or_read(path, layout, facts, prepare=placing)
     except WrittenByAnotherError as error:
@@ -261,6 +259,8 @@ def _opened(
         ) from error
     except OSError as error:
         raise ConfigError(f"prefixes: {path}: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise ConfigError(f"prefixes: bytes: {error}") from error
     if name is None:  # its memory goes with the last mapping, however this process ends
         path.unlink(missing_ok=True)
     elif isinstance(store, KeptStore):

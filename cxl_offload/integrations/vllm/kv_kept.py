@@ -164,4 +164,6 @@ def open_kept(
         ) from error
     except OSError as error:
         raise wrong("cold.persist", f"{path}: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise wrong("cold.bytes", f"is too much: {error}") from error
     return KeptChunks(found) if isinstance(found, KeptStore) else KeptToRead(found)

@@ -21,8 +21,9 @@ from cxl_offload.integrations.vllm.kv_read import (
     wrong,
 )
 from cxl_offload.integrations.vllm.kv_room import SHARED_PAGES, check_kept, check_tier
+from cxl_offload.kept import takes_policy, why_not_placed
 from cxl_offload.memory import Dax, Pages, Policy, Session
-from cxl_offload.memory.shared import SHARED_ROOT, file_system_of
+from cxl_offload.memory.shared import SHARED_ROOT
 from cxl_offload.topology import Machine
 from cxl_offload.tune import NewRegions
 from cxl_offload.units import format_bytes
@@ -110,7 +111,7 @@ class ColdTier:
     copy_threads
         As of :class:`KvOptions`, on every platform: the scheduler's process copies.
     kept
-        The file in which its chunks outlive the engine; None: they do not.
+        The file or device on which its chunks outlive the engine; None: they do not.
     """
 
     tier: KvTier
@@ -126,19 +127,15 @@ class ColdTier:
             raise wrong(f"{where}bytes", "is missing; give the bytes of the cold tier")
         kept = read_kept(config, where)
         policy = read_placement(config, machine, where)
-        is_placed = kept is None or file_system_of(kept.parent) == "tmpfs"
-        if policy is not None and not is_placed:
-            raise wrong(
-                f"{where}policy",
-                f"is {policy}: pages of files in {kept and kept.parent} are where its file system "
-                "puts them; leave it out",
-            )
+        is_placed = kept is None or takes_policy(kept)
         if kept is not None and isinstance(policy, Dax):
             raise wrong(
                 f"{where}policy",
-                f"is {policy}, which is no file to persist in; make a DAX file system on the "
-                "device, and give its folder as persist_folder",
+                f"is {policy}, which is no file to persist in; leave policy out, and give the "
+                f"device itself: persist '/dev/{policy.device}'",
             )
+        if kept is not None and policy is not None and not is_placed:
+            raise wrong(f"{where}policy", f"is {policy}: {why_not_placed(kept)}; leave it out")
         if policy is None and is_placed:
             tiers = ", ".join(tier.name for tier in machine.tiers if tier.nodes)
             raise wrong(f"{where}policy", f"is missing; name nodes, or one of the tiers: {tiers}")

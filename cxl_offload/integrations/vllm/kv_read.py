@@ -11,7 +11,6 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.files import hint
 from cxl_offload.kept import kept_path
 from cxl_offload.memory import Bind, Pages, Policy, as_policy, parse_policy
-from cxl_offload.memory.shared import SHARED_ROOT
 from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.topology import Machine
 from cxl_offload.units import parse_bytes
@@ -182,7 +181,10 @@ def _weights_by_bandwidth(parts: Sequence[str], machine: Machine) -> tuple[int, 
 
 
 def read_kept(config: Mapping[str, Any], where: str) -> Path | None:
-    """The file of ``persist`` in ``persist_folder``; None where chunks end with the engine."""
+    """The file of ``persist`` in ``persist_folder``, or the device that ``persist`` names.
+
+    None where chunks end with the engine.
+    """
     name, folder = config.get("persist"), config.get("persist_folder")
     if name is None:
         if folder is not None:
@@ -190,8 +192,8 @@ def read_kept(config: Mapping[str, Any], where: str) -> Path | None:
         return None
     if not isinstance(name, str):
         raise wrong(f"{where}persist", f"is {name!r}; give a name")
-    root = SHARED_ROOT if folder is None else Path(str(folder)).expanduser()
-    if not root.is_dir():
+    root = None if folder is None else Path(str(folder)).expanduser()
+    if root is not None and not root.is_dir():
         raise wrong(f"{where}persist_folder", f"is {str(folder)!r}; give a folder that is there")
     try:
         return kept_path(name, root)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cxl_offload.integrations.vllm.kv_read import wrong
+from cxl_offload.kept import find_device, is_device
 from cxl_offload.kept.private_file import open_private
 from cxl_offload.memory import (
     Bind,
@@ -34,20 +35,28 @@ def check_kept(path: Path, nbytes: int, where: str) -> bool:
     Raises ConfigError, in one line with the option after ``where``, where it cannot be used.
     """
     try:
+        if is_device(path):
+            device = find_device(path)
+            os.close(device.open(os.O_RDWR))
+            _check_room(nbytes, device.nbytes, path, "ask for less", where)
+            return False
         os.close(open_private(path, os.O_RDWR))
         return False
     except FileNotFoundError:
         pass
     except OSError as error:
         raise wrong(f"{where}persist", f"{path}: {error.strerror or error}") from error
-    free = shared_free_bytes(path.parent)
+    free, remedy = shared_free_bytes(path.parent), "ask for less, or mount it larger"
+    _check_room(nbytes, free, path.parent, remedy, where)
+    return True
+
+
+def _check_room(nbytes: int, free: int, place: Path, remedy: str, where: str) -> None:
     if nbytes > free:
         raise wrong(
             f"{where}bytes",
-            f"is {format_bytes(nbytes)} and {path.parent} has {format_bytes(free)} left; ask for "
-            "less, or mount it larger",
+            f"is {format_bytes(nbytes)} and {place} has {format_bytes(free)} left; {remedy}",
         )
-    return True
 
 
 def check_tier(tier: KvTier, session: Session, where: str) -> None:

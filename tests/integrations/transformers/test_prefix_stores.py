@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -22,8 +23,9 @@ from cxl_offload.integrations.transformers import (
 )
 from cxl_offload.integrations.transformers.prefix_keys import chain
 from cxl_offload.kept import KeptReader, blocks, find_kept, kept_path, verify_kept
-from cxl_offload.kept.store import read_header
+from cxl_offload.kept.place import place_of
 from cxl_offload.memory import Session
+from tests.kept.devices import stand_in
 
 from .conftest import machine
 from .models import generate, make
@@ -115,8 +117,9 @@ def test_killed_process_leaves_right_blocks(name: str, session: Session) -> None
 
 def damage(name: str) -> None:
     """The first block of the text, in all of its numbers."""
-    with kept_path(name).open("r+b") as file:
-        header = read_header(file.fileno())
+    place = place_of(kept_path(name))
+    with kept_path(name).open("r+b") as file, place.reading(file.fileno()) as (read, nbytes):
+        header = place.header(read, nbytes)
         at = header.layout.block_at(verify_slot(name))
         file.seek(at)
         raw = bytearray(file.read(header.layout.block_bytes))
@@ -274,6 +277,25 @@ def test_second_writer_reads_what_the_first_keeps(name: str, session: Session) -
     assert other.generation_config is not None
 
 
+def test_prefixes_on_a_device_are_there_for_the_next_process(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(stand_in(monkeypatch, tmp_path))
+    model = make("llama")
+    expected = generate(model, **texts(0))
+    with offload(model, CXL, prefixes=kept(path), session=session) as first:
+        assert torch.equal(generate(model, **texts(0)), expected)
+        assert counts_of(first).kept_blocks == 7
+    with offload(model, CXL, prefixes=kept(path), session=session) as second:
+        assert torch.equal(generate(model, **texts(0)), expected)
+        assert counts_of(second).found_tokens == 28
+    with (
+        pytest.raises(ConfigError, match=r"prefixes: bytes: keep .* in /dev/dax0.0"),
+        offload(model, CXL, prefixes=kept(path, "64MiB"), session=session),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -281,6 +303,9 @@ def test_second_writer_reads_what_the_first_keeps(name: str, session: Session) -
         ({"bytes": 0}, "at least a block"),
         ({"bytes": 100}, "a block of 16 tokens takes 8 KiB"),
         ({"bytes": "1MiB", "persist": "a/b"}, "without a slash"),
+        ({"bytes": "1MiB", "persist": "/dev/dax99.0"}, "no such Device-DAX device"),
+        ({"bytes": "1MiB", "persist": "/dev/dax99.0", "policy": "bind:2"}, "leave it out"),
+        ({"bytes": "1MiB", "persist": "/dev/dax99.0", "persist_folder": "/dev"}, "in no folder"),
         ({"bytes": "1MiB", "persist_folder": "/dev/shm"}, "does nothing without persist"),
         ({"bytes": "1MiB", "persist": "a", "persist_folder": "no/folder"}, "no such folder"),
         ({"bytes": "1MiB", "policy": "bind:77"}, "77"),

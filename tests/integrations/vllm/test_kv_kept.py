@@ -13,8 +13,10 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.kept import find_kept, kept_path
 from tests.integrations.vllm.test_kv_books import ROW, Tier, keys_of
+from tests.kept.devices import fill_device, stand_in
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -72,7 +74,7 @@ def make_tier(name: str, early: dict[str, str], config: Any = None, **options: A
         extra_config={"kept_facts": early},
         config=offloading_config() if config is None else config,
     )
-    cold = Tier(spec=spec, bytes=SLOTS * ROW, persist=name, **options)
+    cold = Tier(spec=spec, persist=name, **({"bytes": SLOTS * ROW} | options))
     cold.hot[:] = np.arange(1, 9, dtype=np.uint8)[:, None]
     return cold
 
@@ -88,6 +90,27 @@ def test_chunks_are_there_for_the_next_tier(name: str, early: dict[str, str]) ->
     assert again.hot[:, 0].tolist() == [0, 8, 1, 0, 0, 0, 0, 0]
     assert again.counted()["damaged"] == 0
     again.tier.shutdown()
+
+
+def test_chunks_on_a_device_are_there_for_the_next_tier(
+    tmp_path: Path, early: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(stand_in(monkeypatch, tmp_path / "machine"))
+    first = make_tier(path, early, policy=None)
+    first.store([10, 11, 12], [0, 3, 7])
+    reading = make_tier(path, early, policy=None)
+    assert reading.finds(10, 11, 12, 13) == "HIT HIT HIT MISS"
+    reading.tier.shutdown()
+    first.tier.shutdown()
+    again = make_tier(path, early, policy=None)
+    assert again.load([12, 10], [1, 2]).success
+    assert again.hot[1:3, 0].tolist() == [8, 1]
+    again.tier.shutdown()
+    with pytest.raises(ConfigError, match=r"cold.bytes is too much: keep .* in /dev/dax0.0"):
+        make_tier(path, early, policy=None, bytes=64 << 20)
+    fill_device(tmp_path / "machine", b"something else")
+    with pytest.raises(ConfigError, match=r"cold.persist /dev/dax0.0: it holds something"):
+        make_tier(path, early, policy=None)
 
 
 @pytest.mark.parametrize("eviction", ["lru", "arc", "cost"])

@@ -15,6 +15,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.vllm.kv_options import KvOptions, KvTier
 from cxl_offload.memory import Bind, Dax, Interleave, Policy, Preferred, Weighted
 from cxl_offload.tune.curves import SHARES
+from tests.kept.devices import stand_in
 
 GIB = 1 << 30
 MACHINE = load_machine("epyc9354-cxl-a")
@@ -143,7 +144,16 @@ def test_what_vllm_reads_itself_is_left_to_it() -> None:
         ),
         (
             {"cold": KEPT | {"policy": "dax:dax0.0"}},
-            "is dax:dax0.0, which is no file to persist in",
+            "is dax:dax0.0, which is no file to persist in; leave policy out, and give the device "
+            "itself: persist '/dev/dax0.0'",
+        ),
+        (
+            {"cold": KEPT | {"persist": "/dev/dax0.0"}},
+            "what is kept on /dev/dax0.0 is where that device is; leave it out",
+        ),
+        (
+            {"cold": {"bytes": 1, "persist": "/dev/dax0.0", "persist_folder": "/dev"}},
+            "cold.persist is no name: /dev/dax0.0 is a device, which lies in no folder",
         ),
         ({"cold": KEPT | {"pages": "2MiB"}}, "cold.pages is '2MiB'; known here are base, thp"),
         (
@@ -220,6 +230,24 @@ def test_cold_tier_is_kept_in_a_file_of_its_name(tmp_path: Path) -> None:
     config = {"type": "cxl", "bytes": GIB, "persist": "name", "persist_folder": "/proc"}
     (other,) = read(secondary_tiers=[config]).secondary
     assert (other.kept, other.tier.policy) == (Path("/proc/cxl_offload_kept_name.kv"), None)
+
+
+def test_cold_tier_is_kept_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stand_in(monkeypatch, tmp_path)
+    session = Session.simulated(MACHINE)
+    options = read(cold={"bytes": "60MiB", "persist": str(path)})
+    assert options.cold is not None
+    assert (options.cold.kept, options.cold.tier.policy) == (path, None)
+    options.check(session, shared_free_bytes=1 << 60)
+    for cold, message in (
+        ({"bytes": "65MiB", "persist": str(path)}, r"cold.bytes is 65 MiB and /dev/dax0.0 has 64"),
+        (
+            {"bytes": "1MiB", "persist": "/dev/dax1.0"},
+            r"cold.persist /dev/dax1.0: this machine has",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read(cold=cold).check(session, shared_free_bytes=1 << 60)
 
 
 def test_file_of_kept_chunks_that_cannot_be_used_is_named_before_the_model_loads(

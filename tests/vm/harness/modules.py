@@ -12,12 +12,12 @@ from tests.vm.harness.errors import HarnessError
 __all__ = ["MODULES", "load_order"]
 
 # 9p over virtio for the file systems, then what brings up CXL memory and Device-DAX, then
-# persistent memory with ext4. What a kernel has built in, or does not have yet (dax_cxl
-# before 6.3), needs no loading.
+# persistent memory, as Device-DAX and with ext4. What a kernel has built in, or does not have yet
+# (dax_cxl before 6.3), needs no loading.
 MODULES = (
     *("virtio_pci", "9pnet_virtio", "9p"),
     *("cxl_acpi", "cxl_pci", "cxl_mem", "cxl_port", "dax_cxl", "device_dax", "kmem"),
-    *("nfit", "nd_pmem", "crc32c_generic", "ext4"),
+    *("nfit", "nd_pmem", "dax_pmem", "crc32c_generic", "ext4"),
 )
 
 _SUFFIXES = (".ko", ".ko.xz")

@@ -33,7 +33,7 @@ KERNELS = {
     "6.1": r"linux-image-6\.1\.0-[0-9]+-amd64",
 }
 # A cache of another layout is made anew.
-_LAYOUT = 2
+_LAYOUT = 3
 _QEMU = "usr/bin/qemu-system-x86_64"
 
 
