@@ -5,11 +5,14 @@ grid of layouts, batches and shares of every tier, all replayed by the simulator
 of the planner's equations. A regret of 0.05 says that the best of grid and plan is 5 % faster than
 the plan.
 
-Measured (`--measured`): a small LLaMA on the CPUs of this machine, for several limits of memory:
-the planner's number of rows against all of a grid, in interleaved rounds of generate(). What else
-runs on the machine decides about the result; run it alone.
+Measured (`--measured`, alone): small models on the CPUs of this machine with limited memory, the
+plan against a grid, by transformers and FlexGen (measured_regret.py). What else runs on the machine
+decides about the result; run it alone. `--minutes` is what it may take; points that are far from
+the fastest run once. `--clock cpu` (with OMP_NUM_THREADS=1) counts the processor's time of this
+process instead of the wall's: an indication, where others use the cores too.
 
-    python -m benchmarks.bench_plan [--pairs N] [--points N] [--measured] [--rounds N] [--json FILE]
+    python -m benchmarks.bench_plan [--pairs N] [--points N] [--json FILE]
+    python -m benchmarks.bench_plan --measured [--quick] [--minutes M] [--rounds N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ import random
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,73 +145,39 @@ def simulated(pairs: int, points: int) -> list[dict[str, Any]]:
     return rows
 
 
-def measured(rounds: int) -> list[dict[str, Any]]:
-    """Rows of generate() on this machine: the plan's against a grid, by limits of memory."""
+def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for every case of both engines, a like share of the minutes for each."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    from cxl_offload import Session
-    from cxl_offload.integrations.transformers import offload
+    from benchmarks.measured_regret import Setting, flexgen_cases, regret_of, transformers_cases
+    from cxl_offload.memory.heap import keep_freed_memory
     from cxl_offload.profile.operators.measure import measure_operators
     from cxl_offload.topology import discover
 
-    config = LlamaConfig(
-        hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16,
-        num_key_value_heads=16, vocab_size=8192, max_position_embeddings=2048,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
-    model.generation_config.eos_token_id = None
-    operators, machine, rows = measure_operators(), discover(), []
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        asked = TransformersRequest(
-            model=load_model(folder), machine=machine, prompt=1, generated=2, model_name="small",
-            replay=None, operators=operators,
-        )  # fmt: skip
-    for prompt, generated, room in itertools.product((32, 128), (16, 32), (320, 384, 512)):
-        request = replace(asked, prompt=prompt, generated=generated, limits={"ldram": room << 20})
-        executor = Transformers(request)
-        found = executor.search(executor.hardware())
-        if found is None:
-            continue
-        chosen = found.sequences
-        counts = sorted({1, 4, 16, chosen, *(max(1, chosen // n) for n in (2, 4, 8))})
-        taken: dict[int, list[float]] = {count: [] for count in counts if count <= chosen}
-        with offload(model, {"kv": "first-touch"}, session=Session.linux()):
-            for _ in range(rounds):
-                for count, rates in taken.items():
-                    ids = torch.randint(3, 8000, (count, prompt))
-                    began = time.perf_counter()
-                    model.generate(
-                        ids,
-                        attention_mask=torch.ones_like(ids),
-                        max_new_tokens=generated,
-                        min_new_tokens=generated,
-                        do_sample=False,
-                        pad_token_id=0,
-                    )
-                    rates.append(count * generated / (time.perf_counter() - began))
-        medians = {count: statistics.median(rates) for count, rates in taken.items()}
-        rows.append(
-            {
-                "prompt": prompt,
-                "generated": generated,
-                "room_mib": room,
-                "planned_rows": chosen,
-                "best_rows": max(medians, key=lambda count: medians[count]),
-                "predicted_tokens_per_s": found.tokens_per_s,
-                "measured_tokens_per_s": medians[chosen],
-                "regret": max(medians.values()) / medians[chosen] - 1,
-            }
-        )
+    deadline = time.monotonic() + 60 * options.minutes
+    keep_freed_memory()
+    torch.manual_seed(0)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="cxl-offload-bench-") as scratch:
+        now = time.process_time if options.clock == "cpu" else time.perf_counter
+        operators = measure_operators(seconds=1.0 if options.quick else 4.0, clock=now)
+        setting = Setting(discover(), operators, Path(scratch), options.quick, now)
+        cases = [*transformers_cases(setting), *flexgen_cases(setting)]
+        for at, case in enumerate(cases):
+            left = (deadline - time.monotonic()) / (len(cases) - at)
+            rows.append(regret_of(case, options.rounds, left))
+            shown = rows[-1]
+            print(f"{shown['case']}: {shown['regret']:.1%} over {shown['points']}", flush=True)
     return rows
 
 
 def report(title: str, rows: list[dict[str, Any]]) -> None:
     """A table and the regret in short."""
-    table = Table(*rows[0], title=title)
+    shown = [name for name, value in rows[0].items() if not isinstance(value, dict)]
+    table = Table(*shown, title=title)
     for row in rows:
-        cells = (f"{each:.3g}" if isinstance(each, float) else str(each) for each in row.values())
+        each = (row[name] for name in shown)
+        cells = (f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in each)
         table.add_row(*cells)
     console = Console()
     console.print(table)
@@ -226,16 +194,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=40, help="Pairs of model and lengths.")
     parser.add_argument("--points", type=int, default=150, help="Configurations of a pair's grid.")
-    parser.add_argument("--measured", action="store_true", help="Run on this machine too.")
-    parser.add_argument("--rounds", type=int, default=3, help="Repeats of every measurement.")
+    parser.add_argument("--measured", action="store_true", help="Run on this machine instead.")
+    parser.add_argument("--quick", action="store_true", help="Few measured cases, small models.")
+    parser.add_argument("--minutes", type=float, help="What --measured may take.")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--rounds", type=int, help="Repeats of every measurement.")
     parser.add_argument("--json", metavar="FILE", help="Write the rows there.")
     options = parser.parse_args()
-    result: dict[str, Any] = {"simulated": simulated(options.pairs, options.points)}
-    report("simulated", result["simulated"])
-    if options.measured:
-        result["machine"] = describe_machine()
-        result["measured"] = measured(options.rounds)
-        report("measured", result["measured"])
+    options.rounds = options.rounds or (2 if options.quick else 3)
+    options.minutes = options.minutes or (1.5 if options.quick else 22.0)
+    result: dict[str, Any] = describe_machine()
+    name = "measured" if options.measured else "simulated"
+    rows = measured(options) if options.measured else simulated(options.pairs, options.points)
+    result[name] = rows
+    report(name, rows)
     if options.json:
         write_json(Path(options.json), result)
 

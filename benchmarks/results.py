@@ -143,6 +143,11 @@ def _prediction(document: Document) -> Iterator[Row]:
         yield _row("prediction", found["configuration"], "its prediction", ratio)
 
 
+def _plan(document: Document) -> Iterator[Row]:
+    for found in document["measured"]:
+        yield _row("plan", found["case"], "the best of the grid", [1 / (1 + found["regret"])])
+
+
 READERS: dict[str, Callable[[Document], Iterator[Row]]] = {
     "flexgen": _flexgen,
     "transformers": _transformers,
@@ -154,6 +159,7 @@ READERS: dict[str, Callable[[Document], Iterator[Row]]] = {
     "linear": _linear,
     "copy": _copy,
     "prediction": _prediction,
+    "plan": _plan,
 }
 """Benchmark to the reader of its JSON."""
 

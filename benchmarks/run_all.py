@@ -65,6 +65,7 @@ BENCHMARKS = (
     Benchmark("linear", quick=("--rounds", "5")),
     Benchmark("copy", quick=("--largest", "256MiB")),
     Benchmark("prediction", quick=("--quick",)),
+    Benchmark("plan", ("--measured",), ("--quick",)),
     Benchmark("vllm_kv", quick=("--rounds", "2", "--restarts", "1"), environment=".venv-vllm"),
 )
 
