@@ -70,9 +70,10 @@ def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def write_gguf(model: LlamaForCausalLM, path: Path, kind: str) -> None:
-    """The model with weights of type ``bf16`` or ``f16``, and words that mean nothing."""
+    """The model with matrices of a type of llama.cpp's, and words that mean nothing."""
     import gguf
 
+    numbers = gguf.GGMLQuantizationType[kind.upper()]
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
@@ -91,14 +92,9 @@ def write_gguf(model: LlamaForCausalLM, path: Path, kind: str) -> None:
         turned = next((count for part, count in heads.items() if f".{part}." in name), None)
         if turned is not None:
             weight = interleaved(weight, turned)
-        if weight.dim() == 1:
-            writer.add_tensor(gguf_name(name), weight.float().numpy())
-        elif kind == "f16":
-            writer.add_tensor(gguf_name(name), weight.to(torch.float16).numpy())
-        else:
-            codes = weight.contiguous().view(torch.uint8).numpy()
-            bf16 = gguf.GGMLQuantizationType.BF16
-            writer.add_tensor(gguf_name(name), codes, raw_dtype=bf16)
+        kept = gguf.GGMLQuantizationType.F32 if weight.dim() == 1 else numbers
+        codes = gguf.quants.quantize(weight.float().numpy(), kept)
+        writer.add_tensor(gguf_name(name), codes, raw_dtype=kept)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -115,9 +111,9 @@ def _add_words(writer: Any, count: int) -> None:
     words = {**special, **bytes_}
     words |= {f"w{number}": kind.NORMAL for number in range(len(words), count)}
     writer.add_tokenizer_model("llama")
-    writer.add_token_list(list(words))
-    writer.add_token_scores([0.0] * len(words))
-    writer.add_token_types(list(words.values()))
+    writer.add_token_list(list(words)[:count])
+    writer.add_token_scores([0.0] * count)
+    writer.add_token_types(list(words.values())[:count])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)

@@ -37,7 +37,9 @@ def register(app: typer.Typer) -> None:
 
 
 def generate(
-    model: Annotated[str, typer.Option(help="Folder of a checkpoint as transformers saves it.")],
+    model: Annotated[
+        str, typer.Option(help="Folder of a checkpoint as transformers saves it, or a GGUF file.")
+    ],
     prompts: Annotated[str, typer.Option(help="A text file with one prompt a line.")],
     place: Annotated[
         list[str] | None,

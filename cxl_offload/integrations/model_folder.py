@@ -12,8 +12,10 @@ _NAME = re.compile(r"([^/]*/)?(opt|galactica)-", re.IGNORECASE)
 
 
 def check_checkpoint(model: str) -> None:
-    """Refuses what is no folder with a ``config.json`` (ConfigError)."""
+    """Refuses what is no GGUF file and no folder with a ``config.json`` (ConfigError)."""
     folder = Path(model)
+    if folder.suffix == ".gguf" and folder.is_file():
+        return
     if not folder.is_dir():
         raise ConfigError(f"--model {model}: there is no such folder; nothing is downloaded")
     if not (folder / "config.json").is_file():

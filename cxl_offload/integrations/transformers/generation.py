@@ -21,6 +21,7 @@ from cxl_offload.integrations.fit import Need, TierLimit, check_fit, room
 from cxl_offload.integrations.model_folder import check_checkpoint
 from cxl_offload.integrations.run_report import RunReport
 from cxl_offload.integrations.transformers.attention import AttentionCalls
+from cxl_offload.integrations.transformers.checkpoint import GGUF, ModelFiles
 from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
 from cxl_offload.integrations.transformers.fit import kv_needs
 from cxl_offload.integrations.transformers.kinds import chosen_policies
@@ -54,7 +55,7 @@ class GenerateRun:
     Parameters
     ----------
     model
-        Folder of a checkpoint.
+        Folder of a checkpoint, or a GGUF file.
     prompts
         Texts, one a row; all are one batch.
     place
@@ -309,11 +310,12 @@ def _planned(request: GenerateRun) -> tuple[Mapping[str, PolicyLike], int | None
 
 def _inputs(request: GenerateRun) -> tuple[Any, Any]:
     """Prompts padded on the left, and the tokenizer."""
-    folder = request.tokenizer or request.model
     check_checkpoint(request.model)
+    folder = Path(request.tokenizer or request.model)
+    found = ModelFiles.at(folder) if folder.suffix == GGUF else ModelFiles(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, padding_side="left"
+            found.folder, padding_side="left", **found.options()
         )
     except (OSError, ValueError, KeyError, TypeError, ImportError, ArithmeticError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -25,6 +25,7 @@ from cxl_offload.integrations.transformers.attention import (
     take_part,
 )
 from cxl_offload.integrations.transformers.cache import put_in_tiers, reserve
+from cxl_offload.integrations.transformers.checkpoint import check_final_weights
 from cxl_offload.integrations.transformers.conventions import (
     check_conventions,
     own_attention,
@@ -228,6 +229,7 @@ class Offloaded:
 
     def __enter__(self) -> Offloaded:
         check_conventions(self.model)  # again: another block may have begun since
+        check_final_weights(self.model, self.store.parts)
         with contextlib.ExitStack() as stack:
             stack.callback(place_weights(self.model, self.store))
             self._before_every_step(stack, lambda *_: self._attention.choose_threads())

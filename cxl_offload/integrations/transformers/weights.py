@@ -15,10 +15,15 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Shard
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, core_model_loading
+from transformers import AutoModelForCausalLM, PreTrainedModel, core_model_loading
 from transformers.distributed import DistributedConfig
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.checkpoint import (
+    ModelFiles,
+    check_placeable,
+    first_line,
+)
 from cxl_offload.integrations.transformers.kinds import (
     EXPERTS,
     chosen_policies,
@@ -210,12 +215,14 @@ def load(
     Parameters
     ----------
     folder
-        A checkpoint as transformers saves it. Nothing is downloaded.
+        A checkpoint as transformers saves it, or a GGUF file. Nothing is downloaded. transformers
+        dequantizes a GGUF file, and weights of compressed-tensors, in ordinary memory, where all of
+        them are before they go to their place.
     policies
         A plan for transformers, its file, or kind of tensor to policy; a kind without one is loaded
         into ordinary memory.
     dtype
-        Of the weights; ``"auto"`` is that of the checkpoint.
+        Of the weights; ``"auto"`` is that of the checkpoint, and of a GGUF file float32.
     attention
         ``"eager"`` or ``"sdpa"``; None is the model's own choice.
     distributed
@@ -234,25 +241,43 @@ def load(
     Raises
     ------
     ConfigError
-        No checkpoint there, or an unknown kind, tier or node.
+        No checkpoint there, one that is quantized in a way that transformers cannot load here, or
+        an unknown kind, tier or node.
     MemoryError
         A node has no room; before anything is loaded where that can be known.
     """
     if store is None:
         session = session or current_session()
         store = store_for(chosen_policies(asked_of(policies).policies, session), session)
-    if not (Path(folder) / "config.json").is_file():
-        raise ConfigError(f"{folder}: no config.json; give the folder of a checkpoint")
-    options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
+    found = ModelFiles.at(folder)
+    config = found.config()
+    check_placeable(config, store.parts)
+    options = found.model_options(config)
+    if attention is not None:
+        options["attn_implementation"] = attention
     if distributed is not None:
         options["distributed_config"] = distributed
-    files = FileWeights(folder)
+    files = FileWeights(found.folder)
     with _one_load, _setting_in(store, files):
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, **options
+            found.folder, dtype=found.dtype(dtype), **options
         )
+    _place_late(model, store)
     weakref.finalize(model, files.forget).atexit = False
     return model.eval()
+
+
+def _place_late(model: PreTrainedModel, store: TierStore) -> None:
+    """Move what was made after the weights of the file were set: dequantized ones, one by one."""
+    tied = getattr(model, "all_tied_weights_keys", {})
+    for name, weight in _named_weights(model):
+        kind = kind_of_weight(name, tied)
+        if kind in store.parts and _loaded_by.get(weight) != store.parts[kind]:
+            _refuse_numbers(store, kind, name, weight)
+            for held in _to_place(weight):
+                part, held.data = _placed(store, kind, name, held.data)
+                store.count(weight, kind, part, held)
+            _loaded_by[weight] = store.parts[kind]
 
 
 @contextlib.contextmanager
@@ -330,14 +355,16 @@ def meta_model(
         if not isinstance(named, torch.dtype):
             raise ConfigError(f"dtype {dtype}: give auto or a type of torch, such as bfloat16")
         dtype = named
+    found = ModelFiles.at(folder)
+    config = found.config()
+    dtype = found.dtype(dtype)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
         chosen = config.dtype if dtype == "auto" else dtype
         options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=chosen, **options)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"{folder}: {first_line(error)}") from None
 
 
 def weight_bytes(model: PreTrainedModel, kinds: Collection[str] = ()) -> dict[str, int]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, QuantoConfig, TorchAoConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, QuantoConfig, TorchAoConfig
 from transformers.integrations.bitnet import pack_weights
 
+from benchmarks.llama_cpp_peer import write_gguf
+from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import load, offload
+from cxl_offload.integrations.transformers.checkpoint import check_placeable
 from cxl_offload.integrations.transformers.weights import meta_model, weight_bytes
 from cxl_offload.memory import Session
 from cxl_offload.ops.view import held_tensors
@@ -47,9 +51,52 @@ def fp8(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"weight": codes.reshape(weight.shape), "weight_scale_inv": scales}
 
 
+def fp8_by_row(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A scale for each row."""
+    scales = weight.abs().amax(1, keepdim=True) / 448
+    return {"weight": (weight / scales).to(torch.float8_e4m3fn), "weight_scale": scales}
+
+
+def four_bits(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Eight numbers a word, the first in its lowest bits, and a scale for each group."""
+    rows, columns = weight.shape
+    groups = weight.reshape(rows, -1, BLOCK)
+    scales = groups.abs().amax(2) / 7
+    codes = (groups / scales[:, :, None]).round().clamp(-8, 7).reshape(rows, -1, 8).long() + 8
+    words = (codes << (4 * torch.arange(8))).sum(2)
+    return {
+        "weight_packed": words.where(words < 1 << 31, words - (1 << 32)).int(),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor([rows, columns]),
+    }
+
+
+def compressed(kind: str, bits: int, strategy: dict[str, Any], form: str) -> dict[str, Any]:
+    """What compressed-tensors writes into a configuration."""
+    numbers = {"num_bits": bits, "type": kind, "symmetric": True}
+    group: dict[str, Any] = {"targets": ["Linear"], "weights": {**numbers, **strategy}}
+    if bits == 8:
+        group["input_activations"] = {**numbers, "strategy": "token", "dynamic": True}
+    return {
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "format": form,
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
+
+
 BY_HAND: dict[str, tuple[Callable[[torch.Tensor], dict[str, torch.Tensor]], dict[str, Any]]] = {
     "bitnet": (bitnet, {"quant_method": "bitnet", "linear_class": "bitlinear"}),
     "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}),
+    "compressed-fp8": (
+        fp8_by_row,
+        compressed("float", 8, {"strategy": "channel"}, "float-quantized"),
+    ),
+    "compressed-int4": (
+        four_bits,
+        compressed("int", 4, {"strategy": "group", "group_size": BLOCK}, "pack-quantized"),
+    ),
 }
 
 
@@ -64,6 +111,8 @@ def save_quantized(kind: str, folder: Path) -> None:
         made = AutoModelForCausalLM.from_pretrained(folder, quantization_config=asked)
         made.save_pretrained(folder)
         return
+    if kind.startswith("compressed"):
+        pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
     quantize, config = BY_HAND[kind]
     weights: dict[str, torch.Tensor] = {}
     for name, weight in load_file(folder / "model.safetensors").items():
@@ -88,7 +137,7 @@ def nodes_of_projection(model: Any, session: Session) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["bitnet", "fp8", "torchao"])
+@pytest.mark.parametrize("kind", [*BY_HAND, "torchao"])
 def test_quantized_checkpoint_gives_the_same_tokens_from_its_tier(
     kind: str, session: Session, tmp_path: Path
 ) -> None:
@@ -108,6 +157,7 @@ def test_quantized_checkpoint_gives_the_same_tokens_from_its_tier(
     assert session.stats().asked_bytes.current == sum(moved.values()) - moved["kv"]
     with offload(model, POLICIES, session=session):
         assert torch.equal(generate(model), expected)
+    assert nodes_of_projection(model, session) == {1}, "where generating left it"
     assert weight_bytes(meta_model(tmp_path)) == {}
 
 
@@ -124,3 +174,82 @@ def test_weights_that_quanto_quantizes_while_it_loads_are_moved(
         assert nodes_of_projection(model, session) == {1}
         assert torch.equal(generate(model), expected)
     assert torch.equal(generate(model), expected)
+
+
+def test_weights_that_would_be_decompressed_elsewhere_are_refused(
+    session: Session, tmp_path: Path
+) -> None:
+    save_quantized("compressed-int4", tmp_path)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with (
+        pytest.raises(ConfigError, match=r"dequantize=True"),
+        offload(stock, POLICIES, session=session),
+    ):
+        pytest.fail("the block began")
+    with offload(stock, {"kv": "bind:2"}, session=session):
+        in_block = generate(stock)
+    assert torch.equal(generate(stock), in_block)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "q8_0", "q4_0"])
+def test_gguf_file_gives_the_same_tokens_as_stock(
+    kind: str, session: Session, tmp_path: Path
+) -> None:
+    pytest.importorskip("gguf", reason="gguf is not installed")
+    model = make("llama")
+    path = tmp_path / f"model-{kind}.gguf"
+    write_gguf(model, path, kind)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name).eval()
+    stock.generation_config = model.generation_config
+    expected = generate(stock)
+    made = load(path, POLICIES, session=session)
+    made.generation_config = model.generation_config
+    assert nodes_of_projection(made, session) == {1}
+    total = sum(weight.nbytes for weight in made.parameters())
+    assert session.stats().asked_bytes.current >= total
+    assert sum(weight_bytes(meta_model(path)).values()) == total
+    with offload(made, {"kv": "bind:2"}, session=session) as done:
+        assert torch.equal(generate(made), expected)
+        assert done.calls.kernel > 0
+    assert not torch.equal(made.lm_head.weight, model.lm_head.weight), "it was quantized"
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq.* requires optimum"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq.* requires gptqmodel"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes"),
+        ({"quant_method": "runes"}, "runes.* it knows .*torchao"),
+        ({"bits": 4}, "quantized by None"),
+    ],
+)
+def test_checkpoint_that_transformers_cannot_load_is_refused_before_its_weights_are_read(
+    asked: dict[str, Any], reason: str, session: Session, tmp_path: Path
+) -> None:
+    if asked.get("quant_method") in ("gptq", "awq") and find_spec("gptqmodel"):
+        pytest.skip("gptqmodel is installed")
+    make("llama").config.save_pretrained(tmp_path)  # there are no weights
+    text = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**text, "quantization_config": asked}))
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load(tmp_path, POLICIES, session=session)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_cannot_lie_in_tiers_may_stay_where_they_are() -> None:
+    config = LlamaConfig(quantization_config={"quant_method": "bitsandbytes"})
+    check_placeable(config, ["kv"])
+    with pytest.raises(ConfigError, match="a policy of kv only"):
+        check_placeable(config, ["kv", "mlp"])
+    check_placeable(LlamaConfig(), ["kv", "mlp"])
+
+
+def test_file_that_is_no_gguf_is_refused(session: Session, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    with pytest.raises(ConfigError, match="or a GGUF file"):
+        load(path, POLICIES, session=session)
+    for content in (b"", b"GGUF", b"something else"):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"model\.gguf: "):
+            load(path, POLICIES, session=session)

@@ -1,0 +1,168 @@
+"""What a model is loaded from, and whether transformers can load it here; asked before it does."""
+
+from __future__ import annotations
+
+import copy
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, GgufConfig, PreTrainedModel
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
+
+from cxl_offload.errors import ConfigError
+
+GGUF = ".gguf"
+
+_LATE = "compressed-tensors"
+"""Weights that transformers decompresses in the first forward pass, unless it is told to before."""
+
+_OWN_MEMORY = "bitsandbytes"
+
+_NO_WEIGHTS = frozenset({"kv", "activations"})
+
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, IndexError, TypeError, AttributeError),
+    *(ImportError, struct.error),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A folder as transformers saves it, or a GGUF file in a folder.
+
+    Parameters
+    ----------
+    folder
+        What transformers calls the model's path.
+    gguf_file
+        Name of the file in it; None: the folder's own.
+    """
+
+    folder: Path
+    gguf_file: str | None = None
+
+    @classmethod
+    def at(cls, path: str | Path) -> ModelFiles:
+        """The files that a path names.
+
+        Raises
+        ------
+        ConfigError
+            Neither a folder with a ``config.json`` nor a GGUF file.
+        """
+        path = Path(path)
+        if path.suffix == GGUF and path.is_file():
+            return cls(path.parent, path.name)
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f"{path}: no config.json; give the folder of a checkpoint, or a GGUF file"
+            )
+        return cls(path)
+
+    @property
+    def path(self) -> Path:
+        """What the user named."""
+        return self.folder / (self.gguf_file or "")
+
+    def options(self) -> dict[str, Any]:
+        """What every ``from_pretrained`` is told, beside the folder."""
+        options: dict[str, Any] = {"local_files_only": True}
+        return options if self.gguf_file is None else {**options, "gguf_file": self.gguf_file}
+
+    def config(self) -> Any:
+        """The configuration, of a quantized checkpoint with what loading it to its place needs.
+
+        Raises
+        ------
+        ConfigError
+            One line: not readable, or quantized in a way that transformers cannot load here.
+        """
+        try:
+            config = AutoConfig.from_pretrained(self.folder, **self.options())
+        except _UNREADABLE as error:
+            raise ConfigError(f"{self.path}: {first_line(error)}") from None
+        given = getattr(config, "quantization_config", None)
+        if isinstance(given, dict):
+            self._check_quantizer(given)
+            if given.get("quant_method") == _LATE:
+                config.quantization_config = {**given, "dequantize": True}
+        return config
+
+    def model_options(self, config: Any) -> dict[str, Any]:
+        """What loading the model is told besides, so that weights are final once they are there."""
+        options = {**self.options(), "config": config}
+        if self.gguf_file is not None:
+            options["quantization_config"] = GgufConfig(dequantize=True)
+        return options
+
+    def dtype(self, asked: torch.dtype | str) -> torch.dtype | str:
+        """The type of weights: ``"auto"`` is that of the checkpoint, of a GGUF file float32."""
+        return torch.float32 if asked == "auto" and self.gguf_file is not None else asked
+
+    def _check_quantizer(self, given: dict[str, Any]) -> None:
+        method = given.get("quant_method")
+        try:
+            if AutoHfQuantizer.supports_quant_method(given):
+                asked = copy.deepcopy(given)
+                quantizer = AutoHfQuantizer.from_config(asked, pre_quantized=True)
+                quantizer.validate_environment(device_map=None, weights_only=True)
+                return
+            why = f"it knows {', '.join(sorted(AUTO_QUANTIZER_MAPPING))}"
+        except (*_UNREADABLE, RuntimeError) as error:
+            why = first_line(error)
+        raise ConfigError(
+            f"{self.path} is quantized by {method}, which transformers cannot load here: {why}"
+        )
+
+
+def _method(config: Any) -> str:
+    """How a checkpoint is quantized; empty: it is not."""
+    given = getattr(config, "quantization_config", None)
+    found = given if isinstance(given, dict) else vars(given or object)
+    method = found.get("quant_method") or ""
+    return str(getattr(method, "value", method))
+
+
+def check_placeable(config: Any, kinds: Collection[str]) -> None:
+    """Refuses to place weights of a kind of quantization that cannot be placed.
+
+    Raises
+    ------
+    ConfigError
+        Says why, and what can be done instead.
+    """
+    if _method(config) == _OWN_MEMORY and not _NO_WEIGHTS.issuperset(kinds):
+        raise ConfigError(
+            f"weights of {_OWN_MEMORY} cannot lie in tiers: it keeps them in tensors of a class of "
+            "its own, and packs those of 4 bits anew in the first forward pass; give a policy of "
+            "kv only"
+        )
+
+
+def check_final_weights(model: PreTrainedModel, kinds: Collection[str]) -> None:
+    """Refuses to place weights that are still to be decompressed, into ordinary memory.
+
+    Raises
+    ------
+    ConfigError
+        Says how to load them; or as :func:`check_placeable`.
+    """
+    check_placeable(model.config, kinds)
+    if _NO_WEIGHTS.issuperset(kinds) or _method(model.config) != _LATE:
+        return
+    if any(getattr(each, "quantization_status", "") == "compressed" for each in model.modules()):
+        raise ConfigError(
+            f"{type(model).__name__} decompresses its weights in the first forward pass, into "
+            "ordinary memory; load it with this package's load(), or give from_pretrained() "
+            "quantization_config=CompressedTensorsConfig(dequantize=True)"
+        )
+
+
+def first_line(error: BaseException) -> str:
+    """Of what an error says, or its name."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
