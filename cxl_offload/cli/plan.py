@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import typer
 
 from cxl_offload.cli._options import LIMITS, AsJson, Limit, names
 from cxl_offload.cli._plan_cache import cache, compare
+from cxl_offload.cli._plan_choice import fastest
 from cxl_offload.cli._plan_fleet import fleet
 from cxl_offload.cli._plan_inputs import (
     AddedMemory,
@@ -36,12 +37,12 @@ from cxl_offload.cli._plan_inputs import (
 )
 from cxl_offload.cli._plan_objects import objects
 from cxl_offload.cli._plan_report import print_plan
-from cxl_offload.cli._progress import counted, progress_bar
+from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import ReportFile, check_page, write_plan_page
 from cxl_offload.cli._report_table import console_of
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import limits, size
-from cxl_offload.units import format_number, parse_bandwidth
+from cxl_offload.units import parse_bandwidth
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
@@ -206,11 +207,13 @@ def inference(
 
     def for_machine(other: Machine) -> Plan:
         common["machine"] = other
-        return _fastest([plans[name] for name in wanted], lines=not as_json)
+        return fastest({name: plans[name] for name in wanted}, lines=not as_json)
 
     with names_the_line(machine), drawn(timeline, None if report is None else seen) as replay:
         common["replay"] = replay
-        plan = _fastest([partial(noted, name) for name in wanted], lines=not as_json)
+        here = machine is None and add is None and gpu is None
+        asked_of = {name: partial(noted, name) for name in wanted}
+        plan = fastest(asked_of, lines=not as_json, here=here)
     plan = as_advice(plan, add, gpu)
     if report is not None:
         own = common["machine"]
@@ -241,27 +244,6 @@ def _executors(
                 raise ConfigError(f"{name}: {asked} has no such option; leave it out")
             wanted = [each for each in wanted if each in owners] or list(owners[:1])
     return wanted
-
-
-def _fastest(plans: Sequence[Callable[[], Plan]], *, lines: bool) -> Plan:
-    """Of the executors that can, the one with the most tokens/s, prompts included."""
-    made: list[Plan] = []
-    refused: list[MemoryError | ValueError] = []
-    with progress_bar(keep=False, lines=lines) as tell:
-        for plan in counted(plans, "executors planned for", tell):
-            try:
-                made.append(plan())
-            except (MemoryError, ValueError) as error:
-                refused.append(error)
-    if not made:  # what lacks room could run the model, and says what to do about it
-        raise next((error for error in refused if isinstance(error, MemoryError)), refused[0])
-    best = max(made, key=lambda plan: plan.tokens_per_s)
-    others = [
-        f"{plan.executor}: {format_number(plan.tokens_per_s)} tokens/s (predicted)"
-        for plan in made
-        if plan is not best
-    ]
-    return replace(best, notes=(*best.notes, *others))
 
 
 def training(
