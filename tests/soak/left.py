@@ -31,8 +31,8 @@ MOST_GROWTH = {
 """Over all rounds of a kind after the first ones. A block of Python is some 100 bytes."""
 
 NOT_JUDGED = {("vllm", "heap_bytes")}
-"""The heap of an engine grows with the requests that it sees, slower and slower; whether it does so
-without tiers has not been measured. The figure is in the result."""
+"""The heap of an engine grows with the requests that it sees, slower and slower, without tiers as
+much as with them (``python -m tests.soak.engine_heap``). The figure is in the result."""
 
 
 class _Mallinfo2(ctypes.Structure):
