@@ -1,9 +1,11 @@
 // What a block learns by asking its pages again, long after they were placed.
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <mutex>
 #include <utility>
 
+#include "core/error.h"
 #include "core/rounding.h"
 #include "memory/fault_in.h"
 #include "memory/pinned.h"
@@ -74,7 +76,11 @@ AskedPages PlacedBlock::ask_pages(bool bring_back) {
   os::Kernel& kernel = *session_->placer_.kernel;
   asked.strays = differences(pages, wanted, look_for_runs(kernel, pages, page));
   if (asked.strays.empty() || !bring_back || region.pinned()) return asked;
-  move_to_runs(kernel, pages, wanted, page);
+  try {
+    move_to_runs(kernel, pages, wanted, page);
+  } catch (const SystemError& error) {
+    if (error.code() != ENODEV) throw;  // a node that is offline takes nothing back
+  }
   const auto left = differences(pages, wanted, look_for_runs(kernel, pages, page));
   for (Stray& stray : asked.strays) stray.is_back = !is_among(stray, left);
   return asked;

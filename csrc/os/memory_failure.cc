@@ -173,6 +173,19 @@ void start_listening() {
   pthread_sigmask(SIG_SETMASK, &saved, nullptr);
 }
 
+enum class Answer { kThere, kPoisoned, kGone };
+
+// Asks the kernel for pages. What it has no pages for is there as far as this can tell, unless a
+// file or device has to have them.
+Answer ask(std::span<std::byte> pages) {
+  if (madvise(pages.data(), pages.size(), kPopulateRead) == 0) return Answer::kThere;
+  if (errno == EHWPOISON) return Answer::kPoisoned;
+  if (errno != EFAULT) return Answer::kThere;
+  const WatchedReading reading;
+  const auto watched = reading.find(pages.data());
+  return watched && watched->is_shared ? Answer::kGone : Answer::kThere;
+}
+
 std::mutex& install_mutex() {
   static std::mutex* const only = new std::mutex;
   return *only;
@@ -237,13 +250,16 @@ std::vector<std::span<std::byte>> find_lost_pages(std::span<std::byte> range, si
   for (size_t at = 0; at < range.size();) {
     const size_t bytes = std::min(step, range.size() - at);
     const auto part = range.subspan(at, bytes);
-    if (madvise(part.data(), part.size(), kPopulateRead) == 0 || errno != EHWPOISON) {
-      at += bytes;
-      continue;
+    const Answer answer = ask(part);
+    if (answer == Answer::kGone) {
+      // All of it, and not replaced: as much memory of a node as a device had may not be there.
+      record_loss(range.subspan(at), LossKind::kGone);
+      lost.push_back(range.subspan(at));
+      break;
     }
-    for (size_t page = 0; page < bytes; page += page_bytes) {
+    for (size_t page = 0; answer == Answer::kPoisoned && page < bytes; page += page_bytes) {
       const auto one = part.subspan(page, page_bytes);
-      if (madvise(one.data(), one.size(), kPopulateRead) == 0 || errno != EHWPOISON) continue;
+      if (ask(one) != Answer::kPoisoned) continue;
       record_loss(one, LossKind::kAsked);
       if (!replace(one)) {
         throw SystemError(errno, "replace a lost page: the kernel has no room for the mapping");

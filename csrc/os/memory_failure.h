@@ -28,7 +28,8 @@ bool survives_memory_failures();
 
 // Asks which pages of a range that ought to be there are lost, replaces and writes them down as the
 // handler does; works whether or not failures are survived. Pages that were swapped out come back.
-// Returns what was lost. `page_bytes` is what the range was mapped in.
+// Of a file or device that is gone, all from there on is written down, and not replaced: who uses
+// it nevertheless gets SIGBUS. Returns what was lost. `page_bytes` is what the range was mapped in.
 std::vector<std::span<std::byte>> find_lost_pages(std::span<std::byte> range, size_t page_bytes);
 
 }  // namespace cxl_offload::os

@@ -42,11 +42,20 @@ class KeptBlocks:
 
     @property
     def slots_left(self) -> int:
-        """Those that nobody writes to: free ones, and those of blocks that are there."""
+        """Those that nobody writes to: free ones, and those of blocks that are there.
+
+        None where the store is gone.
+        """
+        self._forget_if_gone()
         return len(self._free) + len(self._there)
 
     def put(self, key: bytes, data: bytes | memoryview) -> None:
-        """Keeps a block, in the place of the longest unused one where the store is full."""
+        """Keeps a block, in the place of the longest unused one where the store is full.
+
+        Where the store is gone nothing is kept.
+        """
+        if self.slots_left == 0 and self.store.is_gone:
+            return
         slot = self.begin(key)
         try:
             self.store.write_block(slot, data)
@@ -54,6 +63,11 @@ class KeptBlocks:
         except BaseException:
             self.abandon(slot)
             raise
+
+    def _forget_if_gone(self) -> None:
+        if self.store.is_gone:
+            self._there.clear()
+            self._free.clear()
 
     def begin(self, key: bytes) -> int:
         """A slot to write a block of this key to; it is not there until :meth:`finish`.
@@ -90,6 +104,7 @@ class KeptBlocks:
 
         A block that is damaged is dropped, with a warning.
         """
+        self._forget_if_gone()
         entry = self._there.get(key)
         if entry is None or not self._is_right(self.store.block(entry.slot), entry):
             return None
@@ -100,6 +115,7 @@ class KeptBlocks:
 
         A block that is damaged is dropped, with a warning.
         """
+        self._forget_if_gone()
         entry = self._there.get(key)
         if entry is None:
             return None
@@ -117,6 +133,9 @@ class KeptBlocks:
         if is_right(data, entry.digest):
             return True
         self.damaged += 1
+        if self.store.is_gone:
+            self._forget_if_gone()
+            return False
         _logger.warning("%s: block %s is damaged and was dropped", self.store.path, entry.key.hex())
         self.drop(entry.key)
         return False

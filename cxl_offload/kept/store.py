@@ -89,7 +89,7 @@ class KeptStore:
         self.layout = layout
         self._pid = os.getpid()
         self._changing = threading.Lock()
-        self._detached = False
+        self._detached = self._gone = False
         self._sequence = 0
         self.entries: tuple[KeptEntry, ...] = ()
         self._place = place_of(path)
@@ -216,6 +216,22 @@ class KeptStore:
                 self._place.write_back(self.mapping, at, nbytes)
                 self._write_back_after(self.layout.entry_at(slot), entry.pack(self._id))
             return entry
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its file was cut, or its device left; the first time the log says so.
+
+        What is written from then on is memory of this process that nobody finds again, so a store
+        that is gone should be written to no more.
+        """
+        if not self._gone and self.mapping.is_gone:
+            self._gone = True
+            _logger.error(
+                "%s is gone: what was kept there is not found until it is back and this process "
+                "has ended, and nothing more is kept",
+                self.path,
+            )
+        return self._gone
 
     def detach(self) -> None:
         """Drops every block, and keeps none from now on: what they are blocks of has changed."""

@@ -284,6 +284,16 @@ def is_lost(address: int, nbytes: int) -> bool:
     return bool(lost_ranges(address, nbytes))
 
 
+def is_gone(address: int, nbytes: int) -> bool:
+    """Whether the file or device behind a range was found to be cut or to have left.
+
+    Its pages are then replaced one by one, as somebody uses them, by memory of a node.
+    """
+    return _C.any_loss() and any(
+        kind == _C.LossKind.gone for *_, kind in _C.losses_in(address, nbytes)
+    )
+
+
 def written_anew(address: int, nbytes: int) -> None:
     """Tells that lost bytes were written again, by a program that knows how to have them.
 

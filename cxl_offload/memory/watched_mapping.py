@@ -79,6 +79,11 @@ class WatchedMapping(mmap.mmap):
             _C.watch(self._address, nbytes, self._page_bytes)
             raise
 
+    @property
+    def is_gone(self) -> bool:
+        """As of :func:`cxl_offload.memory.lost.is_gone`."""
+        return not self.closed and lost.is_gone(self._address, len(self))
+
     def write_back(self, at: int, nbytes: int) -> None:
         """Writes a part back from the caches of processors, before what is written later.
 

@@ -28,6 +28,7 @@ from cxl_offload.kept import (
     verify_kept,
 )
 from cxl_offload.kept.layout import FREE_MARK, HEADER_BYTES, STORE_MARK
+from cxl_offload.memory import survive_memory_errors
 from tests.kept.devices import PATH, bytes_of, device_file, fill_device, stand_in
 from tests.kept.ground import FACTS, LAYOUT, block_of, key_of
 from tests.memory.dax_devices import MIB, SIZE, write_device
@@ -302,3 +303,25 @@ def test_name_of_a_device_takes_no_folder() -> None:
         kept_path("/dev/dax0.0", "/dev/shm")
     with pytest.raises(ValueError, match="or a device, such as"):
         kept_path("/dev/dax0")
+
+
+def test_store_whose_device_leaves_finds_and_keeps_nothing_and_says_so_once(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a file that is cut: reading what is not there is SIGBUS in both."""
+    keys = fill()
+    store = opened()
+    reading = KeptReader(PATH, FACTS)
+    with survive_memory_errors(interrupt=False):
+        os.truncate(device_file(root), 0)
+        with caplog.at_level(logging.WARNING):
+            assert [store.get(key) for key in keys] == [None] * 5
+            store.put(keys[0], block_of(keys[0]))
+            assert (len(store), store.slots_left) == (0, 0)
+            assert store.find(keys[0]) is None
+        assert [reading.read(key) for key in keys] == [None] * 5
+        store.close()
+        reading.close()
+    assert [record.message.partition(":")[0] for record in caplog.records] == [f"{PATH} is gone"]
+    os.truncate(device_file(root), SIZE)
+    opened().close()

@@ -7,6 +7,8 @@ a real device adds is tested in a virtual machine that has one.
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -267,3 +269,22 @@ class Device(RuleBasedStateMachine):
 
 TestDevice = Device.TestCase
 TestDevice.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_device_that_left_is_found_by_asking_and_takes_no_memory_of_nodes(tmp_path: Path) -> None:
+    """As a file that is cut; a real device leaves in ``tests/vm/guest_removed.py``."""
+    session = make_place("linux", tmp_path).session()
+    block = session.allocate(8 * MIB, DEVICE)
+    fill(block, 7)
+    assert session.check().lost == ()
+    os.truncate(tmp_path / "dev/dax0.0", 0)
+    found = session.check().lost
+    assert [(each.offset, each.nbytes, each.node) for each in found] == [(0, 8 * MIB, None)]
+    assert "dax0.0" in found[0].name
+    before = resident_bytes()
+    assert session.check().lost == found
+    assert resident_bytes() - before < MIB, "nothing is put in the place of what nobody uses"
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

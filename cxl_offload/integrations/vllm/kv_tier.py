@@ -46,7 +46,7 @@ from cxl_offload.integrations.vllm.kv_place import copy_cpus
 from cxl_offload.integrations.vllm.kv_read import FACTS_KEY, wrong
 from cxl_offload.kept import KeptLayout, Placing
 from cxl_offload.memory import current_session
-from cxl_offload.memory.lost import add_owner, is_lost, survive_by_default
+from cxl_offload.memory.lost import add_owner, is_gone, is_lost, survive_by_default
 from cxl_offload.units import format_bytes
 
 # Below vLLM's own logger, so that it is shown as vLLM's lines are.
@@ -116,6 +116,7 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         survive_by_default()
         add_owner(self)
         self._copies = CopyQueue(copy_cpus(session, self.options.copy_threads), "cxl-offload-cold")
+        self._gone = False
         self._jobs: dict[int, _Job] = {}
         self._done: list[JobResult] = []
         self._contexts: dict[str, ReqContext] = {}
@@ -151,7 +152,25 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         """Of one chunk, as measured lately; 0 before the first."""
         return self._copies.seconds_per_byte * float(self.block_size_bytes)
 
+    @property
+    def _is_gone(self) -> bool:
+        """Whether the device or file behind the tier has left; the first time the log says so.
+
+        Chunks would come to lie in memory that the tier was not given.
+        """
+        if not self._gone and is_gone(self.memory.address, self.memory.nbytes):
+            self._gone = True
+            where = self.options.kept or self.options.tier.policy
+            _logger.error(
+                "cold KV tier: %s is gone; no chunk is found or kept there until the engine has "
+                "started again",
+                where,
+            )
+        return self._gone
+
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        if self._is_gone:
+            return LookupResult.MISS
         found = self.books.lookup(key, req_context)
         return LookupResult.RETRY if found is LookupResult.HIT_PENDING else found
 
@@ -160,7 +179,7 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         keys = list(job.keys)
         room = (self.options.pending_bytes - self._copies.waiting_bytes) // self.block_size_bytes
         # What finds no room in the queue or the tier is the end of a prefix, never its beginning.
-        wanted = keys[: max(0, min(room, self.slots))]
+        wanted = keys[: 0 if self._is_gone else max(0, min(room, self.slots))]
         rest = keys[len(wanted) :]
         self.books.tier_counts.add("refused", sum(not self._holds(key) for key in rest))
         context = self._context(job.req_context)
@@ -180,7 +199,7 @@ class ColdTierManager(SecondaryTierManager):  # type: ignore[misc]
         job = job_metadata
         context = self._context(job.req_context)
         # Since the lookup a store of the same step may have evicted some.
-        there = [self.books.lookup(key, context) is LookupResult.HIT for key in job.keys]
+        there = [self.lookup(key, context) is LookupResult.HIT for key in job.keys]
         keys = [key for key, is_there in zip(job.keys, there, strict=True) if is_there]
         if not keys:
             self._done.append(JobResult(job.job_id, success=False))

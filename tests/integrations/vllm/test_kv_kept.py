@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ import pytest
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.kept import find_kept, kept_path
+from cxl_offload.memory import survive_memory_errors
 from tests.integrations.vllm.test_kv_books import ROW, Tier, keys_of
-from tests.kept.devices import fill_device, stand_in
+from tests.kept.devices import device_file, fill_device, stand_in
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -111,6 +113,32 @@ def test_chunks_on_a_device_are_there_for_the_next_tier(
     fill_device(tmp_path / "machine", b"something else")
     with pytest.raises(ConfigError, match=r"cold.persist /dev/dax0.0: it holds something"):
         make_tier(path, early, policy=None)
+
+
+def test_tier_whose_device_leaves_finds_nothing_takes_nothing_and_says_so_once(
+    tmp_path: Path,
+    early: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = str(stand_in(monkeypatch, tmp_path / "machine"))
+    tier = make_tier(path, early, policy=None)
+    tier.store([10, 11, 12], [0, 3, 7])
+    with survive_memory_errors(interrupt=False), caplog.at_level(logging.ERROR):
+        os.truncate(device_file(tmp_path / "machine"), 0)
+        assert not tier.load([10], [1]).success
+        assert tier.finds(10, 11, 12) == "MISS MISS MISS"
+        assert not tier.load([11], [1]).success
+        assert tier.store([13], [2]).success, "a tier that is full is no error either"
+        assert tier.finds(13) == "MISS"
+        counted = tier.counted()
+        assert (counted["damaged"], counted["refused"]) == (1, 1)
+        tier.tier.shutdown()
+    gone = [record.message for record in caplog.records if "is gone" in record.message]
+    assert gone == [
+        "cold KV tier: /dev/dax0.0 is gone; no chunk is found or kept there until the engine has "
+        "started again"
+    ]
 
 
 @pytest.mark.parametrize("eviction", ["lru", "arc", "cost"])
