@@ -59,7 +59,7 @@ def test_sizes_are_those_of_the_kernel() -> None:
 
 def test_blocks_are_there_after_a_kill_and_nothing_else_is() -> None:
     faults: list[str] = []
-    for seed in range(8):
+    for seed in range(5):
         store = reopened(PATH)
         there = store.keys
         store.close()
@@ -70,7 +70,7 @@ def test_blocks_are_there_after_a_kill_and_nothing_else_is() -> None:
 
 
 def test_reader_beside_a_writer_never_sees_a_wrong_block() -> None:
-    read, faults = read_beside(PATH, 1, 60)
+    read, faults = read_beside(PATH, 1, 30)
     assert not faults
     assert read
 
