@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -46,6 +46,7 @@ from cxl_offload.units import parse_bandwidth
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
+    from cxl_offload.plan.training.job import Stage
     from cxl_offload.sim import Timeline
     from cxl_offload.topology import Machine
 
@@ -255,7 +256,7 @@ def training(
     batch: Annotated[int, typer.Option(help="Sequences of one optimizer step.")] = 16,
     seq_len: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 1024,
     stage: Annotated[
-        int | None, typer.Option(min=2, max=3, help="ZeRO stage; default: 2 where it fits.")
+        int | None, typer.Option(min=1, max=3, help="ZeRO stage; default: the fastest.")
     ] = None,
     gpus: Annotated[int, typer.Option(help="GPUs of a host, all alike.")] = 1,
     hosts: Annotated[int, typer.Option(help="Hosts, all alike.")] = 1,
@@ -301,7 +302,7 @@ def training(
             machine=read_machine(machine, profile, add, gpu),
             batch=batch,
             tokens=seq_len,
-            stage=None if stage is None else (2 if stage == 2 else 3),
+            stage=None if stage is None else cast("Stage", stage),
             tiers=names(tiers),
             limits=limits(limit),
             optimizer_bytes_per_s=None if optimizer_gb_s is None else optimizer_gb_s * 1e9,

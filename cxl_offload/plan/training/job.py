@@ -1,7 +1,8 @@
 """What a training step with ZeRO-Offload keeps where: bytes a kind on the host, bytes on the GPU.
 
-Stage 2 keeps low-precision parameters on the GPU and the optimizer on the host; stage 3 with
-``offload_param`` keeps the parameters on the host too. Several GPUs divide all of it but what each
+Stage 2 keeps low-precision parameters on the GPU and the optimizer on the host; stage 1 keeps the
+gradients of all micro-batches on the GPU too, and sends their sum once a step; stage 3 with
+``offload_param`` keeps the parameters on the host. Several GPUs divide all of it but what each
 computes with.
 """
 
@@ -13,7 +14,7 @@ from typing import Literal
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.training.zero_offload import training_flops
 
-Stage = Literal[2, 3]
+Stage = Literal[1, 2, 3]
 
 MOST_BATCH = 1 << 20
 """Sequences of a step: every divisor is tried, and no training has nearly as many."""
@@ -108,14 +109,18 @@ def gpu_bytes(
 ) -> int:
     """What the GPU must hold at the peak of a micro-batch's backward.
 
-    Parameters (stage 3: two layers of them and the embeddings' largest tensor), two gradient
-    buckets, logits, and with checkpointing one checkpoint a layer and one layer's activations, else
-    those of all layers.
+    Parameters (stage 3: two layers of them and the embeddings' largest tensor), in stage 1 as many
+    bytes of gradients, two gradient buckets, logits, and with checkpointing one checkpoint a layer
+    and one layer's activations, else those of all layers.
     """
     model = job.model
     parameters = model.parameters
     largest = max(tensor.elements // tensor.count for tensor in model.tensors())
-    resident = parameters if stage == 2 else 2 * (parameters // model.layers) + largest
+    resident = {
+        1: 2 * parameters,  # DeepSpeed 0.19, stage_1_and_2.py: reduced at the last pass only
+        2: parameters,
+        3: 2 * (parameters // model.layers) + largest,
+    }[stage]
     rows = micro_batch * job.tokens
     checkpoints = LOW_BYTES * rows * model.hidden * model.layers
     layer = LAYER_BYTES_PER_ELEMENT * rows * model.hidden

@@ -56,6 +56,11 @@ class TrainingStep:
         return sum(kind.traffic for kind in self.kinds)
 
     @property
+    def sends(self) -> int:
+        """How often gradients leave the GPU in a step; stage 1 adds them up there first."""
+        return 1 if self.stage == 1 else self.accumulation
+
+    @property
     def low_bytes(self) -> int:
         """Low-precision gradients, and as many bytes of parameters."""
         return next(kind.bytes for kind in self.kinds if kind.name == "staging")
@@ -93,8 +98,9 @@ def _copy_seconds(hardware: Hardware, weights: Sequence[int], nbytes: float) -> 
 def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEstimate:
     """Seconds of a step, by the equations of ``training.zero_offload``.
 
-    Every micro-batch sends its gradients during its backward; stage 3 also fetches parameters for
-    forward and backward, hidden behind them as far as they last. Parameters return once.
+    Every micro-batch sends its gradients during its backward, in stage 1 the last one those of all;
+    stage 3 also fetches parameters for forward and backward, hidden behind them as far as they
+    last. Parameters return once.
     """
     shares = [0.0] * len(hardware.nodes)
     for kind in step.kinds:
@@ -121,10 +127,10 @@ def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEs
     count = step.accumulation
     work = count * (step.forward_s + step.backward_s)
     return StepEstimate(
-        step_s=work + count * exposed + back + optimizer,
+        step_s=work + step.sends * exposed + back + optimizer,
         forward_s=count * step.forward_s,
         backward_s=count * step.backward_s,
-        gradients_exposed_s=count * exposed,
+        gradients_exposed_s=step.sends * exposed,
         parameters_exposed_s=back,
         optimizer_s=optimizer,
     )
@@ -177,7 +183,7 @@ class _StepProgram:
         self._optimizer()
         self._copies()
         if most_s is not None:
-            count = float(step.accumulation)
+            count = float(step.sends)
             total = {self.exposed: count, self.fetch: count, self.back: 1.0, self.optimizer: 1.0}
             self.program.row("at most", total, high=(most_s - fixed) / self._unit_s)
 
@@ -194,7 +200,7 @@ class _StepProgram:
             ]
             for kind in self.step.kinds
         }
-        count, free = float(self.step.accumulation), 0.0 if by_rank else 1.0
+        count, free = float(self.step.sends), 0.0 if by_rank else 1.0
         self.exposed = self.program.column("exposed", cost=count * free)
         self.fetch = self.program.column("forward fetch", cost=count * free)
         self.back = self.program.column("back", cost=free)

@@ -45,7 +45,8 @@ ADAM_SHARE_OF_UPPER_BOUND = 0.26
 with batch 3 is the optimizer (Wang et al., Performance Characterization of CXL Memory, IV-A),
 beside the GPU's work at the training efficiency that is planned with and sequences of 1024."""
 
-STAGES: tuple[Stage, ...] = (2, 3)
+STAGES: tuple[Stage, ...] = (2, 1, 3)
+"""In the order in which one has to be faster than those before it."""
 
 CONFIG = "ds_config.json"
 """DeepSpeed's configuration among a plan's settings, and as its command names it;
@@ -69,7 +70,7 @@ class TrainingRequest(PlanRequest):
     tokens
         Tokens of a sequence.
     stage
-        2, 3, or None: the faster one.
+        1, 2, 3, or None: the fastest one.
     optimizer_bytes_per_s
         What the CPU optimizer draws from local memory; None: ``ADAM_SHARE`` of its rate, or
         ``ADAM_SHARE_OF_UPPER_BOUND``.
@@ -217,8 +218,8 @@ class DeepSpeed(Executor[PlannedStep]):
     ) -> Candidate[PlannedStep] | None:
         """The shortest step; of equals the largest micro-batch, without checkpointing if it can be.
 
-        Stage 3 has to bring more than the margin: what its gathers cost beside the copies is not
-        in the equations.
+        Stages 1 and 3 have to bring more than the margin: how much less small micro-batches reach
+        of the GPU, and what gathers cost beside the copies, is not in the equations.
         """
         best: PlannedStep | None = None
         need = 0
@@ -230,7 +231,7 @@ class DeepSpeed(Executor[PlannedStep]):
             weights, estimate = placed
             if best is not None:
                 slack = -1e-6 if each.checkpointing > best.checkpointing else 1e-6
-                if step.stage > best.stage:
+                if STAGES.index(step.stage) > STAGES.index(best.stage):
                     slack = -self._request.cxl_margin
                 if estimate.step_s > best.estimate.step_s * (1 + slack):
                     continue
@@ -319,7 +320,7 @@ class DeepSpeed(Executor[PlannedStep]):
     def other_homes(
         self, found: Candidate[PlannedStep]
     ) -> Iterable[tuple[str, Candidate[PlannedStep] | None]]:
-        """The other stage: parameters on the GPU, or on the host."""
+        """The other stages."""
         for stage in STAGES if self._request.stage is None else ():
             if stage != found.choice.stage:
                 other = DeepSpeed(replace(self._request, stage=stage))

@@ -62,6 +62,9 @@ def replayed_phases(
 ) -> Mapping[str, float]:
     """Seconds of forward, backward and optimizer.
 
+    In stage 1 the passes before the last one send no gradients: they are replayed as if these were
+    kept in GPU memory.
+
     Steps of a trace are barriers, so passes after the first all take the same: two are replayed
     and the second counts for the rest. The GPU gets the share of its peak that training reaches,
     the CPU as many cache lines in flight as give the planned rate on local memory.
@@ -75,6 +78,15 @@ def replayed_phases(
     lines = step.cpu_bytes_per_s * hardware.local_latency_ns * 1e-9 / LINE_BYTES
     there = replace(machine, gpus=gpus)
     engines = Engines(lines_in_flight=max(1.0, lines))
+    if step.stage == 1 and step.accumulation > 1:
+        last = replay(training_trace(work), there, engines)
+        silent = replace(work, gradients=TensorHome(gpu=1.0))
+        before = replay(training_trace(silent), there, engines)
+        more = step.accumulation - 1
+        return {
+            phase: each + more * before[phase] * (phase != "optimizer")
+            for phase, each in last.items()
+        }
     passes = min(2, step.accumulation)
     several = replay(training_trace(replace(work, accumulation=passes)), there, engines)
     if step.accumulation <= passes:

@@ -19,7 +19,7 @@ from cxl_offload.plan.gpu import GpuRates
 from cxl_offload.plan.hardware import Hardware, HostNode
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan, parse_plan, plan_text
-from cxl_offload.plan.training.job import TrainingJob, gpu_bytes, host_kinds
+from cxl_offload.plan.training.job import Stage, TrainingJob, gpu_bytes, host_kinds
 from cxl_offload.plan.training.placement import TrainingStep, estimate, place
 from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.topology import load_machine
@@ -31,8 +31,9 @@ def random_step(seed: int) -> tuple[TrainingStep, Hardware]:
     """A step and two nodes that together barely hold it."""
     rng = random.Random(seed)
     params = rng.randint(1, 8) * 10**8
-    stage = rng.choice([2, 3])
-    kinds = host_kinds(params, 2 if stage == 2 else 3)
+    stages: tuple[Stage, ...] = (1, 2, 3)
+    stage = rng.choice(stages)
+    kinds = host_kinds(params, stage)
     total = sum(kind.bytes for kind in kinds)
     tiers = tuple(
         HostNode(
@@ -58,7 +59,7 @@ def random_step(seed: int) -> tuple[TrainingStep, Hardware]:
     )
     step = TrainingStep(
         kinds=kinds,
-        stage=2 if stage == 2 else 3,
+        stage=stage,
         forward_s=rng.uniform(0.0, 0.2),
         backward_s=rng.uniform(0.0, 0.2),
         accumulation=rng.choice([1, 4]),
@@ -169,6 +170,60 @@ def test_stage_three_where_the_gpu_is_too_small_for_parameters() -> None:
     assert json.loads(small.settings["ds_config.json"])["zero_optimization"]["stage"] == 2
     with pytest.raises(MemoryError, match="one sequence needs"):
         plan_training(request("opt-13b", stage=2))
+
+
+def zero_stage(plan: Plan) -> int:
+    stage = json.loads(plan.settings["ds_config.json"])["zero_optimization"]["stage"]
+    assert isinstance(stage, int)
+    return stage
+
+
+def test_stage_one_is_taken_where_gradients_would_be_waited_for_often() -> None:
+    """61 is prime: micro-batches are of one sequence, or of all, which need checkpointing."""
+    asked = request("opt-1.3b", batch=61, tokens=256, replay=None)
+    found = {stage: plan_training(replace(asked, stage=stage)) for stage in (1, 2)}
+    best = plan_training(asked)
+    assert found[1].tokens_per_s > 1.03 * found[2].tokens_per_s
+    assert zero_stage(best) == 1
+    assert best.tokens_per_s == pytest.approx(found[1].tokens_per_s)
+    assert zero_stage(plan_training(replace(asked, cxl_margin=0.5))) == 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_stage_one_sends_gradients_once_a_step(seed: int) -> None:
+    step, hardware = random_step(seed)
+    params = 10**9
+    two, one = (
+        replace(step, kinds=host_kinds(params, stage), stage=stage, accumulation=4, backward_s=0.0)
+        for stage in (2, 1)
+    )
+    weights = {kind.name: (1, 0) for kind in one.kinds}
+    often, once = (estimate(each, hardware, weights) for each in (two, one))
+    assert often.gradients_exposed_s == pytest.approx(4 * once.gradients_exposed_s)
+    assert once.gradients_exposed_s > 0
+    assert often.step_s - once.step_s == pytest.approx(3 * once.gradients_exposed_s)
+
+
+def test_replay_of_stage_one_agrees_with_its_equations() -> None:
+    """The simulator sends gradients in the last pass only; the equations know no trace."""
+    plan = plan_training(request("opt-1.3b", batch=61, tokens=256, stage=1))
+    assert plan.batch.count == 61
+    assert not any("the equations say" in note for note in plan.notes), plan.notes
+
+
+def test_stage_one_holds_gradients_of_all_parameters_on_the_gpu() -> None:
+    job = TrainingJob(model=load_model("opt-1.3b"), batch=4, tokens=256)
+    held = {stage: gpu_bytes(job, 2, stage) for stage in (1, 2)}
+    assert held[1] - held[2] == 2 * job.model.parameters
+
+
+def test_stage_two_is_taken_where_stage_one_brings_nothing() -> None:
+    """Large micro-batches hide the gradients of each, and stage 1 has less room for them."""
+    asked = request("gpt2-xl", replay=None)
+    other = plan_training(replace(asked, stage=1))
+    plan = plan_training(asked)
+    assert zero_stage(plan) == 2
+    assert other.tokens_per_s < 1.03 * plan.tokens_per_s
 
 
 def test_node_with_hardly_any_room_does_not_stop_training() -> None:
