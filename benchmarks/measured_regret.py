@@ -83,7 +83,7 @@ class Setting:
     @property
     def layers(self) -> int:
         """Layers of both models."""
-        return 2 if self.quick else 6
+        return 2 if self.quick else 4
 
 
 def regret_of(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
@@ -273,16 +273,20 @@ def _searched(asked: TransformersRequest, kept: str | None) -> tuple[Candidate[A
 # ---- FlexGen -------------------------------------------------------------------------------
 
 
-def cpus_as_gpu(machine: Machine, operators: OperatorProfile, memory_bytes: int) -> Machine:
-    """The machine with a GPU on paper that is as fast as its CPUs were measured to be."""
-    size = max(point.weight_bytes for point in operators.linears)
+def cpus_as_gpu(setting: Setting, memory_bytes: int) -> Machine:
+    """The machine with a GPU on paper that is as fast as its CPUs were measured to be.
+
+    Products of the model's own width take the time of their bytes, then that of their arithmetic.
+    """
+    machine, operators, size = setting.machine, setting.operators, 2 * setting.hidden**2
     rows = max(point.rows for point in operators.linears)
-    arithmetic = rows * size / operators.linear_s(rows, size)
+    once, many = operators.linear_s(1, size), operators.linear_s(rows, size)
+    arithmetic = (rows - 1) * size / max(many - once, many / 2)
     gpu = Gpu(
         name="gpu0",
         node=machine.initiator,
         memory_bytes=memory_bytes,
-        memory_bandwidth_bytes_per_s=size / operators.linear_s(1, size),
+        memory_bandwidth_bytes_per_s=size / once,
         peak_flops_per_s=arithmetic / PREFILL_EFFICIENCY,
         link=Link(h2d_bandwidth_bytes_per_s=_NO_LIMIT, d2h_bandwidth_bytes_per_s=_NO_LIMIT),
     )
@@ -301,7 +305,7 @@ def flexgen_cases(setting: Setting) -> Iterator[Case]:
     for (prompt, generated), (device, host) in itertools.product(lengths, ((0.5, 1.0), (1.3, 0.4))):
         asked = InferenceRequest(
             model=read,
-            machine=cpus_as_gpu(setting.machine, setting.operators, int(device * weights)),
+            machine=cpus_as_gpu(setting, int(device * weights)),
             prompt=prompt,
             generated=generated,
             model_name="opt",
@@ -310,6 +314,7 @@ def flexgen_cases(setting: Setting) -> Iterator[Case]:
             limits={"ldram": int(host * weights)},
             gpu_usable=1.0,
             cxl_margin=0.0,
+            accelerator="host",
         )
         rooms = f"{int(device * weights) >> 20} + {int(host * weights) >> 20} MiB"
         run = FlexGenRuns(str(model), session, setting.now)

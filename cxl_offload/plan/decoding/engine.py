@@ -75,6 +75,9 @@ class EngineRates:
     decode_rows, prompt_rows
         What rows cost between products, of a decode step and of prompts; known where it was
         measured only.
+    in_turn
+        Whether what stands for a GPU takes the time of bytes, of arithmetic and of calls one after
+        the other, as CPUs in its place do.
     prompt_attention_flops_per_core
         Arithmetic of attention over prompts on one CPU core; 0: that of ``prefill_flops_per_core``.
     """
@@ -101,6 +104,7 @@ class EngineRates:
     python_instruction_s: float = 30e-9
     decode_rows: RowCosts = NOT_COUNTED
     prompt_rows: RowCosts = NOT_COUNTED
+    in_turn: bool = False
     prompt_attention_flops_per_core: float = 0.0
 
     @property

@@ -116,12 +116,13 @@ def decode_gpu_seconds(
 
     A GPU is never done before the calls that start its work; without a GPU it is 0.
     """
-    seconds = roofline_seconds(
-        hardware.gpu,
-        flops=2 * (job.params - params_cpu) * gpu_batch,
-        nbytes=job.weight_bytes - cpu_bytes - unread,
-        efficiency=PREFILL_EFFICIENCY,
-    )
+    flops = 2 * (job.params - params_cpu) * gpu_batch
+    nbytes = job.weight_bytes - cpu_bytes - unread
+    gpu = hardware.gpu
+    if job.engine.in_turn and hardware.has_gpu:
+        arithmetic = flops / (gpu.flops_per_s * PREFILL_EFFICIENCY)
+        return nbytes / gpu.memory_bytes_per_s + arithmetic + job.layers * job.engine.layer_s
+    seconds = roofline_seconds(gpu, flops=flops, nbytes=nbytes, efficiency=PREFILL_EFFICIENCY)
     return max(seconds, job.layers * job.engine.layer_s) if hardware.has_gpu else seconds
 
 

@@ -26,7 +26,7 @@ they are loaded to the accelerator for every token."""
 
 _HALF = 2
 
-_CALLS: dict[KvHome, tuple[int, int]] = {
+CALLS: dict[KvHome, tuple[int, int]] = {
     "accelerator": (31, 4150),
     "host, in place": (37, 4900),
     "host, loaded": (35, 4800),
@@ -94,7 +94,7 @@ def decode_time(shape: DecodeShape, operators: OperatorProfile) -> DecodeTime:
     linear = 4 * operators.linear_s(shape.rows, square)
     linear += 2 * operators.linear_s(shape.rows, inner)
     output = _HALF * shape.hidden * shape.vocabulary
-    of_torch, of_python = _CALLS[shape.kv]
+    of_torch, of_python = CALLS[shape.kv]
     between = of_torch * operators.call_s(shape.rows, shape.hidden)
     between += of_python * operators.python_instruction_s(shape.rows, shape.hidden)
     terms = {

@@ -11,6 +11,7 @@ from cxl_offload.plan.decoding.executor import DecodingExecutor, DecodingRequest
 from cxl_offload.plan.decoding.phases import Block
 from cxl_offload.plan.executor import Candidate, KindBytes
 from cxl_offload.plan.flexgen.choice import block_of
+from cxl_offload.plan.flexgen.decode_time import CALLS
 from cxl_offload.plan.flexgen.flags import command_of, policies_of
 from cxl_offload.plan.flexgen.job import FlexGenJob, flexgen_job, runs_in_flexgen
 from cxl_offload.plan.flexgen.planner import GPU_BATCHES, Interleave, Optimum, plan_flexgen
@@ -39,18 +40,28 @@ class InferenceRequest(DecodingRequest):
     engine
         ``own``: attention in place and copies beside it, as ``cxl-offload flexgen`` runs by
         default; ``stock``: FlexGen's own way, as published.
+    accelerator
+        ``host``: the machine's GPU stands for its CPUs, whose work takes its time in turn
+        (``cxl-offload flexgen --accelerator host``).
     """
 
     path: str | None = None
     gpu_batches: Sequence[int] = GPU_BATCHES
     interleave: Mapping[str, Interleave] = field(default_factory=dict)
     engine: Engine = "own"
+    accelerator: Literal["cuda", "host"] = "cuda"
 
     @property
     def rates(self) -> EngineRates:
         """Rates of what runs; stock FlexGen keeps its own calibration."""
         engine = ENGINES[self.engine]
-        return engine if self.engine == "stock" else self.with_measured(engine)
+        if self.engine == "stock":
+            return engine
+        measured = self.with_measured(engine)
+        if self.accelerator == "cuda":
+            return measured
+        calls, instructions = CALLS["host, in place"]
+        return replace(measured, in_turn=True, layer_calls=calls, layer_instructions=instructions)
 
 
 def plan_inference(request: InferenceRequest) -> Plan:

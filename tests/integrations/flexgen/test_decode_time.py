@@ -135,7 +135,7 @@ def test_a_layer_takes_as_many_calls_and_instructions_as_the_equations_say(
     with LoadedModel(request_of(**OPTIONS[kv]), session=Session.linux()) as loaded:
         layers = loaded.model.config.num_hidden_layers
         calls, instructions = (each / (layers + 1) for each in one_token(loaded))
-    assert (calls, instructions) == pytest.approx(equations._CALLS[kv], rel=0.1)
+    assert (calls, instructions) == pytest.approx(equations.CALLS[kv], rel=0.1)
 
 
 @pytest.mark.parametrize("kv", OPTIONS)

@@ -9,6 +9,10 @@ import pytest
 
 from cxl_offload.plan.decoding.engine import STOCK, TRANSFORMERS, EngineRates, RowCosts
 from cxl_offload.plan.decoding.measured import measured_engine
+from cxl_offload.plan.decoding.phases import decode_gpu_seconds
+from cxl_offload.plan.flexgen.decode_time import CALLS
+from cxl_offload.plan.flexgen.plan import FlexGen, InferenceRequest
+from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.transformers.plan import (
     Transformers,
@@ -183,3 +187,24 @@ def test_plan_follows_the_profile() -> None:
     )
     assert fast.tokens_per_s > 5 * slow.tokens_per_s
     assert any("measured with 2 threads" in note for note in fast.notes)
+
+
+def test_cpus_in_the_place_of_a_gpu_do_one_thing_after_the_other() -> None:
+    asked = InferenceRequest(
+        model=load_model("opt-1.3b"),
+        machine=load_machine("epyc9354-cxl-a"),
+        prompt=64,
+        generated=32,
+        model_name="opt-1.3b",
+        replay=None,
+        operators=operators(flops=80e9, bytes_per_s=10e9, attention=15e9),
+    )
+    beside, in_turn = (FlexGen(replace(asked, accelerator=each)) for each in ("cuda", "host"))
+    hardware = in_turn.hardware()
+    job, gpu = in_turn.job, hardware.gpu
+    nbytes = job.weight_bytes / gpu.memory_bytes_per_s
+    flops = 2 * job.params * 8 / (gpu.flops_per_s * PREFILL_EFFICIENCY)
+    calls, instructions = CALLS["host, in place"]
+    between = job.layers * (calls * 1e-6 + instructions * 1e-8)
+    assert decode_gpu_seconds(job, hardware, 8) == pytest.approx(nbytes + flops + between)
+    assert decode_gpu_seconds(beside.job, hardware, 8) == pytest.approx(max(nbytes, flops))

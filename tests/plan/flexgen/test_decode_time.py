@@ -127,7 +127,7 @@ def test_measured_points_are_met_exactly() -> None:
 
 def test_what_is_between_products_counts_calls_instructions_and_one_layer_more() -> None:
     for kv in HOMES:
-        of_torch, of_python = equations._CALLS[kv]
+        of_torch, of_python = equations.CALLS[kv]
         layer = of_torch * 2e-6 + of_python * 17e-9  # 8 rows of 1024
         found = decode_time(shape(kv=kv, batches=3), operators()).terms["between products"]
         assert found == pytest.approx((10 + 1) * 3 * layer)
