@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from cxl_offload import _C
 from cxl_offload.kept import (
     KeptBlocks,
     KeptLayout,
@@ -28,10 +29,11 @@ from cxl_offload.kept import (
     open_or_read,
     verify_kept,
 )
-from cxl_offload.memory import Dax, Session
+from cxl_offload.memory import Dax, Session, survive_memory_errors
 from tests.kept.ground import FACTS, LAYOUT, block_of, key_of, keys_of
 from tests.kept.test_kills import faults_of_a_death, reopened
 from tests.kept.test_readers import read_beside
+from tests.placement.child import run_in_child
 
 PATH = Path("/dev/dax0.0")
 MIB = 1 << 20
@@ -159,3 +161,44 @@ def test_dropped_store_is_gone_for_its_reader_and_its_place_is_free() -> None:
     assert store.get(key) == block_of(key)
     store.close()
     drop_kept(PATH)
+
+
+def test_poisoned_page_of_the_device_drops_the_blocks_on_it_and_no_other() -> None:
+    """Of 2 MiB, which is what the device maps at once; far behind what other tests use."""
+    layout = KeptLayout(block_bytes=512 << 10, slots=400)
+    drop_kept(PATH, force=True)
+
+    def use() -> None:
+        store = KeptBlocks(KeptStore(PATH, layout, FACTS))
+        first = store.store.address - layout.data_at
+        for number in range(8):
+            store.put(key_of(number), block_of(key_of(number), layout))
+        places = {each: layout.block_at(slot_of(store, each)) for each in range(8)}
+        at = places[3] // 4096 * 4096
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(first + at), ctypes.c_size_t(4096), 100
+        )  # MADV_HWPOISON
+        begin = at // (2 * MIB) * 2 * MIB
+        lost = {
+            number
+            for number, place in places.items()
+            if place < begin + 2 * MIB and begin < place + layout.block_bytes
+        }
+        for number in range(8):
+            found = store.get(key_of(number))
+            wanted = None if number in lost else block_of(key_of(number), layout)
+            assert found == wanted, number
+        assert 1 <= len(lost) < 8
+        (row,) = _C.losses()
+        assert row[1:3] == (first + begin, 2 * MIB)
+        store.close()
+
+    with survive_memory_errors(interrupt=False):
+        run_in_child(use)
+    drop_kept(PATH)
+
+
+def slot_of(store: KeptBlocks, number: int) -> int:
+    slot = store.find(key_of(number))
+    assert slot is not None
+    return slot
