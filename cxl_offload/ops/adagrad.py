@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cxl_offload import _C
-from cxl_offload.ops.optimizer import OnePassOptimizer, StateOptions
+from cxl_offload.ops.optimizer import OnePassOptimizer
+from cxl_offload.ops.state_options import StateOptions
 from cxl_offload.renamed import renamed_keywords
 
 if TYPE_CHECKING:

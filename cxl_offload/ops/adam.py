@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from cxl_offload import _C
-from cxl_offload.ops.optimizer import OnePassOptimizer, StateOptions
+from cxl_offload.ops.optimizer import OnePassOptimizer
 from cxl_offload.ops.state_codes import Code
+from cxl_offload.ops.state_options import StateOptions
 from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.update import ParamUpdate, run
 from cxl_offload.ops.view import untraced
@@ -110,7 +111,7 @@ class CPUAdam(OnePassOptimizer):
         Whether to go up the gradient, as in ``torch.optim.AdamW``.
     **states
         Where and how the states live, see
-        :class:`~cxl_offload.ops.optimizer.StateOptions`: ``state_dtype``, ``rounding_seed``,
+        :class:`~cxl_offload.ops.state_options.StateOptions`: ``state_dtype``, ``rounding_seed``,
         ``policy``, ``pages``, ``threads``, ``overlap``, ``late_max_norm``.
 
     Raises
@@ -123,6 +124,7 @@ class CPUAdam(OnePassOptimizer):
 
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     codes: ClassVar[Mapping[str, Code]] = {"exp_avg": "signed", "exp_avg_sq": "root"}
+    option_settings: ClassVar[Mapping[str, str]] = {"adamw": "decoupled_weight_decay"}
 
     @renamed_keywords(placement="policy")
     def __init__(

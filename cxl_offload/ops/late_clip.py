@@ -8,6 +8,7 @@ clipped by its own.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,9 +33,10 @@ class LateClip:
     """
 
     def __init__(self, max_norm: float) -> None:
-        if not 0 < max_norm < math.inf:
-            raise ValueError(f"late_max_norm {max_norm:g}: a number above 0 is needed")
-        self.max_norm = max_norm
+        value = _number(max_norm)
+        if value is None or not 0 < value < math.inf:
+            raise ValueError(f"late_max_norm {_shown(max_norm)}: a number above 0 is needed")
+        self.max_norm = value
         self._squares: dict[torch.Tensor, float] = {}
 
     def check(self, group: Mapping[str, Any]) -> None:
@@ -82,3 +84,34 @@ class LateClip:
 
     def _scale(self, norm: float) -> float:
         return min(1.0, self.max_norm / (norm + _ROUNDING))
+
+
+def check_norm(group: Mapping[str, Any]) -> None:
+    """Raises ValueError where a group, as of a checkpoint, has a norm that no step can leave."""
+    given = group.get(NORM)
+    if given is None:  # it leaves the first step to its own
+        return
+    norm = _number(given)
+    if norm is None or not 0 <= norm < math.inf:
+        raise ValueError(
+            f"{NORM} of a group is {_shown(given)}; it must be a norm, finite and not negative, or "
+            "None, with which the next step takes its own"
+        )
+
+
+def _number(given: Any) -> float | None:
+    """A number, also one in a tensor; None: it is none."""
+    value = given
+    if isinstance(given, torch.Tensor) and given.numel() == 1 and not given.is_meta:
+        value = given.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _shown(given: Any) -> str:
+    """In one short line."""
+    return " ".join(repr(given).split())[:80]

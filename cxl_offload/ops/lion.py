@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cxl_offload import _C
-from cxl_offload.ops.optimizer import OnePassOptimizer, StateOptions
+from cxl_offload.ops.optimizer import OnePassOptimizer
 from cxl_offload.ops.state_codes import Code
+from cxl_offload.ops.state_options import StateOptions
 from cxl_offload.renamed import renamed_keywords
 
 if TYPE_CHECKING:

@@ -6,18 +6,19 @@ import contextlib
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypedDict, cast, overload
+from typing import Any, ClassVar, cast, overload
 
 import torch
 
 from cxl_offload import _C
 from cxl_offload.memory import Pages, PolicyLike, current_session, known_policy
 from cxl_offload.ops.checkpoint import read_states, step_count
-from cxl_offload.ops.late_clip import LateClip
+from cxl_offload.ops.late_clip import LateClip, check_norm
 from cxl_offload.ops.lost import naming, tensors_of
 from cxl_offload.ops.overlap import EarlyUpdates
 from cxl_offload.ops.placed_states import PlacedStates
 from cxl_offload.ops.state_codes import CODES, SCALES
+from cxl_offload.ops.state_options import StateOptions, check_no_options
 from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.update import ParamUpdate, run
 from cxl_offload.ops.view import local_tensor, untraced
@@ -25,18 +26,6 @@ from cxl_offload.renamed import renamed_attribute
 
 Given = tuple[torch.Tensor, dict[str, Any], torch.Tensor | None]
 """A parameter, its group, and the copy that receives its new values."""
-
-
-class StateOptions(TypedDict, total=False):
-    """Keywords of every optimizer, explained at :class:`OnePassOptimizer`."""
-
-    state_dtype: torch.dtype
-    rounding_seed: int | None
-    policy: PolicyLike | None
-    pages: Pages
-    threads: Threads
-    overlap: bool
-    late_max_norm: float | None
 
 
 class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
@@ -76,6 +65,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
     counts_steps: ClassVar[bool] = True
     """Whether a step's number changes what the step does."""
     unsupported: ClassVar[tuple[str, ...]] = ("amsgrad", "differentiable")
+    option_settings: ClassVar[Mapping[str, str]] = {}
+    """Options of the constructor that have another name in a group."""
 
     def __init__(
         self,
@@ -156,11 +147,14 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         """Raises ValueError for settings that no step can be made with."""
         self.check_variant(group)
         self._rule(group, 1, 1.0)
+        check_norm(group)
         if self._late is not None:
             self._late.check(group)
 
     def check_variant(self, group: dict[str, Any]) -> None:
-        """Raises ValueError for a variant of the optimizer that this class does not have."""
+        """Raises ValueError for a variant of the optimizer that this class does not have, and for
+        an option of all groups in one of them."""
+        check_no_options(type(self).__name__, self.option_settings, group)
         for name in self.unsupported:
             if group.get(name):
                 raise ValueError(f"{type(self).__name__} has no {name}; turn it off")

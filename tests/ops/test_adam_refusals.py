@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 import cxl_offload
+from cxl_offload.ops.adagrad import CPUAdagrad
 from cxl_offload.ops.adam import CPUAdam, adam_step
+from cxl_offload.ops.lion import CPULion
+from cxl_offload.ops.state_options import StateOptions
 
 from .tensors import BF16, F16, bits, draw
 
@@ -167,6 +172,58 @@ def test_optimizer_refuses_setting_when_it_is_made(option: dict[str, object]) ->
 def test_optimizer_refuses_variant_that_it_lacks(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         CPUAdam([{"params": [torch.nn.Parameter(torch.ones(3))], name: True}])
+
+
+OF_ALL_GROUPS: dict[str, object] = {
+    "late_max_norm": 1e-12,
+    "overlap": True,
+    "pages": "thp",
+    "placement": "bind:0",
+    "policy": "bind:0",
+    "rounding_seed": 1,
+    "state_dtype": torch.float32,
+    "threads": None,
+}
+
+
+@pytest.mark.parametrize("make", [CPUAdam, CPULion, CPUAdagrad])
+@pytest.mark.parametrize("name", OF_ALL_GROUPS)
+def test_option_of_all_groups_is_refused_in_one_of_them(name: str, make: Any) -> None:
+    value, param = OF_ALL_GROUPS[name], torch.nn.Parameter(torch.ones(3))
+    class_name = make.__name__
+    said = rf"^{class_name}: {name} in a group does nothing[^\n]*{class_name}\(\.\.\.[^\n]*$"
+    with pytest.raises(ValueError, match=said):
+        make([{"params": [param], name: value}])
+    optimizer = make([param])
+    with pytest.raises(ValueError, match=said):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], name: value})
+    saved = optimizer.state_dict()
+    saved["param_groups"][0][name] = value
+    with pytest.raises(ValueError, match=said):
+        optimizer.load_state_dict(saved)
+    assert len(optimizer.param_groups) == 1
+    optimizer.param_groups[0][name] = value
+    with pytest.raises(ValueError, match=said):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("make", [CPUAdam, CPULion, CPUAdagrad])
+def test_every_option_is_read_in_a_group_or_refused_there(make: Any) -> None:
+    """None is kept and ignored."""
+    optimizer = make([torch.nn.Parameter(torch.ones(3))])
+    options = {*inspect.signature(make).parameters, *StateOptions.__annotations__}
+    for name in options - {"params", "states"} - set(optimizer.defaults):
+        with pytest.raises(ValueError, match=f"{name} in a group does nothing"):
+            make([{"params": [torch.nn.Parameter(torch.ones(3))], name: None}])
+
+
+def test_settings_and_own_names_of_a_group_stay() -> None:
+    param = torch.nn.Parameter(torch.ones(3))
+    own = {"name": "head", "initial_lr": 0.5, "lr": 0.1, "decoupled_weight_decay": False}
+    optimizer = CPUAdam([{"params": [param], **own}])
+    param.grad = torch.ones(3)
+    optimizer.step()
+    assert own.items() <= optimizer.param_groups[0].items()
 
 
 @pytest.mark.parametrize("policy", ["bnd:0", "rdram", "bind:900"])

@@ -159,10 +159,54 @@ def test_a_refused_step_keeps_the_norm() -> None:
     assert optimizer.param_groups[0][NORM] == kept
 
 
-@pytest.mark.parametrize("most", [0.0, -1.0, math.inf, math.nan])
-def test_norm_that_is_no_limit_is_refused(most: float) -> None:
-    with pytest.raises(ValueError, match="above 0"):
+@pytest.mark.parametrize(
+    "most",
+    [
+        0.0,
+        -1.0,
+        math.inf,
+        math.nan,
+        "1",
+        1j,
+        [1.0],
+        True,
+        pytest.param(10**400, id="huge"),
+        torch.ones(2),
+    ],
+    ids=repr,
+)
+def test_norm_that_is_no_limit_is_refused(most: Any) -> None:
+    with pytest.raises(ValueError, match=r"^late_max_norm [^\n]*above 0[^\n]*$"):
         CPUAdam(Model().parameters(), overlap=True, late_max_norm=most)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [-1.0, -math.inf, math.inf, math.nan, "1", [1.0], True, pytest.param(10**400, id="huge")],
+    ids=repr,
+)
+def test_checkpoint_with_a_norm_that_no_step_leaves_is_refused(norm: Any) -> None:
+    model = Model()
+    optimizer = CPUAdam(groups(model), overlap=True, late_max_norm=MOST)
+    train(model, optimizer, range(2))
+    saved, before = copy.deepcopy(optimizer.state_dict()), picture(model, optimizer)
+    for group in saved["param_groups"]:
+        group[NORM] = norm
+    with pytest.raises(ValueError, match=rf"^{NORM} [^\n]*$"):
+        optimizer.load_state_dict(saved)
+    assert picture(model, optimizer) == before
+
+
+@pytest.mark.parametrize("norm", [None, 0.0, torch.tensor(2.0)], ids=repr)
+def test_checkpoint_with_a_norm_that_a_step_leaves_is_taken(norm: Any) -> None:
+    model = Model()
+    optimizer = CPUAdam(groups(model), overlap=True, late_max_norm=MOST)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for group in saved["param_groups"]:
+        group[NORM] = norm
+    optimizer.load_state_dict(saved)
+    train(model, optimizer, range(1))
+    assert all(bool(param.isfinite().all()) for param in model.parameters())
 
 
 def test_without_overlap_it_is_refused() -> None:

@@ -1,0 +1,56 @@
+"""Options of an optimizer that hold for all of its parameters, so that no group has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+import torch
+
+from cxl_offload.memory import Pages, PolicyLike
+from cxl_offload.ops.threads import Threads
+
+
+class StateOptions(TypedDict, total=False):
+    """Keywords of every optimizer, explained at
+    :class:`cxl_offload.ops.optimizer.OnePassOptimizer`."""
+
+    state_dtype: torch.dtype
+    rounding_seed: int | None
+    policy: PolicyLike | None
+    pages: Pages
+    threads: Threads
+    overlap: bool
+    late_max_norm: float | None
+
+
+_OLD_NAMES = {"placement": "policy"}
+
+
+def check_no_options(name: str, settings: Mapping[str, str], group: Mapping[str, Any]) -> None:
+    """Refuse a group with an option that nothing would read there.
+
+    Parameters
+    ----------
+    name
+        Of the optimizer's class.
+    settings
+        Options of its constructor, to what a group calls them.
+    group
+        As given. Names that no optimizer knows are the caller's own and stay.
+
+    Raises
+    ------
+    ValueError
+        One line that says where the option belongs.
+    """
+    for option, setting in settings.items():
+        if option in group:
+            raise ValueError(f"{name}: {option} in a group does nothing; there it is {setting}")
+    for option in (*StateOptions.__annotations__, *_OLD_NAMES):
+        if option in group:
+            keyword = _OLD_NAMES.get(option, option)
+            raise ValueError(
+                f"{name}: {option} in a group does nothing; it holds for all groups: take it out, "
+                f"and give {name}(..., {keyword}=...)"
+            )
