@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 _LONGEST = 1600
 _MOST_NAMED = 4
@@ -89,6 +90,16 @@ class MemoryLostError(CxlOffloadError, RuntimeError):
         super().__init__(_one_line(f"memory failed: {reason or _said_of(losses, is_whole)}"))
         self.losses = tuple(losses)
         self.is_whole = is_whole
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _lost_again, (self.losses, self.is_whole, str(self))
+
+
+def _lost_again(losses: Sequence[LostMemory], is_whole: bool, said: str) -> MemoryLostError:
+    """The error of another process, in its own words."""
+    error = MemoryLostError(losses, is_whole=is_whole)
+    error.args = (said,)
+    return error
 
 
 def _said_of(losses: Sequence[LostMemory], is_whole: bool) -> str:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <functional>
 #include <tuple>
 #include <vector>
 
@@ -48,6 +49,12 @@ std::span<const std::byte> span_of(const TensorView& view, size_t first_dimensio
   }
   const auto element = static_cast<ptrdiff_t>(dtype_bytes(view.dtype));
   return {data + low * element, static_cast<size_t>((high - low + 1) * element)};
+}
+
+// None: nothing to call.
+std::function<void()> call_of(const py::object& function) {
+  if (function.is_none()) return {};
+  return [function] { function(); };
 }
 
 // Python looks at it before the next step of the main thread. Safe in signal handlers.
@@ -99,12 +106,13 @@ void bind_lost(py::module_& module) {
   module.def(
       "survive_memory_failures",
       [](bool interrupts, const py::object& prepare) {
-        os::survive_memory_failures(interrupts ? &interrupt_python : nullptr, [&] { prepare(); });
+        os::survive_memory_failures(interrupts ? &interrupt_python : nullptr, call_of(prepare));
       },
       py::arg("interrupts"), py::arg("prepare"),
-      "See os/memory_failure.h. `interrupts`: Python's handler of SIGBUS runs in the main thread.");
+      "See os/memory_failure.h. `interrupts`: Python's handler of SIGBUS runs in the main thread; "
+      "without one that is a function, Python would crash.");
   module.def(
-      "stop_surviving", [](const py::object& prepare) { os::stop_surviving([&] { prepare(); }); },
+      "stop_surviving", [](const py::object& prepare) { os::stop_surviving(call_of(prepare)); },
       py::arg("prepare"));
   module.def("survives_memory_failures", &os::survives_memory_failures);
   module.def("any_loss", &os::any_loss);

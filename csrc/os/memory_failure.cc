@@ -209,9 +209,11 @@ void survive_memory_failures(LossNotice told, const std::function<void()>& prepa
   const std::lock_guard lock(install_mutex());
   prepare_for_forks();
   const struct sigaction found = action_now();
-  notice.store(told);
-  if (is_ours(found) && installed.load()) return;
+  const bool is_there = is_ours(found) && installed.load();
+  if (is_there) notice.store(told);
+  if (is_there && !prepare) return;
   if (prepare) prepare();
+  notice.store(told);  // not before somebody listens
   // Who has replaced ours may chain to it, so it cannot chain to them.
   if (!installed.load() && !is_ours(found)) before = found;
   struct sigaction ours{};

@@ -50,7 +50,8 @@ _namers: weakref.WeakSet[Any] = weakref.WeakSet()
 _guard = _C.ForkGuard()
 _told: set[int] = set()
 _users = 0
-_interrupts = False
+_interrupting = 0
+_listens = False
 _python_handler: Any = None
 
 
@@ -71,26 +72,25 @@ class Survival:
     """
 
     def __init__(self, *, interrupt: bool) -> None:
-        global _users, _interrupts
-        in_main = threading.current_thread() is threading.main_thread()
-        _C.survive_memory_failures(
-            interrupts=_interrupts or interrupt, prepare=_listen if in_main else _nothing
-        )
-        _interrupts = _interrupts or interrupt
+        global _users, _interrupting
+        self._interrupts = interrupt
+        _begin(interrupts=_interrupting > 0 or interrupt)
         _users += 1
+        _interrupting += interrupt
         self._is_on = True
 
     def stop(self) -> None:
         """Leaves SIGBUS to who had it before, when nobody else wants to survive."""
-        global _users, _interrupts
+        global _users, _interrupting
         if not self._is_on:
             return
         self._is_on = False
         _users -= 1
+        _interrupting -= self._interrupts
         if _users == 0:
-            _interrupts = False
-            in_main = threading.current_thread() is threading.main_thread()
-            _C.stop_surviving(prepare=_stop_listening if in_main else _nothing)
+            _C.stop_surviving(prepare=_stop_listening if _listens and _in_main() else None)
+        elif self._interrupts and _interrupting == 0:
+            _begin(interrupts=False)
 
     def __enter__(self) -> Survival:
         return self
@@ -149,19 +149,30 @@ def survives() -> bool:
     return _C.survives_memory_failures()
 
 
-def _nothing() -> None:
-    pass
+def _in_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _begin(*, interrupts: bool) -> None:
+    """Only the main thread can ask Python to call something, and without it nobody is interrupted:
+    Python ends a process that is to be interrupted by a signal without a handler."""
+    listens = interrupts and (_listens or _in_main())
+    prepare = _listen if listens and not _listens else None
+    _C.survive_memory_failures(interrupts=listens, prepare=prepare)
 
 
 def _listen() -> None:
-    global _python_handler
+    global _python_handler, _listens
     found = signal.signal(signal.SIGBUS, _on_bus_error)
     if found is not _on_bus_error:
         _python_handler = found
+    _listens = True
 
 
 def _stop_listening() -> None:
+    global _listens
     signal.signal(signal.SIGBUS, _python_handler or signal.SIG_DFL)
+    _listens = False
 
 
 def _on_bus_error(number: int, frame: FrameType | None) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import logging
 import mmap
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -92,6 +94,55 @@ with survive_memory_errors():
     named = "bytes 4096 to 8191 of an allocation of 1 MiB (bind to nodes {0}) on node 0"
     assert named in done.stdout
     assert done.stdout.startswith("MemoryLostError")
+
+
+def test_process_that_a_thread_asks_for_lives_and_nobody_is_interrupted() -> None:
+    done = ran(
+        PRELUDE
+        + """
+import os, threading
+asks = threading.Thread(target=survive_memory_errors)
+asks.start(); asks.join()
+# In a call that lets go of Python: its own handler of a signal without a function would crash.
+ctypes.CDLL(None).memset(ctypes.c_void_p(block.address), 7, 1)
+lose(block.address)
+for _ in range(100): pass
+print(ctypes.string_at(block.address, 2))
+survive_memory_errors()  # in the main thread: from now on it is interrupted
+try:
+    lose(block.address + 8192)
+    for _ in range(100): pass
+except RuntimeError as error:
+    print(type(error).__name__)
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "b'\\xff\\xff'\nMemoryLostError\n"), done.stderr
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_interruption_ends_with_the_last_who_wants_it(session: Session, first: bool) -> None:
+    block = session.allocate(MIB, "bind:0")
+    one, other = (survive_memory_errors(interrupt=each) for each in (first, not first))
+    (one if first else other).stop()
+    lose(block.address + 9 * PAGE)
+    for _ in range(100):
+        pass
+    assert survives()
+    (other if first else one).stop()
+    assert not survives()
+
+
+def test_error_of_another_process_says_the_same(session: Session) -> None:
+    block = session.allocate(MIB, "bind:0")
+    with survive_memory_errors(interrupt=False):
+        lose(block.address + 9 * PAGE)
+        at = block.address + 9 * PAGE
+        with pytest.raises(MemoryLostError) as raised:
+            HostCopier().copy(target=block.address, source=at, nbytes=PAGE)
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert type(again) is MemoryLostError
+    assert str(again) == str(raised.value) == str(copy.copy(raised.value))
+    assert (again.losses, again.is_whole) == (raised.value.losses, raised.value.is_whole)
 
 
 @pytest.mark.parametrize("after", ["ctypes.string_at(0x10000 + other)", "lose(other)"])

@@ -40,14 +40,30 @@ def take_generate(model: PreTrainedModel, stack: contextlib.ExitStack) -> None:
                 return stock(model, *args, **options)
             except MemoryLostError as error:
                 forget_locals(error)
-                if time == _MOST_TIMES - 1 or not may_repeat or _stands(error):
+                if time == _MOST_TIMES - 1 or not may_repeat:
                     raise
-                _log.warning("generate: begun again, for %s", str(error))  # not its frames
+                failed = error
+            # Outside of the handler, so that nothing but `failed` has the frames.
+            _forget_frames(failed)
+            if _stands(failed):
+                raise failed
+            _log.warning("generate: begun again, for %s", str(failed))
             torch.set_rng_state(random)
         raise AssertionError("the last attempt returns or raises")
 
     setattr(model, _GENERATE, types.MethodType(generate, model))
     stack.callback(delattr, model, _GENERATE)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Drops the frames of an exception: their functions keep what they close over, and torch closes
+    over the arguments of a module's call, with a cache among them, where the module has hooks."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
 
 
 def _stands(error: MemoryLostError) -> bool:

@@ -103,6 +103,30 @@ def test_lost_keys_and_values_are_computed_again(session: Session) -> None:
     del model
 
 
+@pytest.mark.parametrize("interrupt", [True, False])
+def test_keys_that_are_lost_in_a_pass_are_computed_again(session: Session, interrupt: bool) -> None:
+    """Where they are read most: the frames of the pass, and of its hooks, hold the cache."""
+    model = make("llama")
+    left = 0
+
+    def fail(*_: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            kinds = done.store._alive.values()
+            lose(next(address for kind, address, _ in kinds if kind == "kv"))
+
+    model.model.layers[1].mlp.register_forward_pre_hook(fail)
+    with survive_memory_errors(interrupt=interrupt):
+        with offload(model, {"kv": "bind:2"}, session=session) as done:
+            right = generated(model)
+            for left in (1, 2, 5):
+                assert torch.equal(generated(model), right)
+                assert left < 1
+        assert lost_memory() == ()
+    del model
+
+
 def test_weights_that_no_file_has_are_one_error(session: Session) -> None:
     model = make("llama")
     with offload(model, PLACES, session=session):
