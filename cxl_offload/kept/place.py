@@ -140,14 +140,14 @@ class FilePlace:
             os.ftruncate(file, nbytes)
         if prepare is None and 512 * os.fstat(file).st_blocks < nbytes:
             os.posix_fallocate(file, 0, nbytes)
-        mapping = WatchedMapping(file, nbytes, synced=True)
+        mapping = WatchedMapping(file, nbytes, synced=True, checked=True)
         if prepare is not None:
             with closed_on_error(mapping):
                 prepare(mapping, new)
         return mapping
 
     def map_to_read(self, file: int, layout: KeptLayout) -> WatchedMapping:
-        return WatchedMapping(file, layout.file_bytes, writable=False)
+        return WatchedMapping(file, layout.file_bytes, writable=False, checked=True)
 
     def making(self, header: bytes, layout: KeptLayout) -> Iterator[tuple[int, bytes]]:
         yield 0, header  # all else is zeros
@@ -250,6 +250,7 @@ class DevicePlace:
             writable=writable,
             synced=writable,
             page_bytes=device.align_bytes,
+            checked=True,
         )
 
     def making(self, header: bytes, layout: KeptLayout) -> Iterator[tuple[int, bytes]]:

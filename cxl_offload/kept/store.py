@@ -90,6 +90,7 @@ class KeptStore:
         self._pid = os.getpid()
         self._changing = threading.Lock()
         self._detached = self._gone = False
+        self._lost: set[int] = set()
         self._sequence = 0
         self.entries: tuple[KeptEntry, ...] = ()
         self._place = place_of(path)
@@ -232,6 +233,20 @@ class KeptStore:
                 self.path,
             )
         return self._gone
+
+    @property
+    def lost_slots(self) -> set[int]:
+        """Those whose memory failed: memory of this process took the place of the file's.
+
+        What is lost there is lost to nobody else from now on, so none of them may be used again.
+        """
+        if not self.is_gone:
+            data_at, nbytes = self.layout.data_at, self.layout.block_bytes
+            for lost in self.mapping.take_lost():
+                first = max(0, lost.start - data_at) // nbytes
+                end = max(0, lost.stop - data_at + nbytes - 1) // nbytes
+                self._lost.update(range(first, min(end, self.layout.slots)))
+        return self._lost
 
     def detach(self) -> None:
         """Drops every block, and keeps none from now on: what they are blocks of has changed."""

@@ -27,7 +27,12 @@ class WatchedMapping(mmap.mmap):
         on the medium; without this it may forget after a power cut that it was written.
     page_bytes
         What can be lost and replaced at once: of a Device-DAX device its alignment.
+    checked
+        Who reads it finds by checksums what is lost, so nobody is interrupted where it fails.
     """
+
+    tells_itself = True
+    """As of the owner of memory (:class:`~cxl_offload.memory.lost.MemoryOwner`), where checked."""
 
     _address = 0
     _name = ""
@@ -41,6 +46,7 @@ class WatchedMapping(mmap.mmap):
         writable: bool = True,
         synced: bool = False,
         page_bytes: int = mmap.PAGESIZE,
+        checked: bool = False,
     ) -> WatchedMapping:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = _SHARED_VALIDATE | _SYNC if synced else mmap.MAP_SHARED
@@ -53,13 +59,29 @@ class WatchedMapping(mmap.mmap):
         made._address = int(np.frombuffer(made, dtype=np.uint8, count=1).ctypes.data)
         made._page_bytes = page_bytes
         _C.watch(made._address, nbytes, page_bytes)
-        lost.add_namer(made)
+        if checked:
+            lost.add_owner(made)
+        else:
+            lost.add_namer(made)
         return made
 
     def named(self, address: int) -> tuple[str, int] | None:
         """As of :class:`~cxl_offload.memory.lost.MemoryNamer`."""
         is_here = not self.closed and self._address <= address < self._address + len(self)
         return (f"shared memory {self._name}", self._address) if is_here else None
+
+    def restore(self, address: int, nbytes: int) -> bool:
+        """Nobody has the bytes: what is lost is as a block that was never there."""
+        return False
+
+    def take_lost(self) -> list[range]:
+        """The bytes that are lost, counted from the first; who asks will not use them again."""
+        if self.closed or not _C.any_loss():
+            return []
+        ranges = lost.lost_ranges(self._address, len(self))
+        for address, nbytes in ranges:
+            lost.written_anew(address, nbytes)
+        return [range(at - self._address, at - self._address + count) for at, count in ranges]
 
     def close(self) -> None:
         """As of ``mmap``; what is lost in it is nobody's any more.

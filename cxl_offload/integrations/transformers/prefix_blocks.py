@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from cxl_offload.errors import LostMemory, MemoryLostError
 from cxl_offload.integrations.transformers.prefix_keys import PromptRow
 from cxl_offload.integrations.transformers.room import CurrentRows
 from cxl_offload.kept import KeptBlocks, KeptReader, KeptStore
@@ -203,9 +204,18 @@ class PrefixBlocks:
 
     @contextlib.contextmanager
     def found(self, rows: Sequence[PromptRow]) -> Iterator[FoundBlocks]:
-        """The blocks that the rows begin with; right as long as the context lasts."""
+        """The blocks that the rows begin with; right as long as the context lasts.
+
+        Raises
+        ------
+        MemoryLostError
+            At its end: the memory of one of them failed meanwhile. It will not be found again.
+        """
         with self._lock:
-            yield self._in_place(rows) if self._books is not None else self._copied(rows)
+            found = self._in_place(rows) if self._books is not None else self._copied(rows)
+            yield found
+            if self._books is not None:
+                _refuse_lost(self._books.store, {slot for row in found.rows for slot in row})
 
     def _in_place(self, rows: Sequence[PromptRow]) -> FoundBlocks:
         books = self._books
@@ -316,6 +326,18 @@ def _first_of(row: PromptRow, find: Callable[[bytes], int | None]) -> list[int]:
     return found
 
 
+def _refuse_lost(store: KeptStore, slots: set[int]) -> None:
+    failed = slots if store.is_gone else slots & store.lost_slots
+    if failed:
+        layout = store.layout
+        name, nbytes = f"kept blocks in {store.path}", layout.block_bytes
+        losses = [
+            LostMemory(name, layout.block_at(slot), nbytes, None, store.address + slot * nbytes)
+            for slot in sorted(failed)
+        ]
+        raise MemoryLostError(losses, is_whole=True)
+
+
 def _touch(books: KeptBlocks, rows: Sequence[PromptRow]) -> None:
     """The beginning of a text goes last: without it the rest is not found."""
     for row in rows:
@@ -326,11 +348,11 @@ def _touch(books: KeptBlocks, rows: Sequence[PromptRow]) -> None:
 
 def _end(books: KeptBlocks, recording: PrefixRecording, new: list[NewBlock]) -> None:
     why = recording.why_not
-    for block in new:
-        if why:
+    if why:
+        for block in new:
             books.abandon(block.slot)
-        else:
-            books.finish(block.slot, block.key)
-    if why and new:
-        _log.warning("prefixes of this prompt are not kept: %s", why)
+        if new:
+            _log.warning("prefixes of this prompt are not kept: %s", why)
         new.clear()
+    else:
+        new[:] = [block for block in new if books.finish(block.slot, block.key)]
