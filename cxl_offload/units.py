@@ -7,8 +7,10 @@ name. Text without a unit is refused: "64" may be GB, GiB or pages, and guessing
 from __future__ import annotations
 
 import math
+import numbers
 import re
 from decimal import Decimal
+from typing import Any
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -56,6 +58,28 @@ def parse_bytes(text: str) -> int:
     if value >= _MOST_BYTES:
         raise ValueError(f"{text!r} is more than addresses of 64 bits reach")
     return int(value)
+
+
+def whole_bytes(given: object) -> int:
+    """Bytes of a size that is given as a number, or as a text such as ``"8GiB"``.
+
+    Raises
+    ------
+    ValueError
+        It is neither, or no size: negative, a fraction of a byte, more than can be addressed.
+    """
+    if isinstance(given, str):
+        return parse_bytes(given)
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+        raise ValueError(
+            f"a {type(given).__name__} is no size; give a number of bytes, or a text like '64 GiB'"
+        )
+    size: Any = given  # numbers.Real says nothing of comparisons to type checkers
+    if not 0 <= size < _MOST_BYTES:
+        raise ValueError("a size is from 0 to what addresses of 64 bits reach")
+    if size != int(size):
+        raise ValueError("a size is a whole number of bytes")
+    return int(size)
 
 
 def parse_bandwidth(text: str) -> float:

@@ -147,12 +147,14 @@ def generate(
         raise ConfigError(
             f"generate: {error.name} is not installed; pip install transformers torch"
         ) from None
-    if persist is None and (persist_bytes or persist_folder):
+    if persist is None and not (persist_bytes is None and persist_folder is None):
         raise ConfigError("--persist-bytes and --persist-folder do nothing without --persist")
     prefixes = None
     if persist is not None:
         prefixes = KeptPrefixes(
-            bytes=persist_bytes or _PERSIST_BYTES, persist=persist, persist_folder=persist_folder
+            bytes=_PERSIST_BYTES if persist_bytes is None else persist_bytes,
+            persist=persist,
+            persist_folder=persist_folder,
         )
     request = GenerateRun(
         model=model,

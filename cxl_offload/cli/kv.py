@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cxl_offload.kept import KeptFile
 
 Folder = Annotated[
-    Path | None,
+    str | None,
     typer.Option(metavar="DIR", help="Where they are: persist_folder; without it, /dev/shm."),
 ]
 Names = Annotated[
@@ -27,16 +27,17 @@ Names = Annotated[
 ]
 
 
-def _folder(given: Path | None) -> Path:
+def _folder(given: str | None) -> Path:
+    from cxl_offload.kept import kept_folder
     from cxl_offload.memory.shared import SHARED_ROOT
 
-    folder = SHARED_ROOT if given is None else given
-    if not folder.is_dir():
-        raise ValueError(f"--folder {str(folder)!r}: there is no such folder")
-    return folder
+    try:
+        return kept_folder(given) or SHARED_ROOT
+    except ValueError as error:
+        raise ValueError(f"--folder {given!r}: {error}") from None
 
 
-def _chosen(folder: Path | None, names: list[str] | None) -> list[KeptFile]:
+def _chosen(folder: str | None, names: list[str] | None) -> list[KeptFile]:
     from cxl_offload.kept import find_kept, find_kept_devices, is_device, look_at
 
     devices = {name: look_at(Path(name)) for name in names or () if is_device(name)}

@@ -51,6 +51,31 @@ def kept_path(name: str, root: str | os.PathLike[str] | None = None) -> Path:
     return Path(SHARED_ROOT if root is None else root) / f"{_PREFIX}{name}{_SUFFIX}"
 
 
+def kept_folder(given: object) -> Path | None:
+    """The folder that an option names for stores; None: none is named.
+
+    Raises
+    ------
+    ValueError
+        It is no path of a folder that is there.
+    """
+    if given is None:
+        return None
+    text = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if not isinstance(text, str):
+        raise ValueError(f"the path of a folder is a text, not {type(given).__name__}")
+    if not text:
+        raise ValueError("an empty text is no folder; leave it out, or give '.' for this one")
+    try:
+        folder = Path(text).expanduser()
+        is_there = folder.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, too long, no rights
+        raise ValueError(getattr(error, "strerror", None) or str(error)) from None
+    if not is_there:
+        raise ValueError("there is no such folder")
+    return folder
+
+
 def takes_policy(path: Path) -> bool:
     """Whether a policy can place the pages of a store there: files on a tmpfs."""
     return not is_device(path) and file_system_of(path.parent) == "tmpfs"

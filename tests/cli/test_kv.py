@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -83,3 +84,16 @@ def test_drop_takes_names_only_and_leaves_what_an_engine_writes(tmp_path: Path) 
     assert done.stderr.startswith("cxl-offload: error: no kept blocks of the name 'chat'")
     done = run("list", "--folder", folder + "/nothing")
     assert (done.exit_code, "no such folder" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", [["list"], ["verify"], ["drop", "chat"]], ids=" ".join)
+def test_folder_without_a_name_is_not_the_working_directory(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(tmp_path, "chat", 1)
+    monkeypatch.chdir(tmp_path)
+    done = run(*command, "--folder", "")
+    assert done.exit_code == 2
+    assert "--folder '': an empty text is no folder" in done.stderr
+    assert path.exists()
+    assert run("list", "--folder", ".").stdout.count("chat") == 1

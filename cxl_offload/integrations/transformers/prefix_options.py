@@ -9,9 +9,9 @@ from typing import Any
 from uuid import uuid4
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.kept import Placing, kept_path, takes_policy, why_not_placed
+from cxl_offload.kept import Placing, kept_folder, kept_path, takes_policy, why_not_placed
 from cxl_offload.memory import Dax, Pages, Policy, PolicyLike, Session, known_policy
-from cxl_offload.units import parse_bytes
+from cxl_offload.units import whole_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,10 @@ class KeptPrefixes:
     def __post_init__(self) -> None:
         if self.persist_folder is not None and self.persist is None:
             raise ConfigError("prefixes: persist_folder does nothing without persist")
-        if isinstance(self.block_tokens, bool) or not 1 <= self.block_tokens <= 1 << 16:
-            raise ConfigError(f"prefixes: block_tokens {self.block_tokens!r}: 1 to 65536")
+        tokens = self.block_tokens
+        is_whole = isinstance(tokens, int) and not isinstance(tokens, bool)
+        if not is_whole or not 1 <= tokens <= 1 << 16:
+            raise ConfigError(f"prefixes: block_tokens {tokens!r}: a whole number, 1 to 65536")
         if self.pages not in ("base", "thp"):
             raise ConfigError(f"prefixes: pages {self.pages!r}: base or thp")
         self.path  # noqa: B018 - as all of these, so that what is wrong is known at once
@@ -63,9 +65,10 @@ class KeptPrefixes:
     def path(self) -> Path:
         """The file, or the device; without a name one of a new name, which goes with the block."""
         given = self.persist_folder
-        folder = None if given is None else Path(given).expanduser()
-        if folder is not None and not folder.is_dir():
-            raise ConfigError(f"prefixes: persist_folder {str(folder)!r}: there is no such folder")
+        try:
+            folder = kept_folder(given)
+        except ValueError as error:
+            raise ConfigError(f"prefixes: persist_folder {str(given)!r}: {error}") from None
         try:
             return kept_path(
                 f"unnamed-{uuid4().hex}" if self.persist is None else self.persist, folder
@@ -77,8 +80,8 @@ class KeptPrefixes:
     def nbytes(self) -> int:
         """``bytes`` as a number."""
         try:
-            given = parse_bytes(self.bytes) if isinstance(self.bytes, str) else int(self.bytes)
-        except (TypeError, ValueError) as error:
+            given = whole_bytes(self.bytes)
+        except ValueError as error:
             raise ConfigError(f"prefixes: bytes {self.bytes!r}: {error}") from None
         if given < 1:
             raise ConfigError(f"prefixes: bytes {self.bytes!r}: at least a block")

@@ -243,7 +243,10 @@ def _layout(model: PreTrainedModel, asked: KeptPrefixes) -> KeptLayout:
             f"prefixes: bytes {format_bytes(asked.nbytes)}: a block of {asked.block_tokens} tokens "
             f"takes {format_bytes(block_bytes)}"
         )
-    return KeptLayout.within(asked.nbytes, block_bytes)
+    try:
+        return KeptLayout.within(asked.nbytes, block_bytes)
+    except ValueError as error:
+        raise ConfigError(f"prefixes: bytes {asked.bytes!r}: {error}") from None
 
 
 def _opened(

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import hint
-from cxl_offload.kept import kept_path
+from cxl_offload.kept import kept_folder, kept_path
 from cxl_offload.memory import Bind, Pages, Policy, as_policy, parse_policy
 from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.topology import Machine
-from cxl_offload.units import parse_bytes
+from cxl_offload.units import whole_bytes
 
 _WEIGHTS_TOTAL = 12
 """Granules of a cycle, where weights follow from bandwidths."""
@@ -40,10 +40,10 @@ def check_names(config: Mapping[str, Any], known: Sequence[str], where: str) -> 
 def read_bytes(name: str, value: Any) -> int:
     """A positive number of bytes, given as a number or as a text such as ``"8GiB"``."""
     try:
-        nbytes = parse_bytes(value) if isinstance(value, str) else int(value)
-    except (TypeError, ValueError, OverflowError):
+        nbytes = whole_bytes(value)
+    except ValueError:
         nbytes = 0
-    if nbytes < 1 or isinstance(value, bool):
+    if nbytes < 1:
         raise wrong(name, f"is {value!r}; give bytes, such as 8589934592 or '8GiB'")
     return nbytes
 
@@ -192,9 +192,12 @@ def read_kept(config: Mapping[str, Any], where: str) -> Path | None:
         return None
     if not isinstance(name, str):
         raise wrong(f"{where}persist", f"is {name!r}; give a name")
-    root = None if folder is None else Path(str(folder)).expanduser()
-    if root is not None and not root.is_dir():
-        raise wrong(f"{where}persist_folder", f"is {str(folder)!r}; give a folder that is there")
+    try:
+        root = kept_folder(folder)
+    except ValueError:
+        raise wrong(
+            f"{where}persist_folder", f"is {folder!r}; give a folder that is there"
+        ) from None
     try:
         return kept_path(name, root)
     except ValueError as error:

@@ -352,6 +352,10 @@ def test_second_run_of_the_same_prompts_computes_only_their_rest(
     ("options", "said"),
     [
         (["--persist-bytes", "1GiB"], "do nothing without --persist"),
+        (["--persist-bytes", ""], "do nothing without --persist"),
+        (["--persist-folder", ""], "do nothing without --persist"),
+        (["--persist", "chat", "--persist-bytes", ""], "bytes ''"),
+        (["--persist", "chat", "--persist-folder", ""], "an empty text is no folder"),
         (["--persist", "a/b"], "without a slash"),
         (["--persist", "chat", "--persist-bytes", "1KiB"], "a block of 16 tokens takes 8 KiB"),
         (["--persist", "chat", "--kv-dtype", "int4"], "do not go with kv_dtype"),

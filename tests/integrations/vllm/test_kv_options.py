@@ -138,6 +138,10 @@ def test_what_vllm_reads_itself_is_left_to_it() -> None:
             {"cold": KEPT | {"persist_folder": "/nothing"}},
             "cold.persist_folder is '/nothing'; give a folder that is there",
         ),
+        ({"cold": KEPT | {"persist_folder": ""}}, "cold.persist_folder is ''; give a folder"),
+        ({"cold": KEPT | {"persist_folder": 5}}, "cold.persist_folder is 5; give a folder"),
+        ({"cold": KEPT | {"bytes": 1.5}}, "cold.bytes is 1.5; give bytes"),
+        ({"cold": KEPT | {"bytes": 10**30}}, "cold.bytes is 1000000000000000000000000000000; give"),
         (
             {"cold": KEPT | {"persist_folder": "/proc"}},
             "pages of files in /proc are where its file",
