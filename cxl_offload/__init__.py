@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cxl_offload.lazy import lazy_names
+from cxl_offload.lazy import lazy_names, refuse_core_in_subinterpreters
 from cxl_offload.renamed import remember_gone_modules
 
 if TYPE_CHECKING:
@@ -173,5 +173,6 @@ _ROOMS = (
     "validation",
 )
 
+refuse_core_in_subinterpreters(__name__)
 remember_gone_modules()
 __getattr__, __dir__ = lazy_names(__name__, _HOMES, modules=_ROOMS)

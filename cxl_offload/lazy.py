@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cxl_offload.renamed import old_names
@@ -26,6 +28,37 @@ def _core(package: str) -> Any:
             "looks there first. Leave it to use an installed cxl_offload, or build in it with "
             "`make` or `pip install -e .`"
         ) from None
+
+
+class _NoCore(MetaPathFinder):
+    """Says why there is no C++ core here, before anything loads it."""
+
+    def __init__(self, core: str) -> None:
+        self._core = core
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        if fullname == self._core:
+            raise ImportError(
+                f"{fullname} loads in the main interpreter only, as torch does; use threads or "
+                "processes instead of subinterpreters"
+            )
+
+
+def refuse_core_in_subinterpreters(package: str) -> None:
+    """Lets the import of the C++ core fail where it would wait forever.
+
+    Its bindings ask for the interpreter's lock by ``PyGILState_Ensure``, which knows the main
+    interpreter only and waits for a lock that the subinterpreter holds.
+    """
+    name = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+    try:
+        interpreters = importlib.import_module(name)
+    except ImportError:  # a Python that was built without them
+        return
+    if interpreters.get_current() != interpreters.get_main():
+        sys.meta_path.insert(0, _NoCore(f"{package}.{_CORE}"))
 
 
 def lazy_names(

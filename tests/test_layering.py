@@ -17,6 +17,7 @@ PACKAGE = ROOT / "cxl_offload"
 # A module may import from its own room and from the rooms of every layer below its own. A room
 # inside of another stands by itself here.
 LAYERS: list[set[str]] = [
+    {"__main__"},
     {"cli", "report", "metrics", "integrations", "validation"},
     {"tune", "ranks", "objects", "profile.operators", "kept"},
     {"tensor", "ops", "transfer", "memory"},

@@ -29,6 +29,20 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return made.exit_code, made.stdout, made.stderr
 
 
+def test_package_runs_as_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cxl_offload", "topology", "--machine", "no-such-machine"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("cxl-offload: error: ")
+    assert "no-such-machine" in line
+
+
 @pytest.mark.parametrize("command", [[], ["plan"], ["plan", "inference"], ["doctor"], ["run"]])
 def test_short_help_is_the_long_one(command: list[str]) -> None:
     short, long = run(*command, "-h"), run(*command, "--help")
