@@ -131,14 +131,14 @@ def generate(
     from cxl_offload.plan.plan_file import load_plan
     from cxl_offload.topology import discover, load_machine
 
-    places = pairs("--place", place, str, form="KIND=POLICY, such as kv=bind:cxl")
-    planned = None if plan is None else load_plan(plan)
-    if planned is None and not places:
-        raise ConfigError("--place: name at least one kind, such as kv=bind:cxl, or give --plan")
     # All of this before torch is loaded, which takes seconds.
+    places = pairs("--place", place, str, form="KIND=POLICY, such as kv=cxl")
+    planned = None if plan is None else load_plan(plan)
     check_page(page)
     check_checkpoint(model)
     texts = read_prompts(prompts)
+    if planned is None and not places:
+        raise ConfigError("--place: name at least one kind, such as kv=cxl, or give --plan")
     simulated = None if machine is None else load_machine(machine)
     tier_limits(simulated or discover(), limits(limit))
     try:
@@ -147,6 +147,8 @@ def generate(
         raise ConfigError(
             f"generate: {error.name} is not installed; pip install transformers torch"
         ) from None
+    except ImportError as error:  # said by a name of ours that loads it later
+        raise ConfigError(f"generate: {error}") from None
     if persist is None and not (persist_bytes is None and persist_folder is None):
         raise ConfigError("--persist-bytes and --persist-folder do nothing without --persist")
     prefixes = None
@@ -288,7 +290,7 @@ def _about_prefixes(report: GenerateReport) -> list[str]:
         return []
     said = [
         f"Prompt tokens whose KV was found: {counts.found_tokens} of {counts.prompt_tokens} "
-        f"({counts.hit_rate:.0%}); blocks kept for the next run: {counts.kept_blocks}"
+        f"({counts.hit_rate:.0%}); new blocks kept for the next run: {counts.kept_blocks}"
     ]
     if counts.damaged_blocks:
         said.append(f"Note: {counts.damaged_blocks} damaged blocks were dropped.")

@@ -253,7 +253,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str], *, dry_run: boo
         typer.echo(f"{_PLAN}={shlex.quote(environment[_PLAN])} {shlex.join(command)}")
         return 0
     if shutil.which(command[0], path=environment.get("PATH")) is None:
-        raise ConfigError(f"{command[0]}: no such program on the PATH")
+        kind = "file" if "/" in command[0] or Path(command[0]).suffix else "program on the PATH"
+        raise ConfigError(f"{command[0]}: no such {kind}")
     child = subprocess.Popen(command, env=dict(environment))
     ends = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, lambda n, _: child.send_signal(n)) for number in ends]

@@ -16,6 +16,7 @@ from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.memory.bounds import quoted
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine
+from cxl_offload.topology.model import TIER_NAMES
 from cxl_offload.units import format_bytes, parse_bytes
 
 DEFAULT_GRANULE_BYTES = HUGE_PAGE_BYTES
@@ -205,10 +206,12 @@ def _nodes_of(name: str, machine: Machine | None) -> tuple[int, ...]:
     tiers = {} if machine is None else {tier.name: tier.nodes for tier in machine.tiers}
     if name not in tiers:
         known = ", ".join(tiers) if tiers else "none on this machine"
-        raise ValueError(
-            f"{quoted(name)} is neither a node id nor a tier; tiers: {known} "
-            "(a simulated machine may have others, such as epyc9354-cxl-a)"
-        )
+        if name in TIER_NAMES:
+            raise ValueError(
+                f"{quoted(name)} is neither a node id nor a tier of this machine, which has: "
+                f"{known} (simulated machines have others: try --machine epyc9354-cxl-a)"
+            )
+        raise ValueError(f"{quoted(name)} is neither a node id nor a tier; tiers: {known}")
     if not tiers[name]:
         raise ValueError(f"tier {name!r} has no NUMA node on this machine")
     return tiers[name]

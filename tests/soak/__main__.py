@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import ending, serving
-from .left import MIB, Around, Growth, Held
+from .left import MIB, PROCESS, Around, Growth, Held
 from .memory import THREADS
 from .rounds import ROUNDS, round_of
 
@@ -39,6 +39,7 @@ class Soak:
         self.kinds, self.seed, self.round_s = kinds, seed, round_s
         self.totals: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
         self.growth = Growth()
+        self.last = Held.now()
         self.resident: list[float] = []
         self.began = time.monotonic()
         self.turn = 0
@@ -60,21 +61,24 @@ class Soak:
         try:
             around, before = Around.now(), Held.now()
             counts = round_of(kind)(seed, min(self.round_s, max(left, 1.0)))
-            held = before, Held.now()
+            held: tuple[Held, Held] | None = before, Held.now()
             if kind == "vllm":
-                held = serving.serving().held or held
+                held = serving.serving().held
             else:
                 around.check()
         except BaseException:
             self.failed = f"round {self.turn} ({kind}): repeat with --seed {seed} --only {kind}"
             say(f"FAILED in {self.failed}")
             raise
-        self.growth.add(kind, *held)
+        if held is not None:
+            self.growth.add(kind, *held)
         self.totals[kind].update(counts)
         self.totals[kind]["rounds"] += 1
 
     def cycle(self) -> None:
-        self.resident.append(Held.now().resident_bytes / MIB)
+        before, self.last = self.last, Held.now()
+        self.growth.add(PROCESS, before, self.last)
+        self.resident.append(self.last.resident_bytes / MIB)
         say(
             f"{self.minutes():6.1f} min  round {self.turn:4d}  "
             f"resident {self.resident[-1]:6.0f} MiB"
@@ -96,7 +100,7 @@ class Soak:
             "minutes": round(self.minutes(), 2),
             "resident_mib": {name: round(value, 1) for name, value in ends.items()},
             "too much growth": self.growth.too_much(),
-            "growth": {kind: self.growth.trends(kind) for kind in self.kinds},
+            "growth": {kind: self.growth.trends(kind) for kind in (*self.kinds, PROCESS)},
             "counts": {kind: dict(sorted(counts.items())) for kind, counts in self.totals.items()},
         }
 
@@ -104,17 +108,19 @@ class Soak:
 def table(result: dict[str, Any]) -> str:
     """What was counted, kind by kind, and what the rounds added."""
     kinds = list(result["counts"])
+    growth = {kind: result["growth"].get(kind, {}) for kind in (*kinds, PROCESS)}
     names = sorted({name for counts in result["counts"].values() for name in counts})
     lines = ["| counted | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
     for name in names:
         cells = [f"{result['counts'][kind].get(name, 0):,}" for kind in kinds]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    measures = sorted({name for growth in result["growth"].values() for name in growth})
+    measures = sorted({name for found in growth.values() for name in found})
     for name in measures:
-        cells = [
-            f"{result['growth'][kind][name]:,}" if result["growth"][kind] else "" for kind in kinds
-        ]
+        cells = [f"{growth[kind][name]:,}" if growth[kind] else "" for kind in kinds]
         lines.append(f"| added {name} | " + " | ".join(cells) + " |")
+    if growth[PROCESS]:
+        added = ", ".join(f"{found:,} {name}" for name, found in sorted(growth[PROCESS].items()))
+        lines.append(f"\nAdded by all rounds of {PROCESS} together: {added}.")
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from tests.faults.ground import KIB, MIB, Account
 
 from . import __main__ as command_line
 from . import ending, generation, memory, serve, serving, tiny_gpt, training
-from .left import ENOUGH_ROUNDS, Around, Growth, Held, trend
+from .left import ENOUGH_ROUNDS, PROCESS, Around, Growth, Held, trend
 from .rounds import round_of
 
 SECONDS = 0.2
@@ -181,16 +181,20 @@ def held(bytes_of_heap: int) -> Held:
 def test_growth_of_a_few_mib_an_hour_is_found_and_a_single_jump_is_none() -> None:
     leaks, jumps, swings = Growth(), Growth(), Growth()
     for at in range(40):
-        leaks.add("leaks", held(0), held(100 * KIB + (at * 7919 % 13 - 6) * 50 * KIB))
-        jumps.add("jumps", held(0), held(8 * MIB if at == 30 else 0))
-        swings.add("swings", held(0), held((-1) ** at * MIB))
+        leaks.add(PROCESS, held(0), held(100 * KIB + (at * 7919 % 13 - 6) * 50 * KIB))
+        jumps.add(PROCESS, held(0), held(8 * MIB if at == 30 else 0))
+        swings.add(PROCESS, held(0), held((-1) ** at * MIB))
+        swings.add("one kind", held(0), held(MIB))  # which another one gives back
     assert [line.partition(" heap_bytes")[0] for line in leaks.too_much()] == [
-        f"rounds of leaks add {leaks.trends('leaks')['heap_bytes']:,}"
+        f"rounds of the process add {leaks.trends(PROCESS)['heap_bytes']:,}"
     ]
     assert jumps.too_much() == swings.too_much() == []
     for _ in range(40):
         leaks.add("vllm", held(0), held(MIB))
     assert len(leaks.too_much()) == 1, "the heap of an engine is not judged"
+    for _ in range(40):
+        leaks.add("vllm", held(0), Held(MIB, 0, 2, 0, 0, 0))
+    assert len(leaks.too_much()) == 2, "its mappings are"
     assert trend([5] * ENOUGH_ROUNDS) == 5 * ENOUGH_ROUNDS
 
 
