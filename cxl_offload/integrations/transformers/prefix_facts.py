@@ -3,13 +3,15 @@
 The weights count by all of their bytes as they are in memory, wherever they came from: what was
 trained, merged or damaged after it was loaded is another model. Reading them takes one pass, when a
 block begins. Later calls look at the addresses and versions that torch counts, and at samples, and
-read all again where one of these has changed.
+read all again where one of these has changed. Modules count by their classes and by their plain
+attributes (numbers, texts, functions by name), which every call looks at.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,12 @@ FORMAT = "transformers 1"
 
 _SAMPLES = 16
 _NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version")
+_PLACES = ("name_or_path",)
+"""Attributes of modules that say where a model came from."""
+
+_NAMED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
+_PLAIN = frozenset({bool, int, float, str, torch.dtype, *_NAMED})
+
 _BY_LENGTH = ("dynamic", "longrope")
 """Rotary positions that are others in a longer text, for the tokens before too."""
 
@@ -86,6 +94,8 @@ class ModelFacts:
         self._shape = shape
         self._seen = b""
         self._weights = ""
+        self._plain: list[object] = []
+        self._modules = ""
 
     def now(self) -> dict[str, str]:
         """All facts, name to text.
@@ -99,6 +109,9 @@ class ModelFacts:
         seen = _looks(model)
         if not seen or seen != self._seen:
             self._weights, self._seen = _weights_digest(model), seen
+        plain = _plain_attributes(model)
+        if not self._modules or plain != self._plain:
+            self._modules, self._plain = _digest_of(plain), plain
         config = {
             name: value
             for name, value in model.config.to_dict().items()
@@ -111,6 +124,7 @@ class ModelFacts:
             "class": type(model).__name__,
             "configuration": hashlib.sha256(text.encode()).hexdigest()[:32],
             "weights": self._weights,
+            "modules": self._modules,
             "dtype": str(model.dtype).removeprefix("torch."),
             "attention": self._attention,
             "device": model.device.type,
@@ -147,6 +161,41 @@ def _looks(model: PreTrainedModel) -> bytes:
             step = max(1, tensor.numel() // _SAMPLES)
             found.update(_bytes_of(tensor.reshape(-1)[::step]))
     return found.digest()
+
+
+def _plain_attributes(model: PreTrainedModel) -> list[object]:
+    """The class of every module, and after it the names and values of its plain attributes.
+
+    Left out: names that begin with an underscore, where libraries keep what they count; None, which
+    a forward pass replaces with what it keeps. Every call asks, so this is the quick part:
+    :func:`_digest_of` does the rest where something changed.
+    """
+    found: list[object] = []
+    seen: set[torch.nn.Module] = set()
+    waiting: list[torch.nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is None or module in seen:
+            continue
+        seen.add(module)
+        own = tuple(vars(module).items())  # at once, as other threads may set some
+        found.append(type(module))
+        found += [pair for pair in own if type(pair[1]) in _PLAIN and pair[0][:1] != "_"]
+        waiting += module._modules.values()
+    return found
+
+
+def _digest_of(plain: list[object]) -> str:
+    """Without functions of this package, which differ with how a model is offloaded."""
+    found = hashlib.sha256()
+    for each in plain:
+        name, value = each if isinstance(each, tuple) else ("", each)
+        text = repr(value)
+        if isinstance(value, _NAMED):
+            text = f"{value.__module__}.{value.__qualname__}"
+        if name not in _PLACES and not (name and text.startswith("cxl_offload.")):
+            found.update(f"{name}={text}\n".encode())
+    return found.hexdigest()[:32]
 
 
 def _weights_digest(model: PreTrainedModel) -> str:

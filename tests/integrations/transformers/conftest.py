@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from uuid import uuid4
 
 import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
+from cxl_offload.kept import kept_path
 from cxl_offload.memory import Session
 from cxl_offload.topology import Machine, Node, NodeKind, Tier
 
@@ -49,3 +51,11 @@ def session() -> Iterator[Session]:
     if session.stats().asked_bytes.current:
         gc.collect()  # a failed test's frames, or a cycle of transformers' own
     assert session.stats().asked_bytes.current == 0
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """Of a store that is gone after the test."""
+    found = f"test-{uuid4().hex}"
+    yield found
+    kept_path(found).unlink(missing_ok=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import torch
@@ -19,7 +17,6 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import (
     KeptPrefixes,
     offload,
-    prefix_facts,
 )
 from cxl_offload.integrations.transformers.prefix_keys import chain
 from cxl_offload.kept import KeptReader, blocks, find_kept, kept_path, verify_kept
@@ -29,14 +26,7 @@ from tests.kept.devices import stand_in
 
 from .conftest import machine
 from .models import generate, make
-from .prefix_prompts import BLOCK, CXL, counts_of, forget, kept, texts
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    found = f"test-{uuid4().hex}"
-    yield found
-    kept_path(found).unlink(missing_ok=True)
+from .prefix_prompts import BLOCK, CXL, counts_of, kept, texts
 
 
 def test_full_store_gives_up_what_was_not_used_for_longest(session: Session) -> None:
@@ -162,81 +152,6 @@ def test_damaged_block_is_dropped_and_computed_again(
             assert "damaged and was dropped" in caplog.text
             assert torch.equal(generate(model, **texts(0)), expected)
             assert counts_of(done).found_tokens == 28
-
-
-def other_dtype(model: PreTrainedModel) -> PreTrainedModel:
-    return model.to(torch.bfloat16)
-
-
-def other_weights(model: PreTrainedModel) -> PreTrainedModel:
-    forget(model)
-    return model
-
-
-def other_positions(model: PreTrainedModel) -> PreTrainedModel:
-    model.model.rotary_emb.inv_freq *= 0.5
-    return model
-
-
-def other_configuration(model: PreTrainedModel) -> PreTrainedModel:
-    model.config.rms_norm_eps *= 2
-    return model
-
-
-def other_attention(model: PreTrainedModel) -> PreTrainedModel:
-    model.set_attn_implementation("eager")
-    return model
-
-
-@pytest.mark.parametrize(
-    "other", [other_dtype, other_weights, other_positions, other_configuration, other_attention]
-)
-def test_blocks_of_another_model_are_dropped(
-    other: Callable[[PreTrainedModel], PreTrainedModel],
-    name: str,
-    session: Session,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with offload(make("llama"), CXL, prefixes=kept(name), session=session) as done:
-        generate(done.model, **texts(0))
-    changed = other(make("llama"))
-    expected = generate(changed, **texts(0))
-    with offload(changed, CXL, prefixes=kept(name), session=session) as done:
-        assert torch.equal(generate(changed, **texts(0)), expected)
-        assert counts_of(done).found_tokens == 0
-    assert "dropped the kept blocks" in caplog.text
-
-
-def by_address(model: PreTrainedModel) -> None:
-    """As a kernel of an optimizer does: torch counts no version."""
-    weight = model.model.layers[0].mlp.down_proj.weight
-    before = weight._version
-    weight.data.mul_(-1)
-    assert weight._version == before
-
-
-@pytest.mark.parametrize("seen", [True, False], ids=["seen", "protection taken out"])
-@pytest.mark.parametrize("change", [forget, by_address])
-def test_weights_that_change_in_the_block_hit_nothing(
-    change: Callable[[PreTrainedModel], None],
-    seen: bool,
-    session: Session,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """And when they change back, the blocks from before are right again."""
-    model, changed = make("llama"), make("llama")
-    change(changed)
-    expected = generate(changed, "sdpa", **texts(0, seed=2))
-    if not seen:
-        monkeypatch.setattr(prefix_facts, "_looks", lambda model: b"always the same")
-    with offload(model, CXL, prefixes=kept(), session=session) as done:
-        generate(model, **texts(0))
-        change(model)
-        assert torch.equal(generate(model, **texts(0, seed=2)), expected) == seen
-        assert (counts_of(done).found_tokens == 0) == seen
-        change(model)
-        generate(model, **texts(0))
-        assert counts_of(done).found_tokens == (28 if seen else 24 + 28)
 
 
 def test_pages_of_a_store_are_where_the_cache_is(name: str) -> None:
