@@ -20,12 +20,9 @@ from cxl_offload.ops.placed_states import PlacedStates
 from cxl_offload.ops.state_codes import CODES, SCALES
 from cxl_offload.ops.state_options import StateOptions, check_no_options
 from cxl_offload.ops.threads import Threads
-from cxl_offload.ops.update import ParamUpdate, run
+from cxl_offload.ops.update import Given, GivenPart, ParamUpdate, run
 from cxl_offload.ops.view import local_tensor, untraced
 from cxl_offload.renamed import renamed_attribute
-
-Given = tuple[torch.Tensor, dict[str, Any], torch.Tensor | None]
-"""A parameter, its group, and the copy that receives its new values."""
 
 
 class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
@@ -102,7 +99,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
                 "before step() clips by the norm of the step itself"
             )
         self._late = None if self.late_max_norm is None else LateClip(self.late_max_norm)
-        self._early = EarlyUpdates(self, self._late) if self.overlap else None
+        self.early_updates = EarlyUpdates(self, self._late) if self.overlap else None
 
     placement = renamed_attribute("placement", "policy")
 
@@ -125,9 +122,9 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         given = {**self.defaults, **param_group}
         self.check_group(given)
         super().add_param_group(param_group)
-        if self._early is not None:
+        if self.early_updates is not None:
             for param in self.param_groups[-1]["params"]:
-                self._early.follow(param)
+                self.early_updates.follow(param)
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -140,7 +137,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         update or the backward itself fails, others may have been made: call ``step()``, which
         counts those and makes the rest, before going on.
         """
-        with contextlib.nullcontext() if self._early is None else self._early.held():
+        with contextlib.nullcontext() if self.early_updates is None else self.early_updates.held():
             yield
 
     def check_group(self, group: dict[str, Any]) -> None:
@@ -161,8 +158,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         own = tuple(StateOptions.__annotations__)
-        if self._early is not None:
-            self._early.wait()
+        if self.early_updates is not None:
+            self.early_updates.wait()
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -176,8 +173,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
                 group.setdefault(name, value)
             for param in group["params"]:
                 self._place_again(param)
-                if is_copy and self._early is not None:
-                    self._early.follow(param)
+                if is_copy and self.early_updates is not None:
+                    self.early_updates.follow(param)
 
     @torch.no_grad()
     def _place_again(self, param: torch.Tensor) -> None:
@@ -215,8 +212,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         RuntimeError
             Parameters were updated with these gradients already, and no step was made since.
         """
-        if self._early is not None:
-            self._early.check_stepped()
+        if self.early_updates is not None:
+            self.early_updates.check_stepped()
         super().zero_grad(set_to_none)
 
     @overload
@@ -263,13 +260,13 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         copies = low_precision_copies or {}
         self._check_copies(copies)
         updated: set[torch.Tensor] = set()
-        if self._early is not None:
+        if self.early_updates is not None:
             if copies or grad_scale != 1.0:
                 raise ValueError(
                     "step: grad_scale and low_precision_copies come too late with overlap=True, "
                     "which updates in the backward; leave one of them out"
                 )
-            updated = self._early.finish()
+            updated = self.early_updates.finish()
         for group in self.param_groups:
             self.check_variant(group)
         left = [
@@ -294,9 +291,23 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
             state = self.init_state(param, group)
             step = int(state["step"]) + 1
             counting.append(_counting(state, step))
-            updates.append(self._update(param, group, step, grad_scale, copy))
+            whole = self._update(param, group, step, grad_scale, copy)
+            if self.early_updates is None:
+                updates.append(whole)
+            else:
+                updates += self.early_updates.left_of(param, whole)
+                counting.append(self.early_updates.forgetting(param))
         with naming(lambda: tensors_of(self.param_groups, updates)):
             run(updates, threads=self.threads, then=counting)
+
+    def update_parts(self, given: Sequence[GivenPart]) -> None:
+        """Updates elements before the step of their parameter, which updates the others."""
+        updates = []
+        for param, group, begin, end in given:
+            step = int(self.init_state(param, group)["step"]) + 1
+            updates.append(self._update(param, group, step, 1.0, None).part(begin, end))
+        with naming(lambda: tensors_of(self.param_groups, updates)):
+            run(updates, threads=self.threads)
 
     def _update(
         self,
@@ -369,8 +380,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         def put(_: torch.optim.Optimizer) -> None:
             self.state.update(loaded)
 
-        if self._early is not None:
-            self._early.wait()
+        if self.early_updates is not None:
+            self.early_updates.wait()
 
         # After all other hooks that change what is loaded, before all that look at the result.
         with (

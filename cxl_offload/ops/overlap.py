@@ -9,9 +9,10 @@ one step after the backward.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +25,8 @@ from cxl_offload.ops.view import touch, untraced
 
 if TYPE_CHECKING:
     from cxl_offload.ops.late_clip import LateClip
-    from cxl_offload.ops.optimizer import Given, OnePassOptimizer
+    from cxl_offload.ops.optimizer import OnePassOptimizer
+    from cxl_offload.ops.update import Given, GivenPart, ParamUpdate
 
 
 class EarlyUpdates:
@@ -41,6 +43,8 @@ class EarlyUpdates:
         self._lock = threading.Lock()
         self._thread = OneThread("cxl-offload-updates")
         self._waiting: list[Given] = []
+        self._waiting_parts: list[tuple[GivenPart, Callable[[], object]]] = []
+        self._parts: dict[torch.Tensor, list[tuple[int, int]]] = {}
         self._running: list[Future[None]] = []
         self._taken: dict[torch.Tensor, tuple[TensorWeakRef, int]] = {}
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -73,6 +77,8 @@ class EarlyUpdates:
         optimizer = self._optimizer()
         if optimizer is None or self._held or param.grad is None:
             return
+        if param not in self._known_groups(optimizer):
+            return  # a framework that divides parameters has put its own in their place
         if param in self._taken:
             raise RuntimeError(
                 f"overlap: a second gradient for a parameter of shape {tuple(param.shape)} before "
@@ -81,7 +87,7 @@ class EarlyUpdates:
             )
         if not self._scaled(optimizer):
             return
-        group = self._group_of(param, optimizer)
+        group = self._known_groups(optimizer)[param]
         optimizer.check_variant(group)
         optimizer.init_state(param, group)
         self._taken[param] = TensorWeakRef(param.grad), param.grad._version
@@ -93,6 +99,61 @@ class EarlyUpdates:
         engine = cast("Any", torch.autograd.Variable)._execution_engine
         engine.queue_callback(_EndOfBackward(self))
 
+    @untraced
+    @torch.no_grad()
+    def part_arrived(
+        self, param: torch.Tensor, begin: int, end: int, *, ready: Callable[[], object]
+    ) -> None:
+        """Takes the gradient of some elements of a parameter that a framework fills by itself.
+
+        The step updates the elements that did not arrive. Nothing waits at the end of the backward,
+        for which such parameters are not used.
+
+        Parameters
+        ----------
+        begin, end
+            Elements, counted through all dimensions.
+        ready
+            Returns when the gradient is there; called on another thread.
+
+        Raises
+        ------
+        RuntimeError
+            Some of them arrived before, and no step was made since.
+        """
+        optimizer = self._optimizer()
+        if optimizer is None or self._held:
+            return
+        group = self._known_groups(optimizer)[param]
+        arrived = self._parts.setdefault(param, [])
+        if any(begin < other_end and other < end for other, other_end in arrived):
+            raise RuntimeError(
+                f"overlap: a second gradient for elements {begin} to {end - 1} of a parameter "
+                "before step(); call step() after every backward whose gradients are final, or "
+                "leave overlap out"
+            )
+        optimizer.check_variant(group)
+        optimizer.init_state(param, group)
+        arrived.append((begin, end))
+        with self._lock:
+            self._waiting_parts.append(((param, group, begin, end), ready))
+            self._running.append(self._thread.submit(self._run_parts))
+
+    def left_of(self, param: torch.Tensor, update: ParamUpdate) -> list[ParamUpdate]:
+        """What the step has to update of a parameter: what did not arrive before."""
+        arrived = sorted(self._parts.get(param, ()))
+        if not arrived:
+            return [update]
+        begins = [0, *(end for _, end in arrived)]
+        ends = [*(begin for begin, _ in arrived), param.numel()]
+        return [
+            update.part(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end
+        ]
+
+    def forgetting(self, param: torch.Tensor) -> Callable[[], object]:
+        """A built-in function for the end of a step, after which parts may arrive again."""
+        return functools.partial(self._parts.pop, param, None)
+
     def _scaled(self, optimizer: OnePassOptimizer) -> bool:
         """Whether it is known what gradients are multiplied by; else they are left to the step."""
         if self._late is not None:
@@ -102,8 +163,8 @@ class EarlyUpdates:
             self._scale = scale
         return True
 
-    def _group_of(self, param: torch.Tensor, optimizer: OnePassOptimizer) -> dict[str, Any]:
-        """Groups are read again after every step: loading replaces them."""
+    def _known_groups(self, optimizer: OnePassOptimizer) -> dict[torch.Tensor, dict[str, Any]]:
+        """Groups by parameter; read again after every step: loading replaces them."""
         if not self._groups:
             groups = optimizer.param_groups
             self._settings = [
@@ -111,7 +172,7 @@ class EarlyUpdates:
                 for group in groups
             ]
             self._groups = {each: group for group in groups for each in group["params"]}
-        return self._groups[param]
+        return self._groups
 
     @torch.no_grad()
     def _run(self) -> None:
@@ -122,6 +183,16 @@ class EarlyUpdates:
             if self._late is not None:
                 self._late.see(param for param, *_ in given)
             optimizer.update(given, self._scale)
+
+    @torch.no_grad()
+    def _run_parts(self) -> None:
+        optimizer = self._optimizer()
+        with self._lock:
+            given, self._waiting_parts = self._waiting_parts, []
+        for _, ready in given:
+            ready()
+        if given and optimizer is not None:
+            optimizer.update_parts([part for part, _ in given])
 
     def wait(self) -> None:
         """Returns when everything that arrived is updated; raises what an update raised."""
@@ -138,9 +209,10 @@ class EarlyUpdates:
 
     def check_stepped(self) -> None:
         """Refuses to forget gradients that parameters were updated with."""
-        if self._taken:
+        used = len(self._taken) + len(self._parts)
+        if used:
             raise RuntimeError(
-                f"overlap: the gradients of {len(self._taken)} parameters are to be cleared, which "
+                f"overlap: the gradients of {used} parameters are to be cleared, which "
                 "the backward has updated already; call step() first, also after a backward that "
                 "failed, or use overlap=False where steps are left out"
             )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -14,6 +15,13 @@ from cxl_offload.ops.view import tensor_view, touching, untraced
 _STATE_DTYPES = (torch.float32, torch.bfloat16)
 _CODED_DTYPES = (torch.uint8,)
 _COPY_DTYPES = (torch.bfloat16, torch.float16)
+
+
+Given = tuple[torch.Tensor, dict[str, Any], torch.Tensor | None]
+"""A parameter, its group, and the copy that receives its new values."""
+
+GivenPart = tuple[torch.Tensor, dict[str, Any], int, int]
+"""A parameter, its group, the first of its elements and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,22 @@ class ParamUpdate:
     copy: torch.Tensor | None = None
     scales: Sequence[torch.Tensor] = ()
     rounding: tuple[int, int] | None = None
+
+    def part(self, begin: int, end: int) -> ParamUpdate:
+        """The same of elements ``begin`` to ``end``, counted through all dimensions.
+
+        Not where states are in blocks of 8 bits or something is rounded at random, which goes by
+        an element's place in the whole.
+        """
+        assert not self.scales
+        assert self.rounding is None
+        assert self.copy is None
+        return replace(
+            self,
+            param=self.param.view(-1)[begin:end],
+            grad=self.grad.view(-1)[begin:end],
+            states=[(name, state.view(-1)[begin:end]) for name, state in self.states],
+        )
 
     def written(self) -> list[torch.Tensor]:
         states = [state for _, state in self.states]

@@ -13,6 +13,7 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 from cxl_offload.integrations.deepspeed import objects
 from cxl_offload.integrations.deepspeed.accelerator import Capture
+from cxl_offload.integrations.deepspeed.early_steps import EarlySteps, follow_gradients
 from cxl_offload.integrations.deepspeed.kinds import KINDS, cxl_note
 from cxl_offload.integrations.deepspeed.objects import HostObject
 from cxl_offload.integrations.deepspeed.phases import PhasedEngine
@@ -54,6 +55,7 @@ class AttachedEngine:
         self._frozen = objects.in_other_process(engine)
         self._hooks: list[Any] = []
         self.tuned: TunedEngine | PhasedEngine | None = None
+        self._early: EarlySteps | None = None
         self._settled = True
         inner = objects.inner_optimizer(zero)
         if zero is None or not any(True for _ in objects.host_objects(zero)):
@@ -69,6 +71,7 @@ class AttachedEngine:
         for master in objects.masters(zero):
             self._seed(inner, master, inner.param_groups[0])
         self.settle()
+        self._early = follow_gradients(zero)
         self._settled = False  # the first backward pass makes more
         self._hooks = [
             inner.register_step_pre_hook(self._before_step),
@@ -135,6 +138,8 @@ class AttachedEngine:
         zero = self._zero()
         if zero is None or self._frozen:
             return 0
+        if self._early is not None:
+            self._early.wait()  # what is copied to another place is written by nobody else
         moved = [each.kind for each in self._objects() if self._settle(each)]
         if moved:
             objects.relink(zero)
@@ -247,6 +252,9 @@ class AttachedEngine:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._early is not None:
+            self._early.wait()
+            self._early.remove()
         if self.tuned is not None:
             self.tuned.remove()
         zero = self._zero()

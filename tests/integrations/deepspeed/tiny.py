@@ -76,7 +76,7 @@ def config(job: dict[str, Any]) -> dict[str, Any]:
         "zero_optimization": zero,
     }
     if job.get("dtype", "bf16") == "bf16":
-        made["bf16"] = {"enabled": True}
+        made["bf16"] = {"enabled": True} | job.get("bf16", {})
     else:
         made["fp16"] = {"enabled": True, "initial_scale_power": 10, "loss_scale_window": 4}
     if job.get("optimizer", "DeepSpeedCPUAdam") == "DeepSpeedCPUAdam":

@@ -133,7 +133,8 @@ def start(job: dict[str, Any]) -> tuple[Any, Any]:
         arguments["model_parameters"] = model.parameters()
     else:
         made: Any = CPUAdam if chosen == "CPUAdam" else getattr(torch.optim, chosen)
-        options = {"state_dtype": torch.uint8} if job.get("narrow_states") else {}
+        options: dict[str, Any] = {"state_dtype": torch.uint8} if job.get("narrow_states") else {}
+        options |= job.get("options", {})
         arguments["optimizer"] = made(model.parameters(), lr=1e-2, weight_decay=0.01, **options)
     if job.get("stock"):
         return deepspeed.initialize(**arguments)[0], None
@@ -248,6 +249,30 @@ def inference(job: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def early_elements(engine: Any) -> list[int]:
+    """Grows by the elements that this package's optimizer updates before a step."""
+    found: list[int] = []
+    inner = getattr(engine.optimizer, "optimizer", None)
+    if isinstance(inner, CPUAdam):
+        stock = inner.update_parts
+
+        def update_parts(given: Any) -> None:
+            found.extend(end - begin for *_, begin, end in given)
+            stock(given)
+
+        inner.update_parts = update_parts  # type: ignore[method-assign]
+    return found
+
+
+def refused_settings(job: dict[str, Any]) -> dict[str, Any]:
+    """What `placing` says of the settings."""
+    try:
+        start(job)
+    except ValueError as error:
+        return {"error": str(error)}
+    return {}
+
+
 def refused(job: dict[str, Any]) -> dict[str, Any]:
     """A node without room: the error, and an engine that is made after it."""
     result: dict[str, Any] = {}
@@ -271,7 +296,9 @@ def run(job: dict[str, Any], session: Session) -> dict[str, Any]:
         result["table"] = attached.table()
     if job.get("load"):
         engine.load_checkpoint(job["load"], tag="tested")
+    early = early_elements(engine)
     result["losses"] = train(engine, job.get("steps", 4), job, job.get("seed", 1))
+    result["early_elements"] = sum(early)
     result["digest"] = digest(engine)
     if job.get("set"):
         result["set_right"] = set_parameters(engine)
@@ -359,6 +386,8 @@ def main() -> None:
                     results.append(inference(job))
                 case "refused":
                     results.append(refused(job))
+                case "refused settings":
+                    results.append(refused_settings(job))
                 case _:
                     results.append(run(job, session))
     Path(f"{sys.argv[2]}.{RANK}").write_text(json.dumps(results))
