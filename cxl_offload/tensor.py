@@ -11,7 +11,7 @@ What leaves the pool, because torch then allocates by itself: ``clone()``, ``cop
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
@@ -26,6 +26,7 @@ from cxl_offload.memory import (
     current_session,
 )
 from cxl_offload.memory.bounds import check_bounds, quoted, whole_number
+from cxl_offload.memory.whole import copying, refuse_lost
 from cxl_offload.renamed import renamed_keywords
 
 if TYPE_CHECKING:
@@ -159,7 +160,36 @@ def from_tensor(tensor: torch.Tensor, **options: Unpack[Options]) -> torch.Tenso
     made = empty_like(tensor, **options)
     if tensor.device.type == "cpu" and tensor.layout is torch.strided:
         check_bounds(tensor, "tensor")
-    return made.copy_(tensor.detach())
+    return copy_whole(made, tensor.detach())
+
+
+def copy_whole(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """``target.copy_(source)`` of memory that is there; every copy of the package goes this way.
+
+    Raises
+    ------
+    MemoryLostError
+        Something of the source is lost, or memory of either failed meanwhile.
+    """
+    overwritten = [target] if target.is_contiguous() else []
+    with copying(source=lambda: host_ranges([source]), target=lambda: host_ranges(overwritten)):
+        return target.copy_(source)
+
+
+def check_whole(*tensors: torch.Tensor) -> None:
+    """Raises MemoryLostError where something of host tensors is lost; gaps in them count too."""
+    refuse_lost(lambda: host_ranges(tensors))
+
+
+def host_ranges(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    """Where they lie; a subclass around others, whose bytes are not its own, lies nowhere."""
+    return [
+        _span(tensor)
+        for tensor in tensors
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+    ]
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

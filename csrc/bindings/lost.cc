@@ -128,6 +128,14 @@ void bind_lost(py::module_& module) {
       },
       py::arg("address"), py::arg("nbytes"), py::call_guard<Unlocked>());
   module.def(
+      "refuse_lost",
+      [](const std::vector<std::pair<uintptr_t, size_t>>& ranges) {
+        check_memory([&](LostParts& lost) {
+          for (const auto& [address, bytes] : ranges) lost.add(bytes_of(address, bytes));
+        });
+      },
+      py::arg("ranges"), "Raises MemoryLostError where any of (address, bytes) is lost.");
+  module.def(
       "settle", [](uintptr_t address, size_t bytes) { os::settle(bytes_of(address, bytes)); },
       py::arg("address"), py::arg("nbytes"), py::call_guard<Unlocked>());
   module.def(

@@ -19,9 +19,11 @@ from typing import Any, Protocol
 from cxl_offload import _C
 from cxl_offload.core import LINE_BYTES
 from cxl_offload.errors import LostMemory, MemoryLostError
+from cxl_offload.memory.bounds import check_size, quoted
 from cxl_offload.units import format_bytes
 
 _logger = logging.getLogger(__name__)
+_LAST = (1 << 64) - 1
 
 VARIABLE = "CXL_OFFLOAD_SURVIVE_MEMORY_ERRORS"
 """Environment variable: ``0`` leaves SIGBUS alone, also where the package would turn it on."""
@@ -128,9 +130,10 @@ def survive_memory_errors(*, interrupt: bool = True) -> Survival:
     Notes
     -----
     Call it in the main thread: from another one nobody is interrupted. Turn on ``faulthandler``
-    before, since whoever takes SIGBUS later comes first. A forked child inherits it.
+    before, since whoever takes SIGBUS later comes first. A forked child inherits it,
+    but workers of a DataLoader begin with torch's handler: they ask again in ``worker_init_fn``.
     """
-    return Survival(interrupt=interrupt)
+    return Survival(interrupt=bool(interrupt))
 
 
 def may_survive() -> bool:
@@ -310,5 +313,16 @@ def written_anew(address: int, nbytes: int) -> None:
 
     The package's own operators then use them as any others. What they write from end to end, and
     what is freed, needs no word.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The address or the number of bytes is none.
     """
+    check_size(address, "address", least=0)
+    check_size(nbytes, "nbytes", least=0)
+    if address + nbytes > _LAST:
+        raise ValueError(
+            f"nbytes {quoted(nbytes)} from address {quoted(address)} reach beyond the last address"
+        )
     _C.settle(address, nbytes)

@@ -20,7 +20,7 @@ from cxl_offload.objects.factories import is_plain
 from cxl_offload.objects.placing_scope import span_elements
 from cxl_offload.objects.weight_kinds import matches
 from cxl_offload.ops.view import untraced
-from cxl_offload.tensor import empty, placement_of
+from cxl_offload.tensor import copy_whole, empty, placement_of
 
 
 @dataclass(slots=True)
@@ -193,5 +193,5 @@ def _move(each: _Chosen, pages: Pages, session: Session) -> None:
         return
     count = span_elements(tensor)
     base = empty(count, dtype=tensor.dtype, policy=each.policy, pages=pages, session=session)
-    base.copy_(tensor.as_strided((count,), (1,)))
+    copy_whole(base, tensor.as_strided((count,), (1,)))
     tensor.data = base.as_strided(tensor.shape, tensor.stride())

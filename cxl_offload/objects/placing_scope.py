@@ -28,7 +28,7 @@ from cxl_offload.objects.factories import (
     reason_to_leave,
 )
 from cxl_offload.ops.view import untraced
-from cxl_offload.tensor import empty
+from cxl_offload.tensor import copy_whole, empty
 from cxl_offload.units import format_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ class PlacingScope(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
         )
         made = self._made(shown)
-        made.as_strided((count,), (1,)).copy_(tensor.as_strided((count,), (1,)))
+        copy_whole(made.as_strided((count,), (1,)), tensor.as_strided((count,), (1,)))
         return made
 
     def _register(self, module: torch.nn.Module, name: str, tensor: Any) -> None:

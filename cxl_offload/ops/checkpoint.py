@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cxl_offload.ops.lost import reading_whole
 from cxl_offload.ops.state_codes import (
     CODES,
     SCALES,
@@ -51,6 +52,8 @@ def read_states(
     ------
     ValueError
         The checkpoint is not one, or does not fit; the message says where.
+    MemoryLostError
+        Memory of the checkpoint failed.
     """
     _check_form(given)
     for group in given["param_groups"]:
@@ -62,10 +65,20 @@ def read_states(
     values = {key: _of_peers(given["state"].get(key, {})) for key in pairs}
     for key, param in pairs.items():
         _check(optimizer, key, param, values[key])
-    states = {
-        param: _placed(optimizer, param, values[key]) for key, param in pairs.items() if values[key]
-    }
+    with reading_whole(lambda: _named(values)):
+        states = {
+            param: _placed(optimizer, param, values[key])
+            for key, param in pairs.items()
+            if values[key]
+        }
     return states, {key: value for key, value in given["state"].items() if key not in pairs}
+
+
+def _named(values: Mapping[Any, Mapping[str, Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    for key, states in values.items():
+        for name, value in states.items():
+            if isinstance(value, torch.Tensor):
+                yield f"{name} of parameter {key} of the checkpoint", local_tensor(value)
 
 
 def _check_form(given: Any) -> None:

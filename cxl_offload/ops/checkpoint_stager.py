@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from cxl_offload.memory import PolicyLike, Session, current_session, known_policy
 from cxl_offload.memory.bounds import check_bounds, check_size
 from cxl_offload.ops.view import local_tensor
-from cxl_offload.tensor import empty
+from cxl_offload.tensor import copy_whole, empty
 from cxl_offload.units import format_bytes
 
 _ONE_PROCESS = (
@@ -109,6 +109,8 @@ class TierStager(AsyncStager):
         ValueError
             A tensor whose storage somebody resized, as FSDP does, a state that contains itself,
             or is nested too deeply.
+        MemoryLostError
+            Memory of the state failed; nothing of this copy is left.
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"stage takes a state dict; this is a {type(state_dict).__name__}")
@@ -152,7 +154,8 @@ class TierStager(AsyncStager):
         try:
             staged = empty(
                 tuple(local.shape), dtype=local.dtype, policy=self._policy, session=self._session
-            ).copy_(local)
+            )
+            copy_whole(staged, local)
         except BaseException:
             self._give(local.nbytes)
             raise

@@ -14,6 +14,7 @@ from cxl_offload import _C
 from cxl_offload.ops.int4_weight import Int4Weight
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
 from cxl_offload.ops.view import refuse_derivatives, refuse_recording, tensor_view
+from cxl_offload.tensor import copy_whole
 
 WEIGHT_DTYPES = (
     torch.float32,
@@ -203,4 +204,4 @@ class SinglePrecisionLinear:
         """A copy in the buffer, which the next call overwrites."""
         if self._buffer.numel() < weight.numel():
             self._buffer = torch.empty(weight.numel())
-        return self._buffer[: weight.numel()].view(weight.shape).copy_(weight)
+        return copy_whole(self._buffer[: weight.numel()].view(weight.shape), weight)

@@ -367,6 +367,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         ValueError
             The checkpoint is of another optimizer, of other shapes, or of a variant that this class
             does not have.
+        MemoryLostError
+            Memory of the checkpoint failed; it may be that of the states that were here.
         """
         if not isinstance(state_dict, Mapping):
             raise ValueError(f"load_state_dict: a {type(state_dict).__name__} is no checkpoint")

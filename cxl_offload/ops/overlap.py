@@ -21,6 +21,7 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from cxl_offload.ops.beside import OneThread
+from cxl_offload.ops.lost import check_named, states_of
 from cxl_offload.ops.view import touch, untraced
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class EarlyUpdates:
         self._taken: dict[torch.Tensor, tuple[TensorWeakRef, int]] = {}
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._held = 0
+        self._unmade: set[torch.Tensor] = set()
         self._late = late
         self._scale = 1.0
         self._handles: list[Any] = []
@@ -182,7 +184,16 @@ class EarlyUpdates:
         if given and optimizer is not None:
             if self._late is not None:
                 self._late.see(param for param, *_ in given)
-            optimizer.update(given, self._scale)
+            counts = [int(optimizer.state[param]["step"]) for param, *_ in given]
+            try:
+                optimizer.update(given, self._scale)
+            except BaseException:
+                self._unmade.update(
+                    param
+                    for count, (param, *_) in zip(counts, given, strict=True)
+                    if int(optimizer.state[param]["step"]) == count
+                )
+                raise
 
     @torch.no_grad()
     def _run_parts(self) -> None:
@@ -218,15 +229,22 @@ class EarlyUpdates:
             )
 
     def finish(self) -> set[torch.Tensor]:
-        """The parameters that are updated already, once for a step.
+        """The parameters that are updated already, once for a step; what failed is left to it.
 
         Raises
         ------
         RuntimeError
             A gradient was changed or replaced after it was used, or a GradScaler scaled it.
+        MemoryLostError
+            Memory of what the backward has updated failed since; nothing is forgotten.
         """
         self.wait()
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            updated = [*self._taken, *self._parts]
+            check_named(functools.partial(states_of, optimizer, updated))
         taken, self._taken, self._groups = self._taken, {}, {}
+        unmade, self._unmade = self._unmade, set()
         if hasattr(self._optimizer(), "found_inf"):
             raise RuntimeError(
                 "overlap: parameters were updated in the backward with gradients that a GradScaler "
@@ -253,7 +271,7 @@ class EarlyUpdates:
                     "unscaling); what changes gradients between backward and step() needs "
                     "overlap=False"
                 )
-        return set(taken)
+        return set(taken) - unmade
 
 
 def _differs(group: dict[str, Any], name: str, value: Any) -> bool:

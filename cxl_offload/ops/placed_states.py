@@ -94,14 +94,14 @@ class PlacedStates:
         return self._empty(shape).zero_()
 
     def _placed(self, value: torch.Tensor) -> torch.Tensor:
-        return self._empty(tuple(value.shape)).copy_(value)
+        return tensor.copy_whole(self._empty(tuple(value.shape)), value)
 
     def _place(self, param: torch.Tensor, value: float | torch.Tensor) -> torch.Tensor:
         """A state of a parameter of their type: filled with, or copied from."""
         local = self._local(param)
         placed = self._empty(tuple(local.shape))
         if isinstance(value, torch.Tensor):
-            placed.copy_(local_tensor(value))
+            tensor.copy_whole(placed, local_tensor(value))
         else:
             placed.fill_(value)
         if local is param:

@@ -168,7 +168,7 @@ class HostWay:
         self._thread = OneThread("cxl-offload-activations")
 
     def leave(self, saved: Saved, source: torch.Tensor) -> None:
-        saved.home.copy_(source)
+        tensor.copy_whole(saved.home, source)
 
     def start(self, saved: Saved) -> None:
         if self._in_place or saved.back is not None:
@@ -177,6 +177,7 @@ class HostWay:
 
     def bring(self, saved: Saved) -> torch.Tensor:
         if self._in_place:
+            tensor.check_whole(saved.home)
             return saved.home
         self.start(saved)
         raw: torch.Tensor = saved.back.result()
@@ -188,7 +189,7 @@ class HostWay:
 
 def _copied(home: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return torch.empty(home.shape, dtype=home.dtype).copy_(home)
+        return tensor.copy_whole(torch.empty(home.shape, dtype=home.dtype), home)
 
 
 class StreamWay:

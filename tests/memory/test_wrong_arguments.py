@@ -10,7 +10,13 @@ import pytest
 import torch
 
 import cxl_offload
-from cxl_offload.memory import Session, SharedRegion, Weighted
+from cxl_offload.memory import (
+    Session,
+    SharedRegion,
+    Weighted,
+    survive_memory_errors,
+    written_anew,
+)
 from cxl_offload.transfer import CopyEngine, HostCopier
 
 from .machines import simulated_memory
@@ -100,3 +106,14 @@ def test_targets_whose_elements_overlap_are_refused() -> None:
     apart = torch.zeros(12).unfold(0, 4, 4)
     HostCopier().copy_strided(target=apart, source=torch.ones(3, 4))
     assert apart.eq(1).all()
+
+
+@pytest.mark.parametrize("value", [*NO_INTEGERS, -1, 2**70], ids=lambda value: repr(value)[:12])
+def test_bytes_that_cannot_be_written_anew_are_named(value: Any) -> None:
+    assert "address" in refusal(lambda: written_anew(value, 1))
+    assert "nbytes" in refusal(lambda: written_anew(4096, value))
+    assert "nbytes" in refusal(lambda: written_anew(2**64 - 1, 10))
+
+
+def test_any_switch_says_whether_to_interrupt() -> None:
+    survive_memory_errors(interrupt="no").stop()  # type: ignore[arg-type]

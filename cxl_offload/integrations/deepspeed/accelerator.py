@@ -20,6 +20,7 @@ from deepspeed.accelerator import get_accelerator, set_accelerator
 
 from cxl_offload.integrations.deepspeed.objects import MIXED_SITE, SITES
 from cxl_offload.integrations.deepspeed.store import Store
+from cxl_offload.tensor import copy_whole
 
 _ATTRIBUTE = "cxl_offload_capture"
 
@@ -152,7 +153,7 @@ def _tiered(accelerator: Any, capture: Capture) -> Any:
                     tensor, make_copy=make_copy, match_shape=match_shape
                 )
                 return pinned
-            return placed.copy_(tensor.detach()) if make_copy else placed
+            return copy_whole(placed, tensor.detach()) if make_copy else placed
 
         def pin_empty(self, *size: Any, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
             one = len(size) == 1 and not isinstance(size[0], int)

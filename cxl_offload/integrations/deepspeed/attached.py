@@ -22,6 +22,7 @@ from cxl_offload.integrations.deepspeed.store import Store
 from cxl_offload.integrations.deepspeed.tuning import TunedEngine
 from cxl_offload.ops.optimizer import OnePassOptimizer
 from cxl_offload.ops.state_codes import CODES, SCALES
+from cxl_offload.tensor import copy_whole
 from cxl_offload.units import format_bytes
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -152,7 +153,7 @@ class AttachedEngine:
         # What DeepSpeed had pinned stays pinned; what it had not is not for the GPU's copies.
         pinned = self.store.owns(value) and self.store.is_pinned(value)
         placed = self.store.take(each.kind, tuple(value.shape), value.dtype, pinned=pinned)
-        value.data = placed.copy_(value.detach())
+        value.data = copy_whole(placed, value.detach())
         return True
 
     def placed_tensors(self, kinds: Collection[str]) -> dict[str, torch.Tensor]:

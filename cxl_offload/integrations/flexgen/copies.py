@@ -15,6 +15,7 @@ import torch
 from flexgen.pytorch_backend import DeviceType, TorchTensor, general_copy, map_to_torch_tensor
 
 from cxl_offload.integrations.flexgen.recorder import Recorder
+from cxl_offload.tensor import copy_whole
 from cxl_offload.transfer import CopyEngine
 
 Way = Literal["cpu", "h2d", "d2h", "gpu"]
@@ -46,10 +47,10 @@ class HostCopies:
     """Both ends are ordinary memory: a copy is a copy."""
 
     def move(self, dst: torch.Tensor, src: torch.Tensor, way: Way) -> None:
-        dst.copy_(src)
+        copy_whole(dst, src)
 
     def move_from_disk_thread(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        dst.copy_(src)
+        copy_whole(dst, src)
 
     def synchronize(self) -> None:
         """Nothing is ever under way."""
@@ -84,7 +85,7 @@ class CudaCopies:
 
     def move_from_disk_thread(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         if not dst.is_cuda and not src.is_cuda:
-            dst.copy_(src)
+            copy_whole(dst, src)
             return
         if not hasattr(self._threads, "relay"):
             self._threads.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -27,6 +27,7 @@ from cxl_offload.integrations.transformers.growing_layers import (
     TierSlidingLayer,
 )
 from cxl_offload.integrations.transformers.room import KvMemory
+from cxl_offload.tensor import copy_whole
 
 FixedLayer = TypeVar("FixedLayer", TierStaticLayer, TierStaticSlidingLayer)
 
@@ -131,8 +132,8 @@ def _fixed_sliding(
 def _with_states(layer: StaticLayer, made: FixedLayer) -> FixedLayer:
     if layer.is_initialized:
         made.lazy_initialization(layer.keys, layer.values)
-        made.keys.copy_(layer.keys)
-        made.values.copy_(layer.values)
+        copy_whole(made.keys, layer.keys)
+        copy_whole(made.values, layer.values)
         made.cumulative_length = layer.cumulative_length
     return made
 

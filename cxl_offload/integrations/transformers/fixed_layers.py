@@ -11,6 +11,7 @@ from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.growing_layers import refuse_gradients
 from cxl_offload.integrations.transformers.room import KvMemory, gather_rows
+from cxl_offload.tensor import copy_whole
 
 
 class FixedStates:
@@ -82,9 +83,10 @@ class FixedStates:
         made = copy.copy(self)
         memo[id(self)] = made
         if self.keys is not None:
-            made.keys = self._memory.empty(tuple(self.keys.shape), self.keys.dtype).copy_(self.keys)
-            made.values = self._memory.empty(tuple(self.values.shape), self.values.dtype)
-            made.values.copy_(self.values)
+            made.keys, made.values = (
+                copy_whole(self._memory.empty(tuple(each.shape), each.dtype), each)
+                for each in (self.keys, self.values)
+            )
         made.cumulative_length = copy.deepcopy(self.cumulative_length, memo)
         return made
 

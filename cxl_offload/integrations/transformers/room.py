@@ -15,6 +15,7 @@ from cxl_offload.integrations.transformers.int4_rows import decoded, encoded
 from cxl_offload.memory import Interleave, Weighted
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.plan.kv_types import CODES, KV_TYPES, int4_row_bytes
+from cxl_offload.tensor import check_whole, copy_whole
 
 SMALL_TYPES: tuple[torch.dtype, ...] = tuple(
     getattr(torch, name) for name in KV_TYPES if name != CODES
@@ -182,6 +183,7 @@ def gather_rows(tensor: torch.Tensor, rows: torch.Tensor) -> None:
         return
     if tensor.dtype in SMALL_TYPES:
         tensor = tensor.view(torch.uint8)  # torch does not index numbers of these types
+    check_whole(tensor)  # what is lost would come to lie elsewhere, and nobody would know
     for head in range(tensor.shape[1]):
         part = tensor[:, head]
         part.index_copy_(0, changed, part.index_select(0, rows[changed]))
@@ -312,7 +314,7 @@ class KvRoom:
             shape = (len(chosen), old.shape[1], positions, old.shape[3])
             made = self._source.empty(shape, old.dtype)
             for at, row in enumerate(chosen):
-                made[at, :, :kept].copy_(old[row, :, self.begin : self.end])
+                copy_whole(made[at, :, :kept], old[row, :, self.begin : self.end])
             return made
 
         self._k = moved(self._k)
@@ -324,7 +326,7 @@ class KvRoom:
         step = self.begin
         for to in range(0, self.positions, step):
             count = min(step, self.positions - to)
-            tensor[:, :, to : to + count].copy_(tensor[:, :, to + step : to + step + count])
+            copy_whole(tensor[:, :, to : to + count], tensor[:, :, to + step : to + step + count])
 
     def copy(self) -> KvRoom:
         """The same positions in memory of their own."""

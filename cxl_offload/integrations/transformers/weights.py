@@ -43,6 +43,7 @@ from cxl_offload.objects.experts import (
 from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
 from cxl_offload.ops.view import held_tensors
+from cxl_offload.tensor import copy_whole
 
 _SETTER = "set_param_for_module"
 _SETTER_PARAMETERS = ["model", "target_name", "param_value", "loading_info", "hf_quantizer"]
@@ -98,7 +99,7 @@ def _placed(
             )
         for first, end in runs_of(experts) if stacked else ():
             store.move_slice(kind, at, made[first:end])
-    return part, made.copy_(weight)
+    return part, copy_whole(made, weight)
 
 
 def _refuse_numbers(store: TierStore, kind: str, name: str, weight: torch.Tensor) -> None:
