@@ -85,8 +85,10 @@ class MemoryLostError(CxlOffloadError, RuntimeError):
     """
 
     def __init__(
-        self, losses: Sequence[LostMemory], *, is_whole: bool = False, reason: str = ""
+        self, losses: Sequence[LostMemory] | str, *, is_whole: bool = False, reason: str = ""
     ) -> None:
+        if isinstance(losses, str):  # torch makes the errors of workers again from their text
+            reason, losses = losses, ()
         super().__init__(_one_line(f"memory failed: {reason or _said_of(losses, is_whole)}"))
         self.losses = tuple(losses)
         self.is_whole = is_whole
