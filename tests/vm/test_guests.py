@@ -18,7 +18,7 @@ from tests.vm.harness.packages import Assets, find
 
 REQUIRED = os.environ.get("CXL_OFFLOAD_REQUIRE_VM") == "1"
 WANTED = REQUIRED or os.environ.get("CXL_OFFLOAD_VM") == "1"
-TIMEOUT_S = 420.0
+TIMEOUT_S = 420.0 * float(os.environ.get("CXL_OFFLOAD_TEST_PATIENCE", "1"))
 
 pytestmark = [
     pytest.mark.vm,
