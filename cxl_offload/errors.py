@@ -7,7 +7,7 @@ Out of memory is ``MemoryError``, a refused system call ``OSError`` and a bad ar
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,9 +131,22 @@ def _one_line(text: str) -> str:
 
 def forget_locals(error: BaseException) -> None:
     """Drops what the frames of an exception still hold, tensors above all."""
+    for each in _chain(error):
+        traceback.clear_frames(each.__traceback__)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drops the frames of an exception too: their functions keep what they close over, and torch
+    closes over the arguments of a module's call, with a cache among them, where it has hooks."""
+    for each in _chain(error):
+        each.__traceback__ = None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception, and those that it came from."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        traceback.clear_frames(link.__traceback__)
+        yield link
         link = link.__cause__ or link.__context__

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from cxl_offload.errors import MemoryLostError, forget_locals
+from cxl_offload.errors import MemoryLostError, forget_frames, forget_locals
 from cxl_offload.memory.lost import is_lost
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def take_generate(model: PreTrainedModel, stack: contextlib.ExitStack) -> None:
                     raise
                 failed = error
             # Outside of the handler, so that nothing but `failed` has the frames.
-            _forget_frames(failed)
+            forget_frames(failed)
             if _stands(failed):
                 raise failed
             _log.warning("generate: begun again, for %s", str(failed))
@@ -53,17 +53,6 @@ def take_generate(model: PreTrainedModel, stack: contextlib.ExitStack) -> None:
 
     setattr(model, _GENERATE, types.MethodType(generate, model))
     stack.callback(delattr, model, _GENERATE)
-
-
-def _forget_frames(error: BaseException) -> None:
-    """Drops the frames of an exception: their functions keep what they close over, and torch closes
-    over the arguments of a module's call, with a cache among them, where the module has hooks."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
 
 
 def _stands(error: MemoryLostError) -> bool:
