@@ -31,6 +31,7 @@ _BYTES = {
 }
 _MOST_BYTES = 1 << 63
 _NANOSECONDS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+_LEAST_SECONDS = 1e-12
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
 
 
@@ -120,8 +121,11 @@ def format_bandwidth(bytes_per_s: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """``seconds`` with the unit that leaves one to three digits before the point."""
-    if seconds == 0:
+    """``seconds`` with the unit that leaves one to three digits before the point.
+
+    What is below a thousandth of a nanosecond is nothing that takes time: ``"0 s"``.
+    """
+    if abs(seconds) < _LEAST_SECONDS:
         return "0 s"
     rounded = abs(float(f"{seconds:.3g}"))  # 999.9 us are 1 ms
     for limit, scale, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cxl_offload.cli._options import AsJson
+from cxl_offload.cli._plan_words import KINDS, PLACES
 from cxl_offload.cli._progress import counted, progress_bar
 from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.cli._run_report import write_json
@@ -88,23 +89,31 @@ def compare(
     from cxl_offload.plan.plan_file import load_plan
 
     plans = [load_plan(first), load_plan(second)]
-    rows = {name: [pick(plan) for plan in plans] for name, pick in _FIGURES.items()}
-    for kind in dict.fromkeys(home.kind for plan in plans for home in plan.homes):
-        rows[kind] = [_placed(plan, kind) for plan in plans]
-    for phase in dict.fromkeys(phase.name for plan in plans for phase in plan.phases):
-        rows[phase] = [_phase(plan, phase) for plan in plans]
     gain = plans[1].tokens_per_s / plans[0].tokens_per_s - 1
     if as_json:
-        write_json("-", {"kind": "predicted", "gain": gain, "rows": rows})
+        write_json("-", {"kind": "predicted", "gain": gain, "rows": _rows(plans, {})})
         return
-    made = table("Predicted", "", str(first), str(second))
-    for name, cells in rows.items():
-        made.add_row(name, *cells)
     console = console_of()
+    for name, file in (("first", first), ("second", second)):
+        console.print(f"{name}: {file}", soft_wrap=True)
+    made = table("Predicted", "", "first", "second")
+    for name, cells in _rows(plans, PLACES).items():
+        made.add_row(_ROWS.get(name, name), *cells)
     show(console, made)
-    console.print(f"\n{second} makes {gain:+.1%} tokens/s of {first} (predicted).")
+    faster = "faster" if gain >= 0 else "slower"
+    console.print(f"\nThe second is {abs(gain):.1%} {faster} than the first (predicted).")
     for note in _unlike(*plans):
         console.print(f"Note: {note}.")
+
+
+def _rows(plans: Sequence[Plan], places: Mapping[str, str]) -> dict[str, list[str]]:
+    """Cells of both plans by name; homes are called as ``places`` says."""
+    rows = {name: [pick(plan) for plan in plans] for name, pick in _FIGURES.items()}
+    for kind in dict.fromkeys(home.kind for plan in plans for home in plan.homes):
+        rows[kind] = [_placed(plan, kind, places) for plan in plans]
+    for phase in dict.fromkeys(phase.name for plan in plans for phase in plan.phases):
+        rows[phase] = [_phase(plan, phase) for plan in plans]
+    return rows
 
 
 def _unlike(first: Plan, second: Plan) -> list[str]:
@@ -134,12 +143,24 @@ _FIGURES: dict[str, Callable[[Plan], str]] = {
     "GPU": lambda plan: format_bytes(plan.gpu_bytes),
     "host": lambda plan: f"{sum(plan.node_bytes.values()) / GIB:.4g} GiB",
     "drive": lambda plan: format_bytes(plan.drive_bytes),
-    "CXL memory": lambda plan: plan.cxl.reason,
+    "CXL memory": lambda plan: f"{'used' if plan.cxl.used else 'left alone'}: {plan.cxl.reason}",
 }
 
+_ROWS = {
+    "executor": "runs with",
+    "batch": "sequences at once x batches",
+    "lengths": "tokens of a prompt + of an answer",
+    "GPU": "bytes on the GPU",
+    "host": "bytes in host memory",
+    "drive": "bytes on the drive",
+    **KINDS,
+}
+"""What rows are called for people."""
 
-def _placed(plan: Plan, kind: str) -> str:
-    return ", ".join(f"{where} {format_bytes(n)}" for where, n in plan.of(kind).items()) or "-"
+
+def _placed(plan: Plan, kind: str, places: Mapping[str, str]) -> str:
+    found = plan.of(kind).items()
+    return ", ".join(f"{places.get(where, where)} {format_bytes(n)}" for where, n in found) or "-"
 
 
 def _phase(plan: Plan, name: str) -> str:

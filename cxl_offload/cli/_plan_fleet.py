@@ -168,8 +168,8 @@ def _sizes(kind: str, text: str | None, installed: int) -> list[int]:
 
 def _print(what: str, found: list[FleetOption]) -> None:
     columns = (
-        "DRAM", "CXL", "servers", "busy", "cost of 1M tokens", "of 1 h", "first token, p50", "p95",
-        "later, p95", "KV found", "a card pays below",
+        "DRAM", "CXL", "servers", "busy", "1M tokens cost", "1 hour costs", "first token, p50",
+        "p95", "later tokens, p95", "KV found", "a card pays below",
     )  # fmt: skip
     made = table(f"{what} (predicted; waiting simulated)", *columns, right=columns)
     console = console_of(piped_width=140)
@@ -188,6 +188,11 @@ def _print(what: str, found: list[FleetOption]) -> None:
             NONE if card is None else "never" if card <= 0 else format_number(card),
         )  # fmt: skip
     show(console, made)
+    console.print(
+        "\nCosts are in the currency of --price; a card pays below that price of one. p50 and p95: "
+        "at most so long for 50 and 95 of 100 requests. Busy: share of the time. KV found: share "
+        "of the prompts' tokens."
+    )
     for each in found:
         if each.reason:
             memory = each.memory

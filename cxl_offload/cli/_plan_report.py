@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -55,12 +58,45 @@ def _print_command(console: Console, plan: Plan, file: str | None) -> None:
     """How to run the plan, and the files that this takes."""
     if file is None and plan.command_in("") != plan.command:
         console.print(f"\nThe command reads the plan: write it with --output {OWN_FILE}.")
-    if "--prompts" in plan.command:
-        name = plan.command[plan.command.index("--prompts") + 1]
-        most = plan.batch.size * plan.batch.count
-        console.print(f"\n{name} is a file of yours: one prompt a line, at most {most}.")
+    for said in _to_bring(plan):
+        console.print(f"\n{said}")
     if plan.command:
         print(f"\n{shlex.join(plan.command_in(file or OWN_FILE))}")
+
+
+def _to_bring(plan: Plan) -> Iterator[str]:
+    """Files and folders of the command that only the user has, and where they come from."""
+    words = dict(pairwise(plan.command))
+    if name := words.get("--prompts"):
+        most = plan.batch.size * plan.batch.count
+        yield f"{name} is a file of yours: one prompt a line, at most {most}."
+    model = words.get("serve" if plan.executor == "vllm" else "--model")
+    if model is not None and not os.path.exists(model):
+        folder = words.get("--path", "~/opt_weights")
+        yield f"{model} {_FOLDERS[plan.executor].format(folder=folder, model=model)}"
+    if plan.executor == "deepspeed":
+        scripts = (word for word in plan.command if word.endswith(".py"))
+        for script in scripts:
+            yield (
+                f"{script} is your training script (--script names another one); `cxl-offload run` "
+                f"with the plan's file writes {' and '.join(plan.settings)} for it."
+            )
+
+
+_CHECKPOINT = "its config.json and *.safetensors, as save_pretrained() or a download writes them"
+_SIZES_ONLY = (
+    "is a name whose sizes the planner knows, and the command needs the weights: name your"
+)
+
+_FOLDERS = {
+    "flexgen": "is a name whose weights the command looks for in {folder}/{model}-np; nothing is "
+    "downloaded. --path names another folder, or --model that of a checkpoint: "
+    f"{_CHECKPOINT}.",
+    "transformers": f"{_SIZES_ONLY} folder of them after --model, with {_CHECKPOINT}.",
+    "vllm": f"{_SIZES_ONLY} folder of them after serve, with {_CHECKPOINT}; or their name on the "
+    "Hugging Face hub.",
+}
+"""Where the model of a command comes from, where it is no folder here."""
 
 
 def _print_homes(console: Console, plan: Plan) -> None:
@@ -86,7 +122,9 @@ def _print_phases(console: Console, plan: Plan) -> None:
     made = table("Time (predicted)", "phase", "time", "bottleneck", "terms", right=("time",))
     for phase in plan.phases:
         terms = "\n".join(
-            f"{name}: {format_seconds(seconds)}" for name, seconds in phase.terms.items() if seconds
+            f"{name}: {format_seconds(seconds)}"
+            for name, seconds in phase.terms.items()
+            if format_seconds(seconds) != format_seconds(0)
         )
         made.add_row(phase.name, format_seconds(phase.seconds), phase.bottleneck, terms or NONE)
     show(console, made)

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from cxl_offload import cli
 from cxl_offload.errors import CxlOffloadError
 
+_INSTALLED_AS = {"yaml": "pyyaml"}
 _EXIT_ERROR = 2
 _EXIT_INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
 
@@ -80,7 +81,10 @@ def _usage_message(error: Any) -> str:
 
 def _message(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f"needs the Python package {error.name!r}, which is not installed"
+        return (
+            f"needs the Python package {error.name!r}, which is not installed: "
+            f"pip install {_INSTALLED_AS.get(error.name or '', error.name)}"
+        )
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error) or type(error).__name__

@@ -112,9 +112,10 @@ def profile(
         save_profile(found, output)
     print_profile(console, found)
     if output is not None:
-        console.print(f"\nwritten: {output}")
+        console.print(f"\nwritten: {output}", soft_wrap=True)
     if copy_rules is not None:
-        console.print(f"\nhost copies: {_measure_copies(session, copy_rules)}")
+        said = _measure_copies(session, copy_rules)
+        console.print(f"\nhost copies: {said}", soft_wrap=True)
     if report is not None:
         machine = found.applied_to(session.machine)
         sections = [*profile_sections(found), machine_section(machine), *findings_here(machine)]
@@ -123,7 +124,7 @@ def profile(
         from cxl_offload.profile.plot import save_plots
 
         for picture in save_plots(found, plot):
-            console.print(f"written: {picture}")
+            console.print(f"written: {picture}", soft_wrap=True)
 
 
 def _operators(device: str) -> OperatorProfile:

@@ -145,12 +145,26 @@ def _evaluate(inputs: tco.TcoInputs, fleet: _Fleet) -> dict[str, object]:
     return figures
 
 
+_FIGURES = {
+    "servers_ratio": "servers with CXL, of those without",
+    "saving": "saving, of the cost without CXL",
+    "break_even_server_cost": "break-even cost of a server with CXL (one without = 1)",
+    "servers_baseline": "servers without CXL",
+    "servers_cxl": "servers with CXL",
+    "cost_baseline": "cost without CXL (currency of --server-cost)",
+    "cost_cxl": "cost with CXL (the same)",
+    "time_baseline": "time without CXL (SSD time of one unit of --w = 1)",
+    "time_cxl": "time with CXL (the same)",
+}
+"""Figures with their units."""
+
+
 def _print(found: dict[str, dict[str, object]]) -> None:
     made = table("Cost of ownership with CXL memory", "", *found, right=found)
     for figure in next(iter(found.values())):
         if figure != "warnings":
             made.add_row(
-                figure.replace("_", " "), *(_shown(figure, each[figure]) for each in found.values())
+                _FIGURES[figure], *(_shown(figure, each[figure]) for each in found.values())
             )
     console = console_of()
     show(console, made)
@@ -160,4 +174,4 @@ def _print(found: dict[str, dict[str, object]]) -> None:
 
 
 def _shown(figure: str, value: object) -> str:
-    return f"{value:.2%}" if figure in ("servers_ratio", "saving") else f"{value:,.7g}"
+    return f"{value:.2%}" if figure in ("servers_ratio", "saving") else f"{value:,.4g}"

@@ -93,6 +93,15 @@ class Hardware:
         """Whether there is a GPU to compute on."""
         return self.gpu != NO_GPU
 
+    def rooms(self) -> dict[str, float]:
+        """Usable bytes of every node, and of the GPU and the drive where there is one."""
+        found = {node.name: node.usable_bytes for node in self.nodes}
+        if self.has_gpu:
+            found["gpu"] = self.gpu_usable_bytes
+        if self.drive_usable_bytes:
+            found[NVME] = self.drive_usable_bytes
+        return found
+
     def without(self, name: str) -> Hardware:
         """The same without one tier."""
         if name == NVME:

@@ -16,6 +16,7 @@ from typing import Literal
 
 import yaml
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.files import decode_document, encode, read_document, read_text, write_text
 from cxl_offload.plan.kv_types import KV_TYPES
 
@@ -28,6 +29,7 @@ OWN_FILE = "plan.yaml"
 """In a command: the file of the plan that it is in."""
 
 _PERCENT_SLACK = 1e-3
+_OWN_KEY = re.compile(r"\b(executor|homes|tokens_per_s)\b")
 _FILE_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
@@ -238,9 +240,17 @@ def load_plan(path: str | Path) -> Plan:
     Raises
     ------
     ConfigError
-        With file, line and key, as :func:`parse_plan`, or the file cannot be read.
+        With file, line and key, as :func:`parse_plan`, or the file cannot be read, or is of
+        another kind.
     """
-    return parse_plan(read_text(path), file=str(path))
+    text = read_text(path)
+    if not _OWN_KEY.search(text):
+        raise ConfigError(
+            "this is no plan; `cxl-offload plan inference` and `plan training` write one "
+            "(--output)",
+            file=str(path),
+        )
+    return parse_plan(text, file=str(path))
 
 
 def parse_plan(text: str, *, file: str) -> Plan:
@@ -253,7 +263,8 @@ def parse_plan(text: str, *, file: str) -> Plan:
         or of the wrong kind, percentages that do not sum to 100.
     """
     root = read_document(text, file=file)
-    entries = root.mapping(["version"], Plan.__dataclass_fields__)
+    others = (name for name in Plan.__dataclass_fields__ if name != "version")
+    entries = root.mapping(["version"], others)
     if entries["version"].text() != str(PLAN_VERSION):
         entries["version"].fail(
             f"plan version {entries['version'].text()}: this program reads {PLAN_VERSION}; "

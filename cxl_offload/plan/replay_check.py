@@ -18,6 +18,11 @@ from cxl_offload.topology import Machine
 REPLAY_TOLERANCE = 0.10
 """Difference from which a plan names what its equations and a replay disagree on."""
 
+NOT_SIMULATED = (
+    "not replayed: the simulator, which checks a plan's times, knows machines with one GPU"
+)
+"""Of plans for several GPUs."""
+
 _STATED = re.compile(r"a replay of the (.+) takes .* the equations say .*: ([+-]\d+)%; trust")
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cxl_offload.plan.plan_file import Batch, CxlUse, Home, Plan, PriceEstimate, save_plan
+from cxl_offload.plan.plan_file import (
+    Batch,
+    CxlUse,
+    Home,
+    PhaseEstimate,
+    Plan,
+    PriceEstimate,
+    save_plan,
+)
 from cxl_offload.plan.replay_check import ReplayCheck
 
 from .test_options import run
@@ -101,3 +111,94 @@ def test_policy_that_is_too_long_is_broken_behind_a_comma(
     assert "cxl=25@1912KiB" in words
     monkeypatch.setenv("COLUMNS", "140")
     assert policy in run("plan", "show", file)[1].split()
+
+
+@pytest.mark.parametrize("text", ["hello", "name: machine\nnodes: []\n", "a: [\n", "{}"])
+def test_file_that_is_no_plan_is_said_to_be_none_in_one_line(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "other.yaml"
+    file.write_text(text)
+    code, _, said = run("plan", "show", str(file))
+    assert code == 2
+    assert said.startswith(f"cxl-offload: error: {file}: this is no plan; `cxl-offload plan inf")
+    assert said.count("\n") == 1
+
+
+def test_key_that_no_plan_has_is_refused_with_every_known_key_once(tmp_path: Path) -> None:
+    file = planned(tmp_path, "a.yaml")
+    file.write_text(file.read_text() + "zzz: 1\n")
+    said = run("plan", "show", str(file))[2]
+    assert said.count(" version,") == 1
+
+
+def test_comparison_is_in_words_and_its_json_in_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    homes = (Home(kind="kv", where="ldram", percent=100.0, bytes=3 << 30, policy="bind:ldram"),)
+    first = str(planned(tmp_path, "a.yaml", homes=homes))
+    second = str(planned(tmp_path, "b.yaml", homes=homes, tokens_per_s=75.0))
+    out = run("plan", "compare", first, second)[1]
+    assert f"second: {second}\n" in out  # however long it is
+    words = " ".join(out.split())
+    assert "keys and values (kv) local DRAM 3 GiB local DRAM 3 GiB" in words
+    assert "The second is 50.0% faster than the first (predicted)." in words
+    found = json.loads(run("plan", "compare", first, second, "--json")[1])
+    assert found["rows"]["kv"] == ["ldram 3 GiB", "ldram 3 GiB"]
+
+
+@pytest.mark.parametrize(
+    ("executor", "command", "said"),
+    [
+        ("flexgen", "cxl-offload flexgen --plan plan.yaml --model opt-30b",
+         "looks for in ~/opt_weights/opt-30b-np; nothing is downloaded"),
+        ("flexgen", "cxl-offload flexgen --plan plan.yaml --model opt-30b --path /w",
+         "looks for in /w/opt-30b-np"),
+        ("transformers", "cxl-offload generate --plan plan.yaml --model llama --prompts p.txt",
+         "name your folder of them after --model, with its config.json and *.safetensors"),
+        ("vllm", "vllm serve llama-3-8b --dtype auto", "name on the Hugging Face hub"),
+        ("deepspeed", "deepspeed --num_gpus=1 mine.py --deepspeed_config ds_config.json",
+         "mine.py is your training script"),
+    ],
+)  # fmt: skip
+def test_printed_command_says_which_folders_it_needs(
+    tmp_path: Path, executor: str, command: str, said: str
+) -> None:
+    made = {"executor": executor, "command": tuple(command.split())}
+    text = " ".join(run("plan", "show", str(planned(tmp_path, "a.yaml", **made)))[1].split())
+    assert said in text
+
+
+def test_folder_that_is_there_needs_no_words(tmp_path: Path) -> None:
+    command = ("cxl-offload", "flexgen", "--plan", "plan.yaml", "--model", str(tmp_path))
+    assert (
+        "looks for" not in run("plan", "show", str(planned(tmp_path, "a.yaml", command=command)))[1]
+    )
+
+
+def test_terms_that_take_no_time_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    terms = {"hidden loads": 1.49e-19, "CPU work": 2.0}
+    phase = PhaseEstimate(name="decode", seconds=2.0, bottleneck="CPU work", terms=terms)
+    text = run("plan", "show", str(planned(tmp_path, "a.yaml", phases=(phase,))))[1]
+    assert "CPU work: 2 s" in text
+    assert "hidden loads" not in text
+
+
+def test_missing_package_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.startswith("cxl_offload.plan.") and "plan_file" not in name:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    code, _, said = run("plan", "training", "--model", "gpt2", "--machine", "epyc9354-cxl-a")
+    assert code == 2
+    assert "needs the Python package 'highspy', which is not installed: pip install highspy" in said
+
+
+def test_costs_are_printed_with_their_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    words = ("--rl-d", "0.1", "--rl-c", "0.125", "--c", "2", "--r-t", "1.1", "--n-baseline", "10")
+    text = run("tco", *words, "--server-cost", "7")[1]
+    assert "saving, of the cost without CXL" in text
+    assert "cost without CXL (currency of --server-cost)" in text

@@ -83,7 +83,7 @@ def test_tco_without_threads_has_the_form_that_needs_none(app: typer.Typer) -> N
     assert list(json.loads(done.stdout)) == ["version", "corrected"]
     table = runner.invoke(app, EXAMPLE)
     assert table.exit_code == 0
-    assert "break even server cost" in table.stdout
+    assert "break-even cost of a server with CXL" in table.stdout
 
 
 @pytest.mark.parametrize(

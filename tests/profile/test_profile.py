@@ -274,8 +274,9 @@ def test_gpu_copies_are_timed_by_the_caller_s_call() -> None:
 
 
 def test_command_writes_file_and_pictures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "40")  # no path is broken at it
     arguments = ["profile", "--quick", "--seconds", "3", "--working-set", "8MiB"]
     arguments += ["--output", str(tmp_path / "p.json"), "--plot", str(tmp_path / "plots")]
     with pytest.raises(SystemExit) as end:
@@ -285,6 +286,7 @@ def test_command_writes_file_and_pictures(
     printed = capsys.readouterr().out
     assert "(measured)" in printed
     pictures = sorted((tmp_path / "plots").glob("*.png"))
+    assert f"written: {tmp_path / 'p.json'}\n" in printed
     assert all(str(picture) in printed for picture in pictures)
     assert pictures or "the time was over" in printed
 

@@ -79,6 +79,7 @@ def test_large_rates_and_times_are_written_without_exponents() -> None:
     assert format_bandwidth(3350e9) == "3,350 GB/s"
     assert format_seconds(12345.0) == "12,300 s"
     assert format_seconds(0.0) == "0 s"
+    assert format_seconds(1.49e-19) == "0 s"
     assert format_seconds(0.9997e-3) == "1 ms"
     assert format_seconds(0.9994e-3) == "999 us"
     assert format_bytes(1 << 60) == "1,050,000 TiB"

@@ -73,7 +73,7 @@ def test_answer_is_what_the_planner_says() -> None:
         ({"metric": "speed"}, "metric"),
         ({"metric": "tokens_per_s", "executor": "torch"}, "executor"),
         ({"metric": "ratio", "a": {"typo": 1}, "b": {}}, "typo"),
-        ({"metric": "tokens_per_s", "plan_model": "opt-175b", "tiers": ["cxl"]}, "do not fit"),
+        ({"metric": "tokens_per_s", "plan_model": "opt-175b", "tiers": ["cxl"]}, "are missing"),
     ],
 )
 def test_what_cannot_be_answered_says_why(inputs: dict[str, Any], said: str) -> None:

@@ -12,7 +12,8 @@ from cxl_offload.plan.decoding.phases import Block, Phases
 from cxl_offload.plan.decoding.sizes import Sizes
 from cxl_offload.plan.decoding.trace import cpu_engines, planned_trace
 from cxl_offload.plan.executor import Candidate, Executor
-from cxl_offload.plan.hardware import GPU_USABLE, NVME, Hardware
+from cxl_offload.plan.hardware import GPU_USABLE, Hardware
+from cxl_offload.plan.lack_of_room import rooms_in_words, weights_lack_room
 from cxl_offload.plan.plan_file import PhaseEstimate, phase_estimate
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.request import PlanRequest
@@ -84,18 +85,12 @@ class DecodingExecutor(Executor[T]):
 
     def why_nothing_fits(self, hardware: Hardware) -> str:
         """What is needed and what there is."""
-        job, request = self.job, self.request
-        rooms = {node.name: node.usable_bytes for node in hardware.nodes}
-        if hardware.has_gpu:
-            rooms["gpu"] = hardware.gpu_usable_bytes
-        if hardware.drive_usable_bytes:
-            rooms[NVME] = hardware.drive_usable_bytes
-        shown = ", ".join(f"{name} {format_bytes(room)}" for name, room in rooms.items())
-        return (
-            f"plan {request.model.name} on {hardware.machine}: weights "
-            f"{format_bytes(job.weight_bytes)} + {format_bytes(int(job.kv_sequence_bytes))} of KV "
-            f"a sequence do not fit in any way; usable are {shown}; give more room or shorter "
-            "sequences"
+        job, what = self.job, f"plan {self.request.model.name} on {hardware.machine}"
+        lack = weights_lack_room(what, job.weight_bytes, hardware.rooms())
+        return lack or (
+            f"{what}: weights {format_bytes(job.weight_bytes)} + "
+            f"{format_bytes(int(job.kv_sequence_bytes))} of KV a sequence do not fit in any way; "
+            f"usable are {rooms_in_words(hardware.rooms())}; give more room or shorter sequences"
         )
 
     def phases(self, found: Candidate[T]) -> tuple[PhaseEstimate, ...]:

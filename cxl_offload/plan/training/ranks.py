@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.equations.collectives import ring_seconds
+from cxl_offload.plan.replay_check import NOT_SIMULATED
 
 MOST_GPUS = 64
 MOST_HOSTS = 10_000
@@ -66,10 +67,13 @@ class Ranks:
         """What is assumed of them."""
         if self.count == 1:
             return []
-        said = ["every GPU has its own link to the host, which GPUs of a host reach each other by"]
+        said = [
+            "the plan assumes that GPUs of a host send each other gradients over their links to "
+            "the host; with links of their own (NVLink) the machine is faster than planned"
+        ]
         if self.hosts > 1:
             said.append("DeepSpeed's launcher reads the hosts from its host file (--hostfile)")
-        return [*said, "several GPUs are not replayed: the simulator has one"]
+        return [*said, NOT_SIMULATED]
 
     def __str__(self) -> str:
         if self.count == 1:

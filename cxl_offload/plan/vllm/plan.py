@@ -15,10 +15,11 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.plan.executor import Candidate, Executor, KindBytes
 from cxl_offload.plan.hardware import NVME, Hardware
 from cxl_offload.plan.known_errors import VLLM_ERROR
+from cxl_offload.plan.lack_of_room import rooms_in_words, weights_lack_room
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import Batch, ErrorEstimate, PhaseEstimate, Plan
-from cxl_offload.plan.replay_check import Replay
+from cxl_offload.plan.replay_check import NOT_SIMULATED, Replay
 from cxl_offload.plan.request import PlanRequest, check_lengths
 from cxl_offload.plan.vllm.flags import offload_flags
 from cxl_offload.plan.vllm.offload import (
@@ -237,14 +238,16 @@ class Vllm(Executor[LayersOffGpu]):
 
     def why_nothing_fits(self, hardware: Hardware) -> str:
         """What is needed and what there is."""
-        request = self._request
-        rooms = ", ".join(f"{n.name} {format_bytes(n.usable_bytes)}" for n in hardware.nodes)
+        request, model = self._request, self._request.model
+        what = f"plan {model.name} on {hardware.machine} for vLLM"
+        each = hardware.gpu_memory_bytes * request.gpu_usable
+        weights, rooms = model.checkpoint_bytes, hardware.rooms()
+        of_gpus = {"gpu": request.gpus * max(0.0, each - request.gpu_reserved_bytes)}
         count = "GPU" if request.gpus == 1 else f"each of {request.gpus} GPUs"
-        return (
-            f"plan {request.model.name} on {hardware.machine} for vLLM: "
-            f"{format_bytes(int(request.model.checkpoint_bytes))} of weights and one sequence fit "
-            f"in no way; {count} {format_bytes(hardware.gpu_memory_bytes * request.gpu_usable)}, "
-            f"host {rooms}"
+        rooms.pop("gpu", None)
+        return weights_lack_room(what, weights, rooms | of_gpus) or (
+            f"{what}: {format_bytes(int(weights))} of weights and one sequence fit in no way; "
+            f"{count} {format_bytes(each)}, host {rooms_in_words(rooms)}"
         )
 
     def batch(self, found: Candidate[LayersOffGpu]) -> Batch:
@@ -323,9 +326,10 @@ class Vllm(Executor[LayersOffGpu]):
         quantized = request.model.quantization
         kept = [] if quantized is None else [f"weights as {quantized.method} keeps them"]
         shared = [
-            f"{request.gpus} GPUs share every layer; each has its own link to the host, over which "
-            "they reach each other too: assumed, faster links between them are not known here",
-            "several GPUs are not replayed: the simulator has one",
+            f"{request.gpus} GPUs compute every layer together, each its part. The plan assumes "
+            "that they send each other their results over their links to the host; with links of "
+            "their own (NVLink) the machine is faster than planned",
+            NOT_SIMULATED,
         ]
         return [
             *kept,

@@ -184,8 +184,9 @@ def test_command_line_prints_the_cheapest_first() -> None:
     assert len(found) == 4
     assert costs == sorted(costs)
     assert (found[0]["dram_bytes"], found[0]["cxl_bytes"]) == (64 * GIB, 0)  # nothing to cache
-    printed = CliRunner().invoke(app, words)
+    printed = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
     assert "a card pays below" in printed.output
+    assert "in the currency of --price" in printed.output
     assert "never" in printed.output
 
 

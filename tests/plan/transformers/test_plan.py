@@ -29,6 +29,7 @@ from cxl_offload.plan.transformers.plan import (
 from cxl_offload.plan.transformers.program import KV, ON_CPU, STREAMED, SharesProgram
 from cxl_offload.plan.transformers.search import least_seconds
 from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
+from cxl_offload.plan.what_if import with_gpu
 from cxl_offload.sim import Engines, Trace
 from cxl_offload.topology import Machine, load_machine, machine_names
 
@@ -217,8 +218,13 @@ def test_small_batches_are_computed_where_the_weights_lie() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_what_there_is() -> None:
-    with pytest.raises(MemoryError, match=r"do not fit in any way; usable are cxl .*, gpu "):
+    lacks = r"weights alone need 32[0-9] GiB, 18[0-9] GiB are missing; usable are cxl .*, gpu "
+    with pytest.raises(MemoryError, match=lacks):
         plan_transformers(request("opt-175b", tiers=("cxl",)))
+    alone = {"tiers": ("ldram",), "limits": {"ldram": int(12.6 * 2**30)}}
+    without_gpu = with_gpu(load_machine("epyc9354-cxl-a"), "none")
+    with pytest.raises(MemoryError, match=r"of KV a sequence do not fit in any way; usable are"):
+        plan_transformers(replace(request("opt-6.7b", **alone), machine=without_gpu))
 
 
 def test_what_the_integration_does_not_place_is_refused() -> None:

@@ -169,7 +169,18 @@ def test_model_that_fits_the_gpu_stays_there() -> None:
         ({"prompt": 9000}, ValueError, "positions"),
         ({"most_sequences": 0}, ConfigError, "at least 1"),
         ({"cxl_margin": math.nan}, ConfigError, "margin nan"),
-        ({"limits": {"ldram": GIB, "rdram": GIB, "cxl": GIB}}, MemoryError, "fit in no way"),
+        ({"limits": {"ldram": GIB, "rdram": GIB, "cxl": GIB}}, MemoryError, "alone need 1"),
+        (
+            {
+                "model": "llama-3-8b",
+                "prompt": 8000,
+                "gpu_usable": 0.22,
+                "tiers": ("ldram",),
+                "limits": {"ldram": GIB // 10},
+            },
+            MemoryError,
+            "one sequence fit in no way; GPU 17",
+        ),
     ],
 )
 def test_impossible_requests_are_refused(

@@ -137,7 +137,7 @@ def test_command_line_plans_for_several_gpus_and_only_for_vllm() -> None:
     document = json.loads(found.stdout)
     assert document["executor"] == "vllm"
     assert "--tensor-parallel-size" in document["command"]
-    assert any("each has its own link" in note for note in document["notes"])
+    assert any("4 GPUs compute every layer together" in note for note in document["notes"])
     refused = RUN.invoke(app, [*words, "--executor", "flexgen"])
     assert refused.exit_code == 2
     assert "--gpus: flexgen has no such option" in refused.output

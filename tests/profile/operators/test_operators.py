@@ -25,12 +25,17 @@ from tests.profile.test_profile import profile_of
 @pytest.fixture(scope="module")
 def measured() -> OperatorProfile:
     """Few sizes and little time: real, and poor. Seconds of the processor, not of the clock, which
-    counts other programs on a busy machine."""
+    counts other programs on a busy machine; one thread, as those that wait for another one spin."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timed, "_ROWS", (1, 4))
         patch.setattr(timed, "_WIDTHS", (256, 1024))
         patch.setattr(timed, "_RING_BYTES", 8 << 20)
-        return measure_operators(seconds=0.5, clock=time.process_time)
+        try:
+            return measure_operators(seconds=0.5, clock=time.process_time)
+        finally:
+            torch.set_num_threads(threads)
 
 
 def test_every_operator_is_measured_at_every_size(measured: OperatorProfile) -> None:
@@ -44,7 +49,7 @@ def test_every_operator_is_measured_at_every_size(measured: OperatorProfile) -> 
         (hidden, rows) for hidden in (256, 1024) for rows in (1, 4)
     ]
     assert measured.device == "cpu"
-    assert measured.threads == torch.get_num_threads()
+    assert measured.threads == 1
 
 
 def test_more_bytes_take_longer_and_calls_take_microseconds(measured: OperatorProfile) -> None:
