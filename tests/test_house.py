@@ -73,6 +73,7 @@ MANY_PARAMETERS = {
     "cli/profile.py profile": OPTIONS,
     "cli/tco.py tco_command": OPTIONS,
     "integrations/transformers/scope.py offload": KEYWORDS,
+    "integrations/transformers/scope.py Offloaded.__init__": KEYWORDS,
     "ops/adam.py adam_step": "four tensors, and the settings of torch.optim by their names there",
     "ops/attention.py _run": "the core's arguments; callers have them as AttentionOptions",
     "ops/attention_op.py decode_attention": "torch reads an operator's schema off its parameters",

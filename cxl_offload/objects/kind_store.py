@@ -158,6 +158,13 @@ class TierStore:
             tensor.view(-1).view(torch.uint8).zero_()  # this thread is the first to touch
         return tensor
 
+    def lies_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor needs no pinning: it is pinned, or this store pins nothing."""
+        if not self._pin or not isinstance(self.source, MemorySource):
+            return not self._pin
+        owner = self.source.session.find(tensor.data_ptr())
+        return owner is not None and owner.pinned
+
     def move_slice(self, kind: str, part: int, tensor: torch.Tensor) -> None:
         """Move the whole pages of a contiguous slice of what :meth:`empty` made to a part's place.
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the package in place and runs what needs a GPU: tests, kernels under compute-sanitizer,
 # benchmarks. Needs nvcc, g++ and a python3 with torch (CUDA), pybind11, setuptools, numpy, pyyaml,
-# rich, typer and pytest; no network. Results go to $OUT (default: out/gpu).
+# rich, typer and pytest (transformers for one file of tests); no network. Results go to $OUT (default: out/gpu).
 #
 #   tests/gpu/run_on_gpu.sh [build|tests|sanitizer|bench]...     all of them without an argument
 #

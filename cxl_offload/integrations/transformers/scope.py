@@ -26,6 +26,7 @@ from cxl_offload.integrations.transformers.attention import (
 )
 from cxl_offload.integrations.transformers.cache import put_in_tiers, reserve
 from cxl_offload.integrations.transformers.checkpoint import check_final_weights
+from cxl_offload.integrations.transformers.compute_device import chosen_device, host_policies
 from cxl_offload.integrations.transformers.conventions import (
     check_conventions,
     own_attention,
@@ -35,11 +36,13 @@ from cxl_offload.integrations.transformers.conventions import (
 from cxl_offload.integrations.transformers.hot_caches import check_room
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.linear_layers import take_linear_layers
+from cxl_offload.integrations.transformers.on_accelerator import ModelDevice
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
 from cxl_offload.integrations.transformers.prefixes import PrefixReuse, checked_prefixes
 from cxl_offload.integrations.transformers.room import KeptAs, KvMemory
 from cxl_offload.integrations.transformers.row_parts import take_layers
+from cxl_offload.integrations.transformers.streamed_weights import WeightStream
 from cxl_offload.integrations.transformers.tuning import ModelTuning, TunedModel
 from cxl_offload.integrations.transformers.weights import place_weights, store_for
 from cxl_offload.memory import Session, current_session
@@ -61,6 +64,7 @@ def offload(
     whole_sequences: bool = False,
     prefixes: KeptPrefixes | None = None,
     session: Session | None = None,
+    accelerator: str | torch.device | None = None,
     tune: Signal | None = None,
     tune_budget_bytes: int = 0,
     tune_state: str | Path | None = None,
@@ -111,6 +115,11 @@ def offload(
         beginning, or the next process, computes only the rest. None: every prompt is computed.
     session
         What allocates; None means the current session.
+    accelerator
+        ``"cuda"`` or ``"cuda:0"``: the model computes there. Weights with a policy lie in pinned
+        memory of their tiers and are copied a decoder layer ahead of their use; embeddings are
+        looked up where they lie. Weights without a policy, or of policy ``"gpu"``, are on the
+        accelerator while the block lasts. None: each weight computes where it is.
     tune
         ``"step_time"``: the share of the placed weights on the far tier (CXL, else the other
         sockets) follows the time of the decode steps, see docs/tuning.md. ``"phase_time"``: prefill
@@ -137,13 +146,20 @@ def offload(
     Raises
     ------
     ConfigError
-        In one line: an unknown kind or tier, a plan for another executor, or a model that does not
-        follow transformers' conventions.
+        In one line: an unknown kind or tier, a plan for another executor, a model that does not
+        follow transformers' conventions, or an accelerator that is not there or too small.
     """
     session = session or current_session()
     asked = asked_of(policies)
-    store = store_for(chosen_policies(asked.policies, session), session)
+    place, device = asked.policies, None
+    if accelerator is not None:
+        device = ModelDevice(chosen_device(accelerator), session)
+        device.refuse(tune=tune, hot_expert_bytes=hot_expert_bytes, prefixes=prefixes)
+        place = host_policies(place)
+    store = store_for(chosen_policies(place, session), session, pin=device is not None)
     check_conventions(model)
+    if device is not None:
+        device.check(model, store.parts)
     check_room(hot_kv_bytes, store.parts)
     tuning = ModelTuning.read(
         session,
@@ -164,6 +180,7 @@ def offload(
         rows_at_once=asked.rows_at_once if rows_at_once is None else rows_at_once,
         open_prefixes=checked_prefixes(model, prefixes, kv, session),
         tuning=tuning,
+        device=device,
     )
 
 
@@ -178,6 +195,8 @@ class Offloaded:
         Counts the bytes of every kind.
     tuned
         What follows the steps in the block; None without ``tune`` and ``hot_expert_bytes``.
+    streamed
+        What gives layers their weights on the accelerator; None without one.
     """
 
     def __init__(
@@ -191,6 +210,7 @@ class Offloaded:
         rows_at_once: int | None = None,
         open_prefixes: Callable[[], PrefixReuse] | None = None,
         tuning: ModelTuning | None = None,
+        device: ModelDevice | None = None,
     ) -> None:
         if linear_rows < 0:
             raise ConfigError(f"linear_rows {linear_rows}: 0 or more")
@@ -212,6 +232,8 @@ class Offloaded:
         self._attention = BlockAttention(few_queries)
         self.tuned: TunedModel | None = None
         self._tuning = tuning
+        self._device = device
+        self.streamed: WeightStream | None = None
         self._kv = kv or KvMemory(store)
         self._open_prefixes = open_prefixes
         self._reuse: PrefixReuse | None = None
@@ -230,8 +252,12 @@ class Offloaded:
     def __enter__(self) -> Offloaded:
         check_conventions(self.model)  # again: another block may have begun since
         check_final_weights(self.model, self.store.parts)
+        if self._device is not None:
+            self._device.check(self.model, self.store.parts)
         with contextlib.ExitStack() as stack:
             stack.callback(place_weights(self.model, self.store))
+            if self._device is not None:
+                self.streamed = self._device.take(self.model, self.store.parts, stack)
             self._before_every_step(stack, lambda *_: self._attention.choose_threads())
             if self.linear_rows:
                 take_linear_layers(self.model, self.linear_rows, self._attention, stack)

@@ -59,8 +59,11 @@ class _Owner:
     """Whom bytes are counted for while a parameter's memory is in a tier."""
 
 
-def store_for(policies: Mapping[str, Policy], session: Session) -> TierStore:
-    """A store with the policy of every kind; experts with one of their own are parts of theirs."""
+def store_for(policies: Mapping[str, Policy], session: Session, *, pin: bool = False) -> TierStore:
+    """A store with the policy of every kind; experts with one of their own are parts of theirs.
+
+    ``pin``: weights lie pinned, for copies to an accelerator.
+    """
     parts: dict[str, tuple[Part, ...]] = {
         kind: (Part("host", policy),)
         for kind, policy in policies.items()
@@ -69,7 +72,7 @@ def store_for(policies: Mapping[str, Policy], session: Session) -> TierStore:
     for kind, policy in policies.items():
         if kind.startswith(EXPERTS):
             parts["experts"] += (Part(kind[len(EXPERTS) :], policy),)
-    return TierStore(MemorySource(session), parts, pin=False)
+    return TierStore(MemorySource(session), parts, pin=pin)
 
 
 def _placed(
@@ -90,7 +93,7 @@ def _placed(
     number = number_of_expert(name)
     for at, experts in enumerate(named, 1):
         part = at if number in experts else part
-    made = store.empty(kind, part, shape, weight.dtype, pin=False)
+    made = store.empty(kind, part, shape, weight.dtype, pin=True)
     stacked = stacked_experts(name, shape)
     for at, experts in enumerate(named, 1):
         if stacked and max(experts) >= stacked:
@@ -139,7 +142,7 @@ def _to_place(weight: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
-def _named_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def named_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters, and the buffers that are saved with them: some quantizers keep weights there."""
     yield from model.named_parameters()
     for prefix, module in model.named_modules():
@@ -181,11 +184,12 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
         moved.clear()
 
     try:
-        for name, weight in _named_weights(model):
+        for name, weight in named_weights(model):
             kind = kind_of_weight(name, tied)
-            if kind not in store.parts or _loaded_by.get(weight) == store.parts[kind]:
+            if kind not in store.parts or _is_there(store, kind, weight):
                 continue
             _refuse_numbers(store, kind, name, weight)
+            _loaded_by.pop(weight, None)
             for held in _to_place(weight):
                 part, held.data = _placed(store, kind, name, held.data)
                 moved[held] = owner = _Owner()
@@ -196,6 +200,11 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
         back()
         raise
     return back
+
+
+def _is_there(store: TierStore, kind: str, weight: torch.Tensor) -> bool:
+    """Whether a weight was loaded to where its kind is to lie."""
+    return _loaded_by.get(weight) == store.parts[kind] and store.lies_pinned(weight)
 
 
 def load(
@@ -271,7 +280,7 @@ def load(
 def _place_late(model: PreTrainedModel, store: TierStore) -> None:
     """Move what was made after the weights of the file were set: dequantized ones, one by one."""
     tied = getattr(model, "all_tied_weights_keys", {})
-    for name, weight in _named_weights(model):
+    for name, weight in named_weights(model):
         kind = kind_of_weight(name, tied)
         if kind in store.parts and _loaded_by.get(weight) != store.parts[kind]:
             _refuse_numbers(store, kind, name, weight)
@@ -315,7 +324,7 @@ def _setter(
     ) -> None:
         kind = kind_of_weight(target_name, getattr(model, "all_tied_weights_keys", {}))
         if id(model) not in names:
-            names[id(model)] = {name for name, _ in _named_weights(model)}
+            names[id(model)] = {name for name, _ in named_weights(model)}
         if target_name not in names[id(model)] or kind not in store.parts:
             stock(model, target_name, param_value, loading_info, hf_quantizer)
             return
@@ -378,7 +387,7 @@ def weight_bytes(model: PreTrainedModel, kinds: Collection[str] = ()) -> dict[st
         return {}
     found = dict.fromkeys(WEIGHT_KINDS, 0)
     tied = getattr(model, "all_tied_weights_keys", {})
-    for name, weight in _named_weights(model):
+    for name, weight in named_weights(model):
         found[kind_of_weight(name, tied)] += weight.nbytes
     for kind in kinds:
         experts = named_experts(kind)

@@ -1,0 +1,345 @@
+"""A model that computes on an accelerator, with what lies in tiers streamed to it.
+
+Decoder layers, and other modules with weights in tiers, are stages of a stream. Embeddings in a
+tier are looked up there by the CPU, and the rows that were found go to the accelerator. All other
+weights and buffers are on the accelerator while the block lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers import streamed_weights
+from cxl_offload.integrations.transformers.compute_device import (
+    CudaWeightCopies,
+    free_bytes,
+    moved,
+)
+from cxl_offload.integrations.transformers.kinds import kind_of_weight
+from cxl_offload.integrations.transformers.streamed_weights import (
+    WeightCopies,
+    WeightStage,
+    WeightStream,
+)
+from cxl_offload.integrations.transformers.weights import named_weights
+from cxl_offload.memory import Session
+from cxl_offload.ops.view import untraced
+from cxl_offload.units import format_bytes
+
+_PLAIN = (torch.Tensor, nn.Parameter)
+_IDS = "input_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightHomes:
+    """Where the weights of a model are while it computes on an accelerator.
+
+    Attributes
+    ----------
+    stages
+        What is streamed, in the order of the model's modules.
+    looked_up
+        Embeddings that the CPU reads where they lie.
+    resident
+        What is on the accelerator as long as the block lasts, each tensor once.
+    """
+
+    stages: tuple[WeightStage, ...]
+    looked_up: tuple[nn.Embedding, ...]
+    resident: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, kinds: Collection[str]) -> WeightHomes:
+        """As the kinds say that lie on the host."""
+        tied = getattr(model, "all_tied_weights_keys", {})
+        on_host = {
+            weight for name, weight in named_weights(model) if kind_of_weight(name, tied) in kinds
+        }
+        stages, looked_up, inside = [], [], set[nn.Module]()
+        for name, module in model.named_modules():
+            if module in inside:
+                continue
+            own: list[torch.Tensor] = _tensors(module, recurse=False)
+            if isinstance(module, GradientCheckpointingLayer):
+                inside.update(module.modules())
+                own = _tensors(module, recurse=True)
+            elif isinstance(module, nn.Embedding) and module.weight in on_host:
+                looked_up.append(module)
+                continue
+            if weights := tuple(each for each in own if each in on_host and each.numel()):
+                stages.append(WeightStage(name, module, weights))
+        streamed = {weight for stage in stages for weight in stage.weights}
+        streamed |= {each for module in looked_up for each in _tensors(module, recurse=True)}
+        resident = [each for each in _tensors(model, recurse=True) if each not in streamed]
+        return cls(tuple(stages), tuple(looked_up), tuple(resident))
+
+    def needed_bytes(self, device: torch.device) -> int:
+        """What the device has to have free: two buffers, and what is not there yet."""
+        there = sum(each.nbytes for each in self.resident if each.device != device)
+        return there + min(2, len(self.stages)) * self.largest_stage_bytes
+
+    @property
+    def largest_stage_bytes(self) -> int:
+        """Of a buffer."""
+        return max((stage.nbytes for stage in self.stages), default=0)
+
+
+def _tensors(module: nn.Module, *, recurse: bool) -> list[torch.Tensor]:
+    found = [*module.parameters(recurse), *module.buffers(recurse)]
+    return list(dict.fromkeys(found))
+
+
+def check_streamable(
+    model: PreTrainedModel, kinds: Collection[str], device: torch.device, free: int
+) -> WeightHomes:
+    """Refuse what cannot compute on the accelerator, before anything is moved there.
+
+    Parameters
+    ----------
+    kinds
+        Those that lie on the host.
+    free
+        Bytes that the device has left.
+
+    Raises
+    ------
+    ConfigError
+        In one line: training mode, layers or weights of other classes than transformers' common
+        ones, weights on other devices, or too little memory on the device.
+    """
+    name = type(model).__name__
+    if model.training:
+        raise ConfigError(
+            f"{name} is in training mode, and weights that are streamed are not trained; call "
+            "eval() first, or leave accelerator out"
+        )
+    if not any(isinstance(each, GradientCheckpointingLayer) for each in model.modules()):
+        raise ConfigError(
+            f"{name} has no layers of transformers' own class, so nothing says what is streamed "
+            "at a time; leave accelerator out"
+        )
+    if getattr(model, "hf_device_map", None) is not None:
+        raise ConfigError(
+            f"{name} was dispatched by accelerate (device_map); load it without, or leave "
+            "accelerator out"
+        )
+    for weight_name, weight in (*model.named_parameters(), *model.named_buffers()):
+        _check_weight(weight_name, weight, device)
+    homes = WeightHomes.of(model, kinds)
+    _check_on_host(homes, model, device)
+    needed = homes.needed_bytes(device)
+    if needed > free:
+        largest = max(homes.stages, key=lambda stage: stage.nbytes, default=None)
+        about = (
+            ""
+            if largest is None
+            else (
+                f" ({largest.name}, the largest of what is streamed, takes "
+                f"{format_bytes(largest.nbytes)} twice)"
+            )
+        )
+        raise ConfigError(
+            f"{name} needs {format_bytes(needed)} on {device}{about}, which has "
+            f"{format_bytes(free)} left; give policies for more kinds of weights, or a larger "
+            "accelerator"
+        )
+    return homes
+
+
+def _check_weight(name: str, weight: torch.Tensor, device: torch.device) -> None:
+    if type(weight) not in _PLAIN or weight.layout is not torch.strided or weight.is_quantized:
+        raise ConfigError(
+            f"{name} is a {type(weight).__name__} of a class of its own (quantized, or divided "
+            "among ranks), which is not streamed; leave accelerator out"
+        )
+    if weight.device.type != "cpu" and weight.device != device:
+        raise ConfigError(
+            f"{name} is on {weight.device}; load the model to the CPU, from where its weights go "
+            f"to {device}"
+        )
+
+
+def _check_on_host(homes: WeightHomes, model: nn.Module, device: torch.device) -> None:
+    """A weight that lies on the accelerator already is not streamed from a tier."""
+    if device.type == "cpu":
+        return
+    in_tiers = [weight for stage in homes.stages for weight in stage.weights]
+    in_tiers += [module.weight for module in homes.looked_up]
+    for weight in in_tiers:
+        if weight.device.type != "cpu":
+            name = next(name for name, each in named_weights(model) if each is weight)
+            raise ConfigError(
+                f"{name} is on {weight.device} already and has a policy of the host; call "
+                "model.cpu() first"
+            )
+
+
+def compute_on(
+    model: PreTrainedModel,
+    homes: WeightHomes,
+    copies: WeightCopies,
+    stack: contextlib.ExitStack,
+) -> WeightStream:
+    """Let a model compute on the accelerator until the stack closes.
+
+    Parameters
+    ----------
+    homes
+        Of the model; what is streamed lies in its tiers already.
+    copies
+        To the accelerator.
+
+    Returns
+    -------
+    WeightStream
+        What the stages are given their weights by.
+
+    Raises
+    ------
+    torch.OutOfMemoryError
+        The accelerator has no room; what was moved goes back when the stack closes.
+    """
+    device = copies.device
+    stack.callback(
+        _bring_back,
+        model,
+        [each for each in _tensors(model, recurse=True) if each.device.type != "cpu"],
+    )
+    for weight in homes.resident:
+        streamed_weights.show(weight, weight.data.to(device))
+    stream = WeightStream(homes.stages, copies)
+    stack.callback(stream.close)
+    for hook in _hooks(model, homes, stream, device):
+        stack.callback(hook.remove)
+    return stream
+
+
+class ModelDevice:
+    """The accelerator of a block: what it refuses, and how it is opened.
+
+    Parameters
+    ----------
+    device
+        With its number.
+    session
+        Has what lies in tiers.
+    """
+
+    def __init__(self, device: torch.device, session: Session) -> None:
+        self._device = device
+        self._session = session
+
+    @staticmethod
+    def refuse(*, tune: object, hot_expert_bytes: int, prefixes: object) -> None:
+        """Refuse what moves weights that are pinned, or keeps what an accelerator computes.
+
+        Raises
+        ------
+        ConfigError
+            Names it.
+        """
+        asked = {"tune": tune, "hot_expert_bytes": hot_expert_bytes, "prefixes": prefixes}
+        for name, given in asked.items():
+            if given:
+                raise ConfigError(
+                    f"{name} is for models that compute on the CPU; leave it or accelerator out"
+                )
+
+    def free_bytes(self) -> int:
+        """What the device has left for this process."""
+        return free_bytes(self._device)
+
+    def open(self, most_unfinished: int) -> WeightCopies:
+        """Copies to the device; to be closed."""
+        return CudaWeightCopies(self._device, self._session, most_unfinished=most_unfinished)
+
+    def check(self, model: PreTrainedModel, kinds: Collection[str]) -> None:
+        """As :func:`check_streamable`."""
+        check_streamable(model, kinds, self._device, self.free_bytes())
+
+    def take(
+        self, model: PreTrainedModel, kinds: Collection[str], stack: contextlib.ExitStack
+    ) -> WeightStream:
+        """As :func:`compute_on`, with copies that are closed before what they copied goes."""
+        homes = WeightHomes.of(model, kinds)
+        copies = self.open(2 * homes.largest_stage_bytes)
+        stack.callback(copies.close)
+        return compute_on(model, homes, copies, stack)
+
+
+def _bring_back(model: nn.Module, stayed: list[torch.Tensor]) -> None:
+    """Whatever the block has put on the accelerator, also by replacing a buffer."""
+    for tensor in _tensors(model, recurse=True):
+        if tensor.device.type != "cpu" and not any(tensor is each for each in stayed):
+            streamed_weights.show(tensor, tensor.data.to("cpu"))
+
+
+def _hooks(
+    model: nn.Module, homes: WeightHomes, stream: WeightStream, device: torch.device
+) -> Iterator[Any]:
+    yield model.register_forward_pre_hook(_given_on(device, homes), with_kwargs=True, prepend=True)
+    for module in homes.looked_up:
+        yield module.register_forward_pre_hook(_on_the_host, with_kwargs=True)
+        yield module.register_forward_hook(_found_rows(device))
+    for at, stage in enumerate(homes.stages):
+        yield stage.module.register_forward_pre_hook(_before(stream, at, device), with_kwargs=True)
+        yield stage.module.register_forward_hook(_after(stream, at), always_call=True)
+
+
+def _given_on(device: torch.device, homes: WeightHomes) -> Callable[..., Any]:
+    """All that a model is given goes to the accelerator, but token ids that the CPU looks up."""
+    stays = {_IDS} if homes.looked_up else set[str]()
+
+    @untraced
+    def hook(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if model.training or torch.is_grad_enabled():
+            raise ConfigError(
+                f"{type(model).__name__} computes with weights that are streamed, which carry no "
+                "gradients; call it under torch.no_grad(), in eval mode"
+            )
+        named = {
+            name: given if name in stays else moved(given, device) for name, given in kwargs.items()
+        }
+        return (args if stays else moved(args, device)), named
+
+    return hook
+
+
+@untraced
+def _on_the_host(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    host = torch.device("cpu")
+    return moved(args, host), moved(kwargs, host)
+
+
+def _found_rows(device: torch.device) -> Callable[..., Any]:
+    @untraced
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        return moved(output, device)
+
+    return hook
+
+
+def _before(stream: WeightStream, at: int, device: torch.device) -> Callable[..., Any]:
+    @untraced
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        stream.begin(at)
+        return moved(args, device), moved(kwargs, device)
+
+    return hook
+
+
+def _after(stream: WeightStream, at: int) -> Callable[..., None]:
+    @untraced
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        stream.end(at)
+
+    return hook

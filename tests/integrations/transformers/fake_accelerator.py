@@ -1,0 +1,63 @@
+"""An accelerator that is not there: its memory is the CPU's, its copies the fake driver's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from cxl_offload import _C
+from cxl_offload.integrations.transformers import on_accelerator, scope
+from cxl_offload.integrations.transformers.streamed_weights import WeightCopies
+from cxl_offload.memory import Session
+from cxl_offload.transfer import CopyEngine, CopyHandle
+
+COMPUTE = 99
+"""The stream that layers would be queued on."""
+
+
+class FakeCopies:
+    """The package's copy engine over the fake driver; a buffer has its bytes when it is waited for.
+
+    The CPU computes at once, so what a layer reads has to be there when it begins.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, session: Session, driver: _C.FakeDriver) -> None:
+        self.driver = driver
+        self.engine = CopyEngine(session, staging_bytes=0)
+
+    def stream(self) -> int:
+        return COMPUTE
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Sequence[int]) -> CopyHandle:
+        handle = self.engine.to_device(target=target, source=source, after=after)
+        assert handle is not None
+        return handle
+
+    def wait_for(self, handle: CopyHandle) -> None:
+        handle.stream_wait(self.stream())
+        self.driver.finish(self.stream())
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def fake_accelerator(
+    monkeypatch: pytest.MonkeyPatch,
+    make_copies: Callable[[Session], WeightCopies],
+    free: int = 1 << 40,
+) -> None:
+    """``accelerator="cuda"`` computes on the CPU, with these copies, until the test ends."""
+
+    class FakeDevice(on_accelerator.ModelDevice):
+        def free_bytes(self) -> int:
+            return free
+
+        def open(self, most_unfinished: int) -> WeightCopies:
+            return make_copies(self._session)
+
+    monkeypatch.setattr(scope, "ModelDevice", FakeDevice)
+    monkeypatch.setattr(scope, "chosen_device", lambda name: torch.device("cpu"))

@@ -1,0 +1,544 @@
+"""Weights streamed from tiers to an accelerator that is not there, a stage ahead of their use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._functorch import config as functorch_config
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from cxl_offload import _C
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers import load, offload, streamed_weights
+from cxl_offload.integrations.transformers.compute_device import host_policies
+from cxl_offload.integrations.transformers.on_accelerator import (
+    WeightHomes,
+    check_streamable,
+    compute_on,
+)
+from cxl_offload.integrations.transformers.streamed_weights import WeightStage, WeightStream
+from cxl_offload.memory import Session
+from cxl_offload.tensor import empty
+from cxl_offload.transfer import CopyHandle
+
+from .conftest import machine
+from .fake_accelerator import COMPUTE, FakeCopies, fake_accelerator
+from .models import FAMILIES, generate, make
+
+CUDA = torch.device("cuda", 0)
+FAR = {"weights": "bind:2", "kv": "bind:0"}
+
+
+@pytest.fixture
+def driver() -> _C.FakeDriver:
+    return _C.FakeDriver()
+
+
+@pytest.fixture
+def session(driver: _C.FakeDriver) -> Iterator[Session]:
+    """Simulated nodes with a driver that pins; what is left of either at the end is a leak."""
+    session = Session.simulated(machine(), driver=driver)
+    yield session
+    assert session.stats().asked_bytes.current == 0
+    session.trim()
+    assert driver.registered_bytes == 0
+    assert driver.events == 0
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch, driver: _C.FakeDriver) -> str:
+    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
+    return "cuda"
+
+
+def saved(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: weight.clone() for name, weight in model.state_dict().items()}
+
+
+def assert_as_before(model: nn.Module, before: dict[str, torch.Tensor]) -> None:
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+    for module in model.modules():
+        assert not module._forward_hooks, type(module).__name__
+        assert not module._forward_pre_hooks, type(module).__name__
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_stock(family: str, session: Session, accelerator: str) -> None:
+    model = make(family)
+    own = "eager" if family in ("gemma2", "gpt-oss") else "sdpa"
+    stock, before = generate(model, own), saved(model)
+    with offload(model, FAR, accelerator=accelerator, session=session) as done:
+        tokens = generate(model)
+        assert done.streamed is not None
+        layers = sum(each.nbytes for each in layer_weights(model))
+        assert done.streamed.copied_bytes > 9 * layers
+    assert torch.equal(tokens, stock)
+    assert_as_before(model, before)
+
+
+def layer_weights(model: nn.Module) -> list[torch.Tensor]:
+    return [weight for name, weight in model.named_parameters() if ".0." in name or ".1." in name]
+
+
+def test_stages_are_layers_then_norm_and_head_and_embeddings_are_looked_up() -> None:
+    model = make("llama")
+    homes = WeightHomes.of(model, {"attention", "mlp", "norm", "head", "embedding"})
+    names = [stage.name for stage in homes.stages]
+    assert names == ["lm_head", "model.layers.0", "model.layers.1", "model.norm"] or names == [
+        "model.layers.0",
+        "model.layers.1",
+        "model.norm",
+        "lm_head",
+    ]
+    assert homes.looked_up == (model.model.embed_tokens,)
+    assert [each.shape for each in homes.resident] == [
+        each.shape for each in model.model.rotary_emb.buffers()
+    ]
+
+
+def test_kinds_that_the_host_does_not_have_are_resident() -> None:
+    model = make("llama")
+    homes = WeightHomes.of(model, {"attention", "mlp"})
+    assert [stage.name for stage in homes.stages] == ["model.layers.0", "model.layers.1"]
+    held = {
+        name
+        for name, weight in model.named_parameters()
+        if any(weight is r for r in homes.resident)
+    }
+    assert held == {
+        name
+        for name, _ in model.named_parameters()
+        if "norm" in name or "embed" in name or "head" in name
+    }
+
+
+def test_weights_lie_pinned_in_their_tiers_and_two_buffers_are_all_there_is(
+    session: Session, accelerator: str
+) -> None:
+    model = make("llama")
+    with offload(model, FAR, accelerator=accelerator, session=session) as done:
+        for name, weight in model.named_parameters():
+            owner = session.find(weight.data_ptr())
+            assert owner is not None, name
+            assert owner.pinned, name
+            assert set(session.bytes_per_node(weight.data_ptr(), weight.nbytes)) == {2}
+        generate(model)
+        assert done.streamed is not None
+        buffers = done.streamed._buffers
+        largest = WeightHomes.of(model, done.store.parts).largest_stage_bytes
+        assert [buffer.memory.nbytes for buffer in buffers] == [largest, largest]
+    assert buffers == []
+
+
+def test_weights_that_were_loaded_to_their_place_are_pinned_there(
+    tmp_path: Path, session: Session, accelerator: str
+) -> None:
+    make("llama").save_pretrained(tmp_path)
+    model = load(tmp_path, {"weights": "bind:2"}, session=session)
+    model.generation_config.eos_token_id = None
+    with offload(model, FAR, accelerator=accelerator, session=session):
+        assert all(
+            owner is not None and owner.pinned
+            for owner in (session.find(each.data_ptr()) for each in model.parameters())
+        )
+        tokens = generate(model)
+    assert torch.equal(tokens, generate(make("llama"), "sdpa"))
+
+
+def test_damaged_buffer_changes_the_tokens(
+    monkeypatch: pytest.MonkeyPatch, session: Session, driver: _C.FakeDriver
+) -> None:
+    class Damaging(FakeCopies):
+        def copy(self, target: torch.Tensor, source: torch.Tensor, after: Any) -> CopyHandle:
+            handle = super().copy(target, source, after)
+            if source.dim() == 2 and source.shape[0] == 96:
+                handle.wait()
+                target.mul_(-1)
+            return handle
+
+    fake_accelerator(monkeypatch, lambda session: Damaging(session, driver))
+    model = make("llama")
+    stock, before = generate(model, "sdpa"), saved(model)
+    with offload(model, FAR, accelerator="cuda", session=session):
+        tokens = generate(model)
+    assert not torch.equal(tokens, stock)
+    assert_as_before(model, before)
+
+
+def test_embedding_that_is_the_head_too_is_looked_up_and_streamed(
+    session: Session, accelerator: str
+) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        tie_word_embeddings=True,
+        pad_token_id=1,
+    )
+    model = LlamaForCausalLM(config).eval()
+    model.generation_config.eos_token_id = None
+    stock = generate(model, "sdpa")
+    with offload(model, FAR, accelerator=accelerator, session=session) as done:
+        homes = WeightHomes.of(model, done.store.parts)
+        assert "lm_head" in [stage.name for stage in homes.stages]
+        assert homes.looked_up == (model.model.embed_tokens,)
+        assert torch.equal(generate(model), stock)
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize(
+    "options", [{"rows_at_once": 3}, {"linear_rows": 8}, {"kv_dtype": torch.float8_e4m3fn}]
+)
+def test_other_options_compute_as_without_an_accelerator(
+    options: dict[str, Any], session: Session, accelerator: str
+) -> None:
+    model = make("llama")
+    with offload(model, FAR, session=session, **options):
+        expected = generate(model)
+    with offload(model, FAR, accelerator=accelerator, session=session, **options):
+        assert torch.equal(generate(model), expected)
+
+
+def test_beams_and_a_cache_of_the_models_own(session: Session, accelerator: str) -> None:
+    model = make("qwen2")
+    stock = generate(model, "sdpa", num_beams=2)
+    with offload(model, {"weights": "bind:2"}, accelerator=accelerator, session=session):
+        assert torch.equal(generate(model, num_beams=2), stock)
+
+
+@pytest.mark.parametrize("nth", [1, 3, 30])
+def test_refused_copy_ends_the_call_and_returns_all_memory(
+    nth: int, session: Session, driver: _C.FakeDriver, accelerator: str
+) -> None:
+    model = make("llama")
+    stock, before = generate(model, "sdpa"), saved(model)
+    with offload(model, FAR, accelerator=accelerator, session=session):
+        driver.fail_copy(nth)
+        with pytest.raises(OSError, match="refused"):
+            generate(model)
+        assert torch.equal(generate(model), stock)  # the next call has its weights again
+    assert_as_before(model, before)
+
+
+def test_error_inside_of_a_layer_leaves_the_model_as_it_was(
+    session: Session, accelerator: str
+) -> None:
+    model = make("llama")
+    before = saved(model)
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with offload(model, FAR, accelerator=accelerator, session=session):
+        removable = model.model.layers[1].mlp.register_forward_pre_hook(fail)
+        with pytest.raises(KeyboardInterrupt):
+            generate(model)
+        removable.remove()
+    assert_as_before(model, before)
+
+
+def test_weight_that_is_written_to_is_copied_again(session: Session, accelerator: str) -> None:
+    model = make("llama")
+    with offload(model, FAR, accelerator=accelerator, session=session):
+        generate(model)
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.mlp.down_proj.weight.mul_(-1)
+        changed = generate(model)
+    assert torch.equal(changed, generate(model, "sdpa"))
+    assert not torch.equal(changed, generate(make("llama"), "sdpa"))
+
+
+def test_gradients_and_training_are_refused_when_they_are_asked_for(
+    session: Session, accelerator: str
+) -> None:
+    model = make("llama")
+    ids = torch.tensor([[3, 4, 5]])
+    with offload(model, FAR, accelerator=accelerator, session=session):
+        with pytest.raises(ConfigError, match=r"no gradients.*no_grad"):
+            model(ids)
+        with torch.no_grad():
+            model(ids)
+
+
+# The stream alone -------------------------------------------------------------------------------
+
+
+class LateCopies(FakeCopies):
+    """Waits as a GPU does: what is queued later runs behind the copy, and nothing runs yet."""
+
+    fenced = True
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Any) -> CopyHandle:
+        return super().copy(target, source, after if self.fenced else ())
+
+    def wait_for(self, handle: CopyHandle) -> None:
+        handle.stream_wait(self.stream())
+
+
+class UnfencedCopies(LateCopies):
+    fenced = False
+
+
+def stages(session: Session, count: int) -> list[WeightStage]:
+    made = []
+    for at in range(count):
+        module = nn.Linear(16, 16 + at, bias=True)
+        for weight in module.parameters():
+            shape = tuple(weight.shape)
+            weight.data = empty(shape, policy="bind:2", pin=True, session=session).fill_(at + 1)
+        made.append(WeightStage(f"stage {at}", module, tuple(module.parameters())))
+    return made
+
+
+def read_late(
+    stream: WeightStream, made: list[WeightStage], order: list[int], driver: _C.FakeDriver
+) -> list[torch.Tensor]:
+    """What work that is queued while a stage computes, and runs much later, finds there."""
+    found = []
+    for at in order:
+        stream.begin(at)
+        view = made[at].weights[0].data
+        seen = torch.zeros(view.shape)
+        driver.copy(
+            target=seen.data_ptr(), source=view.data_ptr(), nbytes=view.nbytes, stream=COMPUTE
+        )
+        found.append(seen)
+        stream.end(at)
+    return found
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3] * 3, [0, 3, 1, 2] * 3, [2, 2, 0, 1, 3, 0]])
+@pytest.mark.parametrize("kind", [LateCopies, UnfencedCopies])
+def test_buffer_is_never_overwritten_while_work_that_reads_it_waits(
+    order: list[int], kind: type[LateCopies], session: Session, driver: _C.FakeDriver
+) -> None:
+    """The control copies without waiting for readers, and is found out."""
+    made, copies = stages(session, 4), kind(session, driver)
+    stream = WeightStream(made, copies)
+    found = read_late(stream, made, order, driver)
+    assert copies.engine._core is not None
+    for each in copies.engine._core.streams:  # copies run as early as they may
+        driver.finish(each)
+    driver.finish(COMPUTE)
+    right = [bool((seen == at + 1).all()) for seen, at in zip(found, order, strict=True)]
+    assert all(right) is (kind is LateCopies), right
+    stream.close()
+    copies.close()
+    assert [float(each.weights[0].data.mean()) for each in made] == [1, 2, 3, 4]
+
+
+def test_next_stage_is_on_its_way_while_one_computes_and_order_is_learned(
+    session: Session, driver: _C.FakeDriver
+) -> None:
+    made, copies = stages(session, 4), FakeCopies(session, driver)
+    stream = WeightStream(made, copies)
+    sizes = [sum(weight.nbytes for weight in stage.weights) for stage in made]
+    stream.begin(0)
+    assert stream.copied_bytes == sizes[0] + sizes[1]
+    stream.end(0)
+    order = [1, 3, 2, 0] * 3
+    for at in order:
+        stream.begin(at)
+        stream.end(at)
+    before = stream.copied_bytes
+    for at in order:
+        stream.begin(at)
+        stream.end(at)
+    assert stream.copied_bytes - before == 3 * sum(sizes)  # none that was not used
+    stream.close()
+    copies.close()
+
+
+# Devices, by tensors that know where they are and have no bytes ---------------------------------
+
+
+AWAY = torch.device("meta")
+"""Stands for the GPU: a torch without CUDA has no operators, not even for fake tensors, there."""
+
+
+@contextlib.contextmanager
+def _in_bfloat16() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)  # the one that experts are computed in everywhere
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def _with_fake_tensors() -> Iterator[None]:
+    with (
+        functorch_config.patch(fake_tensor_allow_meta=True),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
+        yield
+
+
+class Arrived:
+    """A copy that there is nothing to wait for of."""
+
+    def wait(self) -> None:
+        pass
+
+
+class NoCopies:
+    """Copies between tensors without bytes."""
+
+    device = AWAY
+
+    def stream(self) -> int:
+        return 0
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Any) -> Any:
+        assert target.device == AWAY
+        assert source.device.type == "cpu"
+        return Arrived()
+
+    def wait_for(self, handle: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+POLICIES = [
+    {"attention", "mlp", "experts", "norm", "embedding", "head", "other"},
+    {"attention", "mlp", "experts"},
+    {"embedding", "norm"},
+]
+
+
+@pytest.mark.parametrize("kinds", POLICIES, ids=["all", "layers", "embedding-and-norm"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_operator_sees_two_devices(
+    family: str, kinds: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of no bytes refuse to be computed with where one is on the GPU and one is not."""
+
+    def show(weight: Any, data: torch.Tensor) -> None:
+        weight.fake_device = data.device  # there are no bytes to show
+
+    monkeypatch.setattr(streamed_weights, "show", show)
+    with _in_bfloat16(), _with_fake_tensors(), torch.no_grad():
+        model = FAMILIES[family]().eval()
+        homes = WeightHomes.of(model, kinds)
+        with contextlib.ExitStack() as stack:
+            compute_on(model, homes, NoCopies(), stack)
+            for weight in homes.resident:
+                assert weight.device == AWAY
+            ids = torch.ones(2, 5, dtype=torch.long)
+            cache = DynamicCache(config=model.config)
+            mask = torch.ones(2, 5, dtype=torch.long)
+            made = model(input_ids=ids, attention_mask=mask, past_key_values=cache)
+            assert made.logits.device == AWAY
+            mask = torch.ones(2, 6, dtype=torch.long)
+            made = model(input_ids=ids[:, :1], attention_mask=mask, past_key_values=cache)
+            assert made.logits.device == AWAY
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            assert tensor.device.type == "cpu", name
+
+
+def test_operator_that_sees_two_devices_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above: one weight that nobody takes along."""
+    monkeypatch.setattr(streamed_weights, "show", lambda weight, data: None)
+    with _in_bfloat16(), _with_fake_tensors(), torch.no_grad():
+        model = FAMILIES["llama"]().eval()
+        homes = WeightHomes.of(model, {"attention", "mlp"})
+        with contextlib.ExitStack() as stack:
+            compute_on(model, homes, NoCopies(), stack)
+            with pytest.raises(RuntimeError, match="same device"):
+                model(input_ids=torch.ones(2, 5, dtype=torch.long))
+
+
+# Refusals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cuda", r"accelerator cuda: torch .* finds no CUDA device; leave accelerator out"),
+        ("cuda:7", r"accelerator cuda:7: torch .* finds no CUDA device"),
+        ("cpu", r"accelerator cpu: weights are streamed to CUDA devices"),
+        ("gpu", r"accelerator 'gpu': give cuda, or cuda:0"),
+    ],
+)
+def test_accelerators_that_are_not_there_are_refused(
+    name: str, said: str, session: Session
+) -> None:
+    model = make("llama")
+    places = [weight.data_ptr() for weight in model.parameters()]
+    with pytest.raises(ConfigError, match=said) as error:
+        offload(model, FAR, accelerator=name, session=session)
+    assert "\n" not in str(error.value)
+    assert places == [weight.data_ptr() for weight in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tune": "step_time"}, "tune is for models that compute on the CPU"),
+        ({"hot_expert_bytes": 5}, "hot_expert_bytes is for models"),
+    ],
+)
+def test_options_that_move_weights_are_refused(
+    options: dict[str, Any], said: str, session: Session, accelerator: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        offload(make("llama"), FAR, accelerator=accelerator, session=session, **options)
+
+
+def spoiled(change: Callable[[Any], object]) -> Any:
+    model = make("llama")
+    change(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model.train(), "is in training mode"),
+        (lambda model: setattr(model, "hf_device_map", {"": "cpu"}), "dispatched by accelerate"),
+        (lambda model: model.to("meta"), "is on meta; load the model to the CPU"),
+    ],
+)
+def test_models_that_are_not_streamed_are_refused(
+    change: Callable[[Any], object], said: str, session: Session, accelerator: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as error:
+        offload(spoiled(change), FAR, accelerator=accelerator, session=session)
+    assert "\n" not in str(error.value)
+    assert session.stats().asked_bytes.peak == 0
+
+
+def test_layers_that_are_larger_than_the_accelerator_are_refused() -> None:
+    model = make("llama")
+    homes = WeightHomes.of(model, {"attention", "mlp", "norm", "head", "embedding"})
+    needed = homes.needed_bytes(CUDA)
+    assert needed == 2 * homes.largest_stage_bytes + sum(each.nbytes for each in homes.resident)
+    kinds = {"attention", "mlp", "norm", "head", "embedding"}
+    check_streamable(model, kinds, CUDA, needed)
+    with pytest.raises(ConfigError, match=r"needs .* on cuda:0 \(.*, the largest of what is"):
+        check_streamable(model, kinds, CUDA, needed - 1)
+
+
+def test_policy_of_the_accelerator_leaves_the_others_on_the_host() -> None:
+    found = host_policies({"weights": "cxl", "norm": "gpu", "kv": "ldram"})
+    assert "norm" not in found
+    assert found["mlp"] == found["head"] == "cxl"
+    assert found["kv"] == "ldram"
+    with pytest.raises(ConfigError, match="experts of a layer go to the accelerator together"):
+        host_policies({"experts": "cxl", "experts:0-3": "gpu"})
