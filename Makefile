@@ -62,8 +62,11 @@ wheel-aarch64:
 sdist: $(STAMP)
 	$(BIN)/python -c "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"
 
+# In as many processes as there are CPUs, and at most TEST_PROCESSES: each loads torch for itself.
+# The tests of a file stay in one process, because they share what is slow to make.
+TEST_PROCESSES ?= 4
 test: $(STAMP)
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -n auto --maxprocesses $(TEST_PROCESSES) --dist loadfile
 
 # What CI runs besides the tests.
 check: lint test-cpp

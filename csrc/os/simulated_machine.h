@@ -40,8 +40,6 @@ struct SimulatedMachine {
   // does. false: mapping always succeeds and populating may fail, as with MAP_NORESERVE as well.
   bool reserves_huge_pages = true;
   std::vector<SimulatedDax> dax;
-  // Events kept for SimulatedKernel::log(); the oldest are dropped. 0: none.
-  size_t log_capacity = 0;
 };
 
 // Free and used pages of every node of a machine. Not thread-safe.

@@ -72,6 +72,7 @@ def train(stage: int, which: str, port: int) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow(reason="the first time, DeepSpeed compiles its own kernel: two minutes")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_losses_follow_those_of_deepspeed_adam(stage: int) -> None:
     ours = train(stage, "ours", 29610 + stage)
