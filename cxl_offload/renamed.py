@@ -37,11 +37,11 @@ RENAMED = {
     "cxl_offload.plan.equations.loaded_latency": "cxl_offload.validation.loaded_latency",
     "cxl_offload.plan.equations.mixed_tier": "cxl_offload.validation.mixed_tier",
     "cxl_offload.plan.equations.pages": "cxl_offload.validation.pages",
-    "cxl_offload.plan.equations.threads": "cxl_offload.validation.threads",
     "cxl_offload.plan.laws.loaded_latency": "cxl_offload.validation.loaded_latency",
     "cxl_offload.plan.laws.mixed_tier": "cxl_offload.validation.mixed_tier",
     "cxl_offload.plan.laws.pages": "cxl_offload.validation.pages",
-    "cxl_offload.plan.laws.threads": "cxl_offload.validation.threads",
+    "cxl_offload.validation.threads": "cxl_offload.plan.equations.threads",
+    "cxl_offload.plan.laws.threads": "cxl_offload.plan.equations.threads",
     "cxl_offload.plan.laws.interleave.concurrency_bound": (
         "cxl_offload.validation.mixed_tier.concurrency_bound"
     ),

@@ -114,7 +114,7 @@ def _print_homes(console: Console, plan: Plan) -> None:
     if plan.drive_bytes:
         made.add_row("all", "drive", format_bytes(plan.drive_bytes), NONE, NONE)
     for node, threads in plan.threads.items():
-        made.add_row("threads", f"node {node}", str(threads), NONE, NONE)
+        made.add_row("threads", f"node {node}", f"{threads} threads", NONE, NONE)
     show(console, made)
 
 

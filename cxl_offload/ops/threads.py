@@ -8,8 +8,9 @@ measured profile (``cxl-offload profile``).
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from cxl_offload import _C
 from cxl_offload.topology import Machine, discover
@@ -99,10 +100,28 @@ def _team(key: int | tuple[tuple[int, int], ...] | None, cpus: frozenset[int]) -
     return _C.WorkerTeam(groups_for(threads, discover(), cpus))
 
 
+_by_default: dict[str, Counts] = {"threads": None}
+
+
+@contextlib.contextmanager
+def threads_by_default(threads: Counts) -> Iterator[None]:
+    """What ``None`` stands for while the block lasts, in all threads of the process.
+
+    For frameworks whose calls of a kernel nobody can give a number of threads.
+    """
+    before = _by_default["threads"]
+    _by_default["threads"] = threads
+    try:
+        yield
+    finally:
+        _by_default["threads"] = before
+
+
 def team_for(threads: Threads) -> _C.WorkerTeam:
     """The team for this choice, the same one for every caller that chooses alike."""
     if isinstance(threads, Team):
         return threads
+    threads = _by_default["threads"] if threads is None else threads
     key = tuple(sorted(threads.items())) if isinstance(threads, Mapping) else threads
     return _team(key, frozenset(_C.allowed_cpus()))
 

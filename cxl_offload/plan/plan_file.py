@@ -136,7 +136,8 @@ class Plan:
     settings
         What the executor reads from a file (DeepSpeed's JSON), by file name.
     threads
-        CPU threads on every node; empty where the executor decides.
+        CPU threads by the node that they read, as many as saturate it; empty where the executor
+        decides.
     policies
         transformers: kind of tensor to the policy of its host memory, or ``gpu``.
     on_cpu

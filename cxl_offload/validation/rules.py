@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cxl_offload.plan.equations import oli, tco
+from cxl_offload.plan.equations import oli, tco, threads
 from cxl_offload.sim import Fabric, SwitchLink
 from cxl_offload.tune import caption
-from cxl_offload.validation import pages, threads
+from cxl_offload.validation import pages
 from cxl_offload.validation.answers import Answer, PublicModel
 from cxl_offload.validation.inputs import Inputs
 

@@ -38,9 +38,11 @@ from cxl_offload.integrations.flexgen.wiring import (
     make_copier,
     scratch_folder,
 )
+from cxl_offload.integrations.planned_threads import planned_threads
 from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import MemorySource, TierStore
 from cxl_offload.objects.placement_rows import placement_rows
+from cxl_offload.ops.threads import threads_by_default
 from cxl_offload.renamed import renamed_keywords
 from cxl_offload.sim.trace import Trace
 from cxl_offload.topology import Machine
@@ -176,6 +178,9 @@ class LoadedModel:
         self._recorder = Recorder(source.bytes_per_node, local_node=self.session.kernel.local_node)
         copies = make_copier(request, self.session, source, self._recorder)
         self._open.callback(copies.close)
+        threads = planned_threads(request.plan, self.session)
+        self._open.enter_context(threads_by_default(threads.counts))
+        self._thread_notes = threads.notes
         placer = WeightPlacer(layout.homes.cuts)
         self._open.enter_context(
             flexgen_globals(
@@ -302,7 +307,7 @@ class LoadedModel:
             placement=placement_rows(self.store.use(), self.layout.parts, self.machine),
             outside=self.layout.outside,
             trace=trace,
-            notes=(*self.layout.notes, *self._tokenizer_notes()),
+            notes=(*self.layout.notes, *self._tokenizer_notes(), *self._thread_notes),
         )
 
     def _tokenizer_notes(self) -> tuple[str, ...]:

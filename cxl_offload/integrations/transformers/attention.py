@@ -94,18 +94,26 @@ class BlockAttention:
     ----------
     few_queries
         Up to so many a sequence are computed by the kernel, after the prompt.
+    threads
+        By the node that they read, as a plan says; None: where the kernel finds work.
     """
 
-    __slots__ = ("calls", "few_queries", "team")
+    __slots__ = ("_planned", "calls", "few_queries", "team")
 
-    def __init__(self, few_queries: int = FEW_QUERIES) -> None:
+    def __init__(
+        self, few_queries: int = FEW_QUERIES, threads: Mapping[int, int] | None = None
+    ) -> None:
         self.calls = AttentionCalls()
         self.few_queries = few_queries
+        self._planned = threads
         self.choose_threads()
 
     def choose_threads(self) -> None:
         """As many as the rest of the model runs on; asked once a step, not once a layer."""
-        self.team: Team = team_for(torch.get_num_threads())
+        count = torch.get_num_threads()
+        planned = self._planned
+        takes_plan = planned is not None and sum(planned.values()) == count
+        self.team: Team = team_for(planned if takes_plan else count)
 
 
 _blocks: weakref.WeakKeyDictionary[torch.nn.Module, BlockAttention] = weakref.WeakKeyDictionary()

@@ -19,6 +19,7 @@ from transformers import (
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.fit import Need, TierLimit, check_fit, room
 from cxl_offload.integrations.model_folder import check_checkpoint
+from cxl_offload.integrations.planned_threads import planned_threads
 from cxl_offload.integrations.run_report import RunReport
 from cxl_offload.integrations.transformers.attention import AttentionCalls
 from cxl_offload.integrations.transformers.checkpoint import GGUF, ModelFiles
@@ -191,6 +192,7 @@ def run(
         kv=kv,
         rows_at_once=ready.rows_at_once,
         open_prefixes=checked_prefixes(ready.model, request.prefixes, kv, session),
+        threads=(threads := planned_threads(request.plan, session)).counts,
     )
     with alone, offloaded as done:
         clock.start()
@@ -202,7 +204,8 @@ def run(
             stopping_criteria=StoppingCriteriaList([clock]),
         )
     report = _report(request, session, ready, tokens, clock.times, done.calls)
-    report = replace(report, prefixes=done.prefixes)
+    notes = (*report.placement_notes, *threads.notes)
+    report = replace(report, prefixes=done.prefixes, placement_notes=notes)
     return _of_all_ranks(report, part, ready.tokenizer.pad_token_id or 0)
 
 

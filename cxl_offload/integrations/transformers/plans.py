@@ -22,6 +22,7 @@ class _Answer:
     policies: Mapping[str, PolicyLike]
     rows_at_once: int | None = None
     kv_dtype: KeptAs = None
+    plan: Plan | None = None
 
 
 def policies_of(plan: Plan) -> dict[str, str]:
@@ -46,7 +47,7 @@ def policies_of(plan: Plan) -> dict[str, str]:
 
 
 def asked_of(asked: Asked) -> _Answer:
-    """Policies by kind; rows of a layer, and the type of keys and values, where a plan says so.
+    """Policies by kind; rows of a layer, the type of keys and values, and threads of a plan.
 
     Raises
     ------
@@ -59,4 +60,4 @@ def asked_of(asked: Asked) -> _Answer:
     if not isinstance(asked, Plan):
         return _Answer(asked)
     rows = asked.batch.size if asked.batch.count > 1 else None
-    return _Answer(policies_of(asked), rows, kept_as(asked.kv_dtype or None))
+    return _Answer(policies_of(asked), rows, kept_as(asked.kv_dtype or None), asked)

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import logging
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from cxl_offload.errors import ConfigError, forget_locals
+from cxl_offload.integrations.planned_threads import planned_threads
 from cxl_offload.integrations.transformers.again import take_generate
 from cxl_offload.integrations.transformers.attention import (
     FEW_QUERIES,
@@ -171,6 +172,9 @@ def offload(
         hot_kv_bytes=hot_kv_bytes,
     )
     kv = KvMemory(store, kv_dtype or asked.kv_dtype, whole_sequences=whole_sequences)
+    threads = planned_threads(asked.plan, session)
+    for note in threads.notes:
+        _log.warning("%s", note)
     return Offloaded(
         model,
         store,
@@ -181,6 +185,7 @@ def offload(
         open_prefixes=checked_prefixes(model, prefixes, kv, session),
         tuning=tuning,
         device=device,
+        threads=threads.counts,
     )
 
 
@@ -211,6 +216,7 @@ class Offloaded:
         open_prefixes: Callable[[], PrefixReuse] | None = None,
         tuning: ModelTuning | None = None,
         device: ModelDevice | None = None,
+        threads: Mapping[int, int] | None = None,
     ) -> None:
         if linear_rows < 0:
             raise ConfigError(f"linear_rows {linear_rows}: 0 or more")
@@ -229,7 +235,7 @@ class Offloaded:
         self.rows_at_once = rows_at_once
         self.linear_rows = linear_rows
         self.store = store
-        self._attention = BlockAttention(few_queries)
+        self._attention = BlockAttention(few_queries, threads)
         self.tuned: TunedModel | None = None
         self._tuning = tuning
         self._device = device

@@ -17,6 +17,7 @@ from cxl_offload.plan.lack_of_room import rooms_in_words, weights_lack_room
 from cxl_offload.plan.plan_file import PhaseEstimate, phase_estimate
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.request import PlanRequest
+from cxl_offload.plan.thread_counts import threads_by_node
 from cxl_offload.units import format_bytes
 
 
@@ -112,6 +113,24 @@ class DecodingExecutor(Executor[T]):
         machine, job = self.machine(found), self.job
         trace = planned_trace(job, found.hardware, self.block(found))
         return replay(trace, machine, cpu_engines(machine, job.engine))
+
+    def threads(self, found: Candidate[T]) -> dict[int, int]:
+        """Cores of the initiator by the node that they read; empty where CPUs read nothing."""
+        return self._threads(found)[0]
+
+    def about_threads(self, found: Candidate[T]) -> list[str]:
+        """What was assumed for them."""
+        return self._threads(found)[1]
+
+    def _threads(self, found: Candidate[T]) -> tuple[dict[int, int], list[str]]:
+        block, job = self.block(found), self.job
+        if job.engine.workspace_bytes_per_element:  # FlexGen as published has torch's threads
+            return {}, []
+        kv = block.sequences * job.mean_kv_tokens * job.kv_bytes_per_token
+        read = [kv * share for share in block.kv_host]
+        for at, nbytes in enumerate(block.weights_cpu):
+            read[at] += block.batches * nbytes * block.cpu_read_share
+        return threads_by_node(self.request.machine, found.hardware, read)
 
     def memory_shares(self, hardware: Hardware) -> str:
         """What was planned with, in words."""

@@ -193,7 +193,7 @@ class FlexGen(DecodingExecutor[Optimum]):
             notes.append("no speed of this engine is published, so no error is known")
         if choice.kv_stripe or choice.weight_stripe:
             notes.append("striped tensors are static: the kernel must not migrate them")
-        return notes + self.source_of_rates(found.hardware)
+        return notes + self.about_threads(found) + self.source_of_rates(found.hardware)
 
 
 __getattr__ = old_names(__name__)

@@ -252,4 +252,4 @@ class Transformers(DecodingExecutor[BestHomes]):
         if layout.on_cpu and found.hardware.has_gpu:
             kinds = " and ".join(sorted(layout.on_cpu))
             notes.append(f"CPUs multiply {kinds} where they lie when decoding")
-        return notes + self.source_of_rates(found.hardware)
+        return notes + self.about_threads(found) + self.source_of_rates(found.hardware)
