@@ -10,7 +10,7 @@ SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.cu') \
            setup.py pyproject.toml
 STAMP := $(VENV)/.built
 
-.PHONY: all demo docs wheel wheel-for wheel-aarch64 sdist test check lint format test-cpp test-arm soak fuzz bench clean
+.PHONY: all demo docs wheel wheel-for wheel-aarch64 sdist test test-slow check lint format test-cpp test-arm soak fuzz bench clean
 
 all: $(STAMP)
 
@@ -65,8 +65,13 @@ sdist: $(STAMP)
 # In as many processes as there are CPUs, and at most TEST_PROCESSES: each loads torch for itself.
 # The tests of a file stay in one process, because they share what is slow to make.
 TEST_PROCESSES ?= 4
+PYTEST = $(BIN)/python -m pytest tests -n auto --maxprocesses $(TEST_PROCESSES) --dist loadfile
 test: $(STAMP)
-	$(BIN)/python -m pytest tests -n auto --maxprocesses $(TEST_PROCESSES) --dist loadfile
+	$(PYTEST) -m "not slow"
+
+# What takes more than ten seconds a test, with the reason in its mark: wheels, the demo, training.
+test-slow: $(STAMP)
+	$(PYTEST) -m slow
 
 # What CI runs besides the tests.
 check: lint test-cpp
