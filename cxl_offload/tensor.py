@@ -7,10 +7,14 @@ What leaves the pool, because torch then allocates by itself: ``clone()``, ``cop
 ``to()`` another dtype (``half()``, ``float()``), ``contiguous()`` of a tensor that is not,
 ``pin_memory()``, ``share_memory_()`` and the results of operators. Copy into a tensor made here
 (``dst.copy_(src)``) to stay. Storages cannot be resized.
+
+A tensor with copies (``policy="replicate:0,1"``) is the first of them. What torch writes into it in
+place, ``dst.copy_(src)`` too, the other copies do not get: write it by :func:`write_copies`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
@@ -26,6 +30,7 @@ from cxl_offload.memory import (
     current_session,
 )
 from cxl_offload.memory.bounds import check_bounds, quoted, whole_number
+from cxl_offload.memory.copies import copies_at
 from cxl_offload.memory.whole import copying, refuse_lost
 from cxl_offload.renamed import renamed_keywords
 
@@ -130,14 +135,14 @@ def empty(
 
 @renamed_keywords(placement="policy", memory="session")
 def zeros(*size: int | Sequence[int], **options: Unpack[Options]) -> torch.Tensor:
-    """:func:`empty`, filled with zeros."""
-    return empty(*size, **options).zero_()
+    """:func:`empty`, filled with zeros; so are all copies."""
+    return write_copies(empty(*size, **options).zero_())
 
 
 @renamed_keywords(placement="policy", memory="session")
 def full(size: Sequence[int], value: float | bool, **options: Unpack[Options]) -> torch.Tensor:
-    """:func:`empty`, filled with ``value``."""
-    return empty(size, **options).fill_(value)
+    """:func:`empty`, filled with ``value``; so are all copies."""
+    return write_copies(empty(size, **options).fill_(value))
 
 
 @renamed_keywords(placement="policy", memory="session")
@@ -166,6 +171,8 @@ def from_tensor(tensor: torch.Tensor, **options: Unpack[Options]) -> torch.Tenso
 def copy_whole(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """``target.copy_(source)`` of memory that is there; every copy of the package goes this way.
 
+    Where the target has copies, all of them are written.
+
     Raises
     ------
     MemoryLostError
@@ -173,7 +180,70 @@ def copy_whole(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """
     overwritten = [target] if target.is_contiguous() else []
     with copying(source=lambda: host_ranges([source]), target=lambda: host_ranges(overwritten)):
-        return target.copy_(source)
+        target.copy_(source)
+    return write_copies(target)
+
+
+def copies_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A tensor in each of its copies, in the order of the policy's nodes; itself is the first.
+
+    Parameters
+    ----------
+    tensor
+        A CPU tensor, or a view of one.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Of its shape and strides. Each keeps its own copy alive. Only the tensor itself where it has
+        no copies.
+    """
+    address, _ = _span(tensor)
+    found = copies_at(address)
+    copies = [tensor]
+    for copy in found[1:]:
+        offset = (address - found[0].address) // tensor.element_size()
+        base = torch.utils.dlpack.from_dlpack(cast("Any", copy))
+        made = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        copies.append(made.set_(base.untyped_storage(), offset, tensor.shape, tensor.stride()))
+    return tuple(copies)
+
+
+@torch.no_grad()
+def write_copies(tensor: torch.Tensor, source: torch.Tensor | None = None) -> torch.Tensor:
+    """Writes a tensor and all its copies (``policy="replicate:0,1"``).
+
+    Parameters
+    ----------
+    tensor
+        What :func:`empty` and its like made, or a view of it; without copies this is ``copy_``.
+    source
+        What is written, of a shape and type that ``tensor.copy_`` takes. None: what the tensor
+        holds, so that the other copies get what was written in place.
+
+    Returns
+    -------
+    torch.Tensor
+        ``tensor``.
+
+    Raises
+    ------
+    MemoryLostError
+        Something of the source is lost, or memory failed meanwhile.
+
+    Notes
+    -----
+    No operator may read the copies meanwhile: it would find some of them old and some new.
+    """
+    if source is not None:
+        return copy_whole(tensor, source)
+    if host_ranges([tensor]):
+        for copy in copies_of(tensor)[1:]:
+            with copying(
+                source=lambda: host_ranges([tensor]), target=functools.partial(host_ranges, [copy])
+            ):
+                copy.copy_(tensor)
+    return tensor
 
 
 def check_whole(*tensors: torch.Tensor) -> None:

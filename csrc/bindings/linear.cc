@@ -11,6 +11,7 @@
 #include "bindings/lost.h"
 #include "core/error.h"
 #include "kernels/linear_check.h"
+#include "memory/block_copies.h"
 
 namespace cxl_offload::bindings {
 
@@ -22,9 +23,43 @@ namespace {
 
 constexpr const char* kBf16Products = "avx512bf16";
 
+TensorView at(TensorView view, const std::byte* data) {
+  view.data = const_cast<std::byte*>(data);
+  return view;
+}
+
+// Keeps the copies of weights that are read alive.
+using Copies = std::vector<std::shared_ptr<memory::PlacedBlock>>;
+
+// Where bytes that begin at `data` are read by the threads of a group.
+const std::byte* near_of(const std::byte* data, const memory::PlacedBlock* block,
+                         const kernels::WorkerGroup& group) {
+  if (block == nullptr) return data;
+  return block->near_copy(data,
+                          group.node < 0 ? block->session().kernel().local_node() : group.node);
+}
+
+// Each group of the team reads the copy near it, where there are several. A group that is bound to
+// no node runs near the caller.
+Copies find_copies(kernels::Linear& given, const kernels::WorkerTeam& team) {
+  Copies held{memory::find_first_copy(given.weight.data),
+              memory::find_first_copy(given.groups.data)};
+  const auto& [weight, groups] = std::tie(held[0], held[1]);
+  if (!weight && !groups) return held;
+  for (const kernels::WorkerGroup& group : team.groups()) {
+    given.near.push_back({near_of(given.weight.data, weight.get(), group),
+                          near_of(given.groups.data, groups.get(), group)});
+  }
+  return held;
+}
+
 void refuse_lost(const kernels::Linear& given, bool is_done) {
   check_memory([&](LostParts& lost) {
     if (!is_done) kernels::check_linear(given);
+    for (const kernels::NearCopy& copy : given.near) {
+      lost.add(at(given.weight, copy.weight));
+      if (copy.groups != nullptr) lost.add(at(given.groups, copy.groups));
+    }
     for (const TensorView* view :
          {&given.x, &given.weight, &given.bias, &given.scale, &given.groups}) {
       if (view->data != nullptr) lost.add(*view);
@@ -60,6 +95,7 @@ void bind_linear(py::module_& module) {
         if (isa == kBf16Products && !kernels::has_bf16_products()) {
           throw InvalidArgument("instruction set '" + isa + "': this processor has no AVX512-BF16");
         }
+        const Copies held = find_copies(given, team);
         refuse_lost(given, false);
         settle(given.y);
         kernels::run_linear(given, team, given.bf16_products ? best_isa() : parse_isa(isa),

@@ -9,6 +9,7 @@
 #include "bindings/bind.h"
 #include "bindings/dlpack.h"
 #include "core/error.h"
+#include "memory/block_copies.h"
 #include "memory/block_heap.h"
 #include "memory/layout.h"
 #include "memory/session.h"
@@ -149,6 +150,7 @@ void bind_rule(py::module_& module) {
       .value("bind", RuleKind::kBind)
       .value("preferred", RuleKind::kPreferred)
       .value("stripe", RuleKind::kStripe)
+      .value("replicate", RuleKind::kReplicate)
       .value("device", RuleKind::kDevice);
   py::class_<Rule>(module, "Rule")
       .def(py::init(&make_rule), py::arg("kind"), py::arg("shares"), py::kw_only(),
@@ -219,6 +221,9 @@ void bind_allocation(py::module_& module) {
           },
           py::arg("offset"), py::arg("nbytes"),
           "(offset, bytes, node) of every run in a part, as they were put; empty if unknown.")
+      .def("copies", &PlacedBlock::copies,
+           "All copies of it, itself among them, in the order of their nodes; none where it is the "
+           "only one.")
       .def("record_stream", &PlacedBlock::record_stream, py::arg("stream"))
       .def(
           "move",
@@ -268,6 +273,8 @@ void bind_memory(py::module_& module) {
         return memory::find_block(reinterpret_cast<const std::byte*>(address));
       },
       py::arg("address"), "The live allocation of any session that holds the address.");
+  module.def("any_copies", &memory::any_copies,
+             "Whether any allocation has copies; quick, so that who has none pays nothing.");
   py::class_<Session, std::shared_ptr<Session>>(module, "Session")
       .def(py::init(&make_session), py::arg("kernel"), py::arg("capacities"),
            py::arg("max_threads"), py::arg("device_capacities") = py::dict())

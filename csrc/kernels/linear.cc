@@ -89,7 +89,7 @@ class LinearRun {
     }
     each_ = each;
     if (slots == 1) {
-      for (const Outputs& unit : units) multiply(unit, 0, a_.weight.data);
+      for (const Outputs& unit : units) multiply(unit, 0, copy_for(0));
       return;
     }
     share_out(units, team, kernel);
@@ -130,26 +130,31 @@ class LinearRun {
   // Puts every unit into the queue of the node where its weights are.
   void share_out(const std::vector<Outputs>& units, WorkerTeam& team, const os::Kernel* kernel) {
     WorkQueues<Outputs> queues(team);
-    const bool ask = kernel != nullptr && queues.size() > 1;
+    const bool ask = kernel != nullptr && queues.size() > 1 && a_.near.empty();
     const size_t step = (units.size() + kMostAsked - 1) / kMostAsked;
     int home = -1;
     for (size_t i = 0; i < units.size(); ++i) {
-      if (ask && i % step == 0) home = page_home(weights_of(a_.weight.data, units[i]), *kernel);
+      if (ask && i % step == 0) home = page_home(weights_of(copy_for(0), units[i]), *kernel);
       queues.give(home, units[i]);
     }
     std::atomic<size_t> taken = 0;
     team.run([&](size_t group) {
       const size_t slot = taken.fetch_add(1);
-      queues.drain(group, [&](const Outputs& unit) { multiply(unit, slot, a_.weight.data); });
+      const NearCopy copy = copy_for(group);
+      queues.drain(group, [&](const Outputs& unit) { multiply(unit, slot, copy); });
     });
   }
 
-  const std::byte* weights_of(const std::byte* copy, const Outputs& unit) const {
-    const auto element = static_cast<int64_t>(dtype_bytes(a_.weight.dtype));
-    return copy + static_cast<int64_t>(unit.begin) * a_.weight.strides[0] * element;
+  NearCopy copy_for(size_t group) const {
+    return a_.near.empty() ? NearCopy{a_.weight.data, a_.groups.data} : a_.near[group];
   }
 
-  void multiply(const Outputs& unit, size_t slot, const std::byte* copy) {
+  const std::byte* weights_of(const NearCopy& copy, const Outputs& unit) const {
+    const auto element = static_cast<int64_t>(dtype_bytes(a_.weight.dtype));
+    return copy.weight + static_cast<int64_t>(unit.begin) * a_.weight.strides[0] * element;
+  }
+
+  void multiply(const Outputs& unit, size_t slot, const NearCopy& copy) {
     LinearPanel panel;
     panel.x = x_;
     panel.x_step = x_step_;
@@ -162,7 +167,7 @@ class LinearRun {
     const auto first = static_cast<int64_t>(unit.begin);
     if (is_codes(a_)) {
       panel.group = width_ / static_cast<size_t>(a_.groups.shape[1]);
-      panel.pairs = reinterpret_cast<const F16*>(a_.groups.data) + first * a_.groups.strides[0];
+      panel.pairs = reinterpret_cast<const F16*>(copy.groups) + first * a_.groups.strides[0];
       panel.pairs_step = static_cast<size_t>(a_.groups.strides[0]);
       panel.form = a_.group_scales;
       panel.tables = tables_.data() + slot * tables_each();

@@ -17,6 +17,12 @@
 
 namespace cxl_offload::kernels {
 
+// Where a group of a team reads weights that lie in several copies, in the strides of the first.
+struct NearCopy {
+  const std::byte* weight = nullptr;
+  const std::byte* groups = nullptr;
+};
+
 struct Linear {
   TensorView x;  // (rows, width) of float32, bfloat16 or float16; a row is contiguous
   // (outputs, width) of float32, bfloat16, float16, float8_e4m3fn or int8; or of uint8
@@ -36,6 +42,8 @@ struct Linear {
   // and the processor can. Products are exact then too, but the instruction takes subnormal numbers
   // for zero.
   bool bf16_products = true;
+  // One for each group of the team, equal byte by byte; none: all groups read what is above.
+  std::vector<NearCopy> near;
 };
 
 // Whether the weights are 4-bit codes.
@@ -47,7 +55,7 @@ bool has_bf16_products();
 // Throws InvalidArgument before anything is read or written when the shapes or types do not fit.
 // Products and sums are float32. A row of y depends on no other row of x, and not on the team. In a
 // team of several groups each begins with the weights on its own node, which `kernel` names. With a
-// null kernel the groups begin anywhere.
+// null kernel the groups begin anywhere, as with weights that every group has a copy of.
 void run_linear(const Linear& linear, WorkerTeam& team, Isa isa,
                 const os::Kernel* kernel = nullptr);
 

@@ -189,6 +189,7 @@ Layout lay_out(const Rule& rule, size_t bytes, const Kernel& kernel, const NodeB
   switch (rule.kind) {
     case RuleKind::kFirstTouch:
     case RuleKind::kDevice:
+    case RuleKind::kReplicate:  // every copy is laid out by a rule of its own
       return {};
     case RuleKind::kBind:
     case RuleKind::kPreferred:

@@ -44,6 +44,10 @@ std::vector<std::string> place_outside(const Placer& placer, const Rule& rule, c
     throw InvalidArgument("place shared memory on " + rule.describe() +
                           ": its pages belong to nodes; name a node");
   }
+  if (rule.kind == RuleKind::kReplicate) {
+    throw InvalidArgument("place shared memory as " + rule.describe() +
+                          ": it has one copy only; bind or interleave it");
+  }
   check_rule(rule, kernel);
   const size_t page = kernel.page_bytes(os::PageKind::kBase);
   check_parts(parts, page);

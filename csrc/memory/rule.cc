@@ -29,6 +29,8 @@ std::string Rule::describe() const {
     case RuleKind::kStripe:
       return "interleave " + weights + " over nodes {" + order + "}, granule " +
              format_bytes(granule_bytes);
+    case RuleKind::kReplicate:
+      return "a copy on each of nodes {" + order + "}";
   }
   return "";
 }

@@ -16,6 +16,7 @@ enum class RuleKind {
   kBind,        // the listed nodes in order, each until it is full; never elsewhere
   kPreferred,   // the same, then any other node, nearest first
   kStripe,      // weighted interleave over the listed nodes
+  kReplicate,   // a whole copy on each listed node: blocks of kBind that belong together
   kDevice,      // a Device-DAX device, no node
 };
 

@@ -39,6 +39,7 @@ PlacedBlock::PlacedBlock(std::shared_ptr<Session> session, std::shared_ptr<Alloc
       notes_(std::move(notes)) {}
 
 PlacedBlock::~PlacedBlock() {
+  count_out();
   // Forgotten before the memory goes back, so that the next owner of the address is not.
   session_->forget(memory_->address());
   os::settle({memory_->address(), memory_->capacity()});
@@ -96,6 +97,14 @@ auto Session::with_all_memory(const Attempt& attempt) {
 // The region under a block that can move, or what stands in the way.
 NumaRegion& PlacedBlock::movable(const std::string& what, const Rule& rule) const {
   session_->guard_.refuse_in_child(what);
+  if (is_copy_) {
+    throw InvalidArgument(what + ": it is " + requested() +
+                          ", which do not move; copy it into a new allocation");
+  }
+  if (rule.kind == RuleKind::kReplicate) {
+    throw InvalidArgument(what + " to " + rule.describe() +
+                          ": pages that move stay one; copy it into a new allocation");
+  }
   if (!memory_->owns_pages()) {
     throw InvalidArgument(what + ": smaller than a page (" + format_bytes(page_bytes()) +
                           "), it shares its page with others; copy it into a new allocation");
@@ -253,8 +262,22 @@ std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
   if (bytes == 0) throw InvalidArgument("allocate 0 bytes; ask for at least one");
   guard_.refuse_in_child("allocate");
   std::call_once(known_, [this] { remember(weak_from_this()); });
-  std::vector<std::string> notes;
   check_rule(rule, *placer_.kernel);
+  if (rule.kind != RuleKind::kReplicate) {
+    auto block = allocate_one(bytes, std::move(rule), driver);
+    make_known(block);
+    return block;
+  }
+  if (driver) {
+    throw InvalidArgument("pin " + format_bytes(bytes) + " with " + rule.describe() +
+                          ": a GPU would read one of them only; bind it to a node");
+  }
+  return allocate_copies(bytes, rule);
+}
+
+std::shared_ptr<PlacedBlock> Session::allocate_one(size_t bytes, Rule rule,
+                                                   const std::shared_ptr<gpu::GpuDriver>& driver) {
+  std::vector<std::string> notes;
   simplify(rule, bytes, notes);
   // A block smaller than a huge page would share one, and could not be moved by itself.
   const bool is_part = bytes < unit_bytes(*placer_.kernel, rule.pages);
@@ -262,11 +285,13 @@ std::shared_ptr<PlacedBlock> Session::allocate(size_t bytes, Rule rule,
   const auto pool = pool_for(rule, driver);
   auto memory = with_all_memory([&] { return pool->allocate(bytes); });
   os::settle({memory->address(), memory->capacity()});  // lost while it was nobody's
-  auto block = std::make_shared<PlacedBlock>(shared_from_this(), std::move(memory), std::move(rule),
-                                             std::move(notes));
+  return std::make_shared<PlacedBlock>(shared_from_this(), std::move(memory), std::move(rule),
+                                       std::move(notes));
+}
+
+void Session::make_known(const std::shared_ptr<PlacedBlock>& block) {
   const std::lock_guard lock(blocks_mutex_);
   blocks_[block->range().data()] = block;
-  return block;
 }
 
 std::vector<std::string> Session::place(const Parts& parts, Rule rule) const {

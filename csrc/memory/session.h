@@ -41,7 +41,7 @@ struct AskedPages {
 // An allocation with the rule it was made by. Dropping it is safe wherever dropping an Allocation
 // is. A forked child may read its bytes and drop it; what takes a lock throws InvalidArgument
 // there.
-class PlacedBlock {
+class PlacedBlock : public std::enable_shared_from_this<PlacedBlock> {
  public:
   PlacedBlock(std::shared_ptr<Session> session, std::shared_ptr<Allocation> memory, Rule rule,
               std::vector<std::string> notes);
@@ -63,6 +63,13 @@ class PlacedBlock {
   std::vector<Run> runs(size_t offset, size_t bytes) const;
   // See Allocation::record_stream.
   void record_stream(gpu::StreamId stream);
+  // All copies of a block of kReplicate, itself among them, in the order of their nodes; none for
+  // other blocks. The first copy owns the others: once it is dropped they know of no copies.
+  std::vector<std::shared_ptr<PlacedBlock>> copies() const;
+  bool is_first_copy() const { return !others_.empty(); }
+  // Of the first copy: where the byte at `at`, which is its own, lies nearest to a node. `at`
+  // itself for a block without copies.
+  const std::byte* near_copy(const std::byte* at, os::NodeId node) const;
   // Moves the pages to a new rule; pinned ones once the work on their streams is done. Throws
   // InvalidArgument for blocks that share their pages or their registration, what the move throws
   // with everything back in place, and PlacementError that says where pinned memory ended.
@@ -79,6 +86,10 @@ class PlacedBlock {
  private:
   NumaRegion& movable(const std::string& what, const Rule& rule) const;
   void move_pinned(PinnedRegion& region, Rule rule, std::vector<std::string> notes);
+  friend class Session;
+  void own(std::vector<std::shared_ptr<PlacedBlock>> others);
+  void count_out() noexcept;
+  void find_nearest(const std::vector<Share>& copies);
 
   std::shared_ptr<Session> session_;
   std::shared_ptr<Allocation> memory_;
@@ -86,6 +97,11 @@ class PlacedBlock {
   mutable std::mutex mutex_;  // guards what move changes
   Rule rule_;
   std::vector<std::string> notes_;
+  // Set before anybody else knows the block, and never again.
+  std::vector<std::shared_ptr<PlacedBlock>> others_;  // of the first copy
+  std::weak_ptr<PlacedBlock> first_;                  // of the others
+  bool is_copy_ = false;                              // the first, or another
+  std::map<os::NodeId, size_t> nearest_;              // node to copy: 0 is the first
 };
 
 class Session : public std::enable_shared_from_this<Session> {
@@ -93,10 +109,10 @@ class Session : public std::enable_shared_from_this<Session> {
   // `device_capacities` is what may be taken of Device-DAX devices; all, where it says nothing.
   explicit Session(Placer placer, std::map<std::string, uint64_t> device_capacities = {});
 
-  // With a driver the block is pinned. A stripe of less than one cycle goes to the node of the
-  // largest weight, and a note says so. Throws what Pool::allocate throws, and InvalidArgument;
-  // OutOfMemory only after what all pools of the session cache was given back. A rule that may
-  // spill does so rather than empty other pools: trim() first where that matters.
+  // With a driver the block is pinned, and has no copies. A stripe of less than one cycle goes to
+  // the node of the largest weight, and a note says so. Throws what Pool::allocate throws, and
+  // InvalidArgument; OutOfMemory only after what all pools of the session cache was given back. A
+  // rule that may spill does so rather than empty other pools: trim() first where that matters.
   std::shared_ptr<PlacedBlock> allocate(size_t bytes, Rule rule,
                                         const std::shared_ptr<gpu::GpuDriver>& driver);
   // Puts pages of others where a rule says; see place_outside.
@@ -121,6 +137,11 @@ class Session : public std::enable_shared_from_this<Session> {
   using PoolKey = std::tuple<RuleKind, std::vector<std::pair<os::NodeId, uint32_t>>, size_t, bool,
                              os::PageKind, std::string, const gpu::GpuDriver*>;
 
+  std::shared_ptr<PlacedBlock> allocate_one(size_t bytes, Rule rule,
+                                            const std::shared_ptr<gpu::GpuDriver>& driver);
+  // So that its address leads to it.
+  void make_known(const std::shared_ptr<PlacedBlock>& block);
+  std::shared_ptr<PlacedBlock> allocate_copies(size_t bytes, const Rule& rule);
   std::shared_ptr<Pool> pool_for(const Rule& rule, const std::shared_ptr<gpu::GpuDriver>& driver);
   std::shared_ptr<RegionSource> source_for(const Rule& rule);
   std::shared_ptr<Pool> make_pool(const Rule& rule, const std::shared_ptr<gpu::GpuDriver>& driver);

@@ -46,7 +46,8 @@ def generate(
         typer.Option(
             metavar="KIND=POLICY",
             help="Where kv, weights, or the attention, mlp, experts, norm, embedding, head and "
-            "other weights go, e.g. kv=bind:cxl or weights=weighted:ldram=3,cxl=1; may be repeated",
+            "other weights go, e.g. kv=bind:cxl, weights=weighted:ldram=3,cxl=1 or "
+            "weights=replicate:0,1 (a copy near each socket); may be repeated",
         ),
     ] = None,
     limit: Limit = None,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cxl_offload.memory import Session
-from cxl_offload.memory.policy import Bind, Dax, Interleave, Policy, Preferred, Weighted
+from cxl_offload.memory.policy import Bind, Dax, Interleave, Policy, Preferred, Replicate, Weighted
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes
@@ -79,6 +79,10 @@ class Room:
         """Lay a need out; what fits nowhere counts against the last node of its policy."""
         if isinstance(need.policy, Dax):
             return  # no node: the device itself refuses what it has no room for
+        if isinstance(need.policy, Replicate):
+            for node in need.policy.nodes:
+                self._take(need.kind, node, need.nbytes * need.count)
+            return
         stripe = striped(need.policy)
         if stripe is None:
             self._fill(need)

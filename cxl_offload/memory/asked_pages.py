@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from cxl_offload import _C
@@ -53,6 +54,19 @@ class AskedPages:
     """What a session asks of its pages; a base of :class:`cxl_offload.memory.Session`."""
 
     _session: _C.Session
+
+    def _granted(self, owner: _C.Allocation | None, address: int, nbytes: int) -> dict[int, int]:
+        """Bytes on every node of a range, and of the same range in its owner's other copies."""
+        found = self._session.bytes_per_node(address, nbytes)
+        if owner is None or not (copies := owner.copies()):
+            return found
+        offset = address - owner.address
+        total = Counter(found)
+        for copy in copies:
+            if copy.address != owner.address:
+                within = min(nbytes, owner.nbytes - offset)
+                total.update(self._session.bytes_per_node(copy.address + offset, within))
+        return dict(total)
 
     def lost(self) -> tuple[LostMemory, ...]:
         """Bytes of its allocations that are gone, as far as it is known without asking pages."""

@@ -20,6 +20,7 @@ from cxl_offload import _C
 from cxl_offload.core import LINE_BYTES
 from cxl_offload.errors import LostMemory, MemoryLostError
 from cxl_offload.memory.bounds import check_size, quoted
+from cxl_offload.memory.copies import restored_from_copy
 from cxl_offload.units import format_bytes
 
 _logger = logging.getLogger(__name__)
@@ -234,6 +235,10 @@ def _pieces(address: int, nbytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _restore(owner: MemoryOwner | None, address: int, nbytes: int) -> bool:
+    if restored_from_copy(address, nbytes):
+        _C.settle(address, nbytes)
+        _logger.warning("memory failed: %s were copied from another node", format_bytes(nbytes))
+        return True
     if owner is None:
         return False
     try:

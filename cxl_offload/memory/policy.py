@@ -152,6 +152,28 @@ class Interleave:
 
 
 @dataclass(frozen=True, slots=True)
+class Replicate:
+    """A whole copy on each of these nodes, so that the threads of every socket read a near one.
+
+    For weights, which many read and nobody writes: ordinary torch code reads and writes the copy
+    on the first node, :func:`cxl_offload.ops.linear.linear` reads the copy near each thread, and
+    :func:`cxl_offload.tensor.write_copies` writes all of them. Each node is charged all bytes.
+    """
+
+    nodes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_nodes(self.nodes)
+        if len(self.nodes) < 2:
+            raise ValueError(
+                f"{self}: copies are on two nodes or more; bind:{_names(self.nodes)} is one copy"
+            )
+
+    def __str__(self) -> str:
+        return f"replicate:{_names(self.nodes)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Dax:
     """A Device-DAX device in mode ``devdax``, e.g. ``"dax0.0"``: memory that is no NUMA node.
 
@@ -179,7 +201,7 @@ class Dax:
         return f"dax:{self.device}"
 
 
-Policy: TypeAlias = FirstTouch | Bind | Preferred | Interleave | Weighted | Dax
+Policy: TypeAlias = FirstTouch | Bind | Preferred | Interleave | Weighted | Replicate | Dax
 PolicyLike: TypeAlias = Policy | Mapping[int, int] | str
 
 
@@ -248,9 +270,10 @@ def parse_policy(text: str, machine: Machine | None = None) -> Policy:
     ----------
     text
         ``first-touch``, ``bind:0``, ``preferred:0,2``, ``interleave:0,2`` or
-        ``weighted:0=4,2=1``; the last two may end in a granule such as ``@64KiB``. ``dax:dax0.0``
-        is a Device-DAX device. The name of a tier may stand wherever a node id may. A tier's name
-        alone means that tier: its node, or an interleave over its nodes.
+        ``weighted:0=4,2=1``; the last two may end in a granule such as ``@64KiB``.
+        ``replicate:0,1`` is a copy on each node, ``dax:dax0.0`` a Device-DAX device. The name of a
+        tier may stand wherever a node id may. A tier's name alone means that tier: its node, or an
+        interleave over its nodes.
     machine
         Whose tiers the names mean.
 
@@ -277,11 +300,13 @@ def parse_policy(text: str, machine: Machine | None = None) -> Policy:
         return Interleave(_node_list(rest, machine), granule_bytes=granule_bytes)
     if kind == "weighted":
         return Weighted(_weights(rest, machine), granule_bytes=granule_bytes)
+    if kind == "replicate":
+        return Replicate(_node_list(rest, machine))
     if kind == "dax":
         return Dax(rest)
     raise ValueError(
         f"{quoted(text)} is not a policy; write first-touch, bind:N, preferred:N,M, "
-        "interleave:N,M, weighted:N=4,M=1, dax:daxX.Y or the name of a tier"
+        "interleave:N,M, weighted:N=4,M=1, replicate:N,M, dax:daxX.Y or the name of a tier"
     )
 
 
@@ -298,7 +323,7 @@ def as_policy(policy: PolicyLike, machine: Machine | None = None) -> Policy:
     """
     if isinstance(policy, str):
         return parse_policy(policy, machine)
-    if isinstance(policy, FirstTouch | Bind | Preferred | Interleave | Weighted | Dax):
+    if isinstance(policy, Policy):
         return policy
     if isinstance(policy, Mapping):
         if len(policy) == 1:
@@ -314,7 +339,17 @@ def as_policy(policy: PolicyLike, machine: Machine | None = None) -> Policy:
 __getattr__ = old_names(__name__)
 
 
-def known_policy(policy: PolicyLike, machine: Machine) -> Policy:
+def refuse_copies(policy: Policy, what: str) -> None:
+    """Raises ValueError for :class:`Replicate` of ``what``, in words: copies would lie idle, or
+    differ once it is written in place."""
+    if isinstance(policy, Replicate):
+        raise ValueError(
+            f"{policy}: {what} cannot have copies; only weights can that this package's linear "
+            "layers read; bind or interleave it"
+        )
+
+
+def known_policy(policy: PolicyLike, machine: Machine, what: str = "this memory") -> Policy:
     """The policy that ``policy`` means, for nodes and devices that this process has here.
 
     What a later allocation would refuse for its name is refused now; whether there is room is seen
@@ -323,9 +358,11 @@ def known_policy(policy: PolicyLike, machine: Machine) -> Policy:
     Raises
     ------
     ValueError, TypeError
-        As :func:`as_policy`; a node without memory for this process, a device that is not there.
+        As :func:`as_policy`; a node without memory for this process, a device that is not there;
+        copies of ``what``, see :func:`refuse_copies`.
     """
     found = as_policy(policy, machine)
+    refuse_copies(found, what)
     if isinstance(found, FirstTouch):
         return found
     if isinstance(found, Dax):

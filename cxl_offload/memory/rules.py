@@ -13,6 +13,7 @@ from cxl_offload.memory.policy import (
     Interleave,
     Policy,
     Preferred,
+    Replicate,
     Weighted,
 )
 
@@ -53,6 +54,9 @@ def rule_of(policy: Policy, pages: str, strict: bool) -> _C.Rule:
         case Preferred(nodes):
             shares = [(node, 1) for node in nodes]
             return _C.Rule(_C.RuleKind.preferred, shares, strict=strict, pages=kind)
+        case Replicate(nodes):
+            shares = [(node, 1) for node in nodes]
+            return _C.Rule(_C.RuleKind.replicate, shares, strict=strict, pages=kind)
         case Interleave(nodes):
             shares = [(node, 1) for node in nodes]
         case Weighted(weights):

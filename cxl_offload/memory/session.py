@@ -257,12 +257,12 @@ class Session(AskedPages):
         )
 
     def placement(self, address: int, nbytes: int) -> Placement:
-        """Where the pages of any range of host memory are, by asking them."""
+        """Where the pages of any range of host memory are, by asking them; of all its copies."""
         owner = self._session.find(address)
         page_bytes = self.kernel.page_bytes(_C.PageKind.base) if owner is None else owner.page_bytes
         return Placement(
             requested=None if owner is None else owner.requested,
-            granted=self.bytes_per_node(address, nbytes),
+            granted=self._granted(owner, address, nbytes),
             page_bytes=page_bytes,
             pinned=owner is not None and owner.pinned,
             simulated=self.is_simulated and owner is not None,

@@ -24,7 +24,7 @@ from cxl_offload import _C
 from cxl_offload.memory.bounds import quoted, whole_number
 from cxl_offload.memory.in_use import current_session
 from cxl_offload.memory.placement import Placement
-from cxl_offload.memory.policy import PolicyLike
+from cxl_offload.memory.policy import PolicyLike, as_policy, refuse_copies
 from cxl_offload.memory.rules import Pages
 from cxl_offload.memory.session import Session
 from cxl_offload.memory.shared import SHARED_ROOT, open_regular, shared_free_bytes
@@ -259,6 +259,7 @@ class SharedRegion:
         part = self.nbytes - offset if part_bytes is None else part_bytes
         if stride_bytes == part:  # one range, which several threads may fault in
             part, stride_bytes, count = part * count, None, 1
+        refuse_copies(as_policy(policy, self._session.machine), "a shared region")
         notes = self._session.place(
             self.address + offset,
             self.nbytes - offset,

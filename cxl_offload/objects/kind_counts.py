@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cxl_offload.memory import Allocation, Session
+from cxl_offload.memory.copies import copies_at
 
 
 @dataclass(slots=True)
@@ -42,14 +43,15 @@ class CountsKinds(Protocol):
 
 
 def known_nodes(owner: Allocation | None, address: int, nbytes: int) -> list[tuple[int, int]]:
-    """(node, bytes) of a range as its session put it, without asking the pages: quick.
+    """(node, bytes) of a range and its copies as its session put it, asking no pages: quick.
 
     Empty where nobody knows: memory of others, of first touch, or freed meanwhile.
     """
     offset = 0 if owner is None else address - owner.address
     if owner is None or offset + nbytes > owner.nbytes:
         return []
-    return [(node, size) for _, size, node in owner.runs(offset, nbytes)]
+    blocks = copies_at(owner.address) or (owner,)
+    return [(node, size) for each in blocks for _, size, node in each.runs(offset, nbytes)]
 
 
 def nodes_in(session: Session, address: int, nbytes: int) -> list[tuple[int, int]]:

@@ -65,8 +65,8 @@ class MemorySource:
             self.session.move_part(owner, policy, offset=first, nbytes=end - first)
 
     def bytes_per_node(self, address: int, nbytes: int) -> dict[int, int]:
-        """Bytes of a range on every node, asked from the pages; pages not there are left out."""
-        found = self.session.bytes_per_node(address, nbytes)
+        """Bytes of a range and its copies on every node, asked from the pages that are there."""
+        found = self.session.placement(address, nbytes).granted
         return {node: count for node, count in found.items() if node != NOT_FAULTED_IN}
 
     def record_stream(self, tensor: torch.Tensor, stream: int) -> None:

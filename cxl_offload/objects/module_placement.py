@@ -84,7 +84,7 @@ def place(
     if not isinstance(policies, Mapping):
         raise TypeError(f"place takes pattern or kind to policy, not a {type(policies).__name__}")
     session = session or current_session()
-    known = {rule: known_policy(policy, session.machine) for rule, policy in policies.items()}
+    known = {rule: known_policy(policy, session.machine, rule) for rule, policy in policies.items()}
     chosen = _choose(module, known)
     for each in chosen:
         _check(each, session)

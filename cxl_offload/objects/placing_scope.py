@@ -82,7 +82,7 @@ class PlacingScope(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if min_bytes < 0:
             raise ValueError(f"placing of tensors from {min_bytes} bytes on: 0 or more")
         self._session = session or current_session()
-        self._policy = known_policy(policy, self._session.machine)
+        self._policy = known_policy(policy, self._session.machine, "what torch writes")
         self._pages: Pages = pages
         self._min_bytes = max(min_bytes, 1)
         self._process = os.getpid()

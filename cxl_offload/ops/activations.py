@@ -115,7 +115,7 @@ class OffloadedActivations:
                 "ahead: both are 0 or more"
             )
         self._session = session or current_session()
-        self._policy = known_policy(policy, self._session.machine)
+        self._policy = known_policy(policy, self._session.machine, "activations")
         self._min_bytes = max(min_bytes, 1)
         self._prefetch = prefetch
         self._pin = pin

@@ -82,7 +82,7 @@ class TierStager(AsyncStager):
         if limit_bytes is not None:
             check_size(limit_bytes, "limit_bytes")
         self._session = session or current_session()
-        self._policy = known_policy(policy, self._session.machine)
+        self._policy = known_policy(policy, self._session.machine, "a staged checkpoint")
         self._limit = limit_bytes
         self._lock = threading.RLock()  # a finalizer may run inside of our own statements
         self._held = 0

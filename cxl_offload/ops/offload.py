@@ -154,8 +154,8 @@ def _policies_of(policy: StatePolicy, session: Session) -> Policy | dict[str, Po
     """One policy for all states, or one for each name, all of them known to the machine."""
     if isinstance(policy, Mapping) and policy and all(isinstance(key, str) for key in policy):
         named = cast("Mapping[str, PolicyLike]", policy)
-        return {name: known_policy(each, session.machine) for name, each in named.items()}
-    return known_policy(cast("PolicyLike", policy), session.machine)
+        return {name: known_policy(each, session.machine, name) for name, each in named.items()}
+    return known_policy(cast("PolicyLike", policy), session.machine, "optimizer states")
 
 
 @renamed_keywords(placement="policy", memory="session")

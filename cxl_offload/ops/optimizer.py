@@ -80,7 +80,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
     ) -> None:
         self._check_state_dtype(state_dtype)
         if policy is not None:
-            known_policy(policy, current_session().machine)
+            known_policy(policy, current_session().machine, "optimizer states")
         self.state_dtype = state_dtype
         self.rounding_seed = self._seed(rounding_seed)
         self.policy = policy

@@ -159,6 +159,27 @@ TEST(work_of_many_units_is_done_once_by_any_team) {
   CHECK(std::memcmp(one.y.data(), many.y.data(), one.y.size() * sizeof(float)) == 0);
 }
 
+TEST(each_group_reads_the_copy_near_it) {
+  for (Dtype dtype : {Dtype::kFloat16, Dtype::kUint8}) {
+    Layer first({2, 3000, 128}, dtype), second({2, 3000, 128}, dtype);
+    WorkerTeam alone({{-1, 1, {}}}), near({{7, 1, {}}}), both({{0, 1, {}}, {1, 1, {}}});
+    run_linear(first.linear(), alone, best_isa());
+    for (std::byte& each : second.weight) each ^= std::byte{0x11};
+    run_linear(second.linear(), alone, best_isa());
+    Layer read({2, 3000, 128}, dtype);
+    Linear a = read.linear();
+    a.near = {{second.weight.data(), reinterpret_cast<std::byte*>(second.groups.data())}};
+    run_linear(a, near, best_isa());
+    CHECK(read.y == second.y);
+    a.near.insert(a.near.begin(), {a.weight.data, a.groups.data});
+    std::ranges::fill(read.y, 0.0f);
+    run_linear(a, both, best_isa());
+    for (size_t i = 0; i < read.y.size(); ++i) {
+      CHECK(read.y[i] == first.y[i] || read.y[i] == second.y[i]);
+    }
+  }
+}
+
 TEST(nothing_is_written_when_shapes_do_not_fit) {
   WorkerTeam team({{-1, 1, {}}});
   Layer layer({2, 3, 64}, Dtype::kFloat16);

@@ -17,6 +17,7 @@ from cxl_offload.memory import (
     Weighted,
     as_policy,
 )
+from cxl_offload.memory.policy import refuse_copies
 from cxl_offload.plan.plan_file import Plan, load_plan
 from cxl_offload.topology import Machine
 
@@ -94,6 +95,8 @@ def kind_policies(
     if unknown:
         raise ValueError(f"no kind {', '.join(unknown)} in ZeRO-Offload; kinds: {', '.join(KINDS)}")
     policies |= {kind: as_policy(each, machine) for kind, each in chosen.items()}
+    for kind, policy in policies.items():
+        refuse_copies(policy, f"{kind} of DeepSpeed")
     return KindPolicies(policies, source)
 
 

@@ -20,7 +20,14 @@ from cxl_offload.integrations.flexgen.places import KINDS, FlexGenKind
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.integrations.flexgen.shares import ACCELERATOR, DISK, ShareRow
 from cxl_offload.integrations.flexgen.sizes import RunSizes, tensor_sizes
-from cxl_offload.memory.policy import Dax, FirstTouch, Policy, Preferred, parse_policy
+from cxl_offload.memory.policy import (
+    Dax,
+    FirstTouch,
+    Policy,
+    Preferred,
+    parse_policy,
+    refuse_copies,
+)
 from cxl_offload.objects.kind_store import Part
 from cxl_offload.plan.flexgen.layout import weight_homes
 from cxl_offload.renamed import old_names
@@ -164,6 +171,7 @@ def _parts(
         where = f"--place {kind}={part.policy}"
         try:
             policy = parse_policy(part.policy, machine)
+            refuse_copies(policy, f"{kind} of FlexGen")
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
         if isinstance(policy, Dax):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.memory import Policy, PolicyLike, Session, as_policy
+from cxl_offload.memory import Policy, PolicyLike, Replicate, Session, as_policy
+from cxl_offload.memory.policy import refuse_copies
 from cxl_offload.objects.experts import expert_numbers
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
 from cxl_offload.objects.weight_kinds import kind_of
@@ -64,6 +65,13 @@ def _check_experts(given: Mapping[str, Policy]) -> None:
                     f"expert {number} is in {seen[number]} and in {kind}; name it once"
                 )
             seen[number] = kind
+    if seen:
+        for kind in ("experts", *dict.fromkeys(seen.values())):
+            if isinstance(given.get(kind), Replicate):
+                raise ConfigError(
+                    f"policy of {kind}: {given[kind]} is for all experts alike; leave "
+                    f"{seen[min(seen)]} out, or bind or interleave {kind}"
+                )
     if seen and "experts" not in given:
         raise ConfigError(
             f"{seen[min(seen)]} needs a policy for the other experts: give one of experts or of "
@@ -76,6 +84,8 @@ def _checked(kind: str, policy: PolicyLike, session: Session) -> Policy:
         raise ConfigError(f"kind {kind!r}: kinds are {', '.join(KINDS)}, and experts:0-7,12")
     try:
         made = as_policy(policy, session.machine)
+        if kind in ("kv", "activations"):
+            refuse_copies(made, kind)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"policy of {kind}: {error}") from None
     usable = sorted(node.id for node in session.machine.usable_nodes(include_gpu_memory=True))

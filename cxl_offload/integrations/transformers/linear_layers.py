@@ -10,10 +10,47 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.attention import BlockAttention
+from cxl_offload.memory import Replicate
+from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.ops.linear import PreparedLinear
 
+MOST_ROWS = 64
+"""What the kernel is meant for; layers of weights with copies it computes up to here."""
+
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def policies_with_copies(store: TierStore) -> list[tuple[str, Replicate]]:
+    """Kinds whose tensors have a copy on each of several nodes."""
+    return [
+        (kind, part.policy)
+        for kind, parts in store.parts.items()
+        for part in parts
+        if isinstance(part.policy, Replicate)
+    ]
+
+
+def rows_of_linear_layers(asked: int | None, store: TierStore) -> int:
+    """Up to how many rows the kernel computes layers, which alone reads copies near its threads.
+
+    Raises
+    ------
+    ConfigError
+        A negative number, or 0 where weights have copies.
+    """
+    copies = policies_with_copies(store)
+    if asked is None:
+        return MOST_ROWS if copies else 0
+    if asked < 0:
+        raise ConfigError(f"linear_rows {asked}: 0 or more")
+    for kind, policy in copies if asked == 0 else ():
+        raise ConfigError(
+            f"policy of {kind}: {policy} and linear_rows 0: torch reads the first copy only; leave "
+            f"linear_rows out, or bind or interleave {kind}"
+        )
+    return asked
 
 
 def take_linear_layers(

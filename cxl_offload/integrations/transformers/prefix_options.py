@@ -102,7 +102,8 @@ class KeptPrefixes:
                 f"prefixes: policy {self.policy}: {why_not_placed(path)}; leave it out"
             )
         try:
-            policy = known_policy(kv if self.policy is None else self.policy, session.machine)
+            chosen = kv if self.policy is None else self.policy
+            policy = known_policy(chosen, session.machine, "a kept prefix")
         except (TypeError, ValueError) as error:
             raise ConfigError(f"prefixes: policy: {error}") from None
         if isinstance(policy, Dax) and is_placed:

@@ -36,7 +36,10 @@ from cxl_offload.integrations.transformers.conventions import (
 )
 from cxl_offload.integrations.transformers.hot_caches import check_room
 from cxl_offload.integrations.transformers.kinds import chosen_policies
-from cxl_offload.integrations.transformers.linear_layers import take_linear_layers
+from cxl_offload.integrations.transformers.linear_layers import (
+    rows_of_linear_layers,
+    take_linear_layers,
+)
 from cxl_offload.integrations.transformers.on_accelerator import ModelDevice
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
@@ -44,7 +47,7 @@ from cxl_offload.integrations.transformers.prefixes import PrefixReuse, checked_
 from cxl_offload.integrations.transformers.room import KeptAs, KvMemory
 from cxl_offload.integrations.transformers.row_parts import take_layers
 from cxl_offload.integrations.transformers.streamed_weights import WeightStream
-from cxl_offload.integrations.transformers.tuning import ModelTuning, TunedModel
+from cxl_offload.integrations.transformers.tuning import ModelTuning, TunedModel, refuse_copies
 from cxl_offload.integrations.transformers.weights import place_weights, store_for
 from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import TierStore
@@ -59,7 +62,7 @@ def offload(
     policies: Asked,
     *,
     kv_dtype: KeptAs = None,
-    linear_rows: int = 0,
+    linear_rows: int | None = None,
     few_queries: int = FEW_QUERIES,
     rows_at_once: int | None = None,
     whole_sequences: bool = False,
@@ -99,7 +102,8 @@ def offload(
     linear_rows
         Linear layers of up to so many rows (sequences, when decoding) are computed by
         :func:`cxl_offload.ops.linear.linear`; 0: all by torch. Where that is faster depends on
-        the processor: ``benchmarks/bench_transformers.py --linear-rows`` measures it.
+        the processor: ``benchmarks/bench_transformers.py --linear-rows`` measures it. None: 64
+        where weights have copies (``replicate:0,1``), which torch would not read, else 0.
     few_queries
         Up to so many tokens a sequence that come at once after the prompt, as drafted ones do, are
         attended to by the kernel; more, as a long turn of a chat, by the model's own attention.
@@ -210,7 +214,7 @@ class Offloaded:
         store: TierStore,
         *,
         kv: KvMemory | None = None,
-        linear_rows: int = 0,
+        linear_rows: int | None = None,
         few_queries: int = FEW_QUERIES,
         rows_at_once: int | None = None,
         open_prefixes: Callable[[], PrefixReuse] | None = None,
@@ -218,8 +222,8 @@ class Offloaded:
         device: ModelDevice | None = None,
         threads: Mapping[int, int] | None = None,
     ) -> None:
-        if linear_rows < 0:
-            raise ConfigError(f"linear_rows {linear_rows}: 0 or more")
+        linear_rows = rows_of_linear_layers(linear_rows, store)
+        refuse_copies(store, tuning, device)
         if few_queries < 1:
             raise ConfigError(f"few_queries {few_queries}: at least 1")
         if rows_at_once is not None and rows_at_once < 1:

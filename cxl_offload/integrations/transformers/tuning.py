@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.hot_caches import HotCaches
 from cxl_offload.integrations.transformers.hot_experts import HotExperts, expert_layers
+from cxl_offload.integrations.transformers.linear_layers import policies_with_copies
 from cxl_offload.integrations.transformers.phases import TunedPhases, new_tokens
 from cxl_offload.memory import Session
+from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.tune import StepTuner, TuneOptions, read_tuning
 from cxl_offload.tune.homes import tensors_of
 from cxl_offload.tune.optimizer import step_tuner
@@ -138,6 +141,18 @@ class ModelTuning:
                     weights = TunedWeights(found, self.session, self.share)
                     stack.enter_context(weights.following(model))
             yield TunedModel(weights, experts, phases, caches)
+
+
+def refuse_copies(store: TierStore, tuning: ModelTuning | None, device: object) -> None:
+    """Copies near CPU threads do not move, and an accelerator would read one of them."""
+    if tuning is not None and (tuning.share is not None or tuning.experts is not None):
+        why = "copies do not move; leave tune and hot_expert_bytes out"
+    elif device is not None:
+        why = "an accelerator reads one copy only; leave it out"
+    else:
+        return
+    for kind, policy in policies_with_copies(store):
+        raise ConfigError(f"policy of {kind}: {policy}: {why}, or bind or interleave {kind}")
 
 
 class TunedWeights:

@@ -14,6 +14,7 @@ from cxl_offload.memory import (
     Dax,
     FirstTouch,
     Preferred,
+    Replicate,
     Session,
     Weighted,
     known_policy,
@@ -65,10 +66,10 @@ def check_tier(tier: KvTier, session: Session, where: str) -> None:
     if policy is None:
         return
     try:
-        known_policy(policy, session.machine)
+        known_policy(policy, session.machine, "KV on the host")
     except ValueError as error:
         raise wrong(f"{where}policy", f"is {error}") from error
-    if isinstance(policy, FirstTouch | Dax):
+    if isinstance(policy, FirstTouch | Dax | Replicate):  # the last was refused
         return
     free = {node: session.free_bytes(node, tier.pages) for node in policy.nodes}
     if isinstance(policy, Preferred):

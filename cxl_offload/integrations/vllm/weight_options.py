@@ -201,7 +201,7 @@ def _policy_text(where: str, given: Any, machine: Machine) -> str:
     if not isinstance(given, str):
         raise _refused(f"{where} {given!r}: must be a policy as text, such as 'bind:2'")
     try:
-        return str(known_policy(given, machine))
+        return str(known_policy(given, machine, "a weight that the GPU reads"))
     except ValueError as error:
         raise _refused(f"{where}: {error}") from None
 

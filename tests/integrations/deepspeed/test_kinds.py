@@ -47,6 +47,11 @@ def test_unknown_kind_is_refused_with_those_that_are_known() -> None:
         kind_policies({"momentum": "cxl"}, MACHINE)
 
 
+def test_copies_are_refused_by_the_name_of_the_kind() -> None:
+    with pytest.raises(ValueError, match="exp_avg of DeepSpeed cannot have copies"):
+        kind_policies({"exp_avg": "replicate:0,1"}, MACHINE)
+
+
 def test_unknown_tier_is_refused_before_anything_is_trained() -> None:
     with pytest.raises(ValueError, match="'hbm' is neither a node id nor a tier"):
         kind_policies({"exp_avg": "hbm"}, MACHINE)

@@ -291,6 +291,10 @@ def test_missing_bytes_are_asked_for() -> None:
             "cold.policy is dax:dax9.0: no such device in mode devdax; there are: ",
         ),
         (
+            {"cold": {"bytes": GIB, "policy": "replicate:0,1"}},
+            "cold.policy is replicate:0,1: KV on the host cannot have copies",
+        ),
+        (
             {"cold": {"bytes": GIB, "policy": "cxl", "pages": "2MiB"}},
             "0 B free in its pool of 2MiB pages; reserve more (nr_hugepages of the node), or ask",
         ),

@@ -93,6 +93,7 @@ def test_kind_of_a_parameter_is_told_by_its_name(name: str, kind: str) -> None:
         ({"weight_node": [2]}, "did you mean 'weight_nodes'?"),
         ({"weight_nodes": [7]}, "node 7 has no memory that this process may use; usable nodes"),
         ({"weight_placement": "dax:dax9.0"}, "no such device in mode devdax; there are: none"),
+        ({"weight_placement": "replicate:0,1"}, "a weight that the GPU reads cannot have copies"),
         ({"weight_nodes": 2}, "must be a list of node ids"),
         ({"weight_nodes": [True]}, "must be a list of node ids"),
         ({"weight_nodes": []}, "must be a list of node ids"),
