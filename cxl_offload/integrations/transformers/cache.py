@@ -16,6 +16,7 @@ from transformers.cache_utils import (
 )
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.first_rooms import share_first_rooms
 from cxl_offload.integrations.transformers.fixed_layers import (
     FixedStates,
     TierStaticLayer,
@@ -77,6 +78,8 @@ def put_in_tiers(cache: Cache, memory: KvMemory, positions: int = 0) -> None:
         _IN_TIERS[type(layer)](layer, memory, positions) if type(layer) in _IN_TIERS else layer
         for layer in cache.layers
     ]
+    growing = [layer for layer in cache.layers if isinstance(layer, GrowingStates)]
+    share_first_rooms(growing, memory)
 
 
 def reserve(cache: Cache, positions: int) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch.compiler import is_compiling
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from cxl_offload.integrations.transformers.first_rooms import FirstRooms
 from cxl_offload.integrations.transformers.room import (
     KvMemory,
     KvRoom,
@@ -51,6 +52,8 @@ class GrowingStates:
         self._memory = memory
         self._expected = expected
         self._room: KvRoom | None = None
+        self.first_rooms: FirstRooms | None = None
+        """What layers of the cache share where they are small; None: each has its own."""
 
     def kept_tensors(self) -> tuple[torch.Tensor, ...]:
         """All memory that is held, keys first; none before the first states."""
@@ -71,7 +74,8 @@ class GrowingStates:
         self.dtype, self.device = key_states.dtype, key_states.device
         positions, part = self._first_room(key_states.shape[2]), self._memory.current.part
         batch = None if part is None else part.total
-        self._room = KvRoom(self._memory, key_states, value_states, positions, batch)
+        first, self.first_rooms = self.first_rooms, None
+        self._room = KvRoom(self._memory, key_states, value_states, positions, batch, first)
         self.is_initialized = True
         self._show()
 

@@ -44,6 +44,7 @@ class HotCaches:
 
     def __init__(self, session: Session, *, near_bytes: int, budget_bytes: int) -> None:
         near, far = near_and_far(session.machine)
+        self._session = session
         self.uses = NextUse(
             near=near,
             far=far,
@@ -88,9 +89,14 @@ class HotCaches:
         if not isinstance(cache, Cache):
             return
         name = self._name(cache)
-        self._pieces[name] = tuple(tensor.data_ptr() for tensor in kept_tensors(cache))
+        self._pieces[name] = self._allocations(cache)
         if self._pieces[name]:
             self.uses.step(name, self._sequences())
+
+    def _allocations(self, cache: Cache) -> tuple[int, ...]:
+        """Where each begins that the cache's layers have, or share."""
+        owners = (self._session.find(tensor.data_ptr()) for tensor in kept_tensors(cache))
+        return tuple(dict.fromkeys(owner.address for owner in owners if owner is not None))
 
     def _sequences(self) -> dict[Hashable, tuple[int, ...]]:
         """Of the caches that are alive."""

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.first_rooms import FirstRooms, Wanted
 from cxl_offload.integrations.transformers.int4_rows import decoded, encoded
 from cxl_offload.memory import Interleave, Weighted
 from cxl_offload.objects.kind_store import TierStore
@@ -202,6 +203,8 @@ class KvRoom:
         Room at first.
     batch
         Sequences; None: as many as keys have.
+    first
+        Gives the first memory; None: the source does.
     """
 
     def __init__(
@@ -211,6 +214,7 @@ class KvRoom:
         values: torch.Tensor,
         positions: int,
         batch: int | None = None,
+        first: FirstRooms | None = None,
     ) -> None:
         self._source = source
         if source.dtype == CODES and keys.shape[-1] != values.shape[-1]:
@@ -218,21 +222,21 @@ class KvRoom:
                 f"4-bit keys and values of widths {keys.shape[-1]} and {values.shape[-1]}: the "
                 "kernel takes one; leave kv_dtype out"
             )
-        self._k = self._for(keys, positions, batch)
-        self._v = self._for(values, positions, batch)
+        wanted = (self._wanted(keys, positions, batch), self._wanted(values, positions, batch))
+        self._k, self._v = (first or FirstRooms(source, 1)).pair(*wanted)
         self.part: RowPart | None = None
         """Only these rows are seen and written while it is set."""
         self.begin = 0
         self.end = 0
 
-    def _for(self, states: torch.Tensor, positions: int, batch: int | None) -> torch.Tensor:
-        """Memory for states as they will be kept."""
+    def _wanted(self, states: torch.Tensor, positions: int, batch: int | None) -> Wanted:
+        """The memory of states as they will be kept."""
         rows, heads, _, dim = states.shape
         kept = self._source.dtype
         shape = (batch or rows, heads, positions)
         if isinstance(kept, str):
-            return self._source.empty((*shape, int4_row_bytes(dim)), torch.uint8)
-        return self._source.empty((*shape, dim), kept or states.dtype)
+            return (*shape, int4_row_bytes(dim)), torch.uint8
+        return (*shape, dim), kept or states.dtype
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:

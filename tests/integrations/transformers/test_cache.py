@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache, LlamaConfig, StaticCache
+from transformers import DynamicCache, Gemma3TextConfig, LlamaConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.transformers.cache import put_in_tiers, reserve
+from cxl_offload.integrations.transformers import first_rooms
+from cxl_offload.integrations.transformers.cache import kept_tensors, put_in_tiers, reserve
 from cxl_offload.integrations.transformers.growing_layers import TierLayer, TierSlidingLayer
 from cxl_offload.integrations.transformers.room import KvMemory, slack_of
 from cxl_offload.integrations.transformers.weights import store_for
-from cxl_offload.memory import Bind, FirstTouch, Policy, Session
+from cxl_offload.memory import Bind, FirstTouch, Interleave, Policy, Session
 
 from .conftest import machine
 
@@ -207,3 +209,107 @@ def test_cache_of_another_kind_is_refused(session: Session) -> None:
     cache.layers[0] = object()
     with pytest.raises(ConfigError, match="object cannot lie in tiers"):
         put_in_tiers(cache, kv_memory(Bind((2,)), session))
+
+
+def held(cache: DynamicCache, session: Session) -> set[int]:
+    """Addresses of the allocations that a cache's keys and values are in."""
+    owners = [session.find(tensor.data_ptr()) for tensor in kept_tensors(cache)]
+    return {owner.address for owner in owners if owner is not None}
+
+
+def of_layers(count: int, window: int = 0) -> DynamicCache:
+    """Every second layer has the window, if there is one."""
+    config = LlamaConfig(num_hidden_layers=count, hidden_size=8, num_attention_heads=2)
+    if window:
+        config = Gemma3TextConfig(
+            num_hidden_layers=count,
+            hidden_size=8,
+            num_attention_heads=2,
+            sliding_window=window,
+            sliding_window_pattern=2,
+        )
+    return DynamicCache(config=config)
+
+
+def fill(cache: DynamicCache, count: int, seed: int = 0) -> list[torch.Tensor]:
+    made = [states(2, count, seed + at) for at in range(len(cache.layers))]
+    for at, keys in enumerate(made):
+        cache.update(keys, -keys, at)
+    return made
+
+
+@pytest.mark.parametrize(("window", "allocations"), [(0, 1), (8, 2)])
+def test_small_layers_of_a_cache_share_one_allocation_by_kind(
+    window: int, allocations: int
+) -> None:
+    session = Session.simulated(machine())
+    memory, cache = kv_memory(Bind((2,)), session), of_layers(6, window)
+    put_in_tiers(cache, memory, 30)
+    made = fill(cache, 5)
+    assert len(held(cache, session)) == allocations
+    tensors = kept_tensors(cache)
+    spans = sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in tensors)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+    for layer, keys in zip(cache.layers, made, strict=True):
+        assert torch.equal(layer.keys, keys)
+        assert torch.equal(layer.values, -keys)
+    counted = memory.store.use()["kv", "host"]
+    assert sum(each.nbytes for each in tensors) == counted.live_bytes
+    assert counted.live_bytes == session.stats().asked_bytes.current
+    del tensors, layer, cache
+    assert counted.live_bytes == session.stats().asked_bytes.current == 0
+
+
+def test_striped_layers_begin_a_stripe_each() -> None:
+    session = Session.simulated(machine())
+    cache = of_layers(3)
+    put_in_tiers(cache, kv_memory(Interleave((0, 2)), session), 30)
+    fill(cache, 5)
+    assert len(held(cache, session)) == 6
+    del cache
+
+
+def test_large_layers_have_allocations_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_rooms, "_MOST_SHARED", 1000)
+    session = Session.simulated(machine())
+    cache = of_layers(6)
+    put_in_tiers(cache, kv_memory(Bind((2,)), session), 30)
+    fill(cache, 5)
+    assert len(held(cache, session)) == 12
+    del cache
+
+
+def test_layers_that_grow_leave_the_shared_allocation_and_copies_have_their_own() -> None:
+    session = Session.simulated(machine())
+    memory, cache = kv_memory(Bind((2,)), session), of_layers(3)
+    put_in_tiers(cache, memory, 8)
+    first = fill(cache, 5)
+    copied = copy.deepcopy(cache)
+    assert len(held(cache, session)) == 1
+    assert held(cache, session).isdisjoint(held(copied, session))
+    shared = memory.store.use()["kv", "host"].live_bytes - sum(
+        each.nbytes for each in kept_tensors(copied)
+    )
+    more = fill(cache, 300, seed=10)
+    after = memory.store.use()["kv", "host"].live_bytes
+    mine = sum(each.nbytes for each in (*kept_tensors(cache), *kept_tensors(copied)))
+    assert shared > 0
+    assert after == mine  # what was shared is gone
+    for at, layer in enumerate(cache.layers):
+        assert torch.equal(layer.keys, torch.cat([first[at], more[at]], dim=2))
+        assert torch.equal(copied.layers[at].keys, first[at])
+    del cache, copied, layer
+    assert session.stats().asked_bytes.current == 0
+
+
+def test_layers_of_other_heads_than_the_first_have_their_own() -> None:
+    session = Session.simulated(machine())
+    cache = of_layers(3)
+    put_in_tiers(cache, kv_memory(Bind((2,)), session), 8)
+    for at, heads in enumerate((1, 2, 1)):
+        keys = torch.full((2, heads, 5, DIM), float(at))
+        cache.update(keys, -keys, at)
+    for at, layer in enumerate(cache.layers):
+        assert float(layer.keys.min()) == float(layer.keys.max()) == at
+    del cache, layer
+    assert session.stats().asked_bytes.current == 0
