@@ -113,6 +113,14 @@ def generate(
     attention: Annotated[
         str | None, typer.Option(help="Of prompts: eager or sdpa (default: the model's choice).")
     ] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="cuda|cuda:N",
+            help="Compute there, with weights that have a policy streamed to it layer by layer; "
+            "KIND=gpu leaves a kind on it (default: the CPU computes).",
+        ),
+    ] = None,
     answers: Annotated[bool, typer.Option(help="Print what was generated.")] = True,
     json_file: Annotated[
         str | None,
@@ -172,6 +180,7 @@ def generate(
         whole_sequences=whole_sequences,
         prefixes=prefixes,
         attention=attention,
+        accelerator=accelerator,
     )
     watch = functools.partial(observed, metrics, events)
     report = _run(request, divided=ranks, machine=simulated, limit=limits(limit), watch=watch)
@@ -254,10 +263,11 @@ def _print(
     console: Console, report: GenerateReport, beside: Sequence[str], *, answers: bool
 ) -> None:
     pages = "simulated nodes" if report.simulated_placement else "real nodes"
+    where = report.accelerator or "the CPU"
     by = "" if report.ranks == 1 else f" by {report.ranks} ranks"
     console.print(
         f"{report.model}: {report.parameters / 1e6:.1f} M parameters, {report.rows} rows of "
-        f"{report.prompt_len} + {report.gen_len} tokens; on the CPU{by}; {pages} of "
+        f"{report.prompt_len} + {report.gen_len} tokens; on {where}{by}; {pages} of "
         f"{report.machine}"
     )
     phases: dict[str, tuple[float | None, float]] = {

@@ -92,7 +92,7 @@ class CudaWeightCopies:
     def __init__(self, device: torch.device, session: Session, *, most_unfinished: int) -> None:
         self.device = device
         with torch.cuda.device(device):
-            torch.empty(1, device=device)  # makes the context that the engine copies in
+            torch.empty(1, device=device)  # the context that the engine copies in
             self._engine = CopyEngine(
                 session, staging_bytes=0, limit_bytes=max(_LEAST_UNFINISHED, most_unfinished)
             )
@@ -123,7 +123,11 @@ class CudaWeightCopies:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What the device has left for this process, with what torch holds there and does not use."""
+    """What the device has left for this process, with what torch holds there and does not use.
+
+    Makes the context that host memory is pinned in.
+    """
+    torch.empty(1, device=device)
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free + unused)

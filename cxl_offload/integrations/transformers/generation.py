@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoTokenizer,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import StoppingCriteriaList
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.fit import Need, TierLimit, check_fit, room
@@ -22,13 +18,15 @@ from cxl_offload.integrations.model_folder import check_checkpoint
 from cxl_offload.integrations.planned_threads import planned_threads
 from cxl_offload.integrations.run_report import RunReport
 from cxl_offload.integrations.transformers.attention import AttentionCalls
-from cxl_offload.integrations.transformers.checkpoint import GGUF, ModelFiles
+from cxl_offload.integrations.transformers.compute_device import chosen_device, host_policies
 from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
 from cxl_offload.integrations.transformers.fit import kv_needs
 from cxl_offload.integrations.transformers.kinds import chosen_policies
+from cxl_offload.integrations.transformers.on_accelerator import ModelDevice
 from cxl_offload.integrations.transformers.plans import asked_of
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
 from cxl_offload.integrations.transformers.prefixes import checked_prefixes
+from cxl_offload.integrations.transformers.prompt_ids import tokenized
 from cxl_offload.integrations.transformers.ranked import (
     RankPart,
     gathered,
@@ -38,13 +36,12 @@ from cxl_offload.integrations.transformers.ranked import (
 )
 from cxl_offload.integrations.transformers.room import KeptAs, KvMemory, kept_as
 from cxl_offload.integrations.transformers.scope import Offloaded
+from cxl_offload.integrations.transformers.token_clock import Progress, TokenClock
 from cxl_offload.integrations.transformers.weights import load, meta_model, store_for, weight_bytes
 from cxl_offload.memory import PolicyLike, Session, current_session
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.objects.placement_rows import placement_rows
 from cxl_offload.plan.plan_file import Plan
-
-Progress = Callable[[str, int, int], None]
 
 _ALONE = RankPart()
 
@@ -83,6 +80,8 @@ class GenerateRun:
         Of weights and cache; ``"auto"`` is that of the checkpoint.
     attention
         ``"eager"`` or ``"sdpa"`` for prompts; None is the model's own choice.
+    accelerator
+        ``"cuda"`` or ``"cuda:0"``, as of ``offload``; None: the CPU computes.
     """
 
     model: str
@@ -98,6 +97,7 @@ class GenerateRun:
     tokenizer: str | None = None
     dtype: str = "auto"
     attention: str | None = None
+    accelerator: str | None = None
 
     def kept_as(self) -> KeptAs:
         """What keys and values are kept as; None: the type of the weights.
@@ -129,6 +129,8 @@ class GenerateReport(RunReport):
         Processes that divided the run; bytes and calls are of all of them.
     prefixes
         What was found and kept of the prompts' beginnings; None: they are not kept.
+    accelerator
+        What computed, with its number; None: the CPU.
     """
 
     tokens: torch.Tensor
@@ -137,12 +139,14 @@ class GenerateReport(RunReport):
     placement_notes: tuple[str, ...] = ()
     ranks: int = 1
     prefixes: PrefixCounts | None = None
+    accelerator: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """All of it, ready for ``json.dumps``."""
         return {
             **super(GenerateReport, self).to_json(),
             "ranks": self.ranks,
+            "accelerator": self.accelerator,
             "placement_notes": list(self.placement_notes),
             "predicted": {"tokens_per_s": self.predicted_tokens_per_s},
             "attention": {
@@ -181,7 +185,7 @@ def run(
     session = session or current_session()
     with part.agreed():
         ready = _load(request, session, part)
-    clock = _Clock(request.gen_len, progress)
+    clock = TokenClock(request.gen_len, progress)
     kept, whole = request.kept_as(), request.whole_sequences
     kv = KvMemory(ready.store, kept, whole_sequences=whole)
     # Ranks that divide tensors wait for each other in every layer: none can tell the others there.
@@ -193,17 +197,18 @@ def run(
         rows_at_once=ready.rows_at_once,
         open_prefixes=checked_prefixes(ready.model, request.prefixes, kv, session),
         threads=(threads := planned_threads(request.plan, session)).counts,
+        device=ready.device,
     )
     with alone, offloaded as done:
         clock.start()
         tokens = ready.model.generate(
-            **ready.inputs,
+            **{name: given.to(ready.model.device) for name, given in ready.inputs.items()},
             max_new_tokens=request.gen_len,
             do_sample=False,
             pad_token_id=ready.tokenizer.pad_token_id,
             stopping_criteria=StoppingCriteriaList([clock]),
         )
-    report = _report(request, session, ready, tokens, clock.times, done.calls)
+    report = _report(request, session, ready, tokens.cpu(), clock.times, done.calls)
     notes = (*report.placement_notes, *threads.notes)
     report = replace(report, prefixes=done.prefixes, placement_notes=notes)
     return _of_all_ranks(report, part, ready.tokenizer.pad_token_id or 0)
@@ -219,17 +224,21 @@ class _Ready:
     tokenizer: Any
     rows_at_once: int | None
     load_seconds: float
+    device: ModelDevice | None
 
 
 def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     """Everything is checked before the model is loaded."""
     planned, rows_at_once = _planned(request)
-    policies = chosen_policies({**planned, **request.place}, session)
-    inputs, tokenizer = _inputs(request)
+    place: Mapping[str, PolicyLike] = {**planned, **request.place}
+    device = _device(request, session, part)
+    policies = chosen_policies(place if device is None else host_policies(place), session)
+    check_checkpoint(request.model)
+    inputs, tokenizer = tokenized(Path(request.tokenizer or request.model), request.prompts)
     mine = part.rows(inputs["input_ids"].shape[0])
     inputs = {name: given[mine] for name, given in inputs.items()}
-    _check(request, policies, session, inputs["input_ids"], part)
-    store = store_for(policies, session)
+    _check(request, policies, session, inputs["input_ids"], part, device)
+    store = store_for(policies, session, pin=device is not None)
     started = time.perf_counter()
     model = load(
         request.model,
@@ -239,8 +248,16 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
         distributed=part.distributed(),
         store=store,
     )
-    seconds = time.perf_counter() - started
-    return _Ready(model, store, inputs, tokenizer, rows_at_once, seconds)
+    took = time.perf_counter() - started
+    return _Ready(model, store, inputs, tokenizer, rows_at_once, took, device)
+
+
+def _device(request: GenerateRun, session: Session, part: RankPart) -> ModelDevice | None:
+    if request.accelerator is None:
+        return None
+    part.check_alone("an accelerator computes")
+    ModelDevice.refuse(prefixes=request.prefixes)
+    return ModelDevice(chosen_device(request.accelerator), session)
 
 
 def _report(
@@ -268,6 +285,7 @@ def _report(
         placement=placement_rows(store.use(), store.parts, session.machine),
         placement_notes=store.notes(),
         calls=calls,
+        accelerator=None if ready.device is None else str(ready.device),
         predicted_tokens_per_s=None if request.plan is None else request.plan.tokens_per_s,
     )
 
@@ -311,33 +329,13 @@ def _planned(request: GenerateRun) -> tuple[Mapping[str, PolicyLike], int | None
     return asked.policies, request.rows_at_once or asked.rows_at_once
 
 
-def _inputs(request: GenerateRun) -> tuple[Any, Any]:
-    """Prompts padded on the left, and the tokenizer."""
-    check_checkpoint(request.model)
-    folder = Path(request.tokenizer or request.model)
-    found = ModelFiles.at(folder) if folder.suffix == GGUF else ModelFiles(folder)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            found.folder, padding_side="left", **found.options()
-        )
-    except (OSError, ValueError, KeyError, TypeError, ImportError, ArithmeticError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"no tokenizer in {folder}: {reason}; name one by --tokenizer") from None
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if tokenizer.pad_token is None and len(request.prompts) > 1:
-        raise ConfigError(f"the tokenizer in {folder} cannot pad: it has no pad and no eos token")
-    padding = len(request.prompts) > 1
-    inputs = tokenizer(list(request.prompts), return_tensors="pt", padding=padding)
-    return {name: inputs[name] for name in ("input_ids", "attention_mask")}, tokenizer
-
-
 def _check(
     request: GenerateRun,
     policies: Mapping[str, Any],
     session: Session,
     ids: torch.Tensor,
     part: RankPart,
+    device: ModelDevice | None,
 ) -> None:
     """All that can be known without the weights, of the rows that this process generates."""
     rows, prompt_len = ids.shape
@@ -346,17 +344,14 @@ def _check(
     model = meta_model(request.model, request.dtype, request.attention)
     check_conventions(model)
     part.check(model)
+    if device is not None:
+        device.check_room(model, policies)
     if request.prefixes is not None:
         part.check_alone("prefixes are kept")
         kv = KvMemory(store_for(policies, session), request.kept_as())
         checked_prefixes(model, request.prefixes, kv, session)
     config = text_config(model)
-    most = getattr(config, "max_position_embeddings", None)
-    if most is not None and prompt_len + request.gen_len > most:
-        raise ConfigError(
-            f"prompts of {prompt_len} and answers of {request.gen_len} tokens are longer than the "
-            f"{most} positions of {Path(request.model).name}; shorten one of them"
-        )
+    _check_length(request, prompt_len, getattr(config, "max_position_embeddings", None))
     needs = [
         Need(kind, "host", policies[kind], part.least_bytes(count), 1)
         for kind, count in weight_bytes(model, policies).items()
@@ -375,25 +370,9 @@ def _check(
     check_fit(needs, room(session, request.limits))
 
 
-class _Clock(StoppingCriteria):  # type: ignore[misc]
-    """Asked after every token whether to stop; it only looks at its watch."""
-
-    def __init__(self, tokens: int, progress: Progress | None) -> None:
-        self._tokens = tokens
-        self._progress = progress
-        self._length = 0
-        self.times: list[float] = []
-
-    def start(self) -> None:
-        """The prompt begins."""
-        self.times = [time.perf_counter()]
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        """Never stop."""
-        if input_ids.shape[1] <= self._length:  # begun again: memory failed
-            self.start()
-        self._length = input_ids.shape[1]
-        self.times.append(time.perf_counter())
-        if self._progress is not None:
-            self._progress("generate", len(self.times) - 1, self._tokens)
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+def _check_length(request: GenerateRun, prompt: int, most: int | None) -> None:
+    if most is not None and prompt + request.gen_len > most:
+        raise ConfigError(
+            f"prompts of {prompt} and answers of {request.gen_len} tokens are longer than the "
+            f"{most} positions of {Path(request.model).name}; shorten one of them"
+        )

@@ -136,23 +136,33 @@ def check_streamable(
         _check_weight(weight_name, weight, device)
     homes = WeightHomes.of(model, kinds)
     _check_on_host(homes, model, device)
-    needed = homes.needed_bytes(device)
-    if needed > free:
-        largest = max(homes.stages, key=lambda stage: stage.nbytes, default=None)
-        about = (
-            ""
-            if largest is None
-            else (
-                f" ({largest.name}, the largest of what is streamed, takes "
-                f"{format_bytes(largest.nbytes)} twice)"
-            )
-        )
-        raise ConfigError(
-            f"{name} needs {format_bytes(needed)} on {device}{about}, which has "
-            f"{format_bytes(free)} left; give policies for more kinds of weights, or a larger "
-            "accelerator"
-        )
+    check_room(type(model).__name__, homes, device, free)
     return homes
+
+
+def check_room(name: str, homes: WeightHomes, device: torch.device, free: int) -> None:
+    """Refuse a model whose buffers and resident weights the device has no room for.
+
+    Raises
+    ------
+    ConfigError
+        Names the largest of what is streamed.
+    """
+    needed = homes.needed_bytes(device)
+    if needed <= free:
+        return
+    largest = max(homes.stages, key=lambda stage: stage.nbytes, default=None)
+    about = ""
+    if largest is not None:
+        about = (
+            f" ({largest.name}, the largest of what is streamed, takes "
+            f"{format_bytes(largest.nbytes)} twice)"
+        )
+    raise ConfigError(
+        f"{name} needs {format_bytes(needed)} on {device}{about}, which has "
+        f"{format_bytes(free)} left; give policies for more kinds of weights, or a larger "
+        "accelerator"
+    )
 
 
 def _check_weight(name: str, weight: torch.Tensor, device: torch.device) -> None:
@@ -239,7 +249,7 @@ class ModelDevice:
         self._session = session
 
     @staticmethod
-    def refuse(*, tune: object, hot_expert_bytes: int, prefixes: object) -> None:
+    def refuse(*, tune: object = None, hot_expert_bytes: int = 0, prefixes: object = None) -> None:
         """Refuse what moves weights that are pinned, or keeps what an accelerator computes.
 
         Raises
@@ -254,6 +264,9 @@ class ModelDevice:
                     f"{name} is for models that compute on the CPU; leave it or accelerator out"
                 )
 
+    def __str__(self) -> str:
+        return str(self._device)
+
     def free_bytes(self) -> int:
         """What the device has left for this process."""
         return free_bytes(self._device)
@@ -265,6 +278,11 @@ class ModelDevice:
     def check(self, model: PreTrainedModel, kinds: Collection[str]) -> None:
         """As :func:`check_streamable`."""
         check_streamable(model, kinds, self._device, self.free_bytes())
+
+    def check_room(self, model: PreTrainedModel, kinds: Collection[str]) -> None:
+        """As :func:`check_room`, of a model that may be without its weights."""
+        homes = WeightHomes.of(model, kinds)
+        check_room(type(model).__name__, homes, self._device, self.free_bytes())
 
     def take(
         self, model: PreTrainedModel, kinds: Collection[str], stack: contextlib.ExitStack

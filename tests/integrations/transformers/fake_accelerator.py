@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cxl_offload import _C
-from cxl_offload.integrations.transformers import on_accelerator, scope
+from cxl_offload.integrations.transformers import generation, on_accelerator, scope
 from cxl_offload.integrations.transformers.streamed_weights import WeightCopies
 from cxl_offload.memory import Session
 from cxl_offload.transfer import CopyEngine, CopyHandle
@@ -59,5 +59,6 @@ def fake_accelerator(
         def open(self, most_unfinished: int) -> WeightCopies:
             return make_copies(self._session)
 
-    monkeypatch.setattr(scope, "ModelDevice", FakeDevice)
-    monkeypatch.setattr(scope, "chosen_device", lambda name: torch.device("cpu"))
+    for module in (scope, generation):
+        monkeypatch.setattr(module, "ModelDevice", FakeDevice)
+        monkeypatch.setattr(module, "chosen_device", lambda name: torch.device("cpu"))

@@ -11,18 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig, PreTrainedTokenizerFast
 
+from cxl_offload import _C
 from cxl_offload.cli.main import main
-from cxl_offload.integrations.transformers import load, offload
+from cxl_offload.integrations import fit
+from cxl_offload.integrations.transformers import generation, load, offload
 from cxl_offload.integrations.transformers.plans import policies_of
 from cxl_offload.memory import Session, as_policy
 from cxl_offload.plan.plan_file import Batch, load_plan, save_plan
 from cxl_offload.topology import load_machine
 
+from .fake_accelerator import FakeCopies, fake_accelerator
 from .models import VOCAB, make
 
 MACHINE = "epyc9354-cxl-a"
@@ -368,3 +372,50 @@ def test_prefixes_that_cannot_be_kept_are_one_line(
     assert run(command(folder, "--place", "kv=cxl", *options)) != 0
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert said in line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+def test_accelerator_that_is_not_there_is_refused_before_the_model_loads(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "load", None)  # would be called
+    assert run(command(folder, "--place", "weights=cxl", "--accelerator", "cuda")) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "accelerator cuda: torch" in said
+    assert "finds no CUDA device" in said
+
+
+def test_accelerator_streams_weights_and_is_named_in_the_report(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside a run on the CPU; the accelerator is one that is not there."""
+    driver, file = _C.FakeDriver(), tmp_path / "report.json"
+    places = ("--place", "weights=cxl", "--place", "norm=gpu", "--place", "kv=ldram")
+    asked = ("--gen-len", "6", "--json", str(file))
+    assert run(command(folder, "--place", "weights=cxl", *asked)) == 0
+    expected = json.loads(file.read_text())
+    assert expected["accelerator"] is None
+    session = Session.simulated(load_machine(MACHINE), driver=driver)
+    monkeypatch.setattr(fit, "session_on", lambda *_: session)
+    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
+    capsys.readouterr()
+    assert run(command(folder, *places, *asked, "--accelerator", "cuda")) == 0
+    report = json.loads(file.read_text())
+    assert report["tokens"] == expected["tokens"]
+    assert report["accelerator"] == "cpu"  # what stands for it here
+    assert "norm" not in {row["kind"] for row in report["placement"]}
+    assert "tokens; on cpu; simulated nodes" in " ".join(capsys.readouterr().out.split())
+    assert driver.copied_bytes > report["parameters"] * 4
+
+
+def test_accelerator_without_room_is_refused_before_the_model_loads(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = _C.FakeDriver()
+    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver), free=1000)
+    monkeypatch.setattr(generation, "load", None)  # would be called
+    assert run(command(folder, "--place", "weights=cxl", "--accelerator", "cuda")) == 2
+    assert "which has 1000 B left" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,37 @@
+"""Texts as token ids, by the tokenizer beside a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.checkpoint import GGUF, ModelFiles
+
+
+def tokenized(folder: Path, prompts: Sequence[str]) -> tuple[Any, Any]:
+    """Token ids and mask ``(rows, tokens)``, padded on the left, and the tokenizer.
+
+    Raises
+    ------
+    ConfigError
+        In one line: no tokenizer there, or one that cannot pad.
+    """
+    found = ModelFiles.at(folder) if folder.suffix == GGUF else ModelFiles(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            found.folder, padding_side="left", **found.options()
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError, ArithmeticError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"no tokenizer in {folder}: {reason}; name one by --tokenizer") from None
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None and len(prompts) > 1:
+        raise ConfigError(f"the tokenizer in {folder} cannot pad: it has no pad and no eos token")
+    padding = len(prompts) > 1
+    inputs = tokenizer(list(prompts), return_tensors="pt", padding=padding)
+    return {name: inputs[name] for name in ("input_ids", "attention_mask")}, tokenizer
