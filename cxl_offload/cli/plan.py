@@ -274,6 +274,20 @@ def training(
             "--flash-attention", help="The script's attention keeps no scores for the backward."
         ),
     ] = False,
+    nvme_path: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder on the drive, where ZeRO stage 3 may keep what memory does not hold; "
+            "without it the drive is left alone.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
+    bind_cores: Annotated[
+        bool,
+        typer.Option(
+            help="Let DeepSpeed's launcher bind ranks (numactl) to the socket that is planned for."
+        ),
+    ] = False,
     script: Annotated[str, typer.Option(help="The training script of the command.")] = "train.py",
     host_usable: HostUsable = 0.95,
     gpu_usable: Annotated[
@@ -309,6 +323,8 @@ def training(
             script=script,
             ranks=Ranks(gpus=gpus, hosts=hosts, network_bytes_per_s=_rate(network)),
             flash_attention=flash_attention,
+            nvme_path=nvme_path,
+            bind_cores=bind_cores,
             host_usable=host_usable,
             gpu_usable=gpu_usable,
             cxl_margin=cxl_margin,

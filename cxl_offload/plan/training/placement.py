@@ -14,6 +14,7 @@ from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.solve import Program
+from cxl_offload.plan.training.drive import IN_MEMORY, DriveSeconds
 from cxl_offload.plan.training.job import HostKind, Stage
 from cxl_offload.plan.training.zero_offload import (
     PREFETCH_SPAN_BYTES,
@@ -39,7 +40,8 @@ class TrainingStep:
 
     ``cpu_bytes_per_s`` is what the optimizer draws from local memory. Kinds are what one host
     holds for all its GPUs. ``between_s`` are seconds in which GPUs send each other gradients of a
-    micro-batch, or all parameters, which takes as long; 0 for one GPU.
+    micro-batch, or all parameters, which takes as long; 0 for one GPU. ``low_bytes`` are those of
+    gradients of a host's GPUs, and of as many parameters; ``drive`` is what a drive takes.
     """
 
     kinds: tuple[HostKind, ...]
@@ -49,6 +51,7 @@ class TrainingStep:
     accumulation: int
     cpu_bytes_per_s: float
     between_s: float = 0.0
+    drive: DriveSeconds = IN_MEMORY
 
     @property
     def traffic(self) -> float:
@@ -59,6 +62,11 @@ class TrainingStep:
     def sends(self) -> int:
         """How often gradients leave the GPU in a step; stage 1 adds them up there first."""
         return 1 if self.stage == 1 else self.accumulation
+
+    @property
+    def drive_s(self) -> float:
+        """Seconds in which nothing but the drive works."""
+        return self.drive.optimizer + self.drive.back
 
     @property
     def low_bytes(self) -> int:
@@ -76,6 +84,7 @@ class StepEstimate:
     gradients_exposed_s: float
     parameters_exposed_s: float
     optimizer_s: float
+    drive_s: float = 0.0
 
 
 def kind_bytes(kind: HostKind, weights: Sequence[int]) -> tuple[int, ...]:
@@ -120,19 +129,21 @@ def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEs
     back = gradients
     fetch = 0.0
     if step.stage == 3:
-        fetch = _copy_seconds(hardware, weights["params"], low) + step.between_s
+        fetch = _copy_seconds(hardware, weights["params"], low)
+        fetch = max(fetch, step.drive.fetch) + step.between_s
         back = 0.0  # parameters stay on the host
     times = step_times(StepInputs(0.0, step.backward_s, max(gradients, fetch), 0.0, 0.0))
     exposed = times.exposed_transfer_s + max(0.0, fetch - step.forward_s)
     count = step.accumulation
     work = count * (step.forward_s + step.backward_s)
     return StepEstimate(
-        step_s=work + step.sends * exposed + back + optimizer,
+        step_s=work + step.sends * exposed + back + optimizer + step.drive_s,
         forward_s=count * step.forward_s,
         backward_s=count * step.backward_s,
         gradients_exposed_s=step.sends * exposed,
         parameters_exposed_s=back,
         optimizer_s=optimizer,
+        drive_s=step.drive_s,
     )
 
 
@@ -176,7 +187,7 @@ class _StepProgram:
         self.step, self.hardware, self.grid = step, hardware, grid
         self.program = Program()
         self._unit_b = float(max(kind.bytes for kind in step.kinds))
-        fixed = step.accumulation * (step.forward_s + step.backward_s)
+        fixed = step.accumulation * (step.forward_s + step.backward_s) + step.drive_s
         self._unit_s = fixed + step.traffic / step.cpu_bytes_per_s
         self._columns(by_rank=most_s is not None)
         self._rooms()
@@ -245,6 +256,7 @@ class _StepProgram:
         for kind, column, behind in copies:
             hidden = behind - step.between_s
             at_link = step.low_bytes / self.hardware.link_bytes_per_s
+            at_link = max(at_link, step.drive.fetch if kind == "params" else 0.0)
             self.program.row("link", {column: 1.0}, low=(at_link - hidden) / self._unit_s)
             for at, tier in enumerate(self.hardware.nodes):
                 each = step.low_bytes / self.grid / tier.copy_bytes_per_s / self._unit_s

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.executor import Candidate, Executor, KindBytes
 from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
-from cxl_offload.plan.hardware import GPU_USABLE, NVME, Hardware
+from cxl_offload.plan.hardware import NVME, Hardware
 from cxl_offload.plan.missing import MissingNumberError
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import Batch, PhaseEstimate, Plan
 from cxl_offload.plan.replay_check import Replay
-from cxl_offload.plan.request import PlanRequest
+from cxl_offload.plan.training.drive import BUFFERS, NOWHERE, OnDrive, choices, kinds_in_memory
+from cxl_offload.plan.training.ds_config import CONFIG, config_text
 from cxl_offload.plan.training.job import (
-    GRADIENT_BUCKET_ELEMENTS,
     LOW_BYTES,
     Stage,
     TrainingJob,
@@ -32,8 +31,9 @@ from cxl_offload.plan.training.placement import (
     kind_bytes,
     place,
 )
-from cxl_offload.plan.training.ranks import ONE_GPU, Ranks
+from cxl_offload.plan.training.request import TrainingRequest as TrainingRequest
 from cxl_offload.plan.training.trace import equation_phases, planned_work, replayed_phases
+from cxl_offload.topology.cpulist import format_cpulist
 from cxl_offload.units import format_bytes
 
 ADAM_SHARE = 0.79
@@ -48,58 +48,12 @@ beside the GPU's work at the training efficiency that is planned with and sequen
 STAGES: tuple[Stage, ...] = (2, 1, 3)
 """In the order in which one has to be faster than those before it."""
 
-CONFIG = "ds_config.json"
-"""DeepSpeed's configuration among a plan's settings, and as its command names it;
-``cxl-offload run`` writes it."""
-
+DRIVE_TERM = "reads and writes of the drive"
 
 FLASH_NOTE = (
     "planned for attention that keeps no scores, which the script has to use (in transformers "
     'attn_implementation="flash_attention_2", or "sdpa" where torch takes its flash kernel)'
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRequest(PlanRequest):
-    """What is to be planned for DeepSpeed.
-
-    Attributes
-    ----------
-    batch
-        Sequences of one optimizer step; GPUs times micro-batch times accumulation.
-    tokens
-        Tokens of a sequence.
-    stage
-        1, 2, 3, or None: the fastest one.
-    optimizer_bytes_per_s
-        What the CPU optimizer draws from local memory; None: ``ADAM_SHARE`` of its rate, or
-        ``ADAM_SHARE_OF_UPPER_BOUND``.
-    script
-        The training script of the printed command.
-    ranks
-        GPUs, and what crosses between them.
-    flash_attention
-        Whether the script's attention keeps no scores for the backward.
-    """
-
-    batch: int
-    tokens: int
-    stage: Stage | None = None
-    optimizer_bytes_per_s: float | None = None
-    script: str = "train.py"
-    ranks: Ranks = ONE_GPU
-    flash_attention: bool = False
-    gpu_usable: float = GPU_USABLE
-
-    def __post_init__(self) -> None:
-        super(TrainingRequest, self).__post_init__()
-        rate = self.optimizer_bytes_per_s
-        if rate is not None and not 1e3 <= rate <= 1e15:
-            raise ConfigError(f"optimizer rate {rate / 1e9:g} GB/s: from 1e-6 to 1e6")
-        if self.batch % self.ranks.count:
-            raise ConfigError(
-                f"batch {self.batch} over {self.ranks.count} GPUs: a multiple of them is needed"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +66,8 @@ class PlannedStep:
     step: TrainingStep
     weights: Weights
     estimate: StepEstimate
+    on_drive: OnDrive = NOWHERE
+    drive_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +78,8 @@ class _Candidate:
     checkpointing: bool
     gpu_bytes: int
     step: TrainingStep
+    on_drive: OnDrive
+    drive_bytes: int
 
 
 def plan_training(request: TrainingRequest) -> Plan:
@@ -155,9 +113,13 @@ class DeepSpeed(Executor[PlannedStep]):
             flash_attention=request.flash_attention,
         )
         self._held = -(-model.parameters // ranks.hosts)  # parameters whose states a host has
-        if request.tiers is not None and NVME in request.tiers:
+        self._largest = max(tensor.elements // tensor.count for tensor in model.tensors())
+        if request.nvme_path is None and NVME in (request.tiers or ()):
+            raise ConfigError("tier nvme: name a folder of the drive by --nvme-path")
+        if request.nvme_path is not None and not request.hardware().drive_usable_bytes:
             raise ConfigError(
-                "tier nvme: DeepSpeed's NVMe offload (swap_tensor) is not planned; leave it out"
+                f"--nvme-path {request.nvme_path}: {request.machine.name} has no drive whose read "
+                "rate is known, or the tiers leave nvme out; add it under drives of its file"
             )
 
     @property
@@ -166,8 +128,9 @@ class DeepSpeed(Executor[PlannedStep]):
         return self._request
 
     def hardware(self) -> Hardware:
-        """Without the drive, and with the links of all GPUs of a host."""
-        return self._request.hardware().without(NVME).of_gpus(self._request.ranks.gpus)
+        """With the links of all GPUs of a host; with the drive where a folder of it is named."""
+        found = self._request.hardware().of_gpus(self._request.ranks.gpus)
+        return found.without(NVME) if self._request.nvme_path is None else found
 
     def _between(self, hardware: Hardware) -> float:
         ranks, nbytes = self._request.ranks, LOW_BYTES * self._job.model.parameters
@@ -193,7 +156,7 @@ class DeepSpeed(Executor[PlannedStep]):
 
     def _steps(self, hardware: Hardware) -> Iterator[_Candidate]:
         """Micro-batches that the GPU holds, and what a step of them does."""
-        job, rate = self._job, self._optimizer_rate(hardware)
+        job, rate, gpus = self._job, self._optimizer_rate(hardware), self._request.ranks.gpus
         flops = hardware.gpu.flops_per_s * TRAINING_EFFICIENCY
         stages = STAGES if self._request.stage is None else (self._request.stage,)
         for stage, checkpointing in itertools.product(stages, (False, True)):
@@ -202,16 +165,20 @@ class DeepSpeed(Executor[PlannedStep]):
                 need = gpu_bytes(job, micro, stage, checkpointing=checkpointing)
                 if need > hardware.gpu_usable_bytes:
                     break
-                step = TrainingStep(
-                    kinds=host_kinds(self._held, stage),
-                    stage=stage,
-                    forward_s=micro * forward,
-                    backward_s=micro * backward,
-                    accumulation=job.batch // micro,
-                    cpu_bytes_per_s=rate,
-                    between_s=self._between(hardware),
-                )
-                yield _Candidate(micro, checkpointing, need, step)
+                kinds = host_kinds(self._held, stage)
+                for there in choices(stage, hardware):
+                    step = TrainingStep(
+                        kinds=kinds_in_memory(kinds, there, gpus=gpus, largest=self._largest),
+                        stage=stage,
+                        forward_s=micro * forward,
+                        backward_s=micro * backward,
+                        accumulation=job.batch // micro,
+                        cpu_bytes_per_s=rate,
+                        between_s=self._between(hardware),
+                        drive=there.seconds(kinds, hardware),
+                    )
+                    nbytes = there.nbytes(kinds)
+                    yield _Candidate(micro, checkpointing, need, step, there, nbytes)
 
     def search(
         self, hardware: Hardware, *, like: Candidate[PlannedStep] | None = None
@@ -226,7 +193,7 @@ class DeepSpeed(Executor[PlannedStep]):
         for each in self._steps(hardware):
             step = each.step
             placed = place(step, hardware)
-            if placed is None:
+            if placed is None or each.drive_bytes > hardware.drive_usable_bytes:
                 continue
             weights, estimate = placed
             if best is not None:
@@ -235,7 +202,10 @@ class DeepSpeed(Executor[PlannedStep]):
                     slack = -self._request.cxl_margin
                 if estimate.step_s > best.estimate.step_s * (1 + slack):
                     continue
-            best = PlannedStep(each.micro, step.stage, each.checkpointing, step, weights, estimate)
+            best = PlannedStep(
+                each.micro, step.stage, each.checkpointing, step, weights, estimate,
+                each.on_drive, each.drive_bytes,
+            )  # fmt: skip
             need = each.gpu_bytes
         if best is None:
             return None
@@ -251,6 +221,7 @@ class DeepSpeed(Executor[PlannedStep]):
             sequences=best.micro,
             host=tuple(host),
             gpu_bytes=need,
+            drive_bytes=best.drive_bytes,
         )
 
     def why_nothing_fits(self, hardware: Hardware) -> str:
@@ -264,7 +235,7 @@ class DeepSpeed(Executor[PlannedStep]):
             f"train {job.model.name} on {hardware.machine}: one sequence needs "
             f"{format_bytes(least)} of the GPU's usable {format_bytes(hardware.gpu_usable_bytes)}, "
             f"and the optimizer {format_bytes(host)} of the host's usable {rooms}; shorten "
-            "sequences or give more room"
+            "sequences, or give more memory (--add) or a folder on a drive (--nvme-path)"
         )
 
     def batch(self, found: Candidate[PlannedStep]) -> Batch:
@@ -275,20 +246,45 @@ class DeepSpeed(Executor[PlannedStep]):
 
     def kinds(self, found: Candidate[PlannedStep]) -> Iterable[KindBytes]:
         """Host tensors; what the GPU holds is in its own bytes."""
+        there, none = found.choice.on_drive.kinds, (0,) * len(found.hardware.nodes)
+        whole = {kind.name: kind.bytes for kind in host_kinds(self._held, found.choice.stage)}
         for kind in found.choice.step.kinds:
             weights = found.choice.weights[kind.name]
-            policies = [_policy(found.hardware, weights)] * len(weights)
-            yield KindBytes(kind.name, 0, kind_bytes(kind, weights), 0, policies)
+            drive = whole[kind.name] if kind.name in there else 0
+            is_placed = kind.name != BUFFERS and not drive
+            policy = _policy(found.hardware, weights) if is_placed else ""
+            yield KindBytes(kind.name, 0, kind_bytes(kind, weights), drive, [policy] * len(weights))
+        for name in sorted(set(there) - found.choice.weights.keys()):
+            yield KindBytes(name, 0, none, whole[name], [""] * len(none))
 
     def command(self, found: Candidate[PlannedStep]) -> tuple[str, ...]:
         """DeepSpeed's launcher."""
         ranks = self._request.ranks
-        start = ("deepspeed", *ranks.launcher_flags(), self._request.script, "--deepspeed")
+        flags = (*ranks.launcher_flags(), *self._binding())
+        start = ("deepspeed", *flags, self._request.script, "--deepspeed")
         return (*start, "--deepspeed_config", CONFIG)
+
+    def _binding(self) -> tuple[str, ...]:
+        """Of the launcher: ranks divide the cores that the optimizer's rate is of."""
+        machine = self._request.machine
+        cpus = machine.node(machine.initiator).cpus
+        if not self._request.bind_cores or not cpus:
+            return ()
+        return ("--bind_cores_to_rank", f"--bind_core_list={format_cpulist(cpus)}")
 
     def settings(self, found: Candidate[PlannedStep]) -> dict[str, str]:
         """DeepSpeed's own configuration."""
-        return {CONFIG: _config(found.choice)}
+        choice = found.choice
+        text = config_text(
+            stage=choice.stage,
+            micro=choice.micro,
+            accumulation=choice.step.accumulation,
+            checkpointing=choice.checkpointing,
+            on_drive=choice.on_drive,
+            nvme_path=self._request.nvme_path,
+            largest=self._largest,
+        )
+        return {CONFIG: text}
 
     def threads(self, found: Candidate[PlannedStep]) -> dict[int, int]:
         """All cores of the initiator update parameters."""
@@ -302,7 +298,7 @@ class DeepSpeed(Executor[PlannedStep]):
 
     def equation_seconds(self, found: Candidate[PlannedStep]) -> Mapping[str, float]:
         """Predicted seconds by phase; the simulator has one GPU."""
-        if self._request.ranks.count > 1:
+        if self._request.ranks.count > 1 or found.drive_bytes:
             return {}
         return equation_phases(found.choice.estimate)
 
@@ -310,7 +306,7 @@ class DeepSpeed(Executor[PlannedStep]):
         self, found: Candidate[PlannedStep], replay: Replay
     ) -> Mapping[str, float]:
         """One step of one GPU."""
-        if self._request.ranks.count > 1:
+        if self._request.ranks.count > 1 or found.drive_bytes:
             return {}
         step, weights, hardware = found.choice.step, found.choice.weights, found.hardware
         work = planned_work(self._job, step, hardware, weights)
@@ -338,11 +334,22 @@ class DeepSpeed(Executor[PlannedStep]):
         return [
             f"ZeRO stage {found.choice.stage}, bf16, {request.ranks}, {checkpoints}",
             *request.ranks.notes(),
+            *self._about_drive(found),
             *([FLASH_NOTE] if request.flash_attention else ()),
             f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
             "memory",
             "the script gives the optimizer: DeepSpeedCPUAdam, or this package's CPUAdam",
             "no absolute step time is published for these machines, so no error is known",
+        ]
+
+    def _about_drive(self, found: Candidate[PlannedStep]) -> list[str]:
+        """Whose files are there, and what is not known of it."""
+        if not found.drive_bytes:
+            return []
+        return [
+            f"DeepSpeed keeps {format_bytes(found.drive_bytes)} in files in "
+            f"{self._request.nvme_path} and writes most of them in every step, which wears a drive",
+            "not replayed: the simulator's training step has no drive",
         ]
 
 
@@ -360,29 +367,8 @@ def _phases(estimate: StepEstimate) -> tuple[PhaseEstimate, ...]:
         "transfers that no work hides": estimate.gradients_exposed_s,
         "parameters back to the GPU": estimate.parameters_exposed_s,
         "optimizer (CPU)": estimate.optimizer_s,
+        **({DRIVE_TERM: estimate.drive_s} if estimate.drive_s else {}),
     }
     bottleneck = max(terms, key=lambda term: terms[term])
     step = PhaseEstimate(name="step", seconds=estimate.step_s, bottleneck=bottleneck, terms=terms)
     return (step,)
-
-
-def _config(found: PlannedStep) -> str:
-    """DeepSpeed's own configuration for the plan."""
-    zero: dict[str, object] = {
-        "stage": found.stage,
-        "offload_optimizer": {"device": "cpu", "pin_memory": True},
-        "overlap_comm": True,
-        "contiguous_gradients": True,
-        "reduce_bucket_size": GRADIENT_BUCKET_ELEMENTS,
-    }
-    if found.stage == 3:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
-    config = {
-        "train_micro_batch_size_per_gpu": found.micro,
-        "gradient_accumulation_steps": found.step.accumulation,
-        "bf16": {"enabled": True},
-        "zero_optimization": zero,
-    }
-    if found.checkpointing:
-        config["activation_checkpointing"] = {"partition_activations": False}
-    return json.dumps(config, indent=1)

@@ -1,0 +1,61 @@
+"""What is to be planned of a training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.plan.hardware import GPU_USABLE
+from cxl_offload.plan.request import PlanRequest
+from cxl_offload.plan.training.job import Stage
+from cxl_offload.plan.training.ranks import ONE_GPU, Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRequest(PlanRequest):
+    """What is to be planned for DeepSpeed.
+
+    Attributes
+    ----------
+    batch
+        Sequences of one optimizer step; GPUs times micro-batch times accumulation.
+    tokens
+        Tokens of a sequence.
+    stage
+        1, 2, 3, or None: the fastest one.
+    optimizer_bytes_per_s
+        What the CPU optimizer draws from local memory; None: the share of its rate that
+        DeepSpeedCPUAdam reaches.
+    script
+        The training script of the printed command.
+    ranks
+        GPUs, and what crosses between them.
+    flash_attention
+        Whether the script's attention keeps no scores for the backward.
+    nvme_path
+        A folder on the drive, which stage 3 may then keep optimizer states and parameters on; None:
+        the drive is left alone.
+    bind_cores
+        Whether the launcher binds every rank to cores of the socket that is planned with.
+    """
+
+    batch: int
+    tokens: int
+    stage: Stage | None = None
+    optimizer_bytes_per_s: float | None = None
+    script: str = "train.py"
+    ranks: Ranks = ONE_GPU
+    flash_attention: bool = False
+    nvme_path: str | None = None
+    bind_cores: bool = False
+    gpu_usable: float = GPU_USABLE
+
+    def __post_init__(self) -> None:
+        super(TrainingRequest, self).__post_init__()
+        rate = self.optimizer_bytes_per_s
+        if rate is not None and not 1e3 <= rate <= 1e15:
+            raise ConfigError(f"optimizer rate {rate / 1e9:g} GB/s: from 1e-6 to 1e6")
+        if self.batch % self.ranks.count:
+            raise ConfigError(
+                f"batch {self.batch} over {self.ranks.count} GPUs: a multiple of them is needed"
+            )
