@@ -15,6 +15,7 @@ from cxl_offload.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from cxl_offload.objects import PlacementRow
+    from cxl_offload.sim import Timeline
 
 _VERSION = 1
 """Of the form of every report in JSON; it grows when a key goes or changes its meaning."""
@@ -51,5 +52,24 @@ def placement_table(rows: Iterable[PlacementRow], kind: str, *, simulated: bool)
             format_bytes(row.requested_bytes),
             lines(f"{node}: {format_bytes(count)}" for node, count in row.granted.items()),
             lines(f"{name}: {format_bytes(count)}" for name, count in row.tiers.items()),
+        )
+    return made
+
+
+def simulated_table(timeline: Timeline) -> Table:
+    """Of the phases with tokens, and what would bound each."""
+    made = table(
+        f"Speed (simulated: the bytes of this run replayed on {timeline.machine})",
+        *("phase", "tokens/s", "time", "busiest"),
+        right=("tokens/s", "time"),
+    )
+    for phase, rate in timeline.tokens_per_s.items():
+        busiest = timeline.bottleneck(phase)
+        busy = timeline.utilisation(phase).get(busiest)
+        made.add_row(
+            phase,
+            f"{rate:.1f}",
+            format_seconds(timeline.phase_seconds[phase]),
+            busiest if busy is None else f"{busiest} ({busy:.0%} of the time)",
         )
     return made

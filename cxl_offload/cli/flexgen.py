@@ -12,9 +12,9 @@ from cxl_offload.cli._observed import observed
 from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import check_page, write_run_page
 from cxl_offload.cli._report_table import NONE, console_of, show, table
-from cxl_offload.cli._run_report import placement_table, speed_table, write_json
+from cxl_offload.cli._run_report import placement_table, simulated_table, speed_table, write_json
 from cxl_offload.errors import ConfigError
-from cxl_offload.units import format_bytes, format_seconds
+from cxl_offload.units import format_bytes
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -204,7 +204,7 @@ def print_report(
     phases[decode] = (report.decode_tokens_per_s, report.decode_seconds)
     show(console, speed_table(how, phases))
     if timeline is not None:
-        show(console, _simulated_table(timeline))
+        show(console, simulated_table(timeline))
     show(console, _share_table(report))
     where = placement_table(report.placement, "kind", simulated=report.simulated_placement)
     for home, kinds in report.outside.items():
@@ -219,25 +219,6 @@ def print_report(
         console.print("\nAnswers")
         for at, text in enumerate(report.answers):
             console.print(f"{at}: {text}")
-
-
-def _simulated_table(timeline: Timeline) -> Table:
-    """Of the phases with tokens, and what would bound each."""
-    made = table(
-        f"Speed (simulated: the bytes of this run replayed on {timeline.machine})",
-        *("phase", "tokens/s", "time", "busiest"),
-        right=("tokens/s", "time"),
-    )
-    for phase, rate in timeline.tokens_per_s.items():
-        busiest = timeline.bottleneck(phase)
-        busy = timeline.utilisation(phase).get(busiest)
-        made.add_row(
-            phase,
-            f"{rate:.1f}",
-            format_seconds(timeline.phase_seconds[phase]),
-            busiest if busy is None else f"{busiest} ({busy:.0%} of the time)",
-        )
-    return made
 
 
 def _share_table(report: FlexGenReport) -> Table:

@@ -16,7 +16,7 @@ from cxl_offload.cli._options import Limit, SimulatedMachine
 from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import ReportFile, check_page, write_run_page
 from cxl_offload.cli._report_table import console_of, show
-from cxl_offload.cli._run_report import placement_table, speed_table, write_json
+from cxl_offload.cli._run_report import placement_table, simulated_table, speed_table, write_json
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import limits, pairs
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cxl_offload.integrations.transformers import Divided, GenerateReport, GenerateRun
     from cxl_offload.memory import Session
     from cxl_offload.plan.plan_file import Plan
+    from cxl_offload.sim import Timeline
     from cxl_offload.topology import Machine
 
 _PERSIST_BYTES = "1GiB"
@@ -126,6 +127,10 @@ def generate(
         str | None,
         typer.Option("--json", metavar="FILE", help="Write the report there; - prints it alone."),
     ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write what the run read and computed there, as events."),
+    ] = None,
     page: ReportFile = None,
     metrics: Metrics = None,
     events: Events = None,
@@ -181,18 +186,44 @@ def generate(
         prefixes=prefixes,
         attention=attention,
         accelerator=accelerator,
+        record=trace is not None or _is_replayed(simulated, accelerator),
     )
     watch = functools.partial(observed, metrics, events)
     report = _run(request, divided=ranks, machine=simulated, limit=limits(limit), watch=watch)
     if report is None:
         return
     beside = _beside_plan(report, planned)
+    timeline = _replayed(report, simulated)
+    if trace is not None:
+        report.trace.save(trace)
     if page is not None:
-        _write_page(page, report, simulated or discover(), beside)
+        _write_page(page, report, simulated or discover(), beside, timeline)
     if json_file != "-":
-        _print(console_of(), report, beside, answers=answers)
+        _print(console_of(), report, beside, timeline, answers=answers)
     if json_file is not None:
-        write_json(json_file, report.to_json())
+        as_simulated = None if timeline is None else timeline.to_json()
+        write_json(json_file, {**report.to_json(), "simulated": as_simulated})
+
+
+def _is_replayed(machine: Machine | None, accelerator: str | None) -> bool:
+    """Whether a run says how long it would take on a simulated machine."""
+    from cxl_offload.ranks import is_rank_of_job
+
+    return machine is not None and accelerator is None and not is_rank_of_job()
+
+
+def _replayed(report: GenerateReport, machine: Machine | None) -> Timeline | None:
+    """What the run would take there; None where nobody asked, or its rates are not known."""
+    if machine is None or not len(report.trace):
+        return None
+    from cxl_offload.plan.decoding.engine import TRANSFORMERS
+    from cxl_offload.plan.decoding.trace import cpu_engines
+    from cxl_offload.sim import replay
+
+    try:
+        return replay(report.trace, machine, engines=cpu_engines(machine, TRANSFORMERS))
+    except ConfigError:
+        return None
 
 
 def _run(
@@ -244,7 +275,11 @@ def _beside_plan(report: GenerateReport, planned: Plan | None) -> list[str]:
 
 
 def _write_page(
-    file: Path, report: GenerateReport, machine: Machine, beside: Sequence[str]
+    file: Path,
+    report: GenerateReport,
+    machine: Machine,
+    beside: Sequence[str],
+    timeline: Timeline | None,
 ) -> None:
     rates: dict[str, dict[str, float | None]] = {
         "whole run": {
@@ -254,21 +289,29 @@ def _write_page(
         "prefill": {"measured": report.prefill_tokens_per_s},
         "decode": {"measured": report.decode_tokens_per_s},
     }
+    for phase, rate in ({} if timeline is None else timeline.tokens_per_s).items():
+        rates[phase]["simulated"] = rate
     title = f"generate: {report.model}"
     notes = report.placement_notes
-    write_run_page(file, title, machine, report.placement, rates, notes=notes, about_speed=beside)
+    write_run_page(
+        file, title, machine, report.placement, rates, timeline, notes=notes, about_speed=beside
+    )
 
 
 def _print(
-    console: Console, report: GenerateReport, beside: Sequence[str], *, answers: bool
+    console: Console,
+    report: GenerateReport,
+    beside: Sequence[str],
+    timeline: Timeline | None,
+    *,
+    answers: bool,
 ) -> None:
     pages = "simulated nodes" if report.simulated_placement else "real nodes"
-    where = report.accelerator or "the CPU"
     by = "" if report.ranks == 1 else f" by {report.ranks} ranks"
     console.print(
         f"{report.model}: {report.parameters / 1e6:.1f} M parameters, {report.rows} rows of "
-        f"{report.prompt_len} + {report.gen_len} tokens; on {where}{by}; {pages} of "
-        f"{report.machine}"
+        f"{report.prompt_len} + {report.gen_len} tokens; on {report.accelerator or 'the CPU'}"
+        f"{by}; {pages} of {report.machine}"
     )
     phases: dict[str, tuple[float | None, float]] = {
         "load": (None, report.load_seconds),
@@ -276,6 +319,8 @@ def _print(
         "decode": (report.decode_tokens_per_s, report.decode_seconds),
     }
     show(console, speed_table("measured", phases))
+    if timeline is not None:
+        show(console, simulated_table(timeline))
     for said in beside:
         console.print(f"{said}.")
     show(console, placement_table(report.placement, "kind", simulated=report.simulated_placement))

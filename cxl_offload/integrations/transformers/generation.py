@@ -35,6 +35,7 @@ from cxl_offload.integrations.transformers.ranked import (
     joined_rows,
 )
 from cxl_offload.integrations.transformers.room import KeptAs, KvMemory, kept_as
+from cxl_offload.integrations.transformers.run_trace import RunTrace
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.token_clock import Progress, TokenClock
 from cxl_offload.integrations.transformers.weights import load, meta_model, store_for, weight_bytes
@@ -42,6 +43,7 @@ from cxl_offload.memory import PolicyLike, Session, current_session
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.objects.placement_rows import placement_rows
 from cxl_offload.plan.plan_file import Plan
+from cxl_offload.sim.trace import Trace
 
 _ALONE = RankPart()
 
@@ -82,6 +84,8 @@ class GenerateRun:
         ``"eager"`` or ``"sdpa"`` for prompts; None is the model's own choice.
     accelerator
         ``"cuda"`` or ``"cuda:0"``, as of ``offload``; None: the CPU computes.
+    record
+        Whether the report has a trace of what a process alone read, wrote and computed on CPUs.
     """
 
     model: str
@@ -98,6 +102,7 @@ class GenerateRun:
     dtype: str = "auto"
     attention: str | None = None
     accelerator: str | None = None
+    record: bool = False
 
     def kept_as(self) -> KeptAs:
         """What keys and values are kept as; None: the type of the weights.
@@ -131,6 +136,8 @@ class GenerateReport(RunReport):
         What was found and kept of the prompts' beginnings; None: they are not kept.
     accelerator
         What computed, with its number; None: the CPU.
+    trace
+        For :func:`cxl_offload.sim.replay`; empty where nothing was recorded.
     """
 
     tokens: torch.Tensor
@@ -140,9 +147,10 @@ class GenerateReport(RunReport):
     ranks: int = 1
     prefixes: PrefixCounts | None = None
     accelerator: str | None = None
+    trace: Trace = field(default_factory=Trace)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, ready for ``json.dumps``."""
+        """All of it but the trace, ready for ``json.dumps``."""
         return {
             **super(GenerateReport, self).to_json(),
             "ranks": self.ranks,
@@ -199,7 +207,8 @@ def run(
         threads=(threads := planned_threads(request.plan, session)).counts,
         device=ready.device,
     )
-    with alone, offloaded as done:
+    recorder = RunTrace(session)
+    with alone, offloaded as done, recorder.following(ready.model, wanted=request.record):
         clock.start()
         tokens = ready.model.generate(
             **{name: given.to(ready.model.device) for name, given in ready.inputs.items()},
@@ -210,7 +219,7 @@ def run(
         )
     report = _report(request, session, ready, tokens.cpu(), clock.times, done.calls)
     notes = (*report.placement_notes, *threads.notes)
-    report = replace(report, prefixes=done.prefixes, placement_notes=notes)
+    report = replace(report, prefixes=done.prefixes, placement_notes=notes, trace=recorder.trace)
     return _of_all_ranks(report, part, ready.tokenizer.pad_token_id or 0)
 
 
@@ -253,8 +262,12 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
 
 
 def _device(request: GenerateRun, session: Session, part: RankPart) -> ModelDevice | None:
+    if request.record:
+        part.check_alone("a run is recorded")
     if request.accelerator is None:
         return None
+    if request.record:
+        raise ConfigError("a trace is of what CPUs compute; leave it or accelerator out")
     part.check_alone("an accelerator computes")
     ModelDevice.refuse(prefixes=request.prefixes)
     return ModelDevice(chosen_device(request.accelerator), session)
