@@ -11,6 +11,8 @@ namespace {
 // One after the other.
 #include "kernels/vector/avx2.inc.h"
 //
+#include "kernels/linear_order.inc.h"
+//
 #include "kernels/linear_loop.inc.h"
 
 }  // namespace

@@ -1,44 +1,12 @@
 // Linear layers by products of bfloat16 (vdpbf16ps), for x of bfloat16. Included inside of an
-// unnamed namespace by linear_bf16_avx512.cc, after linear_bf16_read.inc.h.
+// unnamed namespace by linear_bf16_avx512.cc, after linear_bf16_read.inc.h and linear_order.inc.h.
 //
 // Weights of bfloat16, E4M3, int8 and 4-bit codes convert to bfloat16 exactly, so products are
 // exact. One instruction adds two products to each float32 sum, twice as many as with float32. A
 // number of float16 would need two of bfloat16, which gains nothing.
 
-// So many columns are multiplied for all outputs of a panel before the next columns: a tile of x of
-// that width stays in the first cache. The sums are kept as vectors in between, so that no result
-// depends on this number.
-constexpr size_t kColumns = 1024;
-// At least so many outputs lie between those being multiplied and those being prefetched.
-constexpr size_t kLeastAhead = 4;
-
 // What one thread needs while it multiplies a panel.
 struct Room {
-  Room(const LinearPanel& panel, size_t block)
-      : panel(panel),
-        columns(panel.tile == 1 ? panel.width : kColumns),
-        column_bytes(columns / block * 64) {
-    if (columns >= panel.width) return;
-    waiting = std::make_unique_for_overwrite<Vector[]>(panel.tile * panel.outputs);
-  }
-
-  // How many bytes ahead the first tile prefetches weights of the same panel, for a strip of R
-  // outputs. The prefetchers of the hardware stop at the end of a page. 0: no weights are left.
-  template <size_t R>
-  CXL_OFFLOAD_VECTOR ptrdiff_t ahead(size_t output, size_t begin) const {
-    constexpr size_t kAhead = std::max(R, kLeastAhead);
-    const auto step = static_cast<ptrdiff_t>(panel.weight_step);
-    if (output + R + kAhead <= panel.outputs) return kAhead * step;
-    if (begin + columns >= panel.width || panel.outputs < R + kAhead) return 0;
-    // The first outputs of the next columns.
-    const auto back = static_cast<ptrdiff_t>(panel.outputs - kAhead);
-    return static_cast<ptrdiff_t>(column_bytes) - back * step;
-  }
-
-  const LinearPanel& panel;
-  size_t columns;
-  size_t column_bytes;
-  std::unique_ptr<Vector[]> waiting;  // [outputs][rows of a tile]
   // Of codes: numbers of groups, as many as groups_of(), and those beyond the groups are zero.
   std::unique_ptr<float[]> steps;            // [outputs][groups], and more
   std::unique_ptr<float[]> lows;             // [outputs][groups]: low - 16 steps
@@ -60,28 +28,23 @@ struct Strip {
   static constexpr size_t kBlock = kVectors * kBf16Lanes;
   static constexpr bool kCodes = std::is_same_v<W, Codes>;
 
-  CXL_OFFLOAD_VECTOR Strip(const LinearPanel& panel, const Room& room, size_t row, size_t output,
-                           size_t begin)
+  CXL_OFFLOAD_VECTOR Strip(const LinearPanel& panel, const Room& room, const Step& step)
       : panel(panel),
         room(room),
-        x(reinterpret_cast<const Bf16*>(panel.x + row * panel.x_step)),
-        weight(panel.weight + output * panel.weight_step),
-        row(row),
-        output(output),
-        ahead(row == 0 ? room.template ahead<R>(output, begin) : 0) {}
-
-  CXL_OFFLOAD_VECTOR void begin(bool first) {
-    // Where one pass takes all columns, no sums are kept in between.
-    const Vector* from = first ? nullptr : room.waiting.get() + output * M;
+        x(reinterpret_cast<const Bf16*>(panel.x + step.row * panel.x_step)),
+        weight(panel.weight + step.output * panel.weight_step),
+        row(step.row),
+        output(step.output),
+        ahead(step.ahead) {
 #pragma GCC unroll 32
     for (size_t i = 0; i < M * R; ++i) {
-      sum[i / R][i % R] = first ? Vector::all(0) : from[i % R * M + i / R];
+      sum[i / R][i % R] = step.first ? Vector::all(0) : step.sums[i];
     }
   }
-  CXL_OFFLOAD_VECTOR void wait() const {
-    Vector* to = room.waiting.get() + output * M;
+
+  CXL_OFFLOAD_VECTOR void wait(Vector* to) const {
 #pragma GCC unroll 32
-    for (size_t i = 0; i < M * R; ++i) to[i % R * M + i / R] = sum[i / R][i % R];
+    for (size_t i = 0; i < M * R; ++i) to[i] = sum[i / R][i % R];
   }
 
   // Adds the products of a block of weights.
@@ -91,7 +54,8 @@ struct Strip {
     for (size_t n = 0; n < kVectors; ++n) {
 #pragma GCC unroll 8
       for (size_t m = 0; m < M; ++m) {
-        const __m512i number = _mm512_loadu_si512(x + 2 * m * panel.x_step + at + n * kBf16Lanes);
+        __m512i number = _mm512_loadu_si512(x + 2 * m * panel.x_step + at + n * kBf16Lanes);
+        asm("" : "+v"(number));  // as in_register()
 #pragma GCC unroll 8
         for (size_t r = 0; r < R; ++r) {
           to[m][r].value =
@@ -125,8 +89,8 @@ struct Strip {
       const std::byte* from = weight + at / kBlock * 64;
 #pragma GCC unroll 8
       for (size_t r = 0; r < R; ++r) {
-        __builtin_prefetch(from + r * panel.weight_step + ahead, 0, 2);
         reader.read(_mm512_loadu_si512(from + r * panel.weight_step), numbers[r]);
+        __builtin_prefetch(from + r * panel.weight_step + ahead, 0, 2);
       }
       if constexpr (kCodes) {
         add_scaled(numbers, at);
@@ -238,38 +202,30 @@ inline void sum_groups(const LinearPanel& panel, Room& room) {
 }
 
 template <class W, size_t M, size_t R>
-[[gnu::noinline]] void multiply_strip(const LinearPanel& panel, const Room& room, size_t row,
-                                      size_t output, size_t begin) {
-  const size_t end = std::min(panel.width, begin + room.columns);
-  Strip<W, M, R> strip(panel, room, row, output, begin);
-  strip.begin(begin == 0);
-  strip.columns(begin, end);
-  if (end < panel.width) {
-    strip.wait();
-  } else {
+[[gnu::noinline]] void multiply_strip(const LinearPanel& panel, const Room& room,
+                                      const Step& step) {
+  Strip<W, M, R> strip(panel, room, step);
+  strip.columns(step.begin, step.end);
+  if (step.last) {
     strip.store();
+  } else {
+    strip.wait(step.sums);
   }
 }
 
 template <class W, size_t M, size_t R>
 void multiply_tiles(const LinearPanel& panel) {
-  Room room(panel, Bf16Reader<W>::kVectors * kBf16Lanes);
+  constexpr size_t kBlock = Bf16Reader<W>::kVectors * kBf16Lanes;
+  Room room;
   if constexpr (std::is_same_v<W, Codes>) {
     read_scales(panel, room);
     sum_groups(panel, room);
   }
-  for (size_t row = 0; row < panel.rows; row += M) {
-    for (size_t begin = 0; begin == 0 || begin < panel.width; begin += room.columns) {
-      size_t output = 0;
-      for (; output + R <= panel.outputs; output += R) {
-        multiply_strip<W, M, R>(panel, room, row, output, begin);
-      }
-      for (; output < panel.outputs; ++output) {
-        multiply_strip<W, M, 1>(panel, room, row, output, begin);
-      }
-      if (room.columns == 0) break;
-    }
-  }
+  Order order(panel, kBlock, 0, panel.width);
+  order.cut<M, R>(sizeof(Bf16));
+  visit_steps<M, R>(order, [&]<size_t kStrip>(const Step& step) {
+    multiply_strip<W, M, kStrip>(panel, room, step);
+  });
 }
 
 // Outputs of a strip beside tiles of 1, 2, 4, 6 and 8 rows, as the registers allow.

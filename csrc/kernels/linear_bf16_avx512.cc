@@ -15,6 +15,8 @@ namespace {
 //
 #include "kernels/linear_bf16_read.inc.h"
 //
+#include "kernels/linear_order.inc.h"
+//
 #include "kernels/linear_bf16.inc.h"
 
 }  // namespace

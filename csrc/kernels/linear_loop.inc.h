@@ -1,8 +1,8 @@
 // The loops of linear layers, written once over a type `Vector`. Included inside of an unnamed
-// namespace by each instruction set's source, after its vector/*.inc.h.
+// namespace by each instruction set's source, after linear_order.inc.h.
 //
-// A strip is a few outputs whose weights are read side by side; a tile is a few rows of x. The sums
-// of a strip and a tile stay in registers while the weights pass through.
+// A strip (linear_order.inc.h) is a few outputs whose weights are read side by side; a tile is a
+// few rows of x. The sums of a strip and a tile stay in registers while the weights pass through.
 
 constexpr size_t kPair = 2 * Vector::kLanes;
 
@@ -76,16 +76,12 @@ template <class W, size_t M, size_t R, bool kScaled>
 struct Strip {
   using Source = Weights<W, R, kScaled>;
 
-  CXL_OFFLOAD_VECTOR Strip(const LinearPanel& panel, size_t first_row, size_t output)
-      : panel(panel), x(panel.x + first_row * panel.x_step), output(output) {
-#pragma GCC unroll 8
-    for (size_t m = 0; m < M; ++m) {
-#pragma GCC unroll 8
-      for (size_t r = 0; r < R; ++r) sum[m][r] = Vector::all(0);
+  CXL_OFFLOAD_VECTOR Strip(const LinearPanel& panel, const Step& step)
+      : panel(panel), x(panel.x + step.row * panel.x_step), output(step.output), ahead(step.ahead) {
+#pragma GCC unroll 32
+    for (size_t i = 0; i < M * R; ++i) {
+      sum[i / R][i % R] = step.first ? Vector::all(0) : step.sums[i];
     }
-    // Later weights of the panel, which are asked for now: the prefetchers of the hardware stop at
-    // the end of a page.
-    ahead = output + 2 * R <= panel.outputs ? R * panel.weight_step : 0;
   }
 
   CXL_OFFLOAD_VECTOR const std::byte* row(size_t r) const {
@@ -95,7 +91,7 @@ struct Strip {
   CXL_OFFLOAD_VECTOR void add(const Vector* weights, size_t at) {
 #pragma GCC unroll 8
     for (size_t m = 0; m < M; ++m) {
-      const Vector number = Vector::load(x + m * panel.x_step + at);
+      const Vector number = in_register(Vector::load(x + m * panel.x_step + at));
 #pragma GCC unroll 8
       for (size_t r = 0; r < R; ++r) sum[m][r] = mul_add(weights[r], number, sum[m][r]);
     }
@@ -132,7 +128,11 @@ struct Strip {
       half<1>(source, at);
     }
     if constexpr (!std::is_same_v<W, Codes>) {  // groups of codes are whole pairs
-      if (at < end) rest(source, at, end);
+      if (at == end) return;
+      Strip copy = *this;  // whose address a function takes: these sums stay in registers
+      copy.rest(source, at, end);
+#pragma GCC unroll 32
+      for (size_t i = 0; i < M * R; ++i) sum[i / R][i % R] = copy.sum[i / R][i % R];
     }
   }
 
@@ -159,6 +159,11 @@ struct Strip {
     }
   }
 
+  CXL_OFFLOAD_VECTOR void wait(Vector* to) const {
+#pragma GCC unroll 32
+    for (size_t i = 0; i < M * R; ++i) to[i] = sum[i / R][i % R];
+  }
+
   CXL_OFFLOAD_VECTOR void store(size_t first_row, bool adds) const {
     float totals[(M * R + 3) / 4 * 4];
     Vector all[(M * R + 3) / 4 * 4];
@@ -180,7 +185,7 @@ struct Strip {
   const LinearPanel& panel;
   const float* x;
   size_t output;
-  size_t ahead;  // bytes
+  ptrdiff_t ahead;  // bytes
   Vector sum[M][R];
 };
 
@@ -201,41 +206,43 @@ constexpr Tile tile_at(size_t index) {
 }
 
 template <class W, size_t M, size_t R, bool kScaled>
-[[gnu::noinline]] void multiply_strip(const LinearPanel& panel, size_t first_row, size_t output,
-                                      size_t begin, size_t end) {
-  Strip<W, M, R, kScaled> strip(panel, first_row, output);
+[[gnu::noinline]] void multiply_strip(const LinearPanel& panel, const Step& step) {
+  Strip<W, M, R, kScaled> strip(panel, step);
   if constexpr (kScaled) {
-    for (size_t at = begin; at < end;) {
+    for (size_t at = step.begin; at < step.end;) {
       const size_t group = at / panel.group;
-      const size_t stop = std::min(end, (group + 1) * panel.group);
+      const size_t stop = std::min(step.end, (group + 1) * panel.group);
       strip.columns(at, stop, group);
       at = stop;
     }
   } else {
-    strip.columns(begin, end, 0);
+    strip.columns(step.begin, step.end, 0);
   }
-  strip.store(first_row, begin > 0);
+  if (step.last) {
+    strip.store(step.row, step.end > kLinearColumns);
+  } else {
+    strip.wait(step.sums);
+  }
 }
 
 // E4M3 without its NaN is cheaper to convert, so rows without NaN are read that way.
 template <class W, size_t M, size_t R, bool kScaled>
-CXL_OFFLOAD_VECTOR void choose_strip(const LinearPanel& panel, size_t first_row, size_t output,
-                                     size_t begin, size_t end) {
+CXL_OFFLOAD_VECTOR void choose_strip(const LinearPanel& panel, const Step& step) {
   if constexpr (std::is_same_v<W, E4m3>) {
     using NoNan = Vector::NoNan<W>;
     if constexpr (!std::is_same_v<NoNan, W>) {
       const W* rows[R];
       for (size_t r = 0; r < R; ++r) {
-        const std::byte* row = panel.weight + (output + r) * panel.weight_step;
-        rows[r] = reinterpret_cast<const W*>(row) + begin;
+        const std::byte* row = panel.weight + (step.output + r) * panel.weight_step;
+        rows[r] = reinterpret_cast<const W*>(row) + step.begin;
       }
-      if (!NoNan::any_nan(rows, R, end - begin)) {
-        multiply_strip<NoNan, M, R, kScaled>(panel, first_row, output, begin, end);
+      if (!NoNan::any_nan(rows, R, step.end - step.begin)) {
+        multiply_strip<NoNan, M, R, kScaled>(panel, step);
         return;
       }
     }
   }
-  multiply_strip<W, M, R, kScaled>(panel, first_row, output, begin, end);
+  multiply_strip<W, M, R, kScaled>(panel, step);
 }
 
 // The scales of codes as (step, low).
@@ -249,28 +256,18 @@ inline void read_tables(const LinearPanel& panel, size_t output, size_t outputs)
   }
 }
 
-// Computes all rows for R outputs: one tile of M rows after another, while the weights are cached.
-template <class W, size_t M, size_t R, bool kScaled>
-CXL_OFFLOAD_VECTOR void multiply_rows(const LinearPanel& panel, size_t output, size_t begin,
-                                      size_t end) {
-  if constexpr (std::is_same_v<W, Codes>) read_tables(panel, output, R);
-  for (size_t row = 0; row < panel.rows; row += M) {
-    choose_strip<W, M, R, kScaled>(panel, row, output, begin, end);
-  }
-}
-
 template <class W, size_t M, size_t R, bool kScaled>
 void multiply_tiles(const LinearPanel& panel) {
   static_assert(kLinearOutputs % R == 0 && R <= kMostTogether);
   for (size_t begin = 0; begin < panel.width; begin += kLinearColumns) {
     const size_t end = std::min(panel.width, begin + kLinearColumns);
-    size_t output = 0;
-    for (; output + R <= panel.outputs; output += R) {
-      multiply_rows<W, M, R, kScaled>(panel, output, begin, end);
-    }
-    for (; output < panel.outputs; ++output) {
-      multiply_rows<W, M, 1, kScaled>(panel, output, begin, end);
-    }
+    Order order(panel, 128 / bytes_of<W>(2), begin, end);
+    // A group that is no whole number of pairs would be summed in another order.
+    if constexpr (!kScaled) order.cut<M, R>(sizeof(float));
+    visit_steps<M, R>(order, [&]<size_t kStrip>(const Step& step) {
+      if constexpr (std::is_same_v<W, Codes>) read_tables(panel, step.output, kStrip);
+      choose_strip<W, M, kStrip, kScaled>(panel, step);
+    });
   }
 }
 

@@ -9,6 +9,8 @@ namespace {
 // One after the other.
 #include "kernels/vector/neon.inc.h"
 //
+#include "kernels/linear_order.inc.h"
+//
 #include "kernels/linear_loop.inc.h"
 
 }  // namespace

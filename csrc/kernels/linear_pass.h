@@ -3,6 +3,7 @@
 #define CXL_OFFLOAD_KERNELS_LINEAR_PASS_H_
 
 #include <cstddef>
+#include <memory>
 
 #include "core/half.h"
 #include "core/tensor_view.h"

@@ -7,6 +7,8 @@ namespace {
 // One after the other.
 #include "kernels/vector/scalar.inc.h"
 //
+#include "kernels/linear_order.inc.h"
+//
 #include "kernels/linear_loop.inc.h"
 
 }  // namespace
