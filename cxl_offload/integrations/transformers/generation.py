@@ -241,7 +241,8 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     planned, rows_at_once = _planned(request)
     place: Mapping[str, PolicyLike] = {**planned, **request.place}
     device = _device(request, session, part)
-    policies = chosen_policies(place if device is None else host_policies(place), session)
+    place = place if device is None else host_policies(place)
+    policies = chosen_policies(place, session, on_accelerator=device is not None)
     check_checkpoint(request.model)
     inputs, tokenizer = tokenized(Path(request.tokenizer or request.model), request.prompts)
     mine = part.rows(inputs["input_ids"].shape[0])

@@ -18,19 +18,27 @@ KINDS = ("kv", "activations", "weights", *WEIGHT_KINDS)
 """``weights`` stands for every kind of weight that is not named."""
 
 
-def chosen_policies(policies: Mapping[str, PolicyLike], session: Session) -> dict[str, Policy]:
+def chosen_policies(
+    policies: Mapping[str, PolicyLike], session: Session, *, on_accelerator: bool = False
+) -> dict[str, Policy]:
     """The policy of ``kv`` and of every kind of weight that has one.
 
     Raises
     ------
     ConfigError
-        In one line: no policy, an unknown kind, tier or node.
+        In one line: no policy, an unknown kind, tier or node, or copies of what CPUs do not read.
     """
     if not isinstance(policies, Mapping):
         raise ConfigError(
             f"policies {policies!r}: give one for each kind, such as {{'weights': 'cxl'}}"
         )
     given = {kind: _checked(kind, policy, session) for kind, policy in policies.items()}
+    for kind, policy in given.items() if on_accelerator else ():
+        if isinstance(policy, Replicate):
+            raise ConfigError(
+                f"policy of {kind}: {policy}: an accelerator reads one copy only; leave it out, or "
+                f"bind or interleave {kind}"
+            )
     if not given:
         raise ConfigError(f"no policy; give one for a kind of {', '.join(KINDS)}")
     of_weights = given.pop("weights", None)

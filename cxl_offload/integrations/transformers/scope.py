@@ -161,7 +161,11 @@ def offload(
         device = ModelDevice(chosen_device(accelerator), session)
         device.refuse(tune=tune, hot_expert_bytes=hot_expert_bytes, prefixes=prefixes)
         place = host_policies(place)
-    store = store_for(chosen_policies(place, session), session, pin=device is not None)
+    store = store_for(
+        chosen_policies(place, session, on_accelerator=device is not None),
+        session,
+        pin=device is not None,
+    )
     check_conventions(model)
     if device is not None:
         device.check(model, store.parts)
@@ -223,7 +227,7 @@ class Offloaded:
         threads: Mapping[int, int] | None = None,
     ) -> None:
         linear_rows = rows_of_linear_layers(linear_rows, store)
-        refuse_copies(store, tuning, device)
+        refuse_copies(store, tuning)
         if few_queries < 1:
             raise ConfigError(f"few_queries {few_queries}: at least 1")
         if rows_at_once is not None and rows_at_once < 1:

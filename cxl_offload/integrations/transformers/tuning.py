@@ -143,16 +143,15 @@ class ModelTuning:
             yield TunedModel(weights, experts, phases, caches)
 
 
-def refuse_copies(store: TierStore, tuning: ModelTuning | None, device: object) -> None:
-    """Copies near CPU threads do not move, and an accelerator would read one of them."""
-    if tuning is not None and (tuning.share is not None or tuning.experts is not None):
-        why = "copies do not move; leave tune and hot_expert_bytes out"
-    elif device is not None:
-        why = "an accelerator reads one copy only; leave it out"
-    else:
+def refuse_copies(store: TierStore, tuning: ModelTuning | None) -> None:
+    """Copies near CPU threads do not move."""
+    if tuning is None or (tuning.share is None and tuning.experts is None):
         return
     for kind, policy in policies_with_copies(store):
-        raise ConfigError(f"policy of {kind}: {policy}: {why}, or bind or interleave {kind}")
+        raise ConfigError(
+            f"policy of {kind}: {policy}: copies do not move; leave tune and hot_expert_bytes out, "
+            f"or bind or interleave {kind}"
+        )
 
 
 class TunedWeights:

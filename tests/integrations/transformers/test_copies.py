@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.transformers import load, offload
+from cxl_offload.integrations.transformers import GenerateRun, generation, load, offload
 from cxl_offload.memory import Session
 from cxl_offload.ops.linear import PreparedLinear
 from cxl_offload.tensor import copies_of, placement_of
@@ -133,4 +133,17 @@ def test_an_accelerator_refuses_copies(session: Session, monkeypatch: pytest.Mon
     fake_accelerator(monkeypatch, Mock())
     with pytest.raises(ConfigError, match="replicate:0,1: an accelerator reads one copy only"):
         offload(make("llama"), COPIES, session=session, accelerator="cuda")
+    assert session.stats().mapped_bytes.total == 0
+
+
+def test_generate_on_an_accelerator_refuses_copies_before_it_loads(
+    folder: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_accelerator(monkeypatch, Mock())
+    monkeypatch.setattr(generation, "chosen_device", lambda name: torch.device("cpu"))
+    request = GenerateRun(
+        model=str(folder), prompts=("40 41",), place={"mlp": "replicate:0,1"}, accelerator="cuda"
+    )
+    with pytest.raises(ConfigError, match="policy of mlp: replicate:0,1: an accelerator reads one"):
+        generation.run(request, session=session)
     assert session.stats().mapped_bytes.total == 0
