@@ -1,7 +1,8 @@
 """An OPT answers prompts with its weights, KV cache and activations in memory tiers.
 
 What ``make demo`` runs. A small model that it teaches the Zen of Python completes its lines, on
-this machine and on the simulated nodes of a published CXL server. A larger one, with weights
+this machine and on the simulated nodes of a published CXL server, by FlexGen and by transformers.
+A larger one, with weights
 from a seed, shows speed: real FlexGen without tiers and with them, and on that server, where pages
 are placed on simulated nodes, the tokens are real, and tokens/s are replayed from the bytes that
 every run moved. The tokens are checked to be the same in all runs, and a page reports it all.
@@ -16,7 +17,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +40,10 @@ from cxl_offload.errors import CxlOffloadError
 from cxl_offload.integrations.flexgen import FlexGenRun, run
 from cxl_offload.integrations.flexgen.seeded import DEMO_SHAPE, make_opt
 from cxl_offload.integrations.prompts import read_prompts
+from cxl_offload.integrations.transformers import GenerateRun
+from cxl_offload.integrations.transformers import run as generate_by_transformers
+from cxl_offload.plan.decoding.engine import TRANSFORMERS
+from cxl_offload.plan.decoding.trace import cpu_engines
 from cxl_offload.plan.equations.interleave import bandwidth_bound, best_weights, shares_of_weights
 from cxl_offload.profile import Profile, quick
 from cxl_offload.sim import replay
@@ -52,10 +57,10 @@ SEED = 2026
 
 # About how long the steps take beside each other; what is left to do is estimated from them.
 TEACH, COMPLETE, MAKE, MEASURE, RUN_HERE, RUN_SIMULATED, DRAW = 8, 5, 3, 1, 20, 15, 2
-ZEN_STEPS = (TEACH, COMPLETE, COMPLETE)
+ZEN_STEPS = (TEACH, COMPLETE, COMPLETE, COMPLETE)
 RUN_STEPS = (MEASURE, RUN_HERE, RUN_HERE, RUN_SIMULATED, RUN_SIMULATED, RUN_SIMULATED, DRAW)
 
-Answers = list[tuple[str, str]]
+Answers = list[tuple[str, str, str]]
 Places = dict[str, str]
 Run = tuple[str, Session, Places]
 
@@ -137,7 +142,7 @@ def answer_by_heart(
     bool
         Whether the tokens were the same on both.
     Answers
-        Beginning, and how it went on.
+        Beginning, and how it went on by FlexGen and by transformers.
     """
     with steps.step("teaching a small OPT the Zen of Python") as progress:
         train_zen(folder, progress=progress)
@@ -155,18 +160,49 @@ def answer_by_heart(
         ("Zen of Python, system A", Session.simulated(published), places),
     ]
     plain, tiered = (generate(steps, request, at).report for at in runs)
-    answers = [
-        (beginning, first_line(answer))
-        for beginning, answer in zip(BEGINNINGS, tiered.answers, strict=True)
-    ]
+    by_transformers, rates = answer_by_transformers(steps, folder, published)
+    both = zip(BEGINNINGS, tiered.answers, by_transformers, strict=True)
+    answers = [(given, first_line(one), first_line(other)) for given, one, other in both]
     console.print("\nGiven -> how it went on, its weights on the CXL node of system A (simulated)")
-    for beginning, answer in answers:
-        right = (
-            "" if answer == expected(beginning) else f"   (the line says {expected(beginning)!r})"
+    for beginning, *lines in answers:
+        for line in dict.fromkeys(lines):  # one, where FlexGen and transformers say the same
+            right = "" if line == expected(beginning) else f"   (it says {expected(beginning)!r})"
+            console.print(f"  {beginning} -> {line.strip()}{right}")
+    same = all(one == other for _, one, other in answers)
+    said = "the same lines" if same else "OTHER LINES"
+    console.print(
+        f"transformers: {said}; decode at most {rates['decode']:,.0f} tokens/s, simulated: memory "
+        "and arithmetic of system A's CPUs alone\n"
+    )
+    return same and np.array_equal(plain.tokens, tiered.tokens), answers
+
+
+def answer_by_transformers(
+    steps: Steps, folder: Path, published: Machine
+) -> tuple[tuple[str, ...], Mapping[str, float]]:
+    """The same by a decoder of transformers under ``generate()``, with its tensors in tiers.
+
+    Returns
+    -------
+    answers
+        Of every beginning.
+    rates
+        Tokens/s of prefill and decode, replayed on the published machine, whose CPUs compute.
+    """
+    request = GenerateRun(
+        model=str(folder),
+        prompts=BEGINNINGS,
+        gen_len=ANSWER_TOKENS,
+        place={"weights": "bind:cxl", "kv": "interleave:ldram,cxl@4KiB"},
+        record=True,
+    )
+    with steps.step("transformers answers: Zen of Python, system A") as progress:
+        report = generate_by_transformers(
+            request, session=Session.simulated(published), progress=progress
         )
-        console.print(f"  {beginning} -> {answer.strip()}{right}")
-    console.print("")
-    return np.array_equal(plain.tokens, tiered.tokens), answers
+    engines = cpu_engines(published, TRANSFORMERS)
+    timeline = replay(report.trace, published, engines=engines)
+    return report.answers, timeline.tokens_per_s
 
 
 def demonstrate(

@@ -158,7 +158,7 @@ def write_page(
     path: Path,
     results: Sequence[Result],
     same: Sequence[bool],
-    answers: Sequence[tuple[str, str]],
+    answers: Sequence[tuple[str, str, str]],
     machines: Sequence[Machine],
 ) -> None:
     """All of it as one HTML page: answers, speed, the bytes of the last run, machines.
@@ -188,9 +188,9 @@ def write_page(
     write_text(str(path), render_page(title, made_now(), sections))
 
 
-def _answers(answers: Sequence[tuple[str, str]]) -> str:
-    heading = "went on, its weights on the CXL node of system A (simulated)"
-    return html_table(("given", heading), answers)
+def _answers(answers: Sequence[tuple[str, str, str]]) -> str:
+    heading = "went on by FlexGen, its weights on the CXL node of system A (simulated)"
+    return html_table(("given", heading, "by transformers, its weights there too"), answers)
 
 
 def draw(results: Sequence[Result], path: Path) -> None:

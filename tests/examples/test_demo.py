@@ -34,13 +34,20 @@ def test_demo_completes_the_zen_of_python_and_ends_with_the_page(tmp_path: Path)
         "There should be -> one-- and preferably only one --obvious way to do it.",
     ):
         assert line in done.stdout
-    assert "(the line says" not in done.stdout
+    assert "(it says" not in done.stdout
+    spoken = re.search(
+        r"transformers: the same lines; decode at most ([\d,]+) tokens/s", done.stdout
+    )
+    assert spoken is not None
+    assert int(spoken.group(1).replace(",", "")) > 0
     steps = re.findall(r"^\[(\d+)/(\d+)\] (?!tokens|layers|tensors|steps)", done.stdout, re.M)
     assert [int(at) for at, _ in steps] == list(range(1, int(steps[0][1]) + 1))
     assert done.stdout.rstrip().splitlines()[-1].startswith(f"written: {tmp_path / 'demo.html'}")
     page = (tmp_path / "demo.html").read_text()
     for said in ("never pass silently.", "epyc9354-cxl-a", "simulated", "the same in all runs"):
         assert said in page
+    assert page.count("never pass silently.") == 2
+    assert "by transformers, its weights there too" in page
     for title in (
         "at the peak: system A, by kind",
         "Timeline of the first steps of decode: system",
