@@ -30,7 +30,7 @@ from cxl_offload.memory import (
     current_session,
 )
 from cxl_offload.memory.bounds import check_bounds, quoted, whole_number
-from cxl_offload.memory.copies import copies_at
+from cxl_offload.memory.copies import any_copies, copies_at
 from cxl_offload.memory.whole import copying, refuse_lost
 from cxl_offload.renamed import renamed_keywords
 
@@ -181,7 +181,7 @@ def copy_whole(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     overwritten = [target] if target.is_contiguous() else []
     with copying(source=lambda: host_ranges([source]), target=lambda: host_ranges(overwritten)):
         target.copy_(source)
-    return write_copies(target)
+    return write_copies(target) if any_copies() else target
 
 
 def copies_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

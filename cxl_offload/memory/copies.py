@@ -6,6 +6,9 @@ import ctypes
 
 from cxl_offload import _C
 
+any_copies = _C.any_copies
+"""Whether anything in this process has copies; one call, so that who has none pays no more."""
+
 _compare = ctypes.CDLL(None).memcmp
 _compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
@@ -15,7 +18,7 @@ def copies_at(address: int) -> tuple[_C.Allocation, ...]:
 
     Empty for any other memory: quick, as long as nothing in this process has copies.
     """
-    if not _C.any_copies():
+    if not any_copies():
         return ()
     owner = _C.find_allocation(address)
     found = () if owner is None else tuple(owner.copies())

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from cxl_offload.memory import NOT_FAULTED_IN, FirstTouch, Policy, Session
+from cxl_offload.memory.copies import any_copies
 from cxl_offload.memory.lost import add_namer
 from cxl_offload.objects.kind_counts import LiveKind, count_kinds_of, nodes_in
 from cxl_offload.tensor import empty
@@ -66,7 +67,10 @@ class MemorySource:
 
     def bytes_per_node(self, address: int, nbytes: int) -> dict[int, int]:
         """Bytes of a range and its copies on every node, asked from the pages that are there."""
-        found = self.session.placement(address, nbytes).granted
+        if any_copies():
+            found = self.session.placement(address, nbytes).granted
+        else:
+            found = self.session.bytes_per_node(address, nbytes)
         return {node: count for node, count in found.items() if node != NOT_FAULTED_IN}
 
     def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
