@@ -21,7 +21,6 @@ from cxl_offload.errors import LostMemory, MemoryLostError
 from cxl_offload.memory import (
     Session,
     SharedRegion,
-    lost_memory,
     survive_memory_errors,
     written_anew,
 )
@@ -152,7 +151,7 @@ def test_losses_end_with_what_lay_there(session: Session) -> None:
     assert session.lost() == ()
     lose(again.address)
     written_anew(again.address, PAGE)
-    assert lost_memory() == ()
+    assert session.lost() == ()
 
 
 @pytest.mark.usefixtures("quiet")
@@ -161,7 +160,7 @@ def test_cached_memory_that_fails_is_nobodys(session: Session) -> None:
     address = block.address
     del block
     lose(address)
-    assert lost_memory() == ()
+    assert session.lost() == ()
     again = session.allocate(64 * MIB, "bind:0")
     assert again.address == address
     assert _C.losses_in(address, again.nbytes) == []
