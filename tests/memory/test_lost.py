@@ -34,6 +34,13 @@ PAGE = mmap.PAGESIZE
 MIB = 1 << 20
 
 
+@pytest.fixture(autouse=True)
+def _blocks_go_with_their_test() -> Iterator[None]:
+    """A caught error holds the frames of its traceback, and so the block that lost something."""
+    yield
+    gc.collect()
+
+
 @pytest.fixture
 def session() -> Session:
     return Session.linux()
