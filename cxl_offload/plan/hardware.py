@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 from cxl_offload.core import POOL_SLACK_SHARE, reserve_bytes
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.equations.sockets import Socket, even_rates, link_costs
 from cxl_offload.plan.gpu import NO_GPU, GpuRates
 from cxl_offload.plan.machine_rates import UNBOUND, MachineRates
 from cxl_offload.plan.missing import MissingNumberError
+from cxl_offload.plan.socket_rates import socket_rates
 from cxl_offload.renamed import old_names
 from cxl_offload.topology import Machine, Node
 from cxl_offload.topology.model import TIER_NAMES
@@ -35,8 +37,9 @@ class HostNode:
     """One node: what may be planned on it, and its rates.
 
     ``name`` is how policies call it: its tier, or its number where the tier has several nodes.
-    ``read_bytes_per_s`` and ``latency_ns`` are those of the initiator's CPUs, ``copy_bytes_per_s``
-    is what the node delivers to the GPU's copy engine, apart from the link.
+    ``latency_ns`` is that of the initiator's CPUs, ``read_bytes_per_s`` what the node gives to all
+    CPUs that compute, ``copy_bytes_per_s`` what it delivers to the GPU's copy engine, apart from
+    the link.
     """
 
     name: str
@@ -66,8 +69,10 @@ class Hardware:
 
     Where there is no GPU, ``gpu`` is :data:`cxl_offload.plan.gpu.NO_GPU`, without memory.
 
-    ``local_latency_ns`` is that of local DRAM, which calibrated rates refer to. ``notes`` say what
-    had to be assumed of the machine.
+    ``local_latency_ns`` is that of local DRAM, which calibrated rates refer to. ``cores`` are those
+    of all ``sockets`` that compute, of which there are none named where it is the initiator's
+    alone; ``copies`` says whether weights may have a copy near each. ``notes`` say what had to be
+    assumed of the machine.
     """
 
     machine: str
@@ -82,6 +87,8 @@ class Hardware:
     drive_write_bytes_per_s: float = 0.0
     drive_usable_bytes: float = 0.0
     notes: tuple[str, ...] = ()
+    sockets: tuple[Socket, ...] = ()
+    copies: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,6 +99,30 @@ class Hardware:
     def has_gpu(self) -> bool:
         """Whether there is a GPU to compute on."""
         return self.gpu != NO_GPU
+
+    @property
+    def product_rates(self) -> tuple[float, ...]:
+        """What every node gives to linear layers, of which each socket has its part."""
+        rates = {node.node: node.read_bytes_per_s for node in self.nodes}
+        return even_rates(rates, self.sockets)
+
+    @property
+    def link_costs(self) -> list[dict[int, float]]:
+        """What a byte of linear layers occupies of every link between sockets, by node's place."""
+        return link_costs([node.node for node in self.nodes], self.sockets)
+
+    @property
+    def copy_nodes(self) -> tuple[int, ...]:
+        """Places of the nodes that weights could have copies on; none: they cannot."""
+        at = {node.node: place for place, node in enumerate(self.nodes)}
+        near = [at[socket.node] for socket in self.sockets if socket.node in at]
+        every = self.copies and not self.has_gpu and len(near) == len(self.sockets)
+        return tuple(near) if every else ()
+
+    @property
+    def near_bytes_per_s(self) -> float:
+        """What all sockets read together of copies near them."""
+        return sum(self.nodes[place].read_bytes_per_s for place in self.copy_nodes)
 
     def rooms(self) -> dict[str, float]:
         """Usable bytes of every node, and of the GPU and the drive where there is one."""
@@ -157,6 +188,7 @@ def hardware_of(
     host_usable: float = HOST_USABLE,
     gpu_usable: float = GPU_USABLE,
     needs_gpu: bool = True,
+    sockets: int = 1,
 ) -> Hardware:
     """What may be planned with.
 
@@ -168,6 +200,8 @@ def hardware_of(
         Tier to the most bytes of it that may be planned.
     needs_gpu
         Whether a machine without a GPU of known rates is refused; else its CPUs compute.
+    sockets
+        Whose cores compute: the initiator's and the nearest others.
 
     Raises
     ------
@@ -193,7 +227,8 @@ def hardware_of(
         missing = rates.why_no_gpu()
         if missing is not None and needs_gpu:
             raise ValueError(missing)
-        return _read(rates, names, tiers, limits, (host_usable, gpu_usable))
+        found = _read(rates, names, tiers, limits, (host_usable, gpu_usable))
+        return _with_sockets(found, rates, sockets)
     except ConfigError:
         raise
     except ValueError as error:
@@ -227,6 +262,26 @@ def _read(
         drive_read_bytes_per_s=read,
         drive_write_bytes_per_s=write,
         drive_usable_bytes=room,
+        notes=tuple(rates.notes),
+    )
+
+
+def _with_sockets(hardware: Hardware, rates: MachineRates, most: int) -> Hardware:
+    """The same where the cores of several sockets compute."""
+    found = socket_rates(rates, [node.node for node in hardware.nodes], most)
+    if found is None:
+        return hardware
+    nodes = []
+    for node in hardware.nodes:
+        read = found.most(node.node)
+        copies = node.copy_bytes_per_s if hardware.has_gpu else read
+        nodes.append(replace(node, read_bytes_per_s=read, copy_bytes_per_s=copies))
+    sockets = found.sockets()
+    return replace(
+        hardware,
+        nodes=tuple(nodes),
+        cores=sum(socket.cores for socket in sockets),
+        sockets=sockets,
         notes=tuple(rates.notes),
     )
 

@@ -56,22 +56,31 @@ class PlanRequest:
         if not self.cxl_margin >= 0:
             raise ConfigError(f"margin {self.cxl_margin:g}: a fraction of 0 or more")
 
-    def with_measured(self, engine: EngineRates) -> EngineRates:
-        """An engine with what was measured on this machine."""
+    def with_measured(self, engine: EngineRates, *, sockets: int = 1) -> EngineRates:
+        """An engine with what was measured on this machine.
+
+        Rates are taken to be those of one socket where as many threads as it has cores reached
+        them, and else those of all ``sockets`` that compute.
+        """
         if self.operators is None:
             return engine
-        hardware = self.hardware(needs_gpu=False)
+        hardware, times = self.hardware(needs_gpu=False), 1.0
+        if sockets > 1 and self.operators.threads > hardware.cores:
+            times = self.hardware(needs_gpu=False, sockets=sockets).cores / hardware.cores
         return measured_engine(
             engine,
             self.operators,
-            read_bytes_per_s=hardware.nodes[0].read_bytes_per_s,
-            cores=hardware.cores,
+            read_bytes_per_s=hardware.nodes[0].read_bytes_per_s * times,
+            cores=round(hardware.cores * times),
             width=self.model.hidden,
             matrices=_matrices(self.model),
         )
 
-    def hardware(self, *, needs_gpu: bool = True) -> Hardware:
-        """What may be planned with; without ``needs_gpu`` CPUs compute where there is none."""
+    def hardware(self, *, needs_gpu: bool = True, sockets: int = 1) -> Hardware:
+        """What may be planned with; without ``needs_gpu`` CPUs compute where there is none.
+
+        ``sockets`` are those whose cores compute.
+        """
         return hardware_of(
             self.machine,
             tiers=self.tiers,
@@ -79,6 +88,7 @@ class PlanRequest:
             host_usable=self.host_usable,
             gpu_usable=self.gpu_usable,
             needs_gpu=needs_gpu,
+            sockets=sockets,
         )
 
 
