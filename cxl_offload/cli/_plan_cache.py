@@ -14,6 +14,7 @@ from cxl_offload.cli._progress import counted, progress_bar
 from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.headline import copies_in_words
 from cxl_offload.units import GIB, format_bytes, format_number, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ _FIGURES: dict[str, Callable[[Plan], str]] = {
     "host": lambda plan: f"{sum(plan.node_bytes.values()) / GIB:.4g} GiB",
     "drive": lambda plan: format_bytes(plan.drive_bytes),
     "CXL memory": lambda plan: f"{'used' if plan.cxl.used else 'left alone'}: {plan.cxl.reason}",
+    "copies": lambda plan: "-" if plan.copies is None else copies_in_words(plan.copies),
 }
 
 _ROWS = {
@@ -153,6 +155,7 @@ _ROWS = {
     "GPU": "bytes on the GPU",
     "host": "bytes in host memory",
     "drive": "bytes on the drive",
+    "copies": "copies of weights",
     **KINDS,
 }
 """What rows are called for people."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from cxl_offload.cli._report_table import NONE, show, table
-from cxl_offload.plan.headline import speed, waits
+from cxl_offload.plan.headline import copies_in_words, speed, waits
 from cxl_offload.plan.plan_file import OWN_FILE
 from cxl_offload.units import format_bytes, format_number, format_seconds
 
@@ -33,6 +33,8 @@ def print_plan(console: Console, plan: Plan, file: str | None = None) -> None:
     cxl = "used" if plan.cxl.used else "left alone"
     gain = "" if plan.cxl.gain is None else f" ({plan.cxl.gain:+.1%} predicted)"
     console.print(f"CXL memory: {cxl}{gain}; {plan.cxl.reason}.")
+    if plan.copies is not None:
+        console.print(f"Copies of weights: {copies_in_words(plan.copies)}.")
     _print_homes(console, plan)
     _print_phases(console, plan)
     _print_prices(console, plan)

@@ -127,6 +127,13 @@ def inference(
             rich_help_panel=_DECODERS,
         ),
     ] = None,
+    sockets: Annotated[
+        int | None,
+        typer.Option(
+            help="Most sockets whose cores compute; default 1, the one that the plan begins from.",
+            rich_help_panel=_DECODERS,
+        ),
+    ] = None,
     why: Why = False,
     timeline: TimelineFile = None,
     report: ReportFile = None,
@@ -147,7 +154,7 @@ def inference(
     options: dict[tuple[str, ...], dict[str, object]] = {
         ("flexgen", "transformers"): {"--max-batches": max_batches},
         ("flexgen",): {"--interleave": interleave, "--path": path},
-        ("transformers",): {"--kv-dtype": kv_dtype},
+        ("transformers",): {"--kv-dtype": kv_dtype, "--sockets": sockets},
         ("vllm",): {"--kv-host": kv_host, "--max-num-seqs": max_num_seqs, "--gpus": gpus},
     }
     wanted = _executors(executor, options, runs_in_flexgen(config) is None)
@@ -185,6 +192,7 @@ def inference(
                 machine_name=machine,
                 most_batches=max_batches,
                 kv_dtypes=() if kv_dtype is None else names(kv_dtype) or (kv_dtype,),
+                sockets=1 if sockets is None else sockets,
             )
         ),
         "vllm": lambda: plan_vllm(

@@ -1,4 +1,5 @@
-"""Slower tiers are used for a reason: the best plan with each of them against the best without.
+"""Slower tiers, and room for copies of weights, are used for a reason: the best plan with each of
+them against the best without.
 
 The slowest is asked first. A drive that brings little is left alone before CXL memory is looked
 at, so that CXL memory never idles beside a drive that is read for every token.
@@ -6,12 +7,12 @@ at, so that CXL memory never idles beside a drive that is read for every token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from cxl_offload.plan.executor import Candidate, Executor
 from cxl_offload.plan.hardware import NVME, Hardware
-from cxl_offload.plan.plan_file import CxlUse
+from cxl_offload.plan.plan_file import CopiesUse, CxlUse
 from cxl_offload.units import format_bytes
 
 T = TypeVar("T")
@@ -30,8 +31,12 @@ class _Verdict(Generic[T]):
     reason: str
 
 
-def best_without_idle_tiers(executor: Executor[T]) -> tuple[Candidate[T], CxlUse]:
+def best_without_idle_tiers(
+    executor: Executor[T],
+) -> tuple[Candidate[T], CxlUse, CopiesUse | None]:
     """The best candidate, on the tiers that are worth it, and whether CXL memory is among them.
+
+    And whether weights have copies near the sockets; None where they could have none.
 
     Raises
     ------
@@ -42,13 +47,35 @@ def best_without_idle_tiers(executor: Executor[T]) -> tuple[Candidate[T], CxlUse
     best = executor.search(hardware) if hardware.nodes else None
     if best is None:
         raise MemoryError(executor.why_nothing_fits(hardware))
+    best, copies = _ask_copies(executor, best)
     drive = _ask(executor, best, NVME)
     cxl = _ask(executor, drive.best if drive else best, CXL)
     best = cxl.best if cxl else drive.best if drive else best
     if cxl is None:
-        return best, CxlUse(used=False, gain=None, reason="there is no CXL tier to use")
+        return best, CxlUse(used=False, gain=None, reason="there is no CXL tier to use"), copies
     reason = cxl.reason if drive is None else f"{cxl.reason}; {drive.reason}"
-    return best, CxlUse(used=cxl.used, gain=cxl.gain, reason=reason)
+    return best, CxlUse(used=cxl.used, gain=cxl.gain, reason=reason), copies
+
+
+def _ask_copies(executor: Executor[T], best: Candidate[T]) -> tuple[Candidate[T], CopiesUse | None]:
+    """The better of the plans with and without copies of weights, and why."""
+    if not best.hardware.copy_nodes:
+        return best, None
+    more = executor.copied_bytes(best)
+    if not more:
+        reason = f"it would bring nothing: {executor.why_no_copies(best)}"
+        return best, CopiesUse(used=False, gain=0.0, bytes=0, reason=reason)
+    without = executor.search(replace(best.hardware, copies=False))
+    if without is None:
+        return best, CopiesUse(used=True, gain=None, bytes=more, reason="nothing else fits")
+    gain, margin = best.tokens_per_s / without.tokens_per_s - 1, executor.request.cxl_margin
+    if gain >= max(margin, 1e-12):
+        reason = f"each socket reads what is near it, for {format_bytes(more)} more memory"
+        return best, CopiesUse(used=True, gain=gain, bytes=more, reason=reason)
+    reason = (
+        f"{format_bytes(more)} more memory would bring {gain:.1%}, below the margin of {margin:.1%}"
+    )
+    return without, CopiesUse(used=False, gain=max(0.0, gain), bytes=0, reason=reason)
 
 
 def _ask(executor: Executor[T], best: Candidate[T], tier: str) -> _Verdict[T] | None:

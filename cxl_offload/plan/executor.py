@@ -143,6 +143,14 @@ class Executor(ABC, Generic[T]):
         """What keys and values are kept as; empty: what they are computed in."""
         return ""
 
+    def copied_bytes(self, found: Candidate[T]) -> int:
+        """Bytes of weights beyond the first copy of each."""
+        return 0
+
+    def why_no_copies(self, found: Candidate[T]) -> str:
+        """What keeps copies of weights near the sockets from bringing more."""
+        return ""
+
     def other_homes(self, found: Candidate[T]) -> Iterable[tuple[str, Candidate[T] | None]]:
         """The best with one kind elsewhere, and what was done in words; None: it does not fit."""
         return ()

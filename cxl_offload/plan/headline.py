@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cxl_offload.plan.plan_file import Batch, Plan
+from cxl_offload.plan.plan_file import Batch, CopiesUse, Plan
 from cxl_offload.plan.replay_check import stated_differences
 from cxl_offload.units import format_number, format_seconds
 
@@ -20,6 +20,13 @@ def speed(plan: Plan) -> str:
         return said
     phase, percent = found
     return f"{said}; equations and replay of the {phase} differ by {abs(percent)} %, see the notes"
+
+
+def copies_in_words(copies: CopiesUse) -> str:
+    """Whether weights have a copy near each socket, what it brings, and why."""
+    said = "one near each socket" if copies.used else "left alone"
+    gain = f" ({copies.gain:+.1%} predicted)" if copies.gain is not None and copies.used else ""
+    return f"{said}{gain}; {copies.reason}"
 
 
 def waits(plan: Plan) -> Iterator[str]:

@@ -27,7 +27,7 @@ def make_plan(executor: Executor[T]) -> Plan:
     MemoryError
         Nothing fits; says what is needed and what there is.
     """
-    found, cxl = best_without_idle_tiers(executor)
+    found, cxl, copies = best_without_idle_tiers(executor)
     request, refusal = executor.request, executor.refusal()
     return Plan(
         kind=executor.kind,
@@ -52,6 +52,7 @@ def make_plan(executor: Executor[T]) -> Plan:
         policies=executor.policies(found),
         on_cpu=executor.on_cpu(found),
         kv_dtype=executor.kv_dtype(),
+        copies=copies,
         why=tuple(reasons(executor, found)) if request.why else (),
         notes=(*found.hardware.notes, *executor.notes(found), *_replayed(executor, found)),
     )

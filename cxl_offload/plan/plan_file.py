@@ -108,6 +108,19 @@ class CxlUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesUse:
+    """Whether weights have a copy near each socket and why; ``bytes`` are those beyond the first.
+
+    ``gain`` is a fraction of the speed with one copy; None where nothing fits with one.
+    """
+
+    used: bool
+    gain: float | None
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorEstimate:
     """How far the equations were from published measurements of the same kind.
 
@@ -144,6 +157,8 @@ class Plan:
         transformers: kinds of weights that CPUs multiply where they lie, beside a GPU.
     kv_dtype
         transformers: what keys and values are kept as; empty: what they are computed in.
+    copies
+        Whether weights have a copy near each socket; None: one socket computes, or a GPU.
     why
         What the next best placements would have cost (predicted), where that was asked for.
     """
@@ -171,6 +186,7 @@ class Plan:
     policies: dict[str, str] = field(default_factory=dict)
     on_cpu: tuple[str, ...] = ()
     kv_dtype: str = ""
+    copies: CopiesUse | None = None
     why: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

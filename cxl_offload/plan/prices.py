@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from cxl_offload.plan.equations.sockets import Crossing, Socket
 from cxl_offload.plan.executor import Candidate, Executor
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.plan_file import PriceEstimate
@@ -46,11 +47,26 @@ def resources(hardware: Hardware, *, computes_on_cpu: bool = True) -> Iterator[R
                 yield Resource(f"{node.name} {label}", unit, more)
     if hardware.has_gpu:
         yield from _of_gpu(hardware)
+    if hardware.sockets and computes_on_cpu:
+        more = replace(hardware, sockets=tuple(map(_more_across, hardware.sockets)))
+        yield Resource("links between sockets", "GB/s", more)
     if hardware.drive_usable_bytes:
         room = hardware.drive_usable_bytes + GIB
         yield Resource("nvme capacity", "GiB", replace(hardware, drive_usable_bytes=room))
         read = hardware.drive_read_bytes_per_s + GB
         yield Resource("nvme reads", "GB/s", replace(hardware, drive_read_bytes_per_s=read))
+
+
+def _more_across(socket: Socket) -> Socket:
+    """A socket that reads more of the others' memory."""
+    crossings = (
+        Crossing(
+            {node: rate + GB for node, rate in crossing.rates.items()},
+            crossing.link_bytes_per_s + GB,
+        )
+        for crossing in socket.crossings
+    )
+    return replace(socket, crossings=tuple(crossings))
 
 
 def _of_gpu(hardware: Hardware) -> Iterator[Resource]:

@@ -10,41 +10,69 @@ from cxl_offload.plan.machine_rates import ASSUMED_BYTES_PER_S_A_CORE
 from cxl_offload.topology import Machine
 
 
-def saturation_of(machine: Machine, node: HostNode) -> int | None:
-    """Threads that saturate reads of a node, from a profile or its file; None: not known."""
-    access = machine.access(machine.initiator, node.node)
+def saturation_of(machine: Machine, node: HostNode, core: int) -> int | None:
+    """Threads on the CPUs of ``core`` that saturate reads of a node, from a profile or the
+    machine's file; None: not known."""
+    access = machine.access(core, node.node)
     return None if access is None else access.read_saturation_threads
 
 
 def threads_by_node(
     machine: Machine, hardware: Hardware, read: Sequence[float]
 ) -> tuple[dict[int, int], list[str]]:
-    """The cores of the initiator as threads of the nodes that they read, and what was assumed.
+    """The cores that compute as threads of the nodes that they read, and what was assumed.
+
+    The cores of each of several sockets read what is near them.
 
     Parameters
     ----------
     read
         Bytes that CPUs read on every node of the hardware in one decode step.
     """
-    cores = hardware.cores
-    if not cores or not any(read):
+    if not hardware.cores or not any(read):
         return {}, []
-    known = [saturation_of(machine, node) for node in hardware.nodes]
-    tiers = [
-        ThreadedTier(node.name, _one_thread(node, count), node.read_bytes_per_s)
-        for node, count in zip(hardware.nodes, known, strict=True)
-    ]
-    counts = threads_for_bytes(tiers, read, cores)
-    found = {node.node: count for node, count in zip(hardware.nodes, counts, strict=True) if count}
-    assumed = [
-        node.where
-        for node, count, saturation in zip(hardware.nodes, counts, known, strict=True)
-        if count and saturation is None
-    ]
+    found: dict[int, int] = {}
+    assumed: list[str] = []
+    every = range(len(hardware.nodes))
+    if not hardware.sockets:
+        _add(found, assumed, (machine, hardware, read), (machine.initiator, hardware.cores), every)
+    for socket in hardware.sockets:
+        far = {node for crossing in socket.crossings for node in crossing.rates}
+        near = [at for at in every if hardware.nodes[at].node not in far]
+        _add(found, assumed, (machine, hardware, read), (socket.node, socket.cores), near)
     if len(found) < 2 or not assumed:
         return found, []
     rate = f"{ASSUMED_BYTES_PER_S_A_CORE / 1e9:.4g} GB/s a thread assumed on {', '.join(assumed)}"
     return found, [f"threads of the nodes: {rate}; cxl-offload profile measures it"]
+
+
+def _add(
+    found: dict[int, int],
+    assumed: list[str],
+    asked: tuple[Machine, Hardware, Sequence[float]],
+    team: tuple[int, int],
+    places: Sequence[int],
+) -> None:
+    """The threads of some cores on the nodes at these places; what is not read leaves them at
+    home."""
+    (machine, hardware, read), (core, cores) = asked, team
+    nodes = [hardware.nodes[at] for at in places]
+    nbytes = [read[at] for at in places]
+    if not any(nbytes):
+        found[core] = found.get(core, 0) + cores
+        return
+    known = [saturation_of(machine, node, core) for node in nodes]
+    tiers = [
+        ThreadedTier(node.name, _one_thread(node, count), node.read_bytes_per_s)
+        for node, count in zip(nodes, known, strict=True)
+    ]
+    for node, count, saturation in zip(
+        nodes, threads_for_bytes(tiers, nbytes, cores), known, strict=True
+    ):
+        if count:
+            found[node.node] = found.get(node.node, 0) + count
+            if saturation is None:
+                assumed.append(node.where)
 
 
 def _one_thread(node: HostNode, saturation: int | None) -> float:

@@ -74,7 +74,7 @@ def findings_section(hazards: Sequence[Hazard]) -> PageSection:
 
 def plan_sections(plan: Plan) -> list[PageSection]:
     """Verdict, homes, times and prices of a plan."""
-    from cxl_offload.plan.headline import speed, waits
+    from cxl_offload.plan.headline import copies_in_words, speed, waits
 
     batch = plan.batch
     prompt = f"{batch.prompt} + " if batch.prompt else ""
@@ -86,6 +86,8 @@ def plan_sections(plan: Plan) -> list[PageSection]:
     )
     verdict += "".join(paragraph(f"{said}.") for said in waits(plan))
     verdict += paragraph(f"CXL memory: {cxl}{gain}; {plan.cxl.reason}.")
+    if plan.copies is not None:
+        verdict += paragraph(f"Copies of weights: {copies_in_words(plan.copies)}.")
     if not plan.runs:
         verdict += paragraph(f"Advice only: {plan.advice}.")
     if plan.runs:

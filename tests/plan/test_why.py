@@ -40,6 +40,8 @@ def test_every_tier_and_kind_has_a_reason_that_is_not_faster() -> None:
     for kind in ("attention", "mlp", "kv"):
         assert any(reason.startswith(f"{kind} ") for reason in plan.why)
     faster = [reason for reason in plan.why if "faster" in reason]
+    assert [reason for reason in faster if "--sockets 2" in reason]  # cores that were not asked for
+    faster = [reason for reason in faster if "--sockets" not in reason]
     if not plan.cxl.used:  # then it brings less than the margin
         faster = [reason for reason in faster if " on cxl too: " not in reason]
         assert plan.cxl.gain is not None

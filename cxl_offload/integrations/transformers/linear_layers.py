@@ -15,9 +15,7 @@ from cxl_offload.integrations.transformers.attention import BlockAttention
 from cxl_offload.memory import Replicate
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.ops.linear import PreparedLinear
-
-MOST_ROWS = 64
-"""What the kernel is meant for; layers of weights with copies it computes up to here."""
+from cxl_offload.plan.transformers.layout import COPIED_ROWS
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -42,7 +40,7 @@ def rows_of_linear_layers(asked: int | None, store: TierStore) -> int:
     """
     copies = policies_with_copies(store)
     if asked is None:
-        return MOST_ROWS if copies else 0
+        return COPIED_ROWS if copies else 0
     if asked < 0:
         raise ConfigError(f"linear_rows {asked}: 0 or more")
     for kind, policy in copies if asked == 0 else ():

@@ -109,13 +109,24 @@ class DecodingExecutor(Executor[T]):
         return {"prefill": phases.prefill_s, "decode": phases.decode_token_s}
 
     def replayed_seconds(self, found: Candidate[T], replay: Replay) -> Mapping[str, float]:
-        """A prefill and one token."""
+        """A prefill and one token.
+
+        Raises
+        ------
+        ConfigError
+            The cores of several sockets compute.
+        """
+        if found.hardware.sockets:
+            raise ConfigError(
+                "the simulator charges the CPUs' work to the cores of one socket, and those of "
+                f"{len(found.hardware.sockets)} compute"
+            )
         machine, job = self.machine(found), self.job
         trace = planned_trace(job, found.hardware, self.block(found))
         return replay(trace, machine, cpu_engines(machine, job.engine))
 
     def threads(self, found: Candidate[T]) -> dict[int, int]:
-        """Cores of the initiator by the node that they read; empty where CPUs read nothing."""
+        """Cores that compute by the node that they read; empty where CPUs read nothing."""
         return self._threads(found)[0]
 
     def about_threads(self, found: Candidate[T]) -> list[str]:
@@ -130,6 +141,10 @@ class DecodingExecutor(Executor[T]):
         read = [kv * share for share in block.kv_host]
         for at, nbytes in enumerate(block.weights_cpu):
             read[at] += block.batches * nbytes * block.cpu_read_share
+        near = found.hardware.copy_nodes if block.weights_copied else ()
+        for at in near:
+            rate = found.hardware.nodes[at].read_bytes_per_s
+            read[at] += block.weights_copied * rate / found.hardware.near_bytes_per_s
         return threads_by_node(self.request.machine, found.hardware, read)
 
     def memory_shares(self, hardware: Hardware) -> str:

@@ -63,6 +63,9 @@ class Block:
         Share of their bytes that one decode step of a batch reads: of experts, those asked for.
     unread
         Bytes of the other weights that it does not read.
+    weights_copied
+        Bytes of weights that CPUs multiply and that each socket has a copy of; beside those of
+        ``weights_cpu``.
     """
 
     sequences: int
@@ -82,6 +85,7 @@ class Block:
     params_cpu: float = 0.0
     cpu_read_share: float = 1.0
     unread: float = 0.0
+    weights_copied: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +151,31 @@ def cpu_products_seconds(job: Sizes, hardware: Hardware, block: Block) -> float:
     torch brings a matrix into the order of its kernel before it multiplies few rows by it, so that
     bytes and arithmetic take their time one after the other (measured).
     """
-    if not sum(block.weights_cpu):
+    if not sum(block.weights_cpu) + block.weights_copied:
         return 0.0
     engine, flops = job.engine, 2 * block.params_cpu * block.sequences
     memory = _cpu_weights_seconds(hardware, block) / engine.products_share * block.cpu_read_share
+    if block.weights_copied:
+        memory += block.weights_copied / hardware.near_bytes_per_s / engine.products_share
     arithmetic = flops / (hardware.cores * engine.products_flops_per_core)
     return block.batches * memory + arithmetic
 
 
 def _cpu_weights_seconds(hardware: Hardware, block: Block) -> float:
-    """CPUs read the weights that they multiply, once."""
-    rates = [node.read_bytes_per_s for node in hardware.nodes]
-    return _host_seconds(block.weights_cpu, rates, block.cpu_shares)
+    """CPUs read the weights that they multiply, once; each socket its part of them."""
+    if not sum(block.weights_cpu):
+        return 0.0
+    seconds = _host_seconds(block.weights_cpu, hardware.product_rates, block.cpu_shares)
+    links = (
+        sum(block.weights_cpu[at] * cost for at, cost in costs.items())
+        for costs in hardware.link_costs
+    )
+    return max((seconds, *links))
+
+
+def first_copy_rate(hardware: Hardware) -> float:
+    """Bytes/s of what reads the first copy only: torch, which computes prompts."""
+    return hardware.product_rates[hardware.copy_nodes[0]]
 
 
 def _host_seconds(
@@ -254,7 +271,10 @@ def _prefill_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, fl
     }
     if not hardware.has_gpu:
         seconds = prefill_cpu_seconds(job, hardware, block.sequences)
-        seconds += _cpu_weights_seconds(hardware, block) / engine.products_share
+        read = _cpu_weights_seconds(hardware, block)
+        if block.weights_copied:
+            read += block.weights_copied / first_copy_rate(hardware)
+        seconds += read / engine.products_share
         terms["CPU work"] = seconds + prefill_between_seconds(job, hardware)
     return terms
 

@@ -19,6 +19,9 @@ from cxl_offload.plan.transformers.job import DecoderJob
 from cxl_offload.plan.transformers.layout import Layout
 from cxl_offload.plan.transformers.program import ACT, IDLE, KV, ON_CPU, STREAMED, Shares
 
+COPIES = "copies"
+"""The class of the kinds that each socket has a copy of."""
+
 _MOVES = 60
 """Times that percents move to where there is room before a plan of fewer sequences is tried."""
 
@@ -63,6 +66,7 @@ class Homes:
         """Which percents a kind has."""
         layout = self.layout
         classes = {STREAMED: layout.streamed, ON_CPU: layout.on_cpu, IDLE: layout.idle}
+        classes[COPIES] = layout.copied
         return next((name for name, kinds in classes.items() if kind in kinds), kind)
 
 
@@ -90,6 +94,11 @@ def policy_of(hardware: Hardware, parts: Sequence[int], tensor_bytes: int) -> st
     common = math.gcd(*(part for _, part in used))
     weights = ",".join(f"{name}={part // common}" for name, part in used)
     return f"weighted:{weights}@{_granule(parts, tensor_bytes) // 1024}KiB"
+
+
+def copies_policy(hardware: Hardware) -> str:
+    """The policy of tensors with a copy near each socket, that of the first first."""
+    return f"replicate:{','.join(hardware.names[at] for at in hardware.copy_nodes)}"
 
 
 def _placed(parts: Sequence[int], nbytes: int, granule: int) -> list[int]:
@@ -178,6 +187,9 @@ def _placed_kinds(
         for kind in sorted(kinds):
             granule = _granule(parts[name], largest_tensor(job, kind, 1))
             made[kind] = tuple(_sum(parts[name], job.tensors(kind), granule))
+    for kind in sorted(layout.copied):
+        nbytes, near = job.kinds[kind].bytes, hardware.copy_nodes
+        made[kind] = tuple(nbytes if at in near else 0 for at in range(len(hardware.nodes)))
     for kind in (KV, ACT):
         if kind in parts:
             nbytes = largest_tensor(job, kind, layout.rows * batches)
@@ -216,7 +228,8 @@ def block_of(job: DecoderJob, hardware: Hardware, homes: Homes) -> Block:
         activations_gpu=homes.act_gpu,
         weights_cpu=on_nodes(layout.on_cpu),
         cpu_shares=shares.get(ON_CPU),
-        params_cpu=sum(job.kinds[kind].met for kind in layout.on_cpu),
+        params_cpu=sum(job.kinds[kind].met for kind in layout.multiplied),
         cpu_read_share=layout.cpu_read_share(job, layout.rows),
         unread=layout.unread_bytes(job, layout.rows),
+        weights_copied=float(layout.bytes_of(job, layout.copied)),
     )

@@ -20,6 +20,13 @@ BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_SEQUENCES = 8192
 """Largest block that is searched."""
 
+COPIED_ROWS = 64
+"""Rows up to which the package's kernel computes linear layers, which alone reads copies near its
+threads."""
+
+COPIED = frozenset({"attention", "mlp", "head"})
+"""Kinds that may have copies near the sockets: those of linear layers but experts."""
+
 _SMALL = 0.005
 """Kinds with less of all weights (norms, routers) are on the accelerator: nothing depends on
 them."""
@@ -29,8 +36,9 @@ them."""
 class Layout:
     """Rows of a batch, and kinds of weights by who computes with them; the rest is on the GPU.
 
-    ``idle`` are looked up, never read as a whole. Without a GPU a block is one batch, and ``rows``
-    is 1: what is counted are its rows.
+    ``idle`` are looked up, never read as a whole; of ``copied`` each socket has a copy, and its
+    CPUs multiply that. Without a GPU a block is one batch, and ``rows`` is 1: what is counted are
+    its rows.
     """
 
     rows: int
@@ -38,13 +46,25 @@ class Layout:
     on_cpu: frozenset[str]
     idle: frozenset[str]
     kv_on_gpu: bool
+    copied: frozenset[str] = frozenset()
 
     def home_of(self, kind: str) -> str:
-        """``gpu``, ``streamed``, ``cpu`` or ``idle``; of KV ``gpu`` or ``host``."""
+        """``gpu``, ``streamed``, ``cpu``, ``copies`` or ``idle``; of KV ``gpu`` or ``host``."""
         if kind == "kv":
             return "gpu" if self.kv_on_gpu else "host"
         homes = {"streamed": self.streamed, "cpu": self.on_cpu, "idle": self.idle}
+        homes["copies"] = self.copied
         return next((home for home, kinds in homes.items() if kind in kinds), "gpu")
+
+    @property
+    def multiplied(self) -> frozenset[str]:
+        """Kinds that CPUs multiply, wherever they lie."""
+        return self.on_cpu | self.copied
+
+    def host_bytes(self, job: DecoderJob, hardware: Hardware) -> int:
+        """Weights in host memory, with all copies."""
+        once = self.bytes_of(job, self.streamed | self.on_cpu | self.idle)
+        return once + len(hardware.copy_nodes) * self.bytes_of(job, self.copied)
 
     def bytes_of(self, job: DecoderJob, kinds: frozenset[str]) -> int:
         """Weights of these kinds."""
@@ -82,6 +102,10 @@ def layouts(
     idle = kinds & {EMBEDDING}
     if not hardware.has_gpu:
         yield Layout(1, frozenset(), kinds - idle, idle, kv_on_gpu=False)
+        if hardware.copy_nodes:
+            copied = kinds & COPIED
+            on_cpu = kinds - idle - copied
+            yield Layout(1, frozenset(), on_cpu, idle, kv_on_gpu=False, copied=copied)
         return
     large = Layout.large(job)
     on_gpu = (True, False) if job.kv_dtype is None else (False,)  # others are attended by CPUs
@@ -103,10 +127,11 @@ def most_batches(job: DecoderJob, hardware: Hardware, layout: Layout) -> int:
     each = layout.rows * job.kv_sequence_bytes
     gpu = hardware.gpu_usable_bytes - layout.gpu_bytes(job) if hardware.has_gpu else 0.0
     host = sum(node.usable_bytes for node in hardware.nodes)
-    host -= layout.bytes_of(job, layout.streamed | layout.on_cpu | layout.idle)
+    host -= layout.host_bytes(job, hardware)
     if host < 0 or gpu < 0:
         return 0
     if not hardware.has_gpu:
         host, each = host, each + job.work_bytes(1)
     room = gpu if layout.kv_on_gpu else host
-    return min(int(room // each), max(1, MOST_SEQUENCES // layout.rows))
+    most = COPIED_ROWS if layout.copied else max(1, MOST_SEQUENCES // layout.rows)
+    return min(int(room // each), most)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
@@ -14,11 +15,18 @@ from cxl_offload.plan.hardware import NVME, Hardware
 from cxl_offload.plan.kv_types import KV_TYPES, kv_type_remedy
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import OWN_FILE, Batch, Plan
-from cxl_offload.plan.transformers.homes import block_of, largest_tensor, policy_of
+from cxl_offload.plan.socket_rates import sockets_with_cores
+from cxl_offload.plan.transformers.homes import (
+    block_of,
+    copies_policy,
+    largest_tensor,
+    policy_of,
+)
 from cxl_offload.plan.transformers.job import DecoderJob, decoder_job
-from cxl_offload.plan.transformers.layout import BATCHES
+from cxl_offload.plan.transformers.layout import BATCHES, COPIED, COPIED_ROWS
 from cxl_offload.plan.transformers.program import ACT, KV
 from cxl_offload.plan.transformers.search import ANYTHING, BestHomes, Wish, search
+from cxl_offload.units import format_bytes
 
 _HOMES = {
     "gpu": "on the GPU",
@@ -43,10 +51,13 @@ class TransformersRequest(DecodingRequest):
         What keys and values may be kept as on the host beside what they are computed in, of
         :data:`~cxl_offload.plan.kv_types.KV_TYPES`. All lose precision, so none is
         taken that is not named.
+    sockets
+        Most sockets whose cores compute: the initiator's and the nearest others.
     """
 
     batches: Sequence[int] = BATCHES
     kv_dtypes: Sequence[str] = ()
+    sockets: int = 1
 
     def __post_init__(self) -> None:
         super(TransformersRequest, self).__post_init__()
@@ -67,27 +78,45 @@ def plan_transformers(request: TransformersRequest) -> Plan:
     ValueError
         Lengths the model cannot have, or a model that the integration does not place.
     """
-    executors = [Transformers(request, kept) for kept in (None, *dict.fromkeys(request.kv_dtypes))]
+    kept_as = (None, *dict.fromkeys(request.kv_dtypes))
+    numbers = dict.fromkeys((request.sockets, 1))
+    executors = [
+        Transformers(request, kept, sockets)
+        for sockets, kept in itertools.product(numbers, kept_as)
+    ]
     if len(executors) == 1:
         return make_plan(executors[0])
-    hardware = executors[0].hardware()
-    found = [executor.search(hardware) for executor in executors]
+    found = [executor.search(executor.hardware()) for executor in executors]
     rates = [0.0 if best is None else best.tokens_per_s for best in found]
     return make_plan(executors[rates.index(max(rates))])
 
 
 class Transformers(DecodingExecutor[BestHomes]):
-    """The search and homes of transformers with this package's integration."""
+    """The search and homes of transformers with this package's integration.
+
+    Parameters
+    ----------
+    kv_dtype
+        What keys and values are kept as on the host; None: what they are computed in.
+    sockets
+        Whose cores compute; None: as many as the request allows.
+    """
 
     name = "transformers"
 
-    def __init__(self, request: TransformersRequest, kv_dtype: str | None = None) -> None:
+    def __init__(
+        self,
+        request: TransformersRequest,
+        kv_dtype: str | None = None,
+        sockets: int | None = None,
+    ) -> None:
         self._request = request
+        self._sockets = request.sockets if sockets is None else sockets
         self._job = decoder_job(
             request.model,
             prompt=request.prompt,
             generated=request.generated,
-            engine=request.with_measured(TRANSFORMERS),
+            engine=request.with_measured(TRANSFORMERS, sockets=self._sockets),
             kv_dtype=kv_dtype,
         )
         if request.tiers is not None and NVME in request.tiers:
@@ -111,7 +140,10 @@ class Transformers(DecodingExecutor[BestHomes]):
 
     def hardware(self) -> Hardware:
         """The hardware without the drive."""
-        return self._request.hardware(needs_gpu=False).without(NVME)
+        return self._of_sockets(self._sockets)
+
+    def _of_sockets(self, sockets: int) -> Hardware:
+        return self._request.hardware(needs_gpu=False, sockets=sockets).without(NVME)
 
     def search(
         self, hardware: Hardware, *, like: Candidate[BestHomes] | None = None
@@ -175,7 +207,9 @@ class Transformers(DecodingExecutor[BestHomes]):
         """Policies of the kinds that have bytes on the host."""
         homes, job = found.choice.homes, self._job
         return {
-            kind: policy_of(
+            kind: copies_policy(found.hardware)
+            if kind in homes.layout.copied
+            else policy_of(
                 found.hardware,
                 homes.parts[homes.class_of(kind)],
                 largest_tensor(job, kind, homes.rows * homes.batches),
@@ -183,6 +217,22 @@ class Transformers(DecodingExecutor[BestHomes]):
             for kind, placed in homes.kinds.items()
             if sum(placed)
         }
+
+    def copied_bytes(self, found: Candidate[BestHomes]) -> int:
+        """What all copies of weights but the first take."""
+        copied = found.choice.homes.layout.copied
+        more = max(0, len(found.hardware.copy_nodes) - 1)
+        return more * sum(self._job.kinds[kind].bytes for kind in copied)
+
+    def why_no_copies(self, found: Candidate[BestHomes]) -> str:
+        """What keeps copies of weights from bringing more."""
+        rows = found.sequences
+        if rows > COPIED_ROWS:
+            return (
+                f"{rows} sequences at once, and layers of more than {COPIED_ROWS} rows are "
+                "torch's, which reads one copy"
+            )
+        return "prompts are torch's, which reads one copy, and the links between sockets keep up"
 
     def policies(self, found: Candidate[BestHomes]) -> dict[str, str]:
         """Policies of every kind that has one."""
@@ -232,6 +282,38 @@ class Transformers(DecodingExecutor[BestHomes]):
                     wish = Wish(banned={name: frozenset({at})})
                     where = hardware.nodes[at].where
                     yield f"{' and '.join(kinds)} kept off {where}", self._best(hardware, wish=wish)
+        yield from self._other_copies(found)
+        yield from self._other_sockets(found)
+
+    def _other_copies(
+        self, found: Candidate[BestHomes]
+    ) -> Iterable[tuple[str, Candidate[BestHomes] | None]]:
+        """Weights in one copy where each socket has one, and the other way round."""
+        with_copies = replace(found.hardware, copies=True)
+        if not with_copies.copy_nodes:
+            return
+        kinds = sorted(COPIED & self._job.kinds.keys())
+        if found.choice.homes.layout.copied:
+            more = format_bytes(self.copied_bytes(found))
+            what = f"{' and '.join(kinds)} in one copy, which takes {more} less"
+            yield what, self._best(replace(found.hardware, copies=False))
+        else:
+            wish = Wish(homes=dict.fromkeys(kinds, "copies"))
+            what = f"{' and '.join(kinds)} with a copy near each socket"
+            yield what, self._best(with_copies, wish=wish)
+
+    def _other_sockets(
+        self, found: Candidate[BestHomes]
+    ) -> Iterable[tuple[str, Candidate[BestHomes] | None]]:
+        """With the cores of one socket, or of one more than there are."""
+        have, request = max(1, len(found.hardware.sockets)), self._request
+        if have > 1:
+            one = Transformers(request, self._job.kv_dtype, 1)
+            yield "with the cores of one socket", one.search(one.hardware())
+        if have < sockets_with_cores(request.machine):
+            more = Transformers(request, self._job.kv_dtype, have + 1)
+            what = f"with the cores of {have + 1} sockets (--sockets {have + 1})"
+            yield what, more.search(more.hardware())
 
     def notes(self, found: Candidate[BestHomes]) -> list[str]:
         """Usable shares, what CPUs do, and where rates are from."""
@@ -252,4 +334,25 @@ class Transformers(DecodingExecutor[BestHomes]):
         if layout.on_cpu and found.hardware.has_gpu:
             kinds = " and ".join(sorted(layout.on_cpu))
             notes.append(f"CPUs multiply {kinds} where they lie when decoding")
+        notes += self._about_sockets(found)
         return notes + self.about_threads(found) + self.source_of_rates(found.hardware)
+
+    def _about_sockets(self, found: Candidate[BestHomes]) -> list[str]:
+        """Whose cores compute, and what was never measured."""
+        hardware, notes = found.hardware, []
+        if self._sockets < self._request.sockets:
+            notes.append(
+                f"the cores of one socket compute: those of {self._request.sockets} are no faster "
+                "(predicted)"
+            )
+        if hardware.sockets:
+            cores = " and ".join(f"{each.cores} of node {each.node}" for each in hardware.sockets)
+            notes.append(
+                f"cores that compute: {cores}; no plan for several sockets was ever measured"
+            )
+        if found.choice.homes.layout.copied:
+            notes.append(
+                f"layers over copies are this package's kernel, for up to {COPIED_ROWS} rows, "
+                "taken to be as fast as torch's; prompts read the first copy"
+            )
+        return notes

@@ -16,6 +16,7 @@ from cxl_offload.plan.decoding.phases import (
     between_products_seconds,
     decode_gpu_seconds,
     decode_rows_seconds,
+    first_copy_rate,
     prefill_between_seconds,
     prefill_cpu_seconds,
     prefill_flops,
@@ -79,6 +80,7 @@ class SharesProgram:
         self._batches = batches
         self._unit_b, self._unit_s = float(job.weight_bytes), unit_s
         self.program = Program()
+        self.copied = layout.bytes_of(job, layout.copied)
         least = 1.0 / (most if batches is None else batches)
         high = 1.0 if batches is None else least
         self.inverse = self.program.column("1 / batches", low=least, high=high)
@@ -144,7 +146,8 @@ class SharesProgram:
         job, hardware, layout = self.job, self.hardware, self.layout
         for at, node in enumerate(hardware.nodes):
             terms: Terms = {columns[at]: 1.0 for columns in self.on.values()}
-            terms[self.inverse] = -node.usable_bytes / self._unit_b
+            room = node.usable_bytes - (self.copied if at in hardware.copy_nodes else 0)
+            terms[self.inverse] = -room / self._unit_b
             beside = job.work_bytes(layout.rows) if at == 0 and not hardware.has_gpu else 0
             self.program.row(f"room of {node.name}", terms, high=-beside / self._unit_b)
         if hardware.has_gpu:
@@ -186,7 +189,7 @@ class SharesProgram:
 
     def _gpu_work(self) -> float:
         layout, job = self.layout, self.job
-        params = sum(job.kinds[kind].met for kind in layout.on_cpu)
+        params = sum(job.kinds[kind].met for kind in layout.multiplied)
         nbytes = float(layout.bytes_of(job, layout.on_cpu))
         return decode_gpu_seconds(
             job,
@@ -200,24 +203,36 @@ class SharesProgram:
     def _products(self) -> None:
         """What CPUs multiply, read once for every batch; in the one batch of a CPU, once.
 
-        Experts that nobody asks for are not read.
+        Experts that nobody asks for are not read. Of copies each socket reads its own.
         """
-        on_cpu = self.on.get(ON_CPU)
-        if on_cpu is None:
-            return
+        on_cpu = self.on.get(ON_CPU, [])
         job, layout, hardware, engine = self.job, self.layout, self.hardware, self.job.engine
-        flops = 2 * layout.rows * sum(job.kinds[kind].met for kind in layout.on_cpu)
+        if not layout.multiplied:
+            return
+        flops = 2 * layout.rows * sum(job.kinds[kind].met for kind in layout.multiplied)
         arithmetic = flops / (hardware.cores * engine.products_flops_per_core)
-        passes = self.passes
+        passes, reached = self.passes, engine.products_share
         share = layout.cpu_read_share(job, self.rows)
-        rates = [engine.products_share * n.read_bytes_per_s / share for n in hardware.nodes]
         if passes is None:
+            rates = [reached * node.read_bytes_per_s / share for node in hardware.nodes]
             least = arithmetic + layout.bytes_of(job, layout.on_cpu) / sum(rates)
             self._timed("products", {self.products: -1.0}, least=least)
             return
-        for column, rate in zip(on_cpu, rates, strict=True):
-            terms = {self.products: -1.0, column: passes / rate}
-            self._timed("products", terms, least=arithmetic)
+        beside: Terms = {self.products: -1.0}
+        if self.copied:
+            beside[self.inverse] = self.copied / hardware.near_bytes_per_s / reached
+        for costs in self._read_costs():
+            terms = {on_cpu[at]: passes * share * cost for at, cost in costs.items()}
+            self._timed("products", {**beside, **terms}, least=arithmetic)
+
+    def _read_costs(self) -> list[Terms]:
+        """Seconds of a byte of linear layers on nodes and links, by node's place; each is a row."""
+        if ON_CPU not in self.on:
+            return [{}]
+        hardware, reached = self.hardware, self.job.engine.products_share
+        nodes = [{at: 1 / (reached * rate)} for at, rate in enumerate(hardware.product_rates)]
+        links = [{at: cost / reached for at, cost in link.items()} for link in hardware.link_costs]
+        return nodes + links
 
     @property
     def rows(self) -> int:
@@ -241,23 +256,25 @@ class SharesProgram:
 
     def _prefill(self) -> None:
         job, hardware, layout, engine = self.job, self.hardware, self.layout, self.job.engine
-        nodes, rows, link = hardware.nodes, layout.rows, hardware.link_bytes_per_s
+        rows, link = layout.rows, hardware.link_bytes_per_s
         if not hardware.has_gpu:
-            least = prefill_cpu_seconds(job, hardware, rows)
-            for column, node in zip(self.on[ON_CPU], nodes, strict=True):
-                rate = engine.products_share * node.read_bytes_per_s
-                terms = {self.prefill: -1.0, column: 1 / rate}
-                terms[self.inverse] = prefill_between_seconds(job, hardware)
-                self._timed("prefill", terms, least=least)
+            least, reached = prefill_cpu_seconds(job, hardware, rows), engine.products_share
+            once = prefill_between_seconds(job, hardware)
+            if self.copied:
+                once += self.copied / first_copy_rate(hardware) / reached
+            for costs in self._read_costs():
+                terms = {self.on[ON_CPU][at]: cost for at, cost in costs.items()}
+                beside = {self.prefill: -1.0, self.inverse: once}
+                self._timed("prefill", {**beside, **terms}, least=least)
         else:
             self._prefill_link(link)
             least = prefill_flops(job, rows) / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)
             self._timed("prefill GPU work", {self.prefill: -1.0}, least=least)
             once = job.weight_bytes / hardware.gpu.memory_bytes_per_s
             self._timed("prefill weights", {self.prefill: -1.0, self.inverse: once})
-        costs = kv_store_costs(engine, hardware)
+        stored = kv_store_costs(engine, hardware)
         share = job.prompt * job.kv_bytes_per_token / job.kv_sequence_bytes
-        stores = {c: share * cost for c, cost in zip(self.on.get(KV, []), costs, strict=False)}
+        stores = {c: share * cost for c, cost in zip(self.on.get(KV, []), stored, strict=False)}
         self._timed("prefill KV stores", {self.prefill: -1.0, **stores})
 
     def _prefill_link(self, link: float) -> None:

@@ -15,6 +15,7 @@ from cxl_offload.plan.decoding.phases import (
     between_products_seconds,
     decode_gpu_seconds,
     decode_rows_seconds,
+    first_copy_rate,
     phases_of_block,
     prefill_between_seconds,
     prefill_cpu_seconds,
@@ -54,7 +55,8 @@ class BestHomes:
 class Wish:
     """A part of the answer: the home of a kind (or of ``kv``), or nodes that a class is kept off.
 
-    ``homes`` are ``gpu``, ``streamed`` or ``cpu`` by kind, and ``gpu`` or ``host`` of ``kv``.
+    ``homes`` are ``gpu``, ``streamed``, ``cpu`` or ``copies`` by kind, and ``gpu`` or ``host`` of
+    ``kv``.
     """
 
     homes: Mapping[str, str] = field(default_factory=dict)
@@ -207,7 +209,7 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
     copies = min(link, sum(node.copy_bytes_per_s for node in hardware.nodes))
     streamed = layout.bytes_of(job, layout.streamed) / copies / most
     on_cpu = layout.bytes_of(job, layout.on_cpu)
-    params = sum(job.kinds[kind].met for kind in layout.on_cpu)
+    params = sum(job.kinds[kind].met for kind in layout.multiplied)
     mean = rows * job.mean_kv_tokens * job.kv_bytes_per_token
     batch = rows if hardware.has_gpu else most  # the more rows, the fewer bytes for each
     work = decode_gpu_seconds(
@@ -226,11 +228,13 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
         flops = 4 * rows * job.mean_kv_tokens * job.query_width * job.layers
         arithmetic = flops / (hardware.cores * engine.attention_flops_per_core)
         work += max(mean / reads / engine.attention_share, arithmetic)
-    if on_cpu:
+    if layout.multiplied:
         passes = 1.0 if hardware.has_gpu else 1.0 / most
         arithmetic = 2 * rows * params / (hardware.cores * engine.products_flops_per_core)
-        read = on_cpu * layout.cpu_read_share(job, batch)
-        work += passes * read / reads / engine.products_share + arithmetic
+        seconds = on_cpu * layout.cpu_read_share(job, batch) / reads
+        if layout.copied:
+            seconds += layout.bytes_of(job, layout.copied) / hardware.near_bytes_per_s
+        work += passes * seconds / engine.products_share + arithmetic
     prefill = _least_prefill(job, hardware, layout, most, streamed=streamed, copies=copies)
     return (prefill + (job.generated - 1) * max(streamed, work)) / rows
 
@@ -255,5 +259,8 @@ def _least_prefill(
         return max(arithmetic, stored, streamed + on_cpu / copies / most)
     reads = sum(node.read_bytes_per_s for node in hardware.nodes)
     arithmetic = prefill_cpu_seconds(job, hardware, rows)
-    once = on_cpu / reads / engine.products_share + prefill_between_seconds(job, hardware)
+    read = on_cpu / reads
+    if layout.copied:
+        read += layout.bytes_of(job, layout.copied) / first_copy_rate(hardware)
+    once = read / engine.products_share + prefill_between_seconds(job, hardware)
     return max(arithmetic + once / most, stored)
