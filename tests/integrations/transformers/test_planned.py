@@ -58,7 +58,7 @@ def check_planned_bytes(model: PreTrainedModel, small: Machine, folder: Path, **
         prompt=20,
         generated=12,
         model_name="llama",
-        most_batches=4,
+        most_batches=8,  # fewer rows of the cache would be too small for a stripe
         replay=None,
         **extra,
     )
@@ -68,13 +68,13 @@ def check_planned_bytes(model: PreTrainedModel, small: Machine, folder: Path, **
     with offload(model, plan.policies, session=session) as done:
         made = model.generate(**prompts(rows=plan.batch.size), max_new_tokens=12, min_new_tokens=12)
         held = {kind: use.granted for (kind, _), use in done.store.use().items()}
-    assert made.shape == (4, 32)
+    assert made.shape == (8, 32)
     tiers = {node: tier.name for tier in small.tiers for node in tier.nodes}
     for kind in plan.policies:
         placed = {tiers[node]: nbytes for node, nbytes in held[kind].items()}
         planned = plan.of(kind)
         assert sum(placed.values()) == pytest.approx(sum(planned.values()), rel=0.05), kind
-        assert placed.keys() == planned.keys()
+        assert placed.keys() == planned.keys(), kind
     return plan
 
 
