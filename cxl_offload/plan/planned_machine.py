@@ -17,9 +17,10 @@ def as_planned(machine: Machine, hardware: Hardware) -> Machine:
     """
     planned = {node.node: node for node in hardware.nodes}
     accesses = {(each.initiator, each.target): each for each in machine.accesses}
-    for number, node in planned.items():
-        at = (machine.initiator, number)
-        accesses[at] = _access(accesses.get(at) or Access(*at, source=_ASSUMED), node)
+    for (core, number), rate in _reads(machine, hardware).items():
+        at = (core, number)
+        known = accesses.get(at) or Access(*at, source=_ASSUMED)
+        accesses[at] = _access(known, rate, planned[number].latency_ns)
     paths = {(each.gpu, each.node): each for each in machine.dma_paths}
     if hardware.has_gpu:
         name = machine.gpus[0].name
@@ -34,9 +35,23 @@ def as_planned(machine: Machine, hardware: Hardware) -> Machine:
     )
 
 
-def _access(known: Access, node: HostNode) -> Access:
-    read = known.read_bandwidth_bytes_per_s or node.read_bytes_per_s
-    latency = known.read_latency_ns or node.latency_ns
+def _reads(machine: Machine, hardware: Hardware) -> dict[tuple[int, int], float]:
+    """Bytes/s of the cores of every socket that computes on every node."""
+    near = {node.node: node.read_bytes_per_s for node in hardware.nodes}
+    if not hardware.sockets:
+        return {(machine.initiator, node): rate for node, rate in near.items()}
+    found: dict[tuple[int, int], float] = {}
+    for socket in hardware.sockets:
+        rates = dict(near)
+        for crossing in socket.crossings:
+            rates |= crossing.rates
+        found |= {(socket.node, node): rates[node] for node in near}
+    return found
+
+
+def _access(known: Access, rate: float, latency_ns: float) -> Access:
+    read = known.read_bandwidth_bytes_per_s or rate
+    latency = known.read_latency_ns or latency_ns
     return replace(
         known,
         read_bandwidth_bytes_per_s=read,

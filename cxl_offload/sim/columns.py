@@ -20,6 +20,7 @@ class Kind(NamedTuple):
 
     engine: Engine
     tensor_kind: str
+    cpus: int | None
     reads: tuple[int, ...]
     writes: tuple[int, ...]
 
@@ -85,7 +86,7 @@ class Columns:
             queue_of.append(queues.setdefault(event.queue, len(queues)))
             step_of.append(event.step)
             reads, writes = event.read_bytes, event.write_bytes
-            key = (event.engine, event.tensor_kind, (*reads,), (*writes,))
+            key = (event.engine, event.tensor_kind, event.cpus, (*reads,), (*writes,))
             kind = kinds.setdefault(key, len(kinds))
             if kind == len(amounts):
                 amounts.append([])

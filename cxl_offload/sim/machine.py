@@ -5,8 +5,9 @@
 ``dma GPU-N``     what copies of a GPU reach on node N, each way
 ``link GPU``      the GPU's link to the host, each way
 ``switch S``      the link of a switch towards the host, up (to the host) and down
-``hbm GPU``, ``compute GPU``, ``drive`` (each way), ``cpu`` (arithmetic) and ``lines`` (misses
-that the CPUs of the initiator can have in flight)
+``hbm GPU``, ``compute GPU``, ``drive`` (each way), ``cpu`` (arithmetic of the initiator, ``cpu I``
+of the CPUs that an event names) and ``lines`` (misses that the CPUs of the initiator can have in
+flight)
 """
 
 from __future__ import annotations
@@ -67,8 +68,10 @@ class Rates:
                     f"tree of switches names; it has {', '.join(sorted(known))}"
                 )
 
-    def host(self, engine: Engine, way: Way, node: int) -> Costs:
+    def host(self, engine: Engine, way: Way, node: int, *, cpus: int | None = None) -> Costs:
         """Of a byte that an engine reads from, or writes to, the memory of a node.
+
+        ``cpus`` is the node whose CPUs do it, by default the initiator.
 
         Raises
         ------
@@ -80,7 +83,7 @@ class Rates:
         self._machine.node(node)
         memory = self._memory(node)
         if engine == "cpu":
-            return (*memory, *self._cpu(way, node), *self._switches(way, node))
+            return (*memory, *self._cpu(way, node, cpus), *self._switches(way, node))
         if engine == "nvme":
             return (*memory, self._drive(way), *self._switches(way, node))
         if engine == "gpu":
@@ -90,10 +93,17 @@ class Rates:
             )
         return (*memory, *self._copy(engine, node), *self._gpu_switches(engine, node))
 
-    def operations(self, engine: Engine, *, cpu_flops_per_s: float | None) -> Costs:
+    def operations(
+        self, engine: Engine, *, cpu_flops_per_s: float | None, cpus: int | None = None
+    ) -> Costs:
         """Of one floating point operation; none on the CPU unless its rate is given."""
         if engine == "cpu":
-            return () if cpu_flops_per_s is None else (self.cost("cpu", cpu_flops_per_s),)
+            if cpu_flops_per_s is None:
+                return ()
+            if cpus is None or cpus == self._initiator:
+                return (self.cost("cpu", cpu_flops_per_s),)
+            own, others = (len(self._machine.node(at).cpus) for at in (self._initiator, cpus))
+            return (self.cost(f"cpu {cpus}", cpu_flops_per_s * others / max(1, own)),)
         gpu = self._some_gpu()
         peak = self._required(gpu.peak_flops_per_s, f"peak of GPU {gpu.name}")
         return (self.cost(f"compute {gpu.name}", peak),)
@@ -179,28 +189,28 @@ class Rates:
             raise self._missing(f"link of GPU {gpu.name}")
         return gpu.link
 
-    def _where(self, node: int) -> str:
-        return f"from node {self._initiator} to node {node}"
+    def _where(self, node: int, cpus: int | None = None) -> str:
+        return f"from node {self._initiator if cpus is None else cpus} to node {node}"
 
-    def _access(self, node: int) -> Access:
-        access = self._machine.access(self._initiator, node)
+    def _access(self, node: int, cpus: int | None = None) -> Access:
+        access = self._machine.access(self._initiator if cpus is None else cpus, node)
         if access is None:
-            raise self._missing(f"bandwidth {self._where(node)}")
+            raise self._missing(f"bandwidth {self._where(node, cpus)}")
         return access
 
     def _memory(self, node: int) -> Costs:
         rate = self.node_bytes_per_s(node)
         return () if rate is None else (self.cost(f"node {node}", rate),)
 
-    def _cpu(self, way: Way, node: int) -> Costs:
-        access = self._access(node)
+    def _cpu(self, way: Way, node: int, cpus: int | None) -> Costs:
+        access = self._access(node, cpus)
         rate = (
             access.read_bandwidth_bytes_per_s
             if way == "read"
             else access.write_bandwidth_bytes_per_s
         )
-        rate = self._required(rate, f"{way} bandwidth {self._where(node)}")
-        return (self.cost(f"path {self._initiator}-{node}", rate),)
+        rate = self._required(rate, f"{way} bandwidth {self._where(node, cpus)}")
+        return (self.cost(f"path {access.initiator}-{node}", rate),)
 
     def _copy(self, way: Literal["h2d", "d2h"], node: int) -> Costs:
         gpu = self._some_gpu()

@@ -35,8 +35,8 @@ class Engines:
     Attributes
     ----------
     cpu_flops_per_s
-        Arithmetic of the initiator's CPUs. Work on offloaded tensors is bound by memory, so it is
-        left out unless given.
+        Arithmetic of the initiator's CPUs; those of other nodes have as much a core. Work on
+        offloaded tensors is bound by memory, so it is left out unless given.
     lines_in_flight
         Cache lines that the initiator's CPUs can have under way, all threads together (threads
         times the lines of one). By Little's law they bound bandwidth to
@@ -128,12 +128,13 @@ class Resources:
         places += [("write", node) for node in kind.writes]
         for at, (way, node) in enumerate(places):
             if used[at]:
-                _charge(charged, self.rates.host(kind.engine, way, node), amounts[:, at])
+                costs = self.rates.host(kind.engine, way, node, cpus=kind.cpus)
+                _charge(charged, costs, amounts[:, at])
         if kind.engine == "cpu" and self._engines.lines_in_flight is not None:
             self._charge_lines(charged, kind, amounts)
         if used[-1]:
             peak = self._engines.cpu_flops_per_s
-            costs = self.rates.operations(kind.engine, cpu_flops_per_s=peak)
+            costs = self.rates.operations(kind.engine, cpu_flops_per_s=peak, cpus=kind.cpus)
             _charge(charged, costs, amounts[:, -1])
         if used[-2]:
             _charge(charged, self.rates.accelerator(kind.engine), amounts[:, -2])
@@ -167,6 +168,11 @@ class Resources:
 
     def _charge_lines(self, charged: dict[int, Floats], kind: Kind, amounts: Floats) -> None:
         """Little's law: bytes over 64 are lines, each under way for the latency of its node."""
+        if kind.cpus is not None:
+            raise ConfigError(
+                f"lines_in_flight are those of the initiator's CPUs, and the trace has work of the "
+                f"CPUs of node {kind.cpus}; leave them out"
+            )
         nodes = sorted({*kind.reads, *kind.writes})
         on_node = np.zeros((len(amounts), len(nodes)))
         for at, node in enumerate((*kind.reads, *kind.writes)):

@@ -33,6 +33,8 @@ _COLUMNS = (
     "accelerator_bytes",
     "flops",
 )
+_OF_CPUS = (*_COLUMNS, "cpus")
+"""Where an event names its CPUs; without, files are as they were before there was such a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Event:
         Bytes moved in accelerator memory.
     flops
         Floating point operations.
+    cpus
+        Of ``"cpu"`` events: the node whose CPUs work. None: those of the replay's initiator.
     """
 
     phase: str
@@ -72,10 +76,16 @@ class Event:
     write_bytes: Mapping[int, int]
     accelerator_bytes: int = 0
     flops: float = 0.0
+    cpus: int | None = None
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"engine {self.engine!r} is unknown; engines are {', '.join(ENGINES)}")
+        if self.cpus is not None and (self.engine != "cpu" or self.cpus < 0):
+            raise ValueError(
+                f"event of queue {self.queue!r}: CPUs of node {self.cpus} for engine "
+                f"{self.engine!r}; only the work of cpu is that of a node's CPUs"
+            )
         if self.step < 0 or self.accelerator_bytes < 0 or not 0 <= self.flops < float("inf"):
             raise ValueError(
                 f"event of queue {self.queue!r}: step {self.step}, accelerator bytes "
@@ -169,12 +179,14 @@ class Trace:
 
     def to_json(self) -> str:
         """The trace as JSON text; events are rows under named columns."""
-        rows = [[_encode(getattr(event, column)) for column in _COLUMNS] for event in self._events]
+        named = any(event.cpus is not None for event in self._events)
+        columns = _OF_CPUS if named else _COLUMNS
+        rows = [[_encode(getattr(event, column)) for column in columns] for event in self._events]
         document = {
             "format": _FORMAT,
             "version": _VERSION,
             "tokens": dict(self._tokens),
-            "columns": _COLUMNS,
+            "columns": columns,
             "events": rows,
         }
         return json.dumps(document, separators=(",", ":"))
@@ -191,7 +203,9 @@ class Trace:
         document = parse_json(text)
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
             raise ConfigError(f'this is no trace: its "format" is not {_FORMAT!r}')
-        if document.get("version") != _VERSION or document.get("columns") != list(_COLUMNS):
+        known = (_COLUMNS, _OF_CPUS)
+        columns = next((c for c in known if document.get("columns") == list(c)), None)
+        if document.get("version") != _VERSION or columns is None:
             raise ConfigError(
                 f"trace of version {shown(document.get('version'))} with columns "
                 f"{shown(document.get('columns'))}; this release reads version {_VERSION}"
@@ -202,7 +216,7 @@ class Trace:
         for phase, count in tokens.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise ConfigError(f"trace: tokens of {shown(phase)} are {shown(count)}, no count")
-        return cls(map(_decode, events), tokens=tokens)
+        return cls((_decode(row, columns) for row in events), tokens=tokens)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the trace as JSON."""
@@ -231,10 +245,10 @@ def _encode(value: Any) -> Any:
     return value
 
 
-def _decode(row: Any) -> Event:
-    if not isinstance(row, list) or len(row) != len(_COLUMNS):
-        raise ConfigError(f"trace: an event is a list of {len(_COLUMNS)} values, not {shown(row)}")
+def _decode(row: Any, columns: Sequence[str]) -> Event:
+    if not isinstance(row, list) or len(row) != len(columns):
+        raise ConfigError(f"trace: an event is a list of {len(columns)} values, not {shown(row)}")
     try:
-        return decode(Event, dict(zip(_COLUMNS, row, strict=True)))
+        return decode(Event, dict(zip(columns, row, strict=True)))
     except DecodeError as error:
         raise ConfigError(f"trace: event {shown(row)}: {error}") from error

@@ -109,18 +109,7 @@ class DecodingExecutor(Executor[T]):
         return {"prefill": phases.prefill_s, "decode": phases.decode_token_s}
 
     def replayed_seconds(self, found: Candidate[T], replay: Replay) -> Mapping[str, float]:
-        """A prefill and one token.
-
-        Raises
-        ------
-        ConfigError
-            The cores of several sockets compute.
-        """
-        if found.hardware.sockets:
-            raise ConfigError(
-                "the simulator charges the CPUs' work to the cores of one socket, and those of "
-                f"{len(found.hardware.sockets)} compute"
-            )
+        """A prefill and one token."""
         machine, job = self.machine(found), self.job
         trace = planned_trace(job, found.hardware, self.block(found))
         return replay(trace, machine, cpu_engines(machine, job.engine))

@@ -1,13 +1,14 @@
 """What a planned run would move, as a trace that a simulated machine can replay.
 
 The trace has one prefill and one decoded token at the mean length, a step a layer, all GPU batches
-of a layer together; queues and engines are those that a real run records.
+of a layer together; queues and engines are those that a real run records. Where the CPUs of several
+sockets compute, each has a queue of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from cxl_offload.plan.decoding.engine import EngineRates, kv_store_costs
 from cxl_offload.plan.decoding.phases import (
@@ -19,6 +20,7 @@ from cxl_offload.plan.decoding.phases import (
     prefill_flops,
 )
 from cxl_offload.plan.decoding.sizes import Sizes
+from cxl_offload.plan.equations.sockets import core_shares
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.sim import Engines
@@ -32,6 +34,10 @@ def cpu_engines(machine: Machine, engine: EngineRates) -> Engines:
     return Engines(cpu_flops_per_s=max(1, cores) * engine.attention_flops_per_core)
 
 
+_EVEN = "weights"
+"""Of what every socket reads its part."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """Bytes of one layer: weights off the GPU, KV of one token of every sequence, by node.
@@ -41,6 +47,8 @@ class _Layer:
 
     weights: Mapping[int, int]
     weights_cpu: Mapping[int, int]
+    first_copies: Mapping[int, int]
+    near_copies: Mapping[int, int]
     weights_drive: int
     kv_token: Mapping[int, float]
     kv_token_gpu: float
@@ -60,9 +68,16 @@ def _layer(job: Sizes, hardware: Hardware, block: Block) -> _Layer:
         return {node: int(count // job.layers) for node, count in pairs if count}
 
     kv = zip(nodes, block.kv_host, strict=True)
+    near = hardware.copy_nodes if block.weights_copied else ()
+    copied = block.weights_copied / job.layers
+    rates = {nodes[at]: hardware.nodes[at].read_bytes_per_s for at in near}
     return _Layer(
         weights=a_layer(block.weights_host),
         weights_cpu=a_layer(block.weights_cpu),
+        first_copies={nodes[at]: int(copied) for at in near[:1]},
+        near_copies={
+            node: round(copied * rate / hardware.near_bytes_per_s) for node, rate in rates.items()
+        },
         weights_drive=int(block.weights_drive // job.layers),
         kv_token={node: share * each for node, share in kv if share},
         kv_token_gpu=each * block.kv_gpu,
@@ -89,9 +104,42 @@ def planned_trace(job: Sizes, hardware: Hardware, block: Block) -> Trace:
     for step in range(job.layers, 2 * job.layers):
         _weights(trace, "decode", step, run, layer)
         _decode(trace, step, run, layer)
+    if hardware.sockets:
+        every = (part for event in trace for part in _of_sockets(event, hardware))
+        trace = Trace(every)
     trace.count_tokens("prefill", block.sequences * job.prompt)
     trace.count_tokens("decode", block.sequences)
     return trace
+
+
+def _of_sockets(event: Event, hardware: Hardware) -> Iterator[Event]:
+    """An event of the CPUs as those of each socket; operations by their cores, so that they take
+    as long.
+
+    Of weights in one copy each socket reads its part on every node, of all else what is near it.
+    """
+    if event.engine != "cpu":
+        yield event
+        return
+    sockets = hardware.sockets
+    far = [{node for c in socket.crossings for node in c.rates} for socket in sockets]
+    near_any = set().union(*({node.node for node in hardware.nodes} - each for each in far))
+
+    def part(nbytes: Mapping[int, int], at: int, share: float) -> dict[int, int]:
+        if event.tensor_kind == _EVEN:
+            return {node: round(count * share) for node, count in nbytes.items()}
+        homeless = {n: round(count * share) for n, count in nbytes.items() if n not in near_any}
+        return homeless | {n: count for n, count in nbytes.items() if n in near_any - far[at]}
+
+    for at, (share, socket) in enumerate(zip(core_shares(sockets), sockets, strict=True)):
+        yield replace(
+            event,
+            queue=event.queue if at == 0 else f"{event.queue} of node {socket.node}",
+            read_bytes=part(event.read_bytes, at, share),
+            write_bytes=part(event.write_bytes, at, share),
+            flops=event.flops * share,
+            cpus=socket.node,
+        )
 
 
 def _weights(
@@ -121,11 +169,27 @@ def _scaled(per_node: Mapping[int, float], tokens: float) -> dict[int, int]:
     return {node: round(each * tokens) for node, each in per_node.items()}
 
 
-def _paced(run: tuple[Sizes, Hardware, Block], read: Mapping[int, int], share: float) -> float:
-    """Operations that take as long as reading with a share of the nodes' rates."""
+def _paced(
+    run: tuple[Sizes, Hardware, Block],
+    read: Mapping[int, int],
+    share: float,
+    *,
+    even: bool = False,
+) -> float:
+    """Operations that take as long as reading with a share of the nodes' rates.
+
+    ``even``: every socket reads its part on every node, across the links too.
+    """
     job, hardware, _ = run
-    rates = {node.node: node.read_bytes_per_s for node in hardware.nodes}
-    seconds = max((nbytes / rates[node] / share for node, nbytes in read.items()), default=0.0)
+    every = [node.read_bytes_per_s for node in hardware.nodes]
+    if even:
+        every = list(hardware.product_rates)
+    rates = dict(zip((node.node for node in hardware.nodes), every, strict=True))
+    times = [nbytes / rates[node] for node, nbytes in read.items()]
+    for costs in hardware.link_costs if even else ():
+        read_at = {at: read.get(node.node, 0) for at, node in enumerate(hardware.nodes)}
+        times.append(sum(read_at[at] * cost for at, cost in costs.items()))
+    seconds = max(times, default=0.0) / share
     return seconds * hardware.cores * job.engine.attention_flops_per_core
 
 
@@ -142,8 +206,11 @@ def _prefill(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer:
         seconds = prefill_cpu_seconds(job, hardware, block.sequences)
         flops = _operations(run, seconds + prefill_between_seconds(job, hardware))
         read = layer.weights_cpu
-        flops += _paced(run, read, job.engine.products_share)
-        trace.append(Event("prefill", step, "compute", "cpu", "weights", read, {}, 0, flops))
+        flops += _paced(run, read, job.engine.products_share, even=True)
+        trace.append(Event("prefill", step, "compute", "cpu", _EVEN, read, {}, 0, flops))
+        if read := layer.first_copies:
+            flops = _paced(run, read, job.engine.products_share, even=True)
+            trace.append(Event("prefill", step, "compute", "cpu", _EVEN, read, {}, 0, flops))
         trace.append(Event("prefill", step, "store_cache", "cpu", "kv", {}, stored))
         return
     flops = prefill_flops(job, block.sequences) / job.layers
@@ -189,19 +256,31 @@ def _decode(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: 
         seconds = between_products_seconds(job, hardware)
         between = _operations(run, seconds + decode_rows_seconds(job, hardware, block.sequences))
         trace.append(Event("decode", step, "compute", "cpu", "act", {}, {}, 0, between))
-    if layer.weights_cpu:
-        times = block.batches * block.cpu_read_share
-        passes = {node: round(nbytes * times) for node, nbytes in layer.weights_cpu.items()}
-        flops = 2.0 * block.params_cpu * block.sequences / job.layers
-        flops *= job.engine.attention_flops_per_core / job.engine.products_flops_per_core
-        flops += _paced(run, passes, job.engine.products_share)
-        trace.append(Event("decode", step, "compute", "cpu", "weights", passes, {}, 0, flops))
+    _products(trace, step, run, layer)
     _attention(trace, step, run, layer)
     if block.activations_gpu < 1 and hardware.has_gpu:
         hidden = round(2 * block.sequences * job.width * (1 - block.activations_gpu))
         there = {layer.scratch: hidden}
         trace.append(Event("decode", step, "hidden", "h2d", "act", there, {}, hidden))
         trace.append(Event("decode", step, "hidden", "d2h", "act", {}, there, hidden))
+
+
+def _products(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: _Layer) -> None:
+    """Of CPUs over weights where they lie, then over the copies near them."""
+    job, _, block = run
+    engine = job.engine
+    flops = 2.0 * block.params_cpu * block.sequences / job.layers
+    if layer.weights_cpu or layer.near_copies:
+        flops *= engine.attention_flops_per_core / engine.products_flops_per_core
+    if layer.weights_cpu:
+        times = block.batches * block.cpu_read_share
+        read = {node: round(nbytes * times) for node, nbytes in layer.weights_cpu.items()}
+        paced = _paced(run, read, engine.products_share, even=True)
+        done = paced + (0.0 if layer.near_copies else flops)
+        trace.append(Event("decode", step, "compute", "cpu", _EVEN, read, {}, 0, done))
+    if read := dict(layer.near_copies):
+        done = flops + _paced(run, read, engine.products_share)
+        trace.append(Event("decode", step, "compute", "cpu", "copies", read, {}, 0, done))
 
 
 def _attention(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: _Layer) -> None:
