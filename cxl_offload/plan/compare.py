@@ -63,7 +63,7 @@ def _ask_copies(executor: Executor[T], best: Candidate[T]) -> tuple[Candidate[T]
         return best, None
     more = executor.copied_bytes(best)
     if not more:
-        reason = f"it would bring nothing: {executor.why_no_copies(best)}"
+        reason = executor.why_no_copies(best)
         return best, CopiesUse(used=False, gain=0.0, bytes=0, reason=reason)
     without = executor.search(replace(best.hardware, copies=False))
     if without is None:

@@ -148,7 +148,7 @@ class Executor(ABC, Generic[T]):
         return 0
 
     def why_no_copies(self, found: Candidate[T]) -> str:
-        """What keeps copies of weights near the sockets from bringing more."""
+        """Why copies of weights near the sockets are no faster."""
         return ""
 
     def other_homes(self, found: Candidate[T]) -> Iterable[tuple[str, Candidate[T] | None]]:

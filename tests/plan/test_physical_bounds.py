@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cxl_offload.plan.equations.sockets import Crossing, Socket
 from cxl_offload.plan.executor import Executor
 from cxl_offload.plan.flexgen.plan import FlexGen, InferenceRequest
 from cxl_offload.plan.hardware import Hardware
@@ -189,14 +190,52 @@ def test_no_plan_of_cpus_beats_their_memory(machine: str) -> None:
             assert 1 / plan.tokens_per_s >= seconds * steps * (1 - 0.01), (model, lengths)
 
 
+def seconds_of_two_sockets(plan: Plan, near: float, link: float) -> float:
+    """Of one pass: nodes give ``near`` bytes a second, and ``link`` come from the other one.
+
+    Of weights in one copy each of the sockets that compute reads half on either node; of copies
+    every node gives half.
+    """
+    read, crossed = Counter[str](), Counter[str]()
+    for kind in ("attention", "mlp", "head"):
+        is_copied = plan.policies[kind].startswith("replicate:")
+        for where, nbytes in plan.of(kind).items():
+            read[where] += nbytes // 2 if is_copied else nbytes
+            crossed[where] += 0 if is_copied or plan.copies is None else nbytes // 2
+    for where, nbytes in plan.of("kv").items():
+        read[where] += nbytes // 2  # the mean length is more than half of the longest
+    nodes = [read[where] / near for where in ("ldram", "rdram")]
+    return max(*nodes, *(crossed[where] / link for where in ("ldram", "rdram")))
+
+
+@pytest.mark.parametrize("machine", ["xeon8470-cxl-b", "spr-2", "xeon6430"])
+def test_no_plan_of_two_sockets_beats_its_nodes_or_the_link(machine: str) -> None:
+    there, used = load_machine(machine), []
+    near, across = node_rate(there, 0), there.access(0, 1)
+    link = (across and across.read_bandwidth_bytes_per_s) or near
+    for model in ("opt-13b", "llama-65b", "mixtral-8x7b"):
+        for lengths, rows in (((64, 200), 1), ((64, 200), 8), (LENGTHS[1], None)):
+            asked = {"lengths": lengths, "sockets": 2, "most_batches": rows}
+            plan = make_plan(transformers(model, machine, **asked))
+            seconds = seconds_of_two_sockets(plan, near, link)
+            steps = (lengths[1] - 1) / lengths[1] / plan.batch.size
+            assert 1 / plan.tokens_per_s >= seconds * steps * (1 - 0.01), (model, lengths, rows)
+            assert plan.copies is not None
+            used.append(plan.copies.used)
+    assert {True, False} == set(used)
+
+
 def more(hardware: Hardware, draw: random.Random) -> tuple[str, Hardware]:
     """Hardware with more of one thing, by up to a half."""
     factor = 1 + draw.random() / 2
     field = draw.choice(
         ["usable_bytes", "read_bytes_per_s", "copy_bytes_per_s", "gpu", "link_bytes_per_s", "peak"]
         if hardware.has_gpu
-        else ["usable_bytes", "read_bytes_per_s", "cores"]
+        else ["usable_bytes", "read_bytes_per_s", "cores", *["links"] * bool(hardware.sockets)]
     )
+    if field == "links":
+        sockets = tuple(faster_across(socket, factor) for socket in hardware.sockets)
+        return field, replace(hardware, sockets=sockets)
     if field == "cores":
         return field, replace(hardware, cores=hardware.cores + 1)
     if field == "gpu":
@@ -212,6 +251,28 @@ def more(hardware: Hardware, draw: random.Random) -> tuple[str, Hardware]:
     at = draw.randrange(len(nodes))
     nodes[at] = replace(nodes[at], **{field: getattr(nodes[at], field) * factor})
     return f"{field} of {nodes[at].name}", replace(hardware, nodes=tuple(nodes))
+
+
+def faster_across(socket: Socket, factor: float) -> Socket:
+    crossings = (
+        Crossing(
+            {node: rate * factor for node, rate in crossing.rates.items()},
+            crossing.link_bytes_per_s * factor,
+        )
+        for crossing in socket.crossings
+    )
+    return replace(socket, crossings=tuple(crossings))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64, None])
+@pytest.mark.parametrize("machine", ["xeon8470-cxl-b", "spr-2", "xeon6430", "zen4-2-mi300a"])
+def test_more_of_anything_is_never_slower_on_two_sockets(machine: str, rows: int | None) -> None:
+    """With room for copies, and with little room; what is planned passes from one to the other."""
+    tier = load_machine(machine).tiers[0].name
+    for seed, limit in enumerate((None, 70, 120)):
+        limits = {} if limit is None else {tier: limit << 30}
+        asked = {"lengths": (64, 64), "sockets": 2, "most_batches": rows, "limits": limits}
+        check_monotone(transformers("llama-65b", machine, **asked), seed)
 
 
 def test_more_of_anything_is_never_slower_on_cpus() -> None:

@@ -225,14 +225,22 @@ class Transformers(DecodingExecutor[BestHomes]):
         return more * sum(self._job.kinds[kind].bytes for kind in copied)
 
     def why_no_copies(self, found: Candidate[BestHomes]) -> str:
-        """What keeps copies of weights from bringing more."""
-        rows = found.sequences
-        if rows > COPIED_ROWS:
-            return (
-                f"{rows} sequences at once, and layers of more than {COPIED_ROWS} rows are "
-                "torch's, which reads one copy"
-            )
-        return "prompts are torch's, which reads one copy, and the links between sockets keep up"
+        """What is lost by copies of weights, and by what; or that there is no room."""
+        hardware, kinds = found.hardware, COPIED & self._job.kinds.keys()
+        other = self._best(hardware, wish=self._with_copies())
+        if other is None:
+            each = format_bytes(sum(self._job.kinds[kind].bytes for kind in kinds))
+            where = " and ".join(hardware.nodes[at].where for at in hardware.copy_nodes)
+            return f"there is no room for {each} on {where} each"
+        slower = 1 - other.tokens_per_s / found.tokens_per_s
+        if found.sequences > COPIED_ROWS:
+            why = f"layers of more than {COPIED_ROWS} rows are torch's, which reads one copy"
+        else:
+            why = "prompts are torch's, which reads one copy"
+        return f"{slower:.1%} slower with them, for {why}"
+
+    def _with_copies(self) -> Wish:
+        return Wish(homes=dict.fromkeys(COPIED & self._job.kinds.keys(), "copies"))
 
     def policies(self, found: Candidate[BestHomes]) -> dict[str, str]:
         """Policies of every kind that has one."""
@@ -298,9 +306,8 @@ class Transformers(DecodingExecutor[BestHomes]):
             what = f"{' and '.join(kinds)} in one copy, which takes {more} less"
             yield what, self._best(replace(found.hardware, copies=False))
         else:
-            wish = Wish(homes=dict.fromkeys(kinds, "copies"))
             what = f"{' and '.join(kinds)} with a copy near each socket"
-            yield what, self._best(with_copies, wish=wish)
+            yield what, self._best(with_copies, wish=self._with_copies())
 
     def _other_sockets(
         self, found: Candidate[BestHomes]

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.memory.policy import Replicate, parse_policy
 from cxl_offload.plan.decoding.phases import phases_of_block
+from cxl_offload.plan.decoding.trace import planned_trace
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import parse_plan, plan_text
+from cxl_offload.plan.replay_check import simulated_seconds
+from cxl_offload.plan.socket_rates import sockets_with_cores
 from cxl_offload.plan.transformers.homes import block_of, homes_of
 from cxl_offload.plan.transformers.layout import COPIED_ROWS, layouts, most_batches
 from cxl_offload.plan.transformers.plan import Transformers, TransformersRequest, plan_transformers
 from cxl_offload.plan.transformers.program import SharesProgram
 from cxl_offload.plan.transformers.search import least_seconds
-from cxl_offload.topology import load_machine
+from cxl_offload.sim import Trace
+from cxl_offload.topology import load_machine, machine_names
 
 MACHINES = ("xeon8470-cxl-b", "spr-2", "emr-2", "xeon6430", "zen4-1")
 MODELS = ("llama-65b", "opt-13b", "mixtral-8x7b", "gpt2-xl")
@@ -114,6 +120,7 @@ def test_without_room_for_two_there_is_one() -> None:
     plan = plan_transformers(request(most_batches=1, limits=room))
     assert plan.copies is not None
     assert not plan.copies.used
+    assert plan.copies.reason == "there is no room for 121 GiB on ldram and rdram each"
     assert {home.where for home in plan.homes if home.kind == "mlp"} == {"ldram", "rdram"}
 
 
@@ -123,7 +130,13 @@ def test_many_rows_are_not_planned_over_copies() -> None:
     assert plan.batch.size > COPIED_ROWS
     assert plan.copies is not None
     assert not plan.copies.used
-    assert f"layers of more than {COPIED_ROWS} rows are torch's" in plan.copies.reason
+    assert f"slower with them, for layers of more than {COPIED_ROWS} rows" in plan.copies.reason
+
+
+def test_of_short_answers_prompts_decide_against_copies() -> None:
+    plan = plan_transformers(request("opt-13b", "emr-3", most_batches=1, prompt=8, generated=2))
+    assert plan.copies is not None
+    assert "slower with them, for prompts are torch's" in plan.copies.reason
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -171,6 +184,55 @@ def test_why_says_what_copies_and_sockets_bring() -> None:
     one = plan_transformers(request(most_batches=1, why=True, sockets=1))
     (more,) = [why for why in one.why if "--sockets 2" in why]
     assert "faster" in more
+
+
+@pytest.mark.parametrize("machine", ["xeon8470-cxl-b", "xeon6430", "epyc9354-cxl-a", "spr-2"])
+@pytest.mark.parametrize("model", ["llama-65b", "mixtral-8x7b"])
+def test_replay_of_both_sockets_agrees_with_the_equations(model: str, machine: str) -> None:
+    """The simulator has a queue for each socket, and its paths and nodes."""
+    for rows in (1, 64, None):
+        executor = Transformers(request(model, machine, most_batches=rows))
+        hardware = executor.hardware()
+        for allowed in (True, False):
+            found = executor.search(replace(hardware, copies=allowed))
+            assert found is not None
+            equations = executor.equation_seconds(found)
+            replayed = executor.replayed_seconds(found, simulated_seconds)
+            for phase, seconds in equations.items():
+                assert replayed[phase] == pytest.approx(seconds, rel=0.05), (rows, allowed, phase)
+
+
+@pytest.mark.parametrize("machine", machine_names())
+def test_every_shipped_machine_with_two_sockets_is_planned_and_replayed(machine: str) -> None:
+    asked = replace(request("opt-13b", machine, most_batches=4), replay=simulated_seconds)
+    if sockets_with_cores(asked.machine) < 2:
+        with pytest.raises(ConfigError, match="2 sockets: "):
+            plan_transformers(asked)
+        return
+    plan = plan_transformers(asked)
+    assert not [note for note in plan.notes if "replay" in note]
+
+
+def test_trace_of_a_plan_names_whose_cpus_read_what() -> None:
+    executor = Transformers(request(most_batches=1))
+    found = executor.search(executor.hardware())
+    assert found is not None
+    assert found.choice.homes.layout.copied
+    trace = planned_trace(executor.job, found.hardware, executor.block(found))
+    read: Counter[tuple[str, str, int | None, int]] = Counter()
+    for event in trace:
+        assert (event.cpus is None) == (event.engine != "cpu")
+        for node, nbytes in event.read_bytes.items():
+            read[event.phase, event.tensor_kind, event.cpus, node] += nbytes
+    copied = sum(executor.job.kinds[kind].bytes for kind in ("attention", "mlp", "head"))
+    assert read["decode", "copies", 0, 0] == pytest.approx(copied / 2, rel=1e-6)
+    assert read["decode", "copies", 1, 1] == pytest.approx(copied / 2, rel=1e-6)
+    assert read["decode", "copies", 0, 1] == read["decode", "copies", 1, 0] == 0
+    assert read["decode", "kv", 0, 1] == read["decode", "kv", 1, 0] == 0
+    # Prompts read the first copy, half of it across.
+    for core in (0, 1):
+        assert read["prefill", "weights", core, 0] == pytest.approx(copied / 2, rel=1e-3)
+    assert Trace.from_json(trace.to_json()) == trace
 
 
 def test_notes_say_that_nothing_was_measured() -> None:
