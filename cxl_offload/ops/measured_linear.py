@@ -2,8 +2,8 @@
 
 Which way is fastest depends on the processor, on the shape and on the number of rows: one with
 arithmetic for half precision is best left to PyTorch, few rows are best read once by this package's
-kernel, many rows are best multiplied in single precision by PyTorch. So the first call of a shape
-times all ways, on parts of its own weights, and later calls take the fastest.
+kernel, many rows are best multiplied in single precision by PyTorch. So the first calls of a shape
+take all ways in turns, each over the weights that are asked for, and later calls the fastest.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from cxl_offload.ops.linear import SinglePrecisionLinear, linear
 
 Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-TRIALS = 3
-"""Trials of each way. The shortest counts, since other programs only make a trial longer."""
+TRIALS = 4
+"""Calls that take each way. The shortest counts, since other programs only make a call longer. They
+are calls of different layers as a rule: the same weights again would lie in a cache, where other
+ways are fastest."""
 
-PARTS = 4
-"""A trial multiplies one of so many parts of the outputs, the next trial the next part: less than
-the whole layer, and weights that the trial before did not leave in a cache."""
+PARTS = 8
+"""A way is first tried on two of so many parts of the outputs: it may be a hundred times slower."""
 
 HOPELESS = 2
 """A way that took so many times as long as another one is not tried again."""
@@ -49,6 +50,7 @@ class MeasuredLinear:
 
     def __init__(self) -> None:
         self.chosen: dict[tuple[int, int, int], str] = {}
+        self._taken: dict[tuple[int, int, int], dict[str, list[float]]] = {}
         self._ways: dict[str, Way] = {
             "kernel": _kernel,
             "single": SinglePrecisionLinear(),
@@ -79,21 +81,45 @@ class MeasuredLinear:
         key = ((inputs.numel() // width - 1).bit_length(), outputs, width)
         name = self.chosen.get(key)
         if name is None:
-            name = self.chosen[key] = self._fastest(inputs, weight)
+            return self._tried(key, inputs, weight, bias)
         return self._ways[name](inputs, weight, bias)
 
-    def _fastest(self, inputs: torch.Tensor, weight: torch.Tensor) -> str:
+    @property
+    def is_trying(self) -> bool:
+        """Whether the way of a shape that was asked for is not chosen yet."""
+        return len(self.chosen) < len(self._taken)
+
+    def _tried(
+        self,
+        key: tuple[int, int, int],
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """One call by the way that was tried least."""
+        taken = self._taken.get(key)
+        if taken is None:
+            taken = self._taken[key] = {name: [] for name in self._hopeful(inputs, weight)}
+        name = min(taken, key=lambda name: len(taken[name]))
+        before = time.perf_counter()
+        result = self._ways[name](inputs, weight, bias)
+        taken[name].append(time.perf_counter() - before)
+        if len(taken) == 1 or all(len(seconds) >= TRIALS for seconds in taken.values()):
+            self.chosen[key] = min(taken, key=lambda name: min(taken[name]))
+        return result
+
+    def _hopeful(self, inputs: torch.Tensor, weight: torch.Tensor) -> list[str]:
+        """Ways that parts of the outputs do not show to be much slower than another."""
         step = -(-weight.shape[0] // PARTS)
-        best: dict[str, float] = {}
         begins = itertools.cycle(range(0, weight.shape[0], step))
-        for _ in range(TRIALS):
+        best: dict[str, float] = {}
+        for _ in range(2):  # the first of all makes threads and code
             for name, way in self._ways.items():
-                if best and best.get(name, 0.0) > HOPELESS * min(best.values()):
-                    continue
                 start = next(begins)
-                part = weight[start : start + step]
+                part = weight[start : start + step]  # which nobody read yet
                 before = time.perf_counter()
                 way(inputs, part, None)
                 taken = time.perf_counter() - before
                 best[name] = min(best.get(name, taken), taken)
-        return min(best, key=lambda name: best[name])
+        least = HOPELESS * min(best.values())
+        return [name for name, taken in best.items() if taken <= least]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cxl_offload.ops.measured_linear import MeasuredLinear
+from cxl_offload.ops.measured_linear import TRIALS, MeasuredLinear
 
 
 def layer(rows: int, outputs: int = 96, width: int = 64) -> tuple[torch.Tensor, ...]:
@@ -32,7 +32,7 @@ def test_every_way_is_the_product_rounded_once(way: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("fast", ["kernel", "single", "half"])
-def test_fastest_way_is_found_in_the_first_call_and_kept(fast: str) -> None:
+def test_way_that_is_much_faster_is_found_in_the_first_call_and_kept(fast: str) -> None:
     ours, calls = MeasuredLinear(), Counter[str]()
 
     def slowed(name: str, way: Any) -> Any:
@@ -53,6 +53,32 @@ def test_fastest_way_is_found_in_the_first_call_and_kept(fast: str) -> None:
     ours(x, weight, bias)
     ours(x[:5], weight, bias)  # as many rows, to the next power of two
     assert calls == {fast: 2}
+
+
+def test_ways_that_are_nearly_as_fast_are_tried_in_turns_by_calls_of_whole_layers() -> None:
+    ours, calls = MeasuredLinear(), Counter[tuple[str, int]]()
+    seconds = {"kernel": 0.011, "single": 0.008, "half": 0.01}
+
+    def slowed(name: str, way: Any) -> Any:
+        def call(x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+            calls[name, weight.shape[0]] += 1
+            time.sleep(seconds[name])
+            made: torch.Tensor = way(x, weight, bias)
+            return made
+
+        return call
+
+    ours._ways = {name: slowed(name, way) for name, way in ours._ways.items()}
+    x, weight, bias = layer(8)
+    expected = functional.linear(x, weight, bias)
+    for _ in range(3 * TRIALS):
+        assert not ours.chosen
+        torch.testing.assert_close(ours(x, weight, bias), expected, rtol=2**-9, atol=2**-9)
+    assert {name: calls[name, 96] for name in seconds} == dict.fromkeys(seconds, TRIALS)
+    assert ours.chosen == {(3, 96, 64): "single"}
+    assert not ours.is_trying
+    ours(x[:1], weight, bias)
+    assert ours.is_trying
 
 
 def test_other_types_are_left_to_torch() -> None:
