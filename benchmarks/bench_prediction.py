@@ -1,12 +1,13 @@
 """Tokens/s as predicted from a profile of operators, and as transformers and FlexGen then run.
 
-The profile (`cxl-offload profile --operators cpu`) runs no framework and no model. Operators are
-profiled before the first round and after every round; the prediction of a round is the mean of the
-profiles around it, so that what else the machine does hits both sides. The error of a configuration
-is the median over the rounds. Of transformers whole generations are compared with the planner's
-tokens/s, of FlexGen decoding with the sum of its operators: the prompt's KV cache is filled with
-seeded numbers (skipped_prompt.py). The CPUs stand in for a GPU. Nothing is tried again: no new
-round begins that would not end within `--minutes`. Every figure but the predictions is measured.
+The profile (`cxl-offload profile --operators cpu`) runs no framework and no model. The operators
+that a prediction asks for are profiled before and after its configuration, in every round; the
+prediction is the mean of both, so that what else the machine does hits both sides. The error of a
+configuration is the median over the rounds. Of transformers whole generations are compared with the
+planner's tokens/s, of FlexGen decoding with the sum of its operators: the prompt's KV cache is
+filled with seeded numbers (skipped_prompt.py). The CPUs stand in for a GPU. Nothing is tried again:
+no new round begins that would not end within `--minutes`. Every figure but the predictions is
+measured.
 
 `--clock cpu` takes both sides in the processor's time of this process instead of the wall's, with
 one thread: an indication of what a machine of one's own would give, where others use the cores too.
@@ -33,6 +34,7 @@ from rich.table import Table
 from benchmarks.measurements import check_plot, describe_machine, write_json
 from benchmarks.predicted_runs import (
     Now,
+    Operators,
     PredictedRun,
     Sizes,
     flexgen_runs,
@@ -56,28 +58,35 @@ def rounds_of(
     terms: dict[str, dict[str, float]] = {}
     for run in runs:  # the first of everything makes threads, kernels and pages
         run.measured(now)
-    before = profiled(options)
     for done in range(options.rounds):
         began = time.monotonic()
+        asked, before = None, None
         for at, run in enumerate(runs):
+            if before is None or asked != run.operators:
+                asked, before = run.operators, profiled(run.operators, options)
             taken = [run.measured(now) for _ in range(options.repeats)]
-            found[at]["measured"].append(statistics.median(taken))
-        after = profiled(options)
-        for at, run in enumerate(runs):
+            after = profiled(asked, options)
             each = [run.predicted(profile) for profile in (before, after)]
+            found[at]["measured"].append(statistics.median(taken))
             mean = 1 / statistics.fmean(1 / one.tokens_per_s for one in each)
             found[at]["predicted"].append(mean)
             terms[run.name] = dict(each[-1].terms)
-        before, took = after, time.monotonic() - began
+            before = after
+        took = time.monotonic() - began
         print(f"round {done + 1} of {options.rounds}: {took:.0f} s", flush=True)
         if time.monotonic() + took > deadline:
             break
     return found, terms
 
 
-def profiled(options: argparse.Namespace) -> OperatorProfile:
-    """Operators of the CPUs."""
-    return measure_operators(seconds=options.seconds, clock=CLOCKS[options.clock])
+def profiled(asked: Operators, options: argparse.Namespace) -> OperatorProfile:
+    """Those operators of the CPUs that a prediction asks for."""
+    return measure_operators(
+        seconds=options.seconds,
+        rows=asked.rows,
+        only=asked.only,
+        clock=CLOCKS[options.clock],
+    )
 
 
 def result_of(name: str, found: dict[str, list[float]], terms: dict[str, float]) -> dict[str, Any]:
@@ -153,9 +162,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="one round of short runs")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--minutes", type=float, default=20.0, help="for the rounds; one always is")
+    parser.add_argument("--minutes", type=float, default=10.0, help="for the rounds; one always is")
     parser.add_argument("--repeats", type=int, help="runs of a configuration in a round")
-    parser.add_argument("--seconds", type=float, help="of each profile")
+    parser.add_argument("--seconds", type=float, help="for the layers of a profile")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--hidden", type=int)
     parser.add_argument("--clock", choices=tuple(CLOCKS), default="wall")
@@ -163,7 +172,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
-    usual = {"rounds": 3, "repeats": 3, "seconds": 4.0, "layers": 8, "hidden": 1024}
+    usual = {"rounds": 3, "repeats": 3, "seconds": 1.0, "layers": 8, "hidden": 1024}
     short = {"rounds": 1, "repeats": 1, "seconds": 1.0, "layers": 4, "hidden": 1024}
     for name, value in (short if options.quick else usual).items():
         if getattr(options, name) is None:

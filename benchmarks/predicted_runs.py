@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import resource
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,7 @@ from cxl_offload.integrations.transformers import offload
 from cxl_offload.plan.flexgen.decode_time import decode_time
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.transformers.plan import Transformers, TransformersRequest
+from cxl_offload.profile.operators.measure import Engine
 from cxl_offload.profile.operators.model import OperatorProfile
 from cxl_offload.topology import Machine
 
@@ -38,10 +39,19 @@ class Predicted:
     terms: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """What a prediction needs measured: as ``measure_operators`` takes it."""
+
+    only: Engine
+    rows: Sequence[int]
+
+
 class PredictedRun(Protocol):
     """One configuration."""
 
     name: str
+    operators: Operators
 
     def measured(self, now: Now) -> float:
         """Tokens/s of one run."""
@@ -86,6 +96,7 @@ class OfTransformers:
     def __init__(self, model: LlamaForCausalLM, request: TransformersRequest, rows: int) -> None:
         self._model, self._request, self._rows = model, request, rows
         self.name = f"transformers, {rows} x {request.prompt}+{request.generated}"
+        self.operators = Operators("transformers", (1,))
 
     def measured(self, now: Now) -> float:
         """Of a whole generation."""
@@ -136,6 +147,7 @@ class OfFlexGen:
     def __init__(self, request: FlexGenRun, prompt: int, session: Session) -> None:
         self._request, self._prompt, self._session = request, prompt, session
         self.name = f"FlexGen, {request.gpu_batch_size} x {request.num_gpu_batches}, KV {prompt}"
+        self.operators = Operators("flexgen", (request.gpu_batch_size,))
         with LoadedModel(request, session=session) as loaded:
             self._shape = decode_shape(
                 request, loaded.source.config, prompt_len=prompt, shares=loaded.layout.rows

@@ -20,6 +20,12 @@ def print_operators(console: Console, found: OperatorProfile, how: str) -> None:
         _add(made, f"linear, {point.rows} {row}", point.weight_bytes, point.seconds.median)
     for entry in found.caches:
         _add(made, entry.operator, entry.cache_bytes, entry.seconds.median)
+    for kept in found.cache_types:
+        heads = f", {kept.group} heads share keys" if kept.group > 1 else ""
+        name = f"attention over {kept.kv_dtype or 'bfloat16'}{heads}"
+        _add(made, name, kept.cache_bytes, kept.seconds.median)
+    if found.adam is not None:
+        _add(made, "step of Adam", found.adam.traffic_bytes, found.adam.seconds.median)
     show(console, made)
     columns = ("µs a call of torch", "ns an instruction of Python")
     between = table(

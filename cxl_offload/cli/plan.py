@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -327,6 +326,7 @@ def training(
             stage=None if stage is None else cast("Stage", stage),
             tiers=names(tiers),
             limits=limits(limit),
+            operators=measured_operators(profile),
             optimizer_bytes_per_s=None if optimizer_gb_s is None else optimizer_gb_s * 1e9,
             script=script,
             ranks=Ranks(gpus=gpus, hosts=hosts, network_bytes_per_s=_rate(network)),
@@ -381,8 +381,7 @@ def _deliver(plan: Plan, output: Path | None, as_json: bool, *, file: Path | Non
         save_plan(plan, output)
         file = output
     if as_json:
-        json.dump(encode(plan), sys.stdout, indent=1, allow_nan=False)
-        print()
+        print(json.dumps(encode(plan), indent=1, allow_nan=False))
         return
     print_plan(console_of(), plan, None if file is None else str(file))
     if output is not None:

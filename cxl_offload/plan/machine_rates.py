@@ -25,6 +25,17 @@ ASSUMED_BYTES_PER_S_A_CORE = 14e9
 """The most that is assumed of one core: what one drew (docs/attention.md, measured)."""
 
 
+def core_bytes_per_s(machine: Machine) -> float:
+    """What one core of the initiator draws: of its own memory where the threads that saturate it
+    are known, as after a profile; else assumed.
+    """
+    local = machine.access(machine.initiator, machine.initiator)
+    if local is None or not local.read_saturation_threads:
+        return ASSUMED_BYTES_PER_S_A_CORE
+    rate = local.read_bandwidth_bytes_per_s
+    return rate / local.read_saturation_threads if rate else ASSUMED_BYTES_PER_S_A_CORE
+
+
 @dataclass(slots=True)
 class MachineRates:
     """Reads one machine, seen from its initiator; ``notes`` grows with every assumption.
@@ -75,7 +86,7 @@ class MachineRates:
             own = None if local is None else local.read_bandwidth_bytes_per_s
             each = own or ASSUMED_LOCAL_BYTES_PER_S
             each *= ASSUMED_REMOTE_SHARE if tier == "rdram" else 1.0
-        each = min(each, max(1, self.cores()) * ASSUMED_BYTES_PER_S_A_CORE)
+        each = min(each, max(1, self.cores()) * core_bytes_per_s(self.machine))
         self.note(
             f"{self.machine.name} prints no read bandwidth of {tier}: {each / 1e9:.4g} GB/s a node "
             "assumed; cxl-offload profile measures it"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cxl_offload.plan.equations.threads import ThreadedTier, threads_for_bytes
 from cxl_offload.plan.hardware import Hardware, HostNode
-from cxl_offload.plan.machine_rates import ASSUMED_BYTES_PER_S_A_CORE
+from cxl_offload.plan.machine_rates import core_bytes_per_s
 from cxl_offload.topology import Machine
 
 
@@ -42,7 +42,7 @@ def threads_by_node(
         _add(found, assumed, (machine, hardware, read), (socket.node, socket.cores), near)
     if len(found) < 2 or not assumed:
         return found, []
-    rate = f"{ASSUMED_BYTES_PER_S_A_CORE / 1e9:.4g} GB/s a thread assumed on {', '.join(assumed)}"
+    rate = f"{core_bytes_per_s(machine) / 1e9:.4g} GB/s a thread assumed on {', '.join(assumed)}"
     return found, [f"threads of the nodes: {rate}; cxl-offload profile measures it"]
 
 
@@ -63,7 +63,9 @@ def _add(
         return
     known = [saturation_of(machine, node, core) for node in nodes]
     tiers = [
-        ThreadedTier(node.name, _one_thread(node, count), node.read_bytes_per_s)
+        ThreadedTier(
+            node.name, _one_thread(node, count, core_bytes_per_s(machine)), node.read_bytes_per_s
+        )
         for node, count in zip(nodes, known, strict=True)
     ]
     for node, count, saturation in zip(
@@ -75,7 +77,7 @@ def _add(
                 assumed.append(node.where)
 
 
-def _one_thread(node: HostNode, saturation: int | None) -> float:
+def _one_thread(node: HostNode, saturation: int | None, assumed: float) -> float:
     if saturation:
         return node.read_bytes_per_s / saturation
-    return min(ASSUMED_BYTES_PER_S_A_CORE, node.read_bytes_per_s)
+    return min(assumed, node.read_bytes_per_s)

@@ -5,10 +5,12 @@ import statistics
 import pytest
 
 from cxl_offload.plan.machine_rates import (
+    ASSUMED_BYTES_PER_S_A_CORE,
     ASSUMED_CXL_BYTES_PER_S,
     ASSUMED_LOCAL_BYTES_PER_S,
     ASSUMED_REMOTE_SHARE,
     MachineRates,
+    core_bytes_per_s,
 )
 from cxl_offload.topology import (
     Access,
@@ -55,6 +57,17 @@ def test_bandwidth_that_is_not_printed_does_not_bind_and_says_so() -> None:
     numbers = MachineRates(machine(()))
     assert numbers.read_bytes_per_s("ldram") == float("inf")
     assert numbers.notes == ["made prints no read bandwidth of ldram: taken as not binding"]
+
+
+def test_a_core_draws_what_those_that_saturate_local_memory_do() -> None:
+    known = Access(0, 0, read_bandwidth_bytes_per_s=60e9, read_saturation_threads=3)
+    assert core_bytes_per_s(machine((known,))) == 20e9
+    assert core_bytes_per_s(machine(())) == ASSUMED_BYTES_PER_S_A_CORE
+    assert MachineRates(machine((known,))).planned_read_bytes_per_s("cxl", [2]) == pytest.approx(
+        ASSUMED_CXL_BYTES_PER_S
+    )
+    one_core = Access(0, 0, read_bandwidth_bytes_per_s=60e9, read_saturation_threads=4)
+    assert MachineRates(machine((one_core,))).planned_read_bytes_per_s("cxl", [2]) == 30e9
 
 
 def test_tier_without_memory_or_machine_without_gpu_raise() -> None:

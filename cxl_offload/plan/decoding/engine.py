@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from cxl_offload.plan.hardware import Hardware
 
@@ -72,6 +73,8 @@ class EngineRates:
         The same of a generation, before its first step.
     product_call_s, call_s, python_instruction_s
         Seconds of one of them; of products what they take beside bytes and arithmetic.
+    attention_call_s
+        Seconds of attention over a cache beside its rows and bytes, of one layer.
     decode_rows, prompt_rows
         What rows cost between products, of a decode step and of prompts; known where it was
         measured only.
@@ -80,6 +83,9 @@ class EngineRates:
         the other, as CPUs in its place do.
     prompt_attention_flops_per_core
         Arithmetic of attention over prompts on one CPU core; 0: that of ``prefill_flops_per_core``.
+    kv_type_shares
+        Share of ``attention_share`` that attention reaches over keys and values of another type,
+        by its name; what is not there is assumed (:data:`~cxl_offload.plan.kv_types.KV_TYPES`).
     """
 
     attention_flops_per_core: float
@@ -102,15 +108,18 @@ class EngineRates:
     product_call_s: float = 6e-6
     call_s: float = 6e-6
     python_instruction_s: float = 30e-9
+    attention_call_s: float = 0.0
     decode_rows: RowCosts = NOT_COUNTED
     prompt_rows: RowCosts = NOT_COUNTED
     in_turn: bool = False
     prompt_attention_flops_per_core: float = 0.0
+    kv_type_shares: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def layer_s(self) -> float:
         """Seconds of what a layer does between its products. A GPU works meanwhile, CPUs do not."""
         calls = self.layer_products * self.product_call_s + self.layer_calls * self.call_s
+        calls += self.attention_call_s
         return calls + self.layer_instructions * self.python_instruction_s
 
     @property
@@ -166,11 +175,12 @@ TRANSFORMERS = replace(
     prefill_flops_per_core=100e9,
     layer_products=7,
     layer_calls=73,
-    layer_instructions=3839,
+    layer_instructions=2926,
     step_calls=47,
     step_instructions=7078,
     start_calls=39,
     start_instructions=96000,
+    attention_call_s=913 * 30e-9,
 )
 """Decoders of transformers with this package; linear layers are torch's, in bfloat16.
 
@@ -179,7 +189,8 @@ weights at 10 GB/s and then multiplying at 200 GFLOP/s, for 1 to 256 rows; half 
 all cores of a socket at once have less. Attention of groups of 4 and 8 heads took 3 to 4 times the
 arithmetic of single ones in the same run. Products, calls and instructions of a layer, of a step
 and of generate() before it are those of a LLaMA of transformers 5 with Python 3.11, counted by a
-test, with a cache whose layers have an allocation each, as large ones do."""
+test, with a cache whose layers have an allocation each, as large ones do. Of attention the
+instructions are counted; what its threads take to begin is known where it was measured only."""
 
 
 def kv_store_costs(engine: EngineRates, hardware: Hardware) -> list[float]:

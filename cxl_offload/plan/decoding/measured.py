@@ -14,6 +14,7 @@ import numpy as np
 from cxl_offload.plan.decoding.engine import EngineRates, RowCosts
 from cxl_offload.profile.operators.model import (
     PIECE_CALLS,
+    CacheTypePoint,
     OperatorProfile,
     Piece,
     PiecePoint,
@@ -67,14 +68,16 @@ def measured_engine(
         call_s=operators.call_s(1, 1),
         python_instruction_s=operators.python_instruction_s(1, width),
     )
-    if engine.products_flops_per_core and operators.pieces:
-        return _with_pieces(made, Pieces(operators.pieces), read_bytes_per_s, cores)
     caches = [point for point in operators.caches if point.operator == "attention in place"]
-    if not caches or engine.workspace_bytes_per_element:
+    if engine.products_flops_per_core and operators.pieces:
+        made = _with_pieces(made, Pieces(operators.pieces), read_bytes_per_s, cores)
+    elif not caches or engine.workspace_bytes_per_element:
         return made
-    largest = max(point.cache_bytes for point in caches)
-    reached = largest / operators.cache_s("attention in place", largest)
-    return _with_attention(made, reached, read_bytes_per_s, cores)
+    else:
+        largest = max(point.cache_bytes for point in caches)
+        reached = largest / operators.cache_s("attention in place", largest)
+        made = _with_attention(made, reached, read_bytes_per_s, cores)
+    return _with_cache_types(made, operators.cache_types, cores)
 
 
 def _with_attention(
@@ -86,6 +89,27 @@ def _with_attention(
         attention_share=min(1.0, reached / read_bytes_per_s),
         # One operation a byte where heads are not grouped, so at least as many.
         attention_flops_per_core=max(engine.attention_flops_per_core, reached / cores),
+    )
+
+
+def _with_cache_types(
+    engine: EngineRates, points: Sequence[CacheTypePoint], cores: int
+) -> EngineRates:
+    """Arithmetic of attention where heads share keys, and what it reaches over other types."""
+    if not points:
+        return engine
+    rates = {
+        (point.kv_dtype, point.group): point.cache_bytes / point.seconds.median for point in points
+    }
+    return replace(
+        engine,
+        attention_flops_per_core=max(point.operations / point.seconds.median for point in points)
+        / cores,
+        kv_type_shares={
+            name: rate / rates["", 1]
+            for (name, group), rate in rates.items()
+            if name and group == 1
+        },
     )
 
 
@@ -121,12 +145,17 @@ class Pieces:
         last = self._of(piece)[-1]
         return last.seconds.median / last.rows / last.elements
 
-    def cache_line(self) -> tuple[float, float]:
-        """Seconds of a row of attention over no cache, and of a number in its cache."""
+    def cache_line(self) -> tuple[float, float, float]:
+        """Seconds of attention over no rows, of a row over no cache, and of a number in a cache."""
         short, long = self._of("short attention")[0], self._of("long attention")[0]
         rows = self.row_s("short attention"), self.row_s("long attention")
+        if not rows[1]:  # measured while others had the CPUs
+            last = self._of("long attention")[-1]
+            rows = rows[0], last.seconds.median / last.rows
         slope = max(rows[1] - rows[0], rows[1] / 2) / (long.elements - short.elements)
-        return max(0.0, rows[0] - slope * short.elements), slope
+        of_row = max(0.0, rows[0] - slope * short.elements)
+        start = short.seconds.median - short.rows * (of_row + slope * short.elements)
+        return max(0.0, start), of_row, slope
 
     def _decoded(self, piece: Piece) -> list[PiecePoint]:
         most = self._of("short attention")[-1].rows
@@ -137,18 +166,19 @@ def _with_pieces(
     engine: EngineRates, pieces: Pieces, read_bytes_per_s: float, cores: int
 ) -> EngineRates:
     """The engine with what lies between the products of transformers."""
-    of_row, of_number = pieces.cache_line()
+    start, of_row, of_number = pieces.cache_line()
     calls = sum(pieces.one_row_s(piece) for piece in _BETWEEN)
     made = _with_attention(engine, _BYTES / of_number, read_bytes_per_s, cores)
     return replace(
         made,
         call_s=calls / PIECE_CALLS,
+        attention_call_s=start,
         decode_rows=RowCosts(
             norm=pieces.element_s("norm"),
             rotary=pieces.element_s("rotary"),
             gate=pieces.element_s("gate"),
             logits=pieces.element_s("logits"),
-            attention=of_row / pieces.width,
+            attention=of_row / pieces.width + pieces.element_s("store"),
         ),
         prompt_rows=RowCosts(
             norm=pieces.prompt_element_s("norm"),

@@ -33,8 +33,9 @@ from cxl_offload.plan.training.placement import (
 )
 from cxl_offload.plan.training.request import TrainingRequest as TrainingRequest
 from cxl_offload.plan.training.trace import equation_phases, planned_work, replayed_phases
+from cxl_offload.profile.operators.model import AdamPoint
 from cxl_offload.topology.cpulist import format_cpulist
-from cxl_offload.units import format_bytes
+from cxl_offload.units import format_bandwidth, format_bytes
 
 ADAM_SHARE = 0.79
 """Share of the memory's rate that DeepSpeedCPUAdam reaches on torch's memory: measured with fp32
@@ -136,9 +137,15 @@ class DeepSpeed(Executor[PlannedStep]):
         ranks, nbytes = self._request.ranks, LOW_BYTES * self._job.model.parameters
         return ranks.exchange_seconds(nbytes, hardware.link_bytes_per_s / ranks.gpus)
 
+    def _measured_adam(self) -> AdamPoint | None:
+        operators = self._request.operators
+        return None if operators is None else operators.adam
+
     def _optimizer_rate(self, hardware: Hardware) -> float:
         if self._request.optimizer_bytes_per_s is not None:
             return self._request.optimizer_bytes_per_s
+        if (adam := self._measured_adam()) is not None:
+            return adam.bytes_per_s
         local = hardware.nodes[0]
         if local.read_bytes_per_s == float("inf"):
             raise MissingNumberError(
@@ -339,7 +346,21 @@ class DeepSpeed(Executor[PlannedStep]):
             f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
             "memory",
             "the script gives the optimizer: DeepSpeedCPUAdam, or this package's CPUAdam",
+            *self._about_optimizer(found.hardware),
             "no absolute step time is published for these machines, so no error is known",
+        ]
+
+    def _about_optimizer(self, hardware: Hardware) -> list[str]:
+        """Whose rate the optimizer's is."""
+        request, rate = self._request, format_bandwidth(self._optimizer_rate(hardware))
+        if request.optimizer_bytes_per_s is not None:
+            return []
+        if request.operators is not None and self._measured_adam() is not None:
+            threads = request.operators.threads
+            return [f"optimizer at {rate}, measured with this package's Adam on {threads} threads"]
+        return [
+            f"optimizer assumed at {rate}, {self._adam_share():.0%} of what local memory gives; "
+            "cxl-offload profile --operators cpu measures it, --optimizer-gb-s says it"
         ]
 
     def _about_drive(self, found: Candidate[PlannedStep]) -> list[str]:

@@ -24,8 +24,8 @@ class TrainingRequest(PlanRequest):
     stage
         1, 2, 3, or None: the fastest one.
     optimizer_bytes_per_s
-        What the CPU optimizer draws from local memory; None: the share of its rate that
-        DeepSpeedCPUAdam reaches.
+        What the CPU optimizer draws from local memory; None: what this package's Adam was measured
+        to draw (``operators``), else an assumed share of the memory's rate.
     script
         The training script of the printed command.
     ranks

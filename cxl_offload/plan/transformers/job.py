@@ -196,8 +196,8 @@ def decoder_job(
         met[kind] = met.get(kind, 0.0) + tensor.met * tensor.elements * (kind != EMBEDDING)
     kinds = {kind: KindSize(count, met[kind]) for kind, count in nbytes.items()}
     if kv_dtype is not None:
-        reached = engine.attention_share * KV_TYPES[kv_dtype].reached
-        engine = replace(engine, attention_share=reached)
+        share = engine.kv_type_shares.get(kv_dtype, KV_TYPES[kv_dtype].reached)
+        engine = replace(engine, attention_share=engine.attention_share * share)
     return DecoderJob(
         model=model,
         kinds=kinds,

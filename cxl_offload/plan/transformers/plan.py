@@ -334,6 +334,7 @@ class Transformers(DecodingExecutor[BestHomes]):
                 f"work of the CPUs at rates measured with {request.operators.threads} threads"
             )
         if self._job.kv_dtype is not None:
+            notes += self._about_kv_type(self._job.kv_dtype)
             notes.append(
                 f"keys and values are kept as {self._job.kv_dtype}, which loses precision; the "
                 "time to convert them when they are stored is not counted"
@@ -363,3 +364,13 @@ class Transformers(DecodingExecutor[BestHomes]):
                 "taken to be as fast as torch's; prompts read the first copy"
             )
         return notes
+
+    def _about_kv_type(self, name: str) -> list[str]:
+        """What is assumed of attention over keys and values of that type."""
+        if name in self._job.engine.kv_type_shares:
+            return []
+        return [
+            f"attention over {name} is assumed to reach {KV_TYPES[name].reached:.0%} of the "
+            "bandwidth that it reaches in half precision, as measured on one machine; cxl-offload "
+            "profile --operators cpu measures it"
+        ]

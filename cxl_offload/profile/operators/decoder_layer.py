@@ -141,7 +141,7 @@ class DecoderLayer:
         shapes = [(hidden, hidden)] * 4 + [(inner, hidden), (hidden, inner)]
         self._matrices = [
             (
-                torch.rand(shape, device=device).sub_(0.5).half(),
+                torch.full(shape, 0.01, dtype=torch.float16, device=device),
                 torch.zeros(shape[0], dtype=torch.float16, device=device),
             )
             for shape in shapes

@@ -10,8 +10,9 @@ from typing import Literal
 
 from cxl_offload.profile.curves import Estimate
 
-OPERATORS_VERSION = 2
-"""1 timed small calls and Python in loops of their own; 2 between the products of a layer."""
+OPERATORS_VERSION = 3
+"""1 timed small calls and Python in loops of their own; 2 between the products of a layer; 3 times
+products of few rows there too, over more weights than the caches hold."""
 
 CacheOperator = Literal["copied attention", "attention in place", "load"]
 """What is done with keys and values: attention over transposed copies of them, as FlexGen computes
@@ -23,13 +24,14 @@ Piece = Literal[
     "rotary",
     "gate",
     "logits",
+    "store",
     "short attention",
     "long attention",
     "prompt attention",
 ]
 """What a decoder of transformers does between its products: norms and residuals, positions of
-queries and keys, the gated activation, the choice of a token, attention over short and long caches
-with the new row stored, attention over a prompt."""
+queries and keys, the gated activation, the choice of a token, storing a new row of the cache,
+attention over short and long caches, attention over a prompt."""
 
 
 PIECE_CALLS = 41
@@ -105,6 +107,46 @@ class PiecePoint:
     seconds: Estimate
 
 
+@dataclass(frozen=True, slots=True)
+class CacheTypePoint:
+    """Attention in place over keys and values that no cache of the processor holds.
+
+    Attributes
+    ----------
+    kv_dtype
+        What they are kept as, one of the planner's types; empty: bfloat16.
+    group
+        Heads of queries that share one of keys.
+    cache_bytes
+        Of keys and values together.
+    operations
+        Multiplications and additions of all heads of queries.
+    """
+
+    kv_dtype: str
+    group: int
+    cache_bytes: int
+    operations: int
+    seconds: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class AdamPoint:
+    """One step of this package's Adam on states in single precision that no cache holds.
+
+    ``traffic_bytes`` are those that it reads and writes.
+    """
+
+    parameters: int
+    traffic_bytes: int
+    seconds: Estimate
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What it draws from memory."""
+        return self.traffic_bytes / self.seconds.median
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorProfile:
     """Operators in half precision on one device.
@@ -125,6 +167,11 @@ class OperatorProfile:
         For every size the same numbers of rows, ascending; empty where they were not measured.
     pieces
         For every piece by rows, ascending; empty where they were not measured.
+    cache_types
+        Attention by what keys and values are kept as, and by groups of heads; empty where it was
+        not measured.
+    adam
+        An optimizer's step; None where it was not measured.
     """
 
     version: int = OPERATORS_VERSION
@@ -135,6 +182,8 @@ class OperatorProfile:
     layers: tuple[LayerPoint, ...]
     products: tuple[ProductPoint, ...] = ()
     pieces: tuple[PiecePoint, ...] = ()
+    cache_types: tuple[CacheTypePoint, ...] = ()
+    adam: AdamPoint | None = None
 
     def __post_init__(self) -> None:
         if not self.linears or not self.layers:

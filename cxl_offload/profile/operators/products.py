@@ -1,7 +1,8 @@
-"""Times linear layers as transformers computes them on CPUs: torch's own, in bfloat16.
+"""Times products of many rows as transformers computes them on CPUs: torch's own, in bfloat16.
 
 Processors multiply bfloat16 up to ten times as fast as float16, which FlexGen computes in, and many
-rows faster than few.
+rows faster than few. Those of few rows are timed in a layer's sequence
+(:mod:`cxl_offload.profile.operators.gated_layer`).
 """
 
 from __future__ import annotations
@@ -11,21 +12,16 @@ from torch.nn import functional
 
 from cxl_offload.profile.curves import estimate
 from cxl_offload.profile.operators.decoder_layer import Clock
+from cxl_offload.profile.operators.gated_layer import WIDTHS, inner_of
 from cxl_offload.profile.operators.model import ProductPoint
 
-ROWS = (1, 4, 16, 64, 256, 1024)
-
-_SHAPES = {(1024, 1024): 40, (4096, 1024): 10, (4096, 4096): 4}
-"""Matrices, and how many of them are together larger than the caches of a core, so that none is
-found there again."""
-
-_TURNS = 2
-_FEW, _SOME = 64, 4
-"""More rows than these take so long for a matrix that few matrices say it."""
+ROWS = (256, 1024)
+_MATRICES = 4
+"""Reading a matrix takes little of what so many rows take: few of them say it."""
 
 
 def measure_products(clock: Clock) -> tuple[ProductPoint, ...]:
-    """A point for every size and number of rows.
+    """A point for every size of matrix and number of rows.
 
     Parameters
     ----------
@@ -33,15 +29,18 @@ def measure_products(clock: Clock) -> tuple[ProductPoint, ...]:
         Seconds since any moment.
     """
     made = []
-    for shape, count in _SHAPES.items():
-        matrices = [torch.full(shape, 0.01, dtype=torch.bfloat16) for _ in range(count)]
-        for rows in ROWS:
-            x = torch.full((rows, shape[1]), 0.5, dtype=torch.bfloat16)
-            functional.linear(x, matrices[-1])
-            taken = []
-            for matrix in matrices * _TURNS if rows <= _FEW else matrices[:_SOME]:
-                began = clock()
-                functional.linear(x, matrix)
-                taken.append(max(clock() - began, 1e-9))
-            made.append(ProductPoint(rows, 2 * matrices[0].numel(), estimate(taken)))
+    for width in WIDTHS:
+        for outputs in (width, inner_of(width)):
+            matrices = [
+                torch.full((outputs, width), 0.01, dtype=torch.bfloat16) for _ in range(_MATRICES)
+            ]
+            for rows in ROWS:
+                x = torch.full((rows, width), 0.5, dtype=torch.bfloat16)
+                functional.linear(x, matrices[-1])
+                taken = []
+                for matrix in matrices:
+                    began = clock()
+                    functional.linear(x, matrix)
+                    taken.append(max(clock() - began, 1e-9))
+                made.append(ProductPoint(rows, 2 * matrices[0].numel(), estimate(taken)))
     return tuple(made)

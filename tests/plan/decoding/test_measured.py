@@ -13,7 +13,10 @@ from cxl_offload.plan.decoding.phases import decode_gpu_seconds
 from cxl_offload.plan.flexgen.decode_time import CALLS
 from cxl_offload.plan.flexgen.plan import FlexGen, InferenceRequest
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
+from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.plan.model.file import load_model
+from cxl_offload.plan.pipeline import make_plan
+from cxl_offload.plan.transformers.job import decoder_job
 from cxl_offload.plan.transformers.plan import (
     Transformers,
     TransformersRequest,
@@ -23,6 +26,7 @@ from cxl_offload.profile.operators.gated_layer import elements_of
 from cxl_offload.profile.operators.model import (
     PIECE_CALLS,
     CachePoint,
+    CacheTypePoint,
     Estimate,
     LayerPoint,
     LinearPoint,
@@ -95,7 +99,7 @@ def test_products_are_their_bytes_and_their_arithmetic() -> None:
     assert made.products_share == pytest.approx(0.5)
     assert made.products_flops_per_core == pytest.approx(80e9)
     assert made.prefill_flops_per_core == pytest.approx(80e9)
-    assert made.layer_s == pytest.approx(73e-6 + 3839e-8)
+    assert made.layer_s == pytest.approx(73e-6 + 2926e-8 + TRANSFORMERS.attention_call_s)
 
 
 def test_products_are_those_of_matrices_as_large_as_the_models() -> None:
@@ -109,7 +113,7 @@ def test_products_are_those_of_matrices_as_large_as_the_models() -> None:
 
 def test_rows_of_a_layer_are_what_many_cost_more_than_one() -> None:
     """Pieces that are lines over rows and bytes are found again, whatever a call takes."""
-    row = {"norm": 2e-6, "rotary": 4e-6, "gate": 3e-6, "logits": 8e-6}
+    row = {"norm": 2e-6, "rotary": 4e-6, "gate": 3e-6, "logits": 8e-6, "store": 5e-6}
     each = elements_of(1)
     attention = {"short attention": 1e-5, "long attention": 1e-5}
     per_number = 2 / 8e9
@@ -127,11 +131,58 @@ def test_rows_of_a_layer_are_what_many_cost_more_than_one() -> None:
     assert made.decode_rows.norm == pytest.approx(2e-6 / each["norm"])
     assert made.decode_rows.gate == pytest.approx(3e-6 / each["gate"])
     assert made.decode_rows.logits == pytest.approx(8e-6 / each["logits"])
-    assert made.decode_rows.attention == pytest.approx(1e-5 / each["norm"])
+    assert made.decode_rows.attention == pytest.approx((1e-5 + 5e-6) / each["norm"])
+    assert made.attention_call_s == pytest.approx(4.1e-5)
     assert made.attention_share == pytest.approx(0.5)
     assert made.prompt_rows.rotary == pytest.approx(1e-9)
     assert made.prompt_attention_flops_per_core == pytest.approx(1e9 / 2)
     assert made.call_s == pytest.approx((3 * 4.1e-5 + 9e-6) / PIECE_CALLS)
+
+
+def with_cache_types(profile: OperatorProfile) -> OperatorProfile:
+    """Attention at 8 GB/s, at 2 GB/s over codes, and 24 GFLOP/s where eight heads share keys."""
+    points = (
+        CacheTypePoint("", 1, 16 * MIB, 16 * MIB, exactly(16 * MIB / 8e9)),
+        CacheTypePoint("", 8, 16 * MIB, 128 * MIB, exactly(128 * MIB / 24e9)),
+        CacheTypePoint("int4", 1, 4 * MIB, 16 * MIB, exactly(4 * MIB / 2e9)),
+    )
+    return replace(profile, cache_types=points)
+
+
+def test_attention_over_other_types_reaches_what_was_measured() -> None:
+    profile = with_cache_types(operators(flops=80e9, bytes_per_s=10e9, attention=15e9))
+    made = engine_of(profile, [(2 * MIB, 1)])
+    assert made.attention_flops_per_core == pytest.approx(12e9)
+    assert made.kv_type_shares == pytest.approx({"int4": 0.25})
+    model = load_model("llama-3-8b")
+    codes, floats = (
+        decoder_job(model, prompt=64, generated=8, engine=made, kv_dtype=name)
+        for name in ("int4", "float8_e5m2")
+    )
+    assert codes.engine.attention_share == pytest.approx(made.attention_share / 4)
+    assumed = KV_TYPES["float8_e5m2"].reached
+    assert floats.engine.attention_share == pytest.approx(made.attention_share * assumed)
+
+
+def test_plan_says_what_is_assumed_of_a_smaller_type_until_it_is_measured() -> None:
+    asked = TransformersRequest(
+        model=load_model("llama-3-8b"),
+        machine=load_machine("xeon8468"),
+        prompt=512,
+        generated=64,
+        model_name="llama-3-8b",
+        replay=None,
+        kv_dtypes=("int4",),
+    )
+    measured = with_cache_types(operators(flops=80e9, bytes_per_s=10e9, attention=15e9))
+    said = [
+        any("attention over int4 is assumed" in note for note in plan.notes)
+        for plan in (
+            make_plan(Transformers(each, "int4"))
+            for each in (asked, replace(asked, operators=measured))
+        )
+    ]
+    assert said == [True, False]
 
 
 def test_a_step_of_measured_rows_is_the_sum_of_its_parts() -> None:

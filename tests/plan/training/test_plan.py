@@ -22,6 +22,13 @@ from cxl_offload.plan.plan_file import Plan, parse_plan, plan_text
 from cxl_offload.plan.training.job import Stage, TrainingJob, gpu_bytes, host_kinds
 from cxl_offload.plan.training.placement import TrainingStep, estimate, place
 from cxl_offload.plan.training.plan import TrainingRequest, plan_training
+from cxl_offload.profile.curves import Estimate
+from cxl_offload.profile.operators.model import (
+    AdamPoint,
+    LayerPoint,
+    LinearPoint,
+    OperatorProfile,
+)
 from cxl_offload.topology import load_machine
 
 GIB = 1 << 30
@@ -254,6 +261,22 @@ def test_optimizer_has_the_published_share_of_a_step() -> None:
     terms = plan.phases[0].terms
     share = terms["optimizer (CPU)"] / plan.phases[0].seconds
     assert 0.2 < share < 0.42
+
+
+def test_optimizer_takes_the_rate_that_was_measured() -> None:
+    adam = AdamPoint(1000, 28_000, Estimate(28_000 / 50e9, 1e-9, 1.0, 3))
+    linear = LinearPoint(1, 8, Estimate(1.0, 1.0, 1.0, 1))
+    layer = LayerPoint(1, 8, Estimate(1.0, 1.0, 1.0, 1), Estimate(1.0, 1.0, 1.0, 1))
+    operators = OperatorProfile(
+        device="cpu", threads=7, linears=(linear,), caches=(), layers=(layer,), adam=adam
+    )
+    plan = plan_training(request("gpt2-xl", operators=operators))
+    given = plan_training(request("gpt2-xl", optimizer_bytes_per_s=50e9))
+    assert plan.phases == given.phases
+    assert any("50 GB/s, measured with this package's Adam on 7" in each for each in plan.notes)
+    assumed = plan_training(request("gpt2-xl"))
+    assert any("26% of what local memory gives" in each for each in assumed.notes)
+    assert not any(each.startswith("optimizer") for each in given.notes)
 
 
 def test_larger_micro_batches_send_gradients_less_often() -> None:

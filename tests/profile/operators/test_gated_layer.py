@@ -39,10 +39,8 @@ class CallsOfTorch(TorchDispatchMode):
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gated_layer, "WIDTH", 128)
-    monkeypatch.setattr(gated_layer, "INNER", 256)
+    monkeypatch.setattr(gated_layer, "WIDTHS", (128, 256))
     monkeypatch.setattr(gated_layer, "VOCABULARY", 64)
-    monkeypatch.setattr(gated_layer, "_LAYERS", 2)
     monkeypatch.setattr(gated_layer, "_DECODED", ((1, 1), (4, 1)))
     monkeypatch.setattr(gated_layer, "_PROMPT", (2, 8))
 
@@ -51,19 +49,28 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_calls_between_products_are_as_many_as_the_profile_divides_by() -> None:
     with torch.no_grad(), CallsOfTorch() as calls:
         watch = Counting(calls)
-        layer = gated_layer.GatedLayer(watch, 2)
+        layer = gated_layer.GatedLayer(watch, 128)
+        caches = [torch.ones(2, 2, 258, 64, dtype=torch.bfloat16) for _ in "kv"]
         watch.reset()
-        layer.run(torch.ones(2, 1, 128, dtype=torch.bfloat16), 33)
+        layer.run(torch.ones(2, 1, 128, dtype=torch.bfloat16), caches, 33)
     assert sum(watch.seconds[name] for name in ("norm", "rotary", "gate")) == PIECE_CALLS
 
 
 @pytest.mark.usefixtures("small")
 def test_every_piece_is_timed_at_every_number_of_rows() -> None:
     ticks = itertools.count()
-    found = gated_layer.measure_pieces(lambda: float(next(ticks)))
-    decoded = ("norm", "rotary", "gate", "logits", "short attention", "long attention")
-    assert {(point.piece, point.rows) for point in found} == {
+    found = gated_layer.measure_gated(lambda: float(next(ticks)), 1 << 20)
+    decoded = ("norm", "rotary", "gate", "logits", "store", "short attention", "long attention")
+    assert {(point.piece, point.rows) for point in found.pieces} == {
         *((name, rows) for name in decoded for rows in (1, 4)),
         *((name, 16) for name in ("norm", "rotary", "gate", "prompt attention")),
     }
-    assert {point.elements for point in found if point.piece == "long attention"} == {2 * 257 * 128}
+    assert {point.elements for point in found.pieces if point.piece == "long attention"} == {
+        2 * 257 * 128
+    }
+    assert [(point.rows, point.weight_bytes) for point in found.products] == [
+        (rows, 2 * width * outputs)
+        for width, inner in ((128, 352), (256, 704))
+        for rows in (1, 4)
+        for outputs in (width, inner)
+    ]

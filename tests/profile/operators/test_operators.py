@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app, main
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import encode
+from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.profile import load_profile
 from cxl_offload.profile.operators import measure as timed
 from cxl_offload.profile.operators.measure import measure_operators
@@ -29,11 +30,10 @@ def measured() -> OperatorProfile:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed, "_ROWS", (1, 4))
         patch.setattr(timed, "_WIDTHS", (256, 1024))
-        patch.setattr(timed, "_RING_BYTES", 8 << 20)
+        patch.setattr(timed, "ring_bytes", lambda: 8 << 20)
         try:
-            return measure_operators(seconds=0.5, clock=time.process_time)
+            return measure_operators(seconds=0.5, rows=(1, 4), clock=time.process_time)
         finally:
             torch.set_num_threads(threads)
 
@@ -52,6 +52,20 @@ def test_every_operator_is_measured_at_every_size(measured: OperatorProfile) -> 
     assert measured.threads == 1
 
 
+def test_what_plans_ask_for_is_measured_too(measured: OperatorProfile) -> None:
+    assert {(point.kv_dtype, point.group) for point in measured.cache_types} == {
+        *(("", group) for group in (1, 8)),
+        *((name, 1) for name in KV_TYPES),
+    }
+    half, codes = (
+        next(point for point in measured.cache_types if (point.kv_dtype, point.group) == (name, 1))
+        for name in ("", "int4")
+    )
+    assert codes.cache_bytes == half.cache_bytes * 9 // 32  # 4.5 bits in place of 16
+    assert measured.adam is not None
+    assert 1e8 < measured.adam.bytes_per_s < 1e13
+
+
 def test_more_bytes_take_longer_and_calls_take_microseconds(measured: OperatorProfile) -> None:
     assert measured.linear_s(1, 8 * 1024**2) > measured.linear_s(1, 2 * 256**2)
     for layer in measured.layers:
@@ -61,10 +75,11 @@ def test_more_bytes_take_longer_and_calls_take_microseconds(measured: OperatorPr
 def test_the_clock_that_is_given_is_the_one_that_is_read() -> None:
     ticks = itertools.count()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed, "_ROWS", (1,))
         patch.setattr(timed, "_WIDTHS", (128,))
-        patch.setattr(timed, "_RING_BYTES", 1 << 20)
-        found = measure_operators(seconds=1e-3, clock=lambda: float(next(ticks)))
+        patch.setattr(timed, "ring_bytes", lambda: 1 << 20)
+        found = measure_operators(
+            seconds=1e-3, rows=(1,), only="flexgen", clock=lambda: float(next(ticks))
+        )
     # Every operator takes one tick, which is what an empty measurement takes too: nothing is left.
     seconds = [point.seconds.median for point in (*found.linears, *found.caches)]
     assert max(seconds) == pytest.approx(1e-9)
@@ -95,7 +110,7 @@ def test_operators_of_another_version_are_refused_with_the_remedy(
     tmp_path: Path, measured: OperatorProfile
 ) -> None:
     document = encode(dataclasses.replace(profile_of(()), operators=(measured,)))
-    assert document["operators"][0].pop("version") == 2
+    assert document["operators"][0].pop("version") == 3
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(document))
     with pytest.raises(ConfigError, match=r"operators of version 1.*profile --operators"):

@@ -10,10 +10,12 @@ from cxl_offload.profile.operators import products
 
 
 def test_products_are_timed_for_every_size_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_SHAPES", {(32, 16): 2, (64, 16): 3})
+    monkeypatch.setattr(products, "WIDTHS", (16, 32))
     ticks = itertools.count()
     found = products.measure_products(lambda: float(next(ticks)))
     assert [(point.weight_bytes, point.rows) for point in found] == [
-        (nbytes, rows) for nbytes in (1024, 2048) for rows in products.ROWS
+        (nbytes, rows)
+        for nbytes in (2 * 16 * 16, 2 * 16 * 44, 2 * 32 * 32, 2 * 32 * 88)
+        for rows in products.ROWS
     ]
     assert {point.seconds.median for point in found} == {1.0}
