@@ -13,7 +13,7 @@ from torch.nn import functional
 from cxl_offload import _C
 from cxl_offload.ops.int4_weight import Int4Weight
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
-from cxl_offload.ops.view import refuse_derivatives, refuse_recording, tensor_view
+from cxl_offload.ops.view import as_of_now, refuse_derivatives, refuse_recording, tensor_view
 from cxl_offload.tensor import copy_whole
 
 WEIGHT_DTYPES = (
@@ -81,16 +81,19 @@ def linear(
     rows = x.reshape(-1, x.shape[-1]) if x.dim() > 0 else x
     if rows.stride(-1) != 1:
         rows = rows.contiguous()
-    coded = isinstance(weight, Int4Weight)
-    matrix = weight.codes if isinstance(weight, Int4Weight) else weight
+    dtypes: tuple[torch.dtype, ...]
+    if isinstance(weight, Int4Weight):
+        weight = Int4Weight(as_of_now(weight.codes), as_of_now(weight.groups), weight.form)
+        matrix, dtypes = weight.codes, (torch.uint8,)
+    else:
+        matrix, dtypes = as_of_now(weight), WEIGHT_DTYPES
+    bias, scale = as_of_now(bias), as_of_now(scale)
     dtype = x.dtype if out_dtype is None else out_dtype
     out = torch.empty(rows.shape[0], matrix.shape[0], dtype=dtype)
     team = team_for(threads)
     _C.run_linear(
         tensor_view(rows, "x", strided=True),
-        tensor_view(
-            matrix, "weight", dtypes=(torch.uint8,) if coded else WEIGHT_DTYPES, strided=True
-        ),
+        tensor_view(matrix, "weight", dtypes=dtypes, strided=True),
         tensor_view(out, "out"),
         team,
         bias=None if bias is None else tensor_view(bias, "bias"),
@@ -116,21 +119,32 @@ class PreparedLinear:
     Parameters
     ----------
     weight, bias
-        As of :func:`linear`, without scales. Their memory is read at every call and not kept alive:
-        ask :meth:`is_of` before a call where it may have been replaced.
+        As of :func:`linear`, without scales. Their memory is read at every call and kept alive. Ask
+        :meth:`is_of` before a call where a tensor may have got another (``weight.data = new``).
     """
 
-    __slots__ = ("_addresses", "_bias", "_outputs", "_weight")
+    __slots__ = ("_addresses", "_bias", "_bias_view", "_outputs", "_weight", "_weight_view")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = tensor_view(weight, "weight", dtypes=WEIGHT_DTYPES, strided=True)
-        self._bias = None if bias is None else tensor_view(bias, "bias")
-        self._outputs = weight.shape[0]
-        self._addresses = (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
+        self._weight, self._bias = as_of_now(weight), as_of_now(bias)
+        self._weight_view = tensor_view(self._weight, "weight", dtypes=WEIGHT_DTYPES, strided=True)
+        self._bias_view = None if self._bias is None else tensor_view(self._bias, "bias")
+        self._outputs = self._weight.shape[0]
+        self._addresses = (
+            self._weight.data_ptr(),
+            0 if self._bias is None else self._bias.data_ptr(),
+        )
 
     def is_of(self, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Whether weight and bias still lie where they did."""
-        return self._addresses == (weight.data_ptr(), 0 if bias is None else bias.data_ptr())
+        """Whether weight and bias are as they were: memory, shape, strides and type."""
+        held, held_bias = self._weight, self._bias
+        if (weight.data_ptr(), 0 if bias is None else bias.data_ptr()) != self._addresses:
+            return False
+        if weight.dtype is not held.dtype or not held.is_set_to(weight):
+            return False
+        if bias is None or held_bias is None:
+            return bias is held_bias
+        return bias.dtype is held_bias.dtype and held_bias.is_set_to(bias)
 
     def __call__(self, x: torch.Tensor, threads: Threads = None) -> torch.Tensor:
         """As :func:`linear`; nothing is said about gradients."""
@@ -142,10 +156,10 @@ class PreparedLinear:
         team = team_for(threads)
         _C.run_linear(
             tensor_view(rows, "x", strided=True),
-            self._weight,
+            self._weight_view,
             tensor_view(out, "out"),
             team,
-            bias=self._bias,
+            bias=self._bias_view,
             kernel=kernel_for(team),
         )
         return out.view(*x.shape[:-1], self._outputs)

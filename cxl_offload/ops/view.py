@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch._compile import _disable_dynamo
@@ -28,6 +28,8 @@ READ_FLOATS = {
     torch.float8_e5m2: "float8_e5m2",
 }
 """Those and the types that some kernels read only."""
+
+_Any = TypeVar("_Any")
 
 _NAMES = {**READ_FLOATS, torch.int8: "int8", torch.uint8: "uint8"}
 
@@ -55,6 +57,16 @@ def held_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
     # A distributed tensor names its mesh there too.
     return [held for part in parts if isinstance(part, torch.Tensor) for held in held_tensors(part)]
+
+
+def as_of_now(tensor: _Any) -> _Any:
+    """The same tensor, which keeps its memory, shape and type whatever another thread does.
+
+    A kernel runs without Python's lock: memory that only the tensor held would be freed under it
+    when another thread gives the tensor other memory (``weight.data = new``). What is no tensor is
+    returned as it is.
+    """
+    return cast("_Any", tensor.data) if isinstance(tensor, torch.Tensor) else tensor
 
 
 def tensor_view(

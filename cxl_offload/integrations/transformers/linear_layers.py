@@ -89,9 +89,12 @@ def _forward(rows: int, block: BlockAttention) -> Callable[[nn.Linear, torch.Ten
             and weight.is_cpu
             and not torch.is_grad_enabled()
         ):
-            if prepared is None or not prepared.is_of(weight, bias):
-                prepared = PreparedLinear(weight, bias)
-            return prepared(x, block.team)
+            found = prepared  # of its own: a deep copy of the layer shares this function
+            if found is None or not found.is_of(weight, bias):
+                if weight.stride(1) != 1:  # turned: the kernel reads rows
+                    return functional.linear(x, weight, bias)
+                prepared = found = PreparedLinear(weight, bias)
+            return found(x, block.team)
         return functional.linear(x, weight, bias)
 
     return forward

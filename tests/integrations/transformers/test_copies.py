@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -65,6 +66,41 @@ def test_offloaded_weights_are_on_both_nodes_and_give_the_same_tokens(
     assert called.call_count >= 9 * len(layers)  # without linear_rows: torch would read one copy
     assert torch.equal(tokens, stock)
     assert all(len(copies_of(weight.data)) == 1 for weight in model.parameters())
+
+
+def test_a_weight_that_is_cut_or_turned_in_the_block_is_computed_as_it_is(session: Session) -> None:
+    model = make("llama")
+    head, layer = model.lm_head, model.model.layers[0].self_attn.q_proj
+    x = torch.randn(2, head.in_features)
+    with offload(model, COPIES, session=session), torch.no_grad():
+        for each in (head, layer):
+            each(x)
+        head.weight = torch.nn.Parameter(head.weight[:5])
+        layer.weight.data = layer.weight.data.t()
+        for each in (head, layer):
+            torch.testing.assert_close(each(x), torch.nn.functional.linear(x, each.weight))
+
+
+def test_a_deep_copy_and_the_original_compute_their_own_weights(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another thread computes the copy between what is asked and what is computed."""
+    model = make("llama")
+    x = torch.randn(2, model.lm_head.in_features)
+    is_of, others = PreparedLinear.is_of, list[torch.nn.Module]()
+
+    def slowly(prepared: PreparedLinear, *given: Any) -> bool:
+        answer = is_of(prepared, *given)
+        if others:
+            others.pop()(x)
+        return answer
+
+    with offload(model, COPIES, session=session), torch.no_grad():
+        expected, copy = model.lm_head(x), deepcopy(model.lm_head)
+        copy.weight.zero_()
+        monkeypatch.setattr(PreparedLinear, "is_of", slowly)
+        others.append(copy)
+        assert torch.equal(model.lm_head(x), expected)
 
 
 def test_loading_straight_into_place_writes_both_copies(folder: Path, session: Session) -> None:
