@@ -2,21 +2,59 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from cxl_offload.cli._report_table import NONE, show, table
+from cxl_offload.cli._outputs import write_all
+from cxl_offload.cli._report_table import NONE, console_of, show, table
+from cxl_offload.files import encode
 from cxl_offload.plan.headline import copies_in_words, speed, waits
-from cxl_offload.plan.plan_file import OWN_FILE
+from cxl_offload.plan.plan_file import OWN_FILE, save_plan
 from cxl_offload.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
+
+
+def deliver(
+    plan: Plan,
+    output: Path | None,
+    as_json: bool,
+    write_report: Callable[[], None] | None = None,
+    *,
+    file: Path | None = None,
+) -> None:
+    """Prints a plan, then writes it and what else is asked for.
+
+    Parameters
+    ----------
+    output
+        Where the plan is written; None where it is not.
+    write_report
+        Writes the page.
+    file
+        Where the plan was read.
+    """
+    if as_json:
+        print(json.dumps(encode(plan), indent=1, allow_nan=False))
+    else:
+        shown = output or file
+        print_plan(console_of(), plan, None if shown is None else str(shown))
+
+    def write_plan() -> None:
+        if output is not None:
+            save_plan(plan, output)
+            if not as_json:
+                print(f"\nwritten: {output}")
+
+    write_all(write_plan, *([] if write_report is None else [write_report]))
 
 
 def print_plan(console: Console, plan: Plan, file: str | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,16 +43,6 @@ ReportFile = Annotated[
         rich_help_panel=RESULTS,
     ),
 ]
-
-
-def check_page(file: Path | None) -> None:
-    """Refuses a page that cannot be written, before any work is done."""
-    if file is None:
-        return
-    if not file.parent.is_dir():
-        raise ConfigError(f"--report {file}: there is no folder {file.parent}")
-    if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise ConfigError(f"--report {file}: cannot be written")
 
 
 def write_page(file: Path, title: str, sections: Iterable[PageSection]) -> None:

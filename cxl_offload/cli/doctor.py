@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cxl_offload.cli._options import AsJson, Sysfs
-from cxl_offload.cli._report_file import ReportFile, check_page, write_page
+from cxl_offload.cli._outputs import check_outputs
+from cxl_offload.cli._report_file import ReportFile, write_page
 from cxl_offload.cli._report_table import WIDE, console_of
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.report import findings_section, machine_section
@@ -40,17 +41,17 @@ def doctor(
 
     Example: cxl-offload doctor
     """
-    check_page(report)
+    check_outputs({"--report": report})
     hazards = hazards_here() if sysfs is None else find_hazards(sysfs)
-    if report is not None:
-        found = discover("/" if sysfs is None else sysfs)
-        sections = [findings_section(hazards), machine_section(found)]
-        write_page(report, f"Doctor: {found.name}", sections)
     if as_json:
         rows = [asdict(hazard) for hazard in hazards]
         write_json("-", {"hazards": rows})
     else:
         print_hazards(console_of(piped_width=WIDE), hazards)
+    if report is not None:
+        found = discover("/" if sysfs is None else sysfs)
+        sections = [findings_section(hazards), machine_section(found)]
+        write_page(report, f"Doctor: {found.name}", sections)
     if strict and any(hazard.severity != "note" for hazard in hazards):
         raise typer.Exit(1)
 

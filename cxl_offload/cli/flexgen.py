@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cxl_offload.cli._observed import observed
+from cxl_offload.cli._outputs import check_outputs, write_all
 from cxl_offload.cli._progress import progress_bar
-from cxl_offload.cli._report_file import check_page, write_run_page
+from cxl_offload.cli._report_file import write_run_page
 from cxl_offload.cli._report_table import NONE, console_of, show, table
 from cxl_offload.cli._run_report import placement_table, simulated_table, speed_table, write_json
 from cxl_offload.errors import ConfigError
@@ -18,7 +19,7 @@ from cxl_offload.units import format_bytes
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun
@@ -55,7 +56,7 @@ def flexgen(context: typer.Context) -> None:
         ) from None
     args = parse_flags(_PROGRAM, context.args)
     request = request_from(args)
-    check_page(args.report)
+    _check_outputs(args)
     operators = None if args.profile is None else _operators(args.profile, request.accelerator)
     machine = None if args.machine is None else load_machine(args.machine)
     session = session_on(machine, request.tiers)
@@ -101,20 +102,36 @@ def _check_files(words: Sequence[str]) -> None:
         load_machine(given["--machine"])
 
 
+def _check_outputs(args: Namespace) -> None:
+    written = {
+        "--json": args.json,
+        "--trace": args.trace,
+        "--report": args.report,
+        "--log-file": None if args.no_log else args.log_file,
+        "--events": args.events,
+        "--tune-state": args.tune_state,
+    }
+    names = ("model", "prompts", "plan", "machine", "profile")
+    check_outputs(written, {f"--{name}": getattr(args, name) for name in names})
+
+
 def _write_files(
     args: Namespace, report: FlexGenReport, timeline: Timeline | None, session: Session
 ) -> None:
     from cxl_offload.integrations.flexgen.options import write_flexgen_log
 
+    writes: list[Callable[[], object]] = []
     if args.json is not None:
         simulated = None if timeline is None else timeline.to_json()
-        write_json(args.json, {**report.to_json(), "simulated": simulated})
+        document = {**report.to_json(), "simulated": simulated}
+        writes.append(lambda: write_json(args.json, document))
     if args.report is not None:
-        _write_page(args.report, report, timeline, session)
+        writes.append(lambda: _write_page(args.report, report, timeline, session))
     if args.trace is not None:
-        report.trace.save(args.trace)
+        writes.append(lambda: report.trace.save(args.trace))
     if args.log_file is not None and not args.no_log:
-        write_flexgen_log(report, args.log_file)
+        writes.append(lambda: write_flexgen_log(report, args.log_file))
+    write_all(*writes)
 
 
 def _write_page(

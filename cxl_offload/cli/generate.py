@@ -13,8 +13,9 @@ from rich.console import Console
 
 from cxl_offload.cli._observed import Events, Metrics, observed
 from cxl_offload.cli._options import Limit, SimulatedMachine
+from cxl_offload.cli._outputs import check_outputs, write_all
 from cxl_offload.cli._progress import progress_bar
-from cxl_offload.cli._report_file import ReportFile, check_page, write_run_page
+from cxl_offload.cli._report_file import ReportFile, write_run_page
 from cxl_offload.cli._report_table import console_of, show
 from cxl_offload.cli._run_report import placement_table, simulated_table, speed_table, write_json
 from cxl_offload.errors import ConfigError
@@ -148,7 +149,9 @@ def generate(
     # All of this before torch is loaded, which takes seconds.
     places = pairs("--place", place, str, form="KIND=POLICY, such as kv=cxl")
     planned = None if plan is None else load_plan(plan)
-    check_page(page)
+    written = {"--json": json_file, "--trace": trace, "--report": page, "--events": events}
+    read = {"--model": model, "--prompts": prompts, "--plan": plan, "--machine": machine}
+    check_outputs(written, read)
     check_checkpoint(model)
     texts = read_prompts(prompts)
     if planned is None and not places:
@@ -194,15 +197,19 @@ def generate(
         return
     beside = _beside_plan(report, planned)
     timeline = _replayed(report, simulated)
-    if trace is not None:
-        report.trace.save(trace)
-    if page is not None:
-        _write_page(page, report, simulated or discover(), beside, timeline)
     if json_file != "-":
         _print(console_of(), report, beside, timeline, answers=answers)
+    writes: list[Callable[[], object]] = []
     if json_file is not None:
         as_simulated = None if timeline is None else timeline.to_json()
-        write_json(json_file, {**report.to_json(), "simulated": as_simulated})
+        document = {**report.to_json(), "simulated": as_simulated}
+        writes.append(lambda: write_json(json_file, document))
+    if trace is not None:
+        writes.append(lambda: report.trace.save(trace))
+    if page is not None:
+        shown = simulated or discover()
+        writes.append(lambda: _write_page(page, report, shown, beside, timeline))
+    write_all(*writes)
 
 
 def _is_replayed(machine: Machine | None, accelerator: str | None) -> bool:

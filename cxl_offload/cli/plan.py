@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from cxl_offload.cli._options import LIMITS, AsJson, Limit, names
+from cxl_offload.cli._outputs import check_outputs
 from cxl_offload.cli._plan_cache import cache, compare
 from cxl_offload.cli._plan_choice import fastest
 from cxl_offload.cli._plan_fleet import fleet
@@ -35,10 +35,9 @@ from cxl_offload.cli._plan_inputs import (
     stripes_asked,
 )
 from cxl_offload.cli._plan_objects import objects
-from cxl_offload.cli._plan_report import print_plan
+from cxl_offload.cli._plan_report import deliver
 from cxl_offload.cli._progress import progress_bar
-from cxl_offload.cli._report_file import ReportFile, check_page, write_plan_page
-from cxl_offload.cli._report_table import console_of
+from cxl_offload.cli._report_file import ReportFile, write_plan_page
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import limits, size
 from cxl_offload.units import parse_bandwidth
@@ -149,6 +148,8 @@ def inference(
     from cxl_offload.plan.transformers.plan import TransformersRequest, plan_transformers
     from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
 
+    written = {"--output": output, "--report": report, "--timeline": timeline}
+    check_outputs(written, {"--model": model, "--machine": machine, "--profile": profile})
     config = load_model(model)
     options: dict[tuple[str, ...], dict[str, object]] = {
         ("flexgen", "transformers"): {"--max-batches": max_batches},
@@ -202,7 +203,6 @@ def inference(
             )
         ),
     }
-    check_page(report)
     seen: list[Timeline] = []
     timelines: dict[str, Timeline] = {}
 
@@ -223,10 +223,13 @@ def inference(
         asked_of = {name: partial(noted, name) for name in wanted}
         plan = fastest(asked_of, lines=not as_json, here=here)
     plan = as_advice(plan, add, gpu)
-    if report is not None:
-        own = common["machine"]
-        write_plan_page(report, plan, own, timelines.get(plan.executor), for_machine)
-    _deliver(plan, output, as_json)
+
+    def write_report() -> None:
+        if report is not None:
+            own = common["machine"]
+            write_plan_page(report, plan, own, timelines.get(plan.executor), for_machine)
+
+    deliver(plan, output, as_json, write_report)
 
 
 def _executors(
@@ -315,7 +318,8 @@ def training(
     from cxl_offload.plan.training.plan import TrainingRequest, plan_training
     from cxl_offload.plan.training.ranks import Ranks
 
-    check_page(report)
+    written = {"--output": output, "--report": report, "--timeline": timeline}
+    check_outputs(written, {"--model": model, "--machine": machine, "--profile": profile})
     seen: list[Timeline] = []
     with names_the_line(machine), drawn(timeline, None if report is None else seen) as replay:
         request = TrainingRequest(
@@ -343,15 +347,18 @@ def training(
             tell("planning", 0, 1)
             plan = plan_training(request)
     plan = as_advice(plan, add, gpu)
-    if report is not None:
-        write_plan_page(
-            report,
-            plan,
-            request.machine,
-            seen[0] if seen else None,
-            lambda other: plan_training(replace(request, machine=other)),
-        )
-    _deliver(plan, output, as_json)
+
+    def write_report() -> None:
+        if report is not None:
+            write_plan_page(
+                report,
+                plan,
+                request.machine,
+                seen[0] if seen else None,
+                lambda other: plan_training(replace(request, machine=other)),
+            )
+
+    deliver(plan, output, as_json, write_report)
 
 
 def _rate(text: str | None) -> float | None:
@@ -370,22 +377,7 @@ def show_plan(
     """
     from cxl_offload.plan.plan_file import load_plan
 
-    _deliver(load_plan(file), None, as_json, file=file)
-
-
-def _deliver(plan: Plan, output: Path | None, as_json: bool, *, file: Path | None = None) -> None:
-    from cxl_offload.files import encode
-    from cxl_offload.plan.plan_file import save_plan
-
-    if output is not None:
-        save_plan(plan, output)
-        file = output
-    if as_json:
-        print(json.dumps(encode(plan), indent=1, allow_nan=False))
-        return
-    print_plan(console_of(), plan, None if file is None else str(file))
-    if output is not None:
-        print(f"\nwritten: {output}")
+    deliver(load_plan(file), None, as_json, file=file)
 
 
 _COMMANDS: dict[str, Callable[..., None]] = {

@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 
 from cxl_offload.cli._operator_report import print_operators
+from cxl_offload.cli._outputs import check_outputs
 from cxl_offload.cli._progress import progress_bar
-from cxl_offload.cli._report_file import ReportFile, check_page, findings_here, write_page
+from cxl_offload.cli._report_file import ReportFile, findings_here, write_page
 from cxl_offload.cli._report_table import NONE, WIDE, console_of, need_matplotlib, show, table
 from cxl_offload.errors import ConfigError
 from cxl_offload.profile.model import Estimate, OperatorProfile, PathProfile, Profile
@@ -82,15 +83,12 @@ def profile(
     from cxl_offload.memory import Session
     from cxl_offload.profile import FULL, QUICK, measure_machine, save_profile
 
-    for file in (output, copy_rules):
-        if file is not None and not file.parent.is_dir():
-            raise ConfigError(f"write {file}: there is no folder {file.parent}")
+    check_outputs({"--output": output, "--copy-rules": copy_rules, "--report": report})
     for device in operators or ():
         if device not in ("cpu", "cuda"):
             raise ConfigError(f"--operators {device}: must be cpu or cuda")
     if plot is not None:
         need_matplotlib("--plot")
-    check_page(report)
     session = Session.linux()
     with progress_bar() as progress:
         found = measure_machine(
@@ -108,10 +106,9 @@ def profile(
     if operators:
         found = replace(found, operators=tuple(map(_operators, dict.fromkeys(operators))))
     console = console_of(piped_width=WIDE)
-    if output is not None:
-        save_profile(found, output)
     print_profile(console, found)
     if output is not None:
+        save_profile(found, output)
         console.print(f"\nwritten: {output}", soft_wrap=True)
     if copy_rules is not None:
         said = _measure_copies(session, copy_rules)

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from cxl_offload.cli._outputs import check_outputs
 from cxl_offload.cli._plan_inputs import MachineName, ProfileFile, read_machine
-from cxl_offload.cli._report_file import check_page, findings_here, write_page
+from cxl_offload.cli._report_file import findings_here, write_page
 from cxl_offload.report import machine_section, plan_sections, profile_sections
 
 
@@ -36,7 +37,7 @@ def report(
     from cxl_offload.plan.plan_file import load_plan
     from cxl_offload.profile import load_profile
 
-    check_page(file)
+    check_outputs({"report": file}, {"--machine": machine, "--profile": profile, "--plan": plan})
     found = read_machine(machine, profile)
     sections = [machine_section(found), *findings_here(found)]
     if profile is not None:

@@ -18,7 +18,8 @@ import typer
 
 import cxl_offload
 from cxl_offload.cli._observed import Events, Metrics
-from cxl_offload.cli._report_file import ReportFile, check_page
+from cxl_offload.cli._outputs import check_outputs
+from cxl_offload.cli._report_file import ReportFile
 from cxl_offload.cli._run_marks import write_marked_page
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import pairs
@@ -79,7 +80,8 @@ def run(
 
     Example: cxl-offload run --plan plan.yaml -- deepspeed train.py
     """
-    check_page(page)
+    read = {"--plan": plan, "PLAN": words[0] if words[0].endswith(_FILES) else None}
+    check_outputs({"--report": page, "--events": events}, read)
     plan = _asked(plan, place)
     base = {**os.environ, **_watched(metrics, events)}
     text = os.environ.get(_PLAN, "") if plan is None else plan

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cxl_offload.cli._options import AsJson
+from cxl_offload.cli._outputs import check_outputs
 from cxl_offload.cli._progress import counted, progress_bar
 from cxl_offload.cli._report_table import WIDE, console_of, need_matplotlib, show, table
 from cxl_offload.cli._run_report import write_json
@@ -44,19 +45,20 @@ def validate_command(
     """
     from cxl_offload.validation import PUBLISHED_CASES, load_cases, validate
 
+    check_outputs({"--plot": plot}, {"CASES": cases})
     if plot is not None:
         need_matplotlib("--plot")
     with progress_bar(keep=False, lines=not as_json) as tell:
         results = validate(counted(load_cases(cases or PUBLISHED_CASES), "cases predicted", tell))
-    if plot is not None:
-        from cxl_offload.validation.plot import plot_results
-
-        plot_results(results, plot)
     if as_json:
         entries = [result.as_json() for result in results]
         write_json("-", {"cases": entries})
     else:
         _print_report(results, failed_only=failed_only)
+    if plot is not None:
+        from cxl_offload.validation.plot import plot_results
+
+        plot_results(results, plot)
     if strict and not all(result.passes for result in results):
         raise typer.Exit(1)
 

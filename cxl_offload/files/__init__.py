@@ -4,7 +4,14 @@ from cxl_offload.files.codec import DecodeError, decode, encode
 from cxl_offload.files.document import Field, MappedFields, hint, read_document, shown
 from cxl_offload.files.picture import save_figure
 from cxl_offload.files.shipped import shipped_file, shipped_names
-from cxl_offload.files.text import decode_document, decode_json, parse_json, read_text, write_text
+from cxl_offload.files.text import (
+    decode_document,
+    decode_json,
+    parse_json,
+    read_text,
+    why_not_writable,
+    write_text,
+)
 
 __all__ = [
     "DecodeError",
@@ -22,5 +29,6 @@ __all__ = [
     "shipped_file",
     "shipped_names",
     "shown",
+    "why_not_writable",
     "write_text",
 ]

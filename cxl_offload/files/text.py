@@ -36,6 +36,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
                 raise ConfigError("is a device, not a file", file=str(path))
             os.set_blocking(file, True)
             return opened.read()
+    except ConfigError:  # a ValueError too
+        raise
     except OSError as error:
         raise ConfigError(f"cannot read: {error.strerror}", file=str(path)) from error
     except UnicodeDecodeError as error:
@@ -79,11 +81,55 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
         raise
 
 
+def why_not_writable(path: str | os.PathLike[str]) -> str | None:
+    """Why :func:`write_text` would fail, as far as that is known before; None where it would not.
+
+    A named pipe counts: whether somebody reads it is known only when it is opened.
+    """
+    if not os.fspath(path):
+        return "the name of the file is empty"
+    try:
+        if _is_of_kernel(Path(path)):  # /dev/stdout leads to a file, a terminal or a shell's pipe
+            return None if os.access(path, os.W_OK) else "cannot be written"
+        target = os.path.realpath(path)
+        folder = os.path.dirname(target)
+        if not os.path.isdir(folder):
+            return f"there is no folder {folder}"
+        try:
+            mode = os.stat(target).st_mode
+        except FileNotFoundError:
+            may_write = os.access(folder, os.W_OK | os.X_OK)
+        else:
+            if kind := _other_kind(mode):
+                return f"is a {kind}, not a file"
+            may_write = os.access(folder, os.W_OK | os.X_OK) and os.access(target, os.W_OK)
+        if not may_write:
+            return "cannot be written"
+        room = os.statvfs(folder)
+        return f"no space is left in {folder}" if room.f_blocks and not room.f_bavail else None
+    except OSError as error:
+        return str(error.strerror)
+    except ValueError as error:  # Python's word for a NUL in a name
+        return f"no name of a file: {error}"
+
+
+def _other_kind(mode: int) -> str | None:
+    """What something is called that is not a file; None where it is one."""
+    if stat.S_ISREG(mode):
+        return None
+    if stat.S_ISDIR(mode):
+        return "folder"
+    return "pipe" if stat.S_ISFIFO(mode) else "device or socket"
+
+
+def _is_of_kernel(target: Path) -> bool:
+    names = target.parts
+    return names[:2] in (("/", "dev"), ("/", "proc")) and names[:3] != ("/", "dev", "shm")
+
+
 def _is_written_to(target: Path) -> bool:
     """Whether it is no file of its own: a pipe, a device, ``/dev/stdout`` wherever that leads."""
-    names = target.parts
-    of_kernel = names[:2] in (("/", "dev"), ("/", "proc")) and names[:3] != ("/", "dev", "shm")
-    return of_kernel or (target.exists() and not target.is_file())
+    return _is_of_kernel(target) or (target.exists() and not target.is_file())
 
 
 def _write_to(target: Path, content: bytes) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from cxl_offload.errors import ConfigError
+from cxl_offload.files import read_text
 
 
 def read_prompts(file: str) -> tuple[str, ...]:
@@ -16,16 +15,14 @@ def read_prompts(file: str) -> tuple[str, ...]:
         The file cannot be read or has no prompt.
     """
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
+        lines = read_text(file).splitlines()
+    except ConfigError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise ConfigError(f"--prompts {error}") from None
         raise ConfigError(
             f"--prompts {file}: there is no such file; write it, with one prompt a line, or name "
             "yours, in the command that a plan keeps too"
         ) from None
-    except OSError as error:
-        raise ConfigError(f"--prompts {file}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--prompts {file}: {error}") from None
     prompts = tuple(line for line in lines if line.strip())
     if not prompts:
         raise ConfigError(f"--prompts {file}: no prompt in it")

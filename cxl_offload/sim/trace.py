@@ -11,11 +11,10 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.files import DecodeError, decode, parse_json, read_text, shown
+from cxl_offload.files import DecodeError, decode, parse_json, read_text, shown, write_text
 
 Engine = Literal["h2d", "d2h", "cpu", "gpu", "nvme"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
@@ -219,8 +218,8 @@ class Trace:
         return cls((_decode(row, columns) for row in events), tokens=tokens)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the trace as JSON."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        """Writes the trace as JSON; a file of that name is replaced as a whole (OSError: not)."""
+        write_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Trace:

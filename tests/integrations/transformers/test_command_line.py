@@ -419,3 +419,26 @@ def test_accelerator_without_room_is_refused_before_the_model_loads(
     monkeypatch.setattr(generation, "load", None)  # would be called
     assert run(command(folder, "--place", "weights=cxl", "--accelerator", "cuda")) == 2
     assert "which has 1000 B left" in " ".join(capsys.readouterr().err.split())
+
+
+def test_answers_and_report_are_not_lost_to_a_trace_that_cannot_be_written(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.json"
+    more = ("--place", "kv=cxl", "--gen-len", "2", "--trace", "/dev/full", "--json", str(file))
+    assert run(command(folder, *more)) == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1] == ("cxl-offload: error: /dev/full: No space left on device")
+    assert "Answers" in said.out
+    assert "Where the bytes are" in said.out
+    assert json.loads(file.read_text())["gen_len"] == 2
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/full"])
+def test_prompts_without_an_end_are_refused(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = ["generate", "--model", str(folder), "--prompts", name, "--place", "kv=cxl"]
+    assert run(prompts) == 2
+    assert f"--prompts {name}: is a device, not a file" in capsys.readouterr().err
