@@ -101,14 +101,14 @@ class Hardware:
         return self.gpu != NO_GPU
 
     @property
-    def product_rates(self) -> tuple[float, ...]:
-        """What every node gives to linear layers, of which each socket has its part."""
+    def even_rates(self) -> tuple[float, ...]:
+        """What every node gives to CPUs, of whose work each socket has its part."""
         rates = {node.node: node.read_bytes_per_s for node in self.nodes}
         return even_rates(rates, self.sockets)
 
     @property
     def link_costs(self) -> list[dict[int, float]]:
-        """What a byte of linear layers occupies of every link between sockets, by node's place."""
+        """What a byte that they read occupies of every link between sockets, by node's place."""
         return link_costs([node.node for node in self.nodes], self.sockets)
 
     @property

@@ -58,6 +58,8 @@ def test_short_help_is_the_long_one(command: list[str]) -> None:
         ("vllm", "--interleave", "kv=auto"),
         ("vllm", "--path", "weights"),
         ("flexgen", "--kv-host", "1GiB"),
+        ("flexgen", "--sockets", "2"),
+        ("vllm", "--sockets", "2"),
     ],
 )
 def test_option_of_the_other_executor_is_refused(executor: str, option: str, value: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from cxl_offload.plan.plan_file import (
     Batch,
+    CopiesUse,
     CxlUse,
     Home,
     PhaseEstimate,
@@ -52,6 +53,34 @@ def test_comparison_says_in_words_what_else_than_memory_differs(tmp_path: Path) 
         "plan", "compare", str(first), str(third)
     )[1].replace("\n", " ")
     assert "Note:" not in run("plan", "compare", str(first), str(first))[1]
+
+
+def test_copies_of_weights_are_said_where_a_plan_could_have_them(tmp_path: Path) -> None:
+    one = planned(tmp_path, "a.yaml")
+    reason = "each socket reads what is near it, for 1 GiB more memory"
+    used = CopiesUse(used=True, gain=0.083, bytes=1 << 30, reason=reason)
+    two = planned(tmp_path, "b.yaml", copies=used)
+    said = f"one near each socket (+8.3% predicted); {reason}"
+    assert f"Copies of weights: {said}." in " ".join(run("plan", "show", str(two))[1].split())
+    assert "Copies of weights" not in run("plan", "show", str(one))[1]
+    rows = json.loads(run("plan", "compare", str(one), str(two), "--json")[1])["rows"]
+    assert rows["copies"] == ["-", said]
+    assert json.loads(run("plan", "show", str(two), "--json")[1])["copies"]["gain"] == 0.083
+
+
+def test_sockets_are_planned_by_the_command(tmp_path: Path) -> None:
+    asked = ["--model", "opt-13b", "--machine", "spr-2", "--max-batches", "1", "--json"]
+    lengths = ["--prompt-len", "32", "--gen-len", "200"]
+    code, text, _ = run("plan", "inference", *asked, *lengths, "--sockets", "2")
+    assert code == 0
+    plan = json.loads(text)
+    assert plan["executor"] == "transformers"  # who alone has the option
+    assert plan["copies"]["used"]
+    assert plan["policies"]["mlp"] == "replicate:ldram,rdram"
+    assert sum(plan["threads"].values()) == 48
+    code, _, error = run("plan", "inference", *asked, "--sockets", "3")
+    assert code == 2
+    assert "3 sockets: spr-2 has 2 with CPUs" in error
 
 
 def test_plan_that_is_advice_prints_no_command_that_would_be_refused(tmp_path: Path) -> None:

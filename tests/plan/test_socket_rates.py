@@ -29,7 +29,7 @@ def test_one_socket_is_planned_with_as_before(name: str) -> None:
     one = hardware(machine, 1)
     assert one == hardware_of(machine, needs_gpu=False)
     assert one.sockets == one.copy_nodes == ()
-    assert one.product_rates == tuple(node.read_bytes_per_s for node in one.nodes)
+    assert one.even_rates == tuple(node.read_bytes_per_s for node in one.nodes)
 
 
 def test_second_socket_is_taken_to_be_like_the_first_and_it_is_said() -> None:

@@ -162,20 +162,24 @@ def cpu_products_seconds(job: Sizes, hardware: Hardware, block: Block) -> float:
 
 
 def _cpu_weights_seconds(hardware: Hardware, block: Block) -> float:
-    """CPUs read the weights that they multiply, once; each socket its part of them."""
-    if not sum(block.weights_cpu):
+    """CPUs read the weights that they multiply, once."""
+    return _cpu_seconds(hardware, block.weights_cpu, block.cpu_shares)
+
+
+def _cpu_seconds(
+    hardware: Hardware, nbytes: Sequence[float], shares: Sequence[float] | None
+) -> float:
+    """CPUs read bytes on the nodes; each socket its part of them, across the links too."""
+    if not sum(nbytes):
         return 0.0
-    seconds = _host_seconds(block.weights_cpu, hardware.product_rates, block.cpu_shares)
-    links = (
-        sum(block.weights_cpu[at] * cost for at, cost in costs.items())
-        for costs in hardware.link_costs
-    )
+    seconds = _host_seconds(nbytes, hardware.even_rates, shares)
+    links = (sum(nbytes[at] * cost for at, cost in costs.items()) for costs in hardware.link_costs)
     return max((seconds, *links))
 
 
 def first_copy_rate(hardware: Hardware) -> float:
     """Bytes/s of what reads the first copy only: torch, which computes prompts."""
-    return hardware.product_rates[hardware.copy_nodes[0]]
+    return hardware.even_rates[hardware.copy_nodes[0]]
 
 
 def _host_seconds(
@@ -244,9 +248,8 @@ def _prefill_link_seconds(hardware: Hardware, block: Block) -> float:
 
 def _kv_read_seconds(hardware: Hardware, block: Block, kv_bytes: float) -> float:
     """KV that is off the GPU, read by the CPU; the first node stages what is on the drive."""
-    rates = [node.read_bytes_per_s for node in hardware.nodes]
-    seconds = kv_bytes * block.kv_drive / rates[0]
-    return seconds + kv_bytes * _host_seconds(block.kv_host, rates, block.kv_shares)
+    seconds = kv_bytes * block.kv_drive / hardware.even_rates[0]
+    return seconds + kv_bytes * _cpu_seconds(hardware, block.kv_host, block.kv_shares)
 
 
 def _drive_seconds(nbytes: float, bytes_per_s: float) -> float:

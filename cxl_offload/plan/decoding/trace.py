@@ -20,7 +20,7 @@ from cxl_offload.plan.decoding.phases import (
     prefill_flops,
 )
 from cxl_offload.plan.decoding.sizes import Sizes
-from cxl_offload.plan.equations.sockets import core_shares
+from cxl_offload.plan.equations.sockets import Socket, core_shares
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.sim import Engines
@@ -34,8 +34,8 @@ def cpu_engines(machine: Machine, engine: EngineRates) -> Engines:
     return Engines(cpu_flops_per_s=max(1, cores) * engine.attention_flops_per_core)
 
 
-_EVEN = "weights"
-"""Of what every socket reads its part."""
+_COPIES = "copies"
+"""Kind of tensor of weights that each socket has a copy of, and reads near it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,27 +116,24 @@ def _of_sockets(event: Event, hardware: Hardware) -> Iterator[Event]:
     """An event of the CPUs as those of each socket; operations by their cores, so that they take
     as long.
 
-    Of weights in one copy each socket reads its part on every node, of all else what is near it.
+    Of copies each socket reads its own, of all else its part on every node.
     """
     if event.engine != "cpu":
         yield event
         return
     sockets = hardware.sockets
-    far = [{node for c in socket.crossings for node in c.rates} for socket in sockets]
-    near_any = set().union(*({node.node for node in hardware.nodes} - each for each in far))
 
-    def part(nbytes: Mapping[int, int], at: int, share: float) -> dict[int, int]:
-        if event.tensor_kind == _EVEN:
-            return {node: round(count * share) for node, count in nbytes.items()}
-        homeless = {n: round(count * share) for n, count in nbytes.items() if n not in near_any}
-        return homeless | {n: count for n, count in nbytes.items() if n in near_any - far[at]}
+    def part(nbytes: Mapping[int, int], socket: Socket, share: float) -> dict[int, int]:
+        if event.tensor_kind == _COPIES:
+            return {node: count for node, count in nbytes.items() if node == socket.node}
+        return {node: round(count * share) for node, count in nbytes.items()}
 
     for at, (share, socket) in enumerate(zip(core_shares(sockets), sockets, strict=True)):
         yield replace(
             event,
             queue=event.queue if at == 0 else f"{event.queue} of node {socket.node}",
-            read_bytes=part(event.read_bytes, at, share),
-            write_bytes=part(event.write_bytes, at, share),
+            read_bytes=part(event.read_bytes, socket, share),
+            write_bytes=part(event.write_bytes, socket, share),
             flops=event.flops * share,
             cpus=socket.node,
         )
@@ -174,19 +171,20 @@ def _paced(
     read: Mapping[int, int],
     share: float,
     *,
-    even: bool = False,
+    near: bool = False,
 ) -> float:
     """Operations that take as long as reading with a share of the nodes' rates.
 
-    ``even``: every socket reads its part on every node, across the links too.
+    ``near``: every socket reads what is near it, and else its part on every node, across the links
+    too.
     """
     job, hardware, _ = run
-    every = [node.read_bytes_per_s for node in hardware.nodes]
-    if even:
-        every = list(hardware.product_rates)
+    every = hardware.even_rates
+    if near:
+        every = tuple(node.read_bytes_per_s for node in hardware.nodes)
     rates = dict(zip((node.node for node in hardware.nodes), every, strict=True))
     times = [nbytes / rates[node] for node, nbytes in read.items()]
-    for costs in hardware.link_costs if even else ():
+    for costs in () if near else hardware.link_costs:
         read_at = {at: read.get(node.node, 0) for at, node in enumerate(hardware.nodes)}
         times.append(sum(read_at[at] * cost for at, cost in costs.items()))
     seconds = max(times, default=0.0) / share
@@ -206,11 +204,11 @@ def _prefill(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer:
         seconds = prefill_cpu_seconds(job, hardware, block.sequences)
         flops = _operations(run, seconds + prefill_between_seconds(job, hardware))
         read = layer.weights_cpu
-        flops += _paced(run, read, job.engine.products_share, even=True)
-        trace.append(Event("prefill", step, "compute", "cpu", _EVEN, read, {}, 0, flops))
+        flops += _paced(run, read, job.engine.products_share)
+        trace.append(Event("prefill", step, "compute", "cpu", "weights", read, {}, 0, flops))
         if read := layer.first_copies:
-            flops = _paced(run, read, job.engine.products_share, even=True)
-            trace.append(Event("prefill", step, "compute", "cpu", _EVEN, read, {}, 0, flops))
+            flops = _paced(run, read, job.engine.products_share)
+            trace.append(Event("prefill", step, "compute", "cpu", "weights", read, {}, 0, flops))
         trace.append(Event("prefill", step, "store_cache", "cpu", "kv", {}, stored))
         return
     flops = prefill_flops(job, block.sequences) / job.layers
@@ -275,12 +273,12 @@ def _products(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer
     if layer.weights_cpu:
         times = block.batches * block.cpu_read_share
         read = {node: round(nbytes * times) for node, nbytes in layer.weights_cpu.items()}
-        paced = _paced(run, read, engine.products_share, even=True)
+        paced = _paced(run, read, engine.products_share)
         done = paced + (0.0 if layer.near_copies else flops)
-        trace.append(Event("decode", step, "compute", "cpu", _EVEN, read, {}, 0, done))
+        trace.append(Event("decode", step, "compute", "cpu", "weights", read, {}, 0, done))
     if read := dict(layer.near_copies):
-        done = flops + _paced(run, read, engine.products_share)
-        trace.append(Event("decode", step, "compute", "cpu", "copies", read, {}, 0, done))
+        done = flops + _paced(run, read, engine.products_share, near=True)
+        trace.append(Event("decode", step, "compute", "cpu", _COPIES, read, {}, 0, done))
 
 
 def _attention(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: _Layer) -> None:

@@ -1,9 +1,10 @@
 """Memory that the cores of several sockets read at once, near them and across the links between.
 
 Bytes are spread over nodes, and every node gives no more than its rate to all sockets together.
-Where the threads of all sockets have equal parts of the work (torch's linear layers), each socket
-reads its part of the bytes of every node, and what is not near it crosses a link. Where threads
-begin with what is near them, or have copies there, nothing need cross.
+Where the threads of all sockets have equal parts of the work, each socket reads its part of the
+bytes of every node, and what is not near it crosses a link. So torch's linear layers do; attention,
+whose teams look where pages are for 64 parts of a call, is taken to do so too, as a part of a large
+cache has many granules. Of copies each socket reads its own, and nothing crosses.
 """
 
 from __future__ import annotations

@@ -171,9 +171,9 @@ class SharesProgram:
         mean = job.mean_kv_tokens * job.kv_bytes_per_token
         rows, kv = layout.rows, self.on.get(KV, [])
         share = mean / job.kv_sequence_bytes
-        for column, node in zip(kv, nodes, strict=False):
-            reached = share / engine.attention_share / node.read_bytes_per_s
-            self._timed("attention memory", {self.attention: -1.0, column: reached})
+        for costs in self._read_costs(engine.attention_share) if kv else ():
+            terms = {kv[at]: share * cost for at, cost in costs.items()}
+            self._timed("attention memory", {self.attention: -1.0, **terms})
         if kv:
             flops = 4 * rows * job.mean_kv_tokens * job.query_width * job.layers
             least = flops / (hardware.cores * engine.attention_flops_per_core)
@@ -221,16 +221,17 @@ class SharesProgram:
         beside: Terms = {self.products: -1.0}
         if self.copied:
             beside[self.inverse] = self.copied / hardware.near_bytes_per_s / reached
-        for costs in self._read_costs():
+        for costs in self._read_costs(reached) if on_cpu else ({},):
             terms = {on_cpu[at]: passes * share * cost for at, cost in costs.items()}
             self._timed("products", {**beside, **terms}, least=arithmetic)
 
-    def _read_costs(self) -> list[Terms]:
-        """Seconds of a byte of linear layers on nodes and links, by node's place; each is a row."""
-        if ON_CPU not in self.on:
-            return [{}]
-        hardware, reached = self.hardware, self.job.engine.products_share
-        nodes = [{at: 1 / (reached * rate)} for at, rate in enumerate(hardware.product_rates)]
+    def _read_costs(self, reached: float) -> list[Terms]:
+        """Seconds of a byte on nodes and links, by node's place; each is a row.
+
+        ``reached`` is the share of the rates that CPUs reach.
+        """
+        hardware = self.hardware
+        nodes = [{at: 1 / (reached * rate)} for at, rate in enumerate(hardware.even_rates)]
         links = [{at: cost / reached for at, cost in link.items()} for link in hardware.link_costs]
         return nodes + links
 
@@ -262,8 +263,9 @@ class SharesProgram:
             once = prefill_between_seconds(job, hardware)
             if self.copied:
                 once += self.copied / first_copy_rate(hardware) / reached
-            for costs in self._read_costs():
-                terms = {self.on[ON_CPU][at]: cost for at, cost in costs.items()}
+            on_cpu = self.on.get(ON_CPU, [])
+            for costs in self._read_costs(reached) if on_cpu else ({},):
+                terms = {on_cpu[at]: cost for at, cost in costs.items()}
                 beside = {self.prefill: -1.0, self.inverse: once}
                 self._timed("prefill", {**beside, **terms}, least=least)
         else:
