@@ -41,7 +41,7 @@ JOINED = {
     "transfer": 1,
 }
 # These stay apart: each is compiled for an instruction set of its own.
-APART = ("_scalar", "_neon", "_avx2", "_avx512")
+APART = ("_scalar", "_neon", "_avx2", "_avx512", "_amx")
 
 
 def stays_apart(source: str) -> bool:

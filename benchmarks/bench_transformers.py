@@ -2,7 +2,7 @@
 
     python -m benchmarks.bench_transformers [--rows decode prefill disk llama] [--quick]
         [--batches 1 8 32] [--prompts 32 512] [--kv-heads 32 8] [--layers 16] [--hidden 2048]
-        [--inner 5632] [--heads 32] [--prefill-layers 2] [--policy bind:0] [--linear-rows 8]
+        [--inner 5632] [--heads 32] [--prefill-layers 2] [--policy bind:0] [--linear-rows fastest]
         [--threads 2] [--new 9] [--rounds 7] [--seconds 15] [--clock wall] [--folder DIR]
         [--json out.json]
 
@@ -231,8 +231,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, nargs="+", default=[32, 512])
     parser.add_argument("--kv-heads", type=int, nargs="+", default=[32, 8])
     shape = {"layers": 16, "hidden": 2048, "inner": 5632, "heads": 32, "prefill-layers": 2}
-    for name, default in (shape | {"linear-rows": 8, "threads": 2, "new": 9, "rounds": 7}).items():
+    for name, default in (shape | {"threads": 2, "new": 9, "rounds": 7}).items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument(
+        "--linear-rows",
+        type=lambda text: text if text == "fastest" else int(text),
+        default="fastest",
+        help="as of offload()",
+    )
     parser.add_argument("--seconds", type=float, default=15.0, help="of a row and phase")
     parser.add_argument("--policy", default="bind:0")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")

@@ -566,7 +566,7 @@ class GroupScales:
     inverse_low: GroupScales
     zero_step: GroupScales
 
-def has_bf16_products() -> bool: ...
+def has_bf16_products(*, tiles: bool = ...) -> bool: ...
 def run_linear(
     x: TensorView,
     weight: TensorView,

@@ -28,7 +28,7 @@ def features() -> dict[str, str]:
     """What of the core runs on this machine, by name, for people."""
     found = {
         "instruction sets": ", ".join(_C.supported_isas()),
-        "products of bfloat16": "yes" if _C.has_bf16_products() else "no",
+        "products of bfloat16": _bf16_products(),
         "4-bit codes as integers": "yes" if _C.has_integer_codes() else "no",
     }
     try:
@@ -36,6 +36,12 @@ def features() -> dict[str, str]:
     except (OSError, ValueError) as error:
         found["GPU driver"] = str(error)
     return found
+
+
+def _bf16_products() -> str:
+    if _C.has_bf16_products(tiles=True):
+        return "yes, and of tiles"
+    return "yes" if _C.has_bf16_products() else "no"
 
 
 def reserve_bytes(total_bytes: int) -> int:

@@ -21,7 +21,20 @@ using kernels::GroupScales;
 
 namespace {
 
-constexpr const char* kBf16Products = "avx512bf16";
+using kernels::Bf16Products;
+
+// What an instruction set by name allows; empty: whatever is best.
+Bf16Products products_of(const std::string& isa) {
+  if (isa.empty()) return Bf16Products::kTiles;
+  if (isa != "avx512bf16" && isa != "amxbf16") return Bf16Products::kNone;
+  const bool tiles = isa == "amxbf16";
+  const auto products = tiles ? Bf16Products::kTiles : Bf16Products::kVectors;
+  if (!kernels::has_bf16_products(products)) {
+    throw InvalidArgument("instruction set '" + isa + "': this processor has no " +
+                          (tiles ? "AMX-BF16, or the system does not give it" : "AVX512-BF16"));
+  }
+  return products;
+}
 
 TensorView at(TensorView view, const std::byte* data) {
   view.data = const_cast<std::byte*>(data);
@@ -75,8 +88,14 @@ void bind_linear(py::module_& module) {
       .value("low_step", GroupScales::kLowStep)
       .value("inverse_low", GroupScales::kInverseLow)
       .value("zero_step", GroupScales::kZeroStep);
-  module.def("has_bf16_products", &kernels::has_bf16_products,
-             "Whether linear layers multiply numbers of bfloat16 here (isa \"avx512bf16\").");
+  module.def(
+      "has_bf16_products",
+      [](bool tiles) {
+        return kernels::has_bf16_products(tiles ? Bf16Products::kTiles : Bf16Products::kVectors);
+      },
+      py::kw_only(), py::arg("tiles") = false,
+      "Whether linear layers multiply numbers of bfloat16 here (isa \"avx512bf16\"), or tiles of "
+      "them (\"amxbf16\").");
   module.def(
       "run_linear",
       [](TensorView x, TensorView weight, TensorView y, kernels::WorkerTeam& team,
@@ -91,15 +110,12 @@ void bind_linear(py::module_& module) {
         if (bias) given.bias = std::move(*bias);
         if (scale) given.scale = std::move(*scale);
         if (groups) std::tie(given.groups, given.group_scales) = std::move(*groups);
-        given.bf16_products = isa.empty() || isa == kBf16Products;
-        if (isa == kBf16Products && !kernels::has_bf16_products()) {
-          throw InvalidArgument("instruction set '" + isa + "': this processor has no AVX512-BF16");
-        }
+        given.bf16_products = products_of(isa);
+        const bool best = given.bf16_products != Bf16Products::kNone;
         const Copies held = find_copies(given, team);
         refuse_lost(given, false);
         settle(given.y);
-        kernels::run_linear(given, team, given.bf16_products ? best_isa() : parse_isa(isa),
-                            kernel.get());
+        kernels::run_linear(given, team, best ? best_isa() : parse_isa(isa), kernel.get());
         refuse_lost(given, true);
       },
       py::arg("x"), py::arg("weight"), py::arg("y"), py::arg("team"), py::kw_only(),

@@ -2,6 +2,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include <algorithm>
@@ -16,6 +18,19 @@ namespace {
 bool has_f16c() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+bool processor_has_tiles() {
+  constexpr unsigned kBf16 = 1U << 22, kTiles = 1U << 24;  // of leaf 7
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  return (edx & kBf16) != 0 && (edx & kTiles) != 0;
+}
+
+bool ask_for_tiles() {
+  constexpr int kRequest = 0x1023;  // ARCH_REQ_XCOMP_PERM of <asm/prctl.h>, since Linux 5.16
+  constexpr int kTileData = 18;     // the number of this part of a thread's state
+  return processor_has_tiles() && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 #endif
 
@@ -52,6 +67,15 @@ const std::vector<Isa>& known_isas() {
 std::vector<Isa> supported_isas() { return known_isas(); }
 
 Isa best_isa() { return known_isas().back(); }
+
+bool has_tiles() {
+#if CXL_OFFLOAD_X86
+  static const bool given = ask_for_tiles();
+  return given;
+#else
+  return false;
+#endif
+}
 
 std::string isa_name(Isa isa) {
   switch (isa) {

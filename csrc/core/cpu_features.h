@@ -34,6 +34,11 @@ enum class Isa {
 std::vector<Isa> supported_isas();
 Isa best_isa();
 
+// Whether threads of this process may use the tiles of AMX for bfloat16. Linux saves their
+// registers for processes that ask; the first call does, for all threads and for processes forked
+// later. Linux refuses where a signal stack is too small for them.
+bool has_tiles();
+
 // "scalar", "neon", "avx2", "avx512"
 std::string isa_name(Isa isa);
 // Throws InvalidArgument for a name that is none, or a level that this processor lacks.

@@ -38,8 +38,10 @@ LinearKernel kernel_for(Dtype weight, Isa isa) {
 }
 
 LinearKernel kernel_for(const Linear& linear, Isa isa) {
-  if (isa == Isa::kAvx512 && linear.bf16_products) {
-    const LinearKernel found = linear_kernel_bf16(linear);
+  if (isa == Isa::kAvx512 && linear.bf16_products != Bf16Products::kNone) {
+    LinearKernel found{};
+    if (linear.bf16_products == Bf16Products::kTiles) found = linear_kernel_tiles(linear);
+    if (found.multiply == nullptr) found = linear_kernel_bf16(linear);
     if (found.multiply != nullptr) return found;
   }
   return kernel_for(linear.weight.dtype, isa);
@@ -49,7 +51,14 @@ LinearKernel kernel_for(const Linear& linear, Isa isa) {
 std::vector<float> floats_of(const TensorView& view, const LinearKernel& widen) {
   const size_t count = view.numel();
   std::vector<float> numbers(round_up(count, kLinearPad));
-  widen.prepare(view.data, view.dtype, count, numbers.data());
+  LinearInput input;
+  input.x = view.data;
+  input.dtype = view.dtype;
+  input.rows = input.tile = 1;
+  input.width = count;
+  input.to = numbers.data();
+  input.to_step = numbers.size();
+  widen.prepare(input);
   return numbers;
 }
 
@@ -101,11 +110,16 @@ class LinearRun {
     numbers_.resize(padded_rows_ * x_step_ + kLineFloats);
     const auto begin = reinterpret_cast<uintptr_t>(numbers_.data());
     x_ = numbers_.data() + (round_up(begin, kLineFloats * sizeof(float)) - begin) / sizeof(float);
-    const size_t element = dtype_bytes(a_.x.dtype);
-    for (size_t row = 0; row < rows_; ++row) {
-      const auto step = static_cast<int64_t>(row) * a_.x.strides[0] * static_cast<int64_t>(element);
-      kernel_.prepare(a_.x.data + step, a_.x.dtype, width_, x_ + row * x_step_);
-    }
+    LinearInput input;
+    input.x = a_.x.data;
+    input.x_step = a_.x.strides[0] * static_cast<ptrdiff_t>(dtype_bytes(a_.x.dtype));
+    input.dtype = a_.x.dtype;
+    input.rows = rows_;
+    input.width = width_;
+    input.tile = tile_;
+    input.to = x_;
+    input.to_step = x_step_;
+    kernel_.prepare(input);
   }
 
   void read_factors(Isa isa) {

@@ -23,6 +23,15 @@ struct NearCopy {
   const std::byte* groups = nullptr;
 };
 
+// With AVX-512 and x of bfloat16, weights can be multiplied as bfloat16 where they convert to it
+// exactly and the processor can. Products are exact then too, but the instructions take subnormal
+// numbers for zero.
+enum class Bf16Products {
+  kNone,
+  kVectors,  // of AVX512-BF16
+  kTiles,    // of AMX, else of AVX512-BF16
+};
+
 struct Linear {
   TensorView x;  // (rows, width) of float32, bfloat16 or float16; a row is contiguous
   // (outputs, width) of float32, bfloat16, float16, float8_e4m3fn or int8; or of uint8
@@ -38,10 +47,7 @@ struct Linear {
   TensorView scale;
   TensorView bias;  // (outputs), contiguous, of float32, bfloat16 or float16; no data: none
   TensorView y;     // (rows, outputs) of float32, bfloat16 or float16; a row is contiguous
-  // With AVX-512 and x of bfloat16: multiplies weights as bfloat16 where they convert to it exactly
-  // and the processor can. Products are exact then too, but the instruction takes subnormal numbers
-  // for zero.
-  bool bf16_products = true;
+  Bf16Products bf16_products = Bf16Products::kTiles;
   // One for each group of the team, equal byte by byte; none: all groups read what is above.
   std::vector<NearCopy> near;
 };
@@ -49,8 +55,9 @@ struct Linear {
 // Whether the weights are 4-bit codes.
 inline bool is_codes(const Linear& linear) { return linear.weight.dtype == Dtype::kUint8; }
 
-// Whether this processor multiplies numbers of bfloat16.
-bool has_bf16_products();
+// Whether this processor multiplies numbers of bfloat16, in that way. Asking for tiles asks the
+// operating system for them, once in a process; it may refuse.
+bool has_bf16_products(Bf16Products products = Bf16Products::kVectors);
 
 // Throws InvalidArgument before anything is read or written when the shapes or types do not fit.
 // Products and sums are float32. A row of y depends on no other row of x, and not on the team. In a

@@ -1,4 +1,5 @@
-// Linear layers by products of bfloat16, on processors that have AVX512-BF16 and VBMI.
+// Linear layers by products of bfloat16, on processors that have AVX512-BF16 and VBMI, or AMX
+// beside them.
 #ifndef CXL_OFFLOAD_KERNELS_LINEAR_BF16_H_
 #define CXL_OFFLOAD_KERNELS_LINEAR_BF16_H_
 
@@ -11,6 +12,9 @@ namespace cxl_offload::kernels {
 // where it does not apply. The choice depends on types and groups only, so a row has the same bits
 // in any batch.
 LinearKernel linear_kernel_bf16(const Linear& linear);
+
+// The same by tiles of AMX, which multiply 16 rows at once.
+LinearKernel linear_kernel_tiles(const Linear& linear);
 
 }  // namespace cxl_offload::kernels
 

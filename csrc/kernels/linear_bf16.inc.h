@@ -257,7 +257,7 @@ void multiply(const LinearPanel& panel) {
 template <class W>
 LinearKernel kernel_of(Dtype weight) {
   LinearKernel kernel = linear_kernel_avx512(weight);
-  kernel.prepare = prepare<W>;
+  kernel.prepare = prepare_rows<W>;
   kernel.multiply = multiply<W>;
   return kernel;
 }

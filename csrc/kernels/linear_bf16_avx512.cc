@@ -21,7 +21,9 @@ namespace {
 
 }  // namespace
 
-bool has_bf16_products() {
+bool has_bf16_products(Bf16Products products) {
+  if (products == Bf16Products::kNone) return true;
+  if (products == Bf16Products::kTiles) return has_bf16_products() && has_tiles();
   return best_isa() == Isa::kAvx512 && __builtin_cpu_supports("avx512bf16") &&
          __builtin_cpu_supports("avx512vbmi");
 }
@@ -55,7 +57,7 @@ LinearKernel linear_kernel_bf16(const Linear& a) {
 
 namespace cxl_offload::kernels {
 
-bool has_bf16_products() { return false; }
+bool has_bf16_products(Bf16Products products) { return products == Bf16Products::kNone; }
 LinearKernel linear_kernel_bf16(const Linear&) { return {}; }
 
 }  // namespace cxl_offload::kernels

@@ -111,16 +111,23 @@ struct Bf16Reader<Codes> {
   }
 };
 
-// A row of x in the order of the weights.
+// A row of x in the order of the weights, and zeros to the end of the last block.
 template <class W>
-void prepare(const std::byte* from, Dtype, size_t width, float* to) {
+void prepare_row(const std::byte* from, size_t width, Bf16* arranged) {
   constexpr size_t kBlock = Bf16Reader<W>::kVectors * kBf16Lanes;
   const Bf16* numbers = reinterpret_cast<const Bf16*>(from);
-  Bf16* arranged = reinterpret_cast<Bf16*>(to);
   size_t at = 0;
   for (; at + kBlock <= width; at += kBlock) Bf16Reader<W>::arrange(numbers + at, arranged + at);
   if (at == width) return;
   Bf16 last[kBlock] = {};
   std::memcpy(last, numbers + at, (width - at) * sizeof(Bf16));
   Bf16Reader<W>::arrange(last, arranged + at);
+}
+
+template <class W>
+void prepare_rows(const LinearInput& input) {
+  for (size_t row = 0; row < input.rows; ++row) {
+    prepare_row<W>(input.x + static_cast<ptrdiff_t>(row) * input.x_step, input.width,
+                   reinterpret_cast<Bf16*>(input.to + row * input.to_step));
+  }
 }

@@ -315,17 +315,20 @@ inline void take_apart(float* row, size_t padded) {
 }
 
 template <bool kPairs>
-void prepare(const std::byte* from, Dtype dtype, size_t width, float* to) {
-  const size_t padded = (width + kLinearPad - 1) / kLinearPad * kLinearPad;
-  std::fill(to + width, to + padded, 0.0f);
-  if (dtype == Dtype::kBfloat16) {
-    widen(reinterpret_cast<const Bf16*>(from), width, to);
-  } else if (dtype == Dtype::kFloat16) {
-    widen(reinterpret_cast<const F16*>(from), width, to);
-  } else {
-    widen(reinterpret_cast<const float*>(from), width, to);
+void prepare(const LinearInput& input) {
+  const size_t width = input.width;
+  for (size_t row = 0; row < input.rows; ++row) {
+    const std::byte* from = input.x + static_cast<ptrdiff_t>(row) * input.x_step;
+    float* to = input.to + row * input.to_step;
+    if (input.dtype == Dtype::kBfloat16) {
+      widen(reinterpret_cast<const Bf16*>(from), width, to);
+    } else if (input.dtype == Dtype::kFloat16) {
+      widen(reinterpret_cast<const F16*>(from), width, to);
+    } else {
+      widen(reinterpret_cast<const float*>(from), width, to);
+    }
+    if constexpr (kPairs) take_apart(to, round_up(width, kLinearPad));
   }
-  if constexpr (kPairs) take_apart(to, padded);
 }
 
 template <class T>

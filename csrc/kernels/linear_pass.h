@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "core/half.h"
+#include "core/rounding.h"
 #include "core/tensor_view.h"
 #include "kernels/vector/vector.h"
 
@@ -60,10 +61,21 @@ struct LinearResult {
   Dtype dtype = Dtype::kFloat32;
 };
 
+// Rows of x, as they are given and as `multiply` takes them.
+struct LinearInput {
+  const std::byte* x = nullptr;
+  ptrdiff_t x_step = 0;  // bytes from one row to the next
+  Dtype dtype = Dtype::kFloat32;
+  size_t rows = 0;
+  size_t width = 0;
+  size_t tile = 0;      // LinearKernel::tile_of
+  float* to = nullptr;  // whole tiles of zeros
+  size_t to_step = 0;   // from one row to the next: more than `width` and a multiple of kLinearPad
+};
+
 struct LinearKernel {
-  // Writes `width` numbers as float in the order in which `multiply` takes them, then zeros up to
-  // the next multiple of kLinearPad.
-  void (*prepare)(const std::byte* from, Dtype dtype, size_t width, float* to);
+  // Writes x in the order in which `multiply` takes it; numbers beyond a row stay zero.
+  void (*prepare)(const LinearInput& input);
   void (*multiply)(const LinearPanel& panel);
   void (*finish)(const LinearResult& result);
   size_t (*tile_of)(size_t rows);

@@ -123,6 +123,15 @@ def generate(
             "KIND=gpu leaves a kind on it (default: the CPU computes).",
         ),
     ] = None,
+    cpu_linear: Annotated[
+        str,
+        typer.Option(
+            metavar="torch|fastest",
+            help="Who computes linear layers of up to 64 rows: PyTorch, or the faster of it and "
+            "this package's kernel, which the first calls of every shape measure; as exact, but "
+            "not the same in the last bit.",
+        ),
+    ] = "torch",
     answers: Annotated[bool, typer.Option(help="Print what was generated.")] = True,
     json_file: Annotated[
         str | None,
@@ -189,6 +198,7 @@ def generate(
         prefixes=prefixes,
         attention=attention,
         accelerator=accelerator,
+        cpu_linear=cpu_linear,  # type: ignore[arg-type]  # checked there
         record=trace is not None or _is_replayed(simulated, accelerator),
     )
     watch = functools.partial(observed, metrics, events)

@@ -59,9 +59,9 @@ def linear(
         See :data:`cxl_offload.ops.threads.Threads`. On several nodes threads begin with the weights
         on their own.
     isa
-        "scalar", "neon", "avx2" or "avx512"; "avx512bf16", which multiplies numbers that are
-        bfloat16 without loss as such and takes subnormal ones for zero; empty: the best that this
-        processor has, with products of bfloat16 where they apply.
+        "scalar", "neon", "avx2" or "avx512"; "avx512bf16" or "amxbf16", which multiply numbers that
+        are bfloat16 without loss as such, in vectors or in tiles, and take subnormal ones for zero;
+        empty: the best that this processor has, with products of bfloat16 where they apply.
 
     Returns
     -------

@@ -1,9 +1,10 @@
-"""Linear layers of half-precision weights on the CPU, each by the way that is fastest here.
+"""Linear layers on the CPU, each by the way that is fastest here.
 
 Which way is fastest depends on the processor, on the shape and on the number of rows: one with
 arithmetic for half precision is best left to PyTorch, few rows are best read once by this package's
-kernel, many rows are best multiplied in single precision by PyTorch. So the first calls of a shape
-take all ways in turns, each over the weights that are asked for, and later calls the fastest.
+kernel, many rows of half precision are best multiplied in single precision by PyTorch. So the first
+calls of a shape take all ways in turns, each over the weights that are asked for, and later calls
+the fastest.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch.nn import functional
@@ -19,6 +20,15 @@ from torch.nn import functional
 from cxl_offload.ops.linear import SinglePrecisionLinear, linear
 
 Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+KERNEL, SINGLE, TORCH = "kernel", "single", "torch"
+"""Names of ways: this package's kernel, PyTorch in single precision, PyTorch as it is."""
+
+HALF_PRECISION = frozenset({torch.float16})
+ALL_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
+
+Key = tuple[torch.dtype, int, int, int]
+"""Type, number of rows (the next power of two), outputs and width."""
 
 TRIALS = 4
 """Calls that take each way. The shortest counts, since other programs only make a call longer. They
@@ -40,21 +50,34 @@ def _kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 
 class MeasuredLinear:
-    """``torch.nn.functional.linear`` for float16 on the CPU; one caller at a time.
+    """``torch.nn.functional.linear`` on the CPU.
+
+    Parameters
+    ----------
+    types
+        Of inputs and weights that are measured; others are PyTorch's.
+    ways
+        How each way is called, by name; :data:`TORCH` is one of them. None: all three, which take
+        one caller at a time.
 
     Attributes
     ----------
     chosen
-        Name of the way by the number of rows (the next power of two), outputs and width.
+        Name of the way by :data:`Key`.
     """
 
-    def __init__(self) -> None:
-        self.chosen: dict[tuple[int, int, int], str] = {}
-        self._taken: dict[tuple[int, int, int], dict[str, list[float]]] = {}
-        self._ways: dict[str, Way] = {
-            "kernel": _kernel,
-            "single": SinglePrecisionLinear(),
-            "half": functional.linear,
+    def __init__(
+        self,
+        types: Collection[torch.dtype] = HALF_PRECISION,
+        ways: Mapping[str, Way] | None = None,
+    ) -> None:
+        self.chosen: dict[Key, str] = {}
+        self._types = types
+        self._taken: dict[Key, dict[str, list[float]]] = {}
+        self._ways: Mapping[str, Way] = ways or {
+            KERNEL: _kernel,
+            SINGLE: SinglePrecisionLinear(),
+            TORCH: functional.linear,
         }
 
     def __call__(
@@ -74,15 +97,19 @@ class MeasuredLinear:
         torch.Tensor
             ``(..., outputs)``, of the inputs' type: sums in single precision, rounded once.
         """
-        types = (inputs.dtype, weight.dtype, weight.device.type)
-        if types != (torch.float16, torch.float16, "cpu"):
+        dtype = inputs.dtype
+        if dtype not in self._types or weight.dtype is not dtype or weight.device.type != "cpu":
             return functional.linear(inputs, weight, bias)
-        outputs, width = weight.shape
-        key = ((inputs.numel() // width - 1).bit_length(), outputs, width)
-        name = self.chosen.get(key)
+        name = self.chosen.get(key := self.key(inputs, weight))
         if name is None:
             return self._tried(key, inputs, weight, bias)
         return self._ways[name](inputs, weight, bias)
+
+    @staticmethod
+    def key(inputs: torch.Tensor, weight: torch.Tensor) -> Key:
+        """What layers and inputs have in common whose fastest way is the same."""
+        outputs, width = weight.shape
+        return (weight.dtype, (inputs.numel() // width - 1).bit_length(), outputs, width)
 
     @property
     def is_trying(self) -> bool:
@@ -91,7 +118,7 @@ class MeasuredLinear:
 
     def _tried(
         self,
-        key: tuple[int, int, int],
+        key: Key,
         inputs: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,

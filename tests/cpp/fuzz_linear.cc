@@ -261,7 +261,8 @@ void fuzz_linear(Input& input) {
   const bool unfit = input.one_in(16);
   Case c(input);
   Linear a = c.linear();
-  a.bf16_products = !input.one_in(4);
+  a.bf16_products = input.any_of<Bf16Products>(
+      {Bf16Products::kNone, Bf16Products::kVectors, Bf16Products::kTiles});
   if (unfit) {
     spoil(input, a);
     bool refused = false;

@@ -11,12 +11,17 @@ from cxl_offload.ops.linear import linear
 from tests.ops.test_linear import assert_near, draw
 
 BF16, F16, F8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
-ISA = "avx512bf16"
+ISAS = [
+    isa
+    for isa, tiles in (("avx512bf16", False), ("amxbf16", True))
+    if _C.has_bf16_products(tiles=tiles)
+]
 FORMS: tuple[GroupForm, ...] = ("low, step", "rate, low", "zero, step")
 
-pytestmark = pytest.mark.skipif(
-    not _C.has_bf16_products(), reason="this processor has no AVX512-BF16"
-)
+pytestmark = [
+    pytest.mark.skipif(not ISAS, reason="this processor has no AVX512-BF16"),
+    pytest.mark.parametrize("isa", ISAS),
+]
 
 
 def codes_of(outputs: int, width: int, group: int, form: GroupForm) -> Int4Weight:
@@ -30,11 +35,11 @@ def codes_of(outputs: int, width: int, group: int, form: GroupForm) -> Int4Weigh
 
 @pytest.mark.parametrize("dtype", [BF16, F8, torch.int8], ids=str)
 @pytest.mark.parametrize("width", [1, 31, 64, 100, 513, 4100])
-def test_products_are_those_of_float64(dtype: torch.dtype, width: int) -> None:
+def test_products_are_those_of_float64(isa: str, dtype: torch.dtype, width: int) -> None:
     weight = draw(27, width, dtype=dtype, seed=1)
     for rows in (1, 2, 4, 6, 8, 11):
         x = draw(rows, width, dtype=BF16)
-        found = linear(x, weight, out_dtype=torch.float32, isa=ISA)
+        found = linear(x, weight, out_dtype=torch.float32, isa=isa)
         assert_near(found, x, weight.float())
 
 
@@ -42,7 +47,9 @@ def test_products_are_those_of_float64(dtype: torch.dtype, width: int) -> None:
 @pytest.mark.parametrize(
     ("width", "group"), [(128, 32), (256, 64), (128, 128), (4352, 64), (2304, 384), (96, 32)]
 )
-def test_products_of_codes_are_those_of_float64(form: GroupForm, width: int, group: int) -> None:
+def test_products_of_codes_are_those_of_float64(
+    isa: str, form: GroupForm, width: int, group: int
+) -> None:
     weight = codes_of(29, width, group, form)
     first, second = (part.double().repeat_interleave(group, 1) for part in weight.groups.unbind(-1))
     # Codes are multiplied as 16 more than they are: what that is worth bounds the rounding.
@@ -50,31 +57,31 @@ def test_products_of_codes_are_those_of_float64(form: GroupForm, width: int, gro
     low = {"low, step": first, "rate, low": second, "zero, step": first * second}[form]
     for rows in (1, 2, 4, 6, 17):
         x = draw(rows, width, dtype=BF16)
-        found = linear(x, weight, out_dtype=torch.float32, isa=ISA)
+        found = linear(x, weight, out_dtype=torch.float32, isa=isa)
         off = (found.double() - x.double() @ weight.dequantized().double().t()).abs()
         room = x.double().abs() @ (31 * step + low).t() * 2.0**-20 + 1e-6
         assert (off <= room).all()
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "int8", "codes"])
-def test_a_row_has_the_same_bits_beside_any_other_rows(kind: str) -> None:
+def test_a_row_has_the_same_bits_beside_any_other_rows(isa: str, kind: str) -> None:
     x = draw(20, 8192, dtype=BF16)
     weight: torch.Tensor | Int4Weight = codes_of(50, 8192, 64, "low, step")
     if kind != "codes":
         dtype = {"bf16": BF16, "fp8": F8, "int8": torch.int8}[kind]
         weight = draw(50, 8192, dtype=dtype, seed=1)
-    whole = linear(x, weight, isa=ISA)
+    whole = linear(x, weight, isa=isa)
     for rows in (1, 2, 3, 5, 8, 13):
-        assert torch.equal(linear(x[:rows], weight, isa=ISA), whole[:rows])
+        assert torch.equal(linear(x[:rows], weight, isa=isa), whole[:rows])
 
 
 @pytest.mark.parametrize("dtype", [BF16, F8], ids=str)
-def test_nan_and_infinity_spread_to_their_own_output_and_row(dtype: torch.dtype) -> None:
+def test_nan_and_infinity_spread_to_their_own_output_and_row(isa: str, dtype: torch.dtype) -> None:
     x, weight = draw(9, 200), draw(60, 200, seed=1)
     weight[31, 150] = float("nan")
     x[4, 199] = float("inf")
     weight[:, 199] = 1.0
-    found = linear(x.to(BF16), weight.to(dtype), isa=ISA)
+    found = linear(x.to(BF16), weight.to(dtype), isa=isa)
     assert found[:, 31].isnan().all()
     others = torch.cat((found[:, :31], found[:, 32:]), dim=1)
     assert (others[4] == float("inf")).all()
@@ -82,29 +89,29 @@ def test_nan_and_infinity_spread_to_their_own_output_and_row(dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F8, torch.int8], ids=str)
-def test_every_finite_weight_is_worth_what_torch_says(dtype: torch.dtype) -> None:
+def test_every_finite_weight_is_worth_what_torch_says(isa: str, dtype: torch.dtype) -> None:
     if dtype is BF16:
         weight = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
     else:
         weight = torch.arange(256, dtype=torch.uint8).view(dtype)
     weight = weight[weight.float().isfinite()].unsqueeze(1)
-    found = linear(torch.ones(1, 1, dtype=BF16), weight, out_dtype=torch.float32, isa=ISA)[0]
+    found = linear(torch.ones(1, 1, dtype=BF16), weight, out_dtype=torch.float32, isa=isa)[0]
     expected = weight[:, 0].float()
     expected[expected.abs() < torch.finfo(BF16).tiny] = 0  # as the instruction has it
     assert torch.equal(found, expected)
 
 
-def test_subnormal_numbers_count_only_without_products_of_bfloat16() -> None:
+def test_subnormal_numbers_count_only_without_products_of_bfloat16(isa: str) -> None:
     weight = torch.full((1, 1), 2.0**-130, dtype=BF16)
     x = torch.full((1, 1), 2.0**20, dtype=BF16)
-    assert float(linear(x, weight, out_dtype=torch.float32, isa=ISA)) == 0
+    assert float(linear(x, weight, out_dtype=torch.float32, isa=isa)) == 0
     assert float(linear(x, weight, out_dtype=torch.float32, isa="avx512")) == 2.0**-110
 
 
-def test_other_types_are_computed_in_float32() -> None:
+def test_other_types_are_computed_in_float32(isa: str) -> None:
     x = draw(3, 64)
     for dtype in (torch.float32, F16, torch.int8, BF16):
         weight = draw(9, 64, dtype=dtype, seed=1)
         for numbers in (x, x.half()):
-            found = linear(numbers, weight, isa=ISA)
+            found = linear(numbers, weight, isa=isa)
             assert torch.equal(found, linear(numbers, weight, isa="avx512"))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import StoppingCriteriaList
@@ -22,6 +22,7 @@ from cxl_offload.integrations.transformers.compute_device import chosen_device, 
 from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
 from cxl_offload.integrations.transformers.fit import kv_needs
 from cxl_offload.integrations.transformers.kinds import chosen_policies
+from cxl_offload.integrations.transformers.linear_layers import Fastest
 from cxl_offload.integrations.transformers.on_accelerator import ModelDevice
 from cxl_offload.integrations.transformers.plans import asked_of
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
@@ -84,6 +85,8 @@ class GenerateRun:
         ``"eager"`` or ``"sdpa"`` for prompts; None is the model's own choice.
     accelerator
         ``"cuda"`` or ``"cuda:0"``, as of ``offload``; None: the CPU computes.
+    cpu_linear
+        ``"torch"``, or ``"fastest"``: linear layers as of ``offload(linear_rows="fastest")``.
     record
         Whether the report has a trace of what a process alone read, wrote and computed on CPUs.
     """
@@ -102,6 +105,7 @@ class GenerateRun:
     dtype: str = "auto"
     attention: str | None = None
     accelerator: str | None = None
+    cpu_linear: Literal["torch", "fastest"] = "torch"
     record: bool = False
 
     def kept_as(self) -> KeptAs:
@@ -192,6 +196,7 @@ def run(
     """
     session = session or current_session()
     with part.agreed():
+        linear_rows = _linear_rows(request)
         ready = _load(request, session, part)
     clock = TokenClock(request.gen_len, progress)
     kept, whole = request.kept_as(), request.whole_sequences
@@ -202,6 +207,7 @@ def run(
         ready.model,
         ready.store,
         kv=kv,
+        linear_rows=linear_rows,
         rows_at_once=ready.rows_at_once,
         open_prefixes=checked_prefixes(ready.model, request.prefixes, kv, session),
         threads=(threads := planned_threads(request.plan, session)).counts,
@@ -221,6 +227,19 @@ def run(
     notes = (*report.placement_notes, *threads.notes)
     report = replace(report, prefixes=done.prefixes, placement_notes=notes, trace=recorder.trace)
     return _of_all_ranks(report, part, ready.tokenizer.pad_token_id or 0)
+
+
+def _linear_rows(request: GenerateRun) -> Fastest | None:
+    if request.cpu_linear not in ("torch", "fastest"):
+        raise ConfigError(f"--cpu-linear {request.cpu_linear}: must be torch or fastest")
+    if request.cpu_linear == "torch":
+        return None
+    if request.accelerator is not None:
+        raise ConfigError(
+            f"--cpu-linear fastest: {request.accelerator} computes the layers; leave one of the "
+            "two out"
+        )
+    return "fastest"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import nn
@@ -14,10 +15,12 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.attention import BlockAttention
 from cxl_offload.memory import Replicate
 from cxl_offload.objects.kind_store import TierStore
-from cxl_offload.ops.linear import PreparedLinear
+from cxl_offload.ops.linear import PreparedLinear, linear
+from cxl_offload.ops.measured_linear import ALL_TYPES, KERNEL, TORCH, MeasuredLinear, Way
 from cxl_offload.plan.transformers.layout import COPIED_ROWS
 
-_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+Fastest = Literal["fastest"]
+"""Each layer by the kernel or by torch, whichever its first call found faster."""
 
 
 def policies_with_copies(store: TierStore) -> list[tuple[str, Replicate]]:
@@ -30,19 +33,21 @@ def policies_with_copies(store: TierStore) -> list[tuple[str, Replicate]]:
     ]
 
 
-def rows_of_linear_layers(asked: int | None, store: TierStore) -> int:
+def rows_of_linear_layers(asked: int | Fastest | None, store: TierStore) -> int | Fastest:
     """Up to how many rows the kernel computes layers, which alone reads copies near its threads.
 
     Raises
     ------
     ConfigError
-        A negative number, or 0 where weights have copies.
+        A negative number, another word, or 0 where weights have copies.
     """
     copies = policies_with_copies(store)
     if asked is None:
         return COPIED_ROWS if copies else 0
-    if asked < 0:
-        raise ConfigError(f"linear_rows {asked}: 0 or more")
+    if asked == "fastest":
+        return asked
+    if not isinstance(asked, int) or asked < 0:
+        raise ConfigError(f"linear_rows {asked}: 0 or more, or 'fastest'")
     for kind, policy in copies if asked == 0 else ():
         raise ConfigError(
             f"policy of {kind}: {policy} and linear_rows 0: torch reads the first copy only; leave "
@@ -52,9 +57,11 @@ def rows_of_linear_layers(asked: int | None, store: TierStore) -> int:
 
 
 def take_linear_layers(
-    model: nn.Module, rows: int, block: BlockAttention, stack: contextlib.ExitStack
+    model: nn.Module, rows: int | Fastest, block: BlockAttention, stack: contextlib.ExitStack
 ) -> int:
     """Let the kernel compute layers of up to so many rows; the others stay torch's.
+
+    ``"fastest"``: of up to :data:`COPIED_ROWS` rows, where the kernel is faster.
 
     torch has no way to say how a layer is computed, so ``forward`` of every plain ``nn.Linear``
     object is replaced, and given back when ``stack`` closes. Layers of other classes (quantized,
@@ -66,15 +73,26 @@ def take_linear_layers(
         Layers that were taken.
     """
     taken = 0
+    measured = None
+    if rows == "fastest":
+        ways: dict[str, Way] = {
+            KERNEL: lambda x, weight, bias: linear(x, weight, bias, threads=block.team),
+            TORCH: functional.linear,
+        }
+        measured = MeasuredLinear(ALL_TYPES, ways)
+    most = COPIED_ROWS if rows == "fastest" else rows
     for module in model.modules():
         if type(module) is nn.Linear and "forward" not in vars(module):
-            module.forward = types.MethodType(_forward(rows, block), module)  # type: ignore[method-assign]
+            forward = _forward(most, block, measured)
+            module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
             stack.callback(delattr, module, "forward")
             taken += 1
     return taken
 
 
-def _forward(rows: int, block: BlockAttention) -> Callable[[nn.Linear, torch.Tensor], torch.Tensor]:
+def _forward(
+    rows: int, block: BlockAttention, measured: MeasuredLinear | None
+) -> Callable[[nn.Linear, torch.Tensor], torch.Tensor]:
     """Of one layer, on the threads that the block's attention has."""
     prepared: PreparedLinear | None = None
 
@@ -84,11 +102,14 @@ def _forward(rows: int, block: BlockAttention) -> Callable[[nn.Linear, torch.Ten
         if (
             x.numel() <= rows * weight.shape[1]
             and x.dtype is weight.dtype
-            and x.dtype in _TYPES
+            and x.dtype in ALL_TYPES
             and x.is_cpu
             and weight.is_cpu
             and not torch.is_grad_enabled()
         ):
+            if measured is not None and measured.chosen.get(measured.key(x, weight)) != KERNEL:
+                by = functional.linear if weight.stride(1) != 1 else measured
+                return by(x, weight, bias)
             found = prepared  # of its own: a deep copy of the layer shares this function
             if found is None or not found.is_of(weight, bias):
                 if weight.stride(1) != 1:  # turned: the kernel reads rows

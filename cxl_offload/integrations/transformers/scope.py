@@ -37,6 +37,7 @@ from cxl_offload.integrations.transformers.conventions import (
 from cxl_offload.integrations.transformers.hot_caches import check_room
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.linear_layers import (
+    Fastest,
     rows_of_linear_layers,
     take_linear_layers,
 )
@@ -62,7 +63,7 @@ def offload(
     policies: Asked,
     *,
     kv_dtype: KeptAs = None,
-    linear_rows: int | None = None,
+    linear_rows: int | Fastest | None = None,
     few_queries: int = FEW_QUERIES,
     rows_at_once: int | None = None,
     whole_sequences: bool = False,
@@ -102,8 +103,9 @@ def offload(
     linear_rows
         Linear layers of up to so many rows (sequences, when decoding) are computed by
         :func:`cxl_offload.ops.linear.linear`; 0: all by torch. Where that is faster depends on
-        the processor: ``benchmarks/bench_transformers.py --linear-rows`` measures it. None: 64
-        where weights have copies (``replicate:0,1``), which torch would not read, else 0.
+        the processor: ``"fastest"`` measures it in the first call of every shape of up to 64 rows,
+        and results may then differ in their last bits from run to run. None: 64 where weights have
+        copies (``replicate:0,1``), which torch would not read, else 0.
     few_queries
         Up to so many tokens a sequence that come at once after the prompt, as drafted ones do, are
         attended to by the kernel; more, as a long turn of a chat, by the model's own attention.
@@ -218,7 +220,7 @@ class Offloaded:
         store: TierStore,
         *,
         kv: KvMemory | None = None,
-        linear_rows: int | None = None,
+        linear_rows: int | Fastest | None = None,
         few_queries: int = FEW_QUERIES,
         rows_at_once: int | None = None,
         open_prefixes: Callable[[], PrefixReuse] | None = None,

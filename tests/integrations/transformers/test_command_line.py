@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from cxl_offload.integrations import fit
 from cxl_offload.integrations.transformers import generation, load, offload
 from cxl_offload.integrations.transformers.plans import policies_of
 from cxl_offload.memory import Session, as_policy
+from cxl_offload.ops.measured_linear import MeasuredLinear
 from cxl_offload.plan.plan_file import Batch, load_plan, save_plan
 from cxl_offload.topology import load_machine
 
@@ -370,6 +372,35 @@ def test_prefixes_that_cannot_be_kept_are_one_line(
     options: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(command(folder, "--place", "kv=cxl", *options)) != 0
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert said in line
+
+
+def test_linear_layers_are_computed_by_whoever_is_fastest(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, timed = tmp_path / "report.json", Mock(return_value=["kernel"])
+    monkeypatch.setattr(MeasuredLinear, "_hopeful", timed)
+    asked = ("--place", "kv=ldram", "--gen-len", "4", "--json", str(file))
+    assert run(command(folder, *asked)) == 0
+    expected = json.loads(file.read_text())["tokens"]
+    assert not timed.called
+    assert run(command(folder, *asked, "--cpu-linear", "fastest")) == 0
+    assert timed.called
+    assert json.loads(file.read_text())["tokens"] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--cpu-linear", "half"], "--cpu-linear half: must be torch or fastest"),
+        (["--cpu-linear", "fastest", "--accelerator", "cuda"], "cuda computes the layers"),
+    ],
+)
+def test_linear_layers_that_cannot_be_so_are_one_line(
+    options: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command(folder, "--place", "weights=cxl", *options)) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert said in line
 

@@ -16,6 +16,7 @@ from cxl_offload.integrations.transformers.room import SMALL_TYPES, KvMemory
 from cxl_offload.integrations.transformers.weights import store_for
 from cxl_offload.memory import Bind, Session
 from cxl_offload.ops.linear import PreparedLinear
+from cxl_offload.ops.measured_linear import MeasuredLinear
 
 from .models import ALIKE, FAMILIES, ONLY_EAGER, PAD, generate, in_double, make, prompts
 
@@ -184,6 +185,25 @@ def test_linear_layers_of_few_rows_give_the_same_tokens(
     assert called.call_count >= 9 * len(layers)
     assert torch.equal(tokens, stock)
     assert not any("forward" in vars(layer) for layer in layers)
+
+
+@pytest.mark.parametrize("way", ["kernel", "torch"])
+def test_fastest_linear_layers_are_those_that_the_first_call_found(
+    way: str, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make("llama")
+    stock = generate(model, "sdpa")
+    layers = [module for module in model.modules() if type(module) is torch.nn.Linear]
+    shapes = {(layer.out_features, layer.in_features) for layer in layers}
+    kernel = Mock(wraps=PreparedLinear.__call__)
+    monkeypatch.setattr(PreparedLinear, "__call__", lambda *given: kernel(*given))
+    hopeful = Mock(return_value=[way])
+    monkeypatch.setattr(MeasuredLinear, "_hopeful", hopeful)
+    with offload(model, CXL, linear_rows="fastest", session=session):
+        tokens = generate(model)
+    assert torch.equal(tokens, stock)
+    assert len(shapes) <= hopeful.call_count <= 3 * len(shapes)  # prompt, decoding, the last token
+    assert (kernel.call_count >= 8 * len(layers)) == (way == "kernel")
 
 
 def test_linear_layers_of_few_rows_are_as_near_to_double_as_torch(session: Session) -> None:
