@@ -21,7 +21,8 @@ class RowCosts:
     gate
         Of the inner width, where it is gated.
     attention
-        Of its keys: storing a new row and finding the cache, however long that is.
+        Of its keys: storing a new row and finding the cache, however long that is; of a prompt
+        storing alone.
     logits
         Of the vocabulary, once a step.
     """

@@ -184,6 +184,7 @@ def _with_pieces(
             norm=pieces.prompt_element_s("norm"),
             rotary=pieces.prompt_element_s("rotary"),
             gate=pieces.prompt_element_s("gate"),
+            attention=pieces.prompt_element_s("prompt store"),
         ),
         prompt_attention_flops_per_core=1 / pieces.prompt_element_s("prompt attention") / cores,
     )

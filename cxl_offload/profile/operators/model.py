@@ -27,11 +27,12 @@ Piece = Literal[
     "store",
     "short attention",
     "long attention",
+    "prompt store",
     "prompt attention",
 ]
 """What a decoder of transformers does between its products: norms and residuals, positions of
 queries and keys, the gated activation, the choice of a token, storing a new row of the cache,
-attention over short and long caches, attention over a prompt."""
+attention over short and long caches; storing the keys and values of a prompt, attention over it."""
 
 
 PIECE_CALLS = 41

@@ -124,7 +124,7 @@ def test_rows_of_a_layer_are_what_many_cost_more_than_one() -> None:
             taken = exactly(4.1e-5 + rows * (cost + cached))
             points.append(PiecePoint(piece, rows, each[piece], taken))
     for piece, count in elements_of(128).items():
-        if piece in ("norm", "rotary", "gate", "prompt attention"):
+        if piece in ("norm", "rotary", "gate", "prompt store", "prompt attention"):
             points.append(PiecePoint(piece, 1024, count, exactly(1024 * count * 1e-9)))
     profile = replace(with_products(lambda rows, size: size / 8e9), pieces=tuple(points))
     made = engine_of(profile, [(2 * MIB, 1)])
@@ -135,6 +135,7 @@ def test_rows_of_a_layer_are_what_many_cost_more_than_one() -> None:
     assert made.attention_call_s == pytest.approx(4.1e-5)
     assert made.attention_share == pytest.approx(0.5)
     assert made.prompt_rows.rotary == pytest.approx(1e-9)
+    assert made.prompt_rows.attention == pytest.approx(1e-9)
     assert made.prompt_attention_flops_per_core == pytest.approx(1e9 / 2)
     assert made.call_s == pytest.approx((3 * 4.1e-5 + 9e-6) / PIECE_CALLS)
 

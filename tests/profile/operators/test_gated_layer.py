@@ -63,7 +63,7 @@ def test_every_piece_is_timed_at_every_number_of_rows() -> None:
     decoded = ("norm", "rotary", "gate", "logits", "store", "short attention", "long attention")
     assert {(point.piece, point.rows) for point in found.pieces} == {
         *((name, rows) for name in decoded for rows in (1, 4)),
-        *((name, 16) for name in ("norm", "rotary", "gate", "prompt attention")),
+        *((name, 16) for name in ("norm", "rotary", "gate", "prompt store", "prompt attention")),
     }
     assert {point.elements for point in found.pieces if point.piece == "long attention"} == {
         2 * 257 * 128
