@@ -68,7 +68,8 @@ def _ask_copies(executor: Executor[T], best: Candidate[T]) -> tuple[Candidate[T]
     without = executor.search(replace(best.hardware, copies=False))
     if without is None:
         return best, CopiesUse(used=True, gain=None, bytes=more, reason="nothing else fits")
-    gain, margin = best.tokens_per_s / without.tokens_per_s - 1, executor.request.cxl_margin
+    others = max(without.tokens_per_s, executor.rate_with_one_socket())
+    gain, margin = best.tokens_per_s / others - 1, executor.request.cxl_margin
     if gain >= max(margin, 1e-12):
         reason = f"each socket reads what is near it, for {format_bytes(more)} more memory"
         return best, CopiesUse(used=True, gain=gain, bytes=more, reason=reason)

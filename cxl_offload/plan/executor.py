@@ -147,6 +147,10 @@ class Executor(ABC, Generic[T]):
         """Bytes of weights beyond the first copy of each."""
         return 0
 
+    def rate_with_one_socket(self) -> float:
+        """Tokens/s of the best plan for the cores of one socket; 0 where it is not known."""
+        return 0.0
+
     def why_no_copies(self, found: Candidate[T]) -> str:
         """Why copies of weights near the sockets are no faster."""
         return ""

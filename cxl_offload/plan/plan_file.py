@@ -111,7 +111,8 @@ class CxlUse:
 class CopiesUse:
     """Whether weights have a copy near each socket and why; ``bytes`` are those beyond the first.
 
-    ``gain`` is a fraction of the speed with one copy; None where nothing fits with one.
+    ``gain`` is a fraction of the speed with one copy, be it for one socket; None where nothing fits
+    with one.
     """
 
     used: bool

@@ -88,7 +88,13 @@ def plan_transformers(request: TransformersRequest) -> Plan:
         return make_plan(executors[0])
     found = [executor.search(executor.hardware()) for executor in executors]
     rates = [0.0 if best is None else best.tokens_per_s for best in found]
-    return make_plan(executors[rates.index(max(rates))])
+    at = rates.index(max(rates))
+    best, margin = found[at], request.cxl_margin
+    if best is not None and executors[at].copied_bytes(best):
+        one = rates[-len(kept_as) :]  # room for copies is worth the same margin there
+        if max(rates) < max(one) * (1 + margin):
+            at = len(rates) - len(kept_as) + one.index(max(one))
+    return make_plan(executors[at])
 
 
 class Transformers(DecodingExecutor[BestHomes]):
@@ -223,6 +229,12 @@ class Transformers(DecodingExecutor[BestHomes]):
         copied = found.choice.homes.layout.copied
         more = max(0, len(found.hardware.copy_nodes) - 1)
         return more * sum(self._job.kinds[kind].bytes for kind in copied)
+
+    def rate_with_one_socket(self) -> float:
+        """Tokens/s of the best plan for the cores of one socket."""
+        alone = Transformers(self._request, self._job.kv_dtype, 1)
+        found = alone.search(alone.hardware())
+        return 0.0 if found is None else found.tokens_per_s
 
     def why_no_copies(self, found: Candidate[BestHomes]) -> str:
         """What is lost by copies of weights, and by what; or that there is no room."""

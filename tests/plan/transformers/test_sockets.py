@@ -196,6 +196,16 @@ def test_one_socket_is_taken_where_two_are_no_faster() -> None:
     assert any("those of 2 are no faster" in note for note in plan.notes)
 
 
+def test_copies_are_held_against_one_socket_where_that_is_faster_than_two_with_one_copy() -> None:
+    asked = request(machine="xeon6430", most_batches=1)  # across its link come 27 GB/s
+    plan, one = plan_transformers(asked), plan_transformers(replace(asked, sockets=1))
+    assert plan.copies is not None
+    assert plan.copies.gain == pytest.approx(plan.tokens_per_s / one.tokens_per_s - 1, rel=1e-3)
+    kept = plan_transformers(replace(asked, cxl_margin=plan.copies.gain * 1.01))
+    assert kept.copies is None
+    assert kept.tokens_per_s == pytest.approx(one.tokens_per_s)
+
+
 def test_every_core_is_a_thread_of_the_plan() -> None:
     plan = plan_transformers(request(most_batches=1))
     assert plan.threads == {0: 24, 1: 24}
