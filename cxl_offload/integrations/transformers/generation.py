@@ -22,7 +22,7 @@ from cxl_offload.integrations.transformers.compute_device import chosen_device, 
 from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
 from cxl_offload.integrations.transformers.fit import kv_needs
 from cxl_offload.integrations.transformers.kinds import chosen_policies
-from cxl_offload.integrations.transformers.linear_layers import Fastest
+from cxl_offload.integrations.transformers.linear_layers import rows_by
 from cxl_offload.integrations.transformers.on_accelerator import ModelDevice
 from cxl_offload.integrations.transformers.plans import asked_of
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
@@ -196,7 +196,7 @@ def run(
     """
     session = session or current_session()
     with part.agreed():
-        linear_rows = _linear_rows(request)
+        linear_rows = rows_by(request.cpu_linear, request.accelerator)
         ready = _load(request, session, part)
     clock = TokenClock(request.gen_len, progress)
     kept, whole = request.kept_as(), request.whole_sequences
@@ -227,19 +227,6 @@ def run(
     notes = (*report.placement_notes, *threads.notes)
     report = replace(report, prefixes=done.prefixes, placement_notes=notes, trace=recorder.trace)
     return _of_all_ranks(report, part, ready.tokenizer.pad_token_id or 0)
-
-
-def _linear_rows(request: GenerateRun) -> Fastest | None:
-    if request.cpu_linear not in ("torch", "fastest"):
-        raise ConfigError(f"--cpu-linear {request.cpu_linear}: must be torch or fastest")
-    if request.cpu_linear == "torch":
-        return None
-    if request.accelerator is not None:
-        raise ConfigError(
-            f"--cpu-linear fastest: {request.accelerator} computes the layers; leave one of the "
-            "two out"
-        )
-    return "fastest"
 
 
 @dataclass(frozen=True, slots=True)

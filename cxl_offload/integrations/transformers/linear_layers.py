@@ -56,6 +56,25 @@ def rows_of_linear_layers(asked: int | Fastest | None, store: TierStore) -> int 
     return asked
 
 
+def rows_by(cpu_linear: str, accelerator: str | None) -> Fastest | None:
+    """What ``--cpu-linear`` says of rows.
+
+    Raises
+    ------
+    ConfigError
+        It is neither "torch" nor "fastest", or an accelerator computes the layers.
+    """
+    if cpu_linear not in ("torch", "fastest"):
+        raise ConfigError(f"--cpu-linear {cpu_linear}: must be torch or fastest")
+    if cpu_linear == "torch":
+        return None
+    if accelerator is not None:
+        raise ConfigError(
+            f"--cpu-linear fastest: {accelerator} computes the layers; leave one of the two out"
+        )
+    return "fastest"
+
+
 def take_linear_layers(
     model: nn.Module, rows: int | Fastest, block: BlockAttention, stack: contextlib.ExitStack
 ) -> int:
