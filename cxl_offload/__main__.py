@@ -1,8 +1,22 @@
-"""``python -m cxl_offload``: the command line, where ``cxl-offload`` is not on the path."""
+"""The entry point of ``cxl-offload``; ``python -m cxl_offload`` where it is not on the path."""
 
 from __future__ import annotations
 
-from cxl_offload.cli.main import main
+import sys
+
+from cxl_offload.cli import INTERRUPTED, STOPPED
+
+
+def main() -> None:
+    """Runs the command line and exits; Ctrl-C ends it in one line also while it is still loaded."""
+    try:
+        from cxl_offload.cli.main import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{STOPPED}\n")
+        sys.exit(INTERRUPTED)
+
 
 if __name__ == "__main__":
     main()

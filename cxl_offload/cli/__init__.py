@@ -4,3 +4,8 @@ A module of this folder is a subcommand when it has ``register(app)``; main.py f
 start with an underscore are not looked at. Such a module must be cheap to import: torch and the
 frameworks are imported inside the command.
 """
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 and the number of the signal."""
+
+STOPPED = "\ncxl-offload: stopped by Ctrl-C"

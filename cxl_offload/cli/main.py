@@ -16,11 +16,11 @@ import typer
 from typer.core import TyperGroup
 
 from cxl_offload import cli
+from cxl_offload.cli import INTERRUPTED, STOPPED
 from cxl_offload.errors import CxlOffloadError
 
 _INSTALLED_AS = {"yaml": "pyyaml"}
 _EXIT_ERROR = 2
-_EXIT_INTERRUPTED = 130  # as shells have it: 128 and the number of the signal
 
 
 class _OneLineErrors(TyperGroup):
@@ -59,8 +59,8 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("\ncxl-offload: stopped by Ctrl-C", file=sys.stderr)
-        raise typer.Exit(_EXIT_INTERRUPTED) from None
+        print(STOPPED, file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     except (MemoryError, OSError, ValueError, CxlOffloadError, ModuleNotFoundError) as error:
         if isinstance(error, BrokenPipeError) or getattr(error, "errno", None) == errno.EPIPE:
             raise  # the reader of a pipe left: typer ends quietly

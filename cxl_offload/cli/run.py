@@ -31,6 +31,7 @@ _PLAN = "CXL_OFFLOAD_PLAN"
 _MARKS = "CXL_OFFLOAD_RUN"
 _PACKAGE = Path(cxl_offload.__file__).resolve().parent
 _AUTOSTART = _PACKAGE / "integrations" / "autostart"
+_PROGRAM = "cxl_offload"
 _FILES = (".yaml", ".yml")
 _STARTERS = ("srun", "mpirun", "mpiexec", "ssh", "pdsh")
 _HOSTS = {"-H", "--hostfile", "--num_nodes", "--nnodes"}
@@ -137,7 +138,7 @@ def _watched(metrics: str | None, events: str | None) -> dict[str, str]:
 
 def _reported(executor: str, words: Sequence[str], page: Path) -> list[str]:
     """The options with which the command of a plan writes the page itself."""
-    if "cxl_offload.cli.main" in words:
+    if words[1:3] == ["-m", _PROGRAM]:
         return ["--report", str(page)]
     raise ConfigError(
         f"--report: a plan for {executor} runs a program of others, which writes no page"
@@ -198,7 +199,7 @@ def plan_command(plan: Plan, path: str, folder: Path | None) -> list[str]:
             (folder / name).write_text(setting + "\n", encoding="utf-8")
         command = [str(folder / word) if word in plan.settings else word for word in command]
     if command[:1] == ["cxl-offload"]:
-        return [sys.executable, "-m", "cxl_offload.cli.main", *command[1:]]
+        return [sys.executable, "-m", _PROGRAM, *command[1:]]
     programs = [word for word in command if word in ("numactl", "vllm")]
     for program in programs:
         if shutil.which(program) is None:

@@ -28,6 +28,10 @@ _NEGLIGIBLE = 1e-6
 """A curve whose likelihood is below this part of the best curve's is left out, to save time."""
 
 
+_MOST_ERROR = 1e6
+"""Relative error of a step time that says nothing; the square of a larger one may be no number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What is known of one share: the weighted mean of the logarithms of its step times."""
@@ -37,7 +41,7 @@ class Measured:
 
     @classmethod
     def of(cls, window: Window) -> Measured:
-        return cls(math.log(window.mean_s), max(window.error, 1e-4) ** 2)
+        return cls(math.log(window.mean_s), min(max(window.error, 1e-4), _MOST_ERROR) ** 2)
 
     def and_then(self, other: Measured) -> Measured:
         """Both measurements together."""

@@ -13,7 +13,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.files.text import parse_json, read_text, write_text
 from cxl_offload.tune.curves import TierRatios
 from cxl_offload.tune.decision import Bounds, Tuner, check_share
-from cxl_offload.tune.state_file import DAMAGED
+from cxl_offload.tune.state_file import DAMAGED, damage
 from cxl_offload.tune.window import Window
 
 _VERSION = 1
@@ -89,7 +89,9 @@ class StepRecording:
         except ConfigError:
             raise
         except DAMAGED as problem:
-            raise ConfigError(f"{path}: not a recording of step times ({problem!r})") from problem
+            raise ConfigError(
+                f"{path}: not a recording of step times ({damage(problem)})"
+            ) from problem
         if not made.windows:
             raise ConfigError(f"{path}: the recording has no window")
         return made

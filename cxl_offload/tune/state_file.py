@@ -16,6 +16,13 @@ DAMAGED = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 _LOG = logging.getLogger(__name__)
 
 
+def damage(problem: BaseException) -> str:
+    """What an error of :data:`DAMAGED` says of a file, for people."""
+    if isinstance(problem, KeyError):
+        return f"{problem} is missing"
+    return str(problem) or type(problem).__name__
+
+
 def read_state(path: Path | None) -> dict[str, Any] | None:
     """What was saved in the file, or None if there is no file.
 

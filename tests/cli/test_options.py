@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -289,3 +290,22 @@ def test_file_that_is_not_there_is_told_before_torch_is_loaded(
     assert said in done.stderr
     assert "not installed" not in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_while_modules_are_loaded_is_one_line(tmp_path: Path) -> None:
+    """The console script's function, with a typer whose loading is interrupted."""
+    root = Path(__file__).parents[2]
+    script = re.search(r'^cxl-offload = "(.+):(.+)"', (root / "pyproject.toml").read_text(), re.M)
+    assert script is not None
+    module, function = script.groups()
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "-c", f"from {module} import {function}; {function}()"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 130
+    assert done.stderr.split("\n") == ["", "cxl-offload: stopped by Ctrl-C", ""]
+    assert not done.stdout

@@ -34,3 +34,24 @@ def test_file_without_windows_is_refused_in_one_line(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "not a recording" in done.output
     assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("tuner", ["model", "climb", "caption"])
+@pytest.mark.parametrize("error", [1e160, 1e308])
+def test_window_that_says_nothing_is_replayed(tmp_path: Path, tuner: str, error: float) -> None:
+    state = tmp_path / "run.json"
+    one_run(state)
+    saved = json.loads(state.read_text())
+    for window in saved["recording"]["windows"][:2]:
+        window["error"] = error
+    state.write_text(json.dumps(saved))
+    done = CliRunner().invoke(app, ["tune", "--replay", str(state), "--tuner", tuner])
+    assert done.exit_code == 0, done.output
+
+
+def test_key_that_is_missing_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text("{}")
+    done = CliRunner().invoke(app, ["tune", "--replay", str(file)])
+    assert done.exit_code == 2
+    assert "not a recording of step times ('version' is missing)" in done.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import struct
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from transformers import AutoConfig, GgufConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.read_errors import UNREADABLE, first_line, unreadable
 
 GGUF = ".gguf"
 
@@ -23,11 +23,6 @@ _LATE = "compressed-tensors"
 _OWN_MEMORY = "bitsandbytes"
 
 _NO_WEIGHTS = frozenset({"kv", "activations"})
-
-_UNREADABLE = (
-    *(OSError, ValueError, KeyError, IndexError, TypeError, AttributeError),
-    *(ImportError, struct.error),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +76,8 @@ class ModelFiles:
         ConfigError
             One line: not readable, or quantized in a way that transformers cannot load here.
         """
-        try:
+        with unreadable(self.path):
             config = AutoConfig.from_pretrained(self.folder, **self.options())
-        except _UNREADABLE as error:
-            raise ConfigError(f"{self.path}: {first_line(error)}") from None
         given = getattr(config, "quantization_config", None)
         if isinstance(given, dict):
             self._check_quantizer(given)
@@ -112,7 +105,7 @@ class ModelFiles:
                 quantizer.validate_environment(device_map=None, weights_only=True)
                 return
             why = f"it knows {', '.join(sorted(AUTO_QUANTIZER_MAPPING))}"
-        except (*_UNREADABLE, RuntimeError) as error:
+        except UNREADABLE as error:
             why = first_line(error)
         raise ConfigError(
             f"{self.path} is quantized by {method}, which transformers cannot load here: {why}"
@@ -160,9 +153,3 @@ def check_final_weights(model: PreTrainedModel, kinds: Collection[str]) -> None:
             "ordinary memory; load it with this package's load(), or give from_pretrained() "
             "quantization_config=CompressedTensorsConfig(dequantize=True)"
         )
-
-
-def first_line(error: BaseException) -> str:
-    """Of what an error says, or its name."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

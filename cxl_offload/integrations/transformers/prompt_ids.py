@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.checkpoint import GGUF, ModelFiles
+from cxl_offload.integrations.transformers.read_errors import UNREADABLE, first_line
 
 
 def tokenized(folder: Path, prompts: Sequence[str]) -> tuple[Any, Any]:
@@ -25,9 +26,12 @@ def tokenized(folder: Path, prompts: Sequence[str]) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(
             found.folder, padding_side="left", **found.options()
         )
-    except (OSError, ValueError, KeyError, TypeError, ImportError, ArithmeticError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"no tokenizer in {folder}: {reason}; name one by --tokenizer") from None
+    except UNREADABLE as error:
+        if (folder / "config.json").is_file():
+            found.config()  # where that is wrong, it is no fault of the tokenizer
+        raise ConfigError(
+            f"no tokenizer in {folder}: {first_line(error)}; name one by --tokenizer"
+        ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None and len(prompts) > 1:

@@ -22,7 +22,6 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.checkpoint import (
     ModelFiles,
     check_placeable,
-    first_line,
 )
 from cxl_offload.integrations.transformers.kinds import (
     EXPERTS,
@@ -31,6 +30,7 @@ from cxl_offload.integrations.transformers.kinds import (
     named_experts,
 )
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
+from cxl_offload.integrations.transformers.read_errors import unloadable, unreadable
 from cxl_offload.integrations.transformers.weight_files import FileWeights, folder_of
 from cxl_offload.memory import Policy, Session, current_session
 from cxl_offload.objects.experts import (
@@ -268,7 +268,7 @@ def load(
     if distributed is not None:
         options["distributed_config"] = distributed
     files = FileWeights(found.folder)
-    with _one_load, _setting_in(store, files):
+    with _one_load, _setting_in(store, files), unloadable(found.path):
         model = AutoModelForCausalLM.from_pretrained(
             found.folder, dtype=found.dtype(dtype), **options
         )
@@ -368,13 +368,10 @@ def meta_model(
     found = ModelFiles.at(folder)
     config = found.config()
     dtype = found.dtype(dtype)
-    try:
+    options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
+    with unreadable(found.path), torch.device("meta"):
         chosen = config.dtype if dtype == "auto" else dtype
-        options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, dtype=chosen, **options)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: {first_line(error)}") from None
+        return AutoModelForCausalLM.from_config(config, dtype=chosen, **options)
 
 
 def weight_bytes(model: PreTrainedModel, kinds: Collection[str] = ()) -> dict[str, int]:

@@ -22,6 +22,7 @@ from cxl_offload import _C
 from cxl_offload.cli.main import main
 from cxl_offload.integrations import fit
 from cxl_offload.integrations.transformers import generation, load, offload
+from cxl_offload.integrations.transformers import weights as weights_module
 from cxl_offload.integrations.transformers.plans import policies_of
 from cxl_offload.memory import Session, as_policy
 from cxl_offload.ops.measured_linear import MeasuredLinear
@@ -473,3 +474,73 @@ def test_prompts_without_an_end_are_refused(
     prompts = ["generate", "--model", str(folder), "--prompts", name, "--place", "kv=cxl"]
     assert run(prompts) == 2
     assert f"--prompts {name}: is a device, not a file" in capsys.readouterr().err
+
+
+def damaged(folder: Path, at: Path, **config: Any) -> Path:
+    """A copy of a checkpoint whose configuration says something else."""
+    shutil.copytree(folder, at)
+    said = json.loads((at / "config.json").read_text())
+    (at / "config.json").write_text(json.dumps({**said, **config}))
+    return at
+
+
+def refused(model: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    capsys.readouterr()
+    assert run(command(model, "--place", "kv=cxl", "--gen-len", "2", *more)) == 2
+    (line,) = (each for each in capsys.readouterr().err.splitlines() if "%" not in each)
+    assert str(model) in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", 32),
+        ("vocab_size", 5),
+        ("num_attention_heads", 0),
+        ("dtype", "foo"),
+        ("num_hidden_layers", "x"),
+    ],
+)
+def test_configuration_that_is_wrong_is_one_line(
+    field: str, value: object, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(damaged(folder, tmp_path / "model", **{field: value}), capsys)
+    if field in ("hidden_size", "vocab_size"):
+        assert "the weights are not those that config.json describes: " in line
+        assert "weight" in line
+
+
+def test_configuration_nested_without_end_is_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = damaged(folder, tmp_path / "model")
+    (model / "config.json").write_text("[" * 100_000)
+    refused(model, capsys)
+
+
+@pytest.mark.parametrize("keep", [0, 6, 5000, 0.9])
+def test_weights_that_were_cut_are_one_line_with_their_file(
+    keep: float, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = damaged(folder, tmp_path / "model")
+    weights = model / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: int(keep * len(whole) if isinstance(keep, float) else keep)])
+    assert f"{weights}: " in refused(model, capsys)
+    weights.write_bytes(b"no weights" * 1000)
+    assert f"{weights}: " in refused(model, capsys)
+
+
+def test_attention_that_is_not_installed_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "FlashAttention" in refused(folder, capsys, "--attention", "flash_attention_2")
+
+
+def test_error_of_this_package_while_weights_are_loaded_keeps_its_traceback(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_module, "kind_of_weight", lambda *_: {}["a fault of ours"])
+    with pytest.raises(KeyError, match="a fault of ours"):
+        load(folder, {"weights": "first-touch"})
