@@ -14,8 +14,7 @@ place, ``dst.copy_(src)`` too, the other copies do not get: write it by :func:`w
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
@@ -30,9 +29,10 @@ from cxl_offload.memory import (
     current_session,
 )
 from cxl_offload.memory.bounds import check_bounds, quoted, whole_number
-from cxl_offload.memory.copies import any_copies, copies_at
-from cxl_offload.memory.whole import copying, refuse_lost
+from cxl_offload.memory.copies import any_copies, copies_at, is_later_copy
+from cxl_offload.memory.whole import copying
 from cxl_offload.renamed import renamed_keywords
+from cxl_offload.tensor_bytes import check_tensor, has_own_bytes, held_tensors, host_ranges, span_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -177,11 +177,18 @@ def copy_whole(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     ------
     MemoryLostError
         Something of the source is lost, or memory of either failed meanwhile.
+    ValueError, TypeError
+        As :func:`write_copies`.
     """
-    overwritten = [target] if target.is_contiguous() else []
+    others = _other_copies(target) if any_copies() else ()
+    overwritten = [target, *others] if target.is_contiguous() else []
     with copying(source=lambda: host_ranges([source]), target=lambda: host_ranges(overwritten)):
-        target.copy_(source)
-    return write_copies(target) if any_copies() else target
+        if others:
+            read = source.resolve_conj().resolve_neg()
+            _copy_at_once([target, *others], [read, *[target] * len(others)])
+        else:
+            target.copy_(source)
+    return target
 
 
 def copies_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -197,12 +204,28 @@ def copies_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     tuple of torch.Tensor
         Of its shape and strides. Each keeps its own copy alive. Only the tensor itself where it has
         no copies.
+
+    Raises
+    ------
+    ValueError
+        A view of copies that torch conjugates or negates when it is read, or that begins inside of
+        an element.
+    TypeError
+        A subclass around other tensors that have copies.
     """
-    address, _ = _span(tensor)
+    if isinstance(tensor, torch.Tensor) and not has_own_bytes(tensor):
+        _refuse_copies_inside(tensor)
+        return (tensor,)
+    address, _ = span_of(tensor)
     found = copies_at(address)
     copies = [tensor]
     for copy in found[1:]:
-        offset = (address - found[0].address) // tensor.element_size()
+        offset, rest = divmod(address - found[0].address, tensor.element_size())
+        if rest or tensor.is_conj() or tensor.is_neg():
+            raise ValueError(
+                "a view that torch conjugates or negates when it is read, or that begins inside of "
+                "an element, has no copies; take those of the tensor that it is a view of"
+            )
         base = torch.utils.dlpack.from_dlpack(cast("Any", copy))
         made = torch.empty(0, dtype=tensor.dtype, device="cpu")
         copies.append(made.set_(base.untyped_storage(), offset, tensor.shape, tensor.stride()))
@@ -230,51 +253,61 @@ def write_copies(tensor: torch.Tensor, source: torch.Tensor | None = None) -> to
     ------
     MemoryLostError
         Something of the source is lost, or memory failed meanwhile.
+    ValueError
+        The tensor is a later one of the copies, or a view that :func:`copies_of` refuses.
+    TypeError
+        No tensor, or a subclass around other tensors that have copies.
 
     Notes
     -----
-    No operator may read the copies meanwhile: it would find some of them old and some new.
+    No operator may read the copies meanwhile: it would find some of them old and some new. A signal
+    (Ctrl-C) finds all of them old or all new: Python looks at signals between two steps only, and
+    they are written in one.
     """
+    check_tensor(tensor)
     if source is not None:
+        check_tensor(source)
         return copy_whole(tensor, source)
-    if host_ranges([tensor]):
-        for copy in copies_of(tensor)[1:]:
-            with copying(
-                source=lambda: host_ranges([tensor]), target=functools.partial(host_ranges, [copy])
-            ):
-                copy.copy_(tensor)
+    others = _other_copies(tensor)
+    if others:
+        overwritten = others if tensor.is_contiguous() else ()
+        with copying(source=lambda: host_ranges([tensor]), target=lambda: host_ranges(overwritten)):
+            _copy_at_once(list(others), [tensor] * len(others))
     return tensor
 
 
-def check_whole(*tensors: torch.Tensor) -> None:
-    """Raises MemoryLostError where something of host tensors is lost; gaps in them count too."""
-    refuse_lost(lambda: host_ranges(tensors))
+def _other_copies(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The other copies of a tensor that is written.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`write_copies`.
+    """
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return ()
+    if has_own_bytes(tensor) and is_later_copy(span_of(tensor)[0]):
+        raise ValueError(
+            "the tensor is a copy of another one, which would not get what is written here; write "
+            "that one, the first of copies_of()"
+        )
+    return copies_of(tensor)[1:]
 
 
-def host_ranges(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
-    """Where they lie; a subclass around others, whose bytes are not its own, lies nowhere."""
-    return [
-        _span(tensor)
-        for tensor in tensors
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-    ]
+@torch.no_grad()
+def _copy_at_once(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """One after the other, in one step of Python."""
+    torch._foreach_copy_(targets, sources)
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Address and bytes from the first to the last element of a tensor, gaps included."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"a {type(tensor).__name__} is no tensor")
-    if tensor.device.type != "cpu":
-        raise ValueError(f"a tensor on {tensor.device} has no NUMA placement; only CPU tensors do")
-    if tensor.numel() == 0:
-        return 0, 0
-    check_bounds(tensor, "tensor")
-    last = sum(
-        (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return tensor.data_ptr(), (last + 1) * tensor.element_size()
+def _refuse_copies_inside(tensor: torch.Tensor) -> None:
+    """Of a subclass whose operators are its own; one that holds no memory (fake) has none."""
+    for held in held_tensors(tensor) if any_copies() else ():
+        if held.untyped_storage().device.type == "cpu" and copies_at(held.data_ptr()):
+            raise TypeError(
+                f"a {type(tensor).__name__} is around tensors that have copies; write those, and "
+                "ask for theirs"
+            )
 
 
 @renamed_keywords(memory="session")
@@ -283,7 +316,7 @@ def placement_of(tensor: torch.Tensor, *, session: Session | None = None) -> Pla
 
     For a view only its own range counts, from its first to its last element.
     """
-    address, nbytes = _span(tensor)
+    address, nbytes = span_of(tensor)
     return (session or current_session()).placement(address, nbytes)
 
 
@@ -309,7 +342,7 @@ def move(
         package's.
     """
     session = session or current_session()
-    address, _ = _span(tensor)
+    address, _ = span_of(tensor)
     owner = session.find(address)
     if owner is None:
         raise ValueError(
@@ -331,7 +364,7 @@ def record_stream(tensor: torch.Tensor, stream: int, *, session: Session | None 
     stream
         The stream's handle as an integer, e.g. ``torch.cuda.current_stream().cuda_stream``.
     """
-    address, _ = _span(tensor)
+    address, _ = span_of(tensor)
     owner = (session or current_session()).find(address)
     if owner is None:
         raise ValueError("record_stream: the tensor is not in memory of the current session")

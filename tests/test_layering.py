@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli", "report", "metrics", "integrations", "validation"},
     {"tune", "ranks", "objects", "profile.operators", "kept"},
-    {"tensor", "ops", "transfer", "memory"},
+    {"tensor", "tensor_bytes", "ops", "transfer", "memory"},
     {"plan"},
     {"profile", "profile.operators.model", "sim"},
     {"topology"},
@@ -37,8 +37,11 @@ BESIDE = {
     ("cli", "report"),
     ("cli", "validation"),
     ("tensor", "memory"),
+    ("tensor", "tensor_bytes"),
+    ("tensor_bytes", "memory"),
     ("ops", "memory"),
     ("ops", "tensor"),
+    ("ops", "tensor_bytes"),
     ("transfer", "memory"),
     ("profile", "profile.operators.model"),
     ("profile.operators.model", "profile"),
@@ -55,7 +58,16 @@ CORE_USERS = (
     "profile.measure",
     "sim.replay",
 )
-TORCH_USERS = ("tensor", "ops", "tune", "ranks", "objects", "profile.operators", "integrations")
+TORCH_USERS = (
+    "tensor",
+    "tensor_bytes",
+    "ops",
+    "tune",
+    "ranks",
+    "objects",
+    "profile.operators",
+    "integrations",
+)
 TORCH_FREE = ("profile.operators.model",)
 FRAMEWORKS = ("flexgen", "deepspeed", "vllm")
 PLANNED_FRAMEWORKS = ("flexgen", "vllm", "training")

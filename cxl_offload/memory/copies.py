@@ -25,22 +25,30 @@ def copies_at(address: int) -> tuple[_C.Allocation, ...]:
     return found if found and owner is not None and found[0].address == owner.address else ()
 
 
-def restored_from_copy(address: int, nbytes: int) -> bool:
-    """Writes lost bytes of one copy anew from another, where the copies are equal besides.
+def is_later_copy(address: int) -> bool:
+    """Whether the allocation that holds ``address`` is a copy of another one that is still held."""
+    if not any_copies():
+        return False
+    owner = _C.find_allocation(address)
+    copies = [] if owner is None else owner.copies()
+    return owner is not None and bool(copies) and copies[0].address != owner.address
 
-    Copies differ where somebody wrote the first in place; then which is right is not known, and
-    nothing is written.
+
+def restored_from_copy(address: int, nbytes: int) -> bool:
+    """Writes lost bytes of a later copy anew from the first, where the two are equal besides.
+
+    What is lost of the first is lost: torch writes in place there, and perhaps it wrote those bytes
+    only, which no other copy has. Copies that differ were written by somebody; nothing is.
     """
     held = _C.find_allocation(address)
     if held is None or address + nbytes > held.address + held.nbytes:
         return False
-    for other in held.copies():
-        if other.address != held.address and _are_equal(held, other):
-            source = other.address + address - held.address
-            if not _C.losses_in(source, nbytes):
-                ctypes.memmove(address, source, nbytes)
-                return True
-    return False
+    first, *_ = held.copies() or [held]
+    source = first.address + address - held.address
+    if first.address == held.address or _C.losses_in(source, nbytes) or not _are_equal(held, first):
+        return False
+    ctypes.memmove(address, source, nbytes)
+    return True
 
 
 def _are_equal(one: _C.Allocation, other: _C.Allocation) -> bool:

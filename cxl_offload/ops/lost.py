@@ -13,7 +13,7 @@ from cxl_offload.errors import LostMemory, MemoryLostError
 from cxl_offload.memory.whole import refuse_lost
 from cxl_offload.ops.update import ParamUpdate
 from cxl_offload.ops.view import local_tensor
-from cxl_offload.tensor import host_ranges
+from cxl_offload.tensor_bytes import host_ranges
 
 if TYPE_CHECKING:
     from cxl_offload.ops.optimizer import OnePassOptimizer

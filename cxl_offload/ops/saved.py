@@ -14,6 +14,7 @@ from cxl_offload import tensor
 from cxl_offload.memory import Session
 from cxl_offload.ops.beside import OneThread
 from cxl_offload.renamed import old_names
+from cxl_offload.tensor_bytes import check_whole
 
 _ALIGNMENT_BYTES = 64
 """Alignment of torch's own memory. Parts begin at a multiple, so that kernels run the same code."""
@@ -177,7 +178,7 @@ class HostWay:
 
     def bring(self, saved: Saved) -> torch.Tensor:
         if self._in_place:
-            tensor.check_whole(saved.home)
+            check_whole(saved.home)
             return saved.home
         self.start(saved)
         raw: torch.Tensor = saved.back.result()

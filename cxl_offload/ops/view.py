@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 import torch
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from cxl_offload import _C
 from cxl_offload.memory.bounds import check_bounds
@@ -45,18 +44,6 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
             held = tensor.to_local()
     local: torch.Tensor = held
     return local
-
-
-def held_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that hold a tensor's bytes: itself, or those inside of a subclass around them.
-
-    A distributed tensor holds this process's part; a quantized one its codes and scales.
-    """
-    if not is_traceable_wrapper_subclass(tensor):
-        return [tensor]
-    parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-    # A distributed tensor names its mesh there too.
-    return [held for part in parts if isinstance(part, torch.Tensor) for held in held_tensors(part)]
 
 
 def as_of_now(tensor: _Any) -> _Any:

@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicLayer
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.conventions import own_attention, text_config
-from cxl_offload.ops.view import held_tensors
+from cxl_offload.tensor_bytes import held_tensors
 
 FORMAT = "transformers 1"
 """Of the bytes of a block: layers, each with keys and values, ``(heads, tokens, width)``."""

@@ -16,7 +16,8 @@ from cxl_offload.integrations.transformers.int4_rows import decoded, encoded
 from cxl_offload.memory import Interleave, Weighted
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.plan.kv_types import CODES, KV_TYPES, int4_row_bytes
-from cxl_offload.tensor import check_whole, copy_whole
+from cxl_offload.tensor import copy_whole
+from cxl_offload.tensor_bytes import check_whole
 
 SMALL_TYPES: tuple[torch.dtype, ...] = tuple(
     getattr(torch, name) for name in KV_TYPES if name != CODES

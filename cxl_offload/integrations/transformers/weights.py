@@ -42,8 +42,8 @@ from cxl_offload.objects.experts import (
 )
 from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
-from cxl_offload.ops.view import held_tensors
 from cxl_offload.tensor import copy_whole
+from cxl_offload.tensor_bytes import held_tensors
 
 _SETTER = "set_param_for_module"
 _SETTER_PARAMETERS = ["model", "target_name", "param_value", "loading_info", "hf_quantizer"]

@@ -20,7 +20,7 @@ from cxl_offload.integrations.transformers import load, offload
 from cxl_offload.integrations.transformers.checkpoint import check_placeable
 from cxl_offload.integrations.transformers.weights import meta_model, weight_bytes
 from cxl_offload.memory import Session
-from cxl_offload.ops.view import held_tensors
+from cxl_offload.tensor_bytes import held_tensors
 
 from .models import generate, make
 
