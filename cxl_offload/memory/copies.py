@@ -25,13 +25,19 @@ def copies_at(address: int) -> tuple[_C.Allocation, ...]:
     return found if found and owner is not None and found[0].address == owner.address else ()
 
 
+def has_copies(address: int) -> bool:
+    """Whether the allocation that holds ``address`` has copies or is one of them."""
+    return bool(_all_of(address))
+
+
 def is_later_copy(address: int) -> bool:
-    """Whether the allocation that holds ``address`` is a copy of another one that is still held."""
-    if not any_copies():
-        return False
-    owner = _C.find_allocation(address)
-    copies = [] if owner is None else owner.copies()
-    return owner is not None and bool(copies) and copies[0].address != owner.address
+    """Whether it is a copy of another one that is still held."""
+    return has_copies(address) and not copies_at(address)
+
+
+def _all_of(address: int) -> list[_C.Allocation]:
+    owner = _C.find_allocation(address) if any_copies() else None
+    return [] if owner is None else owner.copies()
 
 
 def restored_from_copy(address: int, nbytes: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cxl_offload import _C
+from cxl_offload.memory.copies import any_copies, has_copies
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
 from cxl_offload.ops.view import tensor_view, touching, untraced
 
@@ -88,6 +89,16 @@ def _check_shapes(update: ParamUpdate) -> None:
             )
 
 
+def _refuse_copies(update: ParamUpdate) -> None:
+    for tensor in update.written():
+        if has_copies(tensor.data_ptr()):
+            raise ValueError(
+                f"a parameter of shape {tuple(update.param.shape)} has copies on several nodes "
+                "(replicate), of which an optimizer would write one only; train weights that have "
+                "none"
+            )
+
+
 def _prepare(update: ParamUpdate) -> _C.Update:
     param = tensor_view(update.param, "param")
     grad = tensor_view(update.grad, "grad")
@@ -100,6 +111,8 @@ def _prepare(update: ParamUpdate) -> _C.Update:
     copy = update.copy
     low = copy if copy is None else tensor_view(copy, "low_precision_copy", dtypes=_COPY_DTYPES)
     _check_shapes(update)
+    if any_copies():
+        _refuse_copies(update)
     return _C.Update(update.rule, param, grad, states, low, scales=scales, rounding=update.rounding)
 
 
@@ -127,7 +140,8 @@ def run(
     Raises
     ------
     TypeError, ValueError
-        A tensor does not fit; see :func:`cxl_offload.ops.view.tensor_view`.
+        A tensor does not fit; see :func:`cxl_offload.ops.view.tensor_view`. Or what is written has
+        copies on several nodes.
     """
     prepared = [_prepare(update) for update in updates]
     team = team_for(threads)

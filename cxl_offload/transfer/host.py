@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from cxl_offload import _C
 from cxl_offload.files import decode_json, encode, read_text, write_text
 from cxl_offload.memory.bounds import quoted, whole_number
+from cxl_offload.memory.copies import has_copies
 from cxl_offload.topology import Machine
 from cxl_offload.transfer.blocks import Addresses
 from cxl_offload.transfer.strided import StridedTensor, check_bytes, may_share_memory
@@ -200,7 +201,7 @@ class HostCopier:
         ValueError
             Shapes or types differ, elements of the target share memory, or a tensor is not in host
             memory, is larger than its storage, or is a view that torch negates or conjugates when
-            it is read.
+            it is read; the target has copies (``replicate:0,1``).
         """
         size = target.element_size()
         if tuple(target.shape) != tuple(source.shape) or size != source.element_size():
@@ -214,6 +215,8 @@ class HostCopier:
             check_bytes(tensor, name)
         if getattr(target, "dtype", None) != getattr(source, "dtype", None):
             raise ValueError(f"copy {source.dtype} to {target.dtype}: bytes are copied as they are")
+        if has_copies(target.data_ptr()):
+            raise ValueError("copy to a tensor with copies: cxl_offload.tensor.write_copies does")
         self._core.copy_strided(
             target=target.data_ptr(),
             source=source.data_ptr(),

@@ -17,7 +17,9 @@ import cxl_offload
 from cxl_offload import _C
 from cxl_offload.errors import MemoryLostError
 from cxl_offload.memory import Bind, Replicate, Session, parse_policy, survive_memory_errors, use
+from cxl_offload.ops.optimizer import OnePassOptimizer
 from cxl_offload.tensor import copies_of, from_tensor, full, placement_of, write_copies, zeros
+from cxl_offload.transfer import HostCopier
 
 from .failures import lose
 from .machines import GIB, KIB, simulated_machine, simulated_memory
@@ -169,6 +171,34 @@ def test_who_writes_in_place_refuses_copies(
 ) -> None:
     with pytest.raises(ValueError, match=rf"replicate:1,0: .*{kind}.* cannot have copies"):
         refused()
+
+
+@pytest.mark.parametrize("make", [cxl_offload.CPUAdam, cxl_offload.CPUAdagrad, cxl_offload.CPULion])
+@pytest.mark.parametrize("which", [0, 1])
+def test_optimizers_refuse_weights_with_copies_before_anything_is_written(
+    nodes: Session, make: type[OnePassOptimizer], which: int
+) -> None:
+    copies = copies_of(full((64,), 2.0, policy=COPIES))
+    plain, copied = torch.nn.Parameter(torch.ones(9)), torch.nn.Parameter(copies[which])
+    optimizer = make([plain, copied])
+    with pytest.raises(ValueError, match=r"shape \(64,\) has copies on several nodes") as refused:
+        train(optimizer, plain, copied)
+    assert "\n" not in str(refused.value)
+    assert all(copy.eq(2).all() for copy in copies)
+    assert plain.eq(1).all()
+
+
+def train(optimizer: torch.optim.Optimizer, *params: torch.Tensor) -> None:
+    torch.stack([param.sum() for param in params]).sum().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def test_a_host_copier_refuses_a_target_with_copies(nodes: Session) -> None:
+    tensor = zeros(4, 4, policy=COPIES)
+    for copy in copies_of(tensor):
+        with pytest.raises(ValueError, match="copy to a tensor with copies"):
+            HostCopier().copy_strided(target=copy, source=torch.ones(4, 4))
+    assert not tensor.any()
 
 
 def test_shared_regions_refuse_copies(tmp_path: Path) -> None:
