@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.compiler import is_compiling
@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.int4_rows import as_cache
 from cxl_offload.integrations.transformers.masks import forms_of, mask_maker
 from cxl_offload.integrations.transformers.room import SMALL_TYPES, as_states
@@ -114,6 +115,27 @@ class BlockAttention:
         planned = self._planned
         takes_plan = planned is not None and sum(planned.values()) == count
         self.team: Team = team_for(planned if takes_plan else count)
+
+
+class ThreadsOfAStep:
+    """A hook of a model: the block chooses its threads before every step.
+
+    Copies of the model share it. A file cannot have it: what a block put into a model ends with it.
+    """
+
+    def __init__(self, block: BlockAttention) -> None:
+        self._block = block
+
+    def __call__(self, *_: object) -> None:
+        self._block.choose_threads()
+
+    def __deepcopy__(self, memo: object) -> ThreadsOfAStep:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            "a model cannot be pickled in its offload() block: leave it, or save state_dict()"
+        )
 
 
 _blocks: weakref.WeakKeyDictionary[torch.nn.Module, BlockAttention] = weakref.WeakKeyDictionary()

@@ -137,7 +137,7 @@ def check_placeable(config: Any, kinds: Collection[str]) -> None:
 
 
 def check_final_weights(model: PreTrainedModel, kinds: Collection[str]) -> None:
-    """Refuses to place weights that are still to be decompressed, into ordinary memory.
+    """Refuses to place weights that are not there, or are still to be decompressed elsewhere.
 
     Raises
     ------
@@ -145,7 +145,14 @@ def check_final_weights(model: PreTrainedModel, kinds: Collection[str]) -> None:
         Says how to load them; or as :func:`check_placeable`.
     """
     check_placeable(model.config, kinds)
-    if _NO_WEIGHTS.issuperset(kinds) or _method(model.config) != _LATE:
+    if _NO_WEIGHTS.issuperset(kinds):
+        return
+    if all(weight.is_meta for weight in model.parameters()):
+        raise ConfigError(
+            f"the weights of {type(model).__name__} are on meta, where they have no numbers; load "
+            "them first"
+        )
+    if _method(model.config) != _LATE:
         return
     if any(getattr(each, "quantization_status", "") == "compressed" for each in model.modules()):
         raise ConfigError(

@@ -32,6 +32,8 @@ def chosen_policies(
         raise ConfigError(
             f"policies {policies!r}: give one for each kind, such as {{'weights': 'cxl'}}"
         )
+    if not isinstance(session, Session):
+        raise ConfigError(f"session {session!r}: give a cxl_offload.Session, or None")
     given = {kind: _checked(kind, policy, session) for kind, policy in policies.items()}
     for kind, policy in given.items() if on_accelerator else ():
         if isinstance(policy, Replicate):
@@ -88,7 +90,7 @@ def _check_experts(given: Mapping[str, Policy]) -> None:
 
 
 def _checked(kind: str, policy: PolicyLike, session: Session) -> Policy:
-    if kind not in KINDS and named_experts(kind) is None:
+    if not isinstance(kind, str) or (kind not in KINDS and named_experts(kind) is None):
         raise ConfigError(f"kind {kind!r}: kinds are {', '.join(KINDS)}, and experts:0-7,12")
     try:
         made = as_policy(policy, session.machine)

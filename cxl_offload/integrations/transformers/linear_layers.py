@@ -15,6 +15,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.attention import BlockAttention
 from cxl_offload.memory import Replicate
 from cxl_offload.objects.kind_store import TierStore
+from cxl_offload.objects.weight_kinds import KINDS
 from cxl_offload.ops.linear import PreparedLinear, linear
 from cxl_offload.ops.measured_linear import ALL_TYPES, KERNEL, TORCH, MeasuredLinear, Way
 from cxl_offload.plan.transformers.layout import COPIED_ROWS
@@ -22,15 +23,20 @@ from cxl_offload.plan.transformers.layout import COPIED_ROWS
 Fastest = Literal["fastest"]
 """Each layer by the kernel or by torch, whichever its first call found faster."""
 
+WEIGHT_KINDS = frozenset(KINDS)
+
 
 def policies_with_copies(store: TierStore) -> list[tuple[str, Replicate]]:
-    """Kinds whose tensors have a copy on each of several nodes."""
-    return [
+    """Kinds whose tensors have copies on several nodes; ``weights`` where all kinds have them."""
+    found = [
         (kind, part.policy)
         for kind, parts in store.parts.items()
         for part in parts
         if isinstance(part.policy, Replicate)
     ]
+    if WEIGHT_KINDS.issubset(kind for kind, _ in found) and len({each for _, each in found}) == 1:
+        return [("weights", found[0][1])]
+    return found
 
 
 def rows_of_linear_layers(asked: int | Fastest | None, store: TierStore) -> int | Fastest:

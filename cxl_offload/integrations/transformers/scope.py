@@ -22,6 +22,7 @@ from cxl_offload.integrations.transformers.attention import (
     FEW_QUERIES,
     AttentionCalls,
     BlockAttention,
+    ThreadsOfAStep,
     registered_name,
     take_part,
 )
@@ -274,7 +275,7 @@ class Offloaded:
             stack.callback(place_weights(self.model, self.store))
             if self._device is not None:
                 self.streamed = self._device.take(self.model, self.store.parts, stack)
-            self._before_every_step(stack, lambda *_: self._attention.choose_threads())
+            self._before_every_step(stack, ThreadsOfAStep(self._attention))
             if self.linear_rows:
                 take_linear_layers(self.model, self.linear_rows, self._attention, stack)
             if self.rows_at_once is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import re
 from typing import Any
 
 import pytest
@@ -227,3 +229,45 @@ class _Numbers:
 
     def decode(self, ids: Any, **_: Any) -> str:
         return "".join(f" {int(token)}" for token in ids)
+
+
+@pytest.mark.parametrize(
+    ("policies", "options", "why"),
+    [
+        ({5: "cxl"}, {}, "kind 5: kinds are kv"),
+        (CXL, {"session": 5}, "session 5: give a cxl_offload.Session"),
+        (CXL, {"linear_rows": 1.5}, "linear_rows 1.5: 0 or more"),
+        (
+            {"weights": "replicate:0,1"},
+            {"linear_rows": 0},
+            "policy of weights: replicate:0,1 and linear_rows 0",
+        ),
+        (
+            {"weights": "replicate:0,1", "norm": "cxl"},
+            {"linear_rows": 0},
+            "policy of experts: replicate:0,1 and linear_rows 0",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_named_as_it_was_given(
+    policies: Any, options: dict[str, Any], why: str, session: Session
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)) as refused:
+        offload(make("llama"), policies, **{"session": session, **options})
+    assert "\n" not in str(refused.value)
+
+
+def test_a_model_without_numbers_is_refused(session: Session) -> None:
+    with torch.device("meta"):
+        model = make("llama")
+    with pytest.raises(ConfigError, match="LlamaForCausalLM are on meta"):
+        offload(model, {"weights": "cxl"}, session=session).__enter__()
+
+
+def test_a_model_is_pickled_outside_of_the_block_only(session: Session) -> None:
+    model = make("llama")
+    with offload(model, {**CXL, "weights": "cxl"}, session=session):
+        with pytest.raises(ConfigError, match="cannot be pickled in its offload"):
+            pickle.dumps(model)
+        assert torch.equal(generate(copy.deepcopy(model)), generate(model))
+    assert torch.equal(generate(pickle.loads(pickle.dumps(model))), generate(model))
