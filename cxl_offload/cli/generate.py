@@ -163,6 +163,8 @@ def generate(
     check_outputs(written, read)
     check_checkpoint(model)
     texts = read_prompts(prompts)
+    if ranks not in ("rows", "tensors"):
+        raise ConfigError(f"--ranks {ranks}: rows or tensors")
     if planned is None and not places:
         raise ConfigError("--place: name at least one kind, such as kv=cxl, or give --plan")
     simulated = None if machine is None else load_machine(machine)

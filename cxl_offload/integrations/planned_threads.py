@@ -29,12 +29,14 @@ def planned_threads(plan: Plan | None, session: Session) -> PlannedThreads:
     not be woken. A simulated node has no CPUs of its own, so nothing is said of it.
     """
     planned = {} if plan is None else plan.threads
-    if not planned or session.is_simulated:
+    if not planned:
         return PlannedThreads()
     have = {node.id for node in session.machine.nodes}
     away = sorted(set(planned) - have)
     if away:
         return PlannedThreads(None, (f"the plan's threads are not taken: no node {away[0]} here",))
+    if session.is_simulated:
+        return PlannedThreads()
     count, running = sum(planned.values()), torch.get_num_threads()
     if count != running:
         said = (

@@ -24,6 +24,9 @@ from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.config import ModelConfig
 
+MOST_TOKENS = 1 << 30
+"""Of one request of a trace; no model has such a context."""
+
 
 @dataclass(frozen=True, slots=True)
 class CachedRequest:
@@ -104,10 +107,10 @@ def load_requests(path: str | Path) -> list[CachedRequest]:
             raise ConfigError(
                 f"want JSON with hash_ids and input_length: {error}", file=str(path), line=number
             ) from None
-        whole = isinstance(blocks, list) and all(isinstance(each, int) for each in blocks)
-        if not whole or not isinstance(tokens, int) or tokens < 1:
+        whole = isinstance(blocks, list) and all(type(each) is int for each in blocks)
+        if not whole or type(tokens) is not int or not 1 <= tokens <= MOST_TOKENS:
             raise ConfigError(
-                "hash_ids is a list of whole numbers, input_length one of at least 1",
+                f"hash_ids is a list of whole numbers, input_length one from 1 to {MOST_TOKENS:,}",
                 file=str(path),
                 line=number,
             )

@@ -50,6 +50,10 @@ class Batch:
             raise ValueError("size, count and tokens are at least 1, prompt is not negative")
 
 
+_MOST_CPUS = 8192
+"""That Linux is built for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
     """Where a part of one kind of tensor lives: ``gpu``, a tier's name or ``nvme``."""
@@ -196,6 +200,9 @@ class Plan:
             raise ValueError("bytes are not negative")
         if not 0 <= self.tokens_per_s < math.inf:
             raise ValueError(f"{self.tokens_per_s} tokens/s is no speed")
+        for node, count in self.threads.items():
+            if not 1 <= count <= _MOST_CPUS:
+                raise ValueError(f"threads of node {node}: {count}; from 1 to {_MOST_CPUS}")
         if self.kv_dtype and self.kv_dtype not in KV_TYPES:
             raise ValueError(f"kv_dtype {self.kv_dtype!r}: it is one of {', '.join(KV_TYPES)}")
         if self.kv_dtype and self.executor != "transformers":

@@ -45,6 +45,7 @@ def test_threads_of_a_plan_for_this_machine_are_taken() -> None:
         (plan_of(n0=5), machine_of(0), ""),  # torch's own
         (plan_of(n0=4, n2=1), machine_of(0, 2, simulated=True), ""),
         (plan_of(n0=4, n7=1), machine_of(0, 2), "no node 7 here"),
+        (plan_of(n0=4, n7=1), machine_of(0, 2, simulated=True), "no node 7 here"),
         (plan_of(n0=30, n2=2), machine_of(0, 2), "it counts with 32, and torch has 5 here; with "
          "OMP_NUM_THREADS=32 it has as many"),
     ],

@@ -86,7 +86,17 @@ def test_what_falls_out_of_the_first_tier_is_read_from_the_second(tmp_path: Path
     assert ttft(fast) == ttft()
 
 
-@pytest.mark.parametrize("line", ["{", "{}", '{"hash_ids": [1.5], "input_length": 4}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "{}",
+        '{"hash_ids": [1.5], "input_length": 4}',
+        '{"hash_ids": [true], "input_length": 4}',
+        '{"hash_ids": [1], "input_length": true}',
+        '{"hash_ids": [1], "input_length": 99999999999999999999999}',
+    ],
+)
 def test_wrong_line_is_named(line: str, tmp_path: Path) -> None:
     trace = written(tmp_path / "trace", [[1]])
     trace.write_text(trace.read_text() + line + "\n")

@@ -105,6 +105,15 @@ def test_plan_that_cannot_be_is_refused_when_it_is_read(
         parse_plan(text, file="plan.yaml")
 
 
+@pytest.mark.parametrize("threads", [{0: 0}, {9: -5}, {0: 10**9}])
+def test_threads_that_no_machine_has_are_refused_when_a_plan_is_read(
+    plan: Plan, threads: dict[int, int]
+) -> None:
+    text = re.sub(r"^threads:.*\n(?:[ -].*\n)*", "", plan_text(plan), flags=re.MULTILINE)
+    with pytest.raises(ConfigError, match="threads of node"):
+        parse_plan(f"{text}threads: {threads}\n", file="plan.yaml")
+
+
 def test_folder_that_names_a_model_cannot_write_to_a_terminal(tmp_path: Path) -> None:
     folder = tmp_path / "my\x1b[31m\nopt"
     folder.mkdir()

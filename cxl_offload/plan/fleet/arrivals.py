@@ -9,11 +9,10 @@ from pathlib import Path
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import read_text
-from cxl_offload.plan.cache import block_needs
+from cxl_offload.plan.cache import MOST_TOKENS, block_needs
 
 _LATEST = 1e15
 """Milliseconds; beyond, two moments are no longer apart as numbers."""
-_LONGEST = 1 << 30
 _KEYS = "timestamp (milliseconds), input_length and output_length"
 
 
@@ -74,13 +73,13 @@ def load_arrivals(path: str | Path) -> list[Arrival]:
 def _request(entry: dict[str, object]) -> tuple[float, int, int, list[int]]:
     time, prompt, generated = (entry[key] for key in ("timestamp", "input_length", "output_length"))
     blocks = entry.get("hash_ids", [])
-    if not isinstance(time, int | float) or not abs(time) <= _LATEST:
+    if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) <= _LATEST:
         raise TypeError("timestamp is a number")
-    if not isinstance(prompt, int) or not isinstance(generated, int):
+    if type(prompt) is not int or type(generated) is not int:  # true is an int too
         raise TypeError("lengths are whole numbers")
-    if not 0 < prompt <= _LONGEST or not 0 <= generated <= _LONGEST:
-        raise ValueError(f"lengths go up to {_LONGEST}, that of a prompt begins at 1")
-    if not isinstance(blocks, list) or not all(isinstance(each, int) for each in blocks):
+    if not 0 < prompt <= MOST_TOKENS or not 0 <= generated <= MOST_TOKENS:
+        raise ValueError(f"lengths go up to {MOST_TOKENS}, that of a prompt begins at 1")
+    if not isinstance(blocks, list) or not all(type(each) is int for each in blocks):
         raise TypeError("hash_ids is a list of whole numbers")
     return float(time), prompt, max(1, generated), blocks
 

@@ -18,6 +18,10 @@ _WARM_UP = 0.25
 """Share of the requests of a server that begin on an empty one, and are not counted."""
 
 
+_RATES = (1e-9, 1e9)
+"""Requests/s: one in 30 years, and more than all people send."""
+
+
 class RequestStream(Protocol):
     """Requests of a fleet, dealt to its servers in turn."""
 
@@ -46,8 +50,11 @@ class DrawnStream:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (self.rate > 0 and math.isfinite(self.rate)):
-            raise ConfigError(f"{self.rate:g} requests/s: a number above 0 is needed")
+        if not _RATES[0] <= self.rate <= _RATES[1]:
+            raise ConfigError(
+                f"{self.rate:g} requests/s: a number above 0 is needed, from {_RATES[0]:g} to "
+                f"{_RATES[1]:g}"
+            )
 
     @property
     def warm_up(self) -> float:

@@ -238,11 +238,16 @@ class DeepSpeed(Executor[PlannedStep]):
         least = min(gpu_bytes(job, 1, stage) for stage in stages)
         host = sum(kind.bytes for kind in host_kinds(self._held, request.stage or 2))
         rooms = ", ".join(f"{n.name} {format_bytes(n.usable_bytes)}" for n in hardware.nodes)
+        drive = ""
+        if hardware.drive_usable_bytes:
+            rooms += f", nvme {format_bytes(hardware.drive_usable_bytes)}"
+        elif request.stage in (None, 3):
+            drive = " or a folder on a drive (--nvme-path)"
         return (
             f"train {job.model.name} on {hardware.machine}: one sequence needs "
             f"{format_bytes(least)} of the GPU's usable {format_bytes(hardware.gpu_usable_bytes)}, "
             f"and the optimizer {format_bytes(host)} of the host's usable {rooms}; shorten "
-            "sequences, or give more memory (--add) or a folder on a drive (--nvme-path)"
+            f"sequences, or give more memory (--add){drive}"
         )
 
     def batch(self, found: Candidate[PlannedStep]) -> Batch:

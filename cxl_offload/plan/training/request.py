@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from cxl_offload.errors import ConfigError
@@ -58,4 +59,18 @@ class TrainingRequest(PlanRequest):
         if self.batch % self.ranks.count:
             raise ConfigError(
                 f"batch {self.batch} over {self.ranks.count} GPUs: a multiple of them is needed"
+            )
+        if self.nvme_path is not None:
+            self._check_drive(self.nvme_path)
+
+    def _check_drive(self, path: str) -> None:
+        """The plan may be for another machine, so its folder need not be on this one."""
+        if not (os.path.isabs(path) and path.isprintable()):
+            raise ConfigError(f"--nvme-path {path!r}: give a whole path, such as /mnt/nvme")
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise ConfigError(f"--nvme-path {path}: not a folder")
+        if self.stage not in (None, 3):
+            raise ConfigError(
+                f"--nvme-path {path}: ZeRO stage {self.stage} keeps nothing on a drive; leave it "
+                "out, or take stage 3"
             )

@@ -544,3 +544,10 @@ def test_error_of_this_package_while_weights_are_loaded_keeps_its_traceback(
     monkeypatch.setattr(weights_module, "kind_of_weight", lambda *_: {}["a fault of ours"])
     with pytest.raises(KeyError, match="a fault of ours"):
         load(folder, {"weights": "first-touch"})
+
+
+def test_ranks_are_checked_without_torchrun(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command(folder, "--place", "kv=cxl", "--ranks", "foo")) == 2
+    assert "--ranks foo: rows or tensors" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from dataclasses import replace
@@ -151,6 +152,7 @@ def test_a_target_below_the_prompt_alone_is_said_to_be_out_of_reach() -> None:
         (f'{{"timestamp": 1{"0" * 400}, "input_length": 5, "output_length": 1}}', "a number"),
         (f'{{"timestamp": 0, "input_length": 1{"0" * 20}, "output_length": 1}}', "up to"),
         ('{"timestamp": 0, "input_length": 0, "output_length": 1}', "begins at 1"),
+        ('{"timestamp": 0, "input_length": true, "output_length": 1}', "whole numbers"),
         ('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1.5]}', "hash_ids"),
     ],
 )
@@ -230,3 +232,9 @@ def test_cost_of_ownership_takes_the_tokens_of_two_plans(tmp_path: Path) -> None
     assert found["servers_cxl"] == pytest.approx(100 * ratio)
     assert found["saving"] == pytest.approx(1 - 1.1 * ratio)
     assert found["cost_cxl"] == pytest.approx(100 * ratio * 1.1 * 30000)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf, 1e-320, 1e308])
+def test_rates_that_no_service_has_are_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match="requests/s: a number above 0 is needed, from 1e-09 to"):
+        DrawnStream(rate, 512, 128)

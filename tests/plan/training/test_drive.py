@@ -86,8 +86,22 @@ def test_drive_is_left_alone_where_memory_holds_all_and_where_no_folder_is_named
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_only_stage_three_has_a_drive(stage: Any) -> None:
+    with pytest.raises(ConfigError, match=f"stage {stage} keeps nothing on a drive; leave it out"):
+        planned(stage=stage)
+
+
+def test_plan_that_does_not_fit_says_what_the_drive_holds_and_asks_for_no_other() -> None:
+    with pytest.raises(MemoryError, match=r"nvme .*iB; shorten sequences") as refused:
+        planned(limits={"ldram": 1 << 20, "nvme": 1 << 20}, tiers=("ldram", "nvme"))
+    assert "--nvme-path" not in str(refused.value)
     with pytest.raises(MemoryError, match="--nvme-path"):
-        planned(stage=stage, **TIGHT)
+        planned(nvme_path=None, limits={"ldram": 1 << 20}, tiers=("ldram",))
+
+
+@pytest.mark.parametrize("path", ["", "a\nb", "/a\nb", "/dev/null", "~", "relative/folder"])
+def test_what_is_no_folder_of_a_drive_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match="--nvme-path"):
+        planned(nvme_path=path)
 
 
 def test_drive_without_a_folder_or_a_rate_is_refused() -> None:
