@@ -16,6 +16,10 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write(f"{STOPPED}\n")
         sys.exit(INTERRUPTED)
+    finally:
+        # Where Ctrl-C passed code that was made of a text, as dataclasses are, Python ends by the
+        # signal whatever the exit status is, until other such code runs.
+        exec("")
 
 
 if __name__ == "__main__":

@@ -292,13 +292,14 @@ def test_file_that_is_not_there_is_told_before_torch_is_loaded(
     assert done.stderr.count("\n") == 1
 
 
-def test_ctrl_c_while_modules_are_loaded_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])
+def test_ctrl_c_while_modules_are_loaded_is_one_line(tmp_path: Path, code: str) -> None:
     """The console script's function, with a typer whose loading is interrupted."""
     root = Path(__file__).parents[2]
     script = re.search(r'^cxl-offload = "(.+):(.+)"', (root / "pyproject.toml").read_text(), re.M)
     assert script is not None
     module, function = script.groups()
-    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    (tmp_path / "typer.py").write_text(code)
     done = subprocess.run(
         [sys.executable, "-c", f"from {module} import {function}; {function}()"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"},

@@ -245,6 +245,7 @@ class _Ready:
 def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     """Everything is checked before the model is loaded."""
     planned, rows_at_once = _planned(request)
+    request.kept_as()  # refuses what nothing is kept as
     place: Mapping[str, PolicyLike] = {**planned, **request.place}
     device = _device(request, session, part)
     place = place if device is None else host_policies(place)

@@ -546,6 +546,14 @@ def test_error_of_this_package_while_weights_are_loaded_keeps_its_traceback(
         load(folder, {"weights": "first-touch"})
 
 
+def test_type_of_a_cache_that_has_no_place_is_checked_before_weights_are_loaded(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "load", lambda *_, **__: pytest.fail("weights were loaded"))
+    assert run(command(folder, "--place", "weights=cxl", "--kv-dtype", "foo")) == 2
+    assert "kv_dtype foo" in capsys.readouterr().err
+
+
 def test_ranks_are_checked_without_torchrun(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
