@@ -51,7 +51,12 @@ def make_model(folder: Path) -> None:
 
 
 def prompt(seed: int, tokens: int = 300) -> list[int]:
-    """Token ids that no other seed begins with."""
+    """Token ids that no other seed begins with.
+
+    Of six answers none is nearly another one: vLLM rounds differently in a batch on processors with
+    AMX, and the third token of number 5 is then another.
+    """
+    seed += seed >= 5
     return [
         (seed * 131 + 7 * position + position * position % 11) % (WORDS - 3) + 3
         for position in range(tokens)
