@@ -128,7 +128,6 @@ CXL_OFFLOAD_VECTOR void read_block(const Reader& reader, const LinearPanel& pane
   const __mmask64 there = ~uint64_t{0} >> (64 - bytes);
   for (size_t r = 0; r < G * place.outputs; ++r) {
     __m512i numbers[Reader::kVectors];
-    __builtin_prefetch(from + r * panel.weight_step + 1024, 0, 3);
     __builtin_prefetch(from + r * panel.weight_step + kTileAhead, 0, 3);
     reader.read(_mm512_maskz_loadu_epi8(there, from + r * panel.weight_step), numbers);
 #pragma GCC unroll 4
