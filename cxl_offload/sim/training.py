@@ -1,10 +1,14 @@
 """A trace of one training step with the optimizer on the host (ZeRO-Offload).
 
 Forward and backward run on the GPU layer by layer, with activation checkpointing. In backward each
-layer's gradients leave while the layer before it computes. Then the CPU runs Adam over fp32
-parameters, gradients, momentum and variance, layer by layer, and the low-precision parameters of a
-finished layer return while the next one is updated. Source: Ren et al., ZeRO-Offload (USENIX ATC
-2021), sections 4 and 5; Wang et al., Performance Characterization of CXL Memory, IV-A.
+layer's gradients leave while the layer before it computes. Those of several passes are added up on
+the GPU: the sum so far comes from the host in low precision and goes back there, and after the last
+pass it goes to the fp32 gradients. Then the CPU runs Adam over fp32 parameters, gradients, momentum
+and variance, layer by layer, and the low-precision parameters of a finished layer return while the
+next one is updated. Source: Ren et al., ZeRO-Offload (USENIX ATC 2021), sections 4 and 5; Wang et
+al., Performance Characterization of CXL Memory, IV-A; for gradients DeepSpeed 0.19.8,
+stage_1_and_2.py (``copy_grads_in_partition``) and stage3.py (``partition_grads``), where nothing is
+added on the CPU, because that "is very slow".
 """
 
 from __future__ import annotations
@@ -39,7 +43,11 @@ class TrainingWork:
     checkpointing
         Backward computes forward again.
     stage
-        Node where gradients arrive in low precision, and through which the drive is used.
+        Node that holds the low-precision sum of gradients, and through which the drive is used.
+    zero_stage
+        ZeRO's. In 1 gradients stay on the GPU until the last pass. In 2 each pass copies them out,
+        and what earlier ones left in; where there is but one, neither is needed. In 3 each pass
+        copies both ways, the first too.
     overlap
         Whether copies run beside computation.
     early_return
@@ -58,10 +66,13 @@ class TrainingWork:
     variance: TensorHome
     checkpointing: bool = True
     stage: int = 0
+    zero_stage: int = 2
     overlap: bool = True
     early_return: bool = True
 
     def __post_init__(self) -> None:
+        if self.zero_stage not in (1, 2, 3):
+            raise ConfigError(f"ZeRO stage {self.zero_stage}: 1, 2 or 3")
         if min(self.micro_batch, self.accumulation, self.tokens) < 1:
             raise ConfigError(
                 f"training with micro-batch {self.micro_batch}, {self.accumulation} passes and "
@@ -88,10 +99,10 @@ def training_trace(work: TrainingWork) -> Trace:
             if layer > 0:
                 run.load_parameters(layer - 1)
             if layer < last:
-                run.store_gradients(layer + 1, is_first=number == 0)
+                run.store_gradients(layer + 1, number)
             run.compute(layer, passes=3 if work.checkpointing else 2)
             run.schedule.barrier()
-        run.store_gradients(0, is_first=number == 0)
+        run.store_gradients(0, number)
         run.schedule.barrier()
     run.schedule.phase = "optimizer"
     run.load_states(0)
@@ -133,23 +144,25 @@ class _StepTrace:
             "compute", "gpu", "act", flops=passes * flops, accelerator_bytes=passes * moved
         )
 
-    def store_gradients(self, layer: int, *, is_first: bool) -> None:
-        """To the stage in low precision, and from there into the fp32 gradients on the CPU."""
-        add = self.schedule.add
-        placed = self._work.gradients.place(self._params(layer) * _FULL_BYTES)
-        host = placed.on_host(self._work.stage)
+    def store_gradients(self, layer: int, number: int) -> None:
+        """What pass ``number`` copies of a layer: the low-precision sum, at last the fp32 one."""
+        work, add = self._work, self.schedule.add
+        is_last = number == work.accumulation - 1
+        placed = work.gradients.place(self._params(layer) * _FULL_BYTES)
+        host = placed.on_host(work.stage)
         low = sum(host.values()) * self._shape.element_bytes // _FULL_BYTES
-        staged = {self._work.stage: low}
-        add("gradients", "d2h", "gradients", write=staged, accelerator_bytes=low)
-        if not is_first:
-            self.schedule.from_drive("gradients", "gradients", placed.drive)
-        reads = dict(staged)
-        if not is_first:  # added to what earlier passes left
-            for node, count in host.items():
-                reads[node] = reads.get(node, 0) + count
-        if low:
-            add("gradients", "cpu", "gradients", read=reads, write=host)
-        self.schedule.to_drive("gradients", "gradients", placed.drive)
+        held = {work.stage: low}
+        if work.zero_stage == 3 or (work.zero_stage == 2 and work.accumulation > 1):
+            if number > 0:
+                add("gradients", "h2d", "gradients", read=held, accelerator_bytes=low)
+                add("gradients", "gpu", "gradients", accelerator_bytes=3 * low)
+            add("gradients", "d2h", "gradients", write=held, accelerator_bytes=low)
+            if number == 0 and work.zero_stage == 3:
+                add("gradients", "h2d", "gradients", read=held, accelerator_bytes=low)
+        if is_last:
+            full = sum(host.values())
+            add("gradients", "d2h", "gradients", write=host, accelerator_bytes=full)
+            self.schedule.to_drive("gradients", "gradients", placed.drive)
 
     def load_states(self, layer: int) -> None:
         """From the drive, what is there."""

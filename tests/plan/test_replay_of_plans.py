@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
 from cxl_offload.plan.model.file import load_model
+from cxl_offload.plan.replay_check import ReplayCheck, simulated_seconds
+from cxl_offload.plan.training.job import TrainingJob, host_kinds
+from cxl_offload.plan.training.placement import TrainingStep, place
 from cxl_offload.plan.training.plan import TrainingRequest, plan_training
-from cxl_offload.plan.training.trace import model_shape
+from cxl_offload.plan.training.trace import (
+    equation_phases,
+    model_shape,
+    planned_work,
+    replayed_phases,
+)
 from cxl_offload.plan.vllm.plan import VllmRequest, layer_bytes, plan_vllm
 from cxl_offload.sim import Engines, Trace
 from cxl_offload.topology import Machine, load_machine
@@ -82,12 +93,12 @@ def test_training_trace_moves_every_state_once() -> None:
     read, written = bytes_of(trace, "optimizer", "cpu")
     assert read.total() == 4 * 2 * low  # four fp32 values a parameter
     assert written.total() == 3 * 2 * low + low  # three of them, and the low-precision copy
-    assert bytes_of(trace, "backward", "d2h")[1].total() == low
+    assert bytes_of(trace, "backward", "d2h")[1].total() == 2 * low  # gradients, in fp32
     assert bytes_of(trace, "optimizer", "h2d")[0].total() == low
 
 
-def test_training_passes_after_the_first_count_as_the_second() -> None:
-    """The plan has more than two passes: two are replayed, then one; the rest is arithmetic."""
+def test_training_passes_in_the_middle_count_as_one_of_them() -> None:
+    """The plan has more than three passes: three are replayed, then two; the rest is arithmetic."""
     small = replace(TRAINING, gpu_usable=0.15)
     plan = plan_training(replace(small, replay=None))
     forward = plan.phases[0].terms["forward (GPU)"]
@@ -95,14 +106,49 @@ def test_training_passes_after_the_first_count_as_the_second() -> None:
     backward += plan.phases[0].terms["transfers that no work hides"]
     optimizer = plan.phases[0].seconds - forward - backward
     passes = plan.batch.count
-    assert passes > 2
-    # One pass: as the equations but for forward, whose first pass takes three times a later one.
+    assert passes > 3
+    # As the equations, but for forward, whose first pass takes three times a later one.
     each = forward / (passes + 2)
-    one = {"forward": 3 * each, "backward": backward / passes, "optimizer": optimizer}
     two = {"forward": 4 * each, "backward": 2 * backward / passes, "optimizer": optimizer}
-    assert said(plan_training(replace(small, replay=Watched(two, one))).notes) == []
-    wrong = {**two, "optimizer": 1.2 * optimizer}
-    assert said(plan_training(replace(small, replay=Watched(wrong, one))).notes) == ["optimizer"]
+    three = {"forward": 5 * each, "backward": 3 * backward / passes, "optimizer": optimizer}
+    assert said(plan_training(replace(small, replay=Watched(three, two))).notes) == []
+    wrong = {**three, "optimizer": 1.2 * optimizer}
+    off = {**two, "optimizer": 1.2 * optimizer}
+    assert said(plan_training(replace(small, replay=Watched(wrong, off))).notes) == ["optimizer"]
+
+
+PASSES = (1, 2, 3, 4, 8, 16, 61)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("model", ["opt-1.3b", "gpt2-xl", "opt-2.7b"])
+def test_replay_of_accumulated_gradients_agrees_with_the_equations(
+    model: str, stage: Literal[1, 2, 3]
+) -> None:
+    """Small micro-batches, whose copies outlast the backward, and large ones, which hide them."""
+    machine, given = load_machine("epyc9354-cxl-a"), load_model(model)
+    asked = TrainingRequest(model=given, machine=machine, batch=1, tokens=1, stage=stage)
+    hardware, params = asked.hardware(), given.parameters
+    for passes, tokens in itertools.product(PASSES, (64, 1024)):
+        job = TrainingJob(model=given, batch=passes, tokens=tokens)
+        forward, backward = (
+            each / hardware.gpu.flops_per_s / TRAINING_EFFICIENCY
+            for each in job.flops(checkpointing=True)
+        )
+        step = TrainingStep(
+            kinds=host_kinds(params, stage, passes), stage=stage, forward_s=forward,
+            backward_s=backward, accumulation=passes, cpu_bytes_per_s=100e9,
+            edge=1 / (given.layers + 1),
+        )  # fmt: skip
+        found = place(step, hardware)
+        assert found is not None
+        weights, estimate = found
+        work = planned_work(job, step, hardware, weights)
+        replayed = replayed_phases(simulated_seconds, work, step, hardware, machine)
+        by_equations = equation_phases(estimate)
+        for phase in ("forward", "backward"):
+            check = ReplayCheck(phase, by_equations[phase], replayed[phase])
+            assert check.agrees, (passes, tokens, check.sentence())
 
 
 def test_vllm_trace_moves_the_offloaded_layers() -> None:

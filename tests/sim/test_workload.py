@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -102,7 +103,8 @@ PARAMS = 4 * LAYER_PARAMS + HEAD_PARAMS
 def test_training_step_moves_gradients_out_states_through_the_cpu_and_parameters_back() -> None:
     trace = training_trace(training(momentum=TensorHome(nodes={2: 1.0})))
     _, out = moved(trace, engine="d2h", kind="gradients")
-    assert out == {0: 2 * PARAMS}
+    assert out == {0: 4 * PARAMS}  # converted to fp32 on the GPU
+    assert moved(trace, engine="h2d", kind="gradients") == ({}, {})
     back, _ = moved(trace, engine="h2d", kind="weights")
     assert back == {0: 2 * PARAMS}
     reads, writes = moved(trace, engine="cpu", kind="optimizer")
@@ -115,13 +117,35 @@ def test_training_step_moves_gradients_out_states_through_the_cpu_and_parameters
     assert sum(one.flops for one in trace) == pytest.approx(4 * forward)
 
 
-def test_accumulated_gradients_are_added_on_the_cpu() -> None:
-    one, three = (training_trace(training(accumulation=passes)) for passes in (1, 3))
-    first, _ = moved(one, engine="cpu", kind="gradients")
-    assert first == {0: 2 * PARAMS}
-    reads, writes = moved(three, engine="cpu", kind="gradients")
-    assert reads == {0: 3 * 2 * PARAMS + 2 * 4 * PARAMS}
-    assert writes == {0: 3 * 4 * PARAMS}
+@pytest.mark.parametrize("passes", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    ("zero_stage", "low_out", "low_back"),
+    [
+        (1, lambda passes: 0, lambda passes: 0),  # the sum stays on the GPU
+        (2, lambda passes: passes if passes > 1 else 0, lambda passes: passes - 1),
+        (3, lambda passes: passes, lambda passes: passes),
+    ],
+)
+def test_gradients_are_added_on_the_gpu_as_deepspeed_does(
+    passes: int,
+    zero_stage: int,
+    low_out: Callable[[int], int],
+    low_back: Callable[[int], int],
+) -> None:
+    """Sums are on the stage, fp32 gradients at home; formulas as counted in DeepSpeed's source."""
+    home = TensorHome(nodes={2: 1.0})
+    work = training(accumulation=passes, zero_stage=zero_stage, gradients=home, stage=1)
+    trace = training_trace(work)
+    _, out = moved(trace, engine="d2h", kind="gradients")
+    back, _ = moved(trace, engine="h2d", kind="gradients")
+    assert out == {2: 4 * PARAMS} | ({1: 2 * PARAMS * n} if (n := low_out(passes)) else {})
+    assert back == ({1: 2 * PARAMS * n} if (n := low_back(passes)) else {})
+    assert moved(trace, engine="cpu", kind="gradients") == ({}, {})
+
+
+def test_zero_has_three_stages() -> None:
+    with pytest.raises(ConfigError, match="ZeRO stage 4: 1, 2 or 3"):
+        training(zero_stage=4)
 
 
 def test_parameters_on_the_host_are_loaded_for_forward_and_backward() -> None:
@@ -166,7 +190,7 @@ def test_gradients_leave_behind_backward_and_states_on_cxl_lengthen_the_optimize
     # Computing takes longer than the link; only the last layer's gradients come after it.
     alone = 4 * 2 * params * 8 * 1024 * 0.75 / 1e12
     assert near.phase_seconds["backward"] == pytest.approx(alone, rel=0.06)
-    gradients = 2 * params / (10 * GB)
+    gradients = 4 * params / (10 * GB)
     assert apart.phase_seconds["backward"] - near.phase_seconds["backward"] > 0.8 * gradients
     # Bytes a parameter: 16 read at 100 GB/s and 14 written at 50, or 24 both ways at 20 GB/s.
     on_dram, on_cxl = 16 * params / (100 * GB) + 14 * params / (50 * GB), 24 * params / (20 * GB)

@@ -9,12 +9,11 @@ computes with.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from cxl_offload.plan.model.config import ModelConfig
+from cxl_offload.plan.training.gradients import Stage as Stage
+from cxl_offload.plan.training.gradients import keeps_a_sum
 from cxl_offload.plan.training.zero_offload import training_flops
-
-Stage = Literal[1, 2, 3]
 
 MOST_BATCH = 1 << 20
 """Sequences of a step: every divisor is tried, and no training has nearly as many."""
@@ -85,12 +84,13 @@ class HostKind:
     copied: bool = False
 
 
-def host_kinds(params: int, stage: Stage) -> tuple[HostKind, ...]:
+def host_kinds(params: int, stage: Stage, accumulation: int = 1) -> tuple[HostKind, ...]:
     """Kinds of host tensors, names as DeepSpeed's objects are called in the documentation.
 
     AdamW in fp32 reads four values a parameter and writes three: 28 bytes. What is copied to and
-    from the GPU stands apart from what the CPU streams. Source: ``training.zero_offload``;
-    DeepSpeed 0.19, stage_1_and_2.py and stage3.py.
+    from the GPU stands apart from what the CPU streams. ``staging`` is what parameters return
+    from in stages 1 and 2, and what low-precision gradients are added up in in stage 3. Source:
+    ``training.zero_offload``; DeepSpeed 0.19, stage_1_and_2.py and stage3.py.
     """
     streamed = [
         HostKind("fp32_master", 4 * params, 8.0 * params),
@@ -99,6 +99,8 @@ def host_kinds(params: int, stage: Stage) -> tuple[HostKind, ...]:
         HostKind("exp_avg_sq", 4 * params, 8.0 * params),
     ]
     copied = [HostKind("staging", LOW_BYTES * params, 0.0, copied=True)]
+    if keeps_a_sum(stage, accumulation):
+        copied.append(HostKind("grad_accumulation", LOW_BYTES * params, 0.0, copied=True))
     if stage == 3:
         copied.append(HostKind("params", LOW_BYTES * params, 0.0, copied=True))
     return (*streamed, *copied)

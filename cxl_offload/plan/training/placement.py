@@ -14,7 +14,8 @@ from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.solve import Program
-from cxl_offload.plan.training.drive import IN_MEMORY, DriveSeconds
+from cxl_offload.plan.training.drive import BUFFERS, IN_MEMORY, DriveSeconds
+from cxl_offload.plan.training.gradients import GradientCopies, gradient_copies
 from cxl_offload.plan.training.job import HostKind, Stage
 from cxl_offload.plan.training.zero_offload import (
     PREFETCH_SPAN_BYTES,
@@ -26,6 +27,8 @@ from cxl_offload.plan.training.zero_offload import (
 GRID = 8
 """Sum of the interleave weights of a kind."""
 
+FP32_OVER_LOW = 2
+"""Bytes of a gradient in fp32 over those in low precision."""
 
 _ROOM_SLACK = 2 * HUGE_PAGE_BYTES
 """Bytes a kind may take beyond its share on a node: less than two granules."""
@@ -41,7 +44,9 @@ class TrainingStep:
     ``cpu_bytes_per_s`` is what the optimizer draws from local memory. Kinds are what one host
     holds for all its GPUs. ``between_s`` are seconds in which GPUs send each other gradients of a
     micro-batch, or all parameters, which takes as long; 0 for one GPU. ``low_bytes`` are those of
-    gradients of a host's GPUs, and of as many parameters; ``drive`` is what a drive takes.
+    gradients of a host's GPUs, and of as many parameters; ``drive`` is what a drive takes. ``edge``
+    is the share of a backward that one layer is: the first has no gradients to copy yet, and those
+    of the last are copied when all is computed.
     """
 
     kinds: tuple[HostKind, ...]
@@ -52,6 +57,7 @@ class TrainingStep:
     cpu_bytes_per_s: float
     between_s: float = 0.0
     drive: DriveSeconds = IN_MEMORY
+    edge: float = 0.0
 
     @property
     def traffic(self) -> float:
@@ -59,9 +65,21 @@ class TrainingStep:
         return sum(kind.traffic for kind in self.kinds)
 
     @property
-    def sends(self) -> int:
-        """How often gradients leave the GPU in a step; stage 1 adds them up there first."""
-        return 1 if self.stage == 1 else self.accumulation
+    def copies(self) -> tuple[GradientCopies, ...]:
+        """How gradients cross the link; stage 3 fetches parameters in all these passes too."""
+        return gradient_copies(self.stage, self.accumulation)
+
+    @property
+    def final_kind(self) -> str:
+        """The kind that fp32 gradients are copied to."""
+        names = {kind.name for kind in self.kinds}
+        return "fp32_grad" if "fp32_grad" in names else BUFFERS
+
+    @property
+    def sum_kind(self) -> str:
+        """The kind that holds the sum of gradients between micro-batches."""
+        names = {kind.name for kind in self.kinds}
+        return "grad_accumulation" if "grad_accumulation" in names else "staging"
 
     @property
     def drive_s(self) -> float:
@@ -76,7 +94,11 @@ class TrainingStep:
 
 @dataclass(frozen=True, slots=True)
 class StepEstimate:
-    """Predicted seconds of a step taken apart."""
+    """Predicted seconds of a step taken apart.
+
+    ``gradients_exposed_s`` and ``fetch_exposed_s`` are copies that outlast the backward and, of
+    parameters that stage 3 fetches, the forward.
+    """
 
     step_s: float
     forward_s: float
@@ -85,6 +107,7 @@ class StepEstimate:
     parameters_exposed_s: float
     optimizer_s: float
     drive_s: float = 0.0
+    fetch_exposed_s: float = 0.0
 
 
 def kind_bytes(kind: HostKind, weights: Sequence[int]) -> tuple[int, ...]:
@@ -107,9 +130,9 @@ def _copy_seconds(hardware: Hardware, weights: Sequence[int], nbytes: float) -> 
 def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEstimate:
     """Seconds of a step, by the equations of ``training.zero_offload``.
 
-    Every micro-batch sends its gradients during its backward, in stage 1 the last one those of all;
-    stage 3 also fetches parameters for forward and backward, hidden behind them as far as they
-    last. Parameters return once.
+    The copies of gradients of a micro-batch follow each other during its backward; stage 3 also
+    fetches parameters for forward and backward, hidden behind them as far as they last, and in
+    the same direction of the link as gradients that come back. Parameters return once.
     """
     shares = [0.0] * len(hardware.nodes)
     for kind in step.kinds:
@@ -124,27 +147,43 @@ def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEs
         local_latency_ns=hardware.local_latency_ns,
         shares=shares,
     )
-    low = float(step.low_bytes)
-    gradients = _copy_seconds(hardware, weights["staging"], low) + step.between_s
-    back = gradients
+    back = _copy_seconds(hardware, weights["staging"], step.low_bytes) + step.between_s
     fetch = 0.0
     if step.stage == 3:
-        fetch = _copy_seconds(hardware, weights["params"], low)
+        fetch = _copy_seconds(hardware, weights["params"], step.low_bytes)
         fetch = max(fetch, step.drive.fetch) + step.between_s
         back = 0.0  # parameters stay on the host
-    times = step_times(StepInputs(0.0, step.backward_s, max(gradients, fetch), 0.0, 0.0))
-    exposed = times.exposed_transfer_s + max(0.0, fetch - step.forward_s)
-    count = step.accumulation
-    work = count * (step.forward_s + step.backward_s)
+    late = _late_gradients(step, hardware, weights, fetch)
+    in_forward = step.accumulation * max(0.0, fetch - step.forward_s)
+    work = step.accumulation * (step.forward_s + step.backward_s)
     return StepEstimate(
-        step_s=work + step.sends * exposed + back + optimizer + step.drive_s,
-        forward_s=count * step.forward_s,
-        backward_s=count * step.backward_s,
-        gradients_exposed_s=step.sends * exposed,
+        step_s=work + late + in_forward + back + optimizer + step.drive_s,
+        forward_s=step.accumulation * step.forward_s,
+        backward_s=step.accumulation * step.backward_s,
+        gradients_exposed_s=late,
+        fetch_exposed_s=in_forward,
         parameters_exposed_s=back,
         optimizer_s=optimizer,
         drive_s=step.drive_s,
     )
+
+
+def _late_gradients(
+    step: TrainingStep, hardware: Hardware, weights: Weights, fetch: float
+) -> float:
+    """Seconds by which copies of gradients, and of parameters, outlast the backwards of a step."""
+    low = float(step.low_bytes)
+    added = _copy_seconds(hardware, weights[step.sum_kind], low)
+    final = _copy_seconds(hardware, weights[step.final_kind], FP32_OVER_LOW * low)
+    exposed = 0.0
+    for each in step.copies:
+        gradients = (each.out + each.back) * added + each.final * final + step.between_s
+        gradients += max(0.0, fetch - step.between_s) if each.back_first else 0.0
+        to_gpu = fetch + each.back * added
+        beside = max(gradients + step.edge * step.backward_s, to_gpu)
+        late = step_times(StepInputs(0.0, step.backward_s, beside, 0.0, 0.0)).exposed_transfer_s
+        exposed += each.passes * max(late, step.edge * gradients)
+    return exposed
 
 
 def place(
@@ -194,8 +233,7 @@ class _StepProgram:
         self._optimizer()
         self._copies()
         if most_s is not None:
-            count = float(step.sends)
-            total = {self.exposed: count, self.fetch: count, self.back: 1.0, self.optimizer: 1.0}
+            total = {column: count for column, count in self._seconds.items() if count}
             self.program.row("at most", total, high=(most_s - fixed) / self._unit_s)
 
     def _columns(self, *, by_rank: bool) -> None:
@@ -211,11 +249,21 @@ class _StepProgram:
             ]
             for kind in self.step.kinds
         }
-        count, free = float(self.step.sends), 0.0 if by_rank else 1.0
-        self.exposed = self.program.column("exposed", cost=count * free)
-        self.fetch = self.program.column("forward fetch", cost=count * free)
-        self.back = self.program.column("back", cost=free)
-        self.optimizer = self.program.column("optimizer", cost=free)
+        copies, free = self.step.copies, 0.0 if by_rank else 1.0
+        self._seconds: dict[int, float] = {}
+
+        def seconds(name: str, count: float) -> int:
+            column = self.program.column(name, cost=count * free)
+            self._seconds[column] = count
+            return column
+
+        self.exposed = [seconds(f"exposed {at}", each.passes) for at, each in enumerate(copies)]
+        self.fetch = seconds("forward fetch", sum(each.passes for each in copies))
+        self.back = seconds("back", 1.0)
+        self.optimizer = seconds("optimizer", 1.0)
+        self.added, self.final, self.fetched = (
+            seconds(name, 0.0) for name in ("added", "final", "fetched")
+        )
         for name, columns in self.weights.items():
             self.program.row(name, dict.fromkeys(columns, 1.0), low=self.grid, high=self.grid)
 
@@ -247,21 +295,45 @@ class _StepProgram:
         self.program.row("optimizer with latency", late, high=-on_cpu)
 
     def _copies(self) -> None:
-        """Copies of staged gradients and of parameters, less what hides them."""
-        step = self.step
-        copies = [("staging", self.exposed, step.backward_s), ("staging", self.back, 0.0)]
+        """Copies of gradients and of parameters, less what hides them."""
+        step, row = self.step, self.program.row
+        self._copied(step.sum_kind, self.added)
+        self._copied(step.final_kind, self.final, FP32_OVER_LOW)
+        between, forward, backward = (
+            each / self._unit_s for each in (step.between_s, step.forward_s, step.backward_s)
+        )
         if step.stage == 3:
-            copies = [copies[0], ("params", self.exposed, step.backward_s)]
-            copies.append(("params", self.fetch, step.forward_s))
-        for kind, column, behind in copies:
-            hidden = behind - step.between_s
-            at_link = step.low_bytes / self.hardware.link_bytes_per_s
-            at_link = max(at_link, step.drive.fetch if kind == "params" else 0.0)
-            self.program.row("link", {column: 1.0}, low=(at_link - hidden) / self._unit_s)
-            for at, tier in enumerate(self.hardware.nodes):
-                each = step.low_bytes / self.grid / tier.copy_bytes_per_s / self._unit_s
-                terms = {self.weights[kind][at]: each, column: -1.0}
-                self.program.row(f"copies of {tier.name}", terms, high=hidden / self._unit_s)
+            self._copied("params", self.fetched)
+            on_drive = step.drive.fetch / self._unit_s
+            row("fetch from the drive", {self.fetched: 1.0}, low=on_drive)
+            fetches = {self.fetched: 1.0, self.fetch: -1.0}
+            row("fetch behind forward", fetches, high=forward - between)
+        else:
+            self._copied("staging", self.back, beside_s=step.between_s)
+        for each, column in zip(step.copies, self.exposed, strict=True):
+            out = {self.added: float(each.out + each.back), self.final: float(each.final)}
+            if step.stage == 3 and each.back_first:
+                out[self.fetched] = 1.0
+            hidden = (1 - step.edge) * backward - between
+            row("gradients", {**out, column: -1.0}, high=hidden)
+            if step.edge:
+                last = {which: step.edge * times for which, times in out.items()}
+                row("of the last layer", {**last, column: -1.0}, high=-step.edge * between)
+            if step.stage == 3:
+                to_gpu = {self.fetched: 1.0, self.added: float(each.back), column: -1.0}
+                row("fetch behind backward", to_gpu, high=backward - between)
+
+    def _copied(
+        self, kind: str, seconds: int, times: float = 1.0, *, beside_s: float = 0.0
+    ) -> None:
+        """``seconds`` lasts as long as a copy of ``times`` low-precision parameters."""
+        nbytes = times * self.step.low_bytes
+        at_link = (nbytes / self.hardware.link_bytes_per_s + beside_s) / self._unit_s
+        self.program.row(f"link of {kind}", {seconds: 1.0}, low=at_link)
+        for at, tier in enumerate(self.hardware.nodes):
+            each = nbytes / self.grid / tier.copy_bytes_per_s / self._unit_s
+            terms = {self.weights[kind][at]: each, seconds: -1.0}
+            self.program.row(f"{kind} on {tier.name}", terms, high=-beside_s / self._unit_s)
 
 
 def _reduced(weights: list[int]) -> tuple[int, ...]:

@@ -172,7 +172,7 @@ class DeepSpeed(Executor[PlannedStep]):
                 need = gpu_bytes(job, micro, stage, checkpointing=checkpointing)
                 if need > hardware.gpu_usable_bytes:
                     break
-                kinds = host_kinds(self._held, stage)
+                kinds = host_kinds(self._held, stage, job.batch // micro)
                 for there in choices(stage, hardware):
                     step = TrainingStep(
                         kinds=kinds_in_memory(kinds, there, gpus=gpus, largest=self._largest),
@@ -183,9 +183,9 @@ class DeepSpeed(Executor[PlannedStep]):
                         cpu_bytes_per_s=rate,
                         between_s=self._between(hardware),
                         drive=there.seconds(kinds, hardware),
+                        edge=1 / (job.model.layers + 1),  # with the head
                     )
-                    nbytes = there.nbytes(kinds)
-                    yield _Candidate(micro, checkpointing, need, step, there, nbytes)
+                    yield _Candidate(micro, checkpointing, need, step, there, there.nbytes(kinds))
 
     def search(
         self, hardware: Hardware, *, like: Candidate[PlannedStep] | None = None
@@ -390,7 +390,7 @@ def _phases(estimate: StepEstimate) -> tuple[PhaseEstimate, ...]:
     terms = {
         "forward (GPU)": estimate.forward_s,
         "backward (GPU)": estimate.backward_s,
-        "transfers that no work hides": estimate.gradients_exposed_s,
+        "transfers that no work hides": estimate.gradients_exposed_s + estimate.fetch_exposed_s,
         "parameters back to the GPU": estimate.parameters_exposed_s,
         "optimizer (CPU)": estimate.optimizer_s,
         **({DRIVE_TERM: estimate.drive_s} if estimate.drive_s else {}),

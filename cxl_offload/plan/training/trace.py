@@ -41,8 +41,8 @@ def _home(hardware: Hardware, weights: Sequence[int]) -> TensorHome:
 def planned_work(
     job: TrainingJob, step: TrainingStep, hardware: Hardware, weights: Weights
 ) -> TrainingWork:
-    """One pass of the planned step; gradients and parameters cross at the staging buffer's node."""
-    staging = weights["staging"]
+    """One pass of the planned step; sums of gradients are at the largest part of their buffer."""
+    staging = weights[step.sum_kind]
     return TrainingWork(
         shape=model_shape(job.model),
         micro_batch=job.batch // step.accumulation,
@@ -53,6 +53,7 @@ def planned_work(
         momentum=_home(hardware, weights["exp_avg"]),
         variance=_home(hardware, weights["exp_avg_sq"]),
         stage=hardware.nodes[staging.index(max(staging))].node,
+        zero_stage=step.stage,
         early_return=False,
     )
 
@@ -62,12 +63,10 @@ def replayed_phases(
 ) -> Mapping[str, float]:
     """Seconds of forward, backward and optimizer.
 
-    In stage 1 the passes before the last one send no gradients: they are replayed as if these were
-    kept in GPU memory.
-
-    Steps of a trace are barriers, so passes after the first all take the same: two are replayed
-    and the second counts for the rest. The GPU gets the share of its peak that training reaches,
-    the CPU as many cache lines in flight as give the planned rate on local memory.
+    Steps of a trace are barriers, so all passes between the first and the last take the same: three
+    are replayed, and the one in the middle counts for the rest. The GPU gets the share of its peak
+    that training reaches, the CPU as many cache lines in flight as give the planned rate on local
+    memory.
 
     Raises
     ------
@@ -78,22 +77,15 @@ def replayed_phases(
     lines = step.cpu_bytes_per_s * hardware.local_latency_ns * 1e-9 / LINE_BYTES
     there = replace(machine, gpus=gpus)
     engines = Engines(lines_in_flight=max(1.0, lines))
-    if step.stage == 1 and step.accumulation > 1:
-        last = replay(training_trace(work), there, engines)
-        silent = replace(work, gradients=TensorHome(gpu=1.0))
-        before = replay(training_trace(silent), there, engines)
-        more = step.accumulation - 1
-        return {
-            phase: each + more * before[phase] * (phase != "optimizer")
-            for phase, each in last.items()
-        }
-    passes = min(2, step.accumulation)
-    several = replay(training_trace(replace(work, accumulation=passes)), there, engines)
-    if step.accumulation <= passes:
-        return several
-    one = replay(training_trace(work), there, engines)
-    more = step.accumulation - passes
-    return {phase: each + more * (each - one[phase]) for phase, each in several.items()}
+
+    def of(passes: int) -> Mapping[str, float]:
+        return replay(training_trace(replace(work, accumulation=passes)), there, engines)
+
+    replayed = of(min(3, step.accumulation))
+    if step.accumulation <= 3:
+        return replayed
+    fewer, more = of(2), step.accumulation - 3
+    return {phase: each + more * (each - fewer[phase]) for phase, each in replayed.items()}
 
 
 def _at_training_rate(gpu: Gpu) -> Gpu:
@@ -104,7 +96,7 @@ def _at_training_rate(gpu: Gpu) -> Gpu:
 def equation_phases(estimate: StepEstimate) -> dict[str, float]:
     """The equations' seconds under the names of the replay's phases."""
     return {
-        "forward": estimate.forward_s,
+        "forward": estimate.forward_s + estimate.fetch_exposed_s,
         "backward": estimate.backward_s + estimate.gradients_exposed_s,
         "optimizer": estimate.optimizer_s + estimate.parameters_exposed_s,
     }
