@@ -1,18 +1,25 @@
-"""Simulated nodes for caches to lie on, and one thread for tiny matrices."""
+"""Simulated nodes for caches to lie on, one thread for tiny matrices, and a checkpoint."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from cxl_offload.kept import kept_path
 from cxl_offload.memory import Session
 from cxl_offload.topology import Machine, Node, NodeKind, Tier
+
+from .models import VOCAB, make
 
 GIB = 1 << 30
 
@@ -59,3 +66,15 @@ def name() -> Iterator[str]:
     found = f"test-{uuid4().hex}"
     yield found
     kept_path(found).unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LLaMA whose words are numbers, and prompts of different lengths; to be read only."""
+    made = tmp_path_factory.mktemp("model")
+    make("llama").save_pretrained(made)
+    words = Tokenizer(WordLevel({str(at): at for at in range(VOCAB)}, unk_token="0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="1").save_pretrained(made)
+    (made / "prompts.txt").write_text("40 41 42 43 44\n\n90 91\n")
+    return made

@@ -18,10 +18,9 @@ from cxl_offload.memory import Session
 from cxl_offload.ops.linear import PreparedLinear
 from cxl_offload.tensor import copies_of, placement_of
 
+from .commands import command, run
 from .fake_accelerator import fake_accelerator
 from .models import generate, make
-from .test_command_line import command, run
-from .test_command_line import folder as folder  # a fixture
 
 COPIES = {"weights": "replicate:0,1"}
 CALL = PreparedLinear.__call__

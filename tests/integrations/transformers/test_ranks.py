@@ -17,10 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import RankPart
 
+from .commands import command, run
 from .models import PAD, VOCAB, make
-from .test_command_line import command, folder, run
-
-__all__ = ["folder"]
 
 pytestmark = pytest.mark.slow(reason="starts two processes that import torch and transformers")
 

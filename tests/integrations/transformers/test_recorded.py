@@ -20,10 +20,8 @@ from cxl_offload.sim import replay
 from cxl_offload.sim.trace import Trace
 from cxl_offload.topology import load_machine
 
+from .commands import command, run
 from .models import generate, make
-from .test_command_line import command, folder, run
-
-__all__ = ["folder"]  # a fixture
 
 ROWS, PROMPT, NEW = 4, 20, 10
 PLACES = {"weights": "bind:2", "norm": "bind:1", "kv": "bind:0"}

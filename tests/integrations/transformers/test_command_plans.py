@@ -1,0 +1,129 @@
+"""``cxl-offload generate --plan``: a plan is run as it says, or refused where it does not fit."""
+
+from __future__ import annotations
+
+import gc
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cxl_offload.integrations.transformers import load, offload
+from cxl_offload.integrations.transformers.plans import policies_of
+from cxl_offload.memory import Session, as_policy
+from cxl_offload.plan.plan_file import Batch, load_plan, save_plan
+from cxl_offload.topology import load_machine
+
+from .commands import MACHINE, command, run
+from .models import make
+
+PLANNED = {"attention": "bind:rdram", "mlp": "weighted:ldram=3,cxl=1@4KiB", "kv": "bind:cxl"}
+
+
+@pytest.fixture(scope="module")
+def plan_file(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made by the planner, as if this tiny model did not fit the accelerator; two rows in turn."""
+    made = tmp_path_factory.mktemp("plan") / "made.yaml"
+    given = ["--model", str(folder), "--machine", MACHINE, "--executor", "transformers"]
+    lengths = ["--prompt-len", "8", "--gen-len", "5", "--gpu-usable", "0.00001"]
+    assert run(["plan", "inference", *given, *lengths, "--output", str(made)]) == 0
+    plan = load_plan(made)
+    batch = replace(plan.batch, size=1, count=2)
+    save_plan(replace(plan, policies={**plan.policies, **PLANNED}, batch=batch), made)
+    return made
+
+
+def test_plan_is_run_as_it_says(
+    folder: Path, plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, file = load_plan(plan_file), tmp_path / "report.json"
+    assert run(command(folder, "--plan", str(plan_file), "--json", str(file))) == 0
+    report = json.loads(file.read_text())
+    assert report["gen_len"] == 5
+    assert report["predicted"]["tokens_per_s"] == pytest.approx(plan.tokens_per_s)
+    assert report["attention"]["prompt"] == 2 * 2  # two layers, two rows
+    granted = {row["kind"]: set(row["granted_bytes_per_tier"]) for row in report["placement"]}
+    assert granted.keys() == policies_of(plan).keys() >= {"embedding", *PLANNED}
+    planned = {kind: granted[kind] for kind in PLANNED}
+    assert planned == {"attention": {"rdram"}, "mlp": {"ldram", "cxl"}, "kv": {"cxl"}}
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the plan predicted" in said
+    assert report["prompt_len"] != 8  # what was planned
+    assert (
+        "planned for 2 sequences of 8 + 5 tokens, this run had 2 of "
+        f"{report['prompt_len']} + 5: not comparable."
+    ) in said
+
+
+def test_cache_is_kept_as_the_plan_says(
+    folder: Path, plan_file: Path, tmp_path: Path, session: Session
+) -> None:
+    planned, file = tmp_path / "int4.yaml", tmp_path / "report.json"
+    save_plan(replace(load_plan(plan_file), kv_dtype="int4"), planned)
+
+    def kv_bytes(*more: str) -> int:
+        more = ("--plan", str(planned), "--gen-len", "6", "--json", str(file), *more)
+        assert run(command(folder, *more)) == 0
+        rows = json.loads(file.read_text())["placement"]
+        return int(next(row["requested_bytes"] for row in rows if row["kind"] == "kv"))
+
+    assert kv_bytes() == kv_bytes("--kv-dtype", "int4")
+    assert kv_bytes() * 16 == kv_bytes("--kv-dtype", "float8_e5m2") * 36  # 16 numbers a head
+    with offload(make("llama"), planned, session=session) as done:
+        assert done._kv.dtype == "int4"
+    planned.write_text(planned.read_text().replace("kv_dtype: int4", "kv_dtype: int3"))
+    assert run(command(folder, "--plan", str(planned))) != 0
+
+
+def test_place_and_rows_at_once_go_before_the_plan(
+    folder: Path, plan_file: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "report.json"
+    more = ("--plan", str(plan_file), "--place", "kv=bind:rdram", "--rows-at-once", "2")
+    assert run(command(folder, *more, "--gen-len", "3", "--json", str(file))) == 0
+    report = json.loads(file.read_text())
+    granted = {row["kind"]: set(row["granted_bytes_per_tier"]) for row in report["placement"]}
+    assert granted["kv"] == granted["attention"] == {"rdram"}
+    assert report["attention"]["prompt"] == 2
+    assert report["gen_len"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"executor": "vllm"}, "a plan for vllm"),
+        ({"batch": Batch(size=1, count=1, prompt=8, tokens=5)}, "2 prompts, and the plan is of 1"),
+        ({"policies": {"kv": "gpu"}}, "keeps all of model"),
+    ],
+)
+def test_plan_that_does_not_fit_is_refused_in_one_line(
+    folder: Path,
+    plan_file: Path,
+    tmp_path: Path,
+    change: dict[str, Any],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    save_plan(replace(load_plan(plan_file), **change), tmp_path / "odd.yaml")
+    assert run(command(folder, "--plan", str(tmp_path / "odd.yaml"))) != 0
+    said = capsys.readouterr().err.strip()
+    assert message in said
+    assert len(said.splitlines()) == 1
+
+
+def test_plan_and_its_file_serve_as_policies(folder: Path, plan_file: Path) -> None:
+    plan = load_plan(plan_file)
+    session = Session.simulated(load_machine(MACHINE))
+    model = load(folder, plan, session=session)
+    with offload(model, replace(plan, batch=replace(plan.batch, size=2)), session=session) as done:
+        assert done.rows_at_once == 2
+        assert {kind: str(parts[0].policy) for kind, parts in done.store.parts.items()} == {
+            kind: str(as_policy(text, session.machine)) for kind, text in policies_of(plan).items()
+        }
+    with offload(model, plan_file, rows_at_once=3, session=session) as done:
+        assert done.rows_at_once == 3
+    del model, done
+    gc.collect()
+    assert session.stats().asked_bytes.current == 0
