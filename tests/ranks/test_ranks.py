@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_ranks(
-    folder: Path, size: int, *flags: str, options: dict[int, Any] | None = None
-) -> list[dict[str, Any]]:
-    """What every rank printed."""
+    folder: Path, size: int, *flags: str, options: tuple[dict[int, Any], ...] = ({},)
+) -> list[list[dict[str, Any]]]:
+    """What every rank printed, for each of ``options``; they ask one after the other."""
     command = [sys.executable, "-m", "tests.ranks.rank_worker", "--size", str(size)]
-    command += ["--store", str(folder / "store"), "--options", json.dumps(options or {}), *flags]
+    command += ["--store", str(folder / "store"), "--options", json.dumps(options), *flags]
     started = [
         subprocess.Popen(
             [*command, "--rank", str(rank)], cwd=ROOT, stdout=subprocess.PIPE, text=True
@@ -33,14 +33,14 @@ def run_ranks(
     ]
     printed = [process.communicate(timeout=120)[0] for process in started]
     assert [process.returncode for process in started] == [0] * size
-    return [json.loads(text.splitlines()[-1]) for text in printed]
+    told = ([json.loads(line) for line in text.splitlines()[-len(options) :]] for text in printed)
+    return [list(each) for each in zip(*told, strict=True)]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_on_a_simulated_machine_fill_a_node_exactly(tmp_path: Path, size: int) -> None:
-    capacity = 96 * MIB + 4096
+def test_ranks_on_a_simulated_machine_fill_a_node_exactly(tmp_path: Path) -> None:
+    size, capacity = 3, 96 * MIB + 4096
     limits = {rank: {"capacities": {"2": capacity}} for rank in range(size)}
-    told = run_ranks(tmp_path, size, "--machine", "spr-1", "--fill", "2", options=limits)
+    (told,) = run_ranks(tmp_path, size, "--machine", "spr-1", "--fill", "2", options=(limits,))
     assert [rank["local"] for rank in told] == [[at, size] for at in range(size)]
     assert sum(rank["bytes"]["2"] for rank in told) == capacity
     assert sum(rank["held"] for rank in told) == capacity
@@ -49,7 +49,7 @@ def test_ranks_on_a_simulated_machine_fill_a_node_exactly(tmp_path: Path, size: 
 
 def test_ranks_take_the_dram_of_their_own_socket_and_half_of_the_cxl_tier(tmp_path: Path) -> None:
     machine = load_machine("spr-1")
-    first, second = run_ranks(tmp_path, 2, "--machine", "spr-1")
+    ((first, second),) = run_ranks(tmp_path, 2, "--machine", "spr-1")
     assert (first["home"], second["home"]) == (0, 1)
     assert (first["ldram"], second["ldram"]) == ([0], [1])
     dram = machine.node(0).capacity_bytes
@@ -58,40 +58,47 @@ def test_ranks_take_the_dram_of_their_own_socket_and_half_of_the_cxl_tier(tmp_pa
     assert second["bytes"] == {"0": 0, "1": dram, "2": cxl // 2}
 
 
-def test_ranks_of_one_gpu_machine_stay_near_it(tmp_path: Path) -> None:
-    told = run_ranks(tmp_path, 2, "--machine", "spr3-h100")
+@pytest.fixture(scope="module")
+def of_one_gpu(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+    """Two ranks of a machine with one GPU: no wish, one, too many, a wrong one."""
+    wants: tuple[dict[int, Any], ...] = (
+        {},
+        {1: {"requests": {"cxl": 100 * GIB}}},
+        {0: {"requests": {"cxl": 200 * GIB}}, 1: {"requests": {"cxl": 100 * GIB}}},
+        {1: {"requests": {"7": 1}}},
+    )
+    folder = tmp_path_factory.mktemp("ranks")
+    return run_ranks(folder, 2, "--machine", "spr3-h100", options=wants)
+
+
+def test_ranks_of_one_gpu_machine_stay_near_it(of_one_gpu: list[list[dict[str, Any]]]) -> None:
+    told = of_one_gpu[0]
     assert [(rank["gpu"], rank["home"]) for rank in told] == [("H100", 0)] * 2
     assert [rank["bytes"]["0"] for rank in told] == [128 * GIB] * 2
 
 
-def test_requests_are_kept_for_the_rank_that_asks(tmp_path: Path) -> None:
-    wants = {1: {"requests": {"cxl": 100 * GIB}}}
-    first, second = run_ranks(tmp_path, 2, "--machine", "spr3-h100", options=wants)
+def test_requests_are_kept_for_the_rank_that_asks(of_one_gpu: list[list[dict[str, Any]]]) -> None:
+    first, second = of_one_gpu[1]
     assert (first["bytes"]["2"], second["bytes"]["2"]) == (78 * GIB, 178 * GIB)
 
 
-def test_error_of_one_rank_is_raised_on_all_and_none_waits(tmp_path: Path) -> None:
-    wants = {
-        0: {"requests": {"cxl": 200 * GIB}},
-        1: {"requests": {"cxl": 100 * GIB}},
-    }
-    told = run_ranks(tmp_path, 2, "--machine", "spr3-h100", options=wants)
-    assert told[0] == told[1]
-    assert "rank 0 200 GiB of tier cxl, rank 1 100 GiB of tier cxl" in told[0]["error"]
-    (tmp_path / "again").mkdir()
-    unknown = {1: {"requests": {"7": 1}}}
-    told = run_ranks(tmp_path / "again", 2, "--machine", "spr3-h100", options=unknown)
-    assert told[0] == told[1]
-    assert told[0]["error"].startswith("rank 1: machine spr3-h100 has no node 7")
+def test_error_of_one_rank_is_raised_on_all_and_none_waits(
+    of_one_gpu: list[list[dict[str, Any]]],
+) -> None:
+    (told, other), unknown = of_one_gpu[2], of_one_gpu[3]
+    assert told == other
+    assert "rank 0 200 GiB of tier cxl, rank 1 100 GiB of tier cxl" in told["error"]
+    assert unknown[0] == unknown[1]
+    assert unknown[0]["error"].startswith("rank 1: machine spr3-h100 has no node 7")
 
 
 def test_ranks_on_this_machine_keep_within_the_limit_of_a_real_node(tmp_path: Path) -> None:
     node = cxl_offload.discover().usable_nodes()[0].id
-    limits = {rank: {"capacities": {str(node): 64 * MIB + 4096 * rank}} for rank in range(4)}
-    told = run_ranks(tmp_path, 4, "--fill", str(node), options=limits)
+    limits = {rank: {"capacities": {str(node): 32 * MIB + 4096 * rank}} for rank in range(2)}
+    (told,) = run_ranks(tmp_path, 2, "--fill", str(node), options=(limits,))
     # Of different wishes the least holds.
-    assert [rank["bytes"][str(node)] for rank in told] == [16 * MIB] * 4
-    assert [rank["held"] for rank in told] == [16 * MIB] * 4
+    assert [rank["bytes"][str(node)] for rank in told] == [16 * MIB] * 2
+    assert [rank["held"] for rank in told] == [16 * MIB] * 2
 
 
 def test_process_without_a_job_gets_the_whole_machine() -> None:
