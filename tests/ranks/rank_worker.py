@@ -1,4 +1,4 @@
-"""One rank of tests/ranks/test_ranks.py: joins a real gloo group, says what it gets, line by line."""
+"""One rank of tests/ranks/test_ranks.py: joins a gloo group, says what it gets, a line a time."""
 
 from __future__ import annotations
 
