@@ -13,7 +13,7 @@ from cxl_offload.plan.machine_rates import UNBOUND, MachineRates
 from cxl_offload.plan.missing import MissingNumberError
 from cxl_offload.plan.socket_rates import socket_rates
 from cxl_offload.renamed import old_names
-from cxl_offload.topology import Machine, Node
+from cxl_offload.topology import Machine, Node, NodeKind
 from cxl_offload.topology.model import TIER_NAMES
 
 GPU_USABLE = 0.8
@@ -157,8 +157,11 @@ class Hardware:
 
 
 def _usable(machine: Machine) -> tuple[Node, ...]:
-    """Nodes that memory is planned on; those of accelerators where a machine has no other."""
-    return machine.usable_nodes() or machine.usable_nodes(include_gpu_memory=True)
+    """Nodes that memory is planned on; those of accelerators where a machine has no other, or
+    where its CPUs' own memory is such: a card beside it takes nothing away.
+    """
+    own = any(node.id == machine.initiator and node.kind is NodeKind.GPU for node in machine.nodes)
+    return (() if own else machine.usable_nodes()) or machine.usable_nodes(include_gpu_memory=True)
 
 
 def _host_names(machine: Machine, wanted: Sequence[str] | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from cxl_offload.cli.main import app, main
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.what_if import with_gpu, with_memory
-from cxl_offload.topology import load_machine
+from cxl_offload.topology import load_machine, machine_names
 
 PLAN = ["plan", "inference", "--machine", "epyc9354-cxl-a", "--executor", "flexgen"]
 
@@ -23,6 +23,17 @@ def test_added_memory_is_a_node_of_its_tier() -> None:
     assert (added.read_bytes_per_s, added.copy_bytes_per_s, added.latency_ns) == (40e9, 40e9, 250)
     assert 240 << 30 < added.usable_bytes <= 256 << 30
     assert sorted(node.node for node in larger.nodes) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("tier", ["ldram", "rdram", "hbm", "cxl"])
+def test_added_memory_takes_none_away(name: str, tier: str) -> None:
+    """Of machines whose own memory is HBM of accelerators too."""
+    machine = load_machine(name)
+    before = hardware_of(machine, needs_gpu=False)
+    after = hardware_of(with_memory(machine, f"{tier}=8GiB:40GB/s:250ns"), needs_gpu=False)
+    added = machine.nodes[-1].id + 1
+    assert {node.node for node in after.nodes} == {node.node for node in before.nodes} | {added}
 
 
 def test_fast_memory_is_planned_before_slow_memory() -> None:
