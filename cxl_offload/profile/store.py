@@ -72,7 +72,8 @@ def _check_version(value: Any) -> None:
             f"{PROFILE_VERSION}; measure again with `cxl-offload profile`",
             ("version",),
         )
-    for at, each in enumerate(value.get("operators") or ()):
+    operators = value.get("operators")
+    for at, each in enumerate(operators if isinstance(operators, list) else ()):
         found = each.get("version", 1) if isinstance(each, dict) else OPERATORS_VERSION
         if found != OPERATORS_VERSION:
             raise DecodeError(

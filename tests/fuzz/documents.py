@@ -11,7 +11,7 @@ import json
 import linecache
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,16 @@ from cxl_offload.profile.model import (
     NodeFacts,
     PathProfile,
     Profile,
+)
+from cxl_offload.profile.operators.model import (
+    AdamPoint,
+    CachePoint,
+    CacheTypePoint,
+    LayerPoint,
+    LinearPoint,
+    OperatorProfile,
+    PiecePoint,
+    ProductPoint,
 )
 from cxl_offload.profile.store import parse_profile, profile_text
 from cxl_offload.sim.trace import Event, Trace
@@ -123,7 +133,22 @@ def _profiles() -> tuple[str, ...]:
     made = Profile(
         machine=whose, date="now", measured=True, mode="quick", seconds=1.0, paths=(path,)
     )
-    return (profile_text(made),)
+    return (profile_text(made), profile_text(replace(made, operators=(_operators(rate),))))
+
+
+def _operators(seconds: Estimate) -> OperatorProfile:
+    """One of everything that is measured."""
+    return OperatorProfile(
+        device="cpu",
+        threads=2,
+        linears=(LinearPoint(1, 1 << 20, seconds),),
+        caches=(CachePoint("load", 1 << 20, seconds),),
+        layers=(LayerPoint(1, 768, seconds, seconds),),
+        products=(ProductPoint(1, 1 << 20, seconds),),
+        pieces=(PiecePoint("norm", 1, 768, seconds),),
+        cache_types=(CacheTypePoint("int4", 1, 1 << 20, 1 << 21, seconds),),
+        adam=AdamPoint(1 << 20, 1 << 24, seconds),
+    )
 
 
 @cache

@@ -15,6 +15,7 @@ from cxl_offload.plan.model.file import load_model, parse_model
 from cxl_offload.plan.plan_file import parse_plan, plan_text
 from cxl_offload.plan.training.job import TrainingJob
 from cxl_offload.plan.training.plan import TrainingRequest, plan_training
+from cxl_offload.profile.model import PROFILE_VERSION
 from cxl_offload.profile.store import parse_profile
 from cxl_offload.sim.trace import Trace
 from cxl_offload.topology import load_machine, machine_from_json, machine_to_json
@@ -55,6 +56,13 @@ def test_generated_documents_are_answered_or_refused(seed: int) -> None:
 def test_text_nested_without_end_is_refused(read, text: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=r"^a\.file:"):
         read(text, file="a.file")
+
+
+@pytest.mark.parametrize("value", ["1e25", "true", '"cpu"', '{"version": 3}', "[7]", "[[]]"])
+def test_operators_that_are_no_list_are_refused(value: str) -> None:
+    text = f'{{"version": {PROFILE_VERSION}, "operators": {value}}}'
+    with pytest.raises(ConfigError, match=r"^a\.file:"):
+        parse_profile(text, file="a.file")
 
 
 @pytest.mark.parametrize("read", [machine_from_json, Trace.from_json])
