@@ -7,6 +7,8 @@ are better left to ``torch.nn.functional.linear``.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.nn import functional
 
@@ -78,9 +80,7 @@ def linear(
     """
     refuse_recording("linear")
     refuse_derivatives("linear", x, weight, bias, scale)
-    rows = x.reshape(-1, x.shape[-1]) if x.dim() > 0 else x
-    if rows.stride(-1) != 1:
-        rows = rows.contiguous()
+    rows = _rows_of(x)
     dtypes: tuple[torch.dtype, ...]
     if isinstance(weight, Int4Weight):
         weight = Int4Weight(as_of_now(weight.codes), as_of_now(weight.groups), weight.form)
@@ -103,6 +103,14 @@ def linear(
         kernel=kernel_for(team),
     )
     return out.view(*x.shape[:-1], matrix.shape[0])
+
+
+def _rows_of(x: torch.Tensor) -> torch.Tensor:
+    """``x`` in two dimensions, each row contiguous; rows of no elements count as well."""
+    if x.dim() == 0:
+        raise ValueError("linear: x has no dimension; give it (..., width)")
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _scale_view(scale: torch.Tensor, outputs: int) -> _C.TensorView:
@@ -149,9 +157,7 @@ class PreparedLinear:
     def __call__(self, x: torch.Tensor, threads: Threads = None) -> torch.Tensor:
         """As :func:`linear`; nothing is said about gradients."""
         refuse_recording("linear")
-        rows = x.reshape(-1, x.shape[-1])
-        if rows.stride(-1) != 1:
-            rows = rows.contiguous()
+        rows = _rows_of(x)
         out = torch.empty(rows.shape[0], self._outputs, dtype=x.dtype)
         team = team_for(threads)
         _C.run_linear(

@@ -9,7 +9,7 @@ import torch
 
 from cxl_offload import _C
 from cxl_offload.ops.int4_weight import Int4Weight, int4_quantized
-from cxl_offload.ops.linear import WEIGHT_DTYPES, linear
+from cxl_offload.ops.linear import WEIGHT_DTYPES, PreparedLinear, linear
 
 ISAS = [isa for isa in ("scalar", "neon", "avx2", "avx512") if isa in _C.supported_isas()]
 F8 = torch.float8_e4m3fn
@@ -195,6 +195,15 @@ def test_linear_keeps_the_leading_dimensions() -> None:
                 weight)  # fmt: skip
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_linear_of_rows_without_elements_is_the_bias(isa: str) -> None:
+    x, weight, bias = draw(2, 3, 0), draw(6, 0), draw(6)
+    assert torch.equal(linear(x, weight, bias, isa=isa), bias.expand(2, 3, 6))
+    assert torch.equal(linear(x[0, 0], weight, isa=isa), torch.zeros(6))
+    assert torch.equal(PreparedLinear(weight, bias)(x), bias.expand(2, 3, 6))
+    assert linear(x[:0], weight, isa=isa).shape == (0, 3, 6)
+
+
 def test_linear_refuses_what_it_cannot_do() -> None:
     x, weight = draw(2, 64), draw(6, 64, seed=1)
     codes = int4_quantized(draw(6, 64))
@@ -202,6 +211,8 @@ def test_linear_refuses_what_it_cannot_do() -> None:
         linear(x[:, :63], weight)
     with pytest.raises(ValueError, match="another width"):
         linear(draw(2, 32), codes)
+    with pytest.raises(ValueError, match="no dimension"):
+        linear(torch.tensor(1.0), weight)
     with pytest.raises(ValueError, match="bias"):
         linear(x, weight, draw(5))
     with pytest.raises(ValueError, match="float64"):
