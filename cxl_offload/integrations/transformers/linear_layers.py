@@ -131,6 +131,7 @@ def _forward(
             and x.is_cpu
             and weight.is_cpu
             and not torch.is_grad_enabled()
+            and (not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") is x.dtype)
         ):
             if measured is not None and measured.chosen.get(measured.key(x, weight)) != KERNEL:
                 by = functional.linear if weight.stride(1) != 1 else measured

@@ -206,6 +206,22 @@ def test_fastest_linear_layers_are_those_that_the_first_call_found(
     assert (kernel.call_count >= 8 * len(layers)) == (way == "kernel")
 
 
+@pytest.mark.parametrize("linear_rows", [4, "fastest"])
+def test_linear_layers_give_the_type_that_autocast_asks_for(
+    linear_rows: Any, session: Session
+) -> None:
+    """As stock: layers of few rows are of the same type as those of many."""
+    model = make("llama").requires_grad_(False)
+    layer = model.model.layers[0].mlp.up_proj
+    x = torch.randn(2, layer.in_features)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        stock = layer(x)
+        with offload(model, CXL, linear_rows=linear_rows, session=session), torch.no_grad():
+            ours = [layer(x) for _ in range(3)]  # the first call of "fastest" times
+    assert [found.dtype for found in ours] == [torch.bfloat16] * 3
+    assert all(torch.equal(found, stock) for found in ours)
+
+
 def test_linear_layers_of_few_rows_are_as_near_to_double_as_torch(session: Session) -> None:
     model = make("llama", torch.bfloat16)
     exact = _step_logits(in_double(model))
