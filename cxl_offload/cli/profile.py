@@ -85,8 +85,7 @@ def profile(
 
     check_outputs({"--output": output, "--copy-rules": copy_rules, "--report": report})
     for device in operators or ():
-        if device not in ("cpu", "cuda"):
-            raise ConfigError(f"--operators {device}: must be cpu or cuda")
+        _check_device(device)
     if plot is not None:
         need_matplotlib("--plot")
     session = Session.linux()
@@ -124,11 +123,20 @@ def profile(
             console.print(f"written: {picture}", soft_wrap=True)
 
 
-def _operators(device: str) -> OperatorProfile:
+def _check_device(device: str) -> None:
+    """Before the minutes that the paths take."""
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"--operators {device}: must be cpu or cuda")
     try:
-        from cxl_offload.profile.operators.measure import measure_operators
+        from cxl_offload.profile.operators.measure import device_of
     except ModuleNotFoundError as error:
         raise ConfigError(f"--operators {device}: {error.name} is not installed") from None
+    device_of(device)
+
+
+def _operators(device: str) -> OperatorProfile:
+    from cxl_offload.profile.operators.measure import measure_operators
+
     with progress_bar() as progress:
         return measure_operators(device, progress=progress)
 

@@ -99,7 +99,7 @@ def measure_operators(
     """
     if not seconds > 0:
         raise ValueError(f"measure operators for {seconds} s: give a time above 0")
-    where = _device(device)
+    where = device_of(device)
     ring, steps = ring_bytes(), len(rows) * len(_WIDTHS)
     keep_freed_memory()  # as a run of FlexGen does; page faults would hide what is timed
     codes = copies_of_the_code(_PIECES)
@@ -128,7 +128,14 @@ def measure_operators(
     )
 
 
-def _device(device: str | torch.device) -> torch.device:
+def device_of(device: str | torch.device) -> torch.device:
+    """The device to measure on.
+
+    Raises
+    ------
+    ValueError
+        torch sees no GPU.
+    """
     where = torch.device(device)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("measure operators on cuda: torch sees no GPU")

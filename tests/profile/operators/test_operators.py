@@ -7,6 +7,7 @@ import itertools
 import json
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -122,3 +123,16 @@ def test_unknown_device_is_refused_in_one_line(capsys: pytest.CaptureFixture[str
         main(["profile", "--quick", "--operators", "tpu"])
     assert ended.value.code == 2
     assert "--operators tpu: must be cpu or cuda" in capsys.readouterr().err
+
+
+def test_gpu_that_is_not_there_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    measured = Mock()
+    monkeypatch.setattr("cxl_offload.profile.measure_machine", measured)
+    with pytest.raises(SystemExit) as ended:
+        main(["profile", "--operators", "cpu", "--operators", "cuda"])
+    assert ended.value.code == 2
+    assert "measure operators on cuda: torch sees no GPU" in capsys.readouterr().err
+    measured.assert_not_called()
