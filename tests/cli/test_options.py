@@ -250,46 +250,57 @@ def test_ctrl_c_is_one_line_and_its_own_status(monkeypatch: pytest.MonkeyPatch) 
     assert run("topology") == (130, "", "\ncxl-offload: stopped by Ctrl-C\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["generate", "--model", "no", "--prompts", "p.txt", "--place", "kv=0"], "no such folder"),
-        (
-            ["generate", "--model", "my", "--prompts", "no.txt", "--place", "kv=0"],
-            "--prompts no.txt: there is no such file; write it, with one prompt a line",
-        ),
-        (["generate", "--model", "my", "--prompts", "p.txt", "--plan", "no.yaml"], "no.yaml"),
-        (["flexgen", "--model", "my-opt"], "model my-opt: no such folder"),
-        (["flexgen", "--model=/no/where"], "model folder /no/where does not exist"),
-        (["flexgen", "--model", "opt-1.3b", "--prompts", "no.txt"], "--prompts no.txt"),
-        (["flexgen", "--plan", "no.yaml", "--model", "my"], "no.yaml"),
-        (["flexgen", "--model", "my", "--machine", "no"], "no"),
-    ],
-)
-def test_file_that_is_not_there_is_told_before_torch_is_loaded(
-    words: list[str], said: str, tmp_path: Path
-) -> None:
-    """It took as long as loading torch and transformers."""
+NOT_THERE = [
+    ("no such folder", "generate --model no --prompts p.txt --place kv=0"),
+    (
+        "--prompts no.txt: there is no such file; write it, with one prompt a line",
+        "generate --model my --prompts no.txt --place kv=0",
+    ),
+    ("no.yaml", "generate --model my --prompts p.txt --plan no.yaml"),
+    ("model my-opt: no such folder", "flexgen --model my-opt"),
+    ("model folder /no/where does not exist", "flexgen --model=/no/where"),
+    ("--prompts no.txt", "flexgen --model opt-1.3b --prompts no.txt"),
+    ("no.yaml", "flexgen --plan no.yaml --model my"),
+    ("no", "flexgen --model my --machine no"),
+]
+
+WITHOUT_TORCH = """
+import contextlib, io, json, sys
+sys.modules["torch"] = None  # whoever imports it finds that it is missing
+from cxl_offload.cli.main import main
+told = []
+for words in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(
+        io.StringIO()
+    ) as err:
+        try:
+            main(words.split())
+        except SystemExit as ended:
+            told.append([ended.code, out.getvalue(), err.getvalue()])
+print(json.dumps(told))
+"""
+
+
+def test_file_that_is_not_there_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
+    """It took as long as loading torch and transformers. One process tries all."""
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "config.json").write_text("{}")
     (tmp_path / "p.txt").write_text("Errors should\n")
-    script = (
-        "import sys; sys.modules['torch'] = None\n"  # whoever imports it finds that it is missing
-        "from cxl_offload.cli.main import main; main(sys.argv[1:])"
-    )
     root = str(Path(__file__).parents[2])
     done = subprocess.run(
-        [sys.executable, "-c", script, *words],
+        [sys.executable, "-c", WITHOUT_TORCH, *(words for _, words in NOT_THERE)],
         env={**os.environ, "PYTHONPATH": root},
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-    assert "not installed" not in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.returncode == 0, done.stderr
+    for (said, words), (code, out, error) in zip(NOT_THERE, json.loads(done.stdout), strict=True):
+        assert (code, out) == (2, ""), words
+        assert said in error, words
+        assert "not installed" not in error
+        assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("code", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cxl_offload.cli.main import main
 from cxl_offload.cli.run import launch_environment, plan_command
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen.seeded import OptShape, make_opt
@@ -326,7 +327,11 @@ def test_training_plan_is_executed_with_its_configuration_and_its_places(
 
 @pytest.mark.parametrize("where", ["absolute", "above", "below", "here", "nameless"])
 def test_plan_whose_settings_name_a_file_elsewhere_is_refused_and_writes_nothing(
-    training: Plan, tmp_path: Path, where: str
+    training: Plan,
+    tmp_path: Path,
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     name = {
         "absolute": str(tmp_path / "written.json"),
@@ -339,11 +344,15 @@ def test_plan_whose_settings_name_a_file_elsewhere_is_refused_and_writes_nothing
     text = (tmp_path / "plan.yaml").read_text()
     assert text.count("ds_config.json:") == 1
     (tmp_path / "plan.yaml").write_text(text.replace("ds_config.json:", f"{name}:"))
-    for words in (("--dry-run", "plan.yaml"), ("plan.yaml",)):
-        done = run(*words, folder=tmp_path)
-        assert done.returncode == 2, done.stderr
-        assert "in settings is the name of a file beside others, without a folder" in done.stderr
-        assert done.stderr.count("\n") == 1
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cxl_offload.cli.run._run", lambda *_, **__: pytest.fail("it was run"))
+    for words in (["--dry-run", "plan.yaml"], ["plan.yaml"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["run", *words])
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert "in settings is the name of a file beside others, without a folder" in said
+        assert said.count("\n") == 1
         assert not (tmp_path / "written.json").exists()
 
 
