@@ -1,12 +1,7 @@
 // Opens code that is compiled with AVX-512 (F, BW, DQ and VL); target_end.inc.h closes it. Included
 // after all other headers: what they define must stay fit for every processor.
 
-// GCC 12 takes the placeholder operands of its own intrinsics for uninitialised (GCC bug 105593),
-// where they are inlined, which is everywhere here.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
+#include "kernels/vector/wrong_warnings.inc.h"
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), \

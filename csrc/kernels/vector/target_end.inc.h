@@ -1,4 +1,4 @@
-// Closes what target_avx2.inc.h or target_avx512.inc.h opened.
+// Closes what the other target_*.inc.h opened.
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
