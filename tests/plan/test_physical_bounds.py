@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cxl_offload.plan import pipeline
 from cxl_offload.plan.equations.sockets import Crossing, Socket
 from cxl_offload.plan.executor import Executor
 from cxl_offload.plan.flexgen.plan import FlexGen, InferenceRequest
@@ -28,6 +29,12 @@ from cxl_offload.topology import Machine, load_machine
 
 MACHINES = ("epyc9354-cxl-a", "spr3-h100", "gh200")
 LENGTHS = ((32, 8), (512, 32), (1000, 400))
+
+
+@pytest.fixture(autouse=True)
+def _without_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take a search for every resource, and no bound looks at them."""
+    monkeypatch.setattr(pipeline, "prices", lambda *_: ())
 
 
 def flexgen(model: str, machine: str, engine: str = "own", **extra: Any) -> FlexGen:
