@@ -20,7 +20,7 @@ GIB = 1 << 30
 SYSTEMS = {
     "epyc9354-cxl-a", "xeon8470-cxl-b", "xeon6438y-cxl-c", "xeon8468", "xeon6126-host", "xeon6430",
     "emr-1", "emr-2", "emr-3", "spr-1", "spr-2", "spr3-h100",
-    "zen4-1", "zen4-2-mi300a", "zen4-3", "zen5-1", "gh200",
+    "zen4-1", "zen4-2-mi300a", "zen4-3", "zen5-1", "gh200", "xeon-t4",
 }  # fmt: skip
 
 
