@@ -52,7 +52,7 @@ def rows_of_linear_layers(asked: int | Fastest | None, store: TierStore) -> int 
         return COPIED_ROWS if copies else 0
     if asked == "fastest":
         return asked
-    if not isinstance(asked, int) or asked < 0:
+    if not isinstance(asked, int) or isinstance(asked, bool) or asked < 0:
         raise ConfigError(f"linear_rows {asked}: 0 or more, or 'fastest'")
     for kind, policy in copies if asked == 0 else ():
         raise ConfigError(

@@ -237,6 +237,7 @@ class _Numbers:
         ({5: "cxl"}, {}, "kind 5: kinds are kv"),
         (CXL, {"session": 5}, "session 5: give a cxl_offload.Session"),
         (CXL, {"linear_rows": 1.5}, "linear_rows 1.5: 0 or more"),
+        (CXL, {"linear_rows": True}, "linear_rows True: 0 or more"),
         (
             {"weights": "replicate:0,1"},
             {"linear_rows": 0},
