@@ -18,6 +18,10 @@ SATURATED = 0.95
 """A curve counts as saturated from here on: more threads gain at most 5 %."""
 
 
+LEAST, MOST = 1e-15, 1e18
+"""Of an estimate, in seconds, nanoseconds or bytes/s: beyond, quotients of two are no numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A median with the 10th and 90th percentile of ``samples`` repeats (few: their extremes)."""
@@ -29,8 +33,8 @@ class Estimate:
 
     def __post_init__(self) -> None:
         values = (self.low, self.median, self.high)
-        if not all(math.isfinite(value) and value > 0 for value in values):
-            raise ValueError(f"an estimate must be finite and above 0, not {values}")
+        if not all(LEAST <= value <= MOST for value in values):
+            raise ValueError(f"an estimate must be from {LEAST:g} to {MOST:g}, not {values}")
         if not self.low <= self.median <= self.high or self.samples < 1:
             raise ValueError(
                 f"an estimate needs low <= median <= high of at least one sample, not {values} "

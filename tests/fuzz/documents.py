@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -46,6 +46,7 @@ from cxl_offload.profile.operators.model import (
     LayerPoint,
     LinearPoint,
     OperatorProfile,
+    Piece,
     PiecePoint,
     ProductPoint,
 )
@@ -137,16 +138,22 @@ def _profiles() -> tuple[str, ...]:
 
 
 def _operators(seconds: Estimate) -> OperatorProfile:
-    """One of everything that is measured."""
+    """Some of everything that is measured."""
     return OperatorProfile(
         device="cpu",
         threads=2,
         linears=(LinearPoint(1, 1 << 20, seconds),),
         caches=(CachePoint("load", 1 << 20, seconds),),
         layers=(LayerPoint(1, 768, seconds, seconds),),
-        products=(ProductPoint(1, 1 << 20, seconds),),
-        pieces=(PiecePoint("norm", 1, 768, seconds),),
-        cache_types=(CacheTypePoint("int4", 1, 1 << 20, 1 << 21, seconds),),
+        products=tuple(ProductPoint(rows, 1 << 20, seconds) for rows in (1, 8, 512)),
+        pieces=tuple(
+            PiecePoint(piece, rows, 4096 if piece == "long attention" else 768, seconds)
+            for piece in get_args(Piece)
+            for rows in (1, 8)
+        ),
+        cache_types=tuple(
+            CacheTypePoint(kept, 1, 1 << 20, 1 << 21, seconds) for kept in ("", "int4")
+        ),
         adam=AdamPoint(1 << 20, 1 << 24, seconds),
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, Literal, get_args
 
 from cxl_offload.profile.curves import Estimate
 
@@ -159,20 +160,25 @@ class OperatorProfile:
     threads
         Of torch on the CPU.
     linears
-        For every number of rows the same sizes.
+        For every number of rows the same sizes, ascending.
     caches
-        For every operator, by size.
+        For every operator, by size, ascending.
     layers
         For every width the same numbers of rows, ascending.
     products
         For every size the same numbers of rows, ascending; empty where they were not measured.
     pieces
-        For every piece by rows, ascending; empty where they were not measured.
+        Every piece by rows, ascending; empty where they were not measured.
     cache_types
-        Attention by what keys and values are kept as, and by groups of heads; empty where it was
-        not measured.
+        Attention by what keys and values are kept as, and by groups of heads, bfloat16 without
+        groups among them; empty where it was not measured.
     adam
         An optimizer's step; None where it was not measured.
+
+    Raises
+    ------
+    ValueError
+        Points are missing, twice, out of order or of nothing.
     """
 
     version: int = OPERATORS_VERSION
@@ -190,6 +196,9 @@ class OperatorProfile:
         if not self.linears or not self.layers:
             missing = "layer" if self.linears else "linear layer"
             raise ValueError(f"operators of {self.device}: no {missing} was measured")
+        wrong = _wrong_points(self)
+        if wrong:
+            raise ValueError(f"operators of {self.device}: {wrong}")
 
     def linear_s(self, rows: int, weight_bytes: float) -> float:
         """Seconds of a linear layer, between the measured sizes and numbers of rows.
@@ -250,6 +259,80 @@ class OperatorProfile:
         points = [point for point in self.linears if point.rows == rows]
         sizes = [point.weight_bytes for point in points]
         return _by_size(sizes, [point.seconds.median for point in points], weight_bytes)
+
+
+def _wrong_points(operators: OperatorProfile) -> str:
+    """What the points lack of what is read between them; empty where nothing is."""
+    every = [point for name in _POINTS for point in getattr(operators, name)]
+    if any(isinstance(value, int) and value < 1 for each in every for value in _values(each)):
+        return "rows, sizes and operations are 1 or more"
+    for name, outer, inner in _GRIDS:
+        points = [(getattr(each, outer), getattr(each, inner)) for each in getattr(operators, name)]
+        if not _is_grid(points):
+            return f"{name} need every {inner} for every {outer}, once and ascending"
+    for name, kind, size in (("caches", "operator", "cache_bytes"), ("pieces", "piece", "rows")):
+        found = [(getattr(each, kind), getattr(each, size)) for each in getattr(operators, name)]
+        if not all(map(_ascends, _by_first(found).values())):
+            return f"{name} need every {size} of a {kind} once, ascending"
+    return _wrong_pieces(operators.pieces) or _wrong_cache_types(operators.cache_types)
+
+
+def _wrong_pieces(points: Sequence[PiecePoint]) -> str:
+    found: dict[str, list[PiecePoint]] = {}
+    for each in points:
+        found.setdefault(each.piece, []).append(each)
+    if not found:
+        return ""
+    missing = [name for name in get_args(Piece) if name not in found]
+    if missing:
+        return f"pieces lack {missing[0]}"
+    short, long = found["short attention"], found["long attention"]
+    if short[0].elements >= long[0].elements:
+        return "pieces of long attention are over no larger cache than those of short attention"
+    most = short[-1].rows
+    for name, of_piece in found.items():
+        if not name.startswith("prompt") and sum(each.rows <= most for each in of_piece) < 2:
+            return f"pieces need {name} of two numbers of rows up to {most}"
+    return ""
+
+
+def _wrong_cache_types(points: Sequence[CacheTypePoint]) -> str:
+    found = [(each.kv_dtype, each.group) for each in points]
+    if len(set(found)) < len(found):
+        return "cache_types need every type and group once"
+    return "cache_types lack bfloat16 in groups of 1" if found and ("", 1) not in found else ""
+
+
+_POINTS = ("linears", "caches", "layers", "products", "pieces", "cache_types")
+_GRIDS = (
+    ("linears", "rows", "weight_bytes"),
+    ("layers", "hidden", "rows"),
+    ("products", "weight_bytes", "rows"),
+)
+
+
+def _values(point: object) -> list[object]:
+    return [getattr(point, field.name) for field in fields(point)]  # type: ignore[arg-type]
+
+
+def _by_first(points: Sequence[tuple[Any, int]]) -> dict[Any, list[int]]:
+    found: dict[Any, list[int]] = {}
+    for first, second in points:
+        found.setdefault(first, []).append(second)
+    return found
+
+
+def _ascends(values: Sequence[int]) -> bool:
+    return all(before < after for before, after in pairwise(values))
+
+
+def _is_grid(points: Sequence[tuple[int, int]]) -> bool:
+    """Whether for every first the seconds are the same, and for every second the firsts."""
+    for each in (_by_first(points), _by_first([(second, first) for first, second in points])):
+        rows = list(each.values())
+        if not all(_ascends(row) and row == rows[0] for row in rows):
+            return False
+    return True
 
 
 def _by_size(sizes: Sequence[int], seconds: Sequence[float], nbytes: float) -> float:
