@@ -12,7 +12,7 @@ from pathlib import Path
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NUMBERS = {"x86_64": (237, 238, 279), "aarch64": (235, 237, 239)}
 MBIND, SET_MEMPOLICY, MOVE_PAGES = _NUMBERS[os.uname().machine]
-MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND = 0, 1, 2
+MPOL_DEFAULT, MPOL_PREFERRED = 0, 1
 MADV_POPULATE_WRITE = 23
 PAGE = os.sysconf("SC_PAGE_SIZE")
 NODES = Path("/sys/devices/system/node")
@@ -34,11 +34,6 @@ def _mask(nodes: Iterable[int]) -> ctypes.Array[ctypes.c_ulong]:
 
 def set_thread_policy(mode: int, nodes: Iterable[int] = ()) -> None:
     system_call(SET_MEMPOLICY, mode, _mask(nodes) if mode else None, ctypes.c_ulong(128))
-
-
-def set_range_policy(address: int, nbytes: int, mode: int, nodes: Iterable[int]) -> None:
-    place = (ctypes.c_void_p(address), ctypes.c_ulong(nbytes))
-    system_call(MBIND, *place, mode, _mask(nodes), ctypes.c_ulong(128), 0)
 
 
 def page_nodes(address: int, nbytes: int) -> list[int]:

@@ -194,11 +194,6 @@ class PrefixBlocks:
     def damaged(self) -> int:
         return 0 if self._books is None else self._books.damaged
 
-    @property
-    def is_written(self) -> bool:
-        """Whether this process writes the store; else it reads what another one writes."""
-        return self._books is not None
-
     def __len__(self) -> int:
         return len(self._reader if self._books is None else self._books)  # type: ignore[arg-type]
 
