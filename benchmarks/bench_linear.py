@@ -1,7 +1,7 @@
 """How close linear layers of few rows come to the memory's read speed, and to torch.
 
     python -m benchmarks.bench_linear [--width 4096] [--outputs 4096] [--rows 1 4 8 32]
-        [--weights fp16 bf16 fp32 fp8 int8 int4] [--rounds 15] [--json out.json]
+        [--weights fp16 bf16 fp32 fp8 int8 int4] [--rounds 15] [--isa NAME] [--json out.json]
 
 Several layers' weights lie in transparent huge pages, more bytes than the caches hold, and calls go
 round them. For each type: the bound (the weights read once by pinned threads, csrc/probe), this
@@ -144,7 +144,9 @@ class Clock:
 
 def contenders(name: str, x: torch.Tensor, args: argparse.Namespace) -> dict[str, Call]:
     made: dict[str, Call] = {
-        "this": lambda layer: linear(x, layer.weight, scale=layer.scale, threads=args.threads)
+        "this": lambda layer: linear(
+            x, layer.weight, scale=layer.scale, threads=args.threads, isa=args.isa
+        )
     }
     if name in FLOATS:
         made["torch"] = lambda layer: functional.linear(x, layer.weight)  # type: ignore[arg-type]
@@ -205,6 +207,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sample-bytes", type=int, default=64 << 20, help="of weights, at least")
     parser.add_argument("--threads", type=int, default=len(_C.allowed_cpus()))
+    parser.add_argument("--isa", default="", help="as of cxl_offload.ops.linear; empty: the best")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

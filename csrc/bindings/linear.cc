@@ -25,7 +25,7 @@ using kernels::Bf16Products;
 
 // What an instruction set by name allows; empty: whatever is best.
 Bf16Products products_of(const std::string& isa) {
-  if (isa.empty()) return Bf16Products::kTiles;
+  if (isa.empty()) return Bf16Products::kBest;
   if (isa != "avx512bf16" && isa != "amxbf16") return Bf16Products::kNone;
   const bool tiles = isa == "amxbf16";
   const auto products = tiles ? Bf16Products::kTiles : Bf16Products::kVectors;

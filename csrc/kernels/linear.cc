@@ -39,8 +39,10 @@ LinearKernel kernel_for(Dtype weight, Isa isa) {
 
 LinearKernel kernel_for(const Linear& linear, Isa isa) {
   if (isa == Isa::kAvx512 && linear.bf16_products != Bf16Products::kNone) {
+    const auto products = linear.bf16_products;
+    const bool best_as_tiles = products == Bf16Products::kBest && !is_codes(linear);
     LinearKernel found{};
-    if (linear.bf16_products == Bf16Products::kTiles) found = linear_kernel_tiles(linear);
+    if (products == Bf16Products::kTiles || best_as_tiles) found = linear_kernel_tiles(linear);
     if (found.multiply == nullptr) found = linear_kernel_bf16(linear);
     if (found.multiply != nullptr) return found;
   }

@@ -30,6 +30,7 @@ enum class Bf16Products {
   kNone,
   kVectors,  // of AVX512-BF16
   kTiles,    // of AMX, else of AVX512-BF16
+  kBest,     // tiles; for 4-bit codes vectors, which are faster at one row
 };
 
 struct Linear {
@@ -47,7 +48,7 @@ struct Linear {
   TensorView scale;
   TensorView bias;  // (outputs), contiguous, of float32, bfloat16 or float16; no data: none
   TensorView y;     // (rows, outputs) of float32, bfloat16 or float16; a row is contiguous
-  Bf16Products bf16_products = Bf16Products::kTiles;
+  Bf16Products bf16_products = Bf16Products::kBest;
   // One for each group of the team, equal byte by byte; none: all groups read what is above.
   std::vector<NearCopy> near;
 };

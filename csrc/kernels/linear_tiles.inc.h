@@ -201,14 +201,16 @@ void visit_rows(const LinearPanel& panel, TilePlace place, const Visit& visit) {
   if (place.row < panel.rows) visit.template operator()<G, 1>(place);
 }
 
-// Calls visit<G, N>(place) for strips of G tiles of outputs and N of rows.
-template <class Visit>
+// Calls visit<G, N>(place) for strips of G tiles of outputs, at most kMost, and N of rows.
+template <size_t kMost, class Visit>
 void visit_strips(const LinearPanel& panel, const Visit& visit) {
   TileShapes(kTileOutputs, panel.tile).load();
   TilePlace place;
   place.outputs = kTileOutputs;
-  for (; place.output + 2 * kTileOutputs <= panel.outputs; place.output += 2 * kTileOutputs) {
-    visit_rows<2>(panel, place, visit);
+  if constexpr (kMost == 2) {
+    for (; place.output + 2 * kTileOutputs <= panel.outputs; place.output += 2 * kTileOutputs) {
+      visit_rows<2>(panel, place, visit);
+    }
   }
   for (; place.output < panel.outputs; place.output += kTileOutputs) {
     place.outputs = std::min(panel.outputs - place.output, kTileOutputs);
@@ -220,7 +222,7 @@ void visit_strips(const LinearPanel& panel, const Visit& visit) {
 
 template <class W>
 void multiply(const LinearPanel& panel) {
-  visit_strips(panel, [&]<size_t G, size_t N>(const TilePlace& place) {
+  visit_strips<2>(panel, [&]<size_t G, size_t N>(const TilePlace& place) {
     multiply_strip<W, G, N>(panel, place);
   });
 }

@@ -18,6 +18,8 @@ namespace {
 #include "kernels/linear_bf16_read.inc.h"
 //
 #include "kernels/linear_tiles.inc.h"
+//
+#include "kernels/linear_tiles_codes.inc.h"
 
 }  // namespace
 
@@ -33,6 +35,10 @@ LinearKernel linear_kernel_tiles(const Linear& a) {
       return kernel_of<E4m3>(a.weight.dtype);
     case Dtype::kInt8:
       return kernel_of<int8_t>(a.weight.dtype);
+    case Dtype::kUint8: {
+      const bool sixties = a.x.shape[1] / a.groups.shape[1] % 64 == 0;
+      return sixties ? codes_kernel<64>() : codes_kernel<32>();
+    }
     default:
       return {};
   }

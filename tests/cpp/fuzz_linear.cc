@@ -262,7 +262,7 @@ void fuzz_linear(Input& input) {
   Case c(input);
   Linear a = c.linear();
   a.bf16_products = input.any_of<Bf16Products>(
-      {Bf16Products::kNone, Bf16Products::kVectors, Bf16Products::kTiles});
+      {Bf16Products::kNone, Bf16Products::kVectors, Bf16Products::kTiles, Bf16Products::kBest});
   if (unfit) {
     spoil(input, a);
     bool refused = false;
