@@ -23,9 +23,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cxl_offload import Session
 from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, OptShape, make_opt
 from cxl_offload.integrations.flexgen.request import planned_options
+from cxl_offload.integrations.flexgen.shares import ACCELERATOR, home_shares, realised_weights
 from cxl_offload.integrations.transformers import offload
 from cxl_offload.integrations.transformers.room import kept_as
 from cxl_offload.plan.executor import Candidate
+from cxl_offload.plan.flexgen.layout import opt_groups
 from cxl_offload.plan.flexgen.plan import FlexGen, InferenceRequest, plan_inference
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.model.file import load_model
@@ -370,7 +372,9 @@ def _flexgen_case(name: str, asked: InferenceRequest, runs: FlexGenRuns) -> Case
     for batch, count in _other_batches(asked, plan):
         other = plan_inference(replace(asked, gpu_batches=(batch,), most_batches=count))
         made.append(runs.point(runs.request(other), "planned homes", usual))
-    for weights, kv in ((100, 100), (0, 0), (100, 50), (0, 50), (50, 0)):
+    for weights, kv in itertools.product((100, 75, 40, 20, 0), (100, 50, 0)):
+        if plan.batch.size * kv % 100 or not keeps_to_limits(asked, plan, weights, kv):
+            continue
         shares = (weights, 100 - weights, kv, 100 - kv, 100, 0)
         placed = replace(
             base, plan=None, prompt_len=None, percent=shares, cpu_cache_compute=kv < 100
@@ -381,6 +385,26 @@ def _flexgen_case(name: str, asked: InferenceRequest, runs: FlexGenRuns) -> Case
     for point in made:
         points.setdefault(point.name, point)
     return Case(name, planned, plan.tokens_per_s, list(points.values()))
+
+
+def keeps_to_limits(asked: InferenceRequest, plan: Plan, weights: int, kv: int) -> bool:
+    """Whether such percentages on the accelerator keep to the limits that the plan kept to.
+
+    What the plan needs beside weights and KV is taken for what the others need.
+    """
+    model, gpu, host = asked.model, plan.gpu_bytes, sum(plan.node_bytes.values())
+    groups = opt_groups(
+        layers=model.layers, hidden=model.hidden, vocab=model.vocab, positions=model.positions
+    )
+    whole = realised_weights(groups, home_shares(weights, 100 - weights, None))
+    of_weights = sum(row.realised_percent for row in whole if row.home == ACCELERATOR)
+    for kind, percent in (("weights", of_weights), ("kv", kv)):
+        parts = [home for home in plan.homes if home.kind == kind]
+        wanted = round(sum(home.bytes for home in parts) * percent / 100)
+        more = wanted - sum(home.bytes for home in parts if home.where == "gpu")
+        gpu, host = gpu + more, host - more
+    room = asked.machine.gpus[0].memory_bytes
+    return room is not None and gpu <= room and host <= asked.limits["ldram"]
 
 
 def _other_batches(asked: InferenceRequest, plan: Plan) -> set[tuple[int, int]]:

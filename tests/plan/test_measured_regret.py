@@ -9,7 +9,10 @@ import pytest
 
 pytest.importorskip("flexgen")
 
-from benchmarks.measured_regret import Case, Point, regret_of
+from benchmarks.measured_regret import Case, Point, keeps_to_limits, regret_of
+from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
+from cxl_offload.plan.model.file import load_model
+from cxl_offload.topology import load_machine
 
 LONG = 1e6
 
@@ -60,3 +63,22 @@ def test_without_time_the_plan_runs_and_the_row_says_so() -> None:
     found = regret_of(case_of(Runs(10.0), *others), 3, 0.0)
     assert found["points"] == 1
     assert [run.count for run in others] == [0, 0]
+
+
+def test_the_grid_keeps_to_the_limits_of_the_plan() -> None:
+    machine = load_machine("epyc9354-cxl-a")
+    asked = InferenceRequest(
+        model=load_model("opt-13b"),
+        model_name="opt-13b",
+        machine=machine,
+        prompt=128,
+        generated=32,
+        limits={"ldram": 16 << 30, "rdram": 0, "cxl": 0},
+        gpu_batches=(4,),
+        most_batches=1,
+        replay=None,
+    )
+    plan = plan_inference(asked)
+    assert keeps_to_limits(asked, plan, 50, 0)
+    assert not keeps_to_limits(asked, plan, 0, 0)  # more than the host has
+    assert not keeps_to_limits(asked, plan, 100, 100)  # more than the GPU has
