@@ -149,7 +149,9 @@ def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for every case of both engines, a like share of the minutes for each."""
     import torch
 
-    from benchmarks.measured_regret import Setting, flexgen_cases, regret_of, transformers_cases
+    from benchmarks.measured_regret import Setting, regret_of
+    from benchmarks.regret_flexgen import flexgen_cases
+    from benchmarks.regret_transformers import transformers_cases
     from cxl_offload.memory.heap import keep_freed_memory
     from cxl_offload.profile.operators.measure import measure_operators
     from cxl_offload.topology import discover

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("flexgen")
 
-from benchmarks.measured_regret import Case, Point, keeps_to_limits, regret_of
+from benchmarks.measured_regret import Case, Point, regret_of
+from benchmarks.regret_flexgen import keeps_to_limits
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.topology import load_machine
