@@ -18,7 +18,7 @@ import numpy as np
 
 import cxl_offload.memory
 from tests.integrations.vllm.inside import copy_worker, damage, pool
-from tests.integrations.vllm.tiny_model import prompt
+from tests.integrations.vllm.tiny_model import DTYPE, prompt
 
 Answer = dict[str, Any]
 
@@ -32,7 +32,7 @@ class Engine:
         settings: dict[str, Any] = {
             "enforce_eager": True,
             "max_model_len": 512,
-            "dtype": "bfloat16",
+            "dtype": DTYPE,
             "max_num_seqs": 4,
             "block_size": 32,
             "seed": 0,

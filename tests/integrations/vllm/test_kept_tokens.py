@@ -13,8 +13,7 @@ import pytest
 from cxl_offload.kept import find_kept, kept_path, verify_kept
 from tests.integrations.vllm.conftest import RunEngine, kv_offload, start_engine
 from tests.integrations.vllm.test_kv_tokens import cached, tokens
-
-CHUNK = 16384
+from tests.integrations.vllm.tiny_model import CHUNK, DTYPE
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def test_killed_engine_leaves_its_chunks_to_the_next(
     assert cached(before["first"]) == [0] * 6
     (file,) = (each for each in find_kept() if each.name == name)
     assert (file.blocks, file.in_use, file.problem) == (54, False, "")
-    assert file.facts["dtype"] == "torch.bfloat16"
+    assert file.facts["dtype"] == f"torch.{DTYPE}"
     assert verify_kept(file.path).right == 54
 
     after = run_engine("kept", options(name))
@@ -102,7 +101,7 @@ def test_reset_drops_the_chunks_and_what_is_stored_after_it(
 
 
 DIFFERENT: dict[str, tuple[dict[str, Any], str]] = {
-    "dtype": ({"dtype": "float32"}, "dtype"),
+    "dtype": ({"dtype": "bfloat16"}, "dtype"),
     "hash": ({"prefix_caching_hash_algo": "sha256_cbor"}, "hash"),
     "seed": ({"environment": {"PYTHONHASHSEED": "7"}}, "hash seed"),
     "tokenizer": ({"tokenizer_mode": "slow"}, "tokenizer"),
@@ -121,7 +120,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_facts_differ_where_chunks_would_and_engines_that_cannot_keep_are_refused(
     name: str, run_engine: RunEngine
 ) -> None:
-    base = {"max_model_len": 512, "dtype": "bfloat16"} | options(name)
+    base = {"max_model_len": 512, "dtype": DTYPE} | options(name)
     changes = [change for change, _ in (*DIFFERENT.values(), *REFUSED.values())]
     changes.append({"prefix_caching_hash_algo": "xxhash", "environment": {"PYTHONHASHSEED": "7"}})
     each = [base, base, *(base | change for change in changes)]

@@ -20,7 +20,7 @@ import pytest
 
 from cxl_offload.memory.shared import SHARED_ROOT
 from tests.integrations.vllm.conftest import ENVIRONMENT, ROOT, kv_offload
-from tests.integrations.vllm.tiny_model import prompt
+from tests.integrations.vllm.tiny_model import CHUNK, DTYPE, prompt
 
 START_S = 150.0
 
@@ -34,7 +34,7 @@ class Server:
             self.port = free.getsockname()[1]
         command = [str(Path(sys.executable).with_name("vllm")), "serve", model]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", "tiny"]
-        command += ["--enforce-eager", "--max-model-len", "512", "--dtype", "bfloat16"]
+        command += ["--enforce-eager", "--max-model-len", "512", "--dtype", DTYPE]
         command += ["--max-num-seqs", "4", "--block-size", "32", *flags]
         environment = ENVIRONMENT | {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -140,7 +140,7 @@ def server(model: str, tmp_path: Path) -> Iterator[Server]:
         model,
         tmp_path / "serve.log",
         "--kv-offloading-size",
-        str(20 * 16384 / (1 << 30)),
+        str(20 * CHUNK / (1 << 30)),
         "--kv-transfer-config",
         json.dumps({"kv_connector_extra_config": config}),
     )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integrations.vllm.conftest import RunEngine, kv_offload
+from tests.integrations.vllm.tiny_model import CHUNK
 
 MIB = 1 << 20
 
@@ -63,8 +64,8 @@ def test_tokens_are_the_same_when_the_kv_cache_comes_back_from_the_pool(
         "evicted hot": 0,
         "damaged hot": 0,
         "refused hot": 0,
-        "chunk_bytes hot": 512 * block,
-        "capacity hot": (32 << 20) // (512 * block),
+        "chunk_bytes hot": CHUNK // 32 * block,
+        "capacity hot": (32 << 20) // (CHUNK // 32 * block),
     }
     assert "Traceback" not in seen["log"]
 
@@ -73,9 +74,9 @@ def test_tokens_are_the_same_when_the_kv_cache_comes_back_from_the_pool(
 def test_tokens_are_the_same_when_chunks_come_back_from_the_cold_tier(
     run_engine: RunEngine, plain_six: list[list[int]]
 ) -> None:
-    # Six prompts of 9 chunks each; the hot tier holds 20 chunks of 16 KiB, the cold one all.
+    # Six prompts of 9 chunks each; the hot tier holds 20 chunks, the cold one all.
     extra = {
-        "cpu_bytes_to_use": 20 * 16384,
+        "cpu_bytes_to_use": 20 * CHUNK,
         "policy": "bind:0",
         "cold": {"bytes": "4MiB", "policy": "bind:0", "eviction_policy": "arc"},
     }
@@ -92,7 +93,7 @@ def test_tokens_are_the_same_when_chunks_come_back_from_the_cold_tier(
     assert counters["evicted hot"] > 54
     # Promotions, and what was computed again because all of the hot tier was in use.
     assert counters["stored hot"] >= 54 + counters["loaded cold"]
-    assert seen["granted"] == {"0": seen["slots"] * 16384}
+    assert seen["granted"] == {"0": seen["slots"] * CHUNK}
     assert seen["pool"] | {"named": False} == seen["pool"]
     # The controls: a damaged cold tier shows, and a reset drops it.
     assert any(a != b for a, b in zip(tokens(seen["damaged"]), plain_six, strict=True))

@@ -9,8 +9,7 @@ import pytest
 from cxl_offload.memory.shared import SHARED_ROOT
 from tests.integrations.vllm.conftest import RunEngine, kv_offload
 from tests.integrations.vllm.test_kv_tokens import cached, tokens
-
-CHUNK = 16384
+from tests.integrations.vllm.tiny_model import CHUNK
 
 
 def leftovers() -> list[Path]:
