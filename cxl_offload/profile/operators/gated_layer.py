@@ -27,9 +27,10 @@ WIDTHS = (1024, 2048)
 
 VOCABULARY = 8192
 
-_DECODED = ((1, 1), (4, 1), (16, 1), (64, 1))
-_PROMPT = (8, 128)
-"""Sequences, and tokens of each that are computed together."""
+_DECODED = (1, 4, 16, 64)
+_PROMPTS, _TOKENS = (2, 8), 128
+"""Prompts that are computed together, and tokens of each. Processors multiply many rows faster than
+few."""
 
 _POSITIONS = (33, 257)
 """Lengths of caches, alternately: attention takes a time by its rows and one by their bytes."""
@@ -37,7 +38,7 @@ _POSITIONS = (33, 257)
 _VISITS, _FIRST = 24, 4
 """Layers that are timed with a number of rows, after some that are not."""
 
-_LOGITS = 4
+_LOGITS, _PROMPT_VISITS = 4, 8
 _LEAST_S = 1e-9
 
 
@@ -151,7 +152,7 @@ def _turned(x: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def measure_gated(clock: Clock, ring_bytes: int) -> GatedPoints:
-    """Pieces of a layer and its products, of few rows; pieces of a prompt.
+    """Products of a layer and what lies between them, of few rows and of prompts.
 
     Parameters
     ----------
@@ -167,13 +168,16 @@ def measure_gated(clock: Clock, ring_bytes: int) -> GatedPoints:
         nbytes = 2 * width * (4 * width + 3 * inner_of(width))
         layers = [GatedLayer(watch, width) for _ in range(max(2, -(-ring_bytes // nbytes)))]
         visits = itertools.cycle(layers)
-        for rows, _ in _DECODED:
+        for rows in _DECODED:
             samples = _decoded(watch, visits, width, rows, ring_bytes)
             products += _products(samples, width, rows)
             if width == WIDTHS[0]:
                 pieces += _pieces(samples, rows, 1)
+        for prompts in _PROMPTS:
+            samples = _prompt(watch, visits, width, prompts)
+            products += _products(samples, width, prompts * _TOKENS)
         if width == WIDTHS[0]:
-            pieces += _pieces(_prompt(watch, layers[0], width), *_PROMPT)
+            pieces += _pieces(samples, prompts, _TOKENS)
     return GatedPoints(tuple(pieces), tuple(products))
 
 
@@ -202,12 +206,15 @@ def _decoded(
     return samples
 
 
-def _prompt(watch: Stopwatch, layer: GatedLayer, width: int) -> Samples:
+def _prompt(
+    watch: Stopwatch, visits: Iterator[GatedLayer], width: int, prompts: int
+) -> Samples:
+    """The same of layers that get so many prompts."""
     samples: Samples = defaultdict(list)
-    x = torch.full((*_PROMPT, width), 0.5, dtype=torch.bfloat16)
-    for visit in range(1 + _LOGITS):
+    x = torch.full((prompts, _TOKENS, width), 0.5, dtype=torch.bfloat16)
+    for visit in range(1 + _PROMPT_VISITS):
         watch.reset()
-        layer.run(x, (), 0)
+        next(visits).run(x, (), 0)
         if visit:
             _keep(samples, watch)
     return samples

@@ -41,7 +41,6 @@ from cxl_offload.profile.operators.model import (
     LinearPoint,
     OperatorProfile,
 )
-from cxl_offload.profile.operators.products import measure_products
 from cxl_offload.profile.operators.ring import ring_bytes
 from cxl_offload.profile.schedule import Progress
 
@@ -147,8 +146,7 @@ def _of_other_engines(only: Engine | None, clock: Clock, ring: int) -> dict[str,
     if only == "flexgen":
         return {}
     gated = measure_gated(clock, ring)
-    products = (*gated.products, *measure_products(clock))
-    ordered = sorted(products, key=lambda point: (point.weight_bytes, point.rows))
+    ordered = sorted(gated.products, key=lambda point: (point.weight_bytes, point.rows))
     found: dict[str, Any] = {"products": tuple(ordered), "pieces": gated.pieces}
     if only is None:
         found["cache_types"] = measure_cache_types(clock, ring)

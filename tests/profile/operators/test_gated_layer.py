@@ -41,8 +41,9 @@ class CallsOfTorch(TorchDispatchMode):
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gated_layer, "WIDTHS", (128, 256))
     monkeypatch.setattr(gated_layer, "VOCABULARY", 64)
-    monkeypatch.setattr(gated_layer, "_DECODED", ((1, 1), (4, 1)))
-    monkeypatch.setattr(gated_layer, "_PROMPT", (2, 8))
+    monkeypatch.setattr(gated_layer, "_DECODED", (1, 4))
+    monkeypatch.setattr(gated_layer, "_PROMPTS", (1, 2))
+    monkeypatch.setattr(gated_layer, "_TOKENS", 8)
 
 
 @pytest.mark.usefixtures("small")
@@ -71,6 +72,6 @@ def test_every_piece_is_timed_at_every_number_of_rows() -> None:
     assert [(point.rows, point.weight_bytes) for point in found.products] == [
         (rows, 2 * width * outputs)
         for width, inner in ((128, 352), (256, 704))
-        for rows in (1, 4)
+        for rows in (1, 4, 8, 16)
         for outputs in (width, inner)
     ]
