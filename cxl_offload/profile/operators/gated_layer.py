@@ -206,9 +206,7 @@ def _decoded(
     return samples
 
 
-def _prompt(
-    watch: Stopwatch, visits: Iterator[GatedLayer], width: int, prompts: int
-) -> Samples:
+def _prompt(watch: Stopwatch, visits: Iterator[GatedLayer], width: int, prompts: int) -> Samples:
     """The same of layers that get so many prompts."""
     samples: Samples = defaultdict(list)
     x = torch.full((prompts, _TOKENS, width), 0.5, dtype=torch.bfloat16)
