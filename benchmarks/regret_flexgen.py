@@ -27,7 +27,7 @@ from cxl_offload.topology import Gpu, Link, Machine
 _NO_LIMIT = 1e15
 """Bytes/s of a link that nothing crosses: the CPUs' memory is the accelerator's."""
 
-_FLEXGEN_BATCHES = (1, 4, 16, 64)
+_BATCHES = (1, 4, 16, 64)
 
 
 def cpus_as_gpu(setting: Setting, memory_bytes: int) -> Machine:
@@ -165,7 +165,7 @@ def keeps_to_limits(asked: InferenceRequest, plan: Plan, weights: int, kv: int) 
 def _other_batches(asked: InferenceRequest, plan: Plan) -> set[tuple[int, int]]:
     """GPU batches with all, half and a quarter of the number of them that fits."""
     found = set()
-    for batch in _FLEXGEN_BATCHES:
+    for batch in _BATCHES:
         executor = FlexGen(replace(asked, gpu_batches=(batch,)))
         best = executor.search(executor.hardware())
         if best is not None:

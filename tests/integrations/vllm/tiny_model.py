@@ -3,9 +3,9 @@
 The seeded weights are tripled, which spreads the logits so far that greedy tokens depend on what
 is in the KV cache; with vLLM's dummy weights they do not.
 
-Engines run it in float32. Of 16 tokens the two best logits of some are 0.01 apart, which is 10,000
-times what float32 rounds and less than what bfloat16 does: how many rows a batch has, on a
-processor with AMX, then decides between them, and a test would see a wrong KV cache in it.
+Engines run it in float32. The two best logits of some tokens are 0.01 apart. bfloat16 moves logits
+by up to 0.6, so that the rows of a batch may decide between the two, and a test would see a wrong
+KV cache in that. float32 moves them by 0.00003 (test_tiny_model.py).
 """
 
 from __future__ import annotations
