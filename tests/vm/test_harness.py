@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.vm.harness.errors import HarnessError
 from tests.vm.harness.initrd import write_initrd
 from tests.vm.harness.machine import MACHINES, load, names
 from tests.vm.harness.packages import Assets, cache_folder, find
+from tests.vm.harness.power import run_until
 from tests.vm.harness.qemu import command_line
 
 PASSED = '<testcase classname="m" name="good" time="1.5"/>'
@@ -189,3 +191,43 @@ def find_in(folder: Path) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXL_OFFLOAD_VM_CACHE", str(folder))
         return find()
+
+
+GUEST = """
+date >> {folder}/boots
+if [ $(wc -l < {folder}/boots) -gt {hangs} ]; then
+    : > {results}/started
+    echo "power: opened"
+fi
+exec sleep 60
+"""
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[str]]:
+    """Cuts the power of a guest whose emulator hangs so many times before it says anything."""
+    monkeypatch.setattr("tests.vm.harness.power.BOOT_TIMEOUT_S", 1.0)
+
+    def cut_after(hangs: int) -> list[str]:
+        def emulator(_spec: object, _assets: object, results: Path, _media: object) -> list[str]:
+            return ["sh", "-c", GUEST.format(folder=tmp_path, results=results, hangs=hangs)]
+
+        monkeypatch.setattr("tests.vm.harness.power.command_line", emulator)
+        machine = load("two-sockets-memory-node")
+        return run_until(
+            lambda said: said == "opened", machine, Assets(tmp_path), (), ["true"], timeout_s=10.0
+        )
+
+    return cut_after
+
+
+def test_guest_that_does_not_come_up_is_started_anew(
+    hanging: Callable[[int], list[str]], tmp_path: Path
+) -> None:
+    assert hanging(1) == ["opened"]
+    assert len((tmp_path / "boots").read_text().splitlines()) == 2
+
+
+def test_guest_that_never_comes_up_is_an_error(hanging: Callable[[int], list[str]]) -> None:
+    with pytest.raises(HarnessError, match="did not come up in 3 attempts"):
+        hanging(9)

@@ -20,14 +20,25 @@ from tests.vm.harness.machine import MachineSpec
 from tests.vm.harness.packages import Assets
 from tests.vm.harness.qemu import command_line
 
-__all__ = ["Case", "Outcome", "job_text", "run_pytest"]
+__all__ = [
+    "BOOT_ATTEMPTS",
+    "BOOT_TIMEOUT_S",
+    "STARTED",
+    "Case",
+    "Outcome",
+    "job_text",
+    "run_pytest",
+]
 
 _logger = logging.getLogger(__name__)
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
-_BOOT_TIMEOUT_S = 90.0
-_BOOT_ATTEMPTS = 3
+BOOT_TIMEOUT_S = 90.0
+"""Emulated guests hang before their first line now and then: one that is not up is started anew."""
+BOOT_ATTEMPTS = 3
+STARTED = "started"
+"""A file that the guest's job makes in the folder of results before it does anything else."""
 
 # Runs as the guest's only job, with the host's files as its root and `results` at /mnt.
 _JOB = """\
@@ -35,7 +46,7 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export HOME=/run/tmp TMPDIR=/run/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
 export CXL_OFFLOAD_TEST_MACHINE={machine} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export CXL_OFFLOAD_TEST_PATIENCE=10  # every instruction is emulated
-: > /mnt/started
+: > /mnt/{started}
 cd {repository} && {bring_up} && {job}
 echo $? > /mnt/status
 sync
@@ -110,7 +121,7 @@ def run_pytest(
     HarnessError
         The guest never came up.
     """
-    for attempt in range(1, _BOOT_ATTEMPTS + 1):
+    for attempt in range(1, BOOT_ATTEMPTS + 1):
         shutil.rmtree(results, ignore_errors=True)
         results.mkdir(parents=True)
         (results / "job.sh").write_text(job_text(spec, _pytest(selection)))
@@ -120,7 +131,7 @@ def run_pytest(
             return _read_outcome(results, boot_s, total_s, _cpu_s() - before_s)
         _logger.warning("%s did not come up (attempt %d)", spec.name, attempt)
     raise HarnessError(
-        f"{spec.name} did not come up in {_BOOT_ATTEMPTS} attempts; see {results}/console.txt"
+        f"{spec.name} did not come up in {BOOT_ATTEMPTS} attempts; see {results}/console.txt"
     )
 
 
@@ -135,6 +146,7 @@ def job_text(spec: MachineSpec, command: Sequence[str]) -> str:
     bring_up = [sys.executable, "-m", "tests.vm.harness.cxl_region"] if spec.cxl else ["true"]
     return _JOB.format(
         machine=shlex.quote(spec.name),
+        started=STARTED,
         repository=shlex.quote(str(REPOSITORY)),
         bring_up=shlex.join(bring_up),
         job=shlex.join(command),
@@ -161,15 +173,15 @@ def _boot(
         try:
             while process.poll() is None:
                 spent = time.monotonic() - begin
-                if up_s is None and (results / "started").exists():
+                if up_s is None and (results / STARTED).exists():
                     up_s = spent
-                if spent > (_BOOT_TIMEOUT_S if up_s is None else timeout_s):
+                if spent > (BOOT_TIMEOUT_S if up_s is None else timeout_s):
                     break
                 time.sleep(0.1)
         finally:
             process.kill()
             process.wait()
-    if up_s is None and (results / "started").exists():
+    if up_s is None and (results / STARTED).exists():
         up_s = time.monotonic() - begin
     return up_s, time.monotonic() - begin
 

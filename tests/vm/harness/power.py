@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.vm.harness.errors import HarnessError
-from tests.vm.harness.guest import job_text
+from tests.vm.harness.guest import BOOT_ATTEMPTS, BOOT_TIMEOUT_S, STARTED, job_text
 from tests.vm.harness.machine import MIB, MachineSpec
 from tests.vm.harness.packages import Assets
 from tests.vm.harness.qemu import command_line
@@ -55,9 +55,26 @@ def run_until(
     Raises
     ------
     HarnessError
-        It ended by itself, or did not come to the cut within ``timeout_s``; with the end of the
-        console.
+        It ended by itself, or did not come to the cut within ``timeout_s``, with the end of the
+        console; or it never came up, and was started anew as often as any guest is. A guest that
+        is not up has not touched its media.
     """
+    for _ in range(BOOT_ATTEMPTS):
+        said = _boot_until(cut, spec, assets, media, command, timeout_s)
+        if said is not None:
+            return said
+    raise HarnessError(f"{spec.name} did not come up in {BOOT_ATTEMPTS} attempts")
+
+
+def _boot_until(
+    cut: Callable[[str], bool],
+    spec: MachineSpec,
+    assets: Assets,
+    media: Sequence[Path],
+    command: Sequence[str],
+    timeout_s: float,
+) -> list[str] | None:
+    """What the guest said; None where it never came up."""
     with tempfile.TemporaryDirectory() as results:
         (Path(results) / "job.sh").write_text(job_text(spec, command))
         # A guest must not outlive the run that waits for it, however that ends.
@@ -71,10 +88,21 @@ def run_until(
             stderr=subprocess.STDOUT,
         )
         try:
+            if not _came_up(process, Path(results) / STARTED):
+                return None
             return _listen(process, cut, time.monotonic() + timeout_s)
         finally:
             process.kill()
             process.wait()
+
+
+def _came_up(process: subprocess.Popen[bytes], started: Path) -> bool:
+    give_up = time.monotonic() + BOOT_TIMEOUT_S
+    while process.poll() is None and not started.exists():
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(0.1)
+    return True  # one that ended by itself is told with its console
 
 
 def _listen(
