@@ -89,13 +89,11 @@ def what_must_be_there(said: Said, name: str, *, all_writes: bool) -> set[bytes]
     safe: list[bytes] = there if all_writes else []
     since: list[bytes] = []
     for line in said:
-        if line.startswith(f"written {name} "):
+        is_written = line.startswith(f"written {name} ")
+        if is_written:
             since.append(key_of(int(line.split()[-1])))
-            if all_writes:
-                safe, since = after(safe, since, LAYOUT.slots), []
-            else:
-                there = after(there, since[-1:], LAYOUT.slots)
-        elif line == f"flushed {name}":
+            there = after(there, since[-1:], LAYOUT.slots)
+        if line == f"flushed {name}" or (is_written and all_writes):
             safe, since = there, []
     still = set(after(safe, since, LAYOUT.slots)) & set(safe)
     # The step after the last one takes the slot of the longest unused block, or of its own key.
