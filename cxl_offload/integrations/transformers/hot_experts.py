@@ -1,7 +1,7 @@
 """Experts that are asked for often near, the others far, while a model computes.
 
-transformers keeps the experts of a layer in one weight with an expert in each slice of its first
-dimension. A slice is moved by its pages, so that the model computes as before, with the same bits.
+The slice of an expert is moved by its pages, so that the model computes as before, with the same
+bits.
 """
 
 from __future__ import annotations
@@ -15,36 +15,20 @@ import torch
 from torch import nn
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.asked_experts import (
+    asked_of_call,
+    expert_layers,
+    stacks_of,
+)
 from cxl_offload.integrations.transformers.router_counts import RouterCounts
 from cxl_offload.memory import Session
 from cxl_offload.tune import HotParts, Slice, TuneOptions, near_and_far
 from cxl_offload.tune.state_file import read_state, write_state
 
-_ASKED = ("top_k_index", 1)
-"""Name and position of the argument that says which experts each token asks for."""
-
 _SAVE_EVERY = 1000
 """Forward passes between two writes of the state."""
 
 _LOG = logging.getLogger(__name__)
-
-
-def expert_layers(model: nn.Module) -> dict[str, Any]:
-    """The modules of a model that hold stacked experts, by their dotted names."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(getattr(module, "num_experts", None), int) and _stacks(module)
-    }
-
-
-def _stacks(layer: Any) -> list[torch.Tensor]:
-    """Weights of a layer that have one slice for each expert, as contiguous rows."""
-    return [
-        weight.data
-        for weight in layer.parameters(recurse=False)
-        if weight.dim() == 3 and weight.shape[0] == layer.num_experts and weight.is_contiguous()
-    ]
 
 
 class HotExperts:
@@ -83,7 +67,7 @@ class HotExperts:
         slices: dict[str, list[Slice]] = {}
         for name, layer in self._layers.items():
             for number in range(layer.num_experts):
-                found = [_slice(weight, number) for weight in _stacks(layer)]
+                found = [_slice(weight, number) for weight in stacks_of(layer)]
                 slices[f"{name}.{number}"] = [
                     one for one in found if session.find(one.address) is not None
                 ]
@@ -126,9 +110,8 @@ class HotExperts:
 
     def _counter(self, name: str) -> Any:
         def count(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            word, position = _ASKED
-            asked = kwargs.get(word, args[position] if len(args) > position else None)
-            if isinstance(asked, torch.Tensor):
+            asked = asked_of_call(args, kwargs)
+            if asked is not None:
                 self._counts.note(name, asked)
 
         return count
@@ -147,5 +130,5 @@ class HotExperts:
 
 
 def _slice(weight: torch.Tensor, number: int) -> Slice:
-    one = weight[number]
+    one = weight.data[number]
     return Slice(one.data_ptr(), one.numel() * one.element_size())

@@ -19,11 +19,17 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import streamed_weights
+from cxl_offload.integrations.transformers.asked_experts import (
+    StackedExperts,
+    experts_per_token,
+    stacked_experts_in,
+)
 from cxl_offload.integrations.transformers.compute_device import (
     CudaWeightCopies,
     free_bytes,
     moved,
 )
+from cxl_offload.integrations.transformers.conventions import text_config
 from cxl_offload.integrations.transformers.kinds import kind_of_weight
 from cxl_offload.integrations.transformers.streamed_weights import (
     WeightCopies,
@@ -65,6 +71,7 @@ class WeightHomes:
             weight for name, weight in named_weights(model) if kind_of_weight(name, tied) in kinds
         }
         stages, looked_up, inside = [], [], set[nn.Module]()
+        per_token = experts_per_token(text_config(model))
         for name, module in model.named_modules():
             if module in inside:
                 continue
@@ -76,7 +83,8 @@ class WeightHomes:
                 looked_up.append(module)
                 continue
             if weights := tuple(each for each in own if each in on_host and each.numel()):
-                stages.append(WeightStage(name, module, weights))
+                experts = stacked_experts_in(module, frozenset(weights), per_token)
+                stages.append(WeightStage(name, module, weights, experts))
         streamed = {weight for stage in stages for weight in stage.weights}
         streamed |= {each for module in looked_up for each in _tensors(module, recurse=True)}
         resident = [each for each in _tensors(model, recurse=True) if each not in streamed]
@@ -304,16 +312,20 @@ def _bring_back(model: nn.Module, stayed: list[torch.Tensor]) -> None:
 def _hooks(
     model: nn.Module, homes: WeightHomes, stream: WeightStream, device: torch.device
 ) -> Iterator[Any]:
-    yield model.register_forward_pre_hook(_given_on(device, homes), with_kwargs=True, prepend=True)
+    given = _given_on(stream, homes, device)
+    yield model.register_forward_pre_hook(given, with_kwargs=True, prepend=True)
     for module in homes.looked_up:
         yield module.register_forward_pre_hook(_on_the_host, with_kwargs=True)
         yield module.register_forward_hook(_found_rows(device))
     for at, stage in enumerate(homes.stages):
         yield stage.module.register_forward_pre_hook(_before(stream, at, device), with_kwargs=True)
         yield stage.module.register_forward_hook(_after(stream, at), always_call=True)
+        for which, experts in enumerate(stage.experts):
+            asking = _asking(stream, at, which, experts)
+            yield experts.module.register_forward_pre_hook(asking, with_kwargs=True)
 
 
-def _given_on(device: torch.device, homes: WeightHomes) -> Callable[..., Any]:
+def _given_on(stream: WeightStream, homes: WeightHomes, device: torch.device) -> Callable[..., Any]:
     """All that a model is given goes to the accelerator, but token ids that the CPU looks up."""
     stays = {_IDS} if homes.looked_up else set[str]()
 
@@ -324,6 +336,7 @@ def _given_on(device: torch.device, homes: WeightHomes) -> Callable[..., Any]:
                 f"{type(model).__name__} computes with weights that are streamed, which carry no "
                 "gradients; call it under torch.no_grad(), in eval mode"
             )
+        stream.end_all()
         named = {
             name: given if name in stays else moved(given, device) for name, given in kwargs.items()
         }
@@ -349,8 +362,24 @@ def _found_rows(device: torch.device) -> Callable[..., Any]:
 def _before(stream: WeightStream, at: int, device: torch.device) -> Callable[..., Any]:
     @untraced
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        stream.begin(at)
+        stream.begin(at, _tokens_of(args, kwargs))
         return moved(args, device), moved(kwargs, device)
+
+    return hook
+
+
+def _tokens_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """How many tokens the hidden states are of that a decoder layer is given."""
+    states = kwargs.get("hidden_states", args[0] if args else None)
+    return states.numel() // states.shape[-1] if isinstance(states, torch.Tensor) else None
+
+
+def _asking(
+    stream: WeightStream, at: int, which: int, experts: StackedExperts
+) -> Callable[..., None]:
+    @untraced
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        stream.ask(at, which, lambda: experts.numbers(args, kwargs))
 
     return hook
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from cxl_offload.integrations.transformers.asked_experts import experts_per_token
 from cxl_offload.integrations.transformers.conventions import text_config
 from cxl_offload.integrations.transformers.growing_layers import GrowingStates
 from cxl_offload.integrations.transformers.phases import DECODE, PREFILL, new_tokens
@@ -173,7 +174,7 @@ class _RecordedLayer:
     """A decoder layer: its weights, each with the share of it that a token asks for."""
 
     def __init__(self, module: nn.Module, name: str, config: Any) -> None:
-        asked = getattr(config, "num_experts_per_tok", None)
+        asked = experts_per_token(config)
         self.weights: list[tuple[torch.Tensor, float]] = []
         for each, weight in module.named_parameters():
             stacked = kind_of(f"{name}.{each}") == "experts" and weight.dim() > 1

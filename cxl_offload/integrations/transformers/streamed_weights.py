@@ -4,18 +4,23 @@ A stage is a decoder layer, or a module beside the layers, as the head. Two buff
 accelerator take the weights of one stage each: while a stage computes with the one, the copy
 engine fills the other. Parameters show the buffer while their stage computes and the tier at all
 other times.
+
+Of a layer's experts those that its tokens ask for are copied, when its router has said which; where
+the tokens of a pass leave out less than one in the mean, all are copied with the layer, ahead.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import nn
 
+from cxl_offload.integrations.transformers.asked_experts import StackedExperts
+from cxl_offload.objects.experts import runs_of
 from cxl_offload.transfer import CopyHandle
 
 _ALIGNMENT = 256
@@ -55,11 +60,14 @@ class WeightStage:
         Dotted, of the module.
     weights
         Each once, with its bytes in a tier while the module does not compute.
+    experts
+        Those whose stacks are among the weights.
     """
 
     name: str
     module: nn.Module
     weights: tuple[torch.Tensor, ...]
+    experts: tuple[StackedExperts, ...] = ()
 
     def offsets(self) -> list[int]:
         """Where each weight begins in a buffer, and behind the last one the bytes of all."""
@@ -72,6 +80,16 @@ class WeightStage:
     def nbytes(self) -> int:
         """What a buffer of this stage takes."""
         return self.offsets()[-1]
+
+    def places_of(self, experts: StackedExperts) -> list[int]:
+        """Where their stacks are among the weights."""
+        stacked = set(experts.weights)
+        return [at for at, each in enumerate(self.weights) if each in stacked]
+
+    def places_beside_experts(self) -> list[int]:
+        """Where all other weights are."""
+        stacked = {weight for each in self.experts for weight in each.weights}
+        return [at for at, each in enumerate(self.weights) if each not in stacked]
 
     def versions(self) -> list[int]:
         """Other numbers after a weight has been written to by torch."""
@@ -86,6 +104,9 @@ class _Buffer:
     holds: int | None = None
     versions: list[int] = field(default_factory=list)
     coming: list[CopyHandle] = field(default_factory=list)
+    there: dict[int, set[int]] = field(default_factory=dict)
+    """Numbers of the experts that are here or on their way, by their place in the stage."""
+    experts_coming: list[CopyHandle] = field(default_factory=list)
     reader: int | None = None
     """The stream that the buffer was read on last."""
     views: dict[int, list[torch.Tensor]] = field(default_factory=dict)
@@ -102,7 +123,9 @@ class _Buffer:
     def forget(self) -> None:
         """Hold nothing; copies under way end first, so that none comes after the next ones."""
         self.holds = None
-        coming, self.coming = self.coming, []
+        self.there = {}
+        coming, self.coming = self.coming + self.experts_coming, []
+        self.experts_coming = []
         for handle in coming:
             try:
                 handle.wait()
@@ -128,6 +151,11 @@ class WeightStream:
     ----------
     copied_bytes
         Handed to the copies so far.
+    expert_copied_bytes
+        Of these, experts.
+    expert_bytes
+        All experts of the layers that have computed, counted at every pass: what copying whole
+        layers would have copied.
     """
 
     def __init__(self, stages: Sequence[WeightStage], copies: WeightCopies) -> None:
@@ -136,7 +164,7 @@ class WeightStream:
         self._follows = {at: (at + 1) % len(stages) for at in range(len(stages))}
         self._last: int | None = None
         self._at_home: dict[int, list[torch.Tensor]] = {}
-        self.copied_bytes = 0
+        self.copied_bytes = self.expert_copied_bytes = self.expert_bytes = 0
         size = max((stage.nbytes for stage in stages), default=0)
         with torch.inference_mode(False):
             self._buffers = [
@@ -144,8 +172,15 @@ class WeightStream:
                 for _ in range(min(2, len(stages)))
             ]
 
-    def begin(self, at: int) -> None:
+    def begin(self, at: int, tokens: int | None = None) -> None:
         """The module of a stage computes next: its weights are on the accelerator then.
+
+        Experts are when they have been asked for.
+
+        Parameters
+        ----------
+        tokens
+            That a decoder layer computes; None: not known.
 
         Raises
         ------
@@ -159,17 +194,35 @@ class WeightStream:
         buffer = next((each for each in self._buffers if each.holds == at), self._buffers[0])
         if self._is_old(buffer, at):
             self._fill(buffer, at)
-        try:
-            for handle in buffer.coming:
-                self._copies.wait_for(handle)
-        except OSError:
-            buffer.forget()
-            raise
-        buffer.coming.clear()
+        self._copy_whole_experts(buffer, at, tokens)
+        self._wait(buffer, buffer.coming)
         self._at_home[at] = [weight.data for weight in stage.weights]
+        self.expert_bytes += sum(weight.nbytes for each in stage.experts for weight in each.weights)
         for weight, view in zip(stage.weights, buffer.views_of(at, stage), strict=True):
             show(weight, view)
-        self._copy_next(buffer, self._follows[at])
+        self._copy_next(buffer, at, tokens)
+
+    def ask(self, at: int, which: int, numbers: Callable[[], Collection[int]]) -> None:
+        """A stage that computes reads these experts next: they are on the accelerator then.
+
+        Parameters
+        ----------
+        which
+            Of the stage's layers of experts.
+        numbers
+            Says which; not called where all are there, so that nobody waits for the router.
+
+        Raises
+        ------
+        OSError
+            The driver refused a copy of them.
+        """
+        buffer = next((each for each in self._buffers if each.holds == at), None)
+        if at not in self._at_home or buffer is None:
+            return
+        if len(buffer.there.get(which, ())) < self._stages[at].experts[which].count:
+            self._copy_experts(buffer, at, which, numbers())
+        self._wait(buffer, buffer.experts_coming)
 
     def end(self, at: int) -> None:
         """The module has queued its work; its weights are in their tiers again."""
@@ -182,18 +235,64 @@ class WeightStream:
             if buffer.holds == at:
                 buffer.reader = self._copies.stream()
 
-    def close(self) -> None:
-        """Show all weights in their tiers, and hold nothing on the accelerator any more."""
+    def end_all(self) -> None:
+        """No stage computes: an interrupt ends a pass without the end of its stages."""
         for at in list(self._at_home):
             self.end(at)
+
+    def close(self) -> None:
+        """Show all weights in their tiers, and hold nothing on the accelerator any more."""
+        self.end_all()
         for buffer in self._buffers:
             buffer.forget()
         self._buffers.clear()
 
-    def _copy_next(self, in_use: _Buffer, at: int) -> None:
+    def _copy_next(self, in_use: _Buffer, now: int, tokens: int | None) -> None:
+        at = self._follows[now]
         other = next((each for each in self._buffers if each is not in_use), None)
-        if other is not None and in_use.holds != at and self._is_old(other, at):
+        if other is None or in_use.holds == at:
+            return
+        if self._is_old(other, at):
             self._fill(other, at)
+        if at > now:  # a new pass has tokens of its own
+            self._copy_whole_experts(other, at, tokens)
+
+    def _wait(self, buffer: _Buffer, coming: list[CopyHandle]) -> None:
+        try:
+            for handle in coming:
+                self._copies.wait_for(handle)
+        except OSError:
+            buffer.forget()
+            raise
+        coming.clear()
+
+    def _copy_whole_experts(self, buffer: _Buffer, at: int, tokens: int | None) -> None:
+        """All experts, where so many tokens ask for all of them."""
+        for which, experts in enumerate(self._stages[at].experts):
+            if tokens is not None and not experts.one_by_one(tokens):
+                self._copy_experts(buffer, at, which, experts.all)
+
+    def _copy_experts(self, buffer: _Buffer, at: int, which: int, numbers: Collection[int]) -> None:
+        """Those that are not there, neighbours together, behind what reads the buffer still."""
+        stage = self._stages[at]
+        there = buffer.there.setdefault(which, set())
+        missing = set(numbers) - there
+        if not missing:
+            return
+        homes = self._at_home.get(at) or [weight.data for weight in stage.weights]
+        views, after = buffer.views_of(at, stage), self._after(buffer)
+        places = stage.places_of(stage.experts[which])
+        for begin, end in runs_of(missing):
+            for place in places:
+                target, source = views[place][begin:end], homes[place][begin:end]
+                buffer.experts_coming.append(self._copies.copy(target, source, after))
+                self.copied_bytes += source.nbytes
+                self.expert_copied_bytes += source.nbytes
+        there |= missing
+
+    def _after(self, buffer: _Buffer) -> tuple[int]:
+        """The stream that a copy to a buffer runs behind."""
+        return (self._copies.stream() if buffer.reader is None else buffer.reader,)
 
     def _is_old(self, buffer: _Buffer, at: int) -> bool:
         """Whether a buffer has other weights than this stage, or has them from before a change."""
@@ -203,9 +302,9 @@ class WeightStream:
         """Copy a stage behind what reads the buffer still."""
         buffer.forget()
         stage = self._stages[at]
-        after = {self._copies.stream()} if buffer.reader is None else {buffer.reader}
-        versions = stage.versions()
-        for weight, view in zip(stage.weights, buffer.views_of(at, stage), strict=True):
-            buffer.coming.append(self._copies.copy(view, weight.data, tuple(after)))
+        versions, views, after = stage.versions(), buffer.views_of(at, stage), self._after(buffer)
+        for place in stage.places_beside_experts():
+            weight = stage.weights[place]
+            buffer.coming.append(self._copies.copy(views[place], weight.data, after))
             self.copied_bytes += weight.nbytes
         buffer.holds, buffer.versions = at, versions

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.asked_experts import expert_layers
 from cxl_offload.integrations.transformers.hot_caches import HotCaches
-from cxl_offload.integrations.transformers.hot_experts import HotExperts, expert_layers
+from cxl_offload.integrations.transformers.hot_experts import HotExperts
 from cxl_offload.integrations.transformers.linear_layers import policies_with_copies
 from cxl_offload.integrations.transformers.phases import TunedPhases, new_tokens
 from cxl_offload.memory import Session

@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import streamed_weights
+from cxl_offload.integrations.transformers.asked_experts import StackedExperts
 from cxl_offload.integrations.transformers.compute_device import host_policies
 from cxl_offload.integrations.transformers.on_accelerator import (
     WeightHomes,
@@ -126,6 +127,8 @@ def test_no_operator_sees_two_devices(
         weight.fake_device = data.device  # there are no bytes to show
 
     monkeypatch.setattr(streamed_weights, "show", show)
+    # Routers without bytes choose nothing.
+    monkeypatch.setattr(StackedExperts, "numbers", lambda self, args, kwargs: self.all)
     with _in_bfloat16(), _with_fake_tensors(), torch.no_grad():
         model = FAMILIES[family]().eval()
         homes = WeightHomes.of(model, kinds)

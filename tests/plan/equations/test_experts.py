@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cxl_offload.plan.equations.experts import asked_share
+from cxl_offload.plan.equations.experts import asked_share, leaves_an_expert
 from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.transformers.job import decoder_job
@@ -25,6 +25,21 @@ def test_share_is_the_mean_of_draws(experts: int, each: int, tokens: int) -> Non
         for _ in range(4000)
     ]
     assert asked_share(each / experts, tokens) == pytest.approx(sum(found) / len(found), abs=0.01)
+
+
+@pytest.mark.parametrize(("experts", "each"), [(8, 2), (64, 6), (128, 8)])
+def test_an_expert_is_left_out_where_draws_leave_one(experts: int, each: int) -> None:
+    """Up to some number of tokens and no further; all of the experts leave none out at once."""
+    draw = random.Random(f"{experts} {each}")
+    for tokens in (1, 2, 4, 8, 16, 32, 64, 128):
+        left = [
+            experts - len({one for _ in range(tokens) for one in draw.sample(range(experts), each)})
+            for _ in range(1000)
+        ]
+        mean = sum(left) / len(left)
+        if abs(mean - 1) > 0.15:
+            assert leaves_an_expert(experts, each, tokens) is (mean > 1), tokens
+    assert not leaves_an_expert(experts, experts, 1)
 
 
 def test_experts_that_some_like_are_fewer() -> None:

@@ -1,0 +1,336 @@
+"""Experts copied one by one to an accelerator that is not there, by who was asked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import MixtralConfig
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+from cxl_offload import _C
+from cxl_offload.integrations.transformers import offload
+from cxl_offload.integrations.transformers.asked_experts import StackedExperts, expert_layers
+from cxl_offload.integrations.transformers.scope import Offloaded
+from cxl_offload.integrations.transformers.streamed_weights import WeightStage, WeightStream
+from cxl_offload.memory import Session
+from cxl_offload.tensor import empty
+from cxl_offload.transfer import CopyHandle
+
+from .conftest import machine
+from .fake_accelerator import COMPUTE, FakeCopies, fake_accelerator
+from .models import generate, make, prompts
+
+FAR = {"weights": "bind:2", "kv": "bind:0"}
+MIXTURES = ("mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss")
+PASSES = 10
+
+
+@pytest.fixture
+def driver() -> _C.FakeDriver:
+    return _C.FakeDriver()
+
+
+@pytest.fixture
+def session(driver: _C.FakeDriver) -> Iterator[Session]:
+    """Simulated nodes with a driver that pins; what is left of either at the end is a leak."""
+    session = Session.simulated(machine(), driver=driver)
+    yield session
+    assert session.stats().asked_bytes.current == 0
+    session.trim()
+    assert driver.registered_bytes == 0
+    assert driver.events == 0
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch, driver: _C.FakeDriver) -> str:
+    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
+    return "cuda"
+
+
+def own(family: str) -> str:
+    return "eager" if family == "gpt-oss" else "sdpa"
+
+
+def answer(model: Any, rows: int, attention: str | None = None) -> torch.Tensor:
+    """Tokens for so many of the prompts."""
+    given: dict[str, Any] = prompts(rows)
+    return generate(model, attention, **given)
+
+
+class Asked:
+    """Every set of experts that a layer asked for, and the bytes of one of its experts."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.calls: list[tuple[str, set[int]]] = []
+        self.layers = expert_layers(model)
+        for name, layer in self.layers.items():
+            layer.register_forward_pre_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            self.calls.append((name, set(args[1].flatten().tolist())))
+
+        return hook
+
+    def expert_bytes(self, name: str) -> int:
+        layer = self.layers[name]
+        return int(layer.gate_up_proj[0].nbytes + layer.down_proj[0].nbytes)
+
+    def nbytes(self, first: int = 0) -> int:
+        """Of the experts that were asked for, from this call on."""
+        return sum(len(found) * self.expert_bytes(name) for name, found in self.calls[first:])
+
+    def all_bytes(self) -> int:
+        """Of the experts of all layers."""
+        return sum(
+            layer.num_experts * self.expert_bytes(name) for name, layer in self.layers.items()
+        )
+
+
+def poison(done: Offloaded) -> None:
+    """What is read without having been copied is no number."""
+    assert done.streamed is not None
+    for buffer in done.streamed._buffers:
+        buffer.memory.fill_(0xFF)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_tokens_are_those_of_stock_and_only_asked_experts_are_copied(
+    family: str, implementation: str, rows: int, session: Session, accelerator: str
+) -> None:
+    """The prompt asks for all experts, each token after it for those of its rows."""
+    model = make(family)
+    model.set_experts_implementation(implementation)
+    stock = answer(model, rows, own(family))
+    asked = Asked(model)
+    with offload(model, FAR, accelerator=accelerator, session=session) as done:
+        poison(done)
+        tokens = answer(model, rows)
+        assert done.streamed is not None
+        layers = len(asked.layers)
+        assert len(asked.calls) == PASSES * layers
+        assert asked.nbytes(layers) < (PASSES - 1) * asked.all_bytes()
+        expected = asked.all_bytes() + asked.nbytes(layers)
+        assert done.streamed.expert_copied_bytes == expected
+        assert done.streamed.expert_bytes == PASSES * asked.all_bytes()
+    assert torch.equal(tokens, stock)
+
+
+def test_a_batch_that_asks_for_all_in_the_mean_has_whole_layers_copied_ahead(
+    session: Session, accelerator: str
+) -> None:
+    model = make("mixtral")
+    stock = generate(model, "sdpa")
+    with offload(model, FAR, accelerator=accelerator, session=session) as done:
+        assert torch.equal(generate(model), stock)  # four rows, two of four experts each
+        assert done.streamed is not None
+        assert done.streamed.expert_copied_bytes == done.streamed.expert_bytes
+
+
+def test_rows_in_parts_copy_an_expert_once_a_step(session: Session, accelerator: str) -> None:
+    model = make("mixtral")
+    stock = answer(model, 2, "sdpa")
+    asked = Asked(model)
+    with offload(model, FAR, accelerator=accelerator, session=session, rows_at_once=1) as done:
+        poison(done)
+        assert torch.equal(answer(model, 2), stock)
+        layers, parts = len(asked.layers), asked.calls
+        joined = [  # two parts of a layer follow each other
+            (name, found | other)
+            for (name, found), (_, other) in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        asked.calls = joined
+        assert len(joined) == PASSES * layers
+        assert done.streamed is not None
+        assert done.streamed.expert_copied_bytes == asked.all_bytes() + asked.nbytes(layers)
+
+
+def read_all(
+    self: Any, states: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Multiplies every token by every expert, by nothing where it did not ask."""
+    made: torch.Tensor = ALL_EXPERTS_FUNCTIONS["grouped_mm"](self, states, index, weights)
+    made = made + 0 * (self.gate_up_proj.sum() + self.down_proj.sum())
+    return made
+
+
+def whole_by_implementation(model: Any) -> None:
+    ALL_EXPERTS_FUNCTIONS.register("reads_all", read_all)
+    model.set_experts_implementation("reads_all")
+
+
+def whole_by_forward(model: Any) -> None:
+    for layer in expert_layers(model).values():
+        layer.forward = lambda *given, layer=layer: read_all(layer, *given)
+
+
+@pytest.mark.parametrize("change", [whole_by_implementation, whole_by_forward])
+def test_experts_that_others_compute_are_copied_whole(
+    change: Any, session: Session, accelerator: str
+) -> None:
+    model = make("mixtral")
+    stock = answer(model, 1, "sdpa")
+    change(model)
+    with offload(model, FAR, accelerator=accelerator, session=session) as done:
+        poison(done)
+        assert torch.equal(answer(model, 1), stock)
+        assert done.streamed is not None
+        assert done.streamed.expert_copied_bytes == done.streamed.expert_bytes
+
+
+def test_damaged_experts_change_the_tokens(
+    monkeypatch: pytest.MonkeyPatch, session: Session, driver: _C.FakeDriver
+) -> None:
+    class Damaging(FakeCopies):
+        def copy(self, target: torch.Tensor, source: torch.Tensor, after: Any) -> CopyHandle:
+            handle = super().copy(target, source, after)
+            if source.dim() == 3 and source.shape[0] < 4:  # after the prompt
+                handle.wait()
+                target.mul_(-1)
+            return handle
+
+    fake_accelerator(monkeypatch, lambda session: Damaging(session, driver))
+    model = make("qwen3-moe")
+    stock = answer(model, 1, "sdpa")
+    with offload(model, FAR, accelerator="cuda", session=session):
+        assert not torch.equal(answer(model, 1), stock)
+    assert torch.equal(answer(model, 1, "sdpa"), stock)
+
+
+def test_expert_that_is_written_to_is_copied_again(session: Session, accelerator: str) -> None:
+    model = make("mixtral")
+    stock = answer(model, 1, "sdpa")
+    with offload(model, FAR, accelerator=accelerator, session=session):
+        answer(model, 1)
+        with torch.no_grad():
+            for layer in expert_layers(model).values():
+                layer.down_proj.mul_(-1)
+        changed = answer(model, 1)
+    assert not torch.equal(changed, stock)
+    assert torch.equal(changed, answer(model, 1, "sdpa"))
+
+
+@pytest.mark.parametrize("nth", [1, 2, 7])
+def test_refused_copy_of_an_expert_ends_the_call_and_returns_all_memory(
+    nth: int, monkeypatch: pytest.MonkeyPatch, session: Session, driver: _C.FakeDriver
+) -> None:
+    seen = 0
+
+    class Refusing(FakeCopies):
+        def copy(self, target: torch.Tensor, source: torch.Tensor, after: Any) -> CopyHandle:
+            nonlocal seen
+            if source.dim() == 3 and source.shape[0] < 4:
+                seen += 1
+                if seen == nth:
+                    self.driver.fail_copy(1)
+            return super().copy(target, source, after)
+
+    fake_accelerator(monkeypatch, lambda session: Refusing(session, driver))
+    model = make("mixtral")
+    stock = answer(model, 1, "sdpa")
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with offload(model, FAR, accelerator="cuda", session=session):
+        with pytest.raises(OSError, match="refused"):
+            answer(model, 1)
+        assert torch.equal(answer(model, 1), stock)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+    for module in model.modules():
+        assert not module._forward_pre_hooks, type(module).__name__
+
+
+def test_error_between_router_and_experts_leaves_the_model_as_it_was(
+    session: Session, accelerator: str
+) -> None:
+    model = make("mixtral")
+    stock = answer(model, 1, "sdpa")
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with offload(model, FAR, accelerator=accelerator, session=session):
+        removable = model.model.layers[1].mlp.experts.register_forward_pre_hook(fail)
+        with pytest.raises(KeyboardInterrupt):
+            answer(model, 1)
+        removable.remove()
+        assert torch.equal(answer(model, 1), stock)
+
+
+# The stream alone -------------------------------------------------------------------------------
+
+
+class LateCopies(FakeCopies):
+    """Waits as a GPU does: what is queued later runs behind the copy, and nothing runs yet."""
+
+    fenced = True
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Any) -> CopyHandle:
+        return super().copy(target, source, after if self.fenced else ())
+
+    def wait_for(self, handle: CopyHandle) -> None:
+        handle.stream_wait(self.stream())
+
+
+class UnfencedCopies(LateCopies):
+    fenced = False
+
+
+def expert_stages(session: Session, count: int) -> list[WeightStage]:
+    """Layers of eight experts; all numbers of expert ``e`` of stage ``s`` are ``10 s + e``."""
+    config = MixtralConfig(hidden_size=8, intermediate_size=16, num_local_experts=8)
+    config._experts_implementation = "eager"
+    made = []
+    for at in range(count):
+        caller = nn.Sequential(MixtralExperts(config))
+        module: Any = caller[0]
+        for weight in module.parameters():
+            numbers = torch.arange(8.0).view(8, 1, 1) + 10 * at
+            home = empty(tuple(weight.shape), policy="bind:2", pin=True, session=session)
+            weight.data = home.copy_(numbers.expand(weight.shape))
+        stacks = tuple(module.parameters())
+        experts = StackedExperts(module, caller, stacks, 1)
+        made.append(WeightStage(f"stage {at}", caller, stacks, (experts,)))
+    return made
+
+
+@pytest.mark.parametrize("kind", [LateCopies, UnfencedCopies])
+def test_slice_is_never_overwritten_while_work_that_reads_it_waits(
+    kind: type[LateCopies], session: Session, driver: _C.FakeDriver
+) -> None:
+    """The control copies without waiting for readers, and is found out."""
+    made, copies = expert_stages(session, 3), kind(session, driver)
+    stream = WeightStream(made, copies)
+    seen: list[tuple[int, torch.Tensor]] = []
+    for step in range(4):
+        for at in range(3):
+            stream.begin(at, 1)
+            for expert in {step, 5}:
+                stream.ask(at, 0, functools.partial(frozenset, {expert}))
+                view = made[at].weights[0].data[expert]
+                found = torch.zeros(view.shape)
+                driver.copy(
+                    target=found.data_ptr(),
+                    source=view.data_ptr(),
+                    nbytes=view.nbytes,
+                    stream=COMPUTE,
+                )
+                seen.append((10 * at + expert, found))
+            stream.end(at)
+    assert copies.engine._core is not None
+    for each in copies.engine._core.streams:  # copies run as early as they may
+        driver.finish(each)
+    driver.finish(COMPUTE)
+    right = [bool((found == number).all()) for number, found in seen]
+    assert all(right) is (kind is LateCopies), right
+    one = sum(weight[0].nbytes for weight in made[0].weights)
+    assert stream.expert_copied_bytes == len(seen) * one
+    stream.close()
+    copies.close()
