@@ -18,6 +18,8 @@ from cxl_offload.plan.equations.experts import leaves_an_expert
 _ASKED = ("top_k_index", 1)
 """Name and position of the argument that says which experts each token asks for."""
 
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
 _ONLY_ASKED = frozenset({"eager", "batched_mm", "grouped_mm"})
 """Implementations of transformers that read no expert that nobody asks for."""
 
@@ -53,8 +55,8 @@ def asked_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Ten
     """
     word, position = _ASKED
     asked = kwargs.get(word, args[position] if len(args) > position else None)
-    whole = isinstance(asked, torch.Tensor) and not asked.is_floating_point()
-    return asked if whole else None
+    numbers = isinstance(asked, torch.Tensor) and asked.dtype in _INTEGERS
+    return asked if numbers else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +85,36 @@ class StackedExperts:
         """Experts."""
         return int(self.weights[0].shape[0])
 
-    def one_by_one(self, tokens: int) -> bool:
-        """Whether so many tokens leave an expert out in the mean, and none that they do is read.
+    @property
+    def reads_only_asked(self) -> bool:
+        """Whether no expert is read that the layer was not called for.
 
         Another implementation of the experts, or a ``forward`` that somebody has put in place of
-        the model's, may read all of them.
+        the model's, may read all of them, and without a call that says which.
         """
         config = getattr(self.module, "config", None)
-        if getattr(config, "_experts_implementation", None) not in _ONLY_ASKED:
+        known = getattr(config, "_experts_implementation", None) in _ONLY_ASKED
+        decorated = hasattr(self.module, "has_gate")  # by transformers, which asks the config then
+        replaced = any("forward" in vars(each) for each in (self.module, self.caller))
+        return known and decorated and not replaced
+
+    def one_by_one(self, tokens: float) -> bool:
+        """Whether experts are copied when they are asked for: so many tokens leave one out."""
+        if self.per_token is None or not self.reads_only_asked:
             return False
-        if not hasattr(self.module, "has_gate"):  # of transformers' decorator
-            return False
-        if any("forward" in vars(each) for each in (self.module, self.caller)):
-            return False
-        return self.per_token is not None and leaves_an_expert(self.count, self.per_token, tokens)
+        return leaves_an_expert(self.count, self.per_token, tokens)
 
     def numbers(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> frozenset[int]:
-        """The experts that a call asks for; waits for the router. All where it does not say."""
+        """The experts that a call asks for; waits for the router.
+
+        All where the call does not say, or gives the number of no expert: ranks that divide the
+        experts mark those of others so, and ``batched_mm`` reads the last one for it.
+        """
         asked = asked_of_call(args, kwargs)
         if asked is None:
             return self.all
-        return self.all.intersection(asked.flatten().tolist())
+        found = frozenset(asked.flatten().tolist())
+        return found if found <= self.all else self.all
 
     @property
     def all(self) -> frozenset[int]:

@@ -8,6 +8,7 @@ weights and buffers are on the accelerator while the block lasts.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -371,7 +372,7 @@ def _before(stream: WeightStream, at: int, device: torch.device) -> Callable[...
 def _tokens_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     """How many tokens the hidden states are of that a decoder layer is given."""
     states = kwargs.get("hidden_states", args[0] if args else None)
-    return states.numel() // states.shape[-1] if isinstance(states, torch.Tensor) else None
+    return math.prod(states.shape[:-1]) if isinstance(states, torch.Tensor) else None
 
 
 def _asking(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -124,13 +124,20 @@ class _Buffer:
         """Hold nothing; copies under way end first, so that none comes after the next ones."""
         self.holds = None
         self.there = {}
-        coming, self.coming = self.coming + self.experts_coming, []
-        self.experts_coming = []
-        for handle in coming:
+        for handle in (*self.coming, *self.experts_coming):
             try:
                 handle.wait()
             except OSError:  # a copy of what nobody asks for any more
                 continue
+        self.coming.clear()
+        self.experts_coming.clear()
+
+
+class _Computing(NamedTuple):
+    """A stage that computes: the buffer that it reads, and its weights as they lie in tiers."""
+
+    buffer: _Buffer
+    homes: list[torch.Tensor]
 
 
 class WeightStream:
@@ -163,7 +170,7 @@ class WeightStream:
         self._copies = copies
         self._follows = {at: (at + 1) % len(stages) for at in range(len(stages))}
         self._last: int | None = None
-        self._at_home: dict[int, list[torch.Tensor]] = {}
+        self._computing: dict[int, _Computing] = {}
         self.copied_bytes = self.expert_copied_bytes = self.expert_bytes = 0
         size = max((stage.nbytes for stage in stages), default=0)
         with torch.inference_mode(False):
@@ -175,18 +182,20 @@ class WeightStream:
     def begin(self, at: int, tokens: int | None = None) -> None:
         """The module of a stage computes next: its weights are on the accelerator then.
 
-        Experts are when they have been asked for.
+        Experts are when they have been asked for, or all at once where it is not sure that they
+        will be.
 
         Parameters
         ----------
         tokens
-            That a decoder layer computes; None: not known.
+            That a decoder layer computes; None: not known, and all experts are copied.
 
         Raises
         ------
         OSError
             The driver refused a copy of them.
         """
+        self.end(at)  # an interrupt may have left it open
         if self._last is not None:
             self._follows[self._last] = at
         self._last = at
@@ -194,9 +203,11 @@ class WeightStream:
         buffer = next((each for each in self._buffers if each.holds == at), self._buffers[0])
         if self._is_old(buffer, at):
             self._fill(buffer, at)
-        self._copy_whole_experts(buffer, at, tokens)
+        self._copy_whole_experts(buffer, at, math.inf if tokens is None else tokens)
         self._wait(buffer, buffer.coming)
-        self._at_home[at] = [weight.data for weight in stage.weights]
+        if not all(experts.reads_only_asked for experts in stage.experts):
+            self._wait(buffer, buffer.experts_coming)
+        self._computing[at] = _Computing(buffer, [weight.data for weight in stage.weights])
         self.expert_bytes += sum(weight.nbytes for each in stage.experts for weight in each.weights)
         for weight, view in zip(stage.weights, buffer.views_of(at, stage), strict=True):
             show(weight, view)
@@ -217,27 +228,26 @@ class WeightStream:
         OSError
             The driver refused a copy of them.
         """
-        buffer = next((each for each in self._buffers if each.holds == at), None)
-        if at not in self._at_home or buffer is None:
+        if at not in self._computing:
             return
+        buffer = self._computing[at].buffer
         if len(buffer.there.get(which, ())) < self._stages[at].experts[which].count:
             self._copy_experts(buffer, at, which, numbers())
         self._wait(buffer, buffer.experts_coming)
 
     def end(self, at: int) -> None:
         """The module has queued its work; its weights are in their tiers again."""
-        homes = self._at_home.pop(at, None)
-        if homes is None:
+        if at not in self._computing:
             return
+        buffer, homes = self._computing[at]
+        buffer.reader = self._copies.stream()
         for weight, home in zip(self._stages[at].weights, homes, strict=True):
             show(weight, home)
-        for buffer in self._buffers:
-            if buffer.holds == at:
-                buffer.reader = self._copies.stream()
+        del self._computing[at]  # last, so that an interrupt loses no home
 
     def end_all(self) -> None:
         """No stage computes: an interrupt ends a pass without the end of its stages."""
-        for at in list(self._at_home):
+        for at in list(self._computing):
             self.end(at)
 
     def close(self) -> None:
@@ -254,7 +264,7 @@ class WeightStream:
             return
         if self._is_old(other, at):
             self._fill(other, at)
-        if at > now:  # a new pass has tokens of its own
+        if at > now and tokens is not None:  # a new pass has tokens of its own
             self._copy_whole_experts(other, at, tokens)
 
     def _wait(self, buffer: _Buffer, coming: list[CopyHandle]) -> None:
@@ -266,10 +276,10 @@ class WeightStream:
             raise
         coming.clear()
 
-    def _copy_whole_experts(self, buffer: _Buffer, at: int, tokens: int | None) -> None:
-        """All experts, where so many tokens ask for all of them."""
+    def _copy_whole_experts(self, buffer: _Buffer, at: int, tokens: float) -> None:
+        """All experts, where they are not copied one by one for so many tokens."""
         for which, experts in enumerate(self._stages[at].experts):
-            if tokens is not None and not experts.one_by_one(tokens):
+            if not experts.one_by_one(tokens):
                 self._copy_experts(buffer, at, which, experts.all)
 
     def _copy_experts(self, buffer: _Buffer, at: int, which: int, numbers: Collection[int]) -> None:
@@ -279,7 +289,8 @@ class WeightStream:
         missing = set(numbers) - there
         if not missing:
             return
-        homes = self._at_home.get(at) or [weight.data for weight in stage.weights]
+        computing = self._computing.get(at)
+        homes = computing.homes if computing else [weight.data for weight in stage.weights]
         views, after = buffer.views_of(at, stage), self._after(buffer)
         places = stage.places_of(stage.experts[which])
         for begin, end in runs_of(missing):

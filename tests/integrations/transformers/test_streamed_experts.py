@@ -14,7 +14,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from cxl_offload import _C
-from cxl_offload.integrations.transformers import offload
+from cxl_offload.integrations.transformers import offload, streamed_weights
 from cxl_offload.integrations.transformers.asked_experts import StackedExperts, expert_layers
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.streamed_weights import WeightStage, WeightStream
@@ -332,5 +332,153 @@ def test_slice_is_never_overwritten_while_work_that_reads_it_waits(
     assert all(right) is (kind is LateCopies), right
     one = sum(weight[0].nbytes for weight in made[0].weights)
     assert stream.expert_copied_bytes == len(seen) * one
+    stream.close()
+    copies.close()
+
+
+def test_experts_alone_are_streamed(session: Session, accelerator: str) -> None:
+    """All else stays on the accelerator, and nothing is copied ahead."""
+    model = make("qwen3-moe")
+    stock = answer(model, 1, "sdpa")
+    asked = Asked(model)
+    far = {"experts": "bind:2", "kv": "bind:0"}
+    with offload(model, far, accelerator=accelerator, session=session) as done:
+        poison(done)
+        assert torch.equal(answer(model, 1), stock)
+        assert done.streamed is not None
+        assert done.streamed.copied_bytes == done.streamed.expert_copied_bytes
+        assert done.streamed.expert_copied_bytes < done.streamed.expert_bytes
+        assert asked.calls
+
+
+def test_caller_that_reads_the_weights_itself_finds_them(
+    session: Session, accelerator: str
+) -> None:
+    """No call of the experts says then that they are read."""
+    model = make("mixtral")
+    stock = answer(model, 1, "sdpa")
+    for layer in model.model.layers:
+        block = layer.mlp
+
+        def forward(states: torch.Tensor, block: Any = block) -> torch.Tensor:
+            rows = states.view(-1, states.shape[-1])
+            _, weights, index = block.gate(rows)
+            made: torch.Tensor = block.experts.forward(rows, index, weights)
+            return made.view(states.shape)
+
+        block.forward = forward
+    with offload(model, FAR, accelerator=accelerator, session=session) as done:
+        poison(done)
+        assert torch.equal(answer(model, 1), stock)
+
+
+def test_empty_batch_copies_no_expert(session: Session, accelerator: str) -> None:
+    model = make("mixtral")
+    with offload(model, FAR, accelerator=accelerator, session=session) as done, torch.no_grad():
+        poison(done)
+        assert done.streamed is not None
+        layer = model.model.layers[0]
+        at = [stage.module for stage in done.streamed._stages].index(layer)
+        width = model.config.hidden_size
+        done.streamed.begin(at, 0)
+        none = torch.empty(0, 2, dtype=torch.int64)
+        assert layer.mlp.experts(torch.empty(0, width), none, none.float()).shape == (0, width)
+        done.streamed.end(at)
+        assert done.streamed.expert_copied_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (torch.tensor([[3, 1], [1, 3]]), {1, 3}),
+        (torch.tensor([[3, 1]], dtype=torch.int32), {1, 3}),
+        (torch.empty(0, 2, dtype=torch.int64), set()),
+        (torch.tensor([[True, False]]), set(range(8))),
+        (torch.tensor([[0.5, 0.5]]), set(range(8))),
+        (torch.tensor([[1, 8]]), set(range(8))),
+        (torch.tensor([[1, -1]]), set(range(8))),
+        (None, set(range(8))),
+    ],
+)
+def test_numbers_are_those_of_the_call_or_all(
+    asked: torch.Tensor | None, expected: set[int], session: Session
+) -> None:
+    """Masks, shares, and numbers of no expert, which some implementations read another for."""
+    experts = expert_stages(session, 1)[0].experts[0]
+    assert experts.numbers((torch.empty(1), asked), {}) == expected
+    assert experts.numbers((), {"top_k_index": asked}) == expected
+
+
+def test_unknown_number_of_tokens_copies_all(session: Session, driver: _C.FakeDriver) -> None:
+    """What computes the experts is not asked then whether it reads only some."""
+    made, copies = expert_stages(session, 2), FakeCopies(session, driver)
+    stream = WeightStream(made, copies)
+    stream.begin(0, None)
+    stream.ask(0, 0, lambda: frozenset({1}))
+    assert stream.expert_copied_bytes == made[0].nbytes
+    stream.end(0)
+    stream.close()
+    copies.close()
+
+
+def test_stage_that_an_interrupt_left_open_begins_anew(
+    session: Session, driver: _C.FakeDriver
+) -> None:
+    """Its weights come from their tiers then, and go back there."""
+    made, copies = expert_stages(session, 2), FakeCopies(session, driver)
+    homes = [weight.data_ptr() for weight in made[0].weights]
+    stream = WeightStream(made, copies)
+    stream.begin(0, 1)
+    stream.begin(0, 1)
+    assert [weight.data_ptr() for weight in made[0].weights] != homes
+    stream.end(0)
+    assert [weight.data_ptr() for weight in made[0].weights] == homes
+    stream.close()
+    copies.close()
+
+
+def test_interrupt_while_weights_go_home_loses_none(
+    monkeypatch: pytest.MonkeyPatch, session: Session, driver: _C.FakeDriver
+) -> None:
+    made, copies = expert_stages(session, 2), FakeCopies(session, driver)
+    homes = [weight.data_ptr() for weight in made[0].weights]
+    stream = WeightStream(made, copies)
+    stream.begin(0, 1)
+
+    def interrupted(weight: torch.Tensor, data: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(streamed_weights, "show", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stream.end(0)
+    stream.close()
+    assert [weight.data_ptr() for weight in made[0].weights] == homes
+    copies.close()
+
+
+def test_refused_copy_leaves_word_of_the_stream_that_read_the_buffer(
+    session: Session, driver: _C.FakeDriver
+) -> None:
+    """What the stage has queued before its experts were refused reads the buffer still."""
+
+    class TwoStreams(FakeCopies):
+        now = COMPUTE
+
+        def stream(self) -> int:
+            return self.now
+
+    made, copies = expert_stages(session, 2), TwoStreams(session, driver)
+    stream = WeightStream(made, copies)
+    for at in (0, 1):
+        stream.begin(at, 1)
+        stream.end(at)
+    copies.now = other = COMPUTE + 1
+    stream.begin(0, 1)
+    driver.fail_copy(1)
+    with pytest.raises(OSError, match="refused"):
+        stream.ask(0, 0, lambda: frozenset({1}))
+    stream.end(0)
+    assert [buffer.reader for buffer in stream._buffers].count(other) == 1
     stream.close()
     copies.close()
