@@ -124,6 +124,20 @@ def test_tokens_are_those_of_stock_and_only_asked_experts_are_copied(
     assert torch.equal(tokens, stock)
 
 
+@pytest.mark.parametrize("family", MIXTURES)
+def test_tokens_of_bfloat16_are_those_without_an_accelerator(
+    family: str, session: Session, accelerator: str
+) -> None:
+    model = make(family, torch.bfloat16)
+    with offload(model, {"kv": "bind:0"}, session=session):
+        near = answer(model, 1)
+    with offload(model, FAR, accelerator=accelerator, session=session) as done:
+        poison(done)
+        assert torch.equal(answer(model, 1), near)
+        assert done.streamed is not None
+        assert done.streamed.expert_copied_bytes < done.streamed.expert_bytes
+
+
 def test_a_batch_that_asks_for_all_in_the_mean_has_whole_layers_copied_ahead(
     session: Session, accelerator: str
 ) -> None:
@@ -480,5 +494,28 @@ def test_refused_copy_leaves_word_of_the_stream_that_read_the_buffer(
         stream.ask(0, 0, lambda: frozenset({1}))
     stream.end(0)
     assert [buffer.reader for buffer in stream._buffers].count(other) == 1
+    stream.close()
+    copies.close()
+
+
+def test_interrupt_while_old_copies_end_forgets_none(
+    monkeypatch: pytest.MonkeyPatch, session: Session, driver: _C.FakeDriver
+) -> None:
+    """Whoever fills the buffer next waits for them again."""
+    made, copies = expert_stages(session, 2), FakeCopies(session, driver)
+    stream = WeightStream(made, copies)
+    stream.begin(0, None)
+    (buffer,) = (each for each in stream._buffers if each.experts_coming)
+    under_way = list(buffer.experts_coming)
+
+    def interrupted(handle: CopyHandle) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CopyHandle, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            buffer.forget()
+    assert buffer.holds is None
+    assert buffer.experts_coming == under_way
     stream.close()
     copies.close()
