@@ -34,7 +34,7 @@ from cxl_offload.plan.decoding.trace import cpu_engines, planned_trace
 from cxl_offload.plan.executor import Candidate
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.file import load_model
-from cxl_offload.plan.planned_machine import as_planned
+from cxl_offload.plan.planned_machine import as_planned, at_decoding_rates
 from cxl_offload.plan.replay_check import simulated_seconds
 from cxl_offload.plan.transformers.homes import Homes, block_of, homes_of
 from cxl_offload.plan.transformers.job import DecoderJob, decoder_job
@@ -54,7 +54,7 @@ def simulated_rate(job: DecoderJob, hardware: Hardware, machine: Machine, homes:
     """Tokens/s of a block by the simulator."""
     trace = planned_trace(job, hardware, block_of(job, hardware, homes))
     engines = cpu_engines(machine, job.engine)
-    found = simulated_seconds(trace, as_planned(machine, hardware), engines)
+    found = simulated_seconds(trace, at_decoding_rates(as_planned(machine, hardware)), engines)
     seconds = found["prefill"] + (job.generated - 1) * found["decode"]
     return homes.rows * homes.batches * job.generated / seconds
 

@@ -19,7 +19,7 @@ from cxl_offload.integrations.flexgen.request import planned_options
 from cxl_offload.integrations.flexgen.shares import ACCELERATOR, home_shares, realised_weights
 from cxl_offload.plan.flexgen.layout import opt_groups
 from cxl_offload.plan.flexgen.plan import FlexGen, InferenceRequest, plan_inference
-from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
+from cxl_offload.plan.gpu import MEMORY_SHARE, PREFILL_EFFICIENCY
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.topology import Gpu, Link, Machine
@@ -43,7 +43,7 @@ def cpus_as_gpu(setting: Setting, memory_bytes: int) -> Machine:
         name="gpu0",
         node=machine.initiator,
         memory_bytes=memory_bytes,
-        memory_bandwidth_bytes_per_s=size / once,
+        memory_bandwidth_bytes_per_s=size / once / MEMORY_SHARE,
         peak_flops_per_s=arithmetic / PREFILL_EFFICIENCY,
         link=Link(h2d_bandwidth_bytes_per_s=_NO_LIMIT, d2h_bandwidth_bytes_per_s=_NO_LIMIT),
     )

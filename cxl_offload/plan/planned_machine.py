@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cxl_offload.plan.gpu import MEMORY_SHARE
 from cxl_offload.plan.hardware import Hardware, HostNode
 from cxl_offload.topology import Access, DmaPath, Gpu, Link, Machine
 
@@ -33,6 +34,18 @@ def as_planned(machine: Machine, hardware: Hardware) -> Machine:
         dma_paths=tuple(paths.values()),
         gpus=tuple(_gpu(gpu) for gpu in machine.gpus),
     )
+
+
+def at_decoding_rates(machine: Machine) -> Machine:
+    """The machine with GPUs that read their memory as fast as plans take them to while decoding."""
+    return replace(machine, gpus=tuple(map(_at_decoding_rate, machine.gpus)))
+
+
+def _at_decoding_rate(gpu: Gpu) -> Gpu:
+    rate = gpu.memory_bandwidth_bytes_per_s
+    if rate is None:
+        return gpu
+    return replace(gpu, memory_bandwidth_bytes_per_s=MEMORY_SHARE * rate)
 
 
 def _reads(machine: Machine, hardware: Hardware) -> dict[tuple[int, int], float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
 from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
 from cxl_offload.plan.model.file import load_model
+from cxl_offload.plan.plan_file import Plan
 from cxl_offload.plan.replay_check import ReplayCheck, simulated_seconds
 from cxl_offload.plan.training.job import TrainingJob, host_kinds
 from cxl_offload.plan.training.placement import TrainingStep, place
@@ -166,7 +168,36 @@ def test_vllm_trace_moves_the_offloaded_layers() -> None:
             float(note.split(", ")[1].split()[0]) for note in plan.notes if "GPU, " in note
         ]
     )
-    assert on_gpu == pytest.approx(2 * SERVING.model.parameters + kv, rel=1e-2)
+    read_weights = 2 * SERVING.model.parameters - SERVING.model.looked_up_bytes
+    assert on_gpu == pytest.approx(read_weights + kv, rel=1e-2)
+
+
+@pytest.mark.parametrize("engine", [plan_vllm, plan_inference])
+def test_a_replay_charges_the_gpu_what_the_equations_do(engine: Callable[..., Plan]) -> None:
+    """All on the GPU: its share of the memory's rate, and what a layer costs beside bytes."""
+    replayed: list[Mapping[str, float]] = []
+
+    def kept(trace: Trace, machine: Machine, engines: Engines) -> Mapping[str, float]:
+        replayed.append(simulated_seconds(trace, machine, engines))
+        return replayed[-1]
+
+    few = {"most_sequences": 4} if engine is plan_vllm else {"most_batches": 1, "engine": "stock"}
+    request = VllmRequest if engine is plan_vllm else InferenceRequest
+    plan = engine(
+        request(
+            model=load_model("opt-6.7b"),
+            machine=load_machine("spr3-h100"),
+            prompt=300,
+            generated=100,
+            model_name="opt-6.7b",
+            replay=kept,
+            **few,
+        )
+    )
+    assert plan.of("weights").keys() == {"gpu"}
+    decode = plan.phases[-1]
+    seconds = decode.terms["GPU work"] if engine is plan_vllm else decode.seconds
+    assert replayed[-1]["decode"] == pytest.approx(seconds, rel=0.02)
 
 
 def test_vllm_plan_says_where_a_replay_differs() -> None:

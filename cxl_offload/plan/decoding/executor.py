@@ -15,6 +15,7 @@ from cxl_offload.plan.executor import Candidate, Executor
 from cxl_offload.plan.hardware import GPU_USABLE, Hardware
 from cxl_offload.plan.lack_of_room import rooms_in_words, weights_lack_room
 from cxl_offload.plan.plan_file import PhaseEstimate, phase_estimate
+from cxl_offload.plan.planned_machine import at_decoding_rates
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.request import PlanRequest
 from cxl_offload.plan.thread_counts import threads_by_node
@@ -110,7 +111,7 @@ class DecodingExecutor(Executor[T]):
 
     def replayed_seconds(self, found: Candidate[T], replay: Replay) -> Mapping[str, float]:
         """A prefill and one token."""
-        machine, job = self.machine(found), self.job
+        machine, job = at_decoding_rates(self.machine(found)), self.job
         trace = planned_trace(job, found.hardware, self.block(found))
         return replay(trace, machine, cpu_engines(machine, job.engine))
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.sizes import Sizes
 from cxl_offload.plan.equations.interleave import bandwidth_bound
-from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, roofline_seconds
+from cxl_offload.plan.gpu import LAYER_S, PREFILL_EFFICIENCY, roofline_seconds
 from cxl_offload.plan.hardware import Hardware
 
 
@@ -127,7 +127,9 @@ def decode_gpu_seconds(
         arithmetic = flops / (gpu.flops_per_s * PREFILL_EFFICIENCY)
         return nbytes / gpu.memory_bytes_per_s + arithmetic + job.layers * job.engine.layer_s
     seconds = roofline_seconds(gpu, flops=flops, nbytes=nbytes, efficiency=PREFILL_EFFICIENCY)
-    return max(seconds, job.layers * job.engine.layer_s) if hardware.has_gpu else seconds
+    if not hardware.has_gpu:
+        return seconds
+    return max(seconds + job.layers * LAYER_S, job.layers * job.engine.layer_s)
 
 
 def between_products_seconds(job: Sizes, hardware: Hardware) -> float:

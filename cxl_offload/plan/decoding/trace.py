@@ -21,7 +21,7 @@ from cxl_offload.plan.decoding.phases import (
 )
 from cxl_offload.plan.decoding.sizes import Sizes
 from cxl_offload.plan.equations.sockets import Socket, core_shares
-from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
+from cxl_offload.plan.gpu import LAYER_S, PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.sim import Engines
 from cxl_offload.sim.trace import Event, Trace
@@ -245,9 +245,13 @@ def _decode(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: 
         resident = (job.weight_bytes - sum(block.weights_cpu) - block.unread) // job.layers
         work = int(resident) * block.batches
         flops = 2.0 * (job.params - block.params_cpu) * block.sequences / job.layers
+        # Seconds as operations at the peak.
         calls = block.batches * job.engine.layer_s * hardware.gpu.flops_per_s
-        at_peak = max(flops / PREFILL_EFFICIENCY, calls)
+        beside = 0.0 if job.engine.in_turn else block.batches * LAYER_S * hardware.gpu.flops_per_s
+        at_peak = max(flops / PREFILL_EFFICIENCY, calls - beside)
         trace.append(Event("decode", step, "compute", "gpu", "act", {}, {}, work, at_peak))
+        if beside:
+            trace.append(Event("decode", step, "compute", "gpu", "act", {}, {}, 0, beside))
         if on_gpu:
             trace.append(Event("decode", step, "compute", "gpu", "kv", {}, {}, on_gpu))
     elif job.engine.layer_s:

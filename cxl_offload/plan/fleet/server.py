@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cxl_offload.plan.fleet.arrivals import Arrival
-from cxl_offload.plan.gpu import roofline_seconds
 from cxl_offload.plan.vllm.offload import WeightOffload, copy_seconds_per_step, kv_room_bytes
 
 
@@ -45,11 +44,9 @@ class ServerRates:
     def step_seconds(self, running: int, kv_tokens: float) -> float:
         """A token of each of the running."""
         case = self.case
-        flops = (case.flops_per_token or 2 * case.params) * running
-        nbytes = case.read_bytes(running) + kv_tokens * case.kv_bytes_per_token
         copies = copy_seconds_per_step(case, self.offload_bytes)
         exchange = running * case.exchange_seconds_per_token
-        return copies + roofline_seconds(case.gpu, flops=flops, nbytes=nbytes) + exchange
+        return copies + case.gpu_seconds(running, kv_tokens) + exchange
 
 
 @dataclass(frozen=True, slots=True)

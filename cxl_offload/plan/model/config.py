@@ -43,6 +43,10 @@ class Quantization:
         return tensor.elements * 2.0
 
 
+_WORDS = ("embed_tokens", "wte", "word_embeddings")
+_TABLES = (*_WORDS, "embed_positions", "wpe", "position_embeddings", "token_type_embeddings")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A transformer's sizes.
@@ -130,6 +134,20 @@ class ModelConfig:
         return sum(self.bytes_of(tensor) for tensor in self.tensors())
 
     @property
+    def _tables(self) -> list[TensorKind]:
+        """Embeddings that tokens look up a row in; the output layer is none."""
+        words = _WORDS if self.tied else ()
+        return [t for t in self.tensors() if t.name in _TABLES and t.name not in words]
+
+    @property
+    def looked_up_bytes(self) -> float:
+        """Bytes of the weights that a token looks up a row in, of which a step reads next to none.
+
+        As the checkpoint keeps them.
+        """
+        return sum(map(self.bytes_of, self._tables))
+
+    @property
     def generates(self) -> bool:
         """Whether it is a decoder that keeps K and V."""
         return self.family != "bert"
@@ -168,9 +186,8 @@ class ModelConfig:
         Two a parameter met, embeddings looked up left out, and four a token, context token and
         element of the heads. Source: Kaplan et al., Scaling Laws for Neural Language Models, 2.1.
         """
-        looked_up = 0 if self.tied else self.vocab * self.embed_dim
-        tables = self.positions * self.hidden if self.family in ("opt", "gpt2", "bert") else 0
-        products = 2.0 * (self.active_parameters - looked_up - tables) * tokens
+        looked_up = sum(tensor.elements for tensor in self._tables)
+        products = 2.0 * (self.active_parameters - looked_up) * tokens
         attended = context * self.layers
         if self.window:
             attended += self.windowed_layers * (min(context, self.window) - context)

@@ -27,7 +27,9 @@ class WeightOffload:
     decoded token, two operations a parameter where it is 0; ``prefill_flops`` that of one prompt,
     of which ``tokens_per_sequence`` tokens are generated (0: decode alone is asked for). Where GPUs
     share a model, they send each other something for every decoded token and for every prompt.
-    ``expert_bytes`` of the weights are experts, of which a token asks for the share ``expert_met``.
+    ``expert_bytes`` of the weights are experts, of which a token asks for the share ``expert_met``;
+    of ``table_bytes`` tokens look up a row each. ``step_s`` is what a step takes beside its bytes
+    and its arithmetic.
     """
 
     params: float
@@ -47,10 +49,22 @@ class WeightOffload:
     exchange_seconds_per_prompt: float = 0.0
     expert_bytes: float = 0.0
     expert_met: float = 1.0
+    table_bytes: float = 0.0
+    step_s: float = 0.0
 
     def read_bytes(self, sequences: float) -> float:
         """Weights that one decode step of so many sequences reads."""
-        return self.weight_bytes - self.expert_bytes * (1 - asked_share(self.expert_met, sequences))
+        return self.weight_bytes - self.table_bytes - self.unasked_bytes(sequences)
+
+    def unasked_bytes(self, sequences: float) -> float:
+        """Experts that none of so many sequences asks for."""
+        return self.expert_bytes * (1 - asked_share(self.expert_met, sequences))
+
+    def gpu_seconds(self, sequences: float, kv_tokens: float) -> float:
+        """GPU work of one decode step: weights and the KV of so many tokens are read once."""
+        flops = (self.flops_per_token or 2 * self.params) * sequences
+        nbytes = self.read_bytes(sequences) + kv_tokens * self.kv_bytes_per_token
+        return roofline_seconds(self.gpu, flops=flops, nbytes=nbytes) + self.step_s
 
 
 def kv_room_bytes(case: WeightOffload, offload_bytes: float) -> float:
@@ -72,11 +86,9 @@ def copy_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float:
 
 
 def compute_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float:
-    """Seconds of GPU work in a step: weights and the running KV are read once from memory."""
+    """Seconds of GPU work in a step of the running sequences."""
     sequences = running_sequences(case, offload_bytes)
-    kv = sequences * case.mean_tokens_per_sequence * case.kv_bytes_per_token
-    flops = (case.flops_per_token or 2 * case.params) * sequences
-    return roofline_seconds(case.gpu, flops=flops, nbytes=case.read_bytes(sequences) + kv)
+    return case.gpu_seconds(sequences, sequences * case.mean_tokens_per_sequence)
 
 
 def prefill_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float:

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.executor import Candidate, Executor, KindBytes
+from cxl_offload.plan.gpu import LAYER_S
 from cxl_offload.plan.hardware import NVME, Hardware
 from cxl_offload.plan.known_errors import VLLM_ERROR
 from cxl_offload.plan.lack_of_room import rooms_in_words, weights_lack_room
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import Batch, ErrorEstimate, PhaseEstimate, Plan
+from cxl_offload.plan.planned_machine import at_decoding_rates
 from cxl_offload.plan.replay_check import NOT_SIMULATED, Replay
 from cxl_offload.plan.request import PlanRequest, check_lengths
 from cxl_offload.plan.vllm.flags import offload_flags
@@ -202,6 +204,8 @@ class Vllm(Executor[LayersOffGpu]):
             exchange_seconds_per_prompt=exchange_seconds(model, gpus, request.prompt, link),
             expert_bytes=sum(model.bytes_of(t) for t in model.tensors() if t.met < 1) / gpus,
             expert_met=model.experts_per_token / model.experts,
+            table_bytes=model.looked_up_bytes / gpus,
+            step_s=model.layers * LAYER_S,
         )
 
     def search(
@@ -317,7 +321,7 @@ class Vllm(Executor[LayersOffGpu]):
         pairs = zip(found.hardware.nodes, found.choice.layers, strict=True)
         nodes = [node.node for node, count in pairs for _ in range(count)]
         trace = planned_step(found.choice.case, self._request.model.layers, self._each, nodes)
-        return replay(trace, self.machine(found), Engines())
+        return replay(trace, at_decoding_rates(self.machine(found)), Engines())
 
     def notes(self, found: Candidate[LayersOffGpu]) -> list[str]:
         """Layers, sequences, and what is assumed."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cxl_offload.plan.equations.experts import asked_share, leaves_an_expert
+from cxl_offload.plan.gpu import LAYER_S, MEMORY_SHARE
 from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.transformers.job import decoder_job
@@ -98,7 +99,9 @@ def test_dense_models_read_all() -> None:
 
 
 def test_a_server_with_few_sequences_reads_few_experts() -> None:
-    """What the GPU reads: weights but experts nobody asks for, and the running sequences' KV."""
+    """What the GPU reads: weights but experts nobody asks for and the table that tokens are looked
+    up in, and the running sequences' KV.
+    """
     asked = VllmRequest(
         model=load_model("mixtral-8x7b"),
         machine=load_machine("spr3-h100"),
@@ -112,6 +115,8 @@ def test_a_server_with_few_sequences_reads_few_experts() -> None:
     plan = plan_vllm(replace(asked, machine=replace(asked.machine, gpus=(gpu,))))
     model = asked.model
     experts = sum(2 * each.elements for each in model.tensors() if each.met < 1)
-    read = (2 * model.parameters - experts * 3 / 4) / 2 + 150 * model.kv_bytes_per_token() / 2
-    expected = read / (gpu.memory_bandwidth_bytes_per_s or 0)
+    unread = experts * 3 / 4 + 2 * model.vocab * model.hidden
+    read = (2 * model.parameters - unread) / 2 + 150 * model.kv_bytes_per_token() / 2
+    rate = MEMORY_SHARE * (gpu.memory_bandwidth_bytes_per_s or 0)
+    expected = read / rate + model.layers * LAYER_S
     assert plan.phases[0].terms["GPU work"] == pytest.approx(expected, rel=1e-6)

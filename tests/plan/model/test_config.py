@@ -24,6 +24,7 @@ PARAMETERS = {
     "mistral-7b": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
     "qwen2-7b": 7_615_616_512,
+    "qwen3-14b": 14_768_307_200,
     "opt-125m": 125_239_296,
     "opt-350m": 331_196_416,
     "opt-1.3b": 1_315_758_080,
@@ -265,3 +266,10 @@ def test_wrong_configuration_is_named_with_its_line(
 def test_unknown_model_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"known: .*opt-175b"):
         load_model("opt-9b")
+
+
+def test_tables_are_looked_up_and_the_output_layer_is_not() -> None:
+    llama, gpt2 = load_model("llama-2-7b"), load_model("gpt2")
+    assert llama.looked_up_bytes == 2 * 32000 * 4096
+    assert gpt2.looked_up_bytes == 2 * 1024 * 768  # positions; words are the output layer
+    assert load_model("opt-350m").looked_up_bytes == 2 * 2050 * 1024

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.equations.collectives import all_reduce_seconds
-from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
+from cxl_offload.plan.gpu import LAYER_S, MEMORY_SHARE, PREFILL_EFFICIENCY
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.vllm.flags import flags_of_plan
 from cxl_offload.plan.vllm.tensor_parallel import kv_parts
@@ -26,18 +26,18 @@ RUN = CliRunner()
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_rate_is_that_of_the_step_written_out(gpus: int) -> None:
-    """All in GPU memory: bytes over memory bandwidth, arithmetic over peak, sums over the link."""
+    """All in GPU memory: bytes over what a GPU reads, arithmetic over peak, sums over the link."""
     wanted = request("llama-3-8b", gpus=gpus, cxl_margin=0.0, most_sequences=64)
     plan = plan_vllm(wanted)
     model, gpu = wanted.model, wanted.machine.gpus[0]
     link = wanted.hardware().link_bytes_per_s
     assert plan.of("weights").keys() == {"gpu"}
     running, context = 64, 350.0  # KV of all has room: 64 sequences of 300 + 100 / 2 tokens
-    nbytes = (model.checkpoint_bytes + running * context * model.kv_bytes_per_token()) / gpus
+    weights = model.checkpoint_bytes - 2 * model.vocab * model.hidden  # a row of the table a token
+    nbytes = (weights + running * context * model.kv_bytes_per_token()) / gpus
     flops = running * model.forward_flops(tokens=1, context=context) / gpus
-    compute = max(
-        nbytes / (gpu.memory_bandwidth_bytes_per_s or 0), flops / (gpu.peak_flops_per_s or 0)
-    )
+    rate = MEMORY_SHARE * (gpu.memory_bandwidth_bytes_per_s or 0)
+    compute = max(nbytes / rate, flops / (gpu.peak_flops_per_s or 0)) + model.layers * LAYER_S
     prompts = running / 100
     prefill = prompts * model.forward_flops(tokens=300, context=150) / gpus
     prefill /= (gpu.peak_flops_per_s or 0) * PREFILL_EFFICIENCY
