@@ -14,12 +14,14 @@ namespace {
 
 using os::Kernel;
 
-// One system call's worth of pages: large enough to amortise it, small enough to share between
-// threads and to keep what a failure has wasted low.
+// One system call's worth of pages: large enough to amortise it, small enough to keep what a failure
+// has wasted low.
 constexpr size_t kChunkBytes = size_t{64} << 20;
 
-// Below this a second thread costs more than it brings.
-constexpr size_t kBytesPerThread = size_t{32} << 20;
+// What a thread faults in before it takes the next piece. The kernel clears pages at some GB/s, so a
+// piece takes a millisecond or so: many times what starting a thread costs. Most weights, and every
+// chunk of a pool, are larger than two pieces, so that two threads or more work on them.
+constexpr size_t kPieceBytes = size_t{8} << 20;
 
 // How often the kernel is asked about pages that should be there and show as absent.
 constexpr int kLooks = 3;
@@ -27,8 +29,9 @@ constexpr int kLooks = 3;
 // Of pages that are not there.
 constexpr os::NodeId kNoNode = -1;
 
-std::vector<Run> cut_into_chunks(const std::vector<Run>& runs, size_t page_bytes) {
-  const size_t chunk = std::max(kChunkBytes, page_bytes);
+std::vector<Run> cut_into_chunks(const std::vector<Run>& runs, size_t chunk_bytes,
+                                 size_t page_bytes) {
+  const size_t chunk = std::max(chunk_bytes, page_bytes);
   std::vector<Run> chunks;
   for (const Run& run : runs) {
     for (size_t done = 0; done < run.bytes; done += chunk) {
@@ -105,8 +108,8 @@ void share_out(size_t count, size_t threads, const Work& work) {
 
 Placed fault_in(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
                 size_t page_bytes, size_t max_threads) {
-  const auto chunks = cut_into_chunks(runs, page_bytes);
-  const size_t threads = std::clamp<size_t>(range.size() / kBytesPerThread, 1, max_threads);
+  const auto chunks = cut_into_chunks(runs, kPieceBytes, page_bytes);
+  const size_t threads = std::clamp<size_t>(range.size() / kPieceBytes, 1, max_threads);
   std::atomic<bool> moved{false};
   std::atomic<size_t> shared{0};
   share_out(chunks.size(), threads, [&](size_t i) {
@@ -122,7 +125,7 @@ Placed fault_in(Kernel& kernel, std::span<std::byte> range, const std::vector<Ru
 Placed move_to_runs(Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
                     size_t page_bytes) {
   StrayMoves all;
-  for (const Run& chunk : cut_into_chunks(runs, page_bytes)) {
+  for (const Run& chunk : cut_into_chunks(runs, kChunkBytes, page_bytes)) {
     check_interrupt();
     const StrayMoves strays = move_strays(kernel, range, chunk, page_bytes);
     all.moved = all.moved || strays.moved;

@@ -1,11 +1,13 @@
 // Regions on simulated nodes under faults: whatever fails, the accounts are those of the kernel.
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <thread>
 #include <vector>
 
 #include "check.h"
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "memory/session.h"
 #include "simulated_ground.h"
 
@@ -110,6 +112,22 @@ TEST(pages_that_a_failed_move_could_not_put_back_are_counted_where_they_are) {
     if (ground.kernel->used_bytes(2) > 0) ++left_there;
   }
   CHECK(left_there > 4);
+}
+
+// The calling thread waits before its first piece until somebody else has faulted one in.
+TEST(a_region_of_two_pieces_is_faulted_in_by_two_threads) {
+  const Ground ground;
+  bool somebody = false;
+  const InterruptScope scope([&] {
+    for (int wait = 0; !somebody && wait < 10'000; ++wait) {
+      somebody = ground.kernel->used_bytes(0) > 0;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return false;
+  });
+  const NumaRegion region(ground.placer(), rule_of(RuleKind::kBind, {{0}}), 16 * kMiB);
+  CHECK(somebody);
+  CHECK_EQ(ground.kernel->used_bytes(0), 16 * kMiB);
 }
 
 TEST(pages_that_stray_are_brought_back_or_refused) {

@@ -32,6 +32,7 @@ from cxl_offload.integrations.transformers.kinds import (
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
 from cxl_offload.integrations.transformers.read_errors import unloadable, unreadable
 from cxl_offload.integrations.transformers.weight_files import FileWeights, folder_of
+from cxl_offload.integrations.transformers.weight_reads import filled
 from cxl_offload.memory import Policy, Session, current_session
 from cxl_offload.objects.experts import (
     expert_numbers,
@@ -42,7 +43,6 @@ from cxl_offload.objects.experts import (
 )
 from cxl_offload.objects.kind_store import MemorySource, Part, TierStore
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
-from cxl_offload.tensor import copy_whole
 from cxl_offload.tensor_bytes import held_tensors
 
 _SETTER = "set_param_for_module"
@@ -102,7 +102,7 @@ def _placed(
             )
         for first, end in runs_of(experts) if stacked else ():
             store.move_slice(kind, at, made[first:end])
-    return part, copy_whole(made, weight)
+    return part, filled(made, weight)
 
 
 def _refuse_numbers(store: TierStore, kind: str, name: str, weight: torch.Tensor) -> None:
