@@ -12,7 +12,8 @@ single steps by both ways are compared with the same model in single precision, 
 further from it than 1.2 times stock's. Then the ways take turns, for `--rounds` rounds, or for
 `--seconds` and at least three.
 
-decode   steps of generate() over a cache with that many positions, against stock's cache and SDPA
+decode   steps of generate() over a cache with that many positions, against stock's cache and SDPA,
+         and against the bound: all bytes that a step reads, at the rate at which threads read
 prefill  generate() of one token; prompts of over 1024 tokens with `--prefill-layers` layers
 disk     weights that do not fit the near node, 32 rows: benchmarks/disk_offload.py says what of
          it is simulated
@@ -34,7 +35,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,14 @@ from benchmarks import disk_offload, llama_cpp_peer
 from benchmarks.llama_shape import (
     Pace,
     Way,
+    bound_seconds,
     decode_seconds,
     first_layers,
     in_turns,
     make_model,
     prefill_seconds,
     random_ids,
+    step_bytes,
 )
 from benchmarks.measurements import describe_machine, paired_ratio, write_json
 from cxl_offload.integrations.transformers import offload
@@ -131,14 +134,25 @@ def compare(
         with first_layers(model, layers):
             return prefill_seconds(model, way, ids, pace.now)
 
-    samples = in_turns({"stock": lambda: seconds(nullcontext), "ours": lambda: seconds(ours)}, pace)
+    steps = {"stock": lambda: seconds(nullcontext), "ours": lambda: seconds(ours)}
+    nbytes = step_bytes(model, batch, prompt)
+    if phase == "decode":
+        steps["bound"] = lambda: bound_seconds(model, nbytes, args.threads)
+    samples = in_turns(steps, pace)
     ratio = paired_ratio(samples["stock"], samples["ours"])
     tokens = batch * (prompt if phase == "prefill" else 1)
     found: dict[str, Any] = {
         f"{name}_tokens_per_s": tokens / statistics.median(taken) for name, taken in samples.items()
     }
     found |= {"times_stock": ratio.median, "low": ratio.low, "high": ratio.high}
-    return found | ({"layers": layers} if phase == "prefill" else {})
+    if phase == "prefill":
+        return found | {"layers": layers}
+    return found | {
+        "step_bytes": nbytes,
+        "bound_bytes_per_s": nbytes / statistics.median(samples["bound"]),
+        "of_bound": asdict(paired_ratio(samples["bound"], samples["ours"])),
+        "bound_times_stock": asdict(paired_ratio(samples["stock"], samples["bound"])),
+    }
 
 
 def generated(args: argparse.Namespace, pace: Pace) -> Iterator[dict[str, Any]]:
@@ -183,16 +197,24 @@ def bars(document: dict[str, Any], heads: int) -> list[Bar]:
 
 
 def print_generated(rows: Sequence[dict[str, Any]]) -> None:
-    print("\ntokens/s, measured\n\n| KV heads | rows x prompt | phase | stock | ours |")
-    print("|---:|---|---|---:|---:|")
+    print("\ntokens/s, measured; the bound is a step's bytes at the rate of the same run's reads\n")
+    print(
+        "| KV heads | rows x prompt | phase | stock | ours | ours of the bound | bound over stock |"
+    )
+    print("|---:|---|---|---:|---:|---:|---:|")
     for row in rows:
         for phase in ("decode", "prefill"):
             if phase in row:
                 found = row[phase]
                 layers = f", {found['layers']} layers" if phase == "prefill" else ""
+                bound = " | "
+                if phase == "decode":
+                    share, allowed = found["of_bound"], found["bound_times_stock"]
+                    bound = f"{share['median']:.2f} | {allowed['median']:.2f}"
                 print(
                     f"| {row['kv_heads']} | {row['batch']} x {row['prompt']} | {phase}{layers} | "
-                    f"{found['stock_tokens_per_s']:.1f} | {found['ours_tokens_per_s']:.1f} |"
+                    f"{found['stock_tokens_per_s']:.1f} | {found['ours_tokens_per_s']:.1f} | "
+                    f"{bound} |"
                 )
 
 

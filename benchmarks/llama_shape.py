@@ -24,9 +24,12 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from cxl_offload import _C
+
 VOCAB = 4096
 LEAST_ROUNDS = 3
 _PROMPT = 1
+_LEAST_PROBED = 1 << 20
 
 Way = Callable[[], AbstractContextManager[Any]]
 
@@ -147,6 +150,31 @@ def decode_seconds(
         clock = Clock(now, after_token)
         _generated(model, ids, clock, max_new_tokens=new, past_key_values=cache)
     return (clock.times[-1] - clock.times[1]) / (new - 1)
+
+
+def step_bytes(model: LlamaForCausalLM, batch: int, positions: int) -> int:
+    """What a decode step has to read: all weights but the table of words, and the whole cache."""
+    config = model.config
+    weights = sum(weight.nbytes for weight in _weights_of_a_step(model))
+    heads = config.num_hidden_layers * config.num_key_value_heads
+    return weights + batch * positions * heads * config.head_dim * 2 * torch.bfloat16.itemsize
+
+
+def _weights_of_a_step(model: LlamaForCausalLM) -> list[torch.Tensor]:
+    table = model.get_input_embeddings().weight
+    return [weight for weight in model.parameters() if weight is not table]
+
+
+def bound_seconds(model: LlamaForCausalLM, nbytes: int, threads: int) -> float:
+    """In which pinned threads read so many bytes, at the rate at which they read the weights."""
+    once, cpus = _C.Traffic(reads=1, writes=0, passes=1), _C.allowed_cpus()[:threads]
+    seconds = read = 0.0
+    for weight in _weights_of_a_step(model):
+        if weight.nbytes >= _LEAST_PROBED:
+            done = _C.run_traffic(weight.data_ptr(), weight.nbytes, once, cpus)
+            read += sum(each.bytes_read for each in done)
+            seconds += max(each.seconds for each in done)
+    return seconds * nbytes / read
 
 
 def in_turns(steps: Mapping[str, Callable[[], float]], pace: Pace) -> dict[str, list[float]]:

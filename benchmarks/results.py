@@ -65,6 +65,8 @@ def _transformers(document: Document) -> Iterator[Row]:
             found = row[phase]
             ratio = [found["times_stock"], found["low"], found["high"]]
             yield _row("transformers", case, "stock transformers", ratio)
+            if "of_bound" in found:
+                yield _row("transformers", case, "read bound", found["of_bound"])
     for row in document["disk"]:
         files = "in the page cache" if row["page_cache"] else "read of the disk"
         case = f"32 x 32, {row['near_share']:.0%} of the weights near, others {files}: decode"
@@ -148,6 +150,11 @@ def _plan(document: Document) -> Iterator[Row]:
         yield _row("plan", found["case"], "the best of the grid", [1 / (1 + found["regret"])])
 
 
+def _load(document: Document) -> Iterator[Row]:
+    for found in document["rows"]:
+        yield _row("load", found["case"], found["beside"], found["ratio"])
+
+
 READERS: dict[str, Callable[[Document], Iterator[Row]]] = {
     "flexgen": _flexgen,
     "transformers": _transformers,
@@ -158,6 +165,7 @@ READERS: dict[str, Callable[[Document], Iterator[Row]]] = {
     "attention": _attention,
     "linear": _linear,
     "copy": _copy,
+    "load": _load,
     "prediction": _prediction,
     "plan": _plan,
 }

@@ -64,6 +64,7 @@ BENCHMARKS = (
     Benchmark("attention", quick=("--rounds", "7")),
     Benchmark("linear", quick=("--rounds", "5")),
     Benchmark("copy", quick=("--largest", "256MiB")),
+    Benchmark("load", quick=("--gib", "1", "--rounds", "3")),
     Benchmark("prediction", quick=("--quick",)),
     Benchmark("plan", ("--measured",), ("--quick",)),
     Benchmark("vllm_kv", quick=("--rounds", "2", "--restarts", "1"), environment=".venv-vllm"),
