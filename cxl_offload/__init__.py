@@ -67,46 +67,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "errors": ("ConfigError", "CxlOffloadError", "MemoryLostError", "PlacementError"),
-    "memory": (
-        "Bind",
-        "Dax",
-        "FirstTouch",
-        "Interleave",
-        "Placement",
-        "Preferred",
-        "Replicate",
-        "Session",
-        "SharedRegion",
-        "Weighted",
-        "current_session",
-        "survive_memory_errors",
-        "use",
-    ),
-    "objects.module_placement": ("place",),
-    "objects.placing_scope": ("placing",),
-    "objects.tensor_holders": ("memory_report",),
-    "ops.activations": ("offload_activations",),
-    "ops.adagrad": ("CPUAdagrad",),
-    "ops.adam": ("CPUAdam",),
-    "ops.attention": ("decode_attention",),
-    "ops.lion": ("CPULion",),
-    "ops.offload": ("offload_optimizer",),
-    "tensor": (
-        "empty",
-        "empty_like",
-        "from_tensor",
-        "full",
-        "move",
-        "placement_of",
-        "record_stream",
-        "stats",
-        "zeros",
-    ),
-    "topology": ("discover", "load_machine"),
-}
-
 __all__ = [
     "Bind",
     "CPUAdagrad",
@@ -160,22 +120,6 @@ __all__ = [
     "zeros",
 ]
 
-_ROOMS = (
-    "integrations",
-    "memory",
-    "metrics",
-    "objects",
-    "ops",
-    "plan",
-    "profile",
-    "ranks",
-    "sim",
-    "topology",
-    "transfer",
-    "tune",
-    "validation",
-)
-
 refuse_core_in_subinterpreters(__name__)
 remember_gone_modules()
-__getattr__, __dir__ = lazy_names(__name__, _HOMES, modules=_ROOMS)
+__getattr__, __dir__ = lazy_names(__name__)

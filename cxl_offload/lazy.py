@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from importlib.abc import MetaPathFinder
+from collections.abc import Callable, Sequence
+from importlib.abc import InspectLoader, MetaPathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,37 +62,60 @@ def refuse_core_in_subinterpreters(package: str) -> None:
         sys.meta_path.insert(0, _NoCore(f"{package}.{_CORE}"))
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, Sequence[str]], *, modules: Collection[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def _lazy_imports(package: str) -> dict[str, str]:
+    """What a package imports for type checkers alone: each name, and the module it is from."""
+    spec = sys.modules[package].__spec__
+    loader = None if spec is None else spec.loader
+    source = loader.get_source(package) if isinstance(loader, InspectLoader) else None
+    if source is None:
+        raise ImportError(
+            f"{package} has no source to read its names off; install its .py files too, not only "
+            "compiled ones"
+        )
+    return {
+        alias.name: found.module
+        for block in ast.parse(source).body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for found in block.body
+        if isinstance(found, ast.ImportFrom) and found.module is not None
+        for alias in found.names
+    }
+
+
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The ``__getattr__`` and the ``__dir__`` of a package whose names load on their first use.
+
+    The names are those that the package imports under ``if TYPE_CHECKING:``, where type checkers
+    look for them; so each stands there and in ``__all__``, and nowhere else.
 
     Parameters
     ----------
     package
-        Its ``__name__``.
-    homes
-        Module inside of the package to the names it gives.
-    modules
-        Modules inside of it that are names of the package too, without an import of their own.
+        Its ``__name__``. A name imported from the package itself is a module inside of it.
+
+    Raises
+    ------
+    ImportError
+        The package was installed without its source.
 
     Notes
     -----
     Old names of the package come from :data:`cxl_offload.renamed.RENAMED`.
     """
-    home_of = {name: home for home, names in homes.items() for name in names}
+    home_of = _lazy_imports(package)
     find_old = old_names(package, depth=3)
 
     def find(name: str) -> Any:
         if name == _CORE:
             return _core(package)
-        if name not in home_of and name not in modules:
+        if name not in home_of:
             return find_old(name)
+        home = home_of[name]
         try:
             value = (
                 importlib.import_module(f"{package}.{name}")
-                if name in modules
-                else getattr(importlib.import_module(f"{package}.{home_of[name]}"), name)
+                if home == package
+                else getattr(importlib.import_module(home), name)
             )
         except ModuleNotFoundError as error:
             if error.name != "torch":
@@ -103,6 +127,6 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home_of, *modules})
+        return sorted({*vars(sys.modules[package]), *home_of})
 
     return find, names

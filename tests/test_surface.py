@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,3 +67,24 @@ def test_session_says_in_one_line_what_it_holds() -> None:
     kept = cxl_offload.zeros(5 << 20, dtype=torch.uint8, policy="cxl", session=session)
     assert kept.nbytes == 5 << 20
     assert "holds node 2: " in repr(session)
+
+
+def lazy_packages() -> list[str]:
+    """Every room that hands names on without loading them."""
+    root = Path(cxl_offload.__file__).parent
+    return [
+        ".".join(("cxl_offload", *path.parent.relative_to(root).parts))
+        for path in sorted(root.rglob("__init__.py"))
+        if "lazy_names(__name__)" in path.read_text()
+    ]
+
+
+@pytest.mark.parametrize("package", lazy_packages())
+def test_every_public_name_of_a_lazy_room_is_there(package: str) -> None:
+    room = importlib.import_module(package)
+    assert room.__all__
+    assert set(room.__all__) <= set(dir(room))
+    if package == "cxl_offload.integrations.deepspeed":
+        pytest.importorskip("deepspeed")
+    missing = [name for name in room.__all__ if not hasattr(room, name)]
+    assert not missing, missing

@@ -5,8 +5,13 @@ An adapter, and its framework, is loaded when it is first used.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cxl_offload.lazy import lazy_names
 
-__getattr__, __dir__ = lazy_names(
-    __name__, {}, modules=("deepspeed", "flexgen", "transformers", "vllm")
-)
+if TYPE_CHECKING:
+    from cxl_offload.integrations import deepspeed, flexgen, transformers, vllm
+
+__all__ = ["deepspeed", "flexgen", "transformers", "vllm"]
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -31,14 +31,4 @@ __all__ = [
     "serve",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "endpoint": ("MetricsServer", "serve"),
-        "event_log": ("EventLog", "JsonLines", "log_events"),
-        "opentelemetry": ("observe",),
-        "prometheus": ("PrometheusCollector",),
-        "reader": ("MetricsReader",),
-        "table": ("METRICS", "Metric"),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

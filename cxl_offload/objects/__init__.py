@@ -31,12 +31,4 @@ __all__ = [
     "report_of_process",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "held_memory": ("HeldTensor", "MemoryHolder", "MemoryReport", "report_of_process"),
-        "placement_rows": ("PlacementRow",),
-        "recording": ("Recording", "record"),
-        "tensor_holders": ("memory_report",),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -7,9 +7,9 @@ profiles can be read without it. :mod:`cxl_offload.profile.model` says what ther
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from cxl_offload.lazy import lazy_names
 from cxl_offload.profile.copies import measure_copies
 from cxl_offload.profile.model import (
     BandwidthCurve,
@@ -62,10 +62,4 @@ __all__ = [
     "save_profile",
 ]
 
-_MEASURING = ("FULL", "QUICK", "RATES", "Measurement", "measure_machine", "quick")
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MEASURING:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("cxl_offload.profile.measure"), name)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from cxl_offload.ranks.share import RankShare, share_machine
     from cxl_offload.ranks.torchrun import is_rank_of_job, joined_group
 
-_HOMES = {
-    "share": ("RankShare", "share_machine"),
-    "torchrun": ("is_rank_of_job", "joined_group"),
-}
-
 __all__ = ["RankShare", "is_rank_of_job", "joined_group", "share_machine"]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -26,13 +26,6 @@ if TYPE_CHECKING:
         start_from_environment,
     )
 
-_HOMES = {
-    "attached": ("AttachedEngine",),
-    "kinds": ("KINDS", "KindPolicies", "kind_policies"),
-    "report": ("KindRow",),
-    "scope": ("Placed", "attach", "placing", "start_from_environment"),
-}
-
 __all__ = [
     "KINDS",
     "AttachedEngine",
@@ -45,4 +38,4 @@ __all__ = [
     "start_from_environment",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -26,15 +26,6 @@ if TYPE_CHECKING:
     from cxl_offload.integrations.flexgen.seeded import DEMO_SHAPE, OptShape, make_opt
     from cxl_offload.integrations.flexgen.shares import ShareRow
 
-_HOMES = {
-    "places": ("FlexGenKind", "TierLimit", "parse_place", "parse_tier"),
-    "report": ("BYPASSES", "FlexGenReport"),
-    "request": ("FlexGenRun",),
-    "seeded": ("DEMO_SHAPE", "OptShape", "make_opt"),
-    "loaded_model": ("LoadedModel", "run"),
-    "shares": ("ShareRow",),
-}
-
 __all__ = [
     "BYPASSES",
     "DEMO_SHAPE",
@@ -51,4 +42,4 @@ __all__ = [
     "run",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__)

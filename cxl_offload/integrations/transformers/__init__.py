@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from cxl_offload.integrations.transformers.scope import Offloaded, offload
     from cxl_offload.integrations.transformers.weights import load
 
-_HOMES = {
-    "attention": ("AttentionCalls",),
-    "generation": ("GenerateReport", "GenerateRun", "run"),
-    "prefix_options": ("KeptPrefixes", "PrefixCounts"),
-    "ranked": ("Divided", "RankPart", "session_of"),
-    "scope": ("Offloaded", "offload"),
-    "weights": ("load",),
-}
-
 __all__ = [
     "AttentionCalls",
     "Divided",
@@ -46,4 +37,4 @@ __all__ = [
     "session_of",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -22,19 +22,6 @@ if TYPE_CHECKING:
         ProductPoint,
     )
 
-_HOMES = {
-    "measure": ("measure_operators",),
-    "model": (
-        "OPERATORS_VERSION",
-        "CacheOperator",
-        "CachePoint",
-        "LayerPoint",
-        "LinearPoint",
-        "OperatorProfile",
-        "ProductPoint",
-    ),
-}
-
 __all__ = [
     "OPERATORS_VERSION",
     "CacheOperator",
@@ -46,4 +33,4 @@ __all__ = [
     "measure_operators",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__)
