@@ -9,10 +9,7 @@ Every figure is predicted from the server's published numbers. The same from the
 from __future__ import annotations
 
 from cxl_offload import load_machine
-from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
-from cxl_offload.plan.model.file import load_model
-from cxl_offload.plan.plan_file import Plan
-from cxl_offload.plan.what_if import with_memory
+from cxl_offload.plan import InferenceRequest, Plan, load_model, plan_inference, with_memory
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bytes
 

@@ -88,3 +88,26 @@ def test_every_public_name_of_a_lazy_room_is_there(package: str) -> None:
         pytest.importorskip("deepspeed")
     missing = [name for name in room.__all__ if not hasattr(room, name)]
     assert not missing, missing
+
+
+def test_room_of_plans_plans_saves_loads_and_compares(tmp_path: Path) -> None:
+    room = cxl_offload.plan
+    model, machine = room.load_model("opt-6.7b"), load_machine("epyc9354-cxl-a")
+    asked = {"model": model, "machine": machine, "model_name": "opt-6.7b"}
+    lengths = {"prompt": 128, "generated": 16}
+    made = [
+        room.plan_inference(room.InferenceRequest(**asked, **lengths)),
+        room.plan_vllm(room.VllmRequest(**asked, **lengths)),
+        room.plan_training(
+            room.TrainingRequest(
+                model=room.load_model("gpt2-xl"), machine=machine, batch=16, tokens=256
+            )
+        ),
+    ]
+    assert [plan.executor for plan in made] == ["flexgen", "vllm", "deepspeed"]
+    room.save_plan(made[1], tmp_path / "plan.yaml")
+    assert room.load_plan(tmp_path / "plan.yaml") == made[1]
+    bigger = room.with_memory(machine, "cxl=128GiB:38.4GB/s:250ns")
+    with_card = room.plan_vllm(room.VllmRequest(**{**asked, "machine": bigger}, **lengths))
+    assert room.compare_plans(made[1], with_card).gain >= 0
+    assert room.compare_plans(*made[:2]).notes, "two executors"

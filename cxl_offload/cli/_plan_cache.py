@@ -88,9 +88,11 @@ def compare(
     Example: cxl-offload plan compare without.yaml with.yaml
     """
     from cxl_offload.plan.plan_file import load_plan
+    from cxl_offload.plan.two_plans import compare_plans
 
     plans = [load_plan(first), load_plan(second)]
-    gain = plans[1].tokens_per_s / plans[0].tokens_per_s - 1
+    compared = compare_plans(*plans)
+    gain = compared.gain
     if as_json:
         write_json("-", {"kind": "predicted", "gain": gain, "rows": _rows(plans, {})})
         return
@@ -103,7 +105,7 @@ def compare(
     show(console, made)
     faster = "faster" if gain >= 0 else "slower"
     console.print(f"\nThe second is {abs(gain):.1%} {faster} than the first (predicted).")
-    for note in _unlike(*plans):
+    for note in compared.notes:
         console.print(f"Note: {note}.")
 
 
@@ -115,23 +117,6 @@ def _rows(plans: Sequence[Plan], places: Mapping[str, str]) -> dict[str, list[st
     for phase in dict.fromkeys(phase.name for plan in plans for phase in plan.phases):
         rows[phase] = [_phase(plan, phase) for plan in plans]
     return rows
-
-
-def _unlike(first: Plan, second: Plan) -> list[str]:
-    """What two plans differ in besides memory, so that their speeds say little about memory."""
-    found = []
-    if first.executor != second.executor:
-        found.append(
-            f"the first is for {first.executor}, the second for {second.executor}: the speeds are "
-            "those of two programs, whatever the memory; to compare memory, plan both with the "
-            "same --executor"
-        )
-    if first.model != second.model:
-        found.append(f"the models differ: {first.model} and {second.model}")
-    lengths = [(plan.batch.prompt, plan.batch.tokens) for plan in (first, second)]
-    if lengths[0] != lengths[1]:
-        found.append("the lengths of prompts or answers differ, so tokens/s are of other work")
-    return found
 
 
 _FIGURES: dict[str, Callable[[Plan], str]] = {
