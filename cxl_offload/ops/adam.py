@@ -112,7 +112,7 @@ class CPUAdam(OnePassOptimizer):
     **states
         Where and how the states live, see
         :class:`~cxl_offload.ops.state_options.StateOptions`: ``state_dtype``, ``rounding_seed``,
-        ``policy``, ``pages``, ``threads``, ``overlap``, ``late_max_norm``.
+        ``policy``, ``pages``, ``session``, ``threads``, ``overlap``, ``late_max_norm``.
 
     Raises
     ------

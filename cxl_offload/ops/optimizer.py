@@ -11,14 +11,14 @@ from typing import Any, ClassVar, cast, overload
 import torch
 
 from cxl_offload import _C
-from cxl_offload.memory import Pages, PolicyLike, current_session, known_policy
+from cxl_offload.memory import Pages, PolicyLike, Session
 from cxl_offload.ops.checkpoint import read_states, step_count
 from cxl_offload.ops.late_clip import LateClip, check_norm
 from cxl_offload.ops.lost import naming, tensors_of
 from cxl_offload.ops.overlap import EarlyUpdates
 from cxl_offload.ops.placed_states import PlacedStates
 from cxl_offload.ops.state_codes import CODES, SCALES
-from cxl_offload.ops.state_options import StateOptions, check_no_options
+from cxl_offload.ops.state_options import check_no_options, kept_options, taken_options
 from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.update import Given, GivenPart, ParamUpdate, run
 from cxl_offload.ops.view import local_tensor, untraced
@@ -43,9 +43,10 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         so that small changes are not lost: master weights can be left out. The bits come from the
         seed, the step and the number of the element. None: bfloat16 is rounded to the nearest, and
         states of 8 bits, which cannot be, at random from 0.
-    policy, pages
-        Where the states live: see :func:`cxl_offload.empty`. None prefers the nearest node. A
-        policy that the current session does not know is a ValueError.
+    policy, pages, session
+        Where the states live: see :func:`cxl_offload.empty`. Without a policy the nearest node is
+        preferred, without a session the current one allocates, also states made later. A policy
+        that the session does not know is a ValueError. Copies share the session, pickles lack it.
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
     overlap
@@ -74,17 +75,15 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         rounding_seed: int | None = None,
         policy: PolicyLike | None = None,
         pages: Pages = "thp",
+        session: Session | None = None,
         threads: Threads = None,
         overlap: bool = False,
         late_max_norm: float | None = None,
     ) -> None:
         self._check_state_dtype(state_dtype)
-        if policy is not None:
-            known_policy(policy, current_session().machine, "optimizer states")
+        self._place_by(policy, pages, session)
         self.state_dtype = state_dtype
         self.rounding_seed = self._seed(rounding_seed)
-        self.policy = policy
-        self.pages: Pages = pages
         self.threads = threads
         self.overlap = overlap
         self.late_max_norm = late_max_norm
@@ -157,13 +156,12 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
                 raise ValueError(f"{type(self).__name__} has no {name}; turn it off")
 
     def __getstate__(self) -> dict[str, Any]:
-        own = tuple(StateOptions.__annotations__)
         if self.early_updates is not None:
             self.early_updates.wait()
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
+        return {**super().__getstate__(), **kept_options(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(taken_options(state))
         is_copy = "overlap" in state
         if is_copy:
             self.__dict__.setdefault("late_max_norm", None)  # kept before there was one

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from cxl_offload import tensor
-from cxl_offload.memory import Pages, PolicyLike
+from cxl_offload.memory import Pages, PolicyLike, Session, current_session, known_policy
 from cxl_offload.ops.state_codes import CODES, SCALES, Code, encoded, scale_count
 from cxl_offload.ops.view import local_tensor
 
@@ -24,6 +24,19 @@ class PlacedStates:
     state_dtype: torch.dtype
     policy: PolicyLike | None
     pages: Pages
+    session: Session | None = None
+    """What allocates; None: the session that is current when states are made."""
+
+    def _place_by(self, policy: PolicyLike | None, pages: Pages, session: Session | None) -> None:
+        """Takes over where states live, if the session knows the policy."""
+        if session is not None and not isinstance(session, Session):
+            raise TypeError(
+                f"{type(self).__name__}: session is a {type(session).__name__}; give a session, "
+                "such as Session.linux(), or leave it out"
+            )
+        if policy is not None:
+            known_policy(policy, (session or current_session()).machine, "optimizer states")
+        self.policy, self.pages, self.session = policy, pages, session
 
     def _check_state_dtype(self, dtype: torch.dtype) -> None:
         known = [torch.float32, torch.bfloat16, *([torch.uint8] if self.codes else [])]
@@ -88,7 +101,13 @@ class PlacedStates:
         return local
 
     def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return tensor.empty(shape, dtype=self.state_dtype, policy=self.policy, pages=self.pages)
+        return tensor.empty(
+            shape,
+            dtype=self.state_dtype,
+            policy=self.policy,
+            pages=self.pages,
+            session=self.session,
+        )
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         return self._empty(shape).zero_()

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import torch
 
-from cxl_offload.memory import Pages, PolicyLike
+from cxl_offload.memory import Pages, PolicyLike, Session
 from cxl_offload.ops.threads import Threads
 
 
@@ -19,12 +19,38 @@ class StateOptions(TypedDict, total=False):
     rounding_seed: int | None
     policy: PolicyLike | None
     pages: Pages
+    session: Session | None
     threads: Threads
     overlap: bool
     late_max_norm: float | None
 
 
 _OLD_NAMES = {"placement": "policy"}
+
+
+class _SameSession:
+    """A session on its way into a copy, which shares it, or a pickle, which cannot have it."""
+
+    def __init__(self, session: Session | None) -> None:
+        self.session = session
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _SameSession:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _SameSession, (None,)
+
+
+def kept_options(optimizer: object) -> dict[str, Any]:
+    """The options of an optimizer, for its copies and pickles; :func:`taken_options` reads them."""
+    options = {name: getattr(optimizer, name) for name in StateOptions.__annotations__}
+    return {**options, "session": _SameSession(options["session"])}
+
+
+def taken_options(state: dict[str, Any]) -> dict[str, Any]:
+    """What a copy or a pickle brought, with the session that it is to have."""
+    kept = state.get("session")
+    return {**state, "session": kept.session} if isinstance(kept, _SameSession) else state
 
 
 def check_no_options(name: str, settings: Mapping[str, str], group: Mapping[str, Any]) -> None:

@@ -171,14 +171,14 @@ def tune_optimizer(
     state
         A JSON file that lets a restart go on; ``cxl-offload tune --replay`` reads it too.
     session
-        The session that the states are in; None means the current one.
+        The session that the states are in; None means the optimizer's own, or the current one.
 
     Raises
     ------
     ConfigError
         The machine has only one tier, or its bandwidths are not known.
     """
-    session = session or current_session()
+    session = session or getattr(optimizer, "session", None) or current_session()
     check_number(budget_bytes_per_step, "the budget in bytes a step")
     read_state(None if state is None else Path(state))
     if near is None or far is None:
@@ -220,7 +220,7 @@ def tune_optimizer_phases(
     ConfigError
         As :func:`tune_optimizer`; and for threads that are no numbers from 1, each once.
     """
-    session = session or current_session()
+    session = session or getattr(optimizer, "session", None) or current_session()
     asked = read_tuning(
         "phase_time",
         machine=session.machine,
