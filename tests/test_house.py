@@ -46,6 +46,7 @@ AN_OPTION_A_LINE = "a line for each option of the command line and each field of
 
 LONG_FUNCTIONS = {
     "cli/generate.py generate": AN_OPTION_A_LINE,
+    "cli/_plan_cache.py cache": AN_OPTION_A_LINE,
     "cli/_plan_fleet.py fleet": AN_OPTION_A_LINE,
     "cli/plan.py inference": AN_OPTION_A_LINE,
     "cli/plan.py training": AN_OPTION_A_LINE,
@@ -67,6 +68,7 @@ KEYWORDS = "by keyword only, each with a default"
 
 MANY_PARAMETERS = {
     "cli/generate.py generate": OPTIONS,
+    "cli/_plan_cache.py cache": OPTIONS,
     "cli/_plan_fleet.py fleet": OPTIONS,
     "cli/plan.py inference": OPTIONS,
     "cli/plan.py training": OPTIONS,

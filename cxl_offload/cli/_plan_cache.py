@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cxl_offload.cli._options import AsJson
+from cxl_offload.cli._plan_inputs import (
+    AddedMemory,
+    GpuName,
+    MachineName,
+    ProfileFile,
+    read_machine,
+)
 from cxl_offload.cli._plan_words import KINDS, PLACES
 from cxl_offload.cli._progress import counted, progress_bar
 from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
+from cxl_offload.files.named_values import pairs
 from cxl_offload.plan.headline import copies_in_words
 from cxl_offload.units import GIB, format_bytes, format_number, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
+    from cxl_offload.plan.cache import CachedRequest, PromptCosts, TierSize
+    from cxl_offload.plan.hardware import HostNode
+    from cxl_offload.plan.model.config import ModelConfig
     from cxl_offload.plan.plan_file import Plan
+    from cxl_offload.plan.vllm.steps import ServerSteps
+    from cxl_offload.topology import Machine
 
 _SIZES = "0GiB,16GiB,64GiB,256GiB,1TiB"
 
@@ -26,45 +40,106 @@ _SIZES = "0GiB,16GiB,64GiB,256GiB,1TiB"
 def cache(
     trace: Annotated[Path, typer.Option(help="Requests, a line each: hash_ids, input_length.")],
     model: Annotated[str, typer.Option(help="The model whose KV is kept.")],
-    machine: Annotated[str, typer.Option(help="A machine file or shipped name.")],
+    machine: MachineName = None,
+    profile: ProfileFile = None,
+    add: AddedMemory = None,
+    gpu: GpuName = None,
+    gen_len: Annotated[int, typer.Option(min=1, help="Tokens of the answers.")] = 128,
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a block of the trace.")] = 512,
     sizes: Annotated[str, typer.Option(help="Sizes of the cache to answer for.")] = _SIZES,
+    first: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="TIER=SIZE that the cache fills before the tier whose sizes are answered for, "
+            "such as ldram=64GiB; repeatable."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Hit rate and time to the first token of a host KV cache, by its size and tier.
 
     Example: cxl-offload plan cache --trace t.jsonl --model llama-3-8b --machine epyc9354-cxl-a
     """
-    from cxl_offload.plan.cache import TierSize, hit_rate, load_requests, mean_ttft_s
-    from cxl_offload.plan.hardware import hardware_of
+    from cxl_offload.plan.cache import load_requests
     from cxl_offload.plan.model.file import load_model
-    from cxl_offload.topology import load_machine
 
-    config, hardware = load_model(model), hardware_of(load_machine(machine))
+    config, read = load_model(model), read_machine(machine, profile, add, gpu)
     block_bytes = block_tokens * config.kv_bytes_per_token()
     if not block_bytes:
         raise ConfigError(f"{config.name} is an encoder ({config.family}): it keeps no KV")
-    requests = load_requests(trace)
-    rows: list[dict[str, Any]] = []
+    curve = _curve(load_requests(trace), config, read, (model, gen_len, block_tokens))
+    upper = pairs("--first", first, parse_bytes, form="TIER=SIZE, such as ldram=64GiB")
     with progress_bar(keep=False, lines=not as_json) as tell:
-        for nbytes in counted(list(map(parse_bytes, sizes.split(","))), "sizes of the cache", tell):
-            blocks = nbytes / block_bytes
-            ttft = {
-                node.where: mean_ttft_s(
-                    requests,
-                    [TierSize(blocks, node.copy_bytes_per_s)],
-                    model=config,
-                    hardware=hardware,
-                    block_tokens=block_tokens,
-                )
-                for node in hardware.nodes
-            }
-            rows.append({"bytes": nbytes, "hit_rate": hit_rate(requests, blocks), "ttft_s": ttft})
+        asked = counted(
+            [parse_bytes(each) for each in sizes.split(",")], "sizes of the cache", tell
+        )
+        rows = [curve.row(nbytes, upper) for nbytes in asked]
+    copied = round(curve.steps.offload_bytes)
     if as_json:
-        document = {"requests": len(requests), "block_bytes": block_bytes, "sizes": rows}
-        write_json("-", {"kind": "predicted", **document})
+        document = {"requests": len(curve.requests), "block_bytes": block_bytes, "sizes": rows}
+        write_json("-", {"kind": "predicted", **document, "weights_copied_a_step_bytes": copied})
         return
-    _print_cache(f"{len(requests)} requests, {config.name} on {hardware.machine}", rows)
+    below = "".join(f", below {format_bytes(n)} in {PLACES.get(t, t)}" for t, n in upper.items())
+    _print_cache(f"{len(curve.requests)} requests, {config.name} on {read.name}{below}", rows)
+    if copied:
+        console_of().print(
+            f"\n{format_bytes(copied)} of weights are off the GPU, as planned for vLLM; every step "
+            "of a prompt copies them."
+        )
+
+
+def _curve(
+    requests: list[CachedRequest],
+    config: ModelConfig,
+    machine: Machine,
+    named: tuple[str, int, int],
+) -> _Curve:
+    """With vLLM as it is planned for the mean of the requests; ``named``: model, answer, block."""
+    from cxl_offload.plan.cache import PromptCosts
+    from cxl_offload.plan.vllm.plan import VllmRequest, planned_server
+
+    model, generated, block_tokens = named
+    mean = round(sum(each.tokens for each in requests) / len(requests))
+    request = VllmRequest(
+        model=config, machine=machine, prompt=max(1, min(mean, config.positions - generated)),
+        generated=generated, model_name=model, replay=None,
+    )  # fmt: skip
+    steps, hardware = planned_server(request)
+    return _Curve(requests, PromptCosts(config, hardware, block_tokens), steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """Answers by the size of the last tier."""
+
+    requests: Sequence[CachedRequest]
+    costs: PromptCosts
+    steps: ServerSteps
+
+    def row(self, nbytes: int, upper: Mapping[str, int]) -> dict[str, Any]:
+        """So many bytes in each tier alone, below those of ``upper``."""
+        from cxl_offload.plan.cache import hit_rate, mean_ttft_s
+
+        nodes = {node.where: node for node in self.costs.hardware.nodes}
+        for tier in upper:
+            if tier not in nodes:
+                raise ConfigError(f"--first {tier}: the machine has {', '.join(nodes)}")
+        before = [self._tier(nodes[tier], size) for tier, size in upper.items()]
+        ttft = {
+            where: mean_ttft_s(
+                self.requests, [*before, self._tier(node, nbytes)], costs=self.costs,
+                steps=self.steps,
+            )
+            for where, node in nodes.items()
+            if where not in upper
+        }  # fmt: skip
+        blocks = sum(each.blocks for each in before) + nbytes / self.costs.block_bytes
+        return {"bytes": nbytes, "hit_rate": hit_rate(self.requests, blocks), "ttft_s": ttft}
+
+    def _tier(self, node: HostNode, nbytes: int) -> TierSize:
+        from cxl_offload.plan.cache import TierSize
+
+        return TierSize(nbytes / self.costs.block_bytes, node.copy_bytes_per_s)
 
 
 def _print_cache(what: str, rows: list[dict[str, Any]]) -> None:

@@ -23,6 +23,7 @@ from cxl_offload.files import read_text
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.config import ModelConfig
+from cxl_offload.plan.vllm.steps import PromptWork, ServerSteps
 
 MOST_TOKENS = 1 << 30
 """Of one request of a trace; no model has such a context."""
@@ -141,25 +142,55 @@ def hit_rate(requests: Sequence[CachedRequest], blocks: float) -> float:
     return hits / total if total else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class PromptCosts:
+    """What prompts take on one server.
+
+    Attributes
+    ----------
+    model, hardware
+        Of the plan; the links and the copies of its nodes are those of all ``gpus`` together.
+    block_tokens
+        Tokens of a block of the cache.
+    """
+
+    model: ModelConfig
+    hardware: Hardware
+    block_tokens: int
+    gpus: int = 1
+
+    @property
+    def block_bytes(self) -> float:
+        """KV of a block."""
+        return self.block_tokens * self.model.kv_bytes_per_token()
+
+    def work(self, tokens: int, found: Sequence[int], tiers: Sequence[TierSize]) -> PromptWork:
+        """A prompt of which tiers have ``found`` blocks.
+
+        What a tier has crosses the link at the lower of both rates, then the rest of the prompt is
+        computed at ``PREFILL_EFFICIENCY`` of the GPU's peak.
+        """
+        total = 0.0
+        for hits, tier in zip(found, tiers, strict=True):
+            total += hits * self.block_bytes / min(tier.bytes_per_s, self.hardware.link_bytes_per_s)
+        known = min(sum(found) * self.block_tokens, tokens - 1)
+        rest = tokens - known
+        flops = self.model.forward_flops(tokens=rest, context=known + rest / 2) / self.gpus
+        gpu = self.hardware.gpu
+        return PromptWork(flops / (gpu.flops_per_s * PREFILL_EFFICIENCY), rest, total)
+
+
 def mean_ttft_s(
     requests: Sequence[CachedRequest],
     tiers: Sequence[TierSize],
     *,
-    model: ModelConfig,
-    hardware: Hardware,
-    block_tokens: int,
+    costs: PromptCosts,
+    steps: ServerSteps,
 ) -> float:
     """Mean seconds to the first token of requests that do not wait for each other."""
     total = sum(
-        prefill_seconds(
-            request.tokens,
-            blocks_found(request.needs, tiers),
-            tiers,
-            model=model,
-            hardware=hardware,
-            block_tokens=block_tokens,
-        )
-        for request in requests
+        steps.alone(costs.work(each.tokens, blocks_found(each.needs, tiers), tiers))
+        for each in requests
     )
     return total / len(requests)
 
@@ -173,27 +204,3 @@ def blocks_found(needs: Sequence[float], tiers: Sequence[TierSize]) -> tuple[int
         found.append(hits - cached)
         cached = hits
     return tuple(found)
-
-
-def prefill_seconds(
-    tokens: int,
-    found: Sequence[int],
-    tiers: Sequence[TierSize],
-    *,
-    model: ModelConfig,
-    hardware: Hardware,
-    block_tokens: int,
-) -> float:
-    """Seconds of a prompt of which tiers have ``found`` blocks.
-
-    What a tier has crosses the link at the lower of both rates, then the rest of the prompt is
-    computed at ``PREFILL_EFFICIENCY`` of the GPU's peak.
-    """
-    block_bytes = block_tokens * model.kv_bytes_per_token()
-    total = 0.0
-    for hits, tier in zip(found, tiers, strict=True):
-        total += hits * block_bytes / min(tier.bytes_per_s, hardware.link_bytes_per_s)
-    known = min(sum(found) * block_tokens, tokens - 1)
-    rest = tokens - known
-    flops = model.forward_flops(tokens=rest, context=known + rest / 2)
-    return total + flops / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)

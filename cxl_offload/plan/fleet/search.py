@@ -10,13 +10,14 @@ from functools import cache
 import numpy as np
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.cache import TierSize, blocks_found, prefill_seconds
+from cxl_offload.plan.cache import PromptCosts, TierSize, blocks_found
 from cxl_offload.plan.executor import Candidate
 from cxl_offload.plan.fleet.arrivals import Arrival
 from cxl_offload.plan.fleet.prices import Prices, ServerMemory, break_even_card, cost_per_hour
 from cxl_offload.plan.fleet.server import Served, ServerRates, serve
 from cxl_offload.plan.fleet.streams import RequestStream, TraceStream
 from cxl_offload.plan.vllm.plan import LayersOffGpu, Vllm, VllmRequest
+from cxl_offload.plan.vllm.steps import PromptWork, ServerSteps
 from cxl_offload.plan.what_if import with_sizes
 
 MOST_SERVERS = 10_000
@@ -185,21 +186,19 @@ class FleetPlanner:
     def _rates(self, found: Candidate[LayersOffGpu], servers: int) -> ServerRates:
         tiers = self._tiers(found, servers)
 
+        costs = PromptCosts(
+            self._request.model, found.hardware, self._block_tokens, self._request.gpus
+        )
+
         @cache
-        def seconds(prompt: int, blocks: tuple[int, ...]) -> float:
-            return prefill_seconds(
-                prompt,
-                blocks,
-                tiers,
-                model=self._request.model,
-                hardware=found.hardware,
-                block_tokens=self._block_tokens,
-            )
+        def work(prompt: int, blocks: tuple[int, ...]) -> PromptWork:
+            return costs.work(prompt, blocks, tiers)
 
-        def prefill(arrival: Arrival) -> float:
-            return seconds(arrival.prompt, blocks_found(arrival.needs, tiers))
+        def of(arrival: Arrival) -> PromptWork:
+            return work(arrival.prompt, blocks_found(arrival.needs, tiers))
 
-        return ServerRates(found.choice.case, float(found.choice.offload_bytes), prefill)
+        steps = ServerSteps(found.choice.case, float(found.choice.offload_bytes))
+        return ServerRates(steps, of)
 
     def _see(self, found: Candidate[LayersOffGpu], servers: int) -> tuple[int, Seen]:
         if not 1 <= servers <= MOST_SERVERS:
@@ -238,8 +237,8 @@ class FleetPlanner:
         """What requests would see if none waited for another: no fleet is faster."""
         rates = self._rates(found, MOST_SERVERS)
         some = [each for arrivals in self._stream.dealt(MOST_SERVERS) for each in arrivals]
-        first = np.percentile([rates.prefill_seconds(each) for each in some], [50, 95])
-        step = rates.step_seconds(1, sum(self._stream.lengths()))
+        first = np.percentile([rates.alone(each) for each in some], [50, 95])
+        step = rates.steps.seconds(1, sum(self._stream.lengths()))
         return Seen((float(first[0]), float(first[1])), (step, step))
 
     def _by_load(self, found: Candidate[LayersOffGpu]) -> int:
@@ -247,14 +246,22 @@ class FleetPlanner:
         return max(1, math.ceil(self._stream.rate * self._work_seconds(found) / FULL))
 
     def _work_seconds(self, found: Candidate[LayersOffGpu]) -> float:
-        """What a request takes of a server that is never idle."""
+        """What a request takes of a server that is never idle.
+
+        It is one of many in all its steps, or, where answers are short, its prompt takes its part
+        of a step's tokens.
+        """
         prompt, generated = self._stream.lengths()
-        rates, case = self._rates(found, 1), found.choice.case
+        rates = self._rates(found, 1)
+        steps = rates.steps
         held = prompt + generated / 2
-        fit = rates.kv_room_tokens // (prompt + generated)
-        most = max(1, int(min(case.max_running_sequences, fit)))
-        decode = (generated - 1) * rates.step_seconds(most, most * held) / most
-        return rates.prefill_seconds(Arrival(0.0, int(prompt), int(generated))) + decode
+        fit = steps.kv_room_tokens // (prompt + generated)
+        most = max(1, int(min(steps.case.max_running_sequences, fit)))
+        work = rates.prompt(Arrival(0.0, int(prompt), int(generated)))
+        part = (generated - 1 + steps.passes(work)) / most
+        part = max(part, work.tokens / steps.most_tokens)
+        exchange = work.tokens * steps.case.exchange_seconds_per_token
+        return work.compute_s + work.load_s + exchange + part * steps.seconds(most, most * held)
 
     def _hit_rate(self, found: Candidate[LayersOffGpu], servers: int) -> float:
         if not isinstance(self._stream, TraceStream):

@@ -1,21 +1,22 @@
 """One server under a stream of requests: who waits how long for the first token.
 
-The server is that of a vLLM plan. All running sequences get one token a step; a step copies the
-weights that are off the GPU, reads all weights and the KV of the running, and takes longer the more
-of them there are. A request is admitted in the order of arrival, once its KV fits beside that of
-the running; then its prompt is computed, which the others wait for (chunks of a prompt share steps
-with decoding, so the sum is the same). Between two admissions or ends all steps are alike, so time
+The server is that of a vLLM plan (:mod:`cxl_offload.plan.vllm.steps`). All running sequences get
+one token a step. A step under way is not broken off: who arrives in one is looked at when it ends.
+A request is then admitted in the order of arrival, once its KV fits beside that of the running; its
+prompt is computed in the steps that follow, which the running wait for, and its first token is
+there at the end of the last of them. Between two admissions or ends all steps are alike, so time
 goes from event to event and not step by step.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cxl_offload.plan.fleet.arrivals import Arrival
-from cxl_offload.plan.vllm.offload import WeightOffload, copy_seconds_per_step, kv_room_bytes
+from cxl_offload.plan.vllm.steps import NO_PROMPT, PromptWork, ServerSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,29 +25,18 @@ class ServerRates:
 
     Attributes
     ----------
-    case
-        Of the plan: model, GPU and link.
-    offload_bytes
-        Weights that every step copies.
-    prefill_seconds
-        Of a request, alone on the server: what is cached is loaded, the rest computed.
+    steps
+        Of the plan's server.
+    prompt
+        The work of a request's prompt: what is cached is loaded, the rest computed.
     """
 
-    case: WeightOffload
-    offload_bytes: float
-    prefill_seconds: Callable[[Arrival], float]
+    steps: ServerSteps
+    prompt: Callable[[Arrival], PromptWork]
 
-    @property
-    def kv_room_tokens(self) -> float:
-        """Tokens whose KV fits on the GPU."""
-        return kv_room_bytes(self.case, self.offload_bytes) / self.case.kv_bytes_per_token
-
-    def step_seconds(self, running: int, kv_tokens: float) -> float:
-        """A token of each of the running."""
-        case = self.case
-        copies = copy_seconds_per_step(case, self.offload_bytes)
-        exchange = running * case.exchange_seconds_per_token
-        return copies + case.gpu_seconds(running, kv_tokens) + exchange
+    def alone(self, arrival: Arrival) -> float:
+        """Seconds to the first token of a request that waits for no other."""
+        return self.steps.alone(self.prompt(arrival))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,75 +59,104 @@ def serve(rates: ServerRates, arrivals: Sequence[Arrival]) -> list[Served]:
 
 
 class _Server:
-    """The state between events. ``clock`` counts the tokens that a running sequence has got."""
+    """The state between steps. ``clock`` counts them."""
 
     def __init__(self, rates: ServerRates, arrivals: Sequence[Arrival]) -> None:
         self._rates = rates
+        self._steps = rates.steps
         self._arrivals = arrivals
-        self._most = int(rates.case.max_running_sequences)
-        self._room = rates.kv_room_tokens
+        self._most = int(rates.steps.case.max_running_sequences)
+        self._room = rates.steps.kv_room_tokens
         self._now = 0.0
-        self._clock = 0.0
+        self._clock = 0
+        self._waiting = 0  # the first request that is not admitted
+        self._begun: PromptWork | None = None  # what is left of the prompt of the one before
         self._held = 0.0  # KV tokens of the running, each at its mean
         self._reserved = 0.0  # at its end, which admission looks at
-        self._running: list[tuple[float, int]] = []  # (clock of the end, request)
+        self._running: list[tuple[int, int]] = []  # (clock of the end, request)
         self._first = [0.0] * len(arrivals)
         self._last = [0.0] * len(arrivals)
 
     def run(self) -> list[Served]:
-        waiting = 0
-        for at in range(len(self._arrivals)):
-            waiting = self._until(self._arrivals[at].seconds, waiting, at)
-        self._until(float("inf"), waiting, len(self._arrivals))
+        while self._waiting < len(self._arrivals) or self._begun or self._running:
+            if not self._running and self._begun is None:
+                self._now = max(self._now, self._arrivals[self._waiting].seconds)
+            work, whole = self._prompts()
+            if work.tokens:
+                self._mixed(work, whole)
+            else:
+                self._decode()
         return [self._served(at) for at in range(len(self._arrivals))]
 
-    def _until(self, end: float, waiting: int, arrived: int) -> int:
-        """Goes on to the time ``end``; who waits are ``waiting`` to ``arrived``."""
-        while self._now < end:
-            if waiting < arrived and self._fits(waiting):
-                self._admit(waiting)
-                waiting += 1
-            elif not self._running:
-                if end == float("inf"):
-                    break
-                self._now = end
+    def _prompts(self) -> tuple[PromptWork, list[int]]:
+        """Parts of prompts for the next step, and the requests whose prompts end in it."""
+        room = max(1, self._steps.most_tokens - len(self._running))
+        total = NO_PROMPT
+        whole: list[int] = []
+        while room > total.tokens:
+            if self._begun is None and not self._admit(len(whole)):
+                break
+            assert self._begun is not None
+            part = self._begun.part(min(self._begun.tokens, room - total.tokens))
+            total = total.beside(part)
+            if part.tokens < self._begun.tokens:
+                self._begun = self._begun.part(self._begun.tokens - part.tokens)
             else:
-                self._decode(end)
-        return waiting
+                self._begun = None
+                whole.append(self._waiting - 1)
+        return total, whole
 
-    def _fits(self, at: int) -> bool:
-        request = self._arrivals[at]
+    def _admit(self, beside: int) -> bool:
+        """Takes the next request, if it is there and fits beside the running and some more."""
+        if self._waiting == len(self._arrivals):
+            return False
+        request = self._arrivals[self._waiting]
         whole = request.prompt + request.generated
         if whole > self._room:
             raise MemoryError(
                 f"a request of {request.prompt} + {request.generated} tokens: the GPU has room for "
                 f"the KV of {int(self._room)}"
             )
-        return len(self._running) < self._most and self._reserved + whole <= self._room
+        if request.seconds > self._now or len(self._running) + beside >= self._most:
+            return False
+        if self._reserved + whole > self._room:
+            return False
+        self._reserved += whole
+        self._begun = self._rates.prompt(request)
+        self._waiting += 1
+        return True
 
-    def _admit(self, at: int) -> None:
-        request = self._arrivals[at]
-        self._now += self._rates.prefill_seconds(request)
-        self._first[at] = self._now
-        self._held += request.prompt + request.generated / 2
-        self._reserved += request.prompt + request.generated
-        heapq.heappush(self._running, (self._clock + request.generated - 1, at))
+    def _mixed(self, work: PromptWork, whole: Sequence[int]) -> None:
+        """One step in which prompts are computed too."""
+        self._now += self._steps.seconds(len(self._running), self._held, work)
+        self._clock += 1
+        self._end()
+        for at in whole:
+            self._first[at] = self._now
+            request = self._arrivals[at]
+            self._held += request.prompt + request.generated / 2
+            heapq.heappush(self._running, (self._clock + request.generated - 1, at))
+        self._end()
 
-    def _decode(self, end: float) -> None:
-        """Steps until the first of the running ends, or the time does."""
-        step = self._rates.step_seconds(len(self._running), self._held)
-        ends, at = self._running[0]
-        done = self._now + (ends - self._clock) * step
-        if done > end:
-            self._clock += (end - self._now) / step
-            self._now = end
-            return
-        heapq.heappop(self._running)
-        self._now, self._clock = done, ends
-        self._last[at] = done
-        request = self._arrivals[at]
-        self._held -= request.prompt + request.generated / 2
-        self._reserved -= request.prompt + request.generated
+    def _decode(self) -> None:
+        """Steps until the first of the running ends, or one after the next request arrives."""
+        step = self._steps.seconds(len(self._running), self._held)
+        count = self._running[0][0] - self._clock
+        if self._waiting < len(self._arrivals):
+            comes = self._arrivals[self._waiting].seconds - self._now
+            if comes > 0:  # one that is here and does not fit waits for an end
+                count = min(count, max(1, math.ceil(comes / step)))
+        self._now += count * step
+        self._clock += count
+        self._end()
+
+    def _end(self) -> None:
+        while self._running and self._running[0][0] <= self._clock:
+            _, at = heapq.heappop(self._running)
+            self._last[at] = self._now
+            request = self._arrivals[at]
+            self._held -= request.prompt + request.generated / 2
+            self._reserved -= request.prompt + request.generated
 
     def _served(self, at: int) -> Served:
         request = self._arrivals[at]

@@ -34,6 +34,7 @@ from cxl_offload.plan.vllm.offload import (
     running_sequences,
     tokens_per_s,
 )
+from cxl_offload.plan.vllm.steps import STEP_TOKENS, ServerSteps
 from cxl_offload.plan.vllm.tensor_parallel import check_gpus, exchange_seconds, kv_parts
 from cxl_offload.plan.vllm.trace import planned_step
 from cxl_offload.sim import Engines
@@ -153,6 +154,22 @@ def plan_vllm(request: VllmRequest) -> Plan:
         An encoder, or lengths the model cannot have.
     """
     return make_plan(Vllm(request))
+
+
+def planned_server(request: VllmRequest) -> tuple[ServerSteps, Hardware]:
+    """The steps of the planned server, and the machine that it was planned with.
+
+    Raises
+    ------
+    MemoryError
+        As :func:`plan_vllm`.
+    """
+    executor = Vllm(request)
+    hardware = executor.hardware()
+    found = executor.search(hardware)
+    if found is None:
+        raise MemoryError(executor.why_nothing_fits(hardware))
+    return ServerSteps(found.choice.case, found.choice.offload_bytes), hardware
 
 
 class Vllm(Executor[LayersOffGpu]):
@@ -280,6 +297,7 @@ class Vllm(Executor[LayersOffGpu]):
         made = ["vllm", "serve", request.model_name, "--dtype", "auto"]
         made += ["--max-model-len", str(self._longest(found))]
         made += ["--max-num-seqs", str(request.most_sequences)]
+        made += ["--max-num-batched-tokens", str(STEP_TOKENS)]
         made += ["--gpu-memory-utilization", f"{request.gpu_usable:g}"]
         held = [count * self._each for count in found.choice.layers]
         weights, kv = (dict(zip(names, each, strict=True)) for each in (held, found.choice.kv))
