@@ -19,6 +19,9 @@ from cxl_offload.ops.adam import CPUAdam
 
 Weights = dict[str, torch.Tensor]
 
+STATES = {"fp32": torch.float32, "bf16": torch.bfloat16, "8bit": torch.uint8}
+"""What the states of CPUAdam may be kept in."""
+
 
 class Trainer(Protocol):
     """What a step needs, whoever does it."""
@@ -66,7 +69,12 @@ class ZeroTrainer:
         from cxl_offload.integrations.deepspeed.kinds import parse_request
 
         model = OPTForCausalLM(model_config(args))
-        optimizer = CPUAdam(model.parameters(), lr=args.lr, weight_decay=0.01)
+        optimizer = CPUAdam(
+            model.parameters(),
+            lr=args.lr,
+            weight_decay=0.01,
+            state_dtype=STATES[args.states or "fp32"],
+        )
         # Under `cxl-offload run` the placement has begun already.
         under_run = "CXL_OFFLOAD_PLAN" in os.environ
         scope = (
@@ -131,15 +139,24 @@ def zero_config(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class PlainTrainer:
-    """torch on the CPU in float32, the states of its own AdamW moved by ``offload_optimizer``."""
+    """torch on the CPU in float32, the states of its own AdamW moved by ``offload_optimizer``.
+
+    With ``--states`` CPUAdam, which keeps them in tiers by itself.
+    """
 
     def __init__(self, args: argparse.Namespace, saving: AbstractContextManager[Any]) -> None:
         self.model = OPTForCausalLM(model_config(args))
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=args.lr, weight_decay=0.01)
         node = cxl_offload.memory.current_session().machine.initiator
-        self._states = cxl_offload.offload_optimizer(
-            self._optimizer, args.placement or f"preferred:{node}"
-        )
+        policy = args.placement or f"preferred:{node}"
+        settings = {"lr": args.lr, "weight_decay": 0.01}
+        self._optimizer: torch.optim.Optimizer
+        if args.states:
+            self._optimizer = CPUAdam(
+                self.model.parameters(), state_dtype=STATES[args.states], policy=policy, **settings
+            )
+        else:
+            self._optimizer = torch.optim.AdamW(self.model.parameters(), **settings)
+            self._placements = cxl_offload.offload_optimizer(self._optimizer, policy).placements
         self._schedule = schedule(args)(self._optimizer)
         self._saving = saving
 
@@ -164,8 +181,15 @@ class PlainTrainer:
         return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
     def placed(self) -> str:
+        if isinstance(self._optimizer, CPUAdam):
+            return "\n".join(
+                f"{name} of {str(value.dtype).removeprefix('torch.')}: "
+                f"{cxl_offload.placement_of(value).granted}"
+                for name, value in self._optimizer.state[next(self.model.parameters())].items()
+                if torch.is_tensor(value) and value.numel() > 1
+            )
         nodes: dict[str, dict[int, int]] = {}
-        for (_, _, name), place in self._states.placements().items():
+        for (_, _, name), place in self._placements().items():
             for node, count in place.granted.items():
                 nodes.setdefault(name, {}).setdefault(node, 0)
                 nodes[name][node] += count
