@@ -14,6 +14,15 @@ AsJson = Annotated[
     bool,
     typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=RESULTS),
 ]
+RunOutput = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        metavar="FILE",
+        help="Write the same as JSON there.",
+        rich_help_panel=RESULTS,
+    ),
+]
 Limit = Annotated[
     list[str] | None,
     typer.Option(

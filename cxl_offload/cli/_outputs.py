@@ -33,16 +33,18 @@ def check_outputs(written: Named, read: Named | None = None) -> None:
         Names the option and the file, and says what is wrong: no folder, a pipe, no room, the same
         file twice, or one that is read.
     """
-    outputs = {
+    files = {
         option: os.fspath(file)
         for option, file in written.items()
         if file is not None and os.fspath(file) != _STDOUT
     }
-    for option, file in outputs.items():
+    if written.get("--output") is not None and os.fspath(written["--output"] or "") == _STDOUT:
+        raise ConfigError("--output -: it names a file; --json prints")
+    for option, file in files.items():
         if reason := why_not_writable(file):
             raise ConfigError(f"{option} {file or repr(file)}: {reason}")
     seen: dict[str, str] = {}
-    for option, file in outputs.items():
+    for option, file in files.items():
         if Path(file).is_char_device():  # a terminal, /dev/null
             continue
         if (other := seen.setdefault(os.path.realpath(file), option)) != option:
@@ -54,6 +56,11 @@ def check_outputs(written: Named, read: Named | None = None) -> None:
                     f"{writer} {each}: {option} reads this file, which would be replaced; name "
                     "another"
                 )
+
+
+def outputs(as_json: bool, output: str | None) -> list[str]:
+    """Where a report goes as JSON: ``-`` for stdout, and a file."""
+    return [*([_STDOUT] if as_json else []), *([] if output is None else [output])]
 
 
 def _files_of(path: Path) -> list[Path]:

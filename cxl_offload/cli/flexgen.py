@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -9,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cxl_offload.cli._observed import observed
-from cxl_offload.cli._outputs import check_outputs, write_all
+from cxl_offload.cli._old_json import in_new_form
+from cxl_offload.cli._outputs import check_outputs, outputs, write_all
 from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import write_run_page
 from cxl_offload.cli._report_table import NONE, console_of, show, table
@@ -43,7 +45,8 @@ def flexgen(context: typer.Context) -> None:
 
     Example: cxl-offload flexgen --model my-opt --prompts prompts.txt --place kv=bind:cxl
     """
-    _check_files(context.args)
+    words = in_new_form("flexgen", context.args)
+    _check_files(words)
     try:
         from cxl_offload.integrations.fit import session_on
         from cxl_offload.integrations.flexgen import run
@@ -54,7 +57,7 @@ def flexgen(context: typer.Context) -> None:
         raise ConfigError(
             f"flexgen: {error.name} is not installed; pip install flexgen==0.1.8 transformers"
         ) from None
-    args = parse_flags(_PROGRAM, context.args)
+    args = parse_flags(_PROGRAM, words)
     request = request_from(args)
     _check_outputs(args)
     operators = None if args.profile is None else _operators(args.profile, request.accelerator)
@@ -66,7 +69,7 @@ def flexgen(context: typer.Context) -> None:
         report = run(request, session=session, progress=progress)
     timeline, why_not = _replayed(report, session)
     console = console_of()
-    if args.json != "-":
+    if not args.json:
         print_report(console, report, timeline, answers=args.verbose >= 2)
         if operators is not None:
             console.print(_expected(request, report, operators))
@@ -104,7 +107,7 @@ def _check_files(words: Sequence[str]) -> None:
 
 def _check_outputs(args: Namespace) -> None:
     written = {
-        "--json": args.json,
+        "--output": args.output,
         "--trace": args.trace,
         "--report": args.report,
         "--log-file": None if args.no_log else args.log_file,
@@ -121,10 +124,10 @@ def _write_files(
     from cxl_offload.integrations.flexgen.options import write_flexgen_log
 
     writes: list[Callable[[], object]] = []
-    if args.json is not None:
-        simulated = None if timeline is None else timeline.to_json()
-        document = {**report.to_json(), "simulated": simulated}
-        writes.append(lambda: write_json(args.json, document))
+    simulated = None if timeline is None else timeline.to_json()
+    document = {**report.to_json(), "simulated": simulated}
+    for file in outputs(args.json, args.output):
+        writes.append(partial(write_json, file, document))
     if args.report is not None:
         writes.append(lambda: _write_page(args.report, report, timeline, session))
     if args.trace is not None:

@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 
 from cxl_offload.cli._observed import Events, Metrics, observed
-from cxl_offload.cli._options import Limit, SimulatedMachine
-from cxl_offload.cli._outputs import check_outputs, write_all
+from cxl_offload.cli._old_json import OldJsonCommand
+from cxl_offload.cli._options import AsJson, Limit, RunOutput, SimulatedMachine
+from cxl_offload.cli._outputs import check_outputs, outputs, write_all
 from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import ReportFile, write_run_page
 from cxl_offload.cli._report_table import console_of, show
@@ -35,7 +36,7 @@ _PERSIST_BYTES = "1GiB"
 
 def register(app: typer.Typer) -> None:
     """Add the subcommand."""
-    app.command("generate")(generate)
+    app.command("generate", cls=OldJsonCommand)(generate)
 
 
 def generate(
@@ -133,10 +134,8 @@ def generate(
         ),
     ] = "torch",
     answers: Annotated[bool, typer.Option(help="Print what was generated.")] = True,
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write the report there; - prints it alone."),
-    ] = None,
+    as_json: AsJson = False,
+    output: RunOutput = None,
     trace: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write what the run read and computed there, as events."),
@@ -158,7 +157,7 @@ def generate(
     # All of this before torch is loaded, which takes seconds.
     places = pairs("--place", place, str, form="KIND=POLICY, such as kv=cxl")
     planned = None if plan is None else load_plan(plan)
-    written = {"--json": json_file, "--trace": trace, "--report": page, "--events": events}
+    written = {"--output": output, "--trace": trace, "--report": page, "--events": events}
     read = {"--model": model, "--prompts": prompts, "--plan": plan, "--machine": machine}
     check_outputs(written, read)
     check_checkpoint(model)
@@ -209,13 +208,12 @@ def generate(
         return
     beside = _beside_plan(report, planned)
     timeline = _replayed(report, simulated)
-    if json_file != "-":
+    if not as_json:
         _print(console_of(), report, beside, timeline, answers=answers)
     writes: list[Callable[[], object]] = []
-    if json_file is not None:
-        as_simulated = None if timeline is None else timeline.to_json()
-        document = {**report.to_json(), "simulated": as_simulated}
-        writes.append(lambda: write_json(json_file, document))
+    simulation = None if timeline is None else timeline.to_json()
+    document = {**report.to_json(), "simulated": simulation}
+    writes += [functools.partial(write_json, file, document) for file in outputs(as_json, output)]
     if trace is not None:
         writes.append(lambda: report.trace.save(trace))
     if page is not None:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from cxl_offload.cli._operator_report import print_operators
+from cxl_offload.cli._options import AsJson
 from cxl_offload.cli._outputs import check_outputs
 from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import ReportFile, findings_here, write_page
@@ -73,6 +74,7 @@ def profile(
         ),
     ] = None,
     report: ReportFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure latency and bandwidth of every node, and copies between it and every GPU.
 
@@ -82,6 +84,7 @@ def profile(
     """
     from cxl_offload.memory import Session
     from cxl_offload.profile import FULL, QUICK, measure_machine, save_profile
+    from cxl_offload.profile.store import profile_text
 
     check_outputs({"--output": output, "--copy-rules": copy_rules, "--report": report})
     for device in operators or ():
@@ -104,8 +107,11 @@ def profile(
         )
     if operators:
         found = replace(found, operators=tuple(map(_operators, dict.fromkeys(operators))))
-    console = console_of(piped_width=WIDE)
-    print_profile(console, found)
+    if as_json:
+        typer.echo(profile_text(found), nl=False)
+    else:
+        print_profile(console_of(piped_width=WIDE), found)
+    console = Console(stderr=True) if as_json else console_of(piped_width=WIDE)
     if output is not None:
         save_profile(found, output)
         console.print(f"\nwritten: {output}", soft_wrap=True)

@@ -18,9 +18,11 @@ import typer
 
 import cxl_offload
 from cxl_offload.cli._observed import Events, Metrics
+from cxl_offload.cli._options import AsJson
 from cxl_offload.cli._outputs import check_outputs
 from cxl_offload.cli._report_file import ReportFile
-from cxl_offload.cli._run_marks import write_marked_page
+from cxl_offload.cli._run_marks import read_marks, write_marked_page
+from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import pairs
 
@@ -32,6 +34,7 @@ _MARKS = "CXL_OFFLOAD_RUN"
 _PACKAGE = Path(cxl_offload.__file__).resolve().parent
 _AUTOSTART = _PACKAGE / "integrations" / "autostart"
 _PROGRAM = "cxl_offload"
+_STDERR = 2
 _FILES = (".yaml", ".yml")
 _STARTERS = ("srun", "mpirun", "mpiexec", "ssh", "pdsh")
 _HOSTS = {"-H", "--hostfile", "--num_nodes", "--nnodes"}
@@ -72,12 +75,14 @@ def run(
     page: ReportFile = None,
     metrics: Metrics = None,
     events: Events = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a training script with its offloaded tensors placed, or what a plan says.
 
     `cxl-offload run --plan plan.yaml -- deepspeed train.py ...` starts the script as it is (also
     with python or torchrun); `cxl-offload run plan.yaml` runs the command of a plan. With
-    --metrics every process serves at the port plus its local rank.
+    --metrics every process serves at the port plus its local rank. With --json the script's own
+    output goes to stderr.
 
     Example: cxl-offload run --plan plan.yaml -- deepspeed train.py
     """
@@ -87,29 +92,34 @@ def run(
     base = {**os.environ, **_watched(metrics, events)}
     text = os.environ.get(_PLAN, "") if plan is None else plan
     with tempfile.TemporaryDirectory(prefix="cxl-offload-run-") as folder:
-        marks = Path(folder, "placed")
-        marks.mkdir()
+        (marks := Path(folder, "placed")).mkdir()
         if plan is None and words[0].endswith(_FILES) and words[1:] == ["--dry-run"]:
             words, dry_run = words[:1], True  # behind a plan there is no program to give it to
         if is_plan := plan is None and len(words) == 1 and words[0].endswith(_FILES):
-            text, found = words[0], _read(words[0])
+            found = _read(text := words[0])
             words = plan_command(found, text, None if dry_run else Path(folder))
             if found.executor != "deepspeed":
-                words += [] if page is None else _reported(found.executor, words, page)
-                _finish(_run(words, {**base, _PLAN: str(Path(text).resolve())}, dry_run=dry_run))
+                words += _reported(found.executor, words, page, as_json and not dry_run)
+                base[_PLAN] = str(Path(text).resolve())
+                _finish(_shown(words, base, as_json) if dry_run else _run(words, base))
         # A plan by itself may be for another machine: its command is printed or fails there.
-        setting = _checked(text, elsewhere=is_plan or runs_elsewhere(words))
-        began = time.monotonic()
-        code = _run(words, launch_environment(setting, base, str(marks)), dry_run=dry_run)
-        if not dry_run:
-            _tell(words, marks, page, seconds=time.monotonic() - began, code=code)
-    _finish(code)
+        text = _checked(text, elsewhere=is_plan or runs_elsewhere(words))
+        environment = launch_environment(text, base, str(marks))
+        if dry_run:
+            _finish(_shown(words, environment, as_json))
+        _finish(_run_and_tell(words, environment, marks, page, as_json))
 
 
-def _tell(
-    words: Sequence[str], marks: Path, page: Path | None, *, seconds: float, code: int
-) -> None:
-    """Writes the page of a run that is over, and warns of one that placed nothing."""
+def _run_and_tell(
+    words: Sequence[str], environment: Mapping[str, str], marks: Path, page: Path | None, json: bool
+) -> int:
+    """Runs a script, says what its processes placed, and warns where they placed nothing."""
+    began = time.monotonic()
+    code = _run(words, environment, stdout=_STDERR if json else None)
+    seconds = time.monotonic() - began
+    if json:
+        facts = {"command": list(words), "status": code, "seconds": seconds}
+        write_json("-", {**facts, "processes": read_marks(marks)})
     if page is not None:
         write_marked_page(page, shlex.join(words), marks, seconds=seconds, code=code)
     if code == 0 and not os.listdir(marks):
@@ -119,6 +129,7 @@ def _tell(
             "autostart)",
             err=True,
         )
+    return code
 
 
 def _watched(metrics: str | None, events: str | None) -> dict[str, str]:
@@ -136,12 +147,14 @@ def _watched(metrics: str | None, events: str | None) -> dict[str, str]:
     return made
 
 
-def _reported(executor: str, words: Sequence[str], page: Path) -> list[str]:
-    """The options with which the command of a plan writes the page itself."""
-    if words[1:3] == ["-m", _PROGRAM]:
-        return ["--report", str(page)]
+def _reported(executor: str, words: Sequence[str], page: Path | None, as_json: bool) -> list[str]:
+    """The options with which the command of a plan reports what it did itself."""
+    given = [] if page is None else ["--report", str(page)]
+    given += ["--json"] if as_json else []
+    if not given or words[1:3] == ["-m", _PROGRAM]:
+        return given
     raise ConfigError(
-        f"--report: a plan for {executor} runs a program of others, which writes no page"
+        f"{given[0]}: a plan for {executor} runs a program of others, which writes no report"
         + ("; cxl-offload vllm-report reads its metrics" if executor == "vllm" else "")
     )
 
@@ -250,15 +263,27 @@ def _check_policies(text: str) -> None:
         raise ConfigError(f"run: {text}: {error}") from None
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], *, dry_run: bool) -> int:
-    """The program's exit status; it gets the signals that would end this one."""
-    if dry_run:
+def _shown(command: Sequence[str], environment: Mapping[str, str], as_json: bool) -> int:
+    """Prints what would be run."""
+    if as_json:
+        own = {_PLAN: environment[_PLAN]}
+        write_json("-", {"command": list(command), "environment": own})
+    else:
         typer.echo(f"{_PLAN}={shlex.quote(environment[_PLAN])} {shlex.join(command)}")
-        return 0
+    return 0
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str], *, stdout: int | None = None
+) -> int:
+    """The program's exit status; it gets the signals that would end this one.
+
+    ``stdout`` is where its output goes, as ``subprocess`` has it.
+    """
     if shutil.which(command[0], path=environment.get("PATH")) is None:
         kind = "file" if "/" in command[0] or Path(command[0]).suffix else "program on the PATH"
         raise ConfigError(f"{command[0]}: no such {kind}")
-    child = subprocess.Popen(command, env=dict(environment))
+    child = subprocess.Popen(command, env=dict(environment), stdout=stdout)
     ends = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, lambda n, _: child.send_signal(n)) for number in ends]
     # A terminal sends its interrupts to the child as well, which then says how it ends.

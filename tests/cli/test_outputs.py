@@ -19,7 +19,10 @@ MACHINE = ["--machine", "epyc9354-cxl-a"]
 COMMANDS = {
     "plan inference": (["--model", "opt-1.3b", *MACHINE], ("--output", "--report", "--timeline")),
     "plan training": (["--model", "opt-1.3b", *MACHINE], ("--output", "--report", "--timeline")),
-    "generate": (["--model", "m", "--prompts", "p"], ("--json", "--trace", "--report", "--events")),
+    "generate": (
+        ["--model", "m", "--prompts", "p"],
+        ("--output", "--trace", "--report", "--events"),
+    ),
     "profile": ([], ("--output", "--copy-rules", "--report")),
     "doctor": ([], ("--report",)),
     "run": ([], ("--report", "--events")),
@@ -93,13 +96,13 @@ def test_output_never_replaces_what_is_read(tmp_path: Path) -> None:
     (tmp_path / "here").symlink_to(model)
     with pytest.raises(ConfigError, match="--prompts reads this file"):
         check_outputs(
-            {"--json": tmp_path / "here" / "prompts.txt"}, {"--prompts": model / "prompts.txt"}
+            {"--output": tmp_path / "here" / "prompts.txt"}, {"--prompts": model / "prompts.txt"}
         )
-    check_outputs({"--json": model / "report.json"}, {"--model": model, "--machine": "gh200"})
+    check_outputs({"--output": model / "report.json"}, {"--model": model, "--machine": "gh200"})
 
 
 def test_what_is_no_file_of_its_own_may_be_named_twice() -> None:
-    check_outputs({"--json": "-", "--trace": "/dev/null", "--report": "/dev/null", "--plot": None})
+    check_outputs({"--plot": "-", "--trace": "/dev/null", "--report": "/dev/null", "--x": None})
 
 
 def test_full_drive_is_seen_before_any_work(

@@ -90,7 +90,7 @@ def test_flexgen_serves_the_checkpoint_with_the_tokens_of_transformers(
                 *("--gen-len", "8", "--percent", "0", "100", "0", "100", "0", "100"),
                 *("--machine", "epyc9354-cxl-a", "--place", "weights=cxl", "--place", "kv=cxl"),
                 *("--accelerator", "host", "--offload-dir", str(tmp_path / "offload"), "--no-log"),
-                *("--json", str(tmp_path / "report.json")),
+                *("--output", str(tmp_path / "report.json")),
             ]
         )
     assert not ended.value.code

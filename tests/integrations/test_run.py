@@ -262,7 +262,7 @@ def test_plan_for_flexgen_is_executed_as_it_is(tmp_path: Path) -> None:
             most_batches=1,
         )
     )
-    words = ("--json", str(tmp_path / "report.json"))
+    words = ("--output", str(tmp_path / "report.json"))
     save_plan(replace(plan, command=(*plan.command, *words)), tmp_path / "plan.yaml")
 
     done = run(str(tmp_path / "plan.yaml"), folder=tmp_path)

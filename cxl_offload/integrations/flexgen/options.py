@@ -131,13 +131,8 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     )
     more.add_argument("--stop", type=int, metavar="TOKEN", help="end a row after this token")
     more.add_argument("--warmup", action="store_true", help="generate one token before measuring")
-    more.add_argument(
-        "--json",
-        nargs="?",
-        const="-",
-        metavar="FILE",
-        help="print the report as JSON and nothing else, or write it to FILE",
-    )
+    more.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    more.add_argument("--output", metavar="FILE", help="write the same as JSON there")
     more.add_argument(
         "--profile",
         metavar="FILE",

@@ -39,7 +39,7 @@ def test_run_prints_tables_and_answers_and_writes_what_was_asked(
         *("--percent", "50", "50", "50", "50", "0", "100", "--cpu-cache-compute"),
         *("--tier", "ldram=0:64MiB", "--place", "kv=bind:ldram", "--place", "weights=bind:0"),
         *("--offload-dir", str(tmp_path / "offload"), "--accelerator", "host"),
-        *("--json", str(tmp_path / "report.json"), "--trace", str(tmp_path / "trace.json")),
+        *("--output", str(tmp_path / "report.json"), "--trace", str(tmp_path / "trace.json")),
         *("--log-file", str(tmp_path / "run.log")),
     )
 
@@ -71,7 +71,7 @@ def test_machine_file_places_on_simulated_nodes(
         *("--model", str(tiny), "--prompts", str(prompt_file), "--gen-len", "3"),
         *("--percent", "0", "100", "0", "100", "0", "100", "--machine", "epyc9354-cxl-a"),
         *("--place", "kv=bind:cxl", "--place", "weights=split:ldram=60,cxl=40"),
-        *("--offload-dir", str(tmp_path / "offload"), "--json", str(tmp_path / "report.json")),
+        *("--offload-dir", str(tmp_path / "offload"), "--output", str(tmp_path / "report.json")),
     )
 
     assert status == 0
@@ -95,7 +95,7 @@ def test_prompt_of_flexgen_itself_without_a_file(
 ) -> None:
     status = _exit_status(
         *("--model", str(tiny), "--gen-len", "2", "--gpu-batch-size", "2"),
-        *("--offload-dir", str(tmp_path / "offload"), "--json", str(tmp_path / "report.json")),
+        *("--offload-dir", str(tmp_path / "offload"), "--output", str(tmp_path / "report.json")),
     )
 
     assert status == 0

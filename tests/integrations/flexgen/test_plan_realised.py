@@ -297,7 +297,7 @@ def test_command_of_a_plan_realises_its_bytes_on_every_node(
     report_file = tmp_path / "report.json"
     _, *command = plan.command_in(str(plan_file))
 
-    assert run([*command, "--json", str(report_file)]) == 0
+    assert run([*command, "--output", str(report_file)]) == 0
 
     report = json.loads(report_file.read_text())
     assert (report["prompt_len"], report["gen_len"]) == (plan.batch.prompt, plan.batch.tokens)

@@ -26,7 +26,7 @@ def test_report_says_what_stock_generates_and_where_it_lay(
 ) -> None:
     places = ("--place", "weights=bind:ldram", "--place", "kv=cxl", "--place", "mlp=bind:cxl")
     file = tmp_path / "report.json"
-    assert run(command(folder, *places, "--gen-len", "6", "--json", str(file))) == 0
+    assert run(command(folder, *places, "--gen-len", "6", "--output", str(file))) == 0
     report = json.loads(file.read_text())
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     prompts = (folder / "prompts.txt").read_text().split("\n\n")
@@ -65,13 +65,13 @@ def test_place_that_differs_from_its_policy_is_said_with_the_reason(
     """A stripe that no tensor of this model fills: all of it goes to the node of most weight."""
     file, page = tmp_path / "report.json", tmp_path / "run.html"
     places = ("--place", "kv=weighted:ldram=3,cxl=1@2MiB", "--gen-len", "2")
-    assert run(command(folder, *places, "--json", str(file), "--report", str(page))) == 0
+    assert run(command(folder, *places, "--output", str(file), "--report", str(page))) == 0
     (note,) = {re.sub("kv: .* is less", "kv: less", each) for each in noted(file)}
     assert note.startswith("kv: less than one cycle of the interleave")
     assert "less than one cycle of the interleave" in page.read_text()
     assert "Note: kv: " in capsys.readouterr().out
     exact = ("--place", "kv=bind:cxl", "--gen-len", "2")
-    assert run(command(folder, *exact, "--json", str(file))) == 0
+    assert run(command(folder, *exact, "--output", str(file))) == 0
     assert noted(file) == []
 
 
@@ -82,14 +82,14 @@ def noted(report: Path) -> list[str]:
 def test_json_of_a_dash_is_all_that_is_printed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(command(folder, "--place", "kv=cxl", "--gen-len", "2", "--json", "-")) == 0
+    assert run(command(folder, "--place", "kv=cxl", "--gen-len", "2", "--json")) == 0
     assert json.loads(capsys.readouterr().out)["gen_len"] == 2
 
 
 @pytest.mark.parametrize(("kept", "position"), [("float8_e5m2", 16), ("int4", 36)])
 def test_cache_is_kept_as_asked(folder: Path, tmp_path: Path, kept: str, position: int) -> None:
     file = tmp_path / "report.json"
-    more = ("--place", "kv=cxl", "--kv-dtype", kept, "--gen-len", "6", "--json", str(file))
+    more = ("--place", "kv=cxl", "--kv-dtype", kept, "--gen-len", "6", "--output", str(file))
     assert run(command(folder, *more)) == 0
     report = json.loads(file.read_text())
     positions = report["prompt_len"] + 6 - 1
@@ -99,7 +99,7 @@ def test_cache_is_kept_as_asked(folder: Path, tmp_path: Path, kept: str, positio
 def test_whole_sequences_take_pages_of_their_own(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     places = ("--place", "kv=weighted:ldram=1,cxl=1@4KiB", "--gen-len", "3")
-    assert run(command(folder, *places, "--whole-sequences", "--json", str(file))) == 0
+    assert run(command(folder, *places, "--whole-sequences", "--output", str(file))) == 0
     (row,) = json.loads(file.read_text())["placement"]
     # Keys and values of two layers, each of two rows; a row of them is less than a page.
     assert row["requested_bytes"] == 2 * 2 * 2 * 4096
@@ -116,12 +116,12 @@ def test_second_run_of_the_same_prompts_computes_only_their_rest(
     options = ["--place", "kv=cxl", "--persist", "chat", "--persist-bytes", "1MiB"]
     options += ["--persist-folder", str(tmp_path), "--prompts", str(prompts), "--gen-len", "4"]
     plain = tmp_path / "plain.json"
-    assert run(command(folder, *options[:2], *options[-4:], "--json", str(plain))) == 0
+    assert run(command(folder, *options[:2], *options[-4:], "--output", str(plain))) == 0
     expected = json.loads(plain.read_text())
     assert expected["prefixes"] is None
     for found in (0, 31 + 32):
         file = tmp_path / "report.json"
-        assert run(command(folder, *options, "--json", str(file))) == 0
+        assert run(command(folder, *options, "--output", str(file))) == 0
         report = json.loads(file.read_text())
         assert report["tokens"] == expected["tokens"]
         assert report["prefixes"]["found_tokens"] == found
@@ -140,7 +140,7 @@ def test_linear_layers_are_computed_by_whoever_is_fastest(
 ) -> None:
     file, timed = tmp_path / "report.json", Mock(return_value=["kernel"])
     monkeypatch.setattr(MeasuredLinear, "_hopeful", timed)
-    asked = ("--place", "kv=ldram", "--gen-len", "4", "--json", str(file))
+    asked = ("--place", "kv=ldram", "--gen-len", "4", "--output", str(file))
     assert run(command(folder, *asked)) == 0
     expected = json.loads(file.read_text())["tokens"]
     assert not timed.called
@@ -158,7 +158,7 @@ def test_accelerator_streams_weights_and_is_named_in_the_report(
     """Beside a run on the CPU; the accelerator is one that is not there."""
     driver, file = _C.FakeDriver(), tmp_path / "report.json"
     places = ("--place", "weights=cxl", "--place", "norm=gpu", "--place", "kv=ldram")
-    asked = ("--gen-len", "6", "--json", str(file))
+    asked = ("--gen-len", "6", "--output", str(file))
     assert run(command(folder, "--place", "weights=cxl", *asked)) == 0
     expected = json.loads(file.read_text())
     assert expected["accelerator"] is None
@@ -179,7 +179,7 @@ def test_answers_and_report_are_not_lost_to_a_trace_that_cannot_be_written(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "report.json"
-    more = ("--place", "kv=cxl", "--gen-len", "2", "--trace", "/dev/full", "--json", str(file))
+    more = ("--place", "kv=cxl", "--gen-len", "2", "--trace", "/dev/full", "--output", str(file))
     assert run(command(folder, *more)) == 2
     said = capsys.readouterr()
     assert said.err.splitlines()[-1] == ("cxl-offload: error: /dev/full: No space left on device")

@@ -39,7 +39,7 @@ def test_plan_is_run_as_it_says(
     folder: Path, plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, file = load_plan(plan_file), tmp_path / "report.json"
-    assert run(command(folder, "--plan", str(plan_file), "--json", str(file))) == 0
+    assert run(command(folder, "--plan", str(plan_file), "--output", str(file))) == 0
     report = json.loads(file.read_text())
     assert report["gen_len"] == 5
     assert report["predicted"]["tokens_per_s"] == pytest.approx(plan.tokens_per_s)
@@ -64,7 +64,7 @@ def test_cache_is_kept_as_the_plan_says(
     save_plan(replace(load_plan(plan_file), kv_dtype="int4"), planned)
 
     def kv_bytes(*more: str) -> int:
-        more = ("--plan", str(planned), "--gen-len", "6", "--json", str(file), *more)
+        more = ("--plan", str(planned), "--gen-len", "6", "--output", str(file), *more)
         assert run(command(folder, *more)) == 0
         rows = json.loads(file.read_text())["placement"]
         return int(next(row["requested_bytes"] for row in rows if row["kind"] == "kv"))
@@ -82,7 +82,7 @@ def test_place_and_rows_at_once_go_before_the_plan(
 ) -> None:
     file = tmp_path / "report.json"
     more = ("--plan", str(plan_file), "--place", "kv=bind:rdram", "--rows-at-once", "2")
-    assert run(command(folder, *more, "--gen-len", "3", "--json", str(file))) == 0
+    assert run(command(folder, *more, "--gen-len", "3", "--output", str(file))) == 0
     report = json.loads(file.read_text())
     granted = {row["kind"]: set(row["granted_bytes_per_tier"]) for row in report["placement"]}
     assert granted["kv"] == granted["attention"] == {"rdram"}

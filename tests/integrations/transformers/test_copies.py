@@ -112,7 +112,7 @@ def test_loading_straight_into_place_writes_both_copies(folder: Path, session: S
 def test_generate_places_copies_and_says_so(folder: Path, tmp_path: Path, called: Mock) -> None:
     file = tmp_path / "report.json"
     places = ("--place", "mlp=replicate:ldram,rdram", "--place", "kv=cxl")
-    assert run(command(folder, *places, "--gen-len", "4", "--json", str(file))) == 0
+    assert run(command(folder, *places, "--gen-len", "4", "--output", str(file))) == 0
     rows = {row["kind"]: row for row in json.loads(file.read_text())["placement"]}
     nbytes = rows["mlp"]["requested_bytes"]
     assert rows["mlp"]["granted_bytes_per_tier"] == {"ldram": nbytes, "rdram": nbytes}

@@ -83,9 +83,9 @@ def test_command_under_torchrun_reports_what_one_process_reports(
 ) -> None:
     places = ("--place", "weights=bind:ldram", "--place", "kv=cxl", "--gen-len", "6")
     alone, together = tmp_path / "alone.json", tmp_path / "together.json"
-    assert run(command(folder, *places, "--json", str(alone))) == 0
+    assert run(command(folder, *places, "--output", str(alone))) == 0
     first, second = run_ranks(
-        *CLI, *command(folder, *places, "--ranks", divided, "--json", str(together))
+        *CLI, *command(folder, *places, "--ranks", divided, "--output", str(together))
     )
     assert (first.returncode, second.returncode) == (0, 0), second.stderr[-3000:]
     assert "by 2 ranks" in " ".join(first.stdout.split())

@@ -125,7 +125,7 @@ def test_command_line_replays_on_simulated_nodes_and_saves_the_trace(
     for tier in ("ldram", "cxl"):
         file, trace, page = (tmp_path / f"{tier}.{end}" for end in ("json", "trace", "html"))
         places = ("--place", f"weights={tier}", "--place", f"kv={tier}", "--gen-len", "4")
-        asked = ("--json", str(file), "--trace", str(trace), "--report", str(page))
+        asked = ("--output", str(file), "--trace", str(trace), "--report", str(page))
         assert run(command(folder, *places, *asked)) == 0
         report = json.loads(file.read_text())
         found[tier] = report["simulated"]["tokens_per_s"]["decode"]
