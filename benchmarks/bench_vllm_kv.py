@@ -76,11 +76,11 @@ def tiers_of(name: str, working_set_bytes: int) -> dict[str, Any] | None:
     """Options of the connector; None for no offload."""
     if name == NONE:
         return None
-    extra: dict[str, Any] = {"spec_name": "cxl", "nodes": [0]}
+    extra: dict[str, Any] = {"spec_name": "cxl", "policy": "bind:0"}
     if name == ONE:
         return extra | {"cpu_bytes_to_use": 4 * working_set_bytes}
     # the hot tier holds a third of what comes back, so that most is brought from the cold one
-    cold: dict[str, Any] = {"bytes": 4 * working_set_bytes, "nodes": [0]}
+    cold: dict[str, Any] = {"bytes": 4 * working_set_bytes, "policy": "bind:0"}
     if name == KEPT:
         cold["persist"] = KEPT_NAME
     return extra | {"cpu_bytes_to_use": working_set_bytes // 3, "cold": cold}

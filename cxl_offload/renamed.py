@@ -78,6 +78,7 @@ RENAMED = {
     "cxl_offload.plan.preset.MachineNumbers": "cxl_offload.plan.machine_rates.MachineRates",
     "cxl_offload.plan.laws.caption": "cxl_offload.tune.caption",
     "cxl_offload.plan.validate": "cxl_offload.validation",
+    "cxl_offload.plan.vllm.flags.placement_text": "cxl_offload.plan.vllm.flags.policy_of_bytes",
     # executor, whose rooms are true to their names now
     "cxl_offload.executor.RankShare": "cxl_offload.ranks.RankShare",
     "cxl_offload.executor.Recording": "cxl_offload.objects.Recording",

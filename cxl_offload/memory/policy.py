@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from cxl_offload.core import HUGE_PAGE_BYTES
+from cxl_offload.memory.bandwidth_weights import weights_by_bandwidth
 from cxl_offload.memory.bounds import quoted
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine
@@ -244,6 +245,12 @@ def _node_list(text: str, machine: Machine | None) -> tuple[int, ...]:
 
 
 def _weights(text: str, machine: Machine | None) -> dict[int, int]:
+    if "=" not in text and machine is not None:
+        parts = {name.strip(): _nodes_of(name, machine) for name in text.split(",")}
+        given = [node for each in parts.values() for node in each]
+        if len(set(given)) < len(given) or len(parts) <= text.count(","):
+            raise ValueError(f"{quoted(text)} names a node a second time")
+        return weights_by_bandwidth(parts, machine)
     weights: dict[int, int] = {}
     for part in text.split(","):
         name, equals, weight = part.partition("=")
@@ -273,7 +280,8 @@ def parse_policy(text: str, machine: Machine | None = None) -> Policy:
         ``weighted:0=4,2=1``; the last two may end in a granule such as ``@64KiB``.
         ``replicate:0,1`` is a copy on each node, ``dax:dax0.0`` a Device-DAX device. The name of a
         tier may stand wherever a node id may. A tier's name alone means that tier: its node, or an
-        interleave over its nodes.
+        interleave over its nodes. ``weighted:0,2`` takes the weights from the bandwidths that the
+        machine's firmware or file says.
     machine
         Whose tiers the names mean.
 

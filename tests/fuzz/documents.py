@@ -235,8 +235,8 @@ READERS = (
         "vLLM weights",
         lambda text: read_weight_options(_mapping(text), _machine()),
         _texts(
-            '{"cxl_offload": {"weight_policy": "bind", "weight_nodes": [0, 2]}}',
-            '{"cxl_offload": {"weight_policy": "bind", "weight_nodes": [0], '
+            '{"cxl_offload": {"weight_policy": "weighted:0=4,2=1@64KiB"}}',
+            '{"cxl_offload": {"weight_policy": {"0": 4, "2": 1}, '
             '"weight_kinds": {"mlp": "bind:0"}}}',
         ),
     ),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cxl_offload import load_machine
 from cxl_offload.memory import (
     Bind,
     FirstTouch,
@@ -78,7 +80,7 @@ def test_weights_and_nodes_that_mean_nothing_are_refused(policy: dict[int, int])
 
 REASON = (
     r"neither a node|not a policy|twice|no weight|not an integer|two weights|outside"
-    r"|granule|quantity"
+    r"|granule|quantity|a second time"
 )
 
 
@@ -92,7 +94,8 @@ REASON = (
         "bind:0,0",
         "bind:-1",
         "bind:0@64KiB",
-        "weighted:0,1",
+        "weighted:0,1=2",
+        "weighted:0,0",
         "weighted:0=x",
         "weighted:0=nan",
         "weighted:0=1,0=2",
@@ -111,3 +114,16 @@ def test_text_that_is_no_policy_is_refused(text: str) -> None:
 def test_other_objects_are_refused() -> None:
     with pytest.raises(TypeError, match="no policy"):
         as_policy(3)  # type: ignore[arg-type]
+
+
+def test_weights_that_are_not_given_suit_the_bandwidths_of_the_nodes() -> None:
+    machine = load_machine("epyc9354-cxl-a")  # 392, 225 and 38.4 GB/s
+    assert parse_policy("weighted:ldram,cxl", machine) == Weighted({0: 11, 2: 1})
+    found = parse_policy("weighted:0,1@64KiB", machine)
+    assert found == Weighted({0: 2, 1: 1}, granule_bytes=1 << 16)
+    with pytest.raises(ValueError, match=r"by bandwidth the weights of 0, 1, 2 are \(8, 4, 0\)"):
+        parse_policy("weighted:0,1,2", machine)
+    with pytest.raises(ValueError, match="the bandwidth of 0 is not known here; give weights"):
+        parse_policy("weighted:0,1", replace(machine, accesses=()))
+    with pytest.raises(ValueError, match="gives no weight; write NODE=WEIGHT"):
+        parse_policy("weighted:0,1")  # of no machine

@@ -9,6 +9,12 @@ from typing import Any, cast, get_args
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import hint
+from cxl_offload.integrations.vllm.old_policies import (
+    LISTED,
+    policy_text,
+    warn_of_old,
+    whole_policy,
+)
 from cxl_offload.memory import Pages, known_policy
 from cxl_offload.objects.weight_kinds import KINDS, OUTSIDE_LAYERS, kind_of, matches
 from cxl_offload.topology import Machine
@@ -21,17 +27,16 @@ ON_DEVICE = "device"
 """In ``weight_kinds``: stays where vLLM puts it."""
 
 _KEYS = (
-    "weight_nodes",
     "weight_policy",
-    "weight_placement",
     "weight_kinds",
     "weight_pages",
     "weight_strict",
     "weight_tune",
     "weight_tune_state",
 )
+_OLD_KEYS = ("weight_nodes", "weight_placement")
 _SAY_WHERE = ("weight_nodes", "weight_policy", "weight_placement")
-_POLICIES = ("bind", "preferred", "interleave")
+_NEW = ("weight_policy",)
 _PAGES = get_args(Pages)
 
 
@@ -108,7 +113,7 @@ def read_weight_options(
     if not isinstance(section, Mapping):
         raise _refused(f"must be an object, not {section!r}")
     for key in section:
-        if key not in _KEYS:
+        if key not in (*_KEYS, *_OLD_KEYS):
             raise _refused(f"unknown key {key!r}; {hint(str(key), _KEYS)}")
     if not section:
         return None
@@ -149,30 +154,35 @@ def _tune_state(section: Mapping[str, Any]) -> Path | None:
 
 
 def _default_policy(section: Mapping[str, Any], machine: Machine) -> str:
-    given = section.get("weight_placement")
-    if given is not None:
-        if "weight_nodes" in section or "weight_policy" in section:
-            raise _refused("weight_placement says all; leave weight_nodes and weight_policy out")
-        return _policy_text("weight_placement", given, machine)
-    policy = section.get("weight_policy", "bind")
-    if policy not in _POLICIES:
-        raise _refused(
-            f"weight_policy {policy!r}: must be one of {', '.join(_POLICIES)}; for weights of "
-            "nodes write weight_placement, such as 'weighted:0=3,2=1'"
-        )
-    nodes = section.get("weight_nodes")
-    if nodes is None:
-        if "weight_policy" in section:
-            raise _refused("weight_policy needs weight_nodes")
+    given = section.get("weight_policy")
+    if "weight_placement" in section or "weight_nodes" in section:
+        given = _old_policy(section)
+    if given is None:
         return f"preferred:{_nearest(machine)}"
-    if (
-        not isinstance(nodes, list)
-        or not nodes
-        or any(isinstance(node, bool) or not isinstance(node, int) for node in nodes)
-    ):
-        raise _refused(f"weight_nodes {nodes!r}: must be a list of node ids, such as [0, 2]")
-    text = f"{policy}:{','.join(str(node) for node in nodes)}"
-    return _policy_text("weight_nodes", text, machine)
+    if given in LISTED:
+        raise _refused(f"weight_policy {given!r} needs nodes, such as '{given}:0,2'")
+    return _policy_text("weight_policy", given, machine)
+
+
+def _old_policy(section: Mapping[str, Any]) -> Any:
+    """What ``weight_placement``, or ``weight_nodes`` with a kind of policy, said before."""
+    old = [key for key in ("weight_placement", "weight_nodes") if key in section]
+    given, kind = section[old[0]], section.get("weight_policy")
+    if len(old) > 1 or (old == ["weight_placement"] and kind is not None):
+        raise _refused(f"weight_placement says all; leave {' and '.join(old[1:] or _NEW)} out")
+    if old == ["weight_nodes"]:
+        kind = "bind" if kind is None else kind
+        if kind not in LISTED:
+            raise _refused(
+                f"weight_policy {kind!r} with weight_nodes; leave weight_nodes out, or give one "
+                f"of {', '.join(LISTED)}"
+            )
+        try:
+            given = policy_text(kind, given, name="weight_nodes")
+        except ValueError as error:
+            raise _refused(str(error)) from None
+    warn_of_old(f'--additional-config "{SECTION}"', old, "weight_policy", given)
+    return given
 
 
 def _nearest(machine: Machine) -> int:
@@ -198,11 +208,12 @@ def _kinds(given: Any, machine: Machine) -> dict[str, str]:
 
 def _policy_text(where: str, given: Any, machine: Machine) -> str:
     """The text of a policy, checked against the nodes of the machine."""
-    if not isinstance(given, str):
+    if not isinstance(given, str | Mapping):
         raise _refused(f"{where} {given!r}: must be a policy as text, such as 'bind:2'")
     try:
-        return str(known_policy(given, machine, "a weight that the GPU reads"))
-    except ValueError as error:
+        policy = whole_policy(given, machine)
+        return str(known_policy(policy, machine, "a weight that the GPU reads"))
+    except (TypeError, ValueError) as error:
         raise _refused(f"{where}: {error}") from None
 
 

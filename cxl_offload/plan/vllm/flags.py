@@ -13,6 +13,7 @@ from typing import Any, Literal
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.plan.vllm.tensor_parallel import MOST_GPUS
+from cxl_offload.renamed import old_names
 from cxl_offload.units import GIB
 
 Shape = Literal["short", "long"]
@@ -29,15 +30,15 @@ _SPEC_MODULE = {
     "spec_module_path": "cxl_offload.integrations.vllm.kv_spec",
 }
 _MOST_WEIGHT = 255
-"""The largest weight of a placement."""
+"""The largest weight of a policy."""
 
 _FEWEST_SLACK, _MOST_SLACK = 1 << 20, 16 << 20
 """Added to ``--cpu-offload-gb``, which counts whole pages: 4 KiB at most for a parameter, of which
 a layer has about ten. Less than a matrix of a layer of any model that is worth offloading."""
 
 
-def placement_text(shares: Mapping[str, int]) -> str:
-    """A placement that gives every node (or tier) its bytes, spread over each allocation.
+def policy_of_bytes(shares: Mapping[str, int]) -> str:
+    """A policy that gives every node (or tier) its bytes, spread over each allocation.
 
     Parameters
     ----------
@@ -82,17 +83,17 @@ def offload_flags(
         total = -(-sum(weights.values()) // gpus)
         slack = min(max(total // 1024, _FEWEST_SLACK), _MOST_SLACK)
         size = math.ceil((total + slack) / GIB * 1e4) / 1e4
-        section = {"weight_placement": placement_text(weights)}
+        section = {"weight_policy": policy_of_bytes(weights)}
         made += ["--cpu-offload-gb", f"{size:.4f}"]
         made += ["--additional-config", _json({"cxl_offload": section})]
     if kv:
-        made += _kv_flags(sum(kv.values()), placement_text(kv), shape)
+        made += _kv_flags(sum(kv.values()), policy_of_bytes(kv), shape)
     return tuple(made)
 
 
-def _kv_flags(nbytes: int, placement: str, shape: Shape) -> list[str]:
+def _kv_flags(nbytes: int, policy: str, shape: Shape) -> list[str]:
     if shape == "short":
-        extra = {"kv_connector_extra_config": {**_SPEC, "policy": placement}}
+        extra = {"kv_connector_extra_config": {**_SPEC, "policy": policy}}
         size = f"{nbytes / GIB:.6f}".rstrip("0").rstrip(".")
         return ["--kv-offloading-size", size, "--kv-transfer-config", _json(extra)]
     whole = {
@@ -101,7 +102,7 @@ def _kv_flags(nbytes: int, placement: str, shape: Shape) -> list[str]:
         "kv_connector_extra_config": {
             **_SPEC_MODULE,
             "cpu_bytes_to_use": nbytes,
-            "policy": placement,
+            "policy": policy,
         },
     }
     return ["--kv-transfer-config", _json(whole)]
@@ -143,3 +144,6 @@ def _gpus_of(plan: Plan) -> int:
 
 def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
+
+
+__getattr__ = old_names(__name__)

@@ -85,4 +85,4 @@ def test_plan_runs_as_it_stands(model: Path, tmp_path_factory: pytest.TempPathFa
     assert placed["report"]["asked_bytes"] >= plan.of("weights")["ldram"]
     assert placed["report"]["repacked_bytes"] > 0  # the layers' matrices were taken
     assert plain["offloader"] == "NoopOffloader"
-    assert json.loads(command[-1]) == {"cxl_offload": {"weight_placement": "bind:ldram"}}
+    assert json.loads(command[-1]) == {"cxl_offload": {"weight_policy": "bind:ldram"}}

@@ -40,21 +40,40 @@ def read(**config: Any) -> KvOptions:
         ({"policy": {"0": 4, "2": 1}}, Weighted({0: 4, 2: 1})),
         ({"policy": {"ldram": 4, "cxl": 1}}, Weighted({DRAM[0]: 4, CXL[0]: 1})),
         ({"policy": {"cxl": 1}}, Bind(CXL)),
-        ({"nodes": [2]}, Bind((2,))),
-        ({"nodes": [0, 2]}, Interleave((0, 2))),
-        ({"nodes": ["ldram", "cxl"]}, Interleave((*DRAM, *CXL))),
+        ({"policy": "weighted:0=3,2=1@64KiB"}, Weighted({0: 3, 2: 1}, granule_bytes=64 << 10)),
         # 392 and 38.4 GB/s, so 10.2:1; 392 and 225, so 1.7:1
-        ({"policy": "weighted", "nodes": [0, 2]}, Weighted({0: 11, 2: 1})),
-        ({"policy": "weighted", "nodes": ["ldram", "rdram"]}, Weighted({0: 2, 1: 1})),
-        ({"policy": "preferred", "nodes": [2, 0]}, Preferred((2, 0))),
-        (
-            {"policy": "weighted", "nodes": [0, 2], "weights": [3, 1], "granule": "64KiB"},
-            Weighted({0: 3, 2: 1}, granule_bytes=64 << 10),
-        ),
+        ({"policy": "weighted:0,2"}, Weighted({0: 11, 2: 1})),
+        ({"policy": "weighted:ldram,rdram"}, Weighted({0: 2, 1: 1})),
     ],
 )
 def test_options_mean_a_policy(config: dict[str, Any], policy: Policy | None) -> None:
     assert read(**config).hot.policy == policy
+
+
+@pytest.mark.parametrize(
+    ("config", "policy", "new"),
+    [
+        ({"nodes": [2]}, Bind((2,)), "nodes is now policy 'bind:2'"),
+        ({"nodes": [0, 2]}, Interleave((0, 2)), "nodes is now policy 'interleave:0,2'"),
+        ({"nodes": ["ldram", "cxl"]}, Interleave((*DRAM, *CXL)), "'interleave:ldram,cxl'"),
+        ({"policy": "weighted", "nodes": [0, 2]}, Weighted({0: 11, 2: 1}), "'weighted:0,2'"),
+        ({"policy": "preferred", "nodes": [2, 0]}, Preferred((2, 0)), "'preferred:2,0'"),
+        (
+            {"policy": "weighted", "nodes": [0, 2], "weights": [3, 1], "granule": "64KiB"},
+            Weighted({0: 3, 2: 1}, granule_bytes=64 << 10),
+            "nodes, weights, granule is now policy 'weighted:0=3,2=1@64KiB'",
+        ),
+    ],
+)
+def test_old_lists_mean_a_policy_and_name_it(
+    config: dict[str, Any], policy: Policy, new: str
+) -> None:
+    with pytest.warns(FutureWarning, match="the old option goes with the next version") as said:
+        assert read(**config).hot.policy == policy
+    (warning,) = said
+    assert new in str(warning.message)
+    text = str(warning.message).split("'")[1]
+    assert read(policy=text).hot.policy == policy, "what the warning says to write means the same"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +91,7 @@ def test_tuned_pool_goes_where_the_state_file_says(tmp_path: Path) -> None:
     all_far = {"tuner": "model", "at": len(SHARES) - 1, "measured": {}}
     state.write_text(json.dumps({"model": all_far, "load": None}))
     assert read(**asked).hot.policy == Bind(CXL)
-    for said in ({"policy": "bind:0"}, {"policy": "near"}, {"nodes": [0]}):
+    for said in ({"policy": "bind:0"}, {"policy": "near"}):
         advised = read(**asked, **said)
         assert not advised.tuned_policy
         assert advised.hot.policy in (None, Bind((0,)))
@@ -101,20 +120,20 @@ def test_what_vllm_reads_itself_is_left_to_it() -> None:
         ({"policy": "fastest"}, "'fastest' is neither a node id nor a tier; tiers: "),
         ({"policy": 7}, "is no policy: give one of the classes"),
         ({"policy": {"0": 0.5}}, "weight 0.5 of node 0 is not an integer"),
-        ({"policy": "weighted"}, "'weighted' needs nodes, such as nodes: [0, 2]"),
+        ({"policy": "weighted"}, "'weighted' needs nodes, such as 'weighted:0,2'"),
         (
             {"policy": "weighted", "nodes": [0, 2], "weights": [1]},
             "weighted over 2 nodes needs as many weights",
         ),
         (
-            {"policy": "weighted", "nodes": [0, 1, 2]},
+            {"policy": "weighted:0,1,2"},
             "by bandwidth the weights of 0, 1, 2 are (8, 4, 0); leave those of 0 out",
         ),
         ({"policy": "bind:0", "nodes": [0]}, "'bind:0' with nodes; leave nodes out"),
         ({"nodes": 0}, "nodes is 0; give a list, such as [0, 2]"),
         ({"nodes": []}, "nodes is []; give a list"),
         ({"nodes": [0], "weights": [1]}, "weights belong to 'weighted', not to 'bind'"),
-        ({"weights": [1, 2]}, "weights and granule need nodes"),
+        ({"weights": [1, 2]}, "weights and granule are part of a policy"),
         ({"eviction_policy": "random"}, "eviction_policy is 'random'; known are lru, arc"),
         ({"eviction_policy": "cost"}, "prefill_tokens_per_s is missing; eviction_policy 'cost'"),
         ({"prefill_tokens_per_s": -1}, "prefill_tokens_per_s is -1; give tokens a second"),
@@ -199,7 +218,7 @@ def test_wrong_options_are_named_in_one_line(config: dict[str, Any], message: st
 
 def test_weights_of_nodes_of_unknown_bandwidth_are_asked_for() -> None:
     machine = replace(MACHINE, accesses=())
-    config = {"cpu_bytes_to_use": GIB, "policy": "weighted", "nodes": [0, 2]}
+    config = {"cpu_bytes_to_use": GIB, "policy": "weighted:0,2"}
     with pytest.raises(ConfigError, match="the bandwidth of 0 is not known here; give weights"):
         KvOptions.read(config, machine)
 
@@ -281,9 +300,12 @@ def test_missing_bytes_are_asked_for() -> None:
     ("config", "message"),
     [
         ({"policy": "bind:9"}, "node 9 has no memory that this process may use; usable nodes are "),
-        ({"cold": {"bytes": GIB, "nodes": [9]}}, "cold.policy is bind:9: node 9 has no memory"),
         (
-            {"secondary_tiers": [{"type": "cxl", "bytes": GIB, "nodes": [9]}]},
+            {"cold": {"bytes": GIB, "policy": "bind:9"}},
+            "cold.policy is bind:9: node 9 has no memory",
+        ),
+        (
+            {"secondary_tiers": [{"type": "cxl", "bytes": GIB, "policy": "bind:9"}]},
             "secondary_tiers[0].policy is bind:9: node 9 has no memory",
         ),
         (
@@ -298,9 +320,15 @@ def test_missing_bytes_are_asked_for() -> None:
             {"cold": {"bytes": GIB, "policy": "cxl", "pages": "2MiB"}},
             "0 B free in its pool of 2MiB pages; reserve more (nr_hugepages of the node), or ask",
         ),
-        ({"cold": {"bytes": 48 * GIB, "nodes": [1]}}, "48 GiB would go to node 1, which has 40"),
+        (
+            {"cold": {"bytes": 48 * GIB, "policy": "bind:1"}},
+            "48 GiB would go to node 1, which has 40",
+        ),
         ({"policy": "bind:1", "cpu_bytes_to_use": 48 * GIB}, "48 GiB would go to node 1, which"),
-        ({"nodes": [0, 1], "cpu_bytes_to_use": 90 * GIB}, "45 GiB would go to node 1, which has"),
+        (
+            {"policy": "interleave:0,1", "cpu_bytes_to_use": 90 * GIB},
+            "45 GiB would go to node 1, which has",
+        ),
         (
             {"policy": {"0": 1, "1": 3}, "cpu_bytes_to_use": 60 * GIB},
             "45 GiB would go to node 1, which has 40 GiB free; ask for less, or for more nodes",
@@ -321,7 +349,12 @@ def test_nodes_without_memory_or_room_are_named_in_one_line(
 
 def test_room_that_is_there_is_not_refused() -> None:
     session = Session.simulated(MACHINE)
-    for config in ({"policy": "cxl"}, {}, {"nodes": [0, 1]}, {"policy": "preferred:0,1"}):
+    for config in (
+        {"policy": "cxl"},
+        {},
+        {"policy": "interleave:0,1"},
+        {"policy": "preferred:0,1"},
+    ):
         read(**config).check(session, shared_free_bytes=1 << 40)
 
 

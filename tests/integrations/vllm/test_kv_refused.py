@@ -28,7 +28,7 @@ def test_configuration_of_an_engine_refuses_wrong_options_and_takes_good_ones(
     run_engine: RunEngine,
 ) -> None:
     right = kv_offload(cpu_bytes_to_use="32MiB", policy="bind:0")
-    short = {"kv_offloading_size": 0.03125} | kv_offload(nodes=[0])
+    short = {"kv_offloading_size": 0.03125} | kv_offload(policy="bind:0")
     others = {
         "kv_transfer_config": right["kv_transfer_config"]
         | {"kv_connector_extra_config": {"spec_name": "CPUOffloadingSpec", "policy": "not ours"}}
@@ -63,8 +63,8 @@ def test_command_prints_one_line_and_ends_before_a_model_is_loaded(model: str) -
     assert "Loading weights" not in done.stdout + done.stderr
 
 
-WEIGHTS = {"cxl_offload": {"weight_nodes": [63]}}
-LINE = '--additional-config "cxl_offload": weight_nodes: bind:63: node 63 has no memory'
+WEIGHTS = {"cxl_offload": {"weight_policy": "bind:63"}}
+LINE = '--additional-config "cxl_offload": weight_policy: bind:63: node 63 has no memory'
 
 
 @pytest.mark.timeout(120)

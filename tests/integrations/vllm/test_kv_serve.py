@@ -134,7 +134,7 @@ class Server:
 @pytest.fixture
 def server(model: str, tmp_path: Path) -> Iterator[Server]:
     config = kv_offload(
-        nodes=[0], cold={"bytes": "8MiB", "policy": "bind:0", "eviction_policy": "arc"}
+        policy="bind:0", cold={"bytes": "8MiB", "policy": "bind:0", "eviction_policy": "arc"}
     )["kv_transfer_config"]["kv_connector_extra_config"]
     made = Server(
         model,

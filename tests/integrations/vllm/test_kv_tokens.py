@@ -16,8 +16,7 @@ POOLS: dict[str, dict[str, Any]] = {
     "chunks of 4 blocks, interleaved": {
         "cpu_bytes_to_use": float(32 * MIB),
         "blocks_per_chunk": 4,
-        "policy": "interleave",
-        "nodes": [0],
+        "policy": "interleave:0",
         "eviction_policy": "arc",
         "copy_threads": 1,
     },

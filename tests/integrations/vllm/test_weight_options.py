@@ -32,11 +32,39 @@ def test_options_of_weights_are_none_without_the_section(machine: Machine) -> No
     assert read_weight_options({"cxl_offload": {}}, machine) is None
 
 
-def test_nodes_and_policy_become_one_policy(machine: Machine) -> None:
-    assert read(machine, weight_nodes=[2]).policy == "bind:2"
-    found = read(machine, weight_nodes=[0, 2], weight_policy="interleave", weight_pages="2MiB")
-    assert (found.policy, found.pages, found.strict) == ("interleave:0,2", "2MiB", True)
-    assert read(machine, weight_placement="weighted:ldram=3,cxl=1").policy == "weighted:0=3,2=1"
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [
+        ("bind:2", "bind:2"),
+        ("cxl", "bind:2"),
+        ("interleave:0,2", "interleave:0,2"),
+        ("weighted:0=4,2=1@64KiB", "weighted:0=4,2=1@64KiB"),
+        ("weighted:ldram=3,cxl=1", "weighted:0=3,2=1"),
+        ("weighted:ldram,cxl", "weighted:0=11,2=1"),
+        ({"0": 4, "2": 1}, "weighted:0=4,2=1"),
+    ],
+)
+def test_policy_is_said_as_everywhere(machine: Machine, given: Any, policy: str) -> None:
+    found = read(machine, weight_policy=given, weight_pages="2MiB")
+    assert (found.policy, found.pages, found.strict) == (policy, "2MiB", True)
+
+
+OLD = [
+    ({"weight_nodes": [2]}, "bind:2"),
+    ({"weight_nodes": [0, 2]}, "bind:0,2"),
+    ({"weight_nodes": [0, 2], "weight_policy": "interleave"}, "interleave:0,2"),
+    ({"weight_placement": "weighted:ldram=3,cxl=1"}, "weighted:0=3,2=1"),
+]
+
+
+@pytest.mark.parametrize(("section", "policy"), OLD)
+def test_old_options_of_nodes_warn_and_name_the_policy(
+    machine: Machine, section: dict[str, Any], policy: str
+) -> None:
+    with pytest.warns(FutureWarning, match="is now weight_policy '.*'; the old option") as said:
+        assert read(machine, **section).policy == policy
+    text = str(said[0].message).split("'")[-2]
+    assert read(machine, weight_policy=text).policy == policy
 
 
 def test_weights_without_a_policy_stay_near(machine: Machine) -> None:
@@ -46,7 +74,7 @@ def test_weights_without_a_policy_stay_near(machine: Machine) -> None:
 def test_kind_decides_where_a_parameter_goes(machine: Machine) -> None:
     found = read(
         machine,
-        weight_nodes=[0],
+        weight_policy="bind:0",
         weight_kinds={"*.down_proj.*": "bind:1", "mlp": "cxl", "attention": "device"},
     )
     assert found.policy_of("mlp.down_proj.weight") == "bind:1"
@@ -56,10 +84,10 @@ def test_kind_decides_where_a_parameter_goes(machine: Machine) -> None:
 
 
 def test_embeddings_and_head_leave_the_device_only_when_named(machine: Machine) -> None:
-    silent = read(machine, weight_nodes=[2])
+    silent = read(machine, weight_policy="bind:2")
     assert silent.policy_of("model.embed_tokens.weight") is None
     assert not silent.names_outside_layers()
-    named = read(machine, weight_nodes=[2], weight_kinds={"embedding": "bind:0"})
+    named = read(machine, weight_policy="bind:2", weight_kinds={"embedding": "bind:0"})
     assert named.policy_of("model.embed_tokens.weight") == "bind:0"
     assert named.policy_of("lm_head.weight") is None
     assert named.names_outside_layers()
@@ -90,19 +118,25 @@ def test_kind_of_a_parameter_is_told_by_its_name(name: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"weight_node": [2]}, "did you mean 'weight_nodes'?"),
-        ({"weight_nodes": [7]}, "node 7 has no memory that this process may use; usable nodes"),
-        ({"weight_placement": "dax:dax9.0"}, "no such device in mode devdax; there are: none"),
-        ({"weight_placement": "replicate:0,1"}, "a weight that the GPU reads cannot have copies"),
-        ({"weight_nodes": 2}, "must be a list of node ids"),
-        ({"weight_nodes": [True]}, "must be a list of node ids"),
-        ({"weight_nodes": []}, "must be a list of node ids"),
-        ({"weight_policy": "bind"}, "weight_policy needs weight_nodes"),
-        ({"weight_nodes": [0], "weight_policy": "weighted"}, "write weight_placement"),
+        ({"weight_polic": "cxl"}, "did you mean 'weight_policy'?"),
+        (
+            {"weight_policy": "bind:7"},
+            "node 7 has no memory that this process may use; usable nodes",
+        ),
+        ({"weight_policy": "dax:dax9.0"}, "no such device in mode devdax; there are: none"),
+        ({"weight_policy": "replicate:0,1"}, "a weight that the GPU reads cannot have copies"),
+        ({"weight_nodes": 2}, "weight_nodes is 2; give a list"),
+        ({"weight_nodes": [True]}, "give ids of nodes or names of tiers"),
+        ({"weight_nodes": []}, "weight_nodes is []; give a list"),
+        ({"weight_policy": "bind"}, "weight_policy 'bind' needs nodes, such as 'bind:0,2'"),
+        ({"weight_nodes": [0], "weight_policy": "cxl"}, "leave weight_nodes out"),
         ({"weight_nodes": [0], "weight_placement": "cxl"}, "leave weight_nodes"),
-        ({"weight_placement": "pmem"}, "neither a node id nor a tier"),
-        ({"weight_nodes": [0], "weight_pages": "4MiB"}, "must be one of base, thp, 2MiB, 1GiB"),
-        ({"weight_nodes": [0], "weight_strict": "yes"}, "must be true or false"),
+        ({"weight_policy": "pmem"}, "neither a node id nor a tier"),
+        (
+            {"weight_policy": "bind:0", "weight_pages": "4MiB"},
+            "must be one of base, thp, 2MiB, 1GiB",
+        ),
+        ({"weight_policy": "bind:0", "weight_strict": "yes"}, "must be true or false"),
         ({"weight_kinds": {"attn": "bind:0"}}, "must be one of norm, experts"),
         ({"weight_kinds": {"mlp": "bind:9"}}, "node 9 has no memory"),
         ({"weight_kinds": {"mlp": 2}}, "must be a policy as text"),
@@ -133,7 +167,9 @@ def test_tuned_weights_go_where_the_state_file_says(machine: Machine, tmp_path: 
     Path(state).write_text(json.dumps({"model": model, "load": 4}))
     learned = read(machine, weight_tune="step_time", weight_tune_state=state)
     assert learned.policy == "weighted:0=10,2=5"
-    advised = read(machine, weight_tune="step_time", weight_tune_state=state, weight_nodes=[2])
+    advised = read(
+        machine, weight_tune="step_time", weight_tune_state=state, weight_policy="bind:2"
+    )
     assert (advised.policy, advised.tuned_policy) == ("bind:2", False)
     assert advised.tune_state == Path(state)
 

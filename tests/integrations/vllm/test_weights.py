@@ -86,7 +86,7 @@ def test_gpu_weights_are_pinned_on_the_node_of_their_kind(
 ) -> None:
     layer = Layer()
     before = {name: value.clone() for name, value in layer.state_dict().items()}
-    made = offloader(1 << 20, weight_nodes=[0], weight_kinds={"mlp": "cxl"})
+    made = offloader(1 << 20, weight_policy="bind:0", weight_kinds={"mlp": "cxl"})
     (wrapped,) = made.wrap_modules(iter([layer]))
     assert wrapped is layer
     assert placement_of(layer.mlp.weight.data, session=session).granted == {2: 64 * 256 * 4}
@@ -106,7 +106,7 @@ def test_gpu_weights_beyond_what_was_asked_stay_on_the_gpu(
     offloader: Callable[..., PlacedUVAOffloader], session: Session
 ) -> None:
     layers = [Layer() for _ in range(3)]
-    made = offloader(200_000, weight_nodes=[2])
+    made = offloader(200_000, weight_policy="bind:2")
     made.wrap_modules(iter(layers))
     report = made.finish(torch.nn.ModuleList(layers))
     assert report is not None
@@ -121,7 +121,7 @@ def test_params_flag_still_chooses_names(
     offloader: Callable[..., PlacedUVAOffloader], session: Session
 ) -> None:
     layer = Layer()
-    made = offloader(1 << 20, {"mlp"}, weight_nodes=[2])
+    made = offloader(1 << 20, {"mlp"}, weight_policy="bind:2")
     made.wrap_modules(iter([layer]))
     assert session.find(layer.mlp.weight.data_ptr()) is not None
     assert session.find(layer.self_attn.weight.data_ptr()) is None
@@ -135,7 +135,7 @@ def test_weight_that_loading_replaced_is_brought_back(
 ) -> None:
     monkeypatch.setattr(utils, "get_accelerator_view_from_cpu_tensor", lambda host: host)
     layer = Layer()
-    made = offloader(1 << 20, weight_nodes=[2])
+    made = offloader(1 << 20, weight_policy="bind:2")
     made.wrap_modules(iter([layer]))
     with utils.device_loading_context(layer.mlp, torch.device("cuda")):  # vLLM's own
         layer.mlp.weight = GpuParameter(torch.full((128, 128), 2.0))
@@ -154,7 +154,7 @@ def test_embedding_leaves_the_gpu_when_it_is_named(
 ) -> None:
     model = torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(512, 64)})
     model["embed_tokens"].weight = GpuParameter(model["embed_tokens"].weight.data)
-    made = offloader(1 << 20, weight_nodes=[0], weight_kinds={"embedding": "bind:2"})
+    made = offloader(1 << 20, weight_policy="bind:0", weight_kinds={"embedding": "bind:2"})
     made.wrap_modules(iter([]))
     report = made.finish(model)
     assert report is not None
@@ -202,7 +202,7 @@ class Arguments:
     """What the check reads of vLLM's EngineArgs."""
 
     def __init__(self) -> None:
-        self.additional_config = {"cxl_offload": {"weight_nodes": [0]}}
+        self.additional_config = {"cxl_offload": {"weight_policy": "bind:0"}}
         self.cpu_offload_gb = 1.0
         self.offload_backend = "auto"
         self.offload_group_size = 0
@@ -253,7 +253,10 @@ def test_tokens_are_the_same_with_weights_in_placed_memory(
     options = {
         "cpu_offload_gb": 0.01,
         "additional_config": {
-            "cxl_offload": {"weight_nodes": [0], "weight_kinds": {"embedding": "interleave:0"}}
+            "cxl_offload": {
+                "weight_policy": "bind:0",
+                "weight_kinds": {"embedding": "interleave:0"},
+            }
         },
     }
     placed = result(run_once(environment, model, options))
@@ -274,12 +277,12 @@ def test_wrong_node_is_refused_before_the_model_is_loaded(
 ) -> None:
     options = {
         "cpu_offload_gb": 0.01,
-        "additional_config": {"cxl_offload": {"weight_nodes": [63]}},
+        "additional_config": {"cxl_offload": {"weight_policy": "bind:63"}},
     }
     done = run_once(environment, model, options)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
-    assert "weight_nodes: bind:63: node 63 has no memory that this process may use" in last
+    assert "weight_policy: bind:63: node 63 has no memory that this process may use" in last
     assert "Loading" not in done.stdout + done.stderr
 
 

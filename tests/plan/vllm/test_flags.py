@@ -17,7 +17,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Bind, Weighted, parse_policy
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Home, Plan, save_plan
-from cxl_offload.plan.vllm.flags import flags_of_plan, offload_flags, placement_text
+from cxl_offload.plan.vllm.flags import flags_of_plan, offload_flags, policy_of_bytes
 from cxl_offload.plan.vllm.plan import VllmRequest, layer_bytes, plan_vllm
 from cxl_offload.topology import load_machine
 
@@ -62,7 +62,7 @@ def test_long_shape_says_all_in_one_flag() -> None:
 
 @given(st.dictionaries(st.sampled_from(["0", "1", "2", "3"]), st.integers(1, 10**13), min_size=1))
 def test_placement_keeps_the_ratio_of_the_bytes(shares: dict[str, int]) -> None:
-    policy = parse_policy(placement_text(shares))
+    policy = parse_policy(policy_of_bytes(shares))
     if len(shares) == 1:
         assert policy == Bind((int(next(iter(shares))),))
         return

@@ -125,7 +125,7 @@ def test_flags_say_the_bytes_and_the_node() -> None:
     planned = plan.of("weights")["ldram"]
     assert planned < float(flag(plan, "--cpu-offload-gb")) * GIB < planned * 1.002
     config = json.loads(flag(plan, "--additional-config"))
-    assert config == {"cxl_offload": {"weight_placement": "bind:ldram"}}
+    assert config == {"cxl_offload": {"weight_policy": "bind:ldram"}}
     assert parse_plan(plan_text(plan), file="x") == plan
 
 
@@ -136,7 +136,7 @@ def test_layers_on_several_nodes_run_too() -> None:
     assert plan.runs
     assert plan.node_bytes[0] <= 40 * GIB
     config = json.loads(flag(plan, "--additional-config"))
-    policy = parse_policy(config["cxl_offload"]["weight_placement"], load_machine("spr3-h100"))
+    policy = parse_policy(config["cxl_offload"]["weight_policy"], load_machine("spr3-h100"))
     assert isinstance(policy, Weighted)
     layers = {
         node: nbytes // layer_bytes(load_model("llama-3-70b"))
