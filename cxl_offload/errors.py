@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _LONGEST = 1600
-_MOST_NAMED = 4
+MOST_NAMED = 4
 
 
 class CxlOffloadError(Exception):
@@ -105,9 +105,9 @@ def _lost_again(losses: Sequence[LostMemory], is_whole: bool, said: str) -> Memo
 
 
 def _said_of(losses: Sequence[LostMemory], is_whole: bool) -> str:
-    named = "; ".join(map(str, losses[:_MOST_NAMED]))
-    if len(losses) > _MOST_NAMED:
-        named += f"; and {len(losses) - _MOST_NAMED} more"
+    named = "; ".join(map(str, losses[:MOST_NAMED]))
+    if len(losses) > MOST_NAMED:
+        named += f"; and {len(losses) - MOST_NAMED} more"
     remedy = (
         "they were written anew, so do this once more"
         if is_whole

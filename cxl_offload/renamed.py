@@ -79,6 +79,9 @@ RENAMED = {
     "cxl_offload.plan.laws.caption": "cxl_offload.tune.caption",
     "cxl_offload.plan.validate": "cxl_offload.validation",
     "cxl_offload.plan.vllm.flags.placement_text": "cxl_offload.plan.vllm.flags.policy_of_bytes",
+    "cxl_offload.plan.training.zero_offload.OPTIMIZER_BYTES_PER_PARAM": (
+        "cxl_offload.plan.equations.adam_bytes.OPTIMIZER_BYTES_PER_PARAM"
+    ),
     # executor, whose rooms are true to their names now
     "cxl_offload.executor.RankShare": "cxl_offload.ranks.RankShare",
     "cxl_offload.executor.Recording": "cxl_offload.objects.Recording",

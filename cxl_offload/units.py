@@ -15,6 +15,7 @@ from typing import Any
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+NS = 1e-9
 GB = 10**9
 
 _BYTES = {

@@ -8,8 +8,10 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "cxl_offload"
@@ -69,8 +71,24 @@ TORCH_USERS = (
     "integrations",
 )
 TORCH_FREE = ("profile.operators.model",)
-FRAMEWORKS = ("flexgen", "deepspeed", "vllm")
-PLANNED_FRAMEWORKS = ("flexgen", "vllm", "training")
+FRAMEWORK_USERS = {
+    "deepspeed": ("integrations.deepspeed",),
+    "flexgen": ("integrations.flexgen",),
+    # FlexGen reads its tokens by it, and installs it.
+    "transformers": ("integrations.transformers", "integrations.flexgen.tokens"),
+    "vllm": ("integrations.vllm",),
+}
+PLANNED_FRAMEWORKS = tuple(
+    f"plan.{name}" for name in ("flexgen", "transformers", "vllm", "training")
+)
+PLANNED_FRAMEWORK_USERS = {
+    "plan.flexgen": ("integrations.flexgen",),
+    "plan.transformers": ("integrations.transformers",),
+    "plan.vllm": ("plan.fleet",),  # whose servers run vLLM
+    "plan.training": (),
+}
+"""Besides the framework's own room, the command line and the validation, which know all of them,
+and the names that ``cxl_offload.plan`` hands on."""
 
 
 def modules() -> dict[str, Path]:
@@ -143,16 +161,49 @@ def test_core_torch_and_frameworks_stay_in_their_rooms() -> None:
                 if is_inside(name, ("cxl_offload._C",))
                 else is_inside(module, TORCH_USERS) and not is_inside(module, TORCH_FREE)
                 if top == "torch"
-                else is_inside(module, (f"integrations.{top}",))
-                if top in FRAMEWORKS
+                else is_inside(module, FRAMEWORK_USERS[top])
+                if top in FRAMEWORK_USERS
                 else True
             )
-            room = name.removeprefix("cxl_offload.plan.").partition(".")[0]
-            if is_inside(module, ("plan.equations",)) and room in PLANNED_FRAMEWORKS:
-                is_allowed = False
             if not is_allowed:
                 offenders.append(f"{module} imports {name}")
     assert not offenders, "\n".join(offenders)
+
+
+def frameworks_imported(module: str, names: Iterable[str]) -> list[str]:
+    """Of the imported names those of a framework's planner that the module must not know."""
+    if not module or room_of(module) in ("cli", "validation"):
+        return []
+    found = []
+    for name in names:
+        home = name.removeprefix("cxl_offload.")
+        for room in PLANNED_FRAMEWORKS:
+            if is_inside(home, (room,)) and not is_inside(
+                module, (room, *PLANNED_FRAMEWORK_USERS[room])
+            ):
+                found.append(name)
+    return found
+
+
+def test_shared_rooms_know_no_framework() -> None:
+    """Planning, simulation, profiles, tuning and what is below them serve every framework alike."""
+    offenders = []
+    for module, path in modules().items():
+        hands_on = module == "plan"  # lazily, which is all that it does
+        names = imports(path, lazy=not hands_on)
+        offenders += [f"{module} imports {name}" for name in frameworks_imported(module, names)]
+    assert not offenders, "\n".join(offenders)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["plan.pipeline", "plan.decoding.phases", "plan.model.file", "sim.trace", "tune.tiers"],
+)
+@pytest.mark.parametrize("room", PLANNED_FRAMEWORKS)
+def test_framework_that_a_shared_room_imports_is_seen(module: str, room: str) -> None:
+    (found,) = frameworks_imported(module, [f"cxl_offload.{room}.plan.Anything"])
+    assert found.endswith(f"{room}.plan.Anything")
+    assert not frameworks_imported(room, [f"cxl_offload.{room}.plan.Anything"])
 
 
 def test_package_and_command_line_load_no_torch() -> None:

@@ -16,6 +16,7 @@ from cxl_offload.cli._report_table import NONE, console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import pairs, size
+from cxl_offload.plan.vllm.defaults import MOST_RUNNING
 from cxl_offload.units import format_bytes, format_number, format_seconds, parse_latency_ns
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def fleet(
     ] = None,
     max_num_seqs: Annotated[
         int, typer.Option(min=1, help="Most sequences at once on one.", rich_help_panel=_SERVERS)
-    ] = 256,
+    ] = MOST_RUNNING,
     as_json: AsJson = False,
 ) -> None:
     """Servers for a stream of requests, with how much DRAM and CXL memory each, and what they cost.

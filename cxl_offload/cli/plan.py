@@ -40,6 +40,8 @@ from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_file import ReportFile, write_plan_page
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import limits, size
+from cxl_offload.plan.usable import CXL_MARGIN, GPU_USABLE, HOST_USABLE
+from cxl_offload.plan.vllm.defaults import GPU_UTILIZATION, MOST_RUNNING
 from cxl_offload.units import parse_bandwidth
 
 if TYPE_CHECKING:
@@ -89,7 +91,9 @@ def inference(
     ] = None,
     max_num_seqs: Annotated[
         int | None,
-        typer.Option(help="Most sequences at once; default 256.", rich_help_panel=_VLLM),
+        typer.Option(
+            help=f"Most sequences at once; default {MOST_RUNNING}.", rich_help_panel=_VLLM
+        ),
     ] = None,
     gpus: Annotated[
         int | None,
@@ -98,14 +102,16 @@ def inference(
             rich_help_panel=_VLLM,
         ),
     ] = None,
-    host_usable: HostUsable = 0.95,
+    host_usable: HostUsable = HOST_USABLE,
     gpu_usable: Annotated[
         float | None,
         typer.Option(
-            help="Share of GPU memory to plan with; default 0.8, vLLM 0.9.", rich_help_panel=LIMITS
+            help=f"Share of GPU memory to plan with; default {GPU_USABLE:g}, vLLM "
+            f"{GPU_UTILIZATION:g}.",
+            rich_help_panel=LIMITS,
         ),
     ] = None,
-    cxl_margin: CxlMargin = 0.03,
+    cxl_margin: CxlMargin = CXL_MARGIN,
     interleave: Annotated[
         list[str] | None,
         typer.Option(
@@ -299,11 +305,11 @@ def training(
         ),
     ] = False,
     script: Annotated[str, typer.Option(help="The training script of the command.")] = "train.py",
-    host_usable: HostUsable = 0.95,
+    host_usable: HostUsable = HOST_USABLE,
     gpu_usable: Annotated[
         float, typer.Option(help="Share of GPU memory to plan with.", rich_help_panel=LIMITS)
-    ] = 0.8,
-    cxl_margin: CxlMargin = 0.03,
+    ] = GPU_USABLE,
+    cxl_margin: CxlMargin = CXL_MARGIN,
     why: Why = False,
     timeline: TimelineFile = None,
     report: ReportFile = None,

@@ -23,8 +23,6 @@ from cxl_offload.units import MIB, format_bandwidth, format_bytes, parse_bytes
 if TYPE_CHECKING:
     from cxl_offload.memory import Session
 
-_ASSUMED_CACHE_BYTES = 64 * MIB
-
 
 def register(app: typer.Typer) -> None:
     """Add the subcommand."""
@@ -315,12 +313,13 @@ def _print_copies(console: Console, found: Profile, how: str) -> None:
 
 def _measure_copies(session: Session, file: Path) -> str:
     """Writes the table of host copies on the local node; returns it in words."""
+    from cxl_offload.profile.measure.effort import ASSUMED_CACHE_BYTES
     from cxl_offload.transfer.host import RULES_VARIABLE, measure_rules, save_rules
 
     local = session.machine.node(session.machine.initiator)
     free = local.capacity_bytes if local.free_bytes is None else local.free_bytes
     # Several last-level caches, or copies of cached bytes would be measured.
-    room = min(8 * (local.llc_bytes or _ASSUMED_CACHE_BYTES), free // 8) // MIB * MIB
+    room = min(8 * (local.llc_bytes or ASSUMED_CACHE_BYTES), free // 8) // MIB * MIB
     if room < MIB:
         raise ConfigError(f"--copy-rules: node {local.id} has {format_bytes(free)} free; too few")
     target, source = (session.allocate(room, f"bind:{local.id}") for _ in range(2))

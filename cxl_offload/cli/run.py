@@ -25,11 +25,11 @@ from cxl_offload.cli._run_marks import read_marks, write_marked_page
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import pairs
+from cxl_offload.plan.environment import PLAN_VARIABLE
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
 
-_PLAN = "CXL_OFFLOAD_PLAN"
 _MARKS = "CXL_OFFLOAD_RUN"
 _PACKAGE = Path(cxl_offload.__file__).resolve().parent
 _AUTOSTART = _PACKAGE / "integrations" / "autostart"
@@ -90,7 +90,7 @@ def run(
     check_outputs({"--report": page, "--events": events}, read)
     plan = _asked(plan, place)
     base = {**os.environ, **_watched(metrics, events)}
-    text = os.environ.get(_PLAN, "") if plan is None else plan
+    text = os.environ.get(PLAN_VARIABLE, "") if plan is None else plan
     with tempfile.TemporaryDirectory(prefix="cxl-offload-run-") as folder:
         (marks := Path(folder, "placed")).mkdir()
         if plan is None and words[0].endswith(_FILES) and words[1:] == ["--dry-run"]:
@@ -100,7 +100,7 @@ def run(
             words = plan_command(found, text, None if dry_run else Path(folder))
             if found.executor != "deepspeed":
                 words += _reported(found.executor, words, page, as_json and not dry_run)
-                base[_PLAN] = str(Path(text).resolve())
+                base[PLAN_VARIABLE] = str(Path(text).resolve())
                 _finish(_shown(words, base, as_json) if dry_run else _run(words, base))
         # A plan by itself may be for another machine: its command is printed or fails there.
         text = _checked(text, elsewhere=is_plan or runs_elsewhere(words))
@@ -184,7 +184,7 @@ def launch_environment(text: str, base: Mapping[str, str], marks: str = "") -> d
     path = [str(_AUTOSTART), *filter(None, [base.get("PYTHONPATH")])]
     if _PACKAGE.parent.name not in ("site-packages", "dist-packages"):
         path.append(str(_PACKAGE.parent))  # a source tree; an installed package is found anyway
-    made = {**base, "PYTHONPATH": os.pathsep.join(path), _PLAN: text}
+    made = {**base, "PYTHONPATH": os.pathsep.join(path), PLAN_VARIABLE: text}
     return {**made, _MARKS: marks} if marks else made
 
 
@@ -266,10 +266,12 @@ def _check_policies(text: str) -> None:
 def _shown(command: Sequence[str], environment: Mapping[str, str], as_json: bool) -> int:
     """Prints what would be run."""
     if as_json:
-        own = {_PLAN: environment[_PLAN]}
+        own = {PLAN_VARIABLE: environment[PLAN_VARIABLE]}
         write_json("-", {"command": list(command), "environment": own})
     else:
-        typer.echo(f"{_PLAN}={shlex.quote(environment[_PLAN])} {shlex.join(command)}")
+        typer.echo(
+            f"{PLAN_VARIABLE}={shlex.quote(environment[PLAN_VARIABLE])} {shlex.join(command)}"
+        )
     return 0
 
 

@@ -12,6 +12,9 @@ from cxl_offload.files.text import write_bytes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+DPI = 120
+"""Dots an inch of pictures of dots."""
+
 
 def save_figure(figure: Figure, path: str | os.PathLike[str], **options: Any) -> None:
     """Draws a figure in the format that the ending of ``path`` names, PNG where it has none.

@@ -20,11 +20,9 @@ from cxl_offload.kept.layout import (
 from cxl_offload.kept.place import DevicePlace, Read, place_of
 from cxl_offload.kept.private_file import is_locked, open_private
 from cxl_offload.memory.shared import SHARED_ROOT, file_system_of
+from cxl_offload.memory.shared_region import LONGEST_NAME
 
 _PREFIX, _SUFFIX = "cxl_offload_kept_", ".kv"
-_LONGEST_NAME = 200
-"""Bytes; with prefix and suffix a file's name may have 255."""
-
 _ENTRIES_AT_ONCE = 8192
 
 
@@ -42,10 +40,10 @@ def kept_path(name: str, root: str | os.PathLike[str] | None = None) -> Path:
         if root is not None:
             raise ValueError(f"{name} is a device, which lies in no folder")
         return Path(name)
-    fits = 0 < len(name.encode(errors="replace")) <= _LONGEST_NAME
+    fits = 0 < len(name.encode(errors="replace")) <= LONGEST_NAME
     if not fits or "/" in name or not name.isprintable():
         raise ValueError(
-            f"name {name[:80]!r} of kept blocks: 1 to {_LONGEST_NAME} bytes of characters that "
+            f"name {name[:80]!r} of kept blocks: 1 to {LONGEST_NAME} bytes of characters that "
             "can be printed, without a slash; or a device, such as /dev/dax0.0"
         )
     return Path(SHARED_ROOT if root is None else root) / f"{_PREFIX}{name}{_SUFFIX}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from cxl_offload import _C
 from cxl_offload.memory.bounds import quoted
@@ -18,6 +18,7 @@ from cxl_offload.memory.policy import (
 )
 
 Pages = Literal["base", "thp", "2MiB", "1GiB"]
+PAGES: tuple[Pages, ...] = get_args(Pages)
 
 PAGE_KINDS = {
     "base": _C.PageKind.base,

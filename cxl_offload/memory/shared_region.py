@@ -40,7 +40,7 @@ _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of linux/mman.h, which Python does not name."""
 
 _PREFIX = "cxl_offload_kv_"
-_LONGEST_NAME = 200
+LONGEST_NAME = 200
 """Bytes; with prefix and suffix a file's name may have 255."""
 
 # The last page of a file: how long the region is, whether it was placed, how many have mapped it.
@@ -95,9 +95,9 @@ def remove_leftovers(root: str | os.PathLike[str] = SHARED_ROOT) -> tuple[Path, 
 def _check_name(name: str) -> None:
     if not isinstance(name, str):
         raise TypeError(f"name {quoted(name)} is no text")
-    if not 0 < len(name.encode()) <= _LONGEST_NAME or "/" in name or not name.isprintable():
+    if not 0 < len(name.encode()) <= LONGEST_NAME or "/" in name or not name.isprintable():
         raise ValueError(
-            f"name {quoted(name)} of a shared region: 1 to {_LONGEST_NAME} bytes of characters "
+            f"name {quoted(name)} of a shared region: 1 to {LONGEST_NAME} bytes of characters "
             "that can be printed, without a slash"
         )
 

@@ -18,6 +18,7 @@ from torch.nn.modules.module import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cxl_offload.errors import MOST_NAMED
 from cxl_offload.memory import Pages, PolicyLike, Session, current_session, known_policy
 from cxl_offload.objects.factories import (
     FACTORIES,
@@ -32,7 +33,6 @@ from cxl_offload.tensor import copy_whole, empty
 from cxl_offload.units import format_bytes
 
 _LOG = logging.getLogger(__name__)
-_MOST_NAMED = 4
 
 
 class _EnteredHere(threading.local):
@@ -127,8 +127,8 @@ class PlacingScope(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "nothing from now on, and compiles nothing any more"
             )
         if left := self.left():
-            named = "; ".join(map(str, left[:_MOST_NAMED]))
-            more = f"; and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
+            named = "; ".join(map(str, left[:MOST_NAMED]))
+            more = f"; and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
             _LOG.warning("placing: stays in ordinary memory: %s%s", named, more)
 
     def left(self) -> tuple[LeftTensor, ...]:

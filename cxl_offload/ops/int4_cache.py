@@ -9,6 +9,7 @@ import torch
 
 from cxl_offload import _C
 from cxl_offload.ops.view import tensor_view
+from cxl_offload.plan.kv_types import GROUP
 
 Form = Literal["low, step", "rate, low"]
 """What the two scales of a group are: see :class:`Int4Cache`."""
@@ -79,7 +80,7 @@ def int4_from_flexgen(codes: torch.Tensor, scales: torch.Tensor, batch: int) -> 
 
 
 def int4_from_packed(
-    blocks: torch.Tensor, *, block_size: int, kv_heads: int, dim: int, group: int = 64
+    blocks: torch.Tensor, *, block_size: int, kv_heads: int, dim: int, group: int = GROUP
 ) -> Int4Cache:
     """Blocks that :class:`cxl_offload.transfer.PackedFormat` "int4" packed; no copy.
 

@@ -9,6 +9,7 @@ import torch
 
 from cxl_offload import _C
 from cxl_offload.ops.view import tensor_view
+from cxl_offload.plan.kv_types import GROUP
 
 GroupForm = Literal["low, step", "rate, low", "zero, step"]
 """What the two numbers of a group are: see :class:`Int4Weight`."""
@@ -73,7 +74,7 @@ class Int4Weight:
         return found
 
 
-def int4_quantized(weight: torch.Tensor, group: int = 64) -> Int4Weight:
+def int4_quantized(weight: torch.Tensor, group: int = GROUP) -> Int4Weight:
     """Weights rounded to 16 steps from the least to the greatest of each group.
 
     Parameters

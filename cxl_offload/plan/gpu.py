@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_GPUS = 64
+"""Of one host that a plan is made for."""
+
 PREFILL_EFFICIENCY = 0.52
 """Share of a GPU's dense peak that the matrix products of a large batch reach: 163 of an A100's
 312 TFLOP/s (Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, SC

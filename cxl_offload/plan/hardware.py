@@ -12,16 +12,10 @@ from cxl_offload.plan.gpu import NO_GPU, GpuRates
 from cxl_offload.plan.machine_rates import UNBOUND, MachineRates
 from cxl_offload.plan.missing import MissingNumberError
 from cxl_offload.plan.socket_rates import socket_rates
+from cxl_offload.plan.usable import GPU_USABLE, HOST_USABLE
 from cxl_offload.renamed import old_names
 from cxl_offload.topology import Machine, Node, NodeKind
 from cxl_offload.topology.model import TIER_NAMES
-
-GPU_USABLE = 0.8
-"""Share of GPU memory to plan with: FlexGen's alpha_g (experimental/cost_model.py)."""
-
-HOST_USABLE = 0.95
-"""Share of host and drive capacity to plan with; the rest is left to the system, the framework's
-own buffers and page tables. Assumed."""
 
 NVME = "nvme"
 LOCAL = "ldram"

@@ -12,6 +12,8 @@ CODES = "int4"
 """4-bit codes in groups, each with two float16 numbers; not a type of torch."""
 
 GROUP = 64
+"""Numbers with one scale, as FlexGen has them."""
+
 CODE_BYTES = GROUP // 2
 SCALE_BYTES = 4
 

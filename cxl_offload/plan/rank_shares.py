@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from cxl_offload.core import BASE_PAGE_BYTES
 from cxl_offload.renamed import old_names
 from cxl_offload.topology import Machine, NodeKind
+from cxl_offload.topology.model import NO_PATH_DISTANCE
 from cxl_offload.units import format_bytes
-
-_FAR = 255  # ACPI's distance for "no path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ class _Claim:
 def _costs(machine: Machine, member: Member, nodes: Iterable[int]) -> dict[int, int]:
     assert member.home is not None
     usable = [node for node in nodes if member.nodes is None or node in member.nodes]
-    return {node: machine.distance(member.home, node) or _FAR for node in usable}
+    return {node: machine.distance(member.home, node) or NO_PATH_DISTANCE for node in usable}
 
 
 def _classes(

@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.decoding.engine import EngineRates
 from cxl_offload.plan.decoding.measured import measured_engine
-from cxl_offload.plan.hardware import HOST_USABLE, Hardware, hardware_of
+from cxl_offload.plan.hardware import Hardware, hardware_of
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.replay_check import Replay, simulated_seconds
+from cxl_offload.plan.usable import CXL_MARGIN, HOST_USABLE
 from cxl_offload.profile.operators.model import OperatorProfile
 from cxl_offload.topology import Machine
-
-CXL_MARGIN = 0.03
-"""Gain below which a slower tier is left alone: equations are not exact to less, and published
-hierarchies that differ by 3 % count as equal (Wang et al., Performance Characterization, LIO 1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.plan.equations.sockets import Crossing, Socket
 from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.topology import Machine, Node, NodeKind
-
-_FAR = 255  # ACPI's distance for "no path"
+from cxl_offload.topology.model import NO_PATH_DISTANCE
 
 
 def socket_nodes(machine: Machine, most: int) -> tuple[int, ...]:
@@ -60,7 +59,7 @@ def _by_socket(machine: Machine) -> list[list[int]]:
 
 def _distance(machine: Machine, node: int) -> int:
     found = machine.distance(machine.initiator, node)
-    return _FAR if found is None else found
+    return NO_PATH_DISTANCE if found is None else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class SocketRates:
 
     def _hops(self, core: int, node: int) -> int:
         found = self.machine.distance(core, node)
-        return _FAR if found is None else found
+        return NO_PATH_DISTANCE if found is None else found
 
     def reach(self, core: int, node: int) -> float:
         """Bytes/s of the cores of one socket on a node, printed, measured, or as the first's."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cxl_offload.files import save_figure
+from cxl_offload.files.picture import DPI
 from cxl_offload.profile.model import (
     BandwidthCurve,
     Estimate,
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _PANEL_INCHES = (8.0, 5.5)
-_DPI = 120
 _NAMES = {"load": "load", "store": "store", "nt_store": "non-temporal store", "copy": "copy"}
 
 
@@ -58,7 +58,7 @@ def _save(profile: Profile, picture: _Picture, file: Path) -> Path:
 
     width, height = _PANEL_INCHES
     panels = len(picture.panels)
-    figure = Figure(figsize=(width * (1 + 0.4 * (panels - 1)), height), dpi=_DPI)
+    figure = Figure(figsize=(width * (1 + 0.4 * (panels - 1)), height), dpi=DPI)
     figure.set_layout_engine("constrained")
     axes = figure.subplots(1, panels, squeeze=False)[0]
     for panel, draw in zip(axes, picture.panels, strict=True):

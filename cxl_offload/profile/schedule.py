@@ -10,6 +10,10 @@ Progress = Callable[[str, int, int], None]
 """Called with what is measured, how many steps are done and how many there are."""
 
 
+SETUP = 2.0
+"""Making a buffer takes about as long as two short measurements."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
     label: str

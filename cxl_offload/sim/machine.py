@@ -18,8 +18,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.sim.fabric import Fabric
 from cxl_offload.sim.trace import Engine
 from cxl_offload.topology import Access, Gpu, Link, Machine, NodeKind
-
-_NS = 1e-9
+from cxl_offload.units import NS
 
 Way = Literal["read", "write"]
 """What happens to a node's memory."""
@@ -135,7 +134,7 @@ class Rates:
             own_ns = (path.extra_latency_ns or 0.0) if path is not None else 0.0
             extra_ns = max(extra_ns, own_ns + self._fabric.latency_ns(str(node)))
         gpu_ns = self._fabric.latency_ns(gpu.name)
-        return (self._some_link().setup_s or 0.0) + (extra_ns + gpu_ns) * _NS
+        return (self._some_link().setup_s or 0.0) + (extra_ns + gpu_ns) * NS
 
     def latency_ns(self, node: int) -> float:
         """Idle latency of the initiator on a node, switches on the way included."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import save_figure
+from cxl_offload.files.picture import DPI
 from cxl_offload.sim.columns import Columns, Floats, Integers
 from cxl_offload.sim.timeline import Timeline
 from cxl_offload.units import GB, format_seconds
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _INCHES = (11.0, 6.0)
-_DPI = 120
 _MOST_BARS = 20_000
 _NODE_COLOURS = ("black", "#e6007e", "#008b8b", "#7a5c00", "#4b0082", "#7f0000")
 """Kinds of tensors have matplotlib's own, so no colour is both."""
@@ -66,7 +66,7 @@ def plot_timeline(
     window = _window(columns.step_of, first_step, steps)
     begin, end = timeline.starts_s[window].min(), timeline.ends_s[window].max()
     scale, unit = next((pair for pair in _SCALES if end - begin >= pair[0]), _SCALES[-1])
-    figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
+    figure = Figure(figsize=_INCHES, dpi=DPI, layout="constrained")
     bars, rates = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     _draw_queues(bars, timeline, columns, window, scale)
     _draw_nodes(rates, timeline, window, scale)

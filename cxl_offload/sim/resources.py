@@ -21,8 +21,7 @@ from cxl_offload.sim.fabric import Fabric
 from cxl_offload.sim.loaded import loaded_latency_ns
 from cxl_offload.sim.machine import Costs, Rates, Way
 from cxl_offload.topology import Machine
-
-_NS = 1e-9
+from cxl_offload.units import NS
 
 Demand = Mapping[int, float]
 """Resource number to seconds that one event alone would occupy it."""
@@ -189,7 +188,7 @@ class Resources:
             lines = self._engines.lines(mixed=is_mixed)
             if rows.any() and lines is not None:
                 latency_ns = self._latency_ns(nodes, on_node[rows], idle_ns, lines)
-                waited[rows] = (on_node[rows] * latency_ns).sum(axis=1) * _NS / (LINE_BYTES * lines)
+                waited[rows] = (on_node[rows] * latency_ns).sum(axis=1) * NS / (LINE_BYTES * lines)
         number, _ = self.rates.cost("lines", 1.0)
         charged[number] = waited
 

@@ -13,9 +13,8 @@ from dataclasses import replace
 from cxl_offload.topology.links import Gpu, Link
 from cxl_offload.topology.node import Node, NodeKind
 from cxl_offload.topology.sysfs import NODES, read_list
-from cxl_offload.topology.tree import Tree
+from cxl_offload.topology.tree import PCI_DEVICES, Tree
 
-_PCI = "/sys/bus/pci/devices"
 _VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD"}
 # PCI classes: VGA, 3D controller, other display controller, processing accelerator
 _CLASSES = {0x0300, 0x0302, 0x0380, 0x1200}
@@ -27,9 +26,9 @@ def read_gpus(tree: Tree, nodes: tuple[Node, ...]) -> tuple[Gpu, ...]:
     """GPUs in PCI order, named ``gpu0``, ``gpu1``, ..."""
     addresses = [
         address
-        for address in tree.names(_PCI, r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.\d")
-        if (tree.integer(f"{_PCI}/{address}/class", base=16) or 0) >> 8 in _CLASSES
-        and tree.integer(f"{_PCI}/{address}/vendor", base=16) in _VENDORS
+        for address in tree.names(PCI_DEVICES, r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.\d")
+        if (tree.integer(f"{PCI_DEVICES}/{address}/class", base=16) or 0) >> 8 in _CLASSES
+        and tree.integer(f"{PCI_DEVICES}/{address}/vendor", base=16) in _VENDORS
     ]
     return tuple(
         _read_gpu(tree, f"gpu{index}", address, nodes)
@@ -38,7 +37,7 @@ def read_gpus(tree: Tree, nodes: tuple[Node, ...]) -> tuple[Gpu, ...]:
 
 
 def _read_gpu(tree: Tree, name: str, address: str, nodes: tuple[Node, ...]) -> Gpu:
-    folder = f"{_PCI}/{address}"
+    folder = f"{PCI_DEVICES}/{address}"
     vendor = tree.integer(f"{folder}/vendor", base=16) or 0
     device = tree.integer(f"{folder}/device", base=16) or 0
     local_cpus = read_list(tree, f"{folder}/local_cpulist") or ()
@@ -66,7 +65,7 @@ def _model(tree: Tree, address: str, vendor: int, device: int) -> str:
     match = re.search(r"(?m)^Model:\s+(\S.*)$", information)
     if match:
         return match.group(1).strip()
-    product = tree.text(f"{_PCI}/{address}/product_name")
+    product = tree.text(f"{PCI_DEVICES}/{address}/product_name")
     return product or f"{_VENDORS[vendor]} {vendor:04x}:{device:04x}"
 
 
@@ -150,4 +149,4 @@ def mark_gpu_memory(tree: Tree, nodes: tuple[Node, ...], gpus: Iterable[Gpu]) ->
 
 
 def _is_nvidia(tree: Tree, gpu: Gpu) -> bool:
-    return tree.integer(f"{_PCI}/{gpu.pci_address}/vendor", base=16) == 0x10DE
+    return tree.integer(f"{PCI_DEVICES}/{gpu.pci_address}/vendor", base=16) == 0x10DE

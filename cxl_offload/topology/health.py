@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from cxl_offload.topology.model import Machine
 from cxl_offload.topology.node import Node
 from cxl_offload.topology.sysfs import NODES, base_page_bytes
-from cxl_offload.topology.tree import Tree
+from cxl_offload.topology.tree import PCI_DEVICES, Tree
 
 EDAC = "/sys/devices/system/edac/mc"
-PCI = "/sys/bus/pci/devices"
 _AER_TOTALS = {
     "correctable": "TOTAL_ERR_COR",
     "nonfatal": "TOTAL_ERR_NONFATAL",
@@ -56,7 +55,7 @@ class LostPages:
 
 @dataclass(frozen=True, slots=True)
 class CardErrors:
-    """Errors on the link of a card, as its PCI function has counted them (AER)."""
+    """Errors on the link of a card, as its PCI_DEVICES function has counted them (AER)."""
 
     address: str
     correctable: int
@@ -103,7 +102,7 @@ class NodeHealth:
     cards
         The cards behind a CXL node that count errors.
     uncounted
-        PCI addresses of those that do not.
+        PCI_DEVICES addresses of those that do not.
     """
 
     node: int
@@ -175,7 +174,7 @@ def _lost(tree: Tree, folder: str) -> LostPages | None:
 def _card(tree: Tree, address: str) -> CardErrors | None:
     counts = []
     for kind, total in _AER_TOTALS.items():
-        text = tree.text(f"{PCI}/{address}/aer_dev_{kind}")
+        text = tree.text(f"{PCI_DEVICES}/{address}/aer_dev_{kind}")
         found = re.search(rf"^{total} (\d+)$", text or "", re.MULTILINE)
         counts.append(int(found.group(1)) if found else None)
     if all(count is None for count in counts):

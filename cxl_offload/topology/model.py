@@ -47,6 +47,10 @@ TIER_NAMES = ("ldram", "rdram", "cxl", "hbm", "nvme")
 Variant = dict[str, str | int | bool]
 
 
+NO_PATH_DISTANCE = 255
+"""ACPI's distance between nodes without a path."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tier:
     """An ordered class of nodes, fastest first. ``nvme`` has none."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cxl_offload.topology.links import Access
-from cxl_offload.topology.model import TIER_NAMES, Limits, Machine, Tier
+from cxl_offload.topology.model import NO_PATH_DISTANCE, TIER_NAMES, Limits, Machine, Tier
 from cxl_offload.topology.node import Node, NodeKind
-
-_FAR = 255  # ACPI's distance for "no path"
 
 
 def choose_initiator(nodes: tuple[Node, ...], limits: Limits) -> int:
@@ -37,7 +35,7 @@ def assign_tiers(
     latency = {a.target: a.read_latency_ns for a in accesses if a.initiator == initiator}
 
     def nearness(node: Node) -> tuple[int, float, int]:
-        distance = distances.get(initiator, {}).get(node.id, _FAR)
+        distance = distances.get(initiator, {}).get(node.id, NO_PATH_DISTANCE)
         return (distance, latency.get(node.id) or float("inf"), node.id)
 
     members: dict[str, list[Node]] = {name: [] for name in TIER_NAMES}

@@ -10,6 +10,8 @@ import os
 import re
 from pathlib import Path
 
+PCI_DEVICES = "/sys/bus/pci/devices"
+
 _INTEGER = re.compile(r"-?[0-9]+")
 
 

@@ -19,7 +19,7 @@ from cxl_offload import _C
 from cxl_offload.memory import Bind, Session
 from cxl_offload.renamed import renamed_keywords
 
-_ALIGNMENT = 16
+ALIGNMENT = 16
 
 Addresses: TypeAlias = "Sequence[int] | NDArray[np.uint64]"
 
@@ -149,8 +149,8 @@ class BlockCopier:
                 stream=stream,
             )
             return
-        aligned = block_bytes % _ALIGNMENT == 0 and not any(
-            (addresses % _ALIGNMENT).any() for addresses in (origin, to)
+        aligned = block_bytes % ALIGNMENT == 0 and not any(
+            (addresses % ALIGNMENT).any() for addresses in (origin, to)
         )
         with self._lists.kept(targets=to, sources=origin, stream=stream) as (first, second):
             self._kernels.copy_blocks(

@@ -24,6 +24,7 @@ from cxl_offload.files import decode_json, encode, read_text, write_text
 from cxl_offload.memory.bounds import quoted, whole_number
 from cxl_offload.memory.copies import has_copies
 from cxl_offload.topology import Machine
+from cxl_offload.topology.model import NO_PATH_DISTANCE
 from cxl_offload.transfer.blocks import Addresses
 from cxl_offload.transfer.strided import StridedTensor, check_bytes, may_share_memory
 
@@ -72,7 +73,7 @@ def cpus_near(machine: Machine, node: int) -> list[int]:
     distances = machine.distances.get(node, {})
 
     def distance(other: int) -> int:
-        return 0 if other == node else distances.get(other, 255)
+        return 0 if other == node else distances.get(other, NO_PATH_DISTANCE)
 
     for each in sorted(machine.nodes, key=lambda candidate: distance(candidate.id)):
         near = sorted(allowed.intersection(each.cpus))

@@ -13,8 +13,9 @@ import numpy as np
 
 from cxl_offload import _C
 from cxl_offload.memory import Session
+from cxl_offload.plan.kv_types import GROUP
 from cxl_offload.renamed import renamed_keywords
-from cxl_offload.transfer.blocks import Addresses, AddressLists, load_kernels
+from cxl_offload.transfer.blocks import ALIGNMENT, Addresses, AddressLists, load_kernels
 
 CodeName = Literal["int4", "fp8"]
 ElementName = Literal["float16", "bfloat16", "float32"]
@@ -25,7 +26,6 @@ _ELEMENTS = {
     "bfloat16": _C.Element.bfloat16,
     "float32": _C.Element.float32,
 }
-_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PackedFormat:
 
     code: CodeName
     element: ElementName = "float16"
-    group_elements: int = 64
+    group_elements: int = GROUP
 
     def __post_init__(self) -> None:
         if self.code not in _CODES:
@@ -151,8 +151,8 @@ class BlockPacker:
         self._layout.packed_bytes(elements)
         if len(sources) == 0 or elements == 0:
             return
-        if (np.asarray(packed, dtype=np.uint64) % _ALIGNMENT).any():
-            raise ValueError(f"a packed block must begin at a multiple of {_ALIGNMENT}")
+        if (np.asarray(packed, dtype=np.uint64) % ALIGNMENT).any():
+            raise ValueError(f"a packed block must begin at a multiple of {ALIGNMENT}")
         with self._lists.kept(targets=targets, sources=sources, stream=stream) as (first, second):
             self._kernels.pack_blocks(
                 self._layout.core(),

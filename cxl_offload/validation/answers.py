@@ -10,6 +10,9 @@ from cxl_offload.topology import load_machine
 from cxl_offload.validation.inputs import Inputs
 from cxl_offload.validation.scoring import Predicted
 
+HALF_PRECISION_BYTES = 2
+"""Of a weight; gradients leave and parameters return so too."""
+
 LLM_SHAPE = ("params", "layers", "width", "heads", "kv_heads")
 """Keys of ``llm``."""
 

@@ -11,6 +11,7 @@ from cxl_offload.plan.vllm import offload as vllm_offload
 from cxl_offload.units import GB, GIB
 from cxl_offload.validation import flexgen_search, footprint
 from cxl_offload.validation.answers import (
+    HALF_PRECISION_BYTES,
     LLM_KEYS,
     LLM_SHAPE,
     Answer,
@@ -25,8 +26,6 @@ from cxl_offload.validation.flexgen_shape import (
 )
 from cxl_offload.validation.inputs import Inputs
 from cxl_offload.validation.pages import spread_evenly
-
-HALF_PRECISION_BYTES = 2
 
 
 def _shape(inputs: Inputs) -> footprint.LlmShape:

@@ -20,13 +20,10 @@ from cxl_offload.plan.equations.interleave import (
     mean_latency_ns,
     shares_of_weights,
 )
+from cxl_offload.plan.training.zero_offload import PREFETCH_SPAN_BYTES
 
 Access = Literal["read", "write"]
 Pattern = Literal["sequential", "strided", "indexed", "scatter"]
-
-PREFETCH_STRIDE_BYTES = 4096
-"""Strides of a page and more leave the hardware prefetchers behind (Wang et al., Hitchhiker's
-Guide, Observation 12: L2 streams within 4 KiB)."""
 
 TIE = 1e-9
 """Relative gain below which a mix only ties with fewer CXL pages."""
@@ -113,7 +110,7 @@ def prefetchable(loop: Loop) -> bool:
     """
     if not loop.prefetch or loop.pattern in ("indexed", "scatter"):
         return False
-    return loop.pattern == "sequential" or loop.stride_bytes < PREFETCH_STRIDE_BYTES
+    return loop.pattern == "sequential" or loop.stride_bytes < PREFETCH_SPAN_BYTES
 
 
 def miss_fraction(loop: Loop, cache_bytes: float) -> float:

@@ -14,6 +14,7 @@ from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.plan.transformers.plan import TransformersRequest, plan_transformers
+from cxl_offload.plan.vllm.defaults import MOST_RUNNING
 from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
 from cxl_offload.topology import load_machine
 from cxl_offload.units import GIB
@@ -86,7 +87,7 @@ def _transformers(inputs: Inputs) -> Plan:
 
 
 def _vllm(inputs: Inputs) -> Plan:
-    most = inputs.integer("max_num_seqs", low=1, default=256)
+    most = inputs.integer("max_num_seqs", low=1, default=MOST_RUNNING)
     return plan_vllm(VllmRequest(**_served(inputs), most_sequences=most))
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cxl_offload.plan.equations import copies
+from cxl_offload.plan.equations.adam_bytes import OPTIMIZER_BYTES_PER_PARAM
 from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
 from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.plan.training import zero_offload
 from cxl_offload.units import GB, GIB
-from cxl_offload.validation.answers import Answer, PublicModel, machine_numbers
+from cxl_offload.validation.answers import (
+    HALF_PRECISION_BYTES,
+    Answer,
+    PublicModel,
+    machine_numbers,
+)
 from cxl_offload.validation.inputs import Inputs
-
-HALF_PRECISION_BYTES = 2
-"""Gradients leave and parameters return in half precision."""
 
 BUCKET_ELEMENTS = 5e8
 """Elements a copy: DeepSpeed's default reduce_bucket_size."""
@@ -87,7 +90,7 @@ def interleaved_step(
     shares = [1.0 / len(tiers)] * len(tiers)
     local = numbers.latencies_ns(["ldram", *tiers])
     optimizer = zero_offload.optimizer_seconds(
-        training.params * zero_offload.OPTIMIZER_BYTES_PER_PARAM,
+        training.params * OPTIMIZER_BYTES_PER_PARAM,
         cpu_bytes_per_s=training.optimizer_bytes_per_s,
         cores=numbers.cores(),
         bandwidth_bytes_per_s=[numbers.read_bytes_per_s(tier) for tier in tiers],

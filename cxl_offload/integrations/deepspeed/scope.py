@@ -30,13 +30,13 @@ from cxl_offload.integrations.deepspeed.phases import PhasedEngine
 from cxl_offload.integrations.deepspeed.store import Store
 from cxl_offload.integrations.deepspeed.tuning import TunedEngine, state_of_rank
 from cxl_offload.memory import Pages, Session, chosen_session, current_session
+from cxl_offload.plan.environment import PLAN_VARIABLE
 from cxl_offload.ranks import RankShare, share_machine
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine
 from cxl_offload.tune.options import Signal, read_tuning
 
 _LOG = logging.getLogger("cxl_offload.integrations.deepspeed")
-SETTING = "CXL_OFFLOAD_PLAN"
 
 
 class Placed:
@@ -257,7 +257,7 @@ def start_from_environment(
     ConfigError, ValueError
         The variable is no plan and no policy on this machine.
     """
-    text = os.environ.get(SETTING)
+    text = os.environ.get(PLAN_VARIABLE)
     if text is None:
         return False
     capture = installed()
@@ -270,7 +270,9 @@ def start_from_environment(
             known.add(module)
             _show_information()
             if capture.follows(module):
-                _LOG.warning("%s: the script places its engine itself and keeps doing so", SETTING)
+                _LOG.warning(
+                    "%s: the script places its engine itself and keeps doing so", PLAN_VARIABLE
+                )
                 placed, attached = True, None
             else:
                 attached = _attach(module, store(), capture)

@@ -32,6 +32,7 @@ from cxl_offload.objects.kind_store import Part
 from cxl_offload.plan.flexgen.layout import weight_homes
 from cxl_offload.renamed import old_names
 from cxl_offload.topology import Machine, Tier
+from cxl_offload.topology.model import NO_PATH_DISTANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,9 @@ def _nearest(machine: Machine) -> Policy:
     """What first touch comes to where memory is pinned, which touches it at once."""
     distances = machine.distances.get(machine.initiator, {})
     nodes = [node.id for node in machine.usable_nodes()]
-    first = min(nodes, key=lambda node: (node != machine.initiator, distances.get(node, 255)))
+    first = min(
+        nodes, key=lambda node: (node != machine.initiator, distances.get(node, NO_PATH_DISTANCE))
+    )
     return Preferred((first,))
 
 

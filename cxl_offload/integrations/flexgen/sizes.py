@@ -14,10 +14,11 @@ from cxl_offload.integrations.flexgen.homes import FlexGenHomes
 from cxl_offload.integrations.flexgen.request import FlexGenRun
 from cxl_offload.objects.kind_store import Part
 from cxl_offload.plan.flexgen.layout import TensorSizes, opt_groups
+from cxl_offload.plan.kv_types import GROUP
 from cxl_offload.renamed import old_names
 
-COMPRESS_WEIGHTS = CompressionConfig(num_bits=4, group_size=64, group_dim=0, symmetric=False)
-COMPRESS_KV = CompressionConfig(num_bits=4, group_size=64, group_dim=2, symmetric=False)
+COMPRESS_WEIGHTS = CompressionConfig(num_bits=4, group_size=GROUP, group_dim=0, symmetric=False)
+COMPRESS_KV = CompressionConfig(num_bits=4, group_size=GROUP, group_dim=2, symmetric=False)
 """As FlexGen's own command line sets them."""
 
 

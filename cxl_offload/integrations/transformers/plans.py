@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.compute_device import ON_ACCELERATOR
 from cxl_offload.integrations.transformers.room import KeptAs, kept_as
 from cxl_offload.memory import PolicyLike
 from cxl_offload.plan.plan_file import Plan, load_plan
-
-_ON_ACCELERATOR = "gpu"
 
 Asked = Mapping[str, PolicyLike] | Plan | str | Path
 """Policies by kind, a plan, or the file of one."""
@@ -38,7 +37,7 @@ def policies_of(plan: Plan) -> dict[str, str]:
             f"a plan for {plan.executor} on {plan.machine}: transformers run one that "
             "`cxl-offload plan inference --executor transformers` makes"
         )
-    kept = {kind: text for kind, text in plan.policies.items() if text != _ON_ACCELERATOR}
+    kept = {kind: text for kind, text in plan.policies.items() if text != ON_ACCELERATOR}
     if not kept:
         raise ConfigError(
             f"a plan that keeps all of {plan.model} on the accelerator: run it without offload()"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from cxl_offload.integrations.vllm.kv_plugin import TIER_TYPE
 from cxl_offload.integrations.vllm.kv_read import (
@@ -23,6 +23,7 @@ from cxl_offload.integrations.vllm.kv_read import (
 from cxl_offload.integrations.vllm.kv_room import SHARED_PAGES, check_kept, check_tier
 from cxl_offload.kept import takes_policy, why_not_placed
 from cxl_offload.memory import Dax, Pages, Policy, Session
+from cxl_offload.memory.rules import PAGES
 from cxl_offload.memory.shared import SHARED_ROOT
 from cxl_offload.topology import Machine
 from cxl_offload.tune import NewRegions
@@ -31,7 +32,6 @@ from cxl_offload.units import format_bytes
 EVICTION_POLICIES = ("lru", "arc", "cost")
 """vLLM's own two, and that of :mod:`~cxl_offload.integrations.vllm.kv_eviction`."""
 
-PAGES = get_args(Pages)
 PENDING_BYTES = 256 << 20
 """Of copies to the cold tier that may wait; a fraction of a second of what a CXL card writes."""
 

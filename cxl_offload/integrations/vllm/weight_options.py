@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import hint
@@ -16,6 +16,7 @@ from cxl_offload.integrations.vllm.old_policies import (
     whole_policy,
 )
 from cxl_offload.memory import Pages, known_policy
+from cxl_offload.memory.rules import PAGES
 from cxl_offload.objects.weight_kinds import KINDS, OUTSIDE_LAYERS, kind_of, matches
 from cxl_offload.topology import Machine
 from cxl_offload.tune import NewRegions
@@ -37,7 +38,6 @@ _KEYS = (
 _OLD_KEYS = ("weight_nodes", "weight_placement")
 _SAY_WHERE = ("weight_nodes", "weight_policy", "weight_placement")
 _NEW = ("weight_policy",)
-_PAGES = get_args(Pages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +118,8 @@ def read_weight_options(
     if not section:
         return None
     pages = section.get("weight_pages", "base")
-    if pages not in _PAGES:
-        raise _refused(f"weight_pages {pages!r}: must be one of {', '.join(_PAGES)}")
+    if pages not in PAGES:
+        raise _refused(f"weight_pages {pages!r}: must be one of {', '.join(PAGES)}")
     strict = section.get("weight_strict", True)
     if not isinstance(strict, bool):
         raise _refused(f"weight_strict {strict!r}: must be true or false")

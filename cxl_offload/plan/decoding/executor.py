@@ -12,13 +12,14 @@ from cxl_offload.plan.decoding.phases import Block, Phases
 from cxl_offload.plan.decoding.sizes import Sizes
 from cxl_offload.plan.decoding.trace import cpu_engines, planned_trace
 from cxl_offload.plan.executor import Candidate, Executor
-from cxl_offload.plan.hardware import GPU_USABLE, Hardware
+from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.lack_of_room import rooms_in_words, weights_lack_room
 from cxl_offload.plan.plan_file import PhaseEstimate, phase_estimate
 from cxl_offload.plan.planned_machine import at_decoding_rates
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.request import PlanRequest
 from cxl_offload.plan.thread_counts import threads_by_node
+from cxl_offload.plan.usable import GPU_USABLE
 from cxl_offload.units import format_bytes
 
 

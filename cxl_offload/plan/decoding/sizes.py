@@ -6,6 +6,12 @@ from typing import Protocol
 
 from cxl_offload.plan.decoding.engine import EngineRates, RowCosts
 
+MOST_SEQUENCES = 8192
+"""Largest block that is searched; all of its rows are prepared before the first token."""
+
+CYCLES = 8
+"""Cycles of a stripe in the tensor that a granule is chosen for: so many stripe it well."""
+
 
 class Sizes(Protocol):
     """What the equations need of a model and its lengths; ``params`` are those a token meets."""

@@ -34,7 +34,8 @@ def cpu_engines(machine: Machine, engine: EngineRates) -> Engines:
     return Engines(cpu_flops_per_s=max(1, cores) * engine.attention_flops_per_core)
 
 
-_COPIES = "copies"
+COPIES = "copies"
+"""The class of the kinds that each socket has a copy of."""
 """Kind of tensor of weights that each socket has a copy of, and reads near it."""
 
 
@@ -124,7 +125,7 @@ def _of_sockets(event: Event, hardware: Hardware) -> Iterator[Event]:
     sockets = hardware.sockets
 
     def part(nbytes: Mapping[int, int], socket: Socket, share: float) -> dict[int, int]:
-        if event.tensor_kind == _COPIES:
+        if event.tensor_kind == COPIES:
             return {node: count for node, count in nbytes.items() if node == socket.node}
         return {node: round(count * share) for node, count in nbytes.items()}
 
@@ -282,7 +283,7 @@ def _products(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer
         trace.append(Event("decode", step, "compute", "cpu", "weights", read, {}, 0, done))
     if read := dict(layer.near_copies):
         done = flops + _paced(run, read, engine.products_share, near=True)
-        trace.append(Event("decode", step, "compute", "cpu", _COPIES, read, {}, 0, done))
+        trace.append(Event("decode", step, "compute", "cpu", COPIES, read, {}, 0, done))
 
 
 def _attention(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: _Layer) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cxl_offload.core import BASE_PAGE_BYTES, HUGE_PAGE_BYTES
 from cxl_offload.plan.decoding.phases import Block, Phases, phases_of_block
+from cxl_offload.plan.decoding.sizes import CYCLES
 from cxl_offload.plan.equations.interleave import shares_of_weights
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
@@ -19,8 +20,6 @@ from cxl_offload.plan.flexgen.layout import weight_middles
 from cxl_offload.plan.hardware import Hardware
 
 _PAGES_BESIDE, _PAGES_A_BATCH = 16, 2
-_CYCLES = 8
-"""Cycles of a stripe in the smallest tensor that must be striped well."""
 
 Stripe = tuple[int, ...]
 """Interleave weights, one a tier of the hardware; 0 leaves it out."""
@@ -99,7 +98,7 @@ def segments(hardware: Hardware, stripe: Stripe | None) -> tuple[Stripe, ...]:
 
 def granule_bytes(smallest_tensor: int, stripe: Stripe) -> int | None:
     """A granule that spreads a tensor over the stripe, or None where it is too small for one."""
-    room = smallest_tensor // (sum(stripe) * _CYCLES)
+    room = smallest_tensor // (sum(stripe) * CYCLES)
     return (
         None
         if room < BASE_PAGE_BYTES

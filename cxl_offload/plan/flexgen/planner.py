@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from cxl_offload.plan.decoding.phases import Phases
+from cxl_offload.plan.decoding.sizes import MOST_SEQUENCES
 from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.plan.flexgen.bound import Array, least_seconds, most_sequences
 from cxl_offload.plan.flexgen.choice import (
@@ -35,9 +36,6 @@ from cxl_offload.renamed import old_names
 
 GPU_BATCHES = (1, 2, 3, 4, 8, 16, 32, 64)
 """GPU batch sizes that FlexGen's own search walks."""
-
-MOST_SEQUENCES = 8192
-"""Largest block that is searched; FlexGen prepares all of its rows before the first token."""
 
 _STRIPE_TOTAL = 16
 """Sum of interleave weights: steps of 6 % are finer than bandwidths are known."""

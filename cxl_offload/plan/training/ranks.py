@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.equations.collectives import ring_seconds
+from cxl_offload.plan.gpu import MOST_GPUS
 from cxl_offload.plan.replay_check import NOT_SIMULATED
 
-MOST_GPUS = 64
 MOST_HOSTS = 10_000
 
 

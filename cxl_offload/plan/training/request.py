@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.hardware import GPU_USABLE
 from cxl_offload.plan.request import PlanRequest
 from cxl_offload.plan.training.job import Stage
 from cxl_offload.plan.training.ranks import ONE_GPU, Ranks
+from cxl_offload.plan.usable import GPU_USABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

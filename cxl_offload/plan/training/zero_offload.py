@@ -11,14 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cxl_offload.plan.equations.adam_bytes import HOST_BYTES_PER_PARAM
 from cxl_offload.plan.equations.interleave import bandwidth_bound, mean_latency_ns
 from cxl_offload.plan.exact import exact
-
-HOST_BYTES_PER_PARAM = 16
-"""fp32 parameter, gradient, momentum and variance."""
-
-OPTIMIZER_BYTES_PER_PARAM = 28
-"""Memory traffic of one AdamW update in fp32: four values read, three written."""
+from cxl_offload.renamed import old_names
 
 PREFETCH_SPAN_BYTES = 4096
 """Hardware prefetchers do not cross a 4 KiB page (Wang et al., Hitchhiker's Guide, Observation
@@ -128,3 +124,6 @@ def optimizer_seconds(
     exposed_s = nbytes / PREFETCH_SPAN_BYTES * max(0.0, extra_ns) * 1e-9 / cores
     on_cpu = nbytes / cpu_bytes_per_s + exposed_s
     return max(on_cpu, nbytes / bandwidth_bound(bandwidth_bytes_per_s, shares))
+
+
+__getattr__ = old_names(__name__)

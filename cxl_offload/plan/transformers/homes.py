@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from cxl_offload.core import BASE_PAGE_BYTES, HUGE_PAGE_BYTES
 from cxl_offload.plan.decoding.phases import Block
+from cxl_offload.plan.decoding.sizes import CYCLES
+from cxl_offload.plan.decoding.trace import COPIES
 from cxl_offload.plan.equations.interleave import shares_of_weights
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.hardware import Hardware
@@ -19,14 +21,8 @@ from cxl_offload.plan.transformers.job import DecoderJob
 from cxl_offload.plan.transformers.layout import Layout
 from cxl_offload.plan.transformers.program import ACT, IDLE, KV, ON_CPU, STREAMED, Shares
 
-COPIES = "copies"
-"""The class of the kinds that each socket has a copy of."""
-
 _MOVES = 60
 """Times that percents move to where there is room before a plan of fewer sequences is tried."""
-
-_CYCLES = 8
-"""Cycles of a stripe in the tensor that a granule is chosen for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +78,7 @@ def percents(shares: Sequence[float]) -> tuple[int, ...]:
 def _granule(parts: Sequence[int], tensor_bytes: int) -> int:
     """Bytes that stay together: pages, several cycles of them in a tensor where it is large."""
     cycle = sum(parts) // math.gcd(*parts)
-    pages = tensor_bytes // (cycle * _CYCLES) // BASE_PAGE_BYTES
+    pages = tensor_bytes // (cycle * CYCLES) // BASE_PAGE_BYTES
     return min(max(1, pages) * BASE_PAGE_BYTES, HUGE_PAGE_BYTES)
 
 

@@ -11,14 +11,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cxl_offload.plan.decoding.sizes import MOST_SEQUENCES
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.transformers.job import EMBEDDING, DecoderJob
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of one accelerator batch to try; each is more than a layer's weights need to be read for."""
-
-MOST_SEQUENCES = 8192
-"""Largest block that is searched."""
 
 COPIED_ROWS = 64
 """Rows up to which the package's kernel computes linear layers, which alone reads copies near its

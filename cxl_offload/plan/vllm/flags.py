@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.gpu import MOST_GPUS
 from cxl_offload.plan.plan_file import Plan
-from cxl_offload.plan.vllm.tensor_parallel import MOST_GPUS
 from cxl_offload.renamed import old_names
 from cxl_offload.units import GIB
 

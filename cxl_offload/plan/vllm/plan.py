@@ -23,6 +23,7 @@ from cxl_offload.plan.plan_file import Batch, ErrorEstimate, PhaseEstimate, Plan
 from cxl_offload.plan.planned_machine import at_decoding_rates
 from cxl_offload.plan.replay_check import NOT_SIMULATED, Replay
 from cxl_offload.plan.request import PlanRequest, check_lengths
+from cxl_offload.plan.vllm.defaults import GPU_UTILIZATION, KV_BLOCK_TOKENS, MOST_RUNNING
 from cxl_offload.plan.vllm.flags import offload_flags
 from cxl_offload.plan.vllm.offload import (
     WeightOffload,
@@ -40,14 +41,8 @@ from cxl_offload.plan.vllm.trace import planned_step
 from cxl_offload.sim import Engines
 from cxl_offload.units import format_bytes
 
-GPU_UTILIZATION = 0.9
-"""vLLM's default for ``--gpu-memory-utilization``."""
-
 GPU_RESERVED = 2 << 30
 """GPU memory of activations, workspaces and graphs. Assumed; vLLM measures it when it starts."""
-
-KV_BLOCK_TOKENS = 16
-"""vLLM's default block of the KV cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +66,7 @@ class VllmRequest(PlanRequest):
     generated: int
     model_name: str
     kv_host_bytes: int = 0
-    most_sequences: int = 256
+    most_sequences: int = MOST_RUNNING
     gpus: int = 1
     gpu_reserved_bytes: int = GPU_RESERVED
     gpu_usable: float = GPU_UTILIZATION

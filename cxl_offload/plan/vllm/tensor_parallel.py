@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.equations.collectives import all_reduce_seconds
+from cxl_offload.plan.gpu import MOST_GPUS
 from cxl_offload.plan.model.config import ModelConfig
 
-MOST_GPUS = 64
 _SUMS_A_LAYER = 2
 _ELEMENT_BYTES = 2
 """Of hidden states, which are computed in 16 bits."""

@@ -17,7 +17,9 @@ Part = Literal["latency", "bandwidth", "loaded", "mixes", "pages", "copies"]
 _ALL_PARTS: tuple[Part, ...] = ("latency", "bandwidth", "loaded", "mixes", "pages", "copies")
 
 _LEAST_BYTES = 4 * MIB
-_ASSUMED_CACHE_BYTES = 64 * MIB
+ASSUMED_CACHE_BYTES = 64 * MIB
+"""Of the last level, where the machine does not say."""
+
 _BYTES_PER_THREAD = 16 * MIB
 
 
@@ -112,9 +114,9 @@ def choose_sizes(
         if initiator.llc_bytes is None:
             notes.append(
                 f"the last-level cache of node {initiator.id} is not known; "
-                f"{format_bytes(_ASSUMED_CACHE_BYTES)} assumed"
+                f"{format_bytes(ASSUMED_CACHE_BYTES)} assumed"
             )
-        cache = initiator.llc_bytes or _ASSUMED_CACHE_BYTES
+        cache = initiator.llc_bytes or ASSUMED_CACHE_BYTES
         wanted = max(effort.cache_multiple * cache, threads * _BYTES_PER_THREAD)
         wanted = min(wanted, effort.largest_bytes)
     free = node.capacity_bytes if node.free_bytes is None else node.free_bytes

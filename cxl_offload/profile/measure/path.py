@@ -21,11 +21,8 @@ from cxl_offload.profile.model import (
     Pages,
     PathProfile,
 )
-from cxl_offload.profile.schedule import Schedule
+from cxl_offload.profile.schedule import SETUP, Schedule
 from cxl_offload.topology import Node
-
-_SETUP = 2.0
-"""Making a buffer takes about as long as two short measurements."""
 
 
 class PathProbe:
@@ -162,7 +159,7 @@ class PathProbe:
                 Latency(pages=pages, working_set_bytes=chain.nbytes, latency_ns=found)
             )
 
-        schedule.add(self._label(f"idle latency, {pages} pages"), run, setup=_SETUP)
+        schedule.add(self._label(f"idle latency, {pages} pages"), run, setup=SETUP)
 
     def _plan_curves(self, schedule: Schedule) -> None:
         counts = thread_counts(self._order, few=self._effort.few_threads)
@@ -189,7 +186,7 @@ class PathProbe:
         first = kind == "load" and pages not in self._planned
         self._planned.add(pages)
         label = self._label(f"{kind}, {threads} threads, {pages} pages")
-        schedule.add(label, run, setup=_SETUP if first else 0.0)
+        schedule.add(label, run, setup=SETUP if first else 0.0)
 
     def _plan_loaded(self, schedule: Schedule) -> None:
         cpus = self._order.cpus[: self._order.cores]

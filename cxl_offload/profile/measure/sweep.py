@@ -14,9 +14,8 @@ from cxl_offload.profile.measure.effort import Effort
 from cxl_offload.profile.measure.findings import Findings
 from cxl_offload.profile.measure.probe import Allocator, Quality
 from cxl_offload.profile.model import InterleavePoint, InterleaveSweep
-from cxl_offload.profile.schedule import Schedule
+from cxl_offload.profile.schedule import SETUP, Schedule
 
-_SETUP = 2.0
 _PARTS = {2: 10, 3: 5, 4: 4}
 _PARTS_OF_MANY = 3
 
@@ -74,7 +73,7 @@ class SweepProbe:
             schedule.add(
                 f"CPUs of node {self._initiator} on nodes {nodes} interleaved {text}",
                 partial(self._measure, weights),
-                setup=_SETUP,
+                setup=SETUP,
             )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cxl_offload.ops.adam import adam_step
-from cxl_offload.plan.training.zero_offload import (
+from cxl_offload.plan.equations.adam_bytes import (
     HOST_BYTES_PER_PARAM,
     OPTIMIZER_BYTES_PER_PARAM,
 )

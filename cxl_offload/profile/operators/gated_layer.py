@@ -39,7 +39,7 @@ _VISITS, _FIRST = 24, 4
 """Layers that are timed with a number of rows, after some that are not."""
 
 _LOGITS, _PROMPT_VISITS = 4, 8
-_LEAST_S = 1e-9
+LEAST_S = 1e-9
 
 
 def inner_of(width: int) -> int:
@@ -220,7 +220,7 @@ def _prompt(watch: Stopwatch, visits: Iterator[GatedLayer], width: int, prompts:
 
 def _keep(samples: Samples, watch: Stopwatch) -> None:
     for label, taken in watch.seconds.items():
-        samples[label].append(max(taken, _LEAST_S))
+        samples[label].append(max(taken, LEAST_S))
 
 
 def _logits(watch: Stopwatch, rows: int) -> None:

@@ -33,7 +33,7 @@ from cxl_offload.profile.operators.decoder_layer import (
     Stopwatch,
 )
 from cxl_offload.profile.operators.framework_code import FrameworkCode, copies_of_the_code
-from cxl_offload.profile.operators.gated_layer import measure_gated
+from cxl_offload.profile.operators.gated_layer import LEAST_S, measure_gated
 from cxl_offload.profile.operators.model import (
     CacheOperator,
     CachePoint,
@@ -59,7 +59,6 @@ _PIECES = 10
 _LEAST_VISITS, _FIRST_VISITS = 16, 2
 """Least layers that are timed after some that are not, with either attention in turns."""
 
-_LEAST_S = 1e-9
 Engine = Literal["flexgen", "transformers"]
 Samples = Mapping[Label, Sequence[float]]
 
@@ -234,4 +233,4 @@ def _caches(rows: int, hidden: int, device: torch.device, most: int, ring: int) 
 
 
 def _each(samples: Sequence[float], count: int) -> Estimate:
-    return estimate([max(taken, _LEAST_S) / count for taken in samples])
+    return estimate([max(taken, LEAST_S) / count for taken in samples])

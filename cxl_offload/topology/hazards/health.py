@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cxl_offload.topology.hazards.model import Hazard, Scene
-from cxl_offload.topology.health import EDAC, PCI, lost_pages_folder
+from cxl_offload.topology.health import EDAC, lost_pages_folder
+from cxl_offload.topology.tree import PCI_DEVICES
 from cxl_offload.units import format_bytes
 
 
@@ -78,7 +79,7 @@ def _links_of_cards(scene: Scene) -> Iterator[Hazard]:
                 "corrected ones are sent again and cost bandwidth; others may take the card, and "
                 "all memory of its node, away",
                 "cxl list -M --media-errors  # look at the slot, the riser and the card's firmware",
-                f"{PCI}/{card.address}/aer_dev_*; "
+                f"{PCI_DEVICES}/{card.address}/aer_dev_*; "
                 "Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats",
             )
 
