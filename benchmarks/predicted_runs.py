@@ -22,7 +22,7 @@ from cxl_offload.integrations.transformers import offload
 from cxl_offload.plan.flexgen.decode_time import decode_time
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.transformers.plan import Transformers, TransformersRequest
-from cxl_offload.profile.operators.measure import Engine
+from cxl_offload.profile.operators.measure import LayerEngine
 from cxl_offload.profile.operators.model import OperatorProfile
 from cxl_offload.topology import Machine
 
@@ -43,7 +43,7 @@ class Predicted:
 class Operators:
     """What a prediction needs measured: as ``measure_operators`` takes it."""
 
-    only: Engine
+    only: LayerEngine
     rows: Sequence[int]
 
 

@@ -10,10 +10,10 @@ import logging
 
 EVENTS = logging.getLogger("cxl_offload.events")
 
-Field = str | int | float | None
+EventValue = str | int | float | None
 
 
-def tell(event: str, **fields: Field) -> None:
+def tell(event: str, **fields: EventValue) -> None:
     """Logs an event; without a listener it costs one comparison.
 
     Parameters

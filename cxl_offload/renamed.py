@@ -104,6 +104,25 @@ RENAMED = {
     "cxl_offload.sim.workload.Placed": "cxl_offload.sim.workload.PlacedBytes",
     "cxl_offload.transfer.Link": "cxl_offload.transfer.CopyLink",
     "cxl_offload.transfer.engine.Link": "cxl_offload.transfer.CopyLink",
+    # one alias, one name
+    "cxl_offload.integrations.flexgen.copies.Way": (
+        "cxl_offload.integrations.flexgen.copies.CopyWay"
+    ),
+    "cxl_offload.ops.attention_arguments.Cache": "cxl_offload.ops.attention_arguments.CacheLike",
+    "cxl_offload.ops.attention_arguments.Lengths": (
+        "cxl_offload.ops.attention_arguments.SequenceLengths"
+    ),
+    "cxl_offload.plan.flexgen.planner.Interleave": "cxl_offload.plan.flexgen.planner.StripeWish",
+    "cxl_offload.plan.equations.tco.Form": "cxl_offload.plan.equations.tco.TcoForm",
+    "cxl_offload.plan.model.config.Family": "cxl_offload.plan.model.config.ModelFamily",
+    "cxl_offload.profile.copies.Direction": "cxl_offload.profile.copies.CopyDirection",
+    "cxl_offload.profile.curves.Kind": "cxl_offload.profile.curves.LoopKind",
+    "cxl_offload.profile.measure.effort.Part": "cxl_offload.profile.measure.effort.PathPart",
+    "cxl_offload.profile.model.Kind": "cxl_offload.profile.model.LoopKind",
+    "cxl_offload.profile.model.Mode": "cxl_offload.profile.model.MeasureMode",
+    "cxl_offload.sim.machine.Way": "cxl_offload.sim.machine.ReadOrWrite",
+    "cxl_offload.plan.laws.mixed_tier.Access": "cxl_offload.sim.machine.ReadOrWrite",
+    "cxl_offload.plan.laws.tco.Form": "cxl_offload.plan.equations.tco.TcoForm",
     # files
     "cxl_offload.profile.codec": "cxl_offload.files.codec",
     "cxl_offload.topology.document": "cxl_offload.files.document",

@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"profile", "profile.operators.model", "sim"},
     {"topology"},
     {"configs", "core", "files"},
-    {"units", "errors", "events", "lazy"},
+    {"arrays", "units", "errors", "events", "lazy"},
     {"renamed"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -13,11 +13,11 @@ _STDOUT = "-"
 _MODEL_FILES = ("config.json", "tokenizer*", "*.safetensors*")
 """Of a folder that is read."""
 
-Named = Mapping[str, "str | Path | None"]
+NamedFiles = Mapping[str, "str | Path | None"]
 """Files by the option that names them; None where it was not given."""
 
 
-def check_outputs(written: Named, read: Named | None = None) -> None:
+def check_outputs(written: NamedFiles, read: NamedFiles | None = None) -> None:
     """Refuses files that could not be written, and those that would replace something of use.
 
     Parameters

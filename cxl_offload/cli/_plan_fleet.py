@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cxl_offload.cli._options import MACHINE, AsJson, names
-from cxl_offload.cli._plan_inputs import AddedMemory, GpuName, MachineName, ModelName, read_machine
+from cxl_offload.cli._plan_inputs import (
+    AddedMemory,
+    GpuOnPaper,
+    MachineName,
+    ModelName,
+    read_machine,
+)
 from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_table import NONE, console_of, show, table
 from cxl_offload.cli._run_report import write_json
@@ -41,7 +47,7 @@ def fleet(
     ],
     machine: MachineName = None,
     add: AddedMemory = None,
-    gpu: GpuName = None,
+    gpu: GpuOnPaper = None,
     trace: Annotated[
         Path | None,
         typer.Option(

@@ -17,14 +17,14 @@ from cxl_offload.files.named_values import pairs
 from cxl_offload.report.sections import DRAWN_STEPS
 
 if TYPE_CHECKING:
-    from cxl_offload.plan.flexgen.planner import Interleave
+    from cxl_offload.plan.flexgen.planner import StripeWish
     from cxl_offload.plan.plan_file import Plan
     from cxl_offload.plan.replay_check import Replay
     from cxl_offload.profile.operators.model import OperatorProfile
     from cxl_offload.sim import Timeline
     from cxl_offload.topology import Machine
 
-_WISHES: dict[str, Interleave] = {"auto": "auto", "always": "always", "never": "never"}
+_WISHES: dict[str, StripeWish] = {"auto": "auto", "always": "always", "never": "never"}
 
 ModelName = Annotated[
     str, typer.Option(help="A folder with config.json, such a file, or a shipped name (opt-30b).")
@@ -49,7 +49,7 @@ AddedMemory = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
-GpuName = Annotated[
+GpuOnPaper = Annotated[
     str | None,
     typer.Option(
         help="Plan as if the machine had the GPU of a machine file, such as h100; none: for CPUs.",
@@ -185,7 +185,7 @@ def names_the_line(machine: str | None) -> Iterator[None]:
         raise located(error, path) from error
 
 
-def stripes_asked(texts: list[str] | None) -> dict[str, Interleave]:
+def stripes_asked(texts: list[str] | None) -> dict[str, StripeWish]:
     """What of weights and KV is striped."""
     form = f"weights or kv, =, and one of {', '.join(_WISHES)}"
     found = pairs("--interleave", texts, str, form=form)

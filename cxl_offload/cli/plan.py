@@ -18,7 +18,7 @@ from cxl_offload.cli._plan_fleet import fleet
 from cxl_offload.cli._plan_inputs import (
     AddedMemory,
     CxlMargin,
-    GpuName,
+    GpuOnPaper,
     HostUsable,
     MachineName,
     ModelName,
@@ -70,7 +70,7 @@ def inference(
     machine: MachineName = None,
     profile: ProfileFile = None,
     add: AddedMemory = None,
-    gpu: GpuName = None,
+    gpu: GpuOnPaper = None,
     prompt_len: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 512,
     gen_len: Annotated[int, typer.Option(help="Tokens to generate.")] = 32,
     tiers: Tiers = None,
@@ -268,7 +268,7 @@ def training(
     machine: MachineName = None,
     profile: ProfileFile = None,
     add: AddedMemory = None,
-    gpu: GpuName = None,
+    gpu: GpuOnPaper = None,
     batch: Annotated[int, typer.Option(help="Sequences of one optimizer step.")] = 16,
     seq_len: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 1024,
     stage: Annotated[

@@ -41,7 +41,7 @@ _HOSTS = {"-H", "--hostfile", "--num_nodes", "--nnodes"}
 """Options of the launchers of DeepSpeed and torch that name other machines."""
 
 
-Placed = Annotated[
+PlaceOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KIND=POLICY",
@@ -70,7 +70,7 @@ def run(
             "by default CXL_OFFLOAD_PLAN, else the defaults."
         ),
     ] = None,
-    place: Placed = None,
+    place: PlaceOption = None,
     dry_run: DryRun = False,
     page: ReportFile = None,
     metrics: Metrics = None,

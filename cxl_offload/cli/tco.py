@@ -69,7 +69,7 @@ def tco_command(
         return
     if rl_d is None or rl_c is None or c is None:
         raise ConfigError("tco: give --rl-d, --rl-c and --c, or two plans (--without, --having)")
-    forms: list[tuple[str, tco.Form, tco.Congestion]] = [("corrected", "corrected", "none")]
+    forms: list[tuple[str, tco.TcoForm, tco.Congestion]] = [("corrected", "corrected", "none")]
     if n_threads is not None and n_congest is not None:
         forms.insert(0, ("printed", "printed", "none"))
         forms.append(("corrected, congestion", "corrected", "multiply"))

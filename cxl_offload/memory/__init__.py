@@ -23,12 +23,12 @@ from cxl_offload.memory.policy import (
     known_policy,
     parse_policy,
 )
-from cxl_offload.memory.rules import Pages
 from cxl_offload.memory.session import Allocation, Session
 from cxl_offload.memory.shared import Leftover, find_leftovers
 from cxl_offload.memory.shared_region import SharedRegion, remove_leftovers
 from cxl_offload.memory.stats import Count, NodeUse, Stats
 from cxl_offload.renamed import old_names
+from cxl_offload.topology.node import Pages
 
 __all__ = [
     "NOT_FAULTED_IN",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 from cxl_offload import _C
 from cxl_offload.memory.bounds import quoted
@@ -16,8 +16,8 @@ from cxl_offload.memory.policy import (
     Replicate,
     Weighted,
 )
+from cxl_offload.topology.node import Pages as Pages
 
-Pages = Literal["base", "thp", "2MiB", "1GiB"]
 PAGES: tuple[Pages, ...] = get_args(Pages)
 
 PAGE_KINDS = {

@@ -25,11 +25,11 @@ from cxl_offload.memory.bounds import quoted, whole_number
 from cxl_offload.memory.in_use import current_session
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import PolicyLike, as_policy, refuse_copies
-from cxl_offload.memory.rules import Pages
 from cxl_offload.memory.session import Session
 from cxl_offload.memory.shared import SHARED_ROOT, open_regular, shared_free_bytes
 from cxl_offload.memory.watched_mapping import WatchedMapping
 from cxl_offload.renamed import renamed_keywords
+from cxl_offload.topology.node import Pages
 from cxl_offload.units import format_bytes
 
 _logger = logging.getLogger(__name__)

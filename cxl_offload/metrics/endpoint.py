@@ -38,7 +38,7 @@ MOST_CONNECTIONS = 16
 _LARGEST_PORT = 65535
 _LOG = logging.getLogger(__name__)
 
-_Answer = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+_WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class _Request(WSGIRequestHandler):
@@ -88,7 +88,7 @@ class _Listener(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
 
-def _careful(answer: _Answer) -> _Answer:
+def _careful(answer: _WsgiApp) -> _WsgiApp:
     """The same answers, and one line of log instead of a traceback where there is none."""
 
     def careful(asked: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:

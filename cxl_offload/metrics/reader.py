@@ -33,7 +33,7 @@ class Sample:
     value: float
 
 
-Samples = Mapping[str, tuple[Sample, ...]]
+MetricSamples = Mapping[str, tuple[Sample, ...]]
 """Stem of a metric to its samples; a metric without any is left out."""
 
 
@@ -64,12 +64,12 @@ class MetricsReader:
         self._health = HealthReader(find, look)
         self._guard = ForkGuard()
         self._lock = threading.Lock()  # of those that read at the same time, and of nobody else
-        self._latest: Samples = {}
+        self._latest: MetricSamples = {}
         self._read_at: float | None = None
         if session is None:
             current_session()  # made now, rather than while a thread of the program waits for it
 
-    def read(self, *, most_age_s: float = 0.0) -> Samples:
+    def read(self, *, most_age_s: float = 0.0) -> MetricSamples:
         """All samples; those of the last reading if they are no older than ``most_age_s``."""
         if self._guard.in_child:
             return {}
@@ -81,7 +81,7 @@ class MetricsReader:
                 self._read_at = now
             return self._latest
 
-    def _read(self, now: float) -> Samples:
+    def _read(self, now: float) -> MetricSamples:
         session = self._session or current_session()
         found: defaultdict[str, list[Sample]] = defaultdict(list)
 

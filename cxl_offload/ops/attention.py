@@ -17,9 +17,9 @@ import torch
 from cxl_offload import _C
 from cxl_offload.ops.attention_arguments import (
     AttentionOptions,
-    Cache,
-    Lengths,
+    CacheLike,
     Scale,
+    SequenceLengths,
     bias_view,
     cache_views,
     length_list,
@@ -76,8 +76,8 @@ def from_flexgen(cache: torch.Tensor, batch: int) -> torch.Tensor:
 
 def decode_attention(
     q: torch.Tensor,
-    k: Cache,
-    v: Cache,
+    k: CacheLike,
+    v: CacheLike,
     *,
     sinks: torch.Tensor | None = None,
     **options: Unpack[AttentionOptions],
@@ -150,7 +150,7 @@ def decode_attention(
 
 
 def decode_attention_partial(
-    q: torch.Tensor, k: Cache, v: Cache, **options: Unpack[AttentionOptions]
+    q: torch.Tensor, k: CacheLike, v: CacheLike, **options: Unpack[AttentionOptions]
 ) -> Partial:
     """As :func:`decode_attention`, over a part of the positions; :func:`combine` joins parts.
 
@@ -193,13 +193,13 @@ def combine(partials: Sequence[Partial]) -> Partial:
 
 def _run(
     q: torch.Tensor,
-    k: Cache,
-    v: Cache,
+    k: CacheLike,
+    v: CacheLike,
     out: torch.Tensor,
     sums: torch.Tensor | None,
     *,
     sinks: torch.Tensor | None,
-    lengths: Lengths = None,
+    lengths: SequenceLengths = None,
     scale: float | None = None,
     block_table: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,

@@ -12,10 +12,11 @@ from cxl_offload.memory.bounds import check_bounds
 from cxl_offload.ops.int4_cache import Int4Cache
 from cxl_offload.ops.threads import Threads
 from cxl_offload.ops.view import FLOATS, READ_FLOATS, tensor_view
+from cxl_offload.renamed import old_names
 
-Lengths = torch.Tensor | Sequence[int] | None
+SequenceLengths = torch.Tensor | Sequence[int] | None
 Scale = torch.Tensor | float | None
-Cache = torch.Tensor | Int4Cache
+CacheLike = torch.Tensor | Int4Cache
 
 Groups = tuple[_C.TensorView, _C.TensorView, bool]
 
@@ -23,7 +24,7 @@ Groups = tuple[_C.TensorView, _C.TensorView, bool]
 class AttentionOptions(TypedDict, total=False):
     """Keywords of attention, explained at :func:`cxl_offload.ops.attention.decode_attention`."""
 
-    lengths: Lengths
+    lengths: SequenceLengths
     scale: float | None
     block_table: torch.Tensor | None
     mask: torch.Tensor | None
@@ -53,7 +54,7 @@ def query_view(q: torch.Tensor, window: int | None, soft_cap: float | None) -> _
 
 
 def cache_views(
-    k: Cache, v: Cache, by_blocks: bool
+    k: CacheLike, v: CacheLike, by_blocks: bool
 ) -> tuple[_C.TensorView, _C.TensorView, Groups | None]:
     """Views of both, heads before positions, and of the scales of codes."""
     if isinstance(k, Int4Cache) and isinstance(v, Int4Cache):
@@ -105,7 +106,7 @@ def bias_view(bias: torch.Tensor, q: torch.Tensor) -> _C.TensorView:
     return tensor_view(whole, "bias", dtypes=(torch.float32,), strided=True)
 
 
-def length_list(lengths: Lengths) -> list[int]:
+def length_list(lengths: SequenceLengths) -> list[int]:
     if lengths is None:
         return []
     given = lengths.tolist() if isinstance(lengths, torch.Tensor) else list(lengths)
@@ -151,3 +152,6 @@ def mask_address(mask: torch.Tensor | None, batch: int) -> tuple[int, int]:
         return 0, 0
     _check_host_table(mask, "mask", torch.bool, batch)
     return mask.data_ptr(), mask.shape[1]
+
+
+__getattr__ = old_names(__name__)

@@ -10,7 +10,7 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 
 _all: WeakSet[OneThread] = WeakSet()
 
@@ -32,7 +32,7 @@ class OneThread:
         self._thread: ThreadPoolExecutor | None = None
         self._given: WeakSet[Future[Any]] = WeakSet()
 
-    def submit(self, work: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    def submit(self, work: Callable[..., Returned], *arguments: Any) -> Future[Returned]:
         """Gives it something to do."""
         with self._lock:
             if self._thread is None:

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from cxl_offload.ops.linear import SinglePrecisionLinear, linear
 
-Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+LinearWay = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 KERNEL, SINGLE, TORCH = "kernel", "single", "torch"
 """Names of ways: this package's kernel, PyTorch in single precision, PyTorch as it is."""
@@ -27,7 +27,7 @@ KERNEL, SINGLE, TORCH = "kernel", "single", "torch"
 HALF_PRECISION = frozenset({torch.float16})
 ALL_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
-Key = tuple[torch.dtype, int, int, int]
+LinearKey = tuple[torch.dtype, int, int, int]
 """Type, number of rows (the next power of two), outputs and width."""
 
 TRIALS = 4
@@ -69,12 +69,12 @@ class MeasuredLinear:
     def __init__(
         self,
         types: Collection[torch.dtype] = HALF_PRECISION,
-        ways: Mapping[str, Way] | None = None,
+        ways: Mapping[str, LinearWay] | None = None,
     ) -> None:
-        self.chosen: dict[Key, str] = {}
+        self.chosen: dict[LinearKey, str] = {}
         self._types = types
-        self._taken: dict[Key, dict[str, list[float]]] = {}
-        self._ways: Mapping[str, Way] = ways or {
+        self._taken: dict[LinearKey, dict[str, list[float]]] = {}
+        self._ways: Mapping[str, LinearWay] = ways or {
             KERNEL: _kernel,
             SINGLE: SinglePrecisionLinear(),
             TORCH: functional.linear,
@@ -106,7 +106,7 @@ class MeasuredLinear:
         return self._ways[name](inputs, weight, bias)
 
     @staticmethod
-    def key(inputs: torch.Tensor, weight: torch.Tensor) -> Key:
+    def key(inputs: torch.Tensor, weight: torch.Tensor) -> LinearKey:
         """What layers and inputs have in common whose fastest way is the same."""
         outputs, width = weight.shape
         return (weight.dtype, (inputs.numel() // width - 1).bit_length(), outputs, width)
@@ -118,7 +118,7 @@ class MeasuredLinear:
 
     def _tried(
         self,
-        key: Key,
+        key: LinearKey,
         inputs: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,

@@ -17,15 +17,15 @@ from cxl_offload.topology import Machine, discover
 
 Team = _C.WorkerTeam
 
-Counts = int | Mapping[int, int] | None
-Threads = Counts | Team
+CountsByNode = int | Mapping[int, int] | None
+Threads = CountsByNode | Team
 """A number of threads, threads a node (``{0: 23, 1: 23, 2: 6}``), or None: all allowed CPUs.
 
 Or what :func:`team_for` returned before, for callers that call often: finding the team again takes
 as long as a small kernel.
 """
 
-Group = tuple[int, int, tuple[int, ...]]
+ThreadGroup = tuple[int, int, tuple[int, ...]]
 """Node (-1: any), threads, CPUs that they are bound to (none: not bound)."""
 
 _ANY_NODE = -1
@@ -54,7 +54,9 @@ def _spread(threads: int, cpus_by_node: Mapping[int, tuple[int, ...]]) -> dict[i
     return {node: count for node, count in shares.items() if count > 0}
 
 
-def groups_for(threads: Counts, machine: Machine, allowed: frozenset[int]) -> tuple[Group, ...]:
+def groups_for(
+    threads: CountsByNode, machine: Machine, allowed: frozenset[int]
+) -> tuple[ThreadGroup, ...]:
     """The groups of threads that :func:`team_for` makes a team of.
 
     Parameters
@@ -100,11 +102,11 @@ def _team(key: int | tuple[tuple[int, int], ...] | None, cpus: frozenset[int]) -
     return _C.WorkerTeam(groups_for(threads, discover(), cpus))
 
 
-_by_default: dict[str, Counts] = {"threads": None}
+_by_default: dict[str, CountsByNode] = {"threads": None}
 
 
 @contextlib.contextmanager
-def threads_by_default(threads: Counts) -> Iterator[None]:
+def threads_by_default(threads: CountsByNode) -> Iterator[None]:
     """What ``None`` stands for while the block lasts, in all threads of the process.
 
     For frameworks whose calls of a kernel nobody can give a number of threads.

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 INFINITY = math.inf
 
+Terms = dict[int, float]
+"""Column to coefficient."""
+
 TOLERANCE = 1e-9
 """Absolute, by which a solution may exceed a row: programs are written in units near 1."""
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from cxl_offload.profile.model import CopyProfile, Estimate, estimate
+from cxl_offload.renamed import old_names
 from cxl_offload.units import MIB
 
-Direction = Literal["h2d", "d2h"]
+CopyDirection = Literal["h2d", "d2h"]
 
 _SMALL_BYTES = 64
 _LEAST_SAMPLES = 5
@@ -27,7 +28,7 @@ class CopyCall(Protocol):
             torch.cuda.synchronize()
     """
 
-    def __call__(self, direction: Direction, nbytes: int) -> None: ...
+    def __call__(self, direction: CopyDirection, nbytes: int) -> None: ...
 
 
 def measure_copies(
@@ -68,11 +69,11 @@ def measure_copies(
             f"{_SMALL_BYTES} bytes and a time above 0"
         )
 
-    def bandwidth(direction: Direction) -> Estimate:
+    def bandwidth(direction: CopyDirection) -> Estimate:
         times = _times(copy, direction, copy_bytes, seconds / 4, clock)
         return estimate([copy_bytes / took for took in times])
 
-    def latency(direction: Direction) -> Estimate:
+    def latency(direction: CopyDirection) -> Estimate:
         times = _times(copy, direction, _SMALL_BYTES, seconds / 4, clock)
         return estimate([took * 1e9 for took in times])
 
@@ -89,7 +90,11 @@ def measure_copies(
 
 
 def _times(
-    copy: CopyCall, direction: Direction, nbytes: int, seconds: float, clock: Callable[[], float]
+    copy: CopyCall,
+    direction: CopyDirection,
+    nbytes: int,
+    seconds: float,
+    clock: Callable[[], float],
 ) -> list[float]:
     """Seconds of copies one after the other, the first of them left out."""
     copy(direction, nbytes)
@@ -100,3 +105,6 @@ def _times(
         copy(direction, nbytes)
         samples.append(clock() - begin)
     return samples
+
+
+__getattr__ = old_names(__name__)

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["load", "store", "nt_store", "copy"]
-KINDS: tuple[Kind, ...] = ("load", "store", "nt_store", "copy")
+from cxl_offload.renamed import old_names
+from cxl_offload.topology.node import Pages
+
+LoopKind = Literal["load", "store", "nt_store", "copy"]
+KINDS: tuple[LoopKind, ...] = ("load", "store", "nt_store", "copy")
 """``nt_store``: stores past the caches. Bytes are those of the program's own loads and stores: a
 cached store makes the memory read its line as well, and a copy counts what is read and written."""
 
-Pages = Literal["base", "thp", "2MiB", "1GiB"]
 
 SATURATED = 0.95
 """A curve counts as saturated from here on: more threads gain at most 5 %."""
@@ -98,7 +100,7 @@ def saturation_threads(points: Sequence[BandwidthPoint]) -> int:
 class BandwidthCurve:
     """Bandwidth against threads, ascending, for one kind of access and of pages."""
 
-    kind: Kind
+    kind: LoopKind
     pages: Pages
     points: tuple[BandwidthPoint, ...]
 
@@ -175,3 +177,6 @@ class InterleaveSweep:
     def best(self) -> InterleavePoint:
         """The weights with the highest median."""
         return max(self.points, key=lambda point: point.bandwidth_bytes_per_s.median)
+
+
+__getattr__ = old_names(__name__)

@@ -14,17 +14,18 @@ from cxl_offload.profile.curves import (
     Estimate,
     InterleavePoint,
     InterleaveSweep,
-    Kind,
     Latency,
     LoadedCurve,
     LoadedPoint,
+    LoopKind,
     MixPoint,
-    Pages,
     estimate,
     saturation_threads,
 )
 from cxl_offload.profile.operators.model import CachePoint, LayerPoint, LinearPoint, OperatorProfile
+from cxl_offload.renamed import old_names
 from cxl_offload.topology import Access, DmaPath, Machine
+from cxl_offload.topology.node import Pages
 from cxl_offload.units import format_bytes
 
 __all__ = [
@@ -39,14 +40,14 @@ __all__ = [
     "Fingerprint",
     "InterleavePoint",
     "InterleaveSweep",
-    "Kind",
     "Latency",
     "LayerPoint",
     "LinearPoint",
     "LoadedCurve",
     "LoadedPoint",
+    "LoopKind",
+    "MeasureMode",
     "MixPoint",
-    "Mode",
     "NodeFacts",
     "NodeRates",
     "OperatorProfile",
@@ -59,7 +60,7 @@ __all__ = [
 
 PROFILE_VERSION = 1
 
-Mode = Literal["rates", "quick", "full"]
+MeasureMode = Literal["rates", "quick", "full"]
 """How much was measured: only what :class:`NodeRates` hold, few points of everything, or all."""
 
 
@@ -87,12 +88,12 @@ class PathProfile:
         entry = next(found, None)
         return None if entry is None else entry.latency_ns.median
 
-    def curve(self, kind: Kind, pages: Pages = "base") -> BandwidthCurve | None:
+    def curve(self, kind: LoopKind, pages: Pages = "base") -> BandwidthCurve | None:
         """The curve of this kind of access and pages, if it was measured."""
         found = (curve for curve in self.curves if (curve.kind, curve.pages) == (kind, pages))
         return next(found, None)
 
-    def peak_bytes_per_s(self, kind: Kind, pages: Pages = "base") -> float | None:
+    def peak_bytes_per_s(self, kind: LoopKind, pages: Pages = "base") -> float | None:
         """The best bandwidth of this kind of access and pages, if it was measured."""
         curve = self.curve(kind, pages)
         return None if curve is None else curve.peak_bytes_per_s
@@ -225,7 +226,7 @@ class Profile:
     machine: Fingerprint
     date: str
     measured: bool
-    mode: Mode
+    mode: MeasureMode
     seconds: float
     paths: tuple[PathProfile, ...]
     sweeps: tuple[InterleaveSweep, ...] = ()
@@ -356,3 +357,6 @@ def _access(path: PathProfile, source: str) -> Access:
         write_saturation_threads=None if store is None else store.saturation_threads,
         source=source,
     )
+
+
+__getattr__ = old_names(__name__)

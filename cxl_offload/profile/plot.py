@@ -142,10 +142,10 @@ def _draw_loaded(axes: Axes, profile: Profile) -> None:
     _finish(axes, "ns a dependent load (bars: 10th to 90th percentile)")
 
 
-Groups = Sequence[tuple[str, Mapping[str, Estimate]]]
+BarGroups = Sequence[tuple[str, Mapping[str, Estimate]]]
 
 
-def _draw_bars(axes: Axes, groups: Groups, scale: float, form: str) -> None:
+def _draw_bars(axes: Axes, groups: BarGroups, scale: float, form: str) -> None:
     """Draws, for every name, the bars of the groups that have it side by side."""
     names = list(dict.fromkeys(name for _, values in groups for name in values))
     width = 0.8 / len(groups)

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from cxl_offload.arrays import Floats, Integers
 from cxl_offload.sim.trace import Engine, Event
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 class Kind(NamedTuple):

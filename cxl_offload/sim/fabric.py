@@ -23,8 +23,8 @@ from typing import Literal
 
 from cxl_offload.errors import ConfigError
 
-Direction = Literal["up", "down"]
-Hop = tuple[str, Direction]
+LinkDirection = Literal["up", "down"]
+Hop = tuple[str, LinkDirection]
 """A switch's link and the direction in which bytes cross it, up being towards the root."""
 
 _WORD = re.compile(r"\s*([(),;]|[A-Za-z0-9_.\-]+)\s*")

@@ -13,11 +13,10 @@ is more regular, and this lie at most the two asymptotes ``min(B_i / f_i)`` and 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from cxl_offload.arrays import Floats
 from cxl_offload.core import LINE_BYTES
-
-Floats = NDArray[np.float64]
 
 
 def loaded_latency_ns(

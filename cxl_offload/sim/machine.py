@@ -15,12 +15,13 @@ from __future__ import annotations
 from typing import Literal
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.renamed import old_names
 from cxl_offload.sim.fabric import Fabric
 from cxl_offload.sim.trace import Engine
 from cxl_offload.topology import Access, Gpu, Link, Machine, NodeKind
 from cxl_offload.units import NS
 
-Way = Literal["read", "write"]
+ReadOrWrite = Literal["read", "write"]
 """What happens to a node's memory."""
 
 Costs = tuple[tuple[int, float], ...]
@@ -67,7 +68,9 @@ class Rates:
                     f"tree of switches names; it has {', '.join(sorted(known))}"
                 )
 
-    def host(self, engine: Engine, way: Way, node: int, *, cpus: int | None = None) -> Costs:
+    def host(
+        self, engine: Engine, way: ReadOrWrite, node: int, *, cpus: int | None = None
+    ) -> Costs:
         """Of a byte that an engine reads from, or writes to, the memory of a node.
 
         ``cpus`` is the node whose CPUs do it, by default the initiator.
@@ -201,7 +204,7 @@ class Rates:
         rate = self.node_bytes_per_s(node)
         return () if rate is None else (self.cost(f"node {node}", rate),)
 
-    def _cpu(self, way: Way, node: int, cpus: int | None) -> Costs:
+    def _cpu(self, way: ReadOrWrite, node: int, cpus: int | None) -> Costs:
         access = self._access(node, cpus)
         rate = (
             access.read_bandwidth_bytes_per_s
@@ -223,7 +226,7 @@ class Rates:
             raise self._missing(f"{way} DMA bandwidth of GPU {gpu.name} on node {node}")
         return (link,)
 
-    def _drive(self, way: Way) -> tuple[int, float]:
+    def _drive(self, way: ReadOrWrite) -> tuple[int, float]:
         """What is loaded is written into node memory; what is stored is read from it."""
         if not self._machine.drives:
             raise self._missing("drive")
@@ -235,7 +238,7 @@ class Rates:
         rate = self._required(rate, f"{what} bandwidth of drive {drive.name}")
         return self.cost(f"drive {what}", rate)
 
-    def _switches(self, way: Way, node: int) -> Costs:
+    def _switches(self, way: ReadOrWrite, node: int) -> Costs:
         """Between the host and a node: what is read comes up, what is written goes down."""
         ends = (str(node), None) if way == "read" else (None, str(node))
         return self._hops(*ends, direct=False)
@@ -255,3 +258,6 @@ class Rates:
                 self.losses[cost[0]] = link.congestion_loss
             costs.append(cost)
         return tuple(costs)
+
+
+__getattr__ = old_names(__name__)

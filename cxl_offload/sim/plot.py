@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cxl_offload.arrays import Floats, Integers
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import save_figure
 from cxl_offload.files.picture import DPI
-from cxl_offload.sim.columns import Columns, Floats, Integers
+from cxl_offload.sim.columns import Columns
 from cxl_offload.sim.timeline import Timeline
 from cxl_offload.units import GB, format_seconds
 

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from cxl_offload import _C
+from cxl_offload.arrays import Floats
 from cxl_offload.errors import ConfigError
 from cxl_offload.sim.cache import Cache
-from cxl_offload.sim.columns import Columns, Floats
+from cxl_offload.sim.columns import Columns
 from cxl_offload.sim.fabric import Fabric
 from cxl_offload.sim.machine import Rates
 from cxl_offload.sim.resources import Demands, Engines, Resources

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cxl_offload.arrays import Floats
 from cxl_offload.core import LINE_BYTES
 from cxl_offload.errors import ConfigError
 from cxl_offload.sim.cache import Cache
-from cxl_offload.sim.columns import Floats, Group, Kind
+from cxl_offload.sim.columns import Group, Kind
 from cxl_offload.sim.fabric import Fabric
 from cxl_offload.sim.loaded import loaded_latency_ns
-from cxl_offload.sim.machine import Costs, Rates, Way
+from cxl_offload.sim.machine import Costs, Rates, ReadOrWrite
 from cxl_offload.topology import Machine
 from cxl_offload.units import NS
 
@@ -123,7 +124,7 @@ class Resources:
         charged: dict[int, Floats] = {}
         amounts = self._past_cache(group)
         used = _any_of(amounts)
-        places: list[tuple[Way, int]] = [("read", node) for node in kind.reads]
+        places: list[tuple[ReadOrWrite, int]] = [("read", node) for node in kind.reads]
         places += [("write", node) for node in kind.writes]
         for at, (way, node) in enumerate(places):
             if used[at]:

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cxl_offload.sim.columns import Columns, Integers
+from cxl_offload.arrays import Floats, Integers
+from cxl_offload.sim.columns import Columns
 from cxl_offload.sim.resources import Demands
 from cxl_offload.sim.trace import Trace
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

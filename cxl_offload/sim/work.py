@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cxl_offload.sim.columns import Columns, Floats, Integers
+from cxl_offload.arrays import Floats, Integers
+from cxl_offload.sim.columns import Columns
 from cxl_offload.sim.resources import Demands
 
 

@@ -9,6 +9,10 @@ from typing import Literal
 EvidenceKind = Literal["cxl-region", "hmat-cpuless", "distance-cpuless"]
 
 
+Pages = Literal["base", "thp", "2MiB", "1GiB"]
+"""Pages that memory may have; thp: transparent huge pages."""
+
+
 class NodeKind(str, Enum):
     """What the memory of a node is. ``GPU``: accelerator memory shown as a node (GH200, MI300A)."""
 

@@ -31,10 +31,10 @@ from cxl_offload.transfer.strided import StridedTensor, check_bytes, may_share_m
 RULES_VARIABLE = "CXL_OFFLOAD_COPY_RULES"
 """Environment variable with the file of rules that copiers take by default."""
 
-Way = tuple[bool, int]
+MemcpyWay = tuple[bool, int]
 """(past the caches, threads)"""
 
-_PLAIN: Way = (False, 1)
+_PLAIN: MemcpyWay = (False, 1)
 _LONGEST_SAMPLE_S = 10.0
 # What another rule must gain, summed over the sizes it is for (0.08 is 8 % at one size, or 2 % at
 # each of four): less is noise, and a single noisy size must not make a rule.
@@ -50,7 +50,7 @@ class CopyRule:
     threads: int
 
     @property
-    def way(self) -> Way:
+    def way(self) -> MemcpyWay:
         return self.non_temporal, self.threads
 
 
@@ -234,7 +234,7 @@ class HostCopier:
         source: int,
         room_bytes: int,
         nbytes: int,
-        ways: Sequence[Way | None],
+        ways: Sequence[MemcpyWay | None],
         rounds: int,
         sample_s: float = 0.0003,
     ) -> list[list[float]]:
@@ -326,7 +326,7 @@ def measure_rules(
 
 
 def fewest_rules(
-    sizes: Sequence[int], ways: Sequence[Way], seconds: Sequence[Sequence[float]]
+    sizes: Sequence[int], ways: Sequence[MemcpyWay], seconds: Sequence[Sequence[float]]
 ) -> tuple[CopyRule, ...]:
     """The rules with the least sum of lost time (log of seconds over the best way's) and changes.
 

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from cxl_offload.arrays import Floats
 from cxl_offload.tune.curves import Family
 from cxl_offload.tune.window import Window
-
-Floats = NDArray[np.float64]
 
 MISFIT = 0.02
 """Standard deviation of a share's true time from the best curve of the family. If it is larger, a

@@ -17,11 +17,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from cxl_offload.arrays import Floats
 from cxl_offload.tune.decision import FAR_WEIGHTS, check_share, share_of_weight
-
-Floats = NDArray[np.float64]
 
 SHARES: tuple[float, ...] = (*(share_of_weight(weight) for weight in FAR_WEIGHTS), 1.0)
 """Shares that are chosen from: near only, the mixes of the grid, far only."""

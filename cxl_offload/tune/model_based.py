@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from cxl_offload.arrays import Floats
 from cxl_offload.errors import ConfigError
 from cxl_offload.tune.belief import Belief, Measured
 from cxl_offload.tune.curves import SHARES, Family, TierRatios, curve_family, nearest
@@ -21,7 +21,6 @@ from cxl_offload.tune.state_file import DAMAGED
 from cxl_offload.tune.window import Window
 
 Regime = Literal["latency", "bandwidth", "capacity", "not memory", "unknown"]
-_Floats = NDArray[np.float64]
 
 _LEAST_MEMORY_PART = 0.15
 """If less of the step than this waits for memory, halving that time gains less than the error of a
@@ -116,13 +115,13 @@ class Record:
         return Belief.from_measurements(self._family, self.measured)
 
 
-def _expected_gain(advantage: _Floats, deviation: _Floats) -> _Floats:
+def _expected_gain(advantage: Floats, deviation: Floats) -> Floats:
     """Mean of ``max(0, gain)`` for normal gains."""
     safe = np.maximum(deviation, 1e-12)
     z = advantage / safe
     density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
     below = np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in z])
-    result: _Floats = advantage * below + safe * density
+    result: Floats = advantage * below + safe * density
     return result
 
 

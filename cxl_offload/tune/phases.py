@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cxl_offload.arrays import Floats
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory.bounds import check_number
 from cxl_offload.tune.belief import Belief
@@ -23,7 +24,6 @@ from cxl_offload.tune.model_based import ModelRule, Record, choose
 from cxl_offload.tune.state_file import DAMAGED
 from cxl_offload.tune.window import Window
 
-_Floats = NDArray[np.float64]
 _Tries = tuple[dict[str, int], str]
 
 PHASE_RULE = ModelRule(worth=0.0005)
@@ -226,7 +226,7 @@ class PhaseTuner:
     def _tries_apart(
         self,
         beliefs: Mapping[str, Belief],
-        part: _Floats,
+        part: Floats,
         best: Mapping[str, int],
         bounds: Bounds,
     ) -> _Tries | None:
@@ -241,7 +241,7 @@ class PhaseTuner:
         return (at, "; ".join(told)) if told else None
 
     def _tries_together(
-        self, beliefs: Mapping[str, Belief], part: _Floats, bounds: Bounds
+        self, beliefs: Mapping[str, Belief], part: Floats, bounds: Bounds
     ) -> _Tries | None:
         """The share that promises most where all phases have the same."""
         ways = [

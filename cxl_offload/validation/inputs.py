@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from cxl_offload.files import hint
 
-Choice = TypeVar("Choice", bound=str)
+OneOf = TypeVar("OneOf", bound=str)
 
 
 def known_keys(where: str, values: Mapping[str, object], known: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ class Inputs:
             raise ValueError(f"{key} = {value!r} in {self.where}, want text")
         return value
 
-    def choice(self, key: str, choices: Sequence[Choice], default: Choice | None = None) -> Choice:
+    def choice(self, key: str, choices: Sequence[OneOf], default: OneOf | None = None) -> OneOf:
         """One of ``choices``."""
         text = self.text(key, default)
         for known in choices:

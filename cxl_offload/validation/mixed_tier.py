@@ -21,8 +21,8 @@ from cxl_offload.plan.equations.interleave import (
     shares_of_weights,
 )
 from cxl_offload.plan.training.zero_offload import PREFETCH_SPAN_BYTES
+from cxl_offload.sim.machine import ReadOrWrite
 
-Access = Literal["read", "write"]
 Pattern = Literal["sequential", "strided", "indexed", "scatter"]
 
 TIE = 1e-9
@@ -93,7 +93,7 @@ class Loop:
 
     cores: float
     lines_per_core: float
-    access: Access
+    access: ReadOrWrite
     pattern: Pattern
     prefetch: bool
     working_set_bytes: float

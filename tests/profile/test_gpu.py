@@ -10,7 +10,7 @@ import pytest
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Session
 from cxl_offload.profile import QUICK, Profile, load_profile, measure_machine, save_profile
-from cxl_offload.profile.copies import CopyCall, Direction
+from cxl_offload.profile.copies import CopyCall, CopyDirection
 from cxl_offload.profile.fingerprint import check_same_machine
 from cxl_offload.profile.measure.gpu import CudaGpus, GpuName
 from cxl_offload.profile.measure.probe import Buffer
@@ -27,7 +27,7 @@ class FakeGpus:
     def __init__(self, *names: GpuName, refuse: str = "") -> None:
         self.names, self.refuse = names, refuse
         self.opened: list[tuple[int, int]] = []
-        self.calls: list[tuple[Direction, int]] = []
+        self.calls: list[tuple[CopyDirection, int]] = []
 
     def list(self) -> tuple[tuple[GpuName, ...], str]:
         return self.names, "" if self.names else "the driver finds no GPU"
@@ -37,7 +37,7 @@ class FakeGpus:
             raise OSError(self.refuse)
         self.opened.append((ordinal, buffer.nbytes))
 
-        def copy(direction: Direction, nbytes: int) -> None:
+        def copy(direction: CopyDirection, nbytes: int) -> None:
             self.calls.append((direction, nbytes))
             bytes(nbytes)
 

@@ -23,10 +23,8 @@ from cxl_offload.integrations.flexgen.model import (
     check_np_folder,
     weight_shapes,
 )
+from cxl_offload.profile.schedule import Progress
 from cxl_offload.units import format_bytes
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is done, how much of it is done and how much there is."""
 
 _Tensors = dict[str, Callable[[], torch.Tensor]]
 _ORIGIN = "cxl_offload_origin.json"

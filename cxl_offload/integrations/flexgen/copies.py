@@ -15,10 +15,11 @@ import torch
 from flexgen.pytorch_backend import DeviceType, TorchTensor, general_copy, map_to_torch_tensor
 
 from cxl_offload.integrations.flexgen.recorder import Recorder
+from cxl_offload.renamed import old_names
 from cxl_offload.tensor import copy_whole
 from cxl_offload.transfer import CopyEngine
 
-Way = Literal["cpu", "h2d", "d2h", "gpu"]
+CopyWay = Literal["cpu", "h2d", "d2h", "gpu"]
 """Inside host memory, to the accelerator, from it, inside it."""
 
 _take_apart = general_copy  # FlexGen's own, kept before anything is put in its place
@@ -30,7 +31,7 @@ RELAY_BYTES = 64 << 20
 class Copies(Protocol):
     """How bytes get between host memory and accelerator."""
 
-    def move(self, dst: torch.Tensor, src: torch.Tensor, way: Way) -> None:
+    def move(self, dst: torch.Tensor, src: torch.Tensor, way: CopyWay) -> None:
         """Start ``dst[:] = src``; done at the next :meth:`synchronize` at the latest."""
 
     def move_from_disk_thread(self, dst: torch.Tensor, src: torch.Tensor) -> None:
@@ -46,7 +47,7 @@ class Copies(Protocol):
 class HostCopies:
     """Both ends are ordinary memory: a copy is a copy."""
 
-    def move(self, dst: torch.Tensor, src: torch.Tensor, way: Way) -> None:
+    def move(self, dst: torch.Tensor, src: torch.Tensor, way: CopyWay) -> None:
         copy_whole(dst, src)
 
     def move_from_disk_thread(self, dst: torch.Tensor, src: torch.Tensor) -> None:
@@ -73,7 +74,7 @@ class CudaCopies:
         self._record_stream = record_stream
         self._threads = threading.local()
 
-    def move(self, dst: torch.Tensor, src: torch.Tensor, way: Way) -> None:
+    def move(self, dst: torch.Tensor, src: torch.Tensor, way: CopyWay) -> None:
         ends = [end for end in (dst, src) if not end.is_cuda]
         if any(not end.is_pinned() for end in ends):
             dst.copy_(src)
@@ -135,7 +136,7 @@ class EngineCopies:
         self._others = others
         self._stream_in_order = stream_in_order
 
-    def move(self, dst: torch.Tensor, src: torch.Tensor, way: Way) -> None:
+    def move(self, dst: torch.Tensor, src: torch.Tensor, way: CopyWay) -> None:
         host = src if way == "h2d" else dst
         plain = dst.is_contiguous() and src.is_contiguous() and dst.dtype == src.dtype
         if way not in ("h2d", "d2h") or not plain or not self._engine.is_pinned(host):
@@ -250,7 +251,7 @@ class Copier:
 
     def _record(
         self, dst: TorchTensor, to: torch.Tensor, src: TorchTensor, source: torch.Tensor
-    ) -> Way:
+    ) -> CopyWay:
         from_host = src.device.device_type == DeviceType.CPU
         to_host = dst.device.device_type == DeviceType.CPU
         nbytes = to.numel() * to.element_size()
@@ -287,3 +288,6 @@ def _selected_bytes(tensor: TorchTensor, indices: Any) -> int:
     for length in shape:
         elements *= length
     return elements * size
+
+
+__getattr__ = old_names(__name__)

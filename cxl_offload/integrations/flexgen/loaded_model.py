@@ -19,7 +19,7 @@ from flexgen.utils import ExecutionEnv, project_decode_latency
 from cxl_offload.errors import forget_locals
 from cxl_offload.integrations.fit import check_fit, room
 from cxl_offload.integrations.flexgen.attention import SelfAttentionInPlace, SelfAttentionOnHost
-from cxl_offload.integrations.flexgen.checkpoint import Progress, weights_folder
+from cxl_offload.integrations.flexgen.checkpoint import weights_folder
 from cxl_offload.integrations.flexgen.functional import functional_of
 from cxl_offload.integrations.flexgen.layout import FlexGenLayout, lay_out, with_tiers
 from cxl_offload.integrations.flexgen.lm import TieredOptLM, WeightPlacer
@@ -43,6 +43,7 @@ from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import MemorySource, TierStore
 from cxl_offload.objects.placement_rows import placement_rows
 from cxl_offload.ops.threads import threads_by_default
+from cxl_offload.profile.schedule import Progress
 from cxl_offload.renamed import renamed_keywords
 from cxl_offload.sim.trace import Trace
 from cxl_offload.topology import Machine

@@ -38,12 +38,13 @@ from cxl_offload.integrations.transformers.ranked import (
 from cxl_offload.integrations.transformers.room import KeptAs, KvMemory, kept_as
 from cxl_offload.integrations.transformers.run_trace import RunTrace
 from cxl_offload.integrations.transformers.scope import Offloaded
-from cxl_offload.integrations.transformers.token_clock import Progress, TokenClock
+from cxl_offload.integrations.transformers.token_clock import TokenClock
 from cxl_offload.integrations.transformers.weights import load, meta_model, store_for, weight_bytes
 from cxl_offload.memory import PolicyLike, Session, current_session
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.objects.placement_rows import placement_rows
 from cxl_offload.plan.plan_file import Plan
+from cxl_offload.profile.schedule import Progress
 from cxl_offload.sim.trace import Trace
 
 _ALONE = RankPart()

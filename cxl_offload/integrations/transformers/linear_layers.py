@@ -17,7 +17,7 @@ from cxl_offload.memory import Replicate
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.objects.weight_kinds import KINDS
 from cxl_offload.ops.linear import PreparedLinear, linear
-from cxl_offload.ops.measured_linear import ALL_TYPES, KERNEL, TORCH, MeasuredLinear, Way
+from cxl_offload.ops.measured_linear import ALL_TYPES, KERNEL, TORCH, LinearWay, MeasuredLinear
 from cxl_offload.plan.transformers.layout import COPIED_ROWS
 
 Fastest = Literal["fastest"]
@@ -100,7 +100,7 @@ def take_linear_layers(
     taken = 0
     measured = None
     if rows == "fastest":
-        ways: dict[str, Way] = {
+        ways: dict[str, LinearWay] = {
             KERNEL: lambda x, weight, bias: linear(x, weight, bias, threads=block.team),
             TORCH: functional.linear,
         }

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import StoppingCriteria
 
-Progress = Callable[[str, int, int], None]
+from cxl_offload.profile.schedule import Progress
 
 
 class TokenClock(StoppingCriteria):  # type: ignore[misc]

@@ -26,7 +26,7 @@ from cxl_offload.transfer.blocks import cuda_kernels_path
 
 _logger = logging.getLogger("vllm.cxl_offload")
 
-Swap = Callable[..., None]
+SwapBlocks = Callable[..., None]
 """``swap(sources, targets, sizes, is_src_access_order_any=...)``, as of vLLM: CPU tensors of
 addresses and bytes; queues the copies on the current stream."""
 
@@ -84,7 +84,7 @@ class SwapChoice:
     """What was chosen for one direction, and the median seconds of every contender."""
 
     name: str
-    swap: Swap
+    swap: SwapBlocks
     seconds: Mapping[str, float]
 
     def __str__(self) -> str:
@@ -93,8 +93,8 @@ class SwapChoice:
 
 
 def choose_swap(
-    contenders: Mapping[str, Swap],
-    copy: Callable[[Swap], None],
+    contenders: Mapping[str, SwapBlocks],
+    copy: Callable[[SwapBlocks], None],
     *,
     rounds: int = ROUNDS,
     margin: float = MARGIN,
@@ -209,12 +209,12 @@ def tune_worker(
     return found
 
 
-def _copy(run: Callable[[Callable[[], None]], None], lists: Any, swap: Swap) -> None:
+def _copy(run: Callable[[Callable[[], None]], None], lists: Any, swap: SwapBlocks) -> None:
     run(lambda: swap(*lists))
 
 
-def _ours(session: Session, node: int, stream: Callable[[], int]) -> dict[str, Swap]:
-    made: dict[str, Swap] = {}
+def _ours(session: Session, node: int, stream: Callable[[], int]) -> dict[str, SwapBlocks]:
+    made: dict[str, SwapBlocks] = {}
     ways = {"batched": 0, "kernel": None} if cuda_kernels_path() is not None else {"batched": 0}
     for name, kernel_below_bytes in ways.items():
         copier = BlockCopier(session, node=node, kernel_below_bytes=kernel_below_bytes)

@@ -21,7 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Form = Literal["printed", "corrected"]
+from cxl_offload.renamed import old_names
+
+TcoForm = Literal["printed", "corrected"]
 Congestion = Literal["none", "multiply"]
 
 
@@ -37,7 +39,7 @@ class TcoInputs:
     rl_c: float
     c: float
     r_t: float
-    form: Form
+    form: TcoForm
     n_congest: float | None = None
     n_threads: float | None = None
     congestion: Congestion = "none"
@@ -179,3 +181,6 @@ def warnings(
                 f"w = {w:.6g} below {needed:.6g}: nothing is left on SSD, the ratio is off"
             )
     return tuple(found)
+
+
+__getattr__ = old_names(__name__)

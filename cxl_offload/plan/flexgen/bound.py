@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cxl_offload.arrays import Floats
 from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.phases import decode_gpu_seconds, prefill_flops
 from cxl_offload.plan.flexgen.choice import Stripe
@@ -21,7 +22,6 @@ from cxl_offload.plan.flexgen.program import Mode
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 
-Array = NDArray[np.float64]
 _FLOOR = 1e-9
 """A quotient this close below a whole number is that number."""
 
@@ -30,11 +30,11 @@ _FLOOR = 1e-9
 class _Bucket:
     """Room for bytes and what a byte there costs."""
 
-    room: Array | float
+    room: Floats | float
     seconds_per_byte: float
 
 
-def _least_cost(nbytes: Array, buckets: list[_Bucket]) -> Array:
+def _least_cost(nbytes: Floats, buckets: list[_Bucket]) -> Floats:
     """Cheapest way to put bytes into buckets; what fits nowhere costs nothing (a lower bound)."""
     left, cost = nbytes, np.zeros_like(nbytes)
     for bucket in sorted(buckets, key=lambda each: each.seconds_per_byte):
@@ -44,7 +44,7 @@ def _least_cost(nbytes: Array, buckets: list[_Bucket]) -> Array:
     return cost
 
 
-def _whole(quotient: Array) -> Array:
+def _whole(quotient: Floats) -> Floats:
     return np.floor(np.maximum(quotient, -1.0) + _FLOOR)
 
 
@@ -60,8 +60,8 @@ def least_seconds(
     hardware: Hardware,
     mode: Mode,
     levels: tuple[WeightLevel, ...],
-    batches: Array,
-) -> Array:
+    batches: Floats,
+) -> Floats:
     """Seconds of a block that no choice of this mode undercuts; infinite where none fits.
 
     Parameters
@@ -110,10 +110,10 @@ def _stripe_room(hardware: Hardware, stripe: Stripe) -> float:
 class _Split:
     """Sequences of a GPU batch: at most on the GPU, then at least on host and drive together."""
 
-    gpu: Array
-    off_gpu: Array
-    drive_least: Array
-    drive_most: Array
+    gpu: Floats
+    off_gpu: Floats
+    drive_least: Floats
+    drive_most: Floats
     feasible: NDArray[np.bool_]
 
 
@@ -121,8 +121,8 @@ def _split(
     job: FlexGenJob,
     hardware: Hardware,
     mode: Mode,
-    weights: tuple[Array, Array],
-    n: Array,
+    weights: tuple[Floats, Floats],
+    n: Floats,
     act: float,
 ) -> _Split:
     on_drive, off_gpu = weights
@@ -163,10 +163,10 @@ def _bound(
     job: FlexGenJob,
     hardware: Hardware,
     mode: Mode,
-    weights: tuple[Array, Array],
-    n: Array,
+    weights: tuple[Floats, Floats],
+    n: Floats,
     act: float,
-) -> Array:
+) -> Floats:
     on_drive, off_gpu = weights
     split = _split(job, hardware, mode, weights, n, act)
     rates = hardware.nodes
@@ -197,7 +197,7 @@ def _bound(
     return np.where(split.feasible, total, np.inf)
 
 
-def _stores(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n: Array) -> Array:
+def _stores(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n: Floats) -> Floats:
     costs = kv_store_costs(job.engine, hardware)
     stripe = mode.kv_stripe
     mean = 0.0
@@ -212,7 +212,7 @@ def _stores(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n: A
     return _least_cost(split.off_gpu * n * float(job.kv_sequence_bytes), buckets)
 
 
-def _attention(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n: Array) -> Array:
+def _attention(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n: Floats) -> Floats:
     """GPU work and CPU attention: arithmetic or memory, whichever is longer."""
     kv = job.mean_kv_tokens * job.kv_bytes_per_token
     rates = [tier.read_bytes_per_s for tier in hardware.nodes]
@@ -234,5 +234,5 @@ def _attention(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n
         room = split.drive_most * n * job.kv_sequence_bytes
         buckets.append(_Bucket(room, 1 / rates[0] / scale))
     memory = _least_cost(split.off_gpu * n * float(job.kv_sequence_bytes), buckets)
-    slower: Array = np.maximum(n * split.off_gpu * each, memory + least)
+    slower: Floats = np.maximum(n * split.off_gpu * each, memory + least)
     return work + slower

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cxl_offload.arrays import Floats
 from cxl_offload.plan.flexgen.program import Mode
 from cxl_offload.plan.hardware import Hardware, HostNode
 
-Array = NDArray[np.float64]
-BoundOf = Callable[[Hardware, Mode], Array]
+BoundOf = Callable[[Hardware, Mode], Floats]
 """Seconds that no block of 1, 2, 3, ... GPU batches undercuts; may have no entry."""
 
 _ROUNDING = 1 - 1e-12
@@ -34,7 +34,7 @@ class BetterBounds:
     known: KnownBounds
     gains: tuple[float, float] | None
 
-    def may_be_below(self, mode: Mode, most: Array) -> NDArray[np.intp]:
+    def may_be_below(self, mode: Mode, most: Floats) -> NDArray[np.intp]:
         """Indices of the numbers of batches whose bound may be below ``most``.
 
         Parameters
@@ -57,13 +57,13 @@ class KnownBounds:
 
     hardware: Hardware
     bound_of: BoundOf
-    _kept: dict[tuple[float, Mode], Array] = field(default_factory=dict)
+    _kept: dict[tuple[float, Mode], Floats] = field(default_factory=dict)
 
     def on(self, better: Hardware) -> BetterBounds:
         """What they say of hardware that is a little better."""
         return BetterBounds(self, gains_of(self.hardware, better))
 
-    def with_room(self, more_bytes: float, mode: Mode) -> Array:
+    def with_room(self, more_bytes: float, mode: Mode) -> Floats:
         """The bounds where every room is so much larger."""
         key = (more_bytes, mode)
         if key not in self._kept:

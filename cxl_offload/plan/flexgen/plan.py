@@ -14,15 +14,15 @@ from cxl_offload.plan.flexgen.choice import block_of
 from cxl_offload.plan.flexgen.decode_time import CALLS
 from cxl_offload.plan.flexgen.flags import command_of, policies_of
 from cxl_offload.plan.flexgen.job import FlexGenJob, flexgen_job, runs_in_flexgen
-from cxl_offload.plan.flexgen.planner import GPU_BATCHES, Interleave, Optimum, plan_flexgen
+from cxl_offload.plan.flexgen.planner import GPU_BATCHES, Optimum, StripeWish, plan_flexgen
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.known_errors import FLEXGEN_ERROR
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import Batch, ErrorEstimate, Plan
 from cxl_offload.renamed import old_names
 
-Engine = Literal["own", "stock"]
-ENGINES: Mapping[Engine, EngineRates] = {"own": OWN, "stock": STOCK}
+FlexGenEngine = Literal["own", "stock"]
+ENGINES: Mapping[FlexGenEngine, EngineRates] = {"own": OWN, "stock": STOCK}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ class InferenceRequest(DecodingRequest):
 
     path: str | None = None
     gpu_batches: Sequence[int] = GPU_BATCHES
-    interleave: Mapping[str, Interleave] = field(default_factory=dict)
-    engine: Engine = "own"
+    interleave: Mapping[str, StripeWish] = field(default_factory=dict)
+    engine: FlexGenEngine = "own"
     accelerator: Literal["cuda", "host"] = "cuda"
 
     @property
@@ -180,7 +180,7 @@ class FlexGen(DecodingExecutor[Optimum]):
         request, choice = self._request, found.choice.choice
         stripes = {"weights": choice.weight_stripe, "kv": choice.kv_stripe}
         for kind, stripe in stripes.items():
-            wish: Interleave = "always" if stripe is None else "never"
+            wish: StripeWish = "always" if stripe is None else "never"
             asked = replace(request, interleave={**request.interleave, kind: wish})
             what = f"{kind} of the host striped" if stripe is None else f"{kind} not striped"
             yield what, FlexGen(asked).search(found.hardware)

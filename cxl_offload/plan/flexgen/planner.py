@@ -15,10 +15,11 @@ from typing import Literal
 
 import numpy as np
 
+from cxl_offload.arrays import Floats
 from cxl_offload.plan.decoding.phases import Phases
 from cxl_offload.plan.decoding.sizes import MOST_SEQUENCES
 from cxl_offload.plan.equations.interleave import best_weights
-from cxl_offload.plan.flexgen.bound import Array, least_seconds, most_sequences
+from cxl_offload.plan.flexgen.bound import least_seconds, most_sequences
 from cxl_offload.plan.flexgen.choice import (
     Choice,
     Loads,
@@ -47,7 +48,7 @@ _LIKE_PROGRAMS = 48
 _LIKE_TIE = 5e-4
 """Gain over a choice that is known that is not looked for further: prices are not told closer."""
 
-Interleave = Literal["auto", "always", "never"]
+StripeWish = Literal["auto", "always", "never"]
 
 TIE_LOSS = 1e-6
 """Share of the throughput that is given up for fewer bytes on slow homes."""
@@ -92,7 +93,7 @@ def modes(
     hardware: Hardware,
     *,
     gpu_batches: Sequence[int] = GPU_BATCHES,
-    interleave: Mapping[str, Interleave] | None = None,
+    interleave: Mapping[str, StripeWish] | None = None,
 ) -> list[Mode]:
     """What the programs are told: stripes are offered where they can bring something.
 
@@ -131,7 +132,7 @@ def plan_flexgen(
     hardware: Hardware,
     *,
     gpu_batches: Sequence[int] = GPU_BATCHES,
-    interleave: Mapping[str, Interleave] | None = None,
+    interleave: Mapping[str, StripeWish] | None = None,
     most_batches: int | None = None,
     like: Optimum | None = None,
 ) -> Optimum | None:
@@ -154,7 +155,7 @@ def plan_flexgen(
     """
     levels, tie = job.levels(), _TIE if like is None else _LIKE_TIE
 
-    def bound_of(offered: Hardware, mode: Mode) -> Array:
+    def bound_of(offered: Hardware, mode: Mode) -> Floats:
         top = _most_batches(job, offered, mode, most_batches)
         batches = np.arange(1, top + 1, dtype=np.float64)
         return least_seconds(job, offered, mode, levels, batches)

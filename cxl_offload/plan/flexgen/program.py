@@ -24,12 +24,10 @@ from cxl_offload.plan.flexgen.choice import (
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.plan.solve import TOLERANCE, Program, Solution
+from cxl_offload.plan.solve import TOLERANCE, Program, Solution, Terms
 
 ROOM_TOLERANCE = 4 * TOLERANCE
 """Rooms are narrowed by more than the solver may exceed a row by, as a share of all weights."""
-
-Terms = dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)

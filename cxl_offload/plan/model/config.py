@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import get_args
 
 from cxl_offload.plan.model.decoder import DecoderTraits, TensorKind, WeightKind, decoder_tensors
+from cxl_offload.renamed import old_names
 
 __all__ = [
-    "Family",
     "ModelConfig",
+    "ModelFamily",
     "Quantization",
     "TensorKind",
     "WeightKind",
 ]
 
-Family = str
+ModelFamily = str
 """``model_type`` of a ``config.json``."""
 
 
@@ -76,7 +77,7 @@ class ModelConfig:
     """
 
     name: str
-    family: Family
+    family: ModelFamily
     layers: int
     hidden: int
     heads: int
@@ -273,3 +274,6 @@ def _bert(c: ModelConfig) -> tuple[TensorKind, ...]:
         ("norm", "output.LayerNorm", (2, h)),
     )
     return (*made, _once("head", "pooler", h, h), _once("head", "pooler.bias", h))
+
+
+__getattr__ = old_names(__name__)

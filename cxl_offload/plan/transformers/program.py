@@ -23,7 +23,7 @@ from cxl_offload.plan.decoding.phases import (
 )
 from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.plan.solve import Program
+from cxl_offload.plan.solve import Program, Terms
 from cxl_offload.plan.transformers.job import DecoderJob
 from cxl_offload.plan.transformers.layout import Layout
 
@@ -31,8 +31,6 @@ STREAMED, ON_CPU, IDLE, KV, ACT = "streamed", "cpu", "idle", "kv", "activations"
 
 _TIDY = 1e-7
 """Cost of a slow home, in units of the seconds of a batch: of equals, the fast homes."""
-
-Terms = dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cxl_offload.core import HUGE_PAGE_BYTES
-from cxl_offload.profile.model import KINDS, Kind, Mode
+from cxl_offload.profile.model import KINDS, LoopKind, MeasureMode
 from cxl_offload.renamed import old_names
 from cxl_offload.topology import Node
 from cxl_offload.units import GIB, MIB, format_bytes
 
-Part = Literal["latency", "bandwidth", "loaded", "mixes", "pages", "copies"]
+PathPart = Literal["latency", "bandwidth", "loaded", "mixes", "pages", "copies"]
 """What there is to measure on a path in the order of importance, and between GPUs and nodes."""
 
-_ALL_PARTS: tuple[Part, ...] = ("latency", "bandwidth", "loaded", "mixes", "pages", "copies")
+_ALL_PARTS: tuple[PathPart, ...] = ("latency", "bandwidth", "loaded", "mixes", "pages", "copies")
 
 _LEAST_BYTES = 4 * MIB
 ASSUMED_CACHE_BYTES = 64 * MIB
@@ -42,7 +42,7 @@ class Effort:
         What is measured at all, and with which kinds of access.
     """
 
-    mode: Mode
+    mode: MeasureMode
     repeats: int
     few_threads: bool
     delays_ns: tuple[int, ...]
@@ -50,8 +50,8 @@ class Effort:
     largest_bytes: int
     longest_s: float
     copy_bytes: int
-    parts: tuple[Part, ...] = _ALL_PARTS
-    kinds: tuple[Kind, ...] = KINDS
+    parts: tuple[PathPart, ...] = _ALL_PARTS
+    kinds: tuple[LoopKind, ...] = KINDS
 
 
 QUICK = Effort(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cxl_offload import _C
-from cxl_offload.profile.copies import CopyCall, Direction, measure_copies
+from cxl_offload.profile.copies import CopyCall, CopyDirection, measure_copies
 from cxl_offload.profile.measure import probe
 from cxl_offload.profile.measure.effort import Effort
 from cxl_offload.profile.measure.findings import Findings
@@ -65,7 +65,7 @@ class CudaGpus:
         """As :meth:`Gpus.open`."""
         copies = _C.GpuCopies(self._library, ordinal, buffer.address, buffer.nbytes)
 
-        def copy(direction: Direction, nbytes: int) -> None:
+        def copy(direction: CopyDirection, nbytes: int) -> None:
             copies.copy(direction == "h2d", nbytes)
 
         return copy

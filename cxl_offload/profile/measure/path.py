@@ -13,10 +13,10 @@ from cxl_offload.profile.measure.probe import Allocator, Buffer, Quality
 from cxl_offload.profile.model import (
     BandwidthCurve,
     BandwidthPoint,
-    Kind,
     Latency,
     LoadedCurve,
     LoadedPoint,
+    LoopKind,
     MixPoint,
     Pages,
     PathProfile,
@@ -54,7 +54,7 @@ class PathProbe:
         self._traffic: dict[Pages, Buffer] = {}
         self._linked: dict[Pages, Buffer] = {}
         self._latencies: list[Latency] = []
-        self._points: dict[tuple[Kind, Pages], list[BandwidthPoint]] = {}
+        self._points: dict[tuple[LoopKind, Pages], list[BandwidthPoint]] = {}
         self._mixes: list[MixPoint] = []
         self._loaded: list[LoadedPoint] = []
         self._quality = Quality()
@@ -168,10 +168,12 @@ class PathProbe:
             for threads in counts[-1:] if few else counts:
                 self._plan_bandwidth(schedule, kind, "base", threads)
 
-    def _kinds(self) -> tuple[Kind, ...]:
+    def _kinds(self) -> tuple[LoopKind, ...]:
         return tuple(kind for kind in self._effort.kinds if kind in probe.kinds())
 
-    def _plan_bandwidth(self, schedule: Schedule, kind: Kind, pages: Pages, threads: int) -> None:
+    def _plan_bandwidth(
+        self, schedule: Schedule, kind: LoopKind, pages: Pages, threads: int
+    ) -> None:
         def run(seconds: float) -> None:
             point = probe.kind_bandwidth(
                 self._buffer(pages),

@@ -13,8 +13,8 @@ from cxl_offload.profile.model import (
     KINDS,
     BandwidthPoint,
     Estimate,
-    Kind,
     LoadedPoint,
+    LoopKind,
     Pages,
     estimate,
 )
@@ -87,7 +87,7 @@ def best_isa() -> str:
     return str(_C.supported_isas()[-1])
 
 
-def kinds() -> tuple[Kind, ...]:
+def kinds() -> tuple[LoopKind, ...]:
     """Kinds of access that this processor's build has."""
     return tuple(kind for kind in KINDS if kind != "nt_store" or _C.has_non_temporal_stores())
 
@@ -176,7 +176,7 @@ def _rate(done: Sequence[_C.ThreadTraffic]) -> float:
 
 def kind_bandwidth(
     buffer: Buffer,
-    kind: Kind,
+    kind: LoopKind,
     cpus: Sequence[int],
     *,
     seconds: float,

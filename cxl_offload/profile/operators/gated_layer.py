@@ -181,14 +181,14 @@ def measure_gated(clock: Clock, ring_bytes: int) -> GatedPoints:
     return GatedPoints(tuple(pieces), tuple(products))
 
 
-Samples = defaultdict[Label, list[float]]
+SampleLists = defaultdict[Label, list[float]]
 
 
 def _decoded(
     watch: Stopwatch, visits: Iterator[GatedLayer], width: int, rows: int, ring_bytes: int
-) -> Samples:
+) -> SampleLists:
     """Seconds by label of layers that get one token of every row."""
-    samples: Samples = defaultdict(list)
+    samples: SampleLists = defaultdict(list)
     shape = (rows, width // HEAD_DIM, max(_POSITIONS) + 1, HEAD_DIM)
     nbytes = 4 * rows * width * max(_POSITIONS)
     count = min(_VISITS, max(2, -(-ring_bytes // nbytes)))
@@ -206,9 +206,11 @@ def _decoded(
     return samples
 
 
-def _prompt(watch: Stopwatch, visits: Iterator[GatedLayer], width: int, prompts: int) -> Samples:
+def _prompt(
+    watch: Stopwatch, visits: Iterator[GatedLayer], width: int, prompts: int
+) -> SampleLists:
     """The same of layers that get so many prompts."""
-    samples: Samples = defaultdict(list)
+    samples: SampleLists = defaultdict(list)
     x = torch.full((prompts, _TOKENS, width), 0.5, dtype=torch.bfloat16)
     for visit in range(1 + _PROMPT_VISITS):
         watch.reset()
@@ -218,7 +220,7 @@ def _prompt(watch: Stopwatch, visits: Iterator[GatedLayer], width: int, prompts:
     return samples
 
 
-def _keep(samples: Samples, watch: Stopwatch) -> None:
+def _keep(samples: SampleLists, watch: Stopwatch) -> None:
     for label, taken in watch.seconds.items():
         samples[label].append(max(taken, LEAST_S))
 
@@ -231,13 +233,13 @@ def _logits(watch: Stopwatch, rows: int) -> None:
     watch.end("logits")
 
 
-def _pieces(samples: Samples, rows: int, tokens: int) -> Iterator[PiecePoint]:
+def _pieces(samples: SampleLists, rows: int, tokens: int) -> Iterator[PiecePoint]:
     for name, elements in elements_of(tokens).items():
         if name in samples:
             yield PiecePoint(name, rows * tokens, elements, estimate(samples[name]))
 
 
-def _products(samples: Samples, width: int, rows: int) -> Iterator[ProductPoint]:
+def _products(samples: SampleLists, width: int, rows: int) -> Iterator[ProductPoint]:
     sizes: dict[Label, tuple[int, int]] = {"square": (width, 4), "inner": (inner_of(width), 3)}
     for label, (inner, count) in sizes.items():
         each = [taken / count for taken in samples[label]]

@@ -59,8 +59,8 @@ _PIECES = 10
 _LEAST_VISITS, _FIRST_VISITS = 16, 2
 """Least layers that are timed after some that are not, with either attention in turns."""
 
-Engine = Literal["flexgen", "transformers"]
-Samples = Mapping[Label, Sequence[float]]
+LayerEngine = Literal["flexgen", "transformers"]
+SamplesByLabel = Mapping[Label, Sequence[float]]
 
 
 @torch.no_grad()  # as frameworks have it; in inference mode views are cheaper
@@ -69,7 +69,7 @@ def measure_operators(
     *,
     seconds: float = 12.0,
     rows: Sequence[int] = _ROWS,
-    only: Engine | None = None,
+    only: LayerEngine | None = None,
     progress: Progress | None = None,
     clock: Clock = time.perf_counter,
 ) -> OperatorProfile:
@@ -140,7 +140,7 @@ def device_of(device: str | torch.device) -> torch.device:
     return where
 
 
-def _of_other_engines(only: Engine | None, clock: Clock, ring: int) -> dict[str, Any]:
+def _of_other_engines(only: LayerEngine | None, clock: Clock, ring: int) -> dict[str, Any]:
     """What decoders of transformers are made of, and what plans alone ask for."""
     if only == "flexgen":
         return {}
@@ -159,7 +159,7 @@ class _Run:
 
     hidden: int
     rows: int
-    samples: Samples
+    samples: SamplesByLabel
 
     def linears(self) -> list[LinearPoint]:
         square = 2 * self.hidden**2

@@ -19,7 +19,7 @@ from cxl_offload.topology.tree import Tree
 
 __all__ = ["SEVERITIES", "Hazard", "Severity", "find_hazards"]
 
-Check = Callable[[Scene], Iterator[Hazard]]
+HazardCheck = Callable[[Scene], Iterator[Hazard]]
 
 
 def find_hazards(
@@ -45,7 +45,7 @@ def find_hazards(
     machine, tree = discover(root), Tree(root)
     health = read_health(tree, machine)
     scene = Scene(machine, tree, health, placing_refused=placing_refused, tried=tried)
-    checks: tuple[Check, ...] = (
+    checks: tuple[HazardCheck, ...] = (
         *HEALTH_CHECKS,
         *NODE_CHECKS,
         *PROCESS_CHECKS,

@@ -19,7 +19,7 @@ import torch
 from cxl_offload import _C
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, loaded_model, run, scope
-from cxl_offload.integrations.flexgen.copies import Copier, EngineCopies, HostCopies, Way
+from cxl_offload.integrations.flexgen.copies import Copier, CopyWay, EngineCopies, HostCopies
 from cxl_offload.memory import Session
 from cxl_offload.transfer import CopyEngine, CopyLink, LinkUse
 
@@ -42,7 +42,7 @@ class Watched(EngineCopies):
         self.late = 0
         super().__init__(engine, HostCopies(), lambda: None)
 
-    def move(self, dst: torch.Tensor, src: torch.Tensor, way: Way) -> None:
+    def move(self, dst: torch.Tensor, src: torch.Tensor, way: CopyWay) -> None:
         super().move(dst, src, way)
         if self.side_stream:
             self.late += 1

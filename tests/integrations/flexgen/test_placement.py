@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cxl_offload.integrations.fit import Need, Room, capacities, check_fit
 from cxl_offload.integrations.flexgen import FlexGenReport, FlexGenRun, LoadedModel, TierLimit, run
-from cxl_offload.integrations.flexgen.copies import HostCopies, Way
+from cxl_offload.integrations.flexgen.copies import CopyWay, HostCopies
 from cxl_offload.memory import Bind, Interleave, Policy, Preferred, Session, Weighted
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.tensor import empty
@@ -279,7 +279,7 @@ def test_host_as_accelerator_copies_no_weight_and_no_cache(
     moved: Counter[str] = Counter()
     copy = HostCopies.move
 
-    def counted(self: HostCopies, dst: torch.Tensor, src: torch.Tensor, way: Way) -> None:
+    def counted(self: HostCopies, dst: torch.Tensor, src: torch.Tensor, way: CopyWay) -> None:
         moved[way] += dst.numel() * dst.itemsize
         copy(self, dst, src, way)
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cxl_offload.arrays import Floats
 from cxl_offload.plan.decoding.engine import OWN, STOCK, EngineRates
-from cxl_offload.plan.flexgen.bound import Array, least_seconds
+from cxl_offload.plan.flexgen.bound import least_seconds
 from cxl_offload.plan.flexgen.job import flexgen_job
 from cxl_offload.plan.flexgen.known_bounds import KnownBounds, gains_of
 from cxl_offload.plan.flexgen.planner import modes
@@ -46,7 +47,7 @@ def test_no_batch_of_better_hardware_is_hidden_that_may_be_fast(engine: EngineRa
     job = flexgen_job(load_model("opt-13b"), prompt=512, generated=32, engine=engine)
     hardware, levels = hardware_of(load_machine("epyc9354-cxl-a")), job.levels()
 
-    def bound_of(offered: Hardware, mode: Mode) -> Array:
+    def bound_of(offered: Hardware, mode: Mode) -> Floats:
         return least_seconds(job, offered, mode, levels, BATCHES)
 
     draw, known, spared = random.Random(3), KnownBounds(hardware, bound_of), 0
