@@ -247,6 +247,24 @@ def check_swap(
             raise SystemExit(f"bench_gpu: blocks of {block} bytes arrived wrong by {name}")
 
 
+def check_round_trips(
+    on_gpu: torch.Tensor, move: Callable[[str, bool, torch.cuda.Stream], None]
+) -> None:
+    """Blocks come back as they left, by as much as their codes keep."""
+    stream, kept = torch.cuda.Stream(), on_gpu.clone()
+    for name, bound in (("plain", 0.0), ("int4", 0.3), ("fp8", 0.2)):
+        on_gpu.copy_(kept)
+        torch.cuda.synchronize()
+        move(name, True, stream)
+        stream.synchronize()
+        on_gpu.zero_()
+        torch.cuda.synchronize()
+        move(name, False, stream)
+        stream.synchronize()
+        if float((on_gpu.float() - kept.float()).abs().max()) > bound:
+            raise SystemExit(f"bench_gpu: blocks came back wrong through {name}")
+
+
 def bench_packed(session: Session) -> list[Row]:
     """Half-precision blocks of 64 KiB to and from host memory, plain and as codes.
 
@@ -255,9 +273,7 @@ def bench_packed(session: Session) -> list[Row]:
     rows: list[Row] = []
     elements, count = PACKED_ELEMENTS, PACKED_BLOCKS
     nbytes = 2 * elements * count
-    stream = torch.cuda.Stream()
     on_gpu = torch.randn(count, elements, device="cuda").half()
-    kept = on_gpu.clone()
     plain = cxl_offload.empty(count, elements, dtype=torch.float16, pin=True)
     device_list = _addresses(on_gpu)
     copier = BlockCopier(session, node=session.kernel.local_node)
@@ -283,17 +299,7 @@ def bench_packed(session: Session) -> list[Row]:
         else:
             packers[name].unpack(**ends, elements=elements, stream=stream.cuda_stream)
 
-    for name, bound in (("plain", 0.0), ("int4", 0.3), ("fp8", 0.2)):
-        on_gpu.copy_(kept)
-        torch.cuda.synchronize()
-        move(name, True, stream)
-        stream.synchronize()
-        on_gpu.zero_()
-        torch.cuda.synchronize()
-        move(name, False, stream)
-        stream.synchronize()
-        if float((on_gpu.float() - kept.float()).abs().max()) > bound:
-            raise SystemExit(f"bench_gpu: blocks came back wrong through {name}")
+    check_round_trips(on_gpu, move)
     for direction, out in (("d2h", True), ("h2d", False)):
         works: dict[str, Work] = {name: partial(move, name, out) for name in host_lists}
         rows += rated(interleaved(works), nbytes, direction=direction, block_bytes=2 * elements)

@@ -18,11 +18,19 @@ from typing import Any
 
 from cxl_offload.plan.flexgen.job import flexgen_job
 from cxl_offload.plan.flexgen.planner import plan_flexgen
-from cxl_offload.plan.hardware import hardware_of
+from cxl_offload.plan.hardware import Hardware, hardware_of
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.topology import Access, Machine, Node, NodeKind, Tier, load_machine
 
 LIMIT_S = 1.0
+CASES = (
+    ("opt-175b", 512, 32),
+    ("opt-175b", 1024, 128),
+    ("opt-66b", 512, 32),
+    ("opt-30b", 512, 32),
+    ("opt-1.3b", 512, 32),
+)
+"""Model, tokens of a prompt, tokens to generate."""
 
 
 def four_tiers() -> Machine:
@@ -38,6 +46,32 @@ def four_tiers() -> Machine:
     )
 
 
+def searched(
+    name: str, prompt: int, generated: int, hardware: Hardware, runs: int
+) -> dict[str, Any]:
+    """The times of one search, whose answer must fit."""
+    job = flexgen_job(load_model(name), prompt=prompt, generated=generated)
+    seconds = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        found = plan_flexgen(job, hardware)
+        seconds.append(time.perf_counter() - start)
+    assert found is not None
+    assert all(
+        nbytes <= tier.usable_bytes
+        for nbytes, tier in zip(found.loads.host, hardware.nodes, strict=True)
+    )
+    return {
+        "model": name,
+        "tokens": f"{prompt}+{generated}",
+        "median_s": statistics.median(seconds),
+        "least_s": min(seconds),
+        "most_s": max(seconds),
+        "programs": found.programs,
+        "predicted_tokens_per_s": found.phases.tokens_per_s,
+    }
+
+
 def main() -> None:
     """Times the search and prints a table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -45,36 +79,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     hardware = hardware_of(four_tiers())
-    rows: list[dict[str, Any]] = []
-    for name, prompt, generated in (
-        ("opt-175b", 512, 32),
-        ("opt-175b", 1024, 128),
-        ("opt-66b", 512, 32),
-        ("opt-30b", 512, 32),
-        ("opt-1.3b", 512, 32),
-    ):
-        job = flexgen_job(load_model(name), prompt=prompt, generated=generated)
-        seconds = []
-        for _ in range(args.runs):
-            start = time.perf_counter()
-            found = plan_flexgen(job, hardware)
-            seconds.append(time.perf_counter() - start)
-        assert found is not None
-        assert all(
-            nbytes <= tier.usable_bytes
-            for nbytes, tier in zip(found.loads.host, hardware.nodes, strict=True)
-        )
-        rows.append(
-            {
-                "model": name,
-                "tokens": f"{prompt}+{generated}",
-                "median_s": statistics.median(seconds),
-                "least_s": min(seconds),
-                "most_s": max(seconds),
-                "programs": found.programs,
-                "predicted_tokens_per_s": found.phases.tokens_per_s,
-            }
-        )
+    rows = [searched(*case, hardware, args.runs) for case in CASES]
     if args.json:
         print(json.dumps({"host": platform.processor(), "runs": args.runs, "rows": rows}, indent=1))
         return

@@ -223,7 +223,14 @@ def print_table(title: str, rows: dict[str, dict[str, Any]]) -> None:
         )
 
 
-def main() -> None:
+def print_phase_change(rows: dict[str, Any]) -> None:
+    print("\nAfter a change of the workload, simulated:")
+    for name, one in rows.items():
+        print(f"{name}: {one['recovered_within_10']:.1%} within 3 % of the new best after 10 "
+              f"decisions, {one['mean_decisions']:.1f} decisions in the mean")  # fmt: skip
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workloads", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="seed of the first random workload")
@@ -231,7 +238,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=6000, help="of the tiny Mixtral")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
     check_plot(options.plot)
     seeds = range(options.first, options.first + options.workloads)
     random_cases = [random_case(seed) for seed in seeds]
@@ -259,10 +270,7 @@ def main() -> None:
     print_table(f"{len(random_cases)} random workloads, simulated, {options.noise:.0%} noise, "
                 f"{STEPS} steps a decision, {DECISIONS} decisions", result["random"])  # fmt: skip
     print_table(f"{len(published)} workloads on published machines, simulated", result["published"])
-    print("\nAfter a change of the workload, simulated:")
-    for name, one in result["phase_change"].items():
-        print(f"{name}: {one['recovered_within_10']:.1%} within 3 % of the new best after 10 "
-              f"decisions, {one['mean_decisions']:.1f} decisions in the mean")  # fmt: skip
+    print_phase_change(result["phase_change"])
     print_experts(result["experts"])
     cost = result["watching_a_step_s"]
     print(f"\nwatching a step: {cost * 1e6:.2f} us measured, {cost / 0.01:.4%} of a step of 10 ms")

@@ -257,33 +257,43 @@ def print_tables(document: dict[str, Any], console: Console) -> None:
             f"{load['working_set_tokens'] * kv / 2**20:.0f} MiB, "
             f"KV cache {cache * kv / 2**20:.0f} MiB"
         )
-        columns = ("requests/s", "ratio", "first token p50", "p99", "hit rate", "from tiers")
-        table = Table()
-        table.add_column("server")
-        for column in columns:
-            table.add_column(column, justify="right")
-        for server, found in results.items():
-            ratio = found["throughput_ratio"]
-            table.add_row(
-                server,
-                f"{found['requests_per_s']:.2f}",
-                f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})",
-                f"{found['first_token_p50_s'] * 1e3:.0f} ms",
-                f"{found['first_token_p99_s'] * 1e3:.0f} ms",
-                f"{found['hit_rate']:.0%}",
-                f"{found['host_hit_rate']:.0%}",
-            )
-        console.print(table)
+        console.print(load_table(results))
         for server, found in results.items():
             for tier, events in found["tier_bytes"].items():
                 told = ", ".join(f"{event} {n / 2**20:.0f} MiB" for event, n in events.items())
                 console.print(f"  {server}, {tier}: {told}")
     if "restarts" in document:
         print_restarts(document["restarts"], console)
+    console.print(copies_table(document["copies"]))
+
+
+def load_table(results: dict[str, Any]) -> Table:
+    """A row for each server under one load."""
+    columns = ("requests/s", "ratio", "first token p50", "p99", "hit rate", "from tiers")
+    table = Table()
+    table.add_column("server")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for server, found in results.items():
+        ratio = found["throughput_ratio"]
+        table.add_row(
+            server,
+            f"{found['requests_per_s']:.2f}",
+            f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})",
+            f"{found['first_token_p50_s'] * 1e3:.0f} ms",
+            f"{found['first_token_p99_s'] * 1e3:.0f} ms",
+            f"{found['hit_rate']:.0%}",
+            f"{found['host_hit_rate']:.0%}",
+        )
+    return table
+
+
+def copies_table(copies: list[dict[str, Any]]) -> Table:
+    """A row for each number and size of blocks."""
     table = Table(title="Copy worker, timed inside C++")
     for column in ("blocks", "worker GB/s", "memcpy GB/s", "ratio"):
         table.add_column(column, justify="right")
-    for row in document["copies"]:
+    for row in copies:
         ratio = row["ratio"]
         mark = " (a prompt of this load)" if row["of_this_load"] else ""
         table.add_row(
@@ -292,7 +302,7 @@ def print_tables(document: dict[str, Any], console: Console) -> None:
             f"{row['memcpy_bytes_per_s'] / 1e9:.1f}",
             f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})",
         )
-    console.print(table)
+    return table
 
 
 def print_restarts(restarts: dict[str, Any], console: Console) -> None:

@@ -239,6 +239,25 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def write(
+    args: argparse.Namespace, about: dict[str, Any], table: dict[str, dict[str, list[float]]]
+) -> None:
+    """All figures as JSON, with what each is beside stock."""
+    ratios = {
+        name: {
+            part: vars(paired_ratio(table[STOCK][part], values))
+            for part, values in parts.items()
+            if values and name != "bound"
+        }
+        for name, parts in table.items()
+    }
+    options = {name: str(value) for name, value in vars(args).items()}
+    write_json(
+        args.json,
+        {**about, **describe_machine(), "options": options, "speedup": ratios, "s": table},
+    )
+
+
 def main() -> int:
     args = parse()
     check_plot(args.plot)
@@ -269,20 +288,8 @@ def main() -> int:
     }
     good = show(table, numel, clock=args.clock, loud=loud)
     if args.json:
-        ratios = {
-            name: {
-                part: vars(paired_ratio(table[STOCK][part], values))
-                for part, values in parts.items()
-                if values and name != "bound"
-            }
-            for name, parts in table.items()
-        }
         about = {"kind": "measured", "clock": args.clock, "parameters": numel, "loud": loud}
-        options = {name: str(value) for name, value in vars(args).items()}
-        write_json(
-            args.json,
-            {**about, **describe_machine(), "options": options, "speedup": ratios, "s": table},
-        )
+        write(args, about, table)
     if args.plot:
         plot(
             args.plot,

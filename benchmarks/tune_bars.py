@@ -19,10 +19,11 @@ def print_bars(result: dict[str, Any]) -> None:
 
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, str, bool]]:
+    return [*_rows_of_workloads(result), *_rows_of_phases(result), *_rows_of_experts(result)]
+
+
+def _rows_of_workloads(result: dict[str, Any]) -> list[tuple[str, str, bool]]:
     model, caption = result["random"]["model"], result["random"]["caption"]
-    moved, gained = result["phase_change"]["model"], result["phase_shares"]
-    watching = result["watching_a_step_s"] / WATCHED_STEP_S
-    hot = result["experts"]
     worse = model["over_2_percent_worse_than_first_touch"]
     zero = model["back_to_zero_where_near_is_best"]
     ratio = model["mean_decisions"] / caption["mean_decisions"]
@@ -52,6 +53,12 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str, bool]]:
             f"{ratio:.2f} of them, simulated",
             ratio <= 0.5,
         ),
+    ]
+
+
+def _rows_of_phases(result: dict[str, Any]) -> list[tuple[str, str, bool]]:
+    moved, gained = result["phase_change"]["model"], result["phase_shares"]
+    return [
         (
             "a change of phase recovered within 10 decisions in 95 %",
             f"{moved['recovered_within_10']:.1%}, {moved['mean_decisions']:.1f} in the mean, "
@@ -64,6 +71,13 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, str, bool]]:
             f"80 % reached in {gained['gained_80_percent']:.0%} of them, simulated",
             gained["gained_mean"] >= 0.8,
         ),
+    ]
+
+
+def _rows_of_experts(result: dict[str, Any]) -> list[tuple[str, str, bool]]:
+    watching = result["watching_a_step_s"] / WATCHED_STEP_S
+    hot = result["experts"]
+    return [
         (
             "hot experts within 10 % of the oracle on every machine",
             f"at worst {max(row['over_oracle'] for row in hot):.1%} slower, requests measured, "

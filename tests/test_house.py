@@ -331,6 +331,16 @@ def test_functions_are_short_or_have_a_reason() -> None:
     assert not (wrong := _off_the_list(found, LONG_FUNCTIONS, "lines")), wrong
 
 
+def test_functions_of_benchmarks_are_short() -> None:
+    offenders = [
+        f"benchmarks/{path.name} {name}: {lines_of(function)} lines"
+        for path in sorted((PACKAGE.parent / "benchmarks").glob("*.py"))
+        for name, function in functions(parse(path))
+        if lines_of(function) > MOST_FUNCTION_LINES
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
 def test_parameters_are_few_or_have_a_reason() -> None:
     found = {}
     for name, tree in modules():
