@@ -155,7 +155,7 @@ NumaRegion::NumaRegion(const Placer& placer, const Rule& rule, Layout layout, si
     : placer_(placer),
       rule_(rule),
       page_bytes_(placer.kernel->page_bytes(rule.pages)),
-      unit_bytes_(unit_bytes(*placer.kernel, rule.pages)),
+      unit_bytes_(memory::unit_bytes(*placer.kernel, rule.pages)),
       notes_(std::move(layout.notes)),
       mapping_(placer.kernel, bytes, unit_bytes_, rule.pages) {
   if (rule.kind == RuleKind::kStripe) stripe_.emplace(rule.shares, rule.granule_bytes);

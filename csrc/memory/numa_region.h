@@ -61,11 +61,13 @@ class NumaRegion final : public Region {
 
   std::span<std::byte> range() const override { return mapping_.range(); }
   size_t page_bytes() const override { return page_bytes_; }
+  size_t unit_bytes() const override { return unit_bytes_; }
   bool pinned() const override { return false; }
   bool keeps_rule(size_t offset, size_t bytes) const override;
   size_t next_cut(size_t offset) const override;
   void release(size_t offset, size_t bytes) override;
   std::vector<Run> runs(size_t offset, size_t bytes) const override;
+  NumaRegion* on_nodes() override { return this; }
   std::vector<std::string> notes() const override { return notes_; }
 
   // Moves whole pages to a new rule; all views stay valid. Returns what the user should know of the

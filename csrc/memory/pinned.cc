@@ -56,7 +56,7 @@ std::string describe(const NumaRegion::Strays& strays, const os::Kernel& kernel)
 PinnedRegion::PinnedRegion(std::unique_ptr<Region> region, std::shared_ptr<os::Kernel> kernel,
                            std::shared_ptr<GpuDriver> driver)
     : region_(std::move(region)),
-      numa_(dynamic_cast<NumaRegion*>(region_.get())),
+      numa_(region_->on_nodes()),
       kernel_(std::move(kernel)),
       driver_(std::move(driver)) {
   attach();
@@ -131,6 +131,16 @@ void PinnedRegion::quiesce(std::span<const StreamId> streams) {
   }
 }
 
+std::optional<std::string> PinnedRegion::attach_again() {
+  auto refused = try_attach();
+  const Reading reading = refused ? Reading{} : settle_again();
+  const std::lock_guard lock(notes_mutex_);
+  notes_.clear();
+  if (!reading.note.empty()) notes_.push_back(reading.note);
+  if (refused) notes_.push_back("not pinned since a move that failed: " + *refused);
+  return refused;
+}
+
 PinnedRegion::Moved PinnedRegion::move(const Rule& rule, const Rule& origin,
                                        std::span<const StreamId> streams) {
   quiesce(streams);
@@ -138,15 +148,12 @@ PinnedRegion::Moved PinnedRegion::move(const Rule& rule, const Rule& origin,
   Moved moved{true, std::nullopt, {}};
   try {
     moved.notes = numa_->move(0, range().size(), rule);
+  } catch (const Interrupted&) {
+    attach_again();
+    throw;
   } catch (const std::exception& error) {
-    const auto refused = try_attach();
-    const Reading reading = refused ? Reading{} : settle_again();
-    const std::lock_guard lock(notes_mutex_);
-    notes_.clear();
-    if (!reading.note.empty()) notes_.push_back(reading.note);
+    const auto refused = attach_again();
     if (!refused) throw;
-    notes_.push_back("not pinned since a move that failed: " + *refused);
-    if (dynamic_cast<const Interrupted*>(&error) != nullptr) throw;
     return {
         false, std::string(error.what()) + "; and it could not be pinned again: " + *refused, {}};
   }

@@ -26,6 +26,7 @@ class PinnedRegion final : public Region {
 
   std::span<std::byte> range() const override { return region_->range(); }
   size_t page_bytes() const override { return region_->page_bytes(); }
+  size_t unit_bytes() const override { return region_->unit_bytes(); }
   bool pinned() const override { return true; }
   bool registered() const override { return registered_; }
   bool keeps_rule(size_t offset, size_t bytes) const override {
@@ -38,8 +39,8 @@ class PinnedRegion final : public Region {
   }
   std::string device() const override { return region_->device(); }
   std::vector<std::string> notes() const override;
-  // What is pinned, if it is on NUMA nodes.
-  NumaRegion* on_nodes() const { return numa_; }
+  NumaRegion* on_nodes() override { return numa_; }
+  PinnedRegion* as_pinned() override { return this; }
 
   // Reads the placement again. Pages that pinning moved are counted where they are and noted;
   // throws PlacementError instead if `strict`.
@@ -69,10 +70,13 @@ class PinnedRegion final : public Region {
     bool unknown = false;
   };
   Reading settle_again() noexcept;
+  // After a move that failed: registers the pages where they are, and notes what came of it.
+  // Returns what the driver said if it refused.
+  std::optional<std::string> attach_again();
   Moved go_back(const Rule& rule, const Rule& origin, const std::string& why);
 
   const std::unique_ptr<Region> region_;
-  NumaRegion* const numa_;
+  NumaRegion* const numa_;  // null for memory of a device
   const std::shared_ptr<os::Kernel> kernel_;
   const std::shared_ptr<gpu::GpuDriver> driver_;
   std::atomic<bool> registered_ = false;

@@ -12,6 +12,9 @@
 
 namespace cxl_offload::memory {
 
+class NumaRegion;
+class PinnedRegion;
+
 class Region {
  public:
   virtual ~Region() = default;  // returns every page that release() has not returned
@@ -19,6 +22,9 @@ class Region {
   virtual std::span<std::byte> range() const = 0;
   // The unit in which pieces may be released.
   virtual size_t page_bytes() const = 0;
+  // The unit in which parts of a block move. It is larger than page_bytes() where the kernel may
+  // have made huge pages.
+  virtual size_t unit_bytes() const { return page_bytes(); }
   // Whether it is registered with a GPU driver as one, and so never returned in parts.
   virtual bool pinned() const = 0;
   // Whether it still is: a move that failed may have left it unregistered.
@@ -36,6 +42,11 @@ class Region {
   virtual std::vector<Run> runs(size_t, size_t) const { return {}; }
   // The Device-DAX device it is on; empty for memory of nodes.
   virtual std::string device() const { return ""; }
+  // The memory of NUMA nodes that this region is or registers, whose pages can move; null for
+  // memory of a device.
+  virtual NumaRegion* on_nodes() { return nullptr; }
+  // This region where it has to be unregistered before its pages move; else null.
+  virtual PinnedRegion* as_pinned() { return nullptr; }
   // What the user should know of this region: spilled nodes, pages that pinning moved.
   virtual std::vector<std::string> notes() const { return {}; }
 };

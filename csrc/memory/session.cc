@@ -45,14 +45,6 @@ PlacedBlock::~PlacedBlock() {
   os::settle({memory_->address(), memory_->capacity()});
 }
 
-size_t PlacedBlock::unit_bytes() const {
-  auto* pinned = dynamic_cast<PinnedRegion*>(memory_->region());
-  auto* region =
-      pinned != nullptr ? pinned->on_nodes() : dynamic_cast<NumaRegion*>(memory_->region());
-  if (region == nullptr) return page_bytes();
-  return memory::unit_bytes(session_->kernel(), region->rule().pages);
-}
-
 std::string PlacedBlock::requested() const {
   session_->guard_.refuse_in_child("ask about an allocation");
   const std::lock_guard lock(mutex_);
@@ -109,9 +101,7 @@ NumaRegion& PlacedBlock::movable(const std::string& what, const Rule& rule) cons
     throw InvalidArgument(what + ": smaller than a page (" + format_bytes(page_bytes()) +
                           "), it shares its page with others; copy it into a new allocation");
   }
-  auto* pinned = dynamic_cast<PinnedRegion*>(memory_->region());
-  auto* region =
-      pinned != nullptr ? pinned->on_nodes() : dynamic_cast<NumaRegion*>(memory_->region());
+  NumaRegion* const region = memory_->region()->on_nodes();
   if (region == nullptr) {
     throw InvalidArgument(what + ": it is on device " + memory_->region()->device() +
                           ", whose memory does not move; copy it into a new allocation");
@@ -126,7 +116,7 @@ NumaRegion& PlacedBlock::movable(const std::string& what, const Rule& rule) cons
 void PlacedBlock::move(Rule rule) {
   const std::string what = "move " + format_bytes(memory_->bytes());
   NumaRegion& region = movable(what, rule);
-  auto* pinned = dynamic_cast<PinnedRegion*>(memory_->region());
+  PinnedRegion* const pinned = memory_->region()->as_pinned();
   if (pinned != nullptr && memory_->capacity() != region.range().size()) {
     throw InvalidArgument(what + ": it is pinned together with other small allocations, which " +
                           "may be in use; copy it into a new allocation");

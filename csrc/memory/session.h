@@ -54,7 +54,7 @@ class PlacedBlock : public std::enable_shared_from_this<PlacedBlock> {
   std::span<std::byte> range() const { return {memory_->address(), memory_->bytes()}; }
   size_t page_bytes() const { return memory_->region()->page_bytes(); }
   // What parts of it move in: whole huge pages, where the kernel may have made some.
-  size_t unit_bytes() const;
+  size_t unit_bytes() const { return memory_->region()->unit_bytes(); }
   // The rule in words, after a move the new one.
   std::string requested() const;
   std::vector<std::string> notes() const;

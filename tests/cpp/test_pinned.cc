@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "core/error.h"
+#include "core/interrupt.h"
 #include "gpu/fake_driver.h"
 #include "memory/session.h"
 #include "simulated_ground.h"
@@ -108,6 +109,24 @@ TEST(registrations_that_fail_leave_memory_that_is_not_pinned_and_says_so) {
     block->move(rule_of(RuleKind::kBind, {{1}}));
     CHECK(block->memory().pinned());
     CHECK(block->notes().empty());
+    check_block(ground, *block);
+    block.reset();
+    check_returned(ground);
+  }
+}
+
+TEST(an_interrupt_while_pinned_memory_moves_reaches_the_caller_whether_or_not_it_is_pinned_again) {
+  for (const bool refused : {false, true}) {
+    PinnedGround ground(true);
+    auto block = make_block(ground);
+    if (refused) ground.driver->fail_registration(1);
+    {
+      const InterruptScope scope([] { return true; });
+      CHECK_THROWS(Interrupted, block->move(rule_of(RuleKind::kBind, {{1}})));
+    }
+    CHECK_EQ(block->memory().pinned(), !refused);
+    CHECK_EQ(block->notes().empty(), !refused);
+    CHECK_EQ(block->requested(), rule_of(RuleKind::kBind, {{0}}).describe());
     check_block(ground, *block);
     block.reset();
     check_returned(ground);
