@@ -305,6 +305,7 @@ class Rule:
     ) -> None: ...
 
 LINE_BYTES: int
+BASE_PAGE_BYTES: int
 HUGE_PAGE_BYTES: int
 GIGANTIC_PAGE_BYTES: int
 POOL_SLACK_SHARE: float

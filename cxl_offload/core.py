@@ -7,7 +7,7 @@ from cxl_offload import _C
 LINE_BYTES = _C.LINE_BYTES
 """One cache line, the unit in which cores ask memory (x86-64, Grace)."""
 
-BASE_PAGE_BYTES = 4096
+BASE_PAGE_BYTES = _C.BASE_PAGE_BYTES
 """The smallest page of the machines that are planned for; the running kernel says its own."""
 
 HUGE_PAGE_BYTES = _C.HUGE_PAGE_BYTES

@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import get_args
 
 from cxl_offload import _C, core
 from cxl_offload.memory import Pages, Session
+from cxl_offload.memory.rules import PAGE_KINDS
 from cxl_offload.topology import load_machine
 
 PACKAGE = Path(__file__).resolve().parents[1] / "cxl_offload"
+CSRC = PACKAGE.parent / "csrc"
 
 # Names that say that a number is the core's, and numbers that it has.
 WORDS = ("LINE", "PAGE", "GRANULE", "RESERVE", "HUGE")
 NUMBERS = {64, 4096, 2 << 20, 1 << 30, 1 / 128}
+
+# Where 4096 is not a page, or the core is not there to ask.
+OTHER_4096 = {
+    "integrations/autostart/sitecustomize.py": "how much of a file is read; it imports no package",
+    "kept/model_files.py": "how much is read at each of some places of a file",
+    "plan/training/drive.py": "elements to which DeepSpeed rounds its buffers",
+    "topology/sysfs.py": "sizes that Linux knows; machines are discovered without the core",
+}
+
+# Kernels in which a bare 64 is a value or a format, and not bytes of a line.
+BARE_64 = {
+    "kernels/attention_check.cc": "the multiple of codes that groups of a cache have",
+    "kernels/attention_integer_keys.inc.h": "the middle of a digit of seven bits",
+    "kernels/linear_bf16_avx512.cc": "weights that share a scale",
+    "kernels/linear_bf16_read.inc.h": "places in a permutation of 64 bytes",
+    "kernels/linear_tiles.inc.h": "the bytes of the operand of ldtilecfg",
+    "kernels/linear_tiles_amx.cc": "weights that share a scale",
+}
+
+# Of memory; each has its name in csrc/core/sizes.h or csrc/os/kernel.h.
+NAMED_SIZES = ("kLineBytes", "kBasePageBytes", "kHugePageBytes", "kGiganticPageBytes")
 
 
 def value_of(node: ast.expr) -> object:
@@ -38,6 +62,69 @@ def test_no_module_types_a_constant_of_the_core_again() -> None:
             if isinstance(node.value, ast.Tuple) and value_of(node.value) == get_args(Pages):
                 offenders.append(f"{path.relative_to(PACKAGE)}: kinds of pages")
     assert not offenders, "\n".join(offenders)
+
+
+def test_no_module_types_the_bytes_of_a_page() -> None:
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value == 4096
+    }
+    assert found == set(OTHER_4096)
+
+
+def test_kinds_of_pages_are_the_cores() -> None:
+    assert set(PAGE_KINDS) == set(get_args(Pages))
+    assert set(PAGE_KINDS.values()) == set(_C.PageKind.__members__.values())
+    typed = [
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Subscript)
+        and ast.unparse(node.value) == "Literal"
+        and value_of(node.slice) == get_args(Pages)
+    ]
+    assert typed == ["core.py"]
+
+
+def code_of_the_core() -> dict[str, str]:
+    """Path to text, without comments and strings."""
+    skipped = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"')
+    return {
+        path.relative_to(CSRC).as_posix(): skipped.sub("", path.read_text())
+        for path in sorted(CSRC.rglob("*.*"))
+    }
+
+
+def test_sizes_of_memory_are_defined_once_in_the_core() -> None:
+    found = {
+        name: [
+            path
+            for path, code in code_of_the_core().items()
+            if re.search(rf"\bconstexpr\b[^;\n]*\b{name}\s*=", code)
+        ]
+        for name in NAMED_SIZES
+    }
+    assert found == {
+        "kLineBytes": ["core/sizes.h"],
+        "kBasePageBytes": ["core/sizes.h"],
+        "kHugePageBytes": ["os/kernel.h"],
+        "kGiganticPageBytes": ["os/kernel.h"],
+    }
+
+
+def test_kernels_give_every_64_a_name() -> None:
+    """Lines, groups and rows of tiles have 64 of something: a bare number does not say of what."""
+    found = {
+        path
+        for path, code in code_of_the_core().items()
+        for line in code.splitlines()
+        if path.startswith("kernels/")
+        and re.search(r"\b64\b", line)
+        and not re.search(r"\bconstexpr\b[^;]*\bk\w+ = ", line)
+    }
+    assert found == set(BARE_64)
 
 
 def test_constants_are_what_a_session_does() -> None:

@@ -9,11 +9,11 @@
 #include "bindings/bind.h"
 #include "bindings/dlpack.h"
 #include "core/error.h"
+#include "core/sizes.h"
 #include "memory/block_copies.h"
 #include "memory/block_heap.h"
 #include "memory/layout.h"
 #include "memory/session.h"
-#include "probe/stream.h"
 
 namespace cxl_offload::bindings {
 namespace {
@@ -157,7 +157,8 @@ void bind_rule(py::module_& module) {
            py::arg("granule_bytes") = os::kHugePageBytes, py::arg("strict") = true,
            py::arg("pages") = os::PageKind::kBase, py::arg("device") = "")
       .def("__str__", &Rule::describe);
-  module.attr("LINE_BYTES") = probe::kLineBytes;
+  module.attr("LINE_BYTES") = kLineBytes;
+  module.attr("BASE_PAGE_BYTES") = kBasePageBytes;
   module.attr("HUGE_PAGE_BYTES") = os::kHugePageBytes;
   module.attr("GIGANTIC_PAGE_BYTES") = os::kGiganticPageBytes;
   module.attr("POOL_SLACK_SHARE") = 1.0 / memory::kChunkFraction + 1.0 / memory::kSlackFraction;

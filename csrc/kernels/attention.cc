@@ -126,7 +126,7 @@ class Run {
     for (size_t i = 0; i < dim_; ++i) {
       const size_t place = lanes_ == 0 ? i : code_place(i, lanes_);
       places_.push_back(place);
-      sum_places_.push_back(integers_ == nullptr ? place : integer_place(i, padded_ / 64));
+      sum_places_.push_back(integers_ == nullptr ? place : integer_place(i, padded_ / kGroupCodes));
     }
   }
 
@@ -144,7 +144,8 @@ class Run {
 
   size_t staged_each() const {  // lines: see StagedRows
     if (integers_ == nullptr || work_.tile == 1) return 0;
-    const size_t row = static_cast<size_t>(work_.tile) * (padded_ / 64) * (32 + 2 * sizeof(F16));
+    const size_t row = static_cast<size_t>(work_.tile) * (padded_ / kGroupCodes) *
+                       (kGroupCodes / 2 + 2 * sizeof(F16));
     return kStagedRows * (row / sizeof(StagedLine) + 3);
   }
 

@@ -13,10 +13,10 @@ struct Cut {
     return kGroups == 0 ? state.groups : kGroups;
   }
   static size_t group_codes(const AttentionState& state) {
-    return kGroups == 0 ? state.group_codes : 64;
+    return kGroups == 0 ? state.group_codes : kGroupCodes;
   }
   static size_t codes(const AttentionState& state) {
-    return kGroups == 0 ? state.padded : kGroups * 64;
+    return kGroups == 0 ? state.padded : kGroups * kGroupCodes;
   }
 };
 
@@ -231,9 +231,9 @@ inline void attend_cut(const AttentionRows& rows, const AttentionState& state) {
 }
 
 void attend_codes(const AttentionRows& rows, const AttentionState& state) {
-  if (state.group_codes == 64 && state.groups == 1) {
+  if (state.group_codes == kGroupCodes && state.groups == 1) {
     attend_cut<Cut<1>>(rows, state);
-  } else if (state.group_codes == 64 && state.groups == 2) {
+  } else if (state.group_codes == kGroupCodes && state.groups == 2) {
     attend_cut<Cut<2>>(rows, state);
   } else {
     attend_cut<Cut<0>>(rows, state);

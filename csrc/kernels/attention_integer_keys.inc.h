@@ -46,7 +46,7 @@ CXL_OFFLOAD_VECTOR void make_whole(const float* q, WholeQuery& to) {
     __m512 all = _mm512_setzero_ps();
     __mmask16 odd = 0;
     for (size_t c = 0; c < kWordCodes; ++c) {
-      part[c] = _mm512_loadu_ps(q + group * 64 + c * 16);
+      part[c] = _mm512_loadu_ps(q + group * kGroupCodes + c * 16);
       most = _mm512_max_ps(most, _mm512_abs_ps(part[c]));
       all = _mm512_add_ps(all, part[c]);
       odd |= not_finite(part[c]);

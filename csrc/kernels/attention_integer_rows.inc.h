@@ -51,8 +51,8 @@ struct StagedRows {
   static constexpr size_t kScaleBytes = scale_bytes(kGroups);
 
   explicit StagedRows(const AttentionState& state) {
-    const size_t row = state.kv_heads * kRowBytes + 64;
-    const size_t scales = state.kv_heads * kScaleBytes + 64;
+    const size_t row = state.kv_heads * kRowBytes + kLineBytes;
+    const size_t scales = state.kv_heads * kScaleBytes + kLineBytes;
     for (size_t i = 0; i < kStagedRows; ++i) {
       rows[i] = state.staged + i * row;
       groups[i] = state.staged + kStagedRows * row + i * scales;
@@ -82,7 +82,7 @@ struct StagedRows {
     for (size_t i = 0; i < kStagedRows; ++i) {
       __builtin_prefetch(of.rows[row + i] + head * of.step, 0, 3);
     }
-    if (head % (64 / kScaleBytes) != 0) return;
+    if (head % (kLineBytes / kScaleBytes) != 0) return;
 #pragma GCC unroll 16
     for (size_t i = 0; i < kStagedRows; ++i) {
       __builtin_prefetch(of.groups[row + i] + head * of.groups_step, 0, 3);

@@ -75,7 +75,7 @@ struct WholeWeights {
     return _mm512_mask_set1_epi32(_mm512_set1_epi32(low), 0xff00, high);
   }
 
-  alignas(64) int8_t digits[kMost * kGroups * 4];
+  alignas(kLineBytes) int8_t digits[kMost * kGroups * 4];
   float unit;   // what 1 is worth
   bool finite;  // false: the rest means nothing
   __m512 lows;  // the sum of weights times lows
@@ -104,7 +104,7 @@ CXL_OFFLOAD_VECTOR void add_sum(const __m512i (&products)[kDigits], const Weight
 template <size_t kGroups, size_t N>
 CXL_OFFLOAD_VECTOR void ask_for(const CodesOf& of, size_t row, size_t ahead) {
   if (of.in_line) {
-    constexpr size_t kLine = 64 / scale_bytes(kGroups);  // rows of scales
+    constexpr size_t kLine = kLineBytes / scale_bytes(kGroups);  // rows of scales
 #pragma GCC unroll 16
     for (size_t i = 0; i < N; i += 3 - kGroups) {
       __builtin_prefetch(of.rows[row + i] + kFarBytes, 0, 3);
@@ -197,13 +197,13 @@ template <size_t kGroups>
 __attribute__((noinline)) void add_numbers(const CodesOf& of, size_t from, size_t count,
                                            size_t head, const AttentionState& state, size_t query,
                                            const float* weights) {
-  float sums[64 * kGroups] = {};
+  float sums[kGroupCodes * kGroups] = {};
   for (size_t at = 0; at < count; at += 16) {
     const CodeRows rows = rows_of_numbers<kGroups>(of, from + at, head, state);
     add_codes<Cut<kGroups>, 1>(rows, std::min(count - at, size_t{16}), state, sums, weights + at);
   }
   float* to = state.sums + query * state.padded;
-  for (size_t code = 0; code < 64 * kGroups; ++code) {
+  for (size_t code = 0; code < kGroupCodes * kGroups; ++code) {
     to[integer_place(code, kGroups)] += sums[code_place(code, Vector::kLanes)];
   }
 }

@@ -42,8 +42,8 @@ struct ScaleOrder {
       }
     }
   }
-  alignas(64) uint16_t first[32];
-  alignas(64) uint16_t second[32];
+  alignas(kLineBytes) uint16_t first[32];
+  alignas(kLineBytes) uint16_t second[32];
 };
 
 template <size_t kGroups>
@@ -67,7 +67,8 @@ template <size_t kGroups>
 CXL_OFFLOAD_VECTOR void load_halves(const std::byte* const* rows, size_t offset, bool in_line,
                                     __m512i* to) {
   if (in_line) {
-    for (size_t i = 0; i < kGroups; ++i) to[i] = _mm512_loadu_si512(rows[0] + offset + 64 * i);
+    for (size_t i = 0; i < kGroups; ++i)
+      to[i] = _mm512_loadu_si512(rows[0] + offset + sizeof(__m512i) * i);
     return;
   }
   __m128i part[4 * kGroups];

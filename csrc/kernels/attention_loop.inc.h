@@ -6,7 +6,7 @@ inline const T* head_of(const std::byte* row, size_t head, size_t step) {
 }
 
 inline void prefetch_row(const std::byte* row, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
+  for (size_t at = 0; at < bytes; at += kLineBytes) __builtin_prefetch(row + at, 0, 3);
 }
 
 // Scores of N rows of a head for its queries, as N independent sums.

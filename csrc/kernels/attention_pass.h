@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/half.h"
+#include "core/sizes.h"
 #include "core/tensor_view.h"
 
 namespace cxl_offload::kernels {
@@ -22,6 +23,9 @@ inline constexpr size_t kAttentionPad = 16;
 
 // The scales of this many rows of codes become float together.
 inline constexpr size_t kAttentionScaleRows = 16;
+
+// The codes of a group for which the fastest loops are written. FlexGen's caches have such groups.
+inline constexpr size_t kGroupCodes = 64;
 
 // Codes lie in a row two a byte, the first in the upper half. An instruction set of `lanes` lanes
 // reads `lanes` words of two bytes at a time and takes the four codes of each word apart. Queries
@@ -42,7 +46,7 @@ constexpr size_t integer_place(size_t index, size_t groups) {
 
 // Whether rows of so many groups can be multiplied as integers.
 constexpr bool fits_integers(size_t groups, size_t group_codes) {
-  return group_codes == 64 && (groups == 1 || groups == 2);
+  return group_codes == kGroupCodes && (groups == 1 || groups == 2);
 }
 
 // A unit of several heads of K and V has at most so many queries.
@@ -51,19 +55,20 @@ inline constexpr size_t kTileQueries = 32;
 // Rows that are copied to a near cache together, where a unit has many heads.
 inline constexpr size_t kStagedRows = 16;
 
-struct alignas(64) StagedLine {
-  std::byte bytes[64];
+struct alignas(kLineBytes) StagedLine {
+  std::byte bytes[kLineBytes];
 };
 
 // A query whose numbers are sums of three signed digits, times `unit`. It has two halves, as a
 // vector of codes has: the first and the second group, or twice the only one.
 struct WholeQuery {
-  alignas(64) int8_t digits[2][3][64];  // of the upper codes of bytes, of the lower ones
+  alignas(kLineBytes)
+      int8_t digits[2][3][kGroupCodes];  // of the upper codes of bytes, of the lower ones
   // In lanes of scales: by fours for the first and for the second group.
-  alignas(64) float unit[16];
-  alignas(64) float sum[16];     // of q
-  alignas(64) float middle[16];  // 8 times the sum of the whole numbers: bits of an int32
-  bool fits;                     // false: there are NaN, infinities, or numbers out of range
+  alignas(kLineBytes) float unit[16];
+  alignas(kLineBytes) float sum[16];     // of q
+  alignas(kLineBytes) float middle[16];  // 8 times the sum of the whole numbers: bits of an int32
+  bool fits;  // false: there are NaN, infinities, or numbers out of range
 };
 
 // Rows of one sequence: head h of row i begins at k[i] + h * k_step bytes.

@@ -12,7 +12,8 @@ struct Room {
   std::unique_ptr<float[]> lows;             // [outputs][groups]: low - 16 steps
   std::unique_ptr<float[]> sums;             // [rows][groups]: of x
   std::unique_ptr<uint32_t[]> first_groups;  // of each block of weights
-  alignas(64) int32_t scale_places[16];      // of the steps of eight codes, from a block's first
+  alignas(kLineBytes) int32_t
+      scale_places[16];  // of the steps of eight codes, from a block's first
 };
 
 // Groups of a row, whole vectors of them.
@@ -86,7 +87,7 @@ struct Strip {
     size_t at = begin;
     __m512i numbers[R][kVectors];
     for (; at + kBlock <= end; at += kBlock) {
-      const std::byte* from = weight + at / kBlock * 64;
+      const std::byte* from = weight + at / kBlock * kLineBytes;
 #pragma GCC unroll 8
       for (size_t r = 0; r < R; ++r) {
         reader.read(_mm512_loadu_si512(from + r * panel.weight_step), numbers[r]);
@@ -103,7 +104,7 @@ struct Strip {
       // Fewer weights than a block. Nothing beyond them is read, and x is zero there.
       const __mmask64 left = (uint64_t{1} << (end - at) * sizeof(W)) - 1;
       for (size_t r = 0; r < R; ++r) {
-        const std::byte* from = weight + r * panel.weight_step + at / kBlock * 64;
+        const std::byte* from = weight + r * panel.weight_step + at / kBlock * kLineBytes;
         reader.read(_mm512_maskz_loadu_epi8(left, from), numbers[r]);
       }
       add(numbers, at, sum);

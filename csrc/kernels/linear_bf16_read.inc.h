@@ -8,7 +8,7 @@ constexpr float kCodeOffset = 16;
 struct Codes {};  // two 4-bit codes a byte
 
 // Tables of bytes that look-ups take: the upper and the lower half of numbers of bfloat16.
-struct alignas(64) Halves {
+struct alignas(kLineBytes) Halves {
   uint8_t upper[128];
   uint8_t lower[128];
 };
@@ -50,8 +50,8 @@ struct Bf16Reader {
 
   CXL_OFFLOAD_VECTOR Bf16Reader() {
     for (size_t i = 0; i < 2; ++i) {
-      upper[i] = _mm512_load_si512(kHalves<W>.upper + 64 * i);
-      lower[i] = _mm512_load_si512(kHalves<W>.lower + 64 * i);
+      upper[i] = _mm512_load_si512(kHalves<W>.upper + sizeof(__m512i) * i);
+      lower[i] = _mm512_load_si512(kHalves<W>.lower + sizeof(__m512i) * i);
     }
   }
   CXL_OFFLOAD_VECTOR void read(__m512i weights, __m512i* to) const {
@@ -75,7 +75,7 @@ struct Bf16Reader {
 template <>
 struct Bf16Reader<Bf16> {
   static constexpr size_t kVectors = 1;
-  static void arrange(const Bf16* from, Bf16* to) { std::memcpy(to, from, 64); }
+  static void arrange(const Bf16* from, Bf16* to) { std::memcpy(to, from, sizeof(__m512i)); }
   CXL_OFFLOAD_VECTOR void read(__m512i weights, __m512i* to) const { to[0] = weights; }
 };
 
@@ -87,7 +87,7 @@ struct Bf16Reader<Codes> {
   static void arrange(const Bf16* from, Bf16* to) {
     __m512i parts[4];
     for (size_t i = 0; i < 4; ++i) parts[i] = _mm512_loadu_si512(from + i * kBf16Lanes);
-    alignas(64) uint16_t fourths[32];
+    alignas(kLineBytes) uint16_t fourths[32];
     for (size_t i = 0; i < 32; ++i) fourths[i] = static_cast<uint16_t>(i * 4 % 64);
     for (size_t n = 0; n < 4; ++n) {
       const __m512i order =

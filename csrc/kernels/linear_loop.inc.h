@@ -108,12 +108,12 @@ struct Strip {
   // Adds the products of the columns [begin, end), which are of one group.
   CXL_OFFLOAD_VECTOR void columns(size_t begin, size_t end, size_t group) {
     const Source source(panel, output, group);
-    constexpr size_t kLine = std::max(size_t{64} / bytes_of<W>(2) * 2, kPair);
+    constexpr size_t kLine = std::max(kLineBytes / bytes_of<W>(2) * 2, kPair);
     size_t at = begin;
     for (; at + kLine <= end; at += kLine) {
 #pragma GCC unroll 8
       for (size_t r = 0; r < R; ++r) {
-        for (size_t byte = 0; byte < bytes_of<W>(kLine); byte += 64) {
+        for (size_t byte = 0; byte < bytes_of<W>(kLine); byte += kLineBytes) {
           __builtin_prefetch(row(r) + ahead + bytes_of<W>(at) + byte, 0, 2);
         }
       }

@@ -46,7 +46,7 @@ struct Order {
   // no more bytes of x than of weights, long rows of weights are better than a near x.
   template <size_t M, size_t R>
   void cut(size_t x_bytes) {
-    if (M * x_bytes * line <= R * 64) return;
+    if (M * x_bytes * line <= R * kLineBytes) return;
     const size_t fit = kNearBytes / (M * x_bytes) / line * line;
     if (fit >= columns) return;
     columns = fit;
@@ -55,7 +55,7 @@ struct Order {
   }
 
   ptrdiff_t place(size_t output, size_t column) const {
-    return static_cast<ptrdiff_t>(output * panel.weight_step + column / line * 64);
+    return static_cast<ptrdiff_t>(output * panel.weight_step + column / line * kLineBytes);
   }
 
   // How far the weights are that are prefetched beside those of a strip of R outputs. The
@@ -63,7 +63,7 @@ struct Order {
   // those of [block, stop). 0: no weights are left.
   template <size_t R>
   ptrdiff_t ahead(const Step& step, size_t block, size_t stop) const {
-    const size_t strip = std::max(columns / line * 64, size_t{64}) * R;
+    const size_t strip = std::max(columns / line * kLineBytes, kLineBytes) * R;
     const size_t next = step.output + (kAheadBytes + strip - 1) / strip * R;
     if (next + R <= stop) return place(next, step.begin) - place(step.output, step.begin);
     const size_t beyond = next > stop ? next - stop : 0;

@@ -7,6 +7,7 @@
 
 #include "core/half.h"
 #include "core/rounding.h"
+#include "core/sizes.h"
 #include "core/tensor_view.h"
 #include "kernels/vector/vector.h"
 

@@ -17,7 +17,7 @@ inline void settle_memory() { asm volatile("" ::: "memory"); }
 
 // The shapes of all tiles, as the instruction takes them. Tiles 0 to 3 are sums, 4 and 5 weights,
 // 6 and 7 rows of x.
-struct alignas(64) TileShapes {
+struct alignas(kLineBytes) TileShapes {
   TileShapes(size_t outputs, size_t rows) {
     const auto row_bytes = static_cast<uint16_t>(rows * sizeof(float));
     for (size_t i = 0; i < 8; ++i) {
@@ -80,7 +80,7 @@ inline void add_products(const std::byte* weights, size_t step, const TileRows& 
 
 // The sums of a tile: outputs in rows, of which the first `panel.tile` numbers count.
 struct TileSums {
-  alignas(64) float of[kTileOutputs][kTileOutputs];
+  alignas(kLineBytes) float of[kTileOutputs][kTileOutputs];
 };
 
 template <size_t G, size_t N>
@@ -116,7 +116,7 @@ void put_sums(const LinearPanel& panel, const TilePlace& place, const TileSums (
 // Weights as bfloat16, of all outputs that are multiplied together.
 template <size_t G, size_t kVectors>
 struct TileBlock {
-  alignas(64) std::byte rows[G * kTileOutputs][kVectors * kTileBytes];
+  alignas(kLineBytes) std::byte rows[G * kTileOutputs][kVectors * kTileBytes];
 };
 
 // Reads `bytes` of a block, which is 64 bytes where it is whole; others are zeros.
@@ -125,7 +125,7 @@ CXL_OFFLOAD_VECTOR void read_block(const Reader& reader, const LinearPanel& pane
                                    const TilePlace& place, size_t offset, size_t bytes,
                                    TileBlock<G, Reader::kVectors>& to) {
   const std::byte* from = panel.weight + place.output * panel.weight_step + offset;
-  const __mmask64 there = ~uint64_t{0} >> (64 - bytes);
+  const __mmask64 there = ~uint64_t{0} >> (kLineBytes - bytes);
   for (size_t r = 0; r < G * place.outputs; ++r) {
     __m512i numbers[Reader::kVectors];
     __builtin_prefetch(from + r * panel.weight_step + kTileAhead, 0, 3);
@@ -151,13 +151,13 @@ inline void add_block(const TileBlock<G, kVectors>& block, const TileRows& rows,
 // what tiles are loaded from has arrived in the first cache.
 template <class Reader, size_t G, size_t N>
 CXL_OFFLOAD_VECTOR void add_converted(const LinearPanel& panel, const TilePlace& place) {
-  constexpr size_t kBlock = Reader::kVectors * kBf16Lanes;  // weights in 64 bytes
+  constexpr size_t kBlock = Reader::kVectors * kBf16Lanes;  // weights in a line
   const Reader reader;
   const TileRows rows(panel, place.row);
   TileBlock<G, Reader::kVectors> blocks[2];
   const auto read = [&](size_t at, size_t slot) {
-    const size_t bytes = std::min(panel.width - at, kBlock) * 64 / kBlock;
-    read_block<Reader, G>(reader, panel, place, at * 64 / kBlock, bytes, blocks[slot]);
+    const size_t bytes = std::min(panel.width - at, kBlock) * kLineBytes / kBlock;
+    read_block<Reader, G>(reader, panel, place, at * kLineBytes / kBlock, bytes, blocks[slot]);
   };
   read(0, 0);
   for (size_t at = 0; at < panel.width; at += kBlock) {

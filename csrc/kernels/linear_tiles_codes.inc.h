@@ -23,7 +23,7 @@ struct Bf16Reader<CodeBlock<kColumns>> {
 
   CXL_OFFLOAD_VECTOR Bf16Reader() {
     constexpr uint32_t kTurns[] = {3, 32 - 1, 32 - 5, 32 - 9};
-    alignas(64) uint32_t each[kVectors][16];
+    alignas(kLineBytes) uint32_t each[kVectors][16];
     for (size_t i = 0; i < kVectors * 16; ++i) each[i / 16][i % 16] = kTurns[i * 2 / kPart];
     for (size_t n = 0; n < kVectors; ++n) turns[n] = _mm512_load_si512(each[n]);
   }
@@ -49,7 +49,7 @@ constexpr size_t kGroupsWaiting = 4;
 constexpr size_t kCodesAhead = 128;  // bytes
 
 // Numbers of a group: of the outputs of a tile, or of its rows of x.
-struct alignas(64) GroupNumbers {
+struct alignas(kLineBytes) GroupNumbers {
   float of[kTileOutputs];
 };
 
@@ -142,7 +142,7 @@ struct CodesStrip {
   using Reader = Bf16Reader<W>;
   static constexpr size_t kVectors = Reader::kVectors;
   static constexpr size_t kColumns = kVectors * kBf16Lanes;
-  static constexpr size_t kLineCodes = 128;  // in 64 bytes
+  static constexpr size_t kLineCodes = 2 * kLineBytes;  // two in a byte
   static constexpr size_t kLineBlocks = kLineCodes / kColumns;
   using Lines = TileBlock<1, kLineBlocks * kVectors>;
 

@@ -18,7 +18,6 @@ namespace {
 constexpr size_t kMostElements = size_t{256} << 10;
 constexpr size_t kFewestElements = size_t{16} << 10;
 constexpr size_t kChunksPerThread = 16;
-constexpr size_t kPageBytes = 4096;
 // Smaller copies are stored through the caches, where their reader will find them.
 constexpr size_t kCachedCopyBytes = size_t{4} << 20;
 
@@ -156,10 +155,10 @@ size_t chunk_elements(size_t total, size_t threads) {
 // are aligned to their element size. When states are kept in blocks, chunks begin at blocks, near
 // the pages.
 void cut(const Task& task, size_t elements, std::vector<Chunk>& chunks) {
-  const size_t per_page = kPageBytes / task.param_element_bytes;
+  const size_t per_page = kBasePageBytes / task.param_element_bytes;
   const size_t step = std::max(elements / per_page, size_t{1}) * per_page;
   const auto address = reinterpret_cast<uintptr_t>(task.streams.param);
-  size_t into_page = (address % kPageBytes) / task.param_element_bytes;
+  size_t into_page = (address % kBasePageBytes) / task.param_element_bytes;
   if (task.in_blocks) into_page = into_page / kCodedElements * kCodedElements;
   size_t begin = 0;
   while (begin < task.numel) {

@@ -69,11 +69,11 @@ struct Loop {
 
   [[gnu::noinline]] static void rest(P* param, const G* grad, S* first, S* second,
                                      CopyElement* copy, size_t count, const Constants& c) {
-    alignas(64) P p[kBlockElements] = {};
-    alignas(64) G g[kBlockElements] = {};
-    alignas(64) S a[kBlockElements] = {};
-    alignas(64) S b[kBlockElements] = {};
-    alignas(64) CopyElement low[kBlockElements] = {};
+    alignas(kLineBytes) P p[kBlockElements] = {};
+    alignas(kLineBytes) G g[kBlockElements] = {};
+    alignas(kLineBytes) S a[kBlockElements] = {};
+    alignas(kLineBytes) S b[kBlockElements] = {};
+    alignas(kLineBytes) CopyElement low[kBlockElements] = {};
     for (size_t i = 0; i < count; ++i) {
       p[i] = param[i];
       g[i] = grad[i];

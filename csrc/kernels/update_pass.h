@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/cpu_features.h"
+#include "core/sizes.h"
 #include "core/tensor_view.h"
 #include "kernels/update.h"
 

@@ -9,13 +9,12 @@
 // How many elements ahead of the computation every stream is fetched from memory. docs/adam.md has
 // the measurement.
 constexpr size_t kPrefetchElements = Vector::kLanes == 1 ? 0 : 1024;
-constexpr size_t kLineBytes = 64;
 
 template <class T>
 CXL_OFFLOAD_VECTOR void fetch_ahead(const T* at) {
   const char* ahead = reinterpret_cast<const char*>(at + kPrefetchElements);
-  for (size_t line = 0; line < kBlockElements * sizeof(T) / 64; ++line) {
-    __builtin_prefetch(ahead + line * 64);
+  for (size_t line = 0; line < kBlockElements * sizeof(T) / kLineBytes; ++line) {
+    __builtin_prefetch(ahead + line * kLineBytes);
   }
 }
 

@@ -8,7 +8,8 @@ constexpr size_t kLinesOf(size_t element_bytes) {
 template <class T>
 CXL_OFFLOAD_VECTOR void fetch_block_ahead(const T* at) {
   const char* ahead = reinterpret_cast<const char*>(at + kPrefetchElements);
-  for (size_t line = 0; line < kLinesOf(sizeof(T)); ++line) __builtin_prefetch(ahead + line * 64);
+  for (size_t line = 0; line < kLinesOf(sizeof(T)); ++line)
+    __builtin_prefetch(ahead + line * kLineBytes);
 }
 
 // Adam with codes. `mean` is already multiplied by beta1, and `kept_root`, the root of the second
@@ -104,9 +105,9 @@ struct NoisyLoop {
 
   // The new values of a block, before they are rounded.
   struct Room {
-    alignas(64) float first[kCodedElements];
-    alignas(64) float second[kTwo ? kCodedElements : 1];
-    alignas(64) float param[kNoisyParam ? kCodedElements : 1];
+    alignas(kLineBytes) float first[kCodedElements];
+    alignas(kLineBytes) float second[kTwo ? kCodedElements : 1];
+    alignas(kLineBytes) float param[kNoisyParam ? kCodedElements : 1];
   };
 
   // A block that has been read and not yet written.
@@ -187,11 +188,11 @@ struct NoisyLoop {
 
   [[gnu::noinline]] static void rest(const Block& at, size_t count, const Noise& noise,
                                      const Rule& rule) {
-    alignas(64) P p[kCodedElements] = {};
-    alignas(64) G g[kCodedElements] = {};
-    alignas(64) S a[kCodedElements] = {};
-    alignas(64) S b[kCodedElements] = {};
-    alignas(64) CopyElement low[kCodedElements] = {};
+    alignas(kLineBytes) P p[kCodedElements] = {};
+    alignas(kLineBytes) G g[kCodedElements] = {};
+    alignas(kLineBytes) S a[kCodedElements] = {};
+    alignas(kLineBytes) S b[kCodedElements] = {};
+    alignas(kLineBytes) CopyElement low[kCodedElements] = {};
     std::memcpy(p, at.param, count * sizeof(P));
     std::memcpy(g, at.grad, count * sizeof(G));
     std::memcpy(a, at.first, count * sizeof(S));

@@ -8,12 +8,12 @@
 #include <sys/auxv.h>
 #endif
 
+#include "core/sizes.h"
+
 namespace cxl_offload::os {
 namespace {
 
 #if defined(__x86_64__)
-
-constexpr uintptr_t kLineBytes = 64;
 
 // What a processor has, the best last. clwb may keep the line, clflush waits for each.
 enum class WriteBack { kClflush, kClflushopt, kClwb };

@@ -6,10 +6,10 @@
 #include <cstdint>
 
 #include "core/cpu_features.h"
+#include "core/sizes.h"
 
 namespace cxl_offload::probe {
 
-inline constexpr size_t kLineBytes = 64;
 inline constexpr size_t kLineWords = kLineBytes / sizeof(uint64_t);
 
 // Lines read for every line written, e.g. 2:1. Loads are 1:0, stores 0:1, a copy is 1:1.

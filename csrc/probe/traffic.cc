@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kBurstLines = 1024;
 // With injected delays the bursts are short, so that the rate is smooth over the window.
 constexpr size_t kDelayedBurstLines = 64;
-constexpr size_t kPageLines = 64;
+constexpr size_t kPageLines = kBasePageBytes / kLineBytes;
 // Streams of at least this many lines start at different offsets in a page.
 constexpr size_t kShiftedLines = 4096;
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/sizes.h"
 #include "transfer/strided.h"
 
 namespace cxl_offload::transfer {
@@ -13,7 +14,7 @@ namespace {
 // Pieces per thread: with several, a thread that is held up does not hold up the others.
 constexpr size_t kPiecesEach = 4;
 constexpr size_t kLeastPiece = size_t{64} << 10;
-constexpr size_t kPieceUnit = 4096;
+constexpr size_t kPieceUnit = kBasePageBytes;
 
 // Below this the stores that go past the caches cannot fill a line before the block ends.
 constexpr size_t kLeastStreamed = 512;

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/sizes.h"
+
 #if CXL_OFFLOAD_X86
 #include <immintrin.h>
 #endif
@@ -17,15 +19,13 @@ void plain(std::byte* target, const std::byte* source, size_t bytes) {
 
 #if CXL_OFFLOAD_X86
 
-constexpr size_t kLine = 64;
-
 // Lines that are asked for ahead of their copy.
-constexpr size_t kAhead = 16 * kLine;
+constexpr size_t kAhead = 16 * kLineBytes;
 
 // Bytes up to the target's next line, copied so that whole lines follow.
 size_t copy_head(std::byte* target, const std::byte* source, size_t bytes) {
-  const size_t into = reinterpret_cast<uintptr_t>(target) % kLine;
-  const size_t head = into == 0 ? 0 : std::min(bytes, kLine - into);
+  const size_t into = reinterpret_cast<uintptr_t>(target) % kLineBytes;
+  const size_t head = into == 0 ? 0 : std::min(bytes, kLineBytes - into);
   std::memcpy(target, source, head);
   return head;
 }
@@ -37,14 +37,14 @@ void prefetch(const std::byte* source) {
 CXL_OFFLOAD_TARGET_AVX512 void copy_avx512(std::byte* target, const std::byte* source,
                                            size_t bytes) {
   size_t at = copy_head(target, source, bytes);
-  for (; at + 4 * kLine <= bytes; at += 4 * kLine) {
+  for (; at + 4 * kLineBytes <= bytes; at += 4 * kLineBytes) {
     __m512i held[4];
     for (size_t i = 0; i < 4; ++i) {
-      prefetch(source + at + i * kLine);
-      held[i] = _mm512_loadu_si512(source + at + i * kLine);
+      prefetch(source + at + i * kLineBytes);
+      held[i] = _mm512_loadu_si512(source + at + i * kLineBytes);
     }
     for (size_t i = 0; i < 4; ++i) {
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(target + at + i * kLine), held[i]);
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(target + at + i * kLineBytes), held[i]);
     }
   }
   _mm_sfence();
@@ -53,10 +53,10 @@ CXL_OFFLOAD_TARGET_AVX512 void copy_avx512(std::byte* target, const std::byte* s
 
 CXL_OFFLOAD_TARGET_AVX2 void copy_avx2(std::byte* target, const std::byte* source, size_t bytes) {
   size_t at = copy_head(target, source, bytes);
-  for (; at + 2 * kLine <= bytes; at += 2 * kLine) {
+  for (; at + 2 * kLineBytes <= bytes; at += 2 * kLineBytes) {
     __m256i held[4];
     prefetch(source + at);
-    prefetch(source + at + kLine);
+    prefetch(source + at + kLineBytes);
     for (size_t i = 0; i < 4; ++i) {
       held[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + at) + i);
     }
@@ -70,7 +70,7 @@ CXL_OFFLOAD_TARGET_AVX2 void copy_avx2(std::byte* target, const std::byte* sourc
 
 void copy_sse2(std::byte* target, const std::byte* source, size_t bytes) {
   size_t at = copy_head(target, source, bytes);
-  for (; at + kLine <= bytes; at += kLine) {
+  for (; at + kLineBytes <= bytes; at += kLineBytes) {
     __m128i held[4];
     prefetch(source + at);
     for (size_t i = 0; i < 4; ++i) {

@@ -12,7 +12,7 @@ import typer
 from cxl_offload.cli._options import AsJson
 from cxl_offload.cli._plan_inputs import (
     AddedMemory,
-    GpuName,
+    GpuOnPaper,
     MachineName,
     ProfileFile,
     read_machine,
@@ -43,7 +43,7 @@ def cache(
     machine: MachineName = None,
     profile: ProfileFile = None,
     add: AddedMemory = None,
-    gpu: GpuName = None,
+    gpu: GpuOnPaper = None,
     gen_len: Annotated[int, typer.Option(min=1, help="Tokens of the answers.")] = 128,
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a block of the trace.")] = 512,
     sizes: Annotated[str, typer.Option(help="Sizes of the cache to answer for.")] = _SIZES,

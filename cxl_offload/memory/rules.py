@@ -16,7 +16,7 @@ from cxl_offload.memory.policy import (
     Replicate,
     Weighted,
 )
-from cxl_offload.topology.node import Pages as Pages
+from cxl_offload.topology.node import Pages
 
 PAGES: tuple[Pages, ...] = get_args(Pages)
 

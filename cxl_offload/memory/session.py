@@ -18,12 +18,13 @@ from cxl_offload.memory.bounds import whole_number
 from cxl_offload.memory.move_events import moving
 from cxl_offload.memory.placement import Placement
 from cxl_offload.memory.policy import Bind, PolicyLike, as_policy
-from cxl_offload.memory.rules import PAGE_KINDS, Pages, rule_of
+from cxl_offload.memory.rules import PAGE_KINDS, rule_of
 from cxl_offload.memory.shared import warn_of_leftovers
 from cxl_offload.memory.simulated_kernel import simulated_kernel
 from cxl_offload.memory.stats import Count, NodeUse, Stats, tier_use
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine, discover
+from cxl_offload.topology.node import Pages
 from cxl_offload.units import format_bytes
 
 _logger = logging.getLogger(__name__)
@@ -39,9 +40,7 @@ MAX_BYTES = 1 << 62
 
 def _check_machine(machine: object) -> None:
     if not isinstance(machine, Machine):
-        raise TypeError(
-            f"{machine!r} is no machine; cxl_offload.load_machine(name) and discover() make one"
-        )
+        raise TypeError(f"{machine!r} is no machine; load_machine(name) and discover() make one")
 
 
 class Session(AskedPages):

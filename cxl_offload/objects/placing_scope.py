@@ -18,6 +18,7 @@ from torch.nn.modules.module import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cxl_offload.core import BASE_PAGE_BYTES
 from cxl_offload.errors import MOST_NAMED
 from cxl_offload.memory import Pages, PolicyLike, Session, current_session, known_policy
 from cxl_offload.objects.factories import (
@@ -247,7 +248,7 @@ def _shown(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def placing(
     policy: PolicyLike,
     *,
-    min_bytes: int = 4096,
+    min_bytes: int = BASE_PAGE_BYTES,
     pages: Pages = "base",
     session: Session | None = None,
 ) -> PlacingScope:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cxl_offload import _C
+from cxl_offload.core import BASE_PAGE_BYTES
 from cxl_offload.memory import Bind, Session
 from cxl_offload.renamed import renamed_keywords
 
@@ -192,7 +193,7 @@ def measure_kernel_limit(
     ]
     stream = driver.create_stream()
     limit: int | None = None
-    for block in [4096 << step for step in range(10, -1, -1)]:
+    for block in [BASE_PAGE_BYTES << step for step in range(10, -1, -1)]:
         if block > room_bytes:
             continue
         places = np.arange(room_bytes // block, dtype=np.uint64) * np.uint64(block)
@@ -213,4 +214,4 @@ def measure_kernel_limit(
             break
         limit = block
     driver.destroy_stream(stream)
-    return 0 if limit == 4096 else limit
+    return 0 if limit == BASE_PAGE_BYTES else limit

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cxl_offload import _C
+from cxl_offload.core import BASE_PAGE_BYTES
 from cxl_offload.files import decode_json, encode, read_text, write_text
 from cxl_offload.memory.bounds import quoted, whole_number
 from cxl_offload.memory.copies import has_copies
@@ -308,7 +309,8 @@ def measure_rules(
     ways = [_PLAIN, (True, 1)]
     if len(chosen) > 1:
         ways += [(False, len(chosen)), (True, len(chosen))]
-    sizes = [4096 << step for step in range(max(1, (room_bytes // 4096).bit_length()))]
+    doublings = max(1, (room_bytes // BASE_PAGE_BYTES).bit_length())
+    sizes = [BASE_PAGE_BYTES << step for step in range(doublings)]
     sizes = [size for size in sizes if size <= room_bytes]
     medians = []
     for size in sizes:

@@ -9,8 +9,7 @@ from itertools import groupby
 
 import pytest
 
-from cxl_offload.memory import Bind, Interleave, Preferred, Weighted
-from cxl_offload.memory.session import Pages
+from cxl_offload.memory import Bind, Interleave, Pages, Preferred, Weighted
 from tests.placement.child import MIB, stranger_filling_meanwhile
 from tests.placement.kernel_calls import PAGE, oom_kills
 from tests.placement.rig import MACHINE_UNDER_TEST, Rig

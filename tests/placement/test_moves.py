@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from cxl_offload.memory import Bind, Weighted
-from cxl_offload.memory.session import Pages
+from cxl_offload.memory import Bind, Pages, Weighted
 from tests.placement.child import MIB
 from tests.placement.kernel_calls import PAGE
 from tests.placement.rig import HUGE, Rig

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cxl_offload.memory import Bind, FirstTouch, Interleave, Session
-from cxl_offload.memory.session import Pages
+from cxl_offload.memory import Bind, FirstTouch, Interleave, Pages, Session
 from tests.placement.child import MIB
 from tests.placement.kernel_calls import (
     MPOL_DEFAULT,

@@ -9,7 +9,7 @@ struct E4m3NoNan {
     __m512i most = sign;  // of the codes as unsigned, all of them with the sign
     for (size_t i = 0; i < count; ++i) {
       size_t at = 0;
-      for (; at + 64 <= dim; at += 64) {
+      for (; at + sizeof(__m512i) <= dim; at += sizeof(__m512i)) {
         most = _mm512_max_epu8(most, _mm512_or_si512(_mm512_loadu_si512(rows[i] + at), sign));
       }
       if (at == dim) continue;

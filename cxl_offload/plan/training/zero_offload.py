@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cxl_offload.core import BASE_PAGE_BYTES
 from cxl_offload.plan.equations.adam_bytes import HOST_BYTES_PER_PARAM
 from cxl_offload.plan.equations.interleave import bandwidth_bound, mean_latency_ns
 from cxl_offload.plan.exact import exact
 from cxl_offload.renamed import old_names
 
-PREFETCH_SPAN_BYTES = 4096
+PREFETCH_SPAN_BYTES = BASE_PAGE_BYTES
 """Hardware prefetchers do not cross a 4 KiB page (Wang et al., Hitchhiker's Guide, Observation
 12): the first line of each is a demand miss."""
 
