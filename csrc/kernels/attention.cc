@@ -40,7 +40,7 @@ size_t padded_dim(const Attention& a) {
   return (static_cast<size_t>(a.q.shape[2]) + kAttentionPad - 1) / kAttentionPad * kAttentionPad;
 }
 
-// For codes multiplied as integers; null: as numbers.
+// The pass that multiplies codes as integers; null where codes become numbers instead.
 AttentionPass find_integers(const Attention& a, Isa isa) {
   if (a.k.dtype != Dtype::kUint8 || isa != Isa::kAvx512 || !a.integers) return nullptr;
   const auto groups = static_cast<size_t>(a.k_groups.shape[3]);
@@ -130,7 +130,7 @@ class Run {
     }
   }
 
-  // What a thread writes to while it works.
+  // How much a thread writes to while it works: elements of the vectors below.
   size_t scores_each() const { return static_cast<size_t>(work_.tile) * group_ * kAttentionBlock; }
   size_t scales_each() const {
     if (lanes_ == 0) return 0;
@@ -142,7 +142,7 @@ class Run {
     return integers_ == nullptr ? 0 : static_cast<size_t>(work_.tile) * group_;
   }
 
-  size_t staged_each() const {  // lines: see StagedRows
+  size_t staged_each() const {  // in lines; see StagedRows
     if (integers_ == nullptr || work_.tile == 1) return 0;
     const size_t row = static_cast<size_t>(work_.tile) * (padded_ / kGroupCodes) *
                        (kGroupCodes / 2 + 2 * sizeof(F16));
@@ -184,7 +184,8 @@ class Run {
     rows.ahead = std::clamp(kAheadBytes / row, kFewestAhead, kAttentionAhead);
     RowBlocks blocks(a_, {a_, unit.batch, unit.begin, unit.end, unit.head}, rows);
     for (state.first = true; blocks.next(); state.first = false) pass_(rows, state);
-    // The last thread joins the parts, in their order: the result is the same whoever is last.
+    // The thread that is last joins the parts. It joins them in their order, so the result is the
+    // same whichever thread is last.
     if (work_.parts[unit.part].left.fetch_sub(1, std::memory_order_acq_rel) == 1) merge(unit.part);
   }
 
@@ -212,7 +213,7 @@ class Run {
     return a_.sinks[query % static_cast<size_t>(heads_) / static_cast<size_t>(a_.queries)];
   }
 
-  // Partial results of the queries of some heads become one.
+  // Joins the partial results of the queries of some heads.
   void merge(size_t index) {
     const Parts& parts = work_.parts[index];
     const size_t queries = static_cast<size_t>(parts.heads) * group_;
@@ -223,7 +224,7 @@ class Run {
       merge_query(first + i, parts.place + i, queries, parts, sums);
   }
 
-  // Of a query whose part `i` is at place + i * step.
+  // Joins the results of one query. Its part `i` is at place + i * step.
   void merge_query(size_t query, size_t place, size_t step, const Parts& parts,
                    std::vector<double>& sums) {
     const size_t end = place + parts.count * step;
@@ -255,19 +256,19 @@ class Run {
   }
 
   const Attention& a_;
-  const AttentionPass integers_;  // null: numbers are multiplied
+  const AttentionPass integers_;  // null where numbers are multiplied
   const AttentionPass pass_;
   Work work_;
-  const int64_t heads_;  // times the queries of each
+  const int64_t heads_;  // heads times the queries of each
   const int64_t kv_heads_;
   const size_t group_;
   const size_t dim_;
   const size_t padded_;
-  const size_t lanes_;              // of the instruction set, when caches are of codes
-  std::vector<size_t> places_;      // of the numbers of a head in queries
-  std::vector<size_t> sum_places_;  // and in sums
+  const size_t lanes_;              // those of the instruction set where caches are codes, else 0
+  std::vector<size_t> places_;      // where the numbers of a head are in a query
+  std::vector<size_t> sum_places_;  // where they are in the sums
   std::vector<float> q_;
-  std::unique_ptr<float[]> sums_;  // of a unit zero when it begins
+  std::unique_ptr<float[]> sums_;  // attend() sets those of its unit to zero
   std::vector<float> most_;
   std::vector<float> total_;
   std::vector<float> scores_;

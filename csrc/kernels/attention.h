@@ -1,5 +1,6 @@
-// Decode attention: one or a few queries a sequence and head over keys and values that stay where
-// they are. Every attended row of K and V is read once; nothing of their size is stored anywhere.
+// Decode attention: each sequence and head has one or a few queries, which attend to keys and
+// values that stay where they are. Every attended row of K and V is read once, and nothing of their
+// size is stored anywhere.
 #ifndef CXL_OFFLOAD_KERNELS_ATTENTION_H_
 #define CXL_OFFLOAD_KERNELS_ATTENTION_H_
 
@@ -23,15 +24,16 @@ struct BlockTable {
 };
 
 struct Attention {
-  // (batch, heads * queries, dim), contiguous: the queries of a head one after another. Heads below
-  // are those of one query.
+  // (batch, heads * queries, dim), contiguous. The queries of a head lie one after another. Below,
+  // `heads` are those of one query.
   TensorView q;
-  int64_t queries = 1;  // of a sequence and head, at its last positions
+  int64_t queries = 1;  // how many each sequence and head has, at its last positions
   // Whether a query attends to no position after its own: query i of n then sees the first
   // length - n + 1 + i positions. A single query is at the last position, so nothing is after it.
   bool causal = true;
   // (batch, kv_heads, seq, dim), or (blocks, kv_heads, block, dim) with a table. The last dimension
-  // is contiguous; the others have any strides. Both of one type; heads is a multiple of kv_heads.
+  // is contiguous; the others have any strides. Both are of one type, and heads is a multiple of
+  // kv_heads.
   TensorView k;
   TensorView v;
   // For caches of 4-bit codes. Then k and v are uint8, two codes a byte, the first in the upper
@@ -41,25 +43,28 @@ struct Attention {
   TensorView k_groups;
   TensorView v_groups;
   GroupScales group_scales = GroupScales::kLowStep;
-  // Factors of the numbers of K and V: one, or one for each of kv_heads; none: 1.
+  // Factors by which the numbers of K and V are multiplied: one for all, or one for each of
+  // kv_heads. Without any the factor is 1.
   std::vector<float> k_scales;
   std::vector<float> v_scales;
-  std::vector<int64_t> lengths;  // of the sequences; none: all of them seq
+  std::vector<int64_t> lengths;  // one for each sequence; empty if all have seq positions
   BlockTable table;
-  const uint8_t* mask = nullptr;  // (batch, mask_columns), 0: not attended; null: all are
+  // (batch, mask_columns). 0: the position is not attended to. Null: all positions are.
+  const uint8_t* mask = nullptr;
   int64_t mask_columns = 0;
-  int64_t window = 0;  // only so many positions, up to that of the query; 0: all
+  int64_t window = 0;  // how many positions a query sees, up to its own; 0: all of them
   double scale = 1;
   // A score, q * k * scale, becomes cap * tanh(score / cap); 0: it stays as it is.
   float soft_cap = 0;
-  // Then this is added: float32 (batch, heads, queries, positions), any strides; a stride of 0
-  // where all share a number. Without data nothing is added.
+  // Then this is added to the scores: float32 (batch, heads, queries, positions), with any strides.
+  // A stride is 0 where all share a number. Without data nothing is added.
   TensorView bias;
   // One score for each head that takes part in the softmax but has no value; empty: none.
   std::vector<float> sinks;
-  // With AVX-512: 4-bit codes are multiplied as integers where the processor can (AVX512-VNNI).
+  // Whether 4-bit codes are multiplied as integers, if the kernels of AVX-512 run and the processor
+  // can do it (AVX512-VNNI).
   bool integers = true;
-  TensorView out;  // like q
+  TensorView out;  // its shape is that of q
   // (batch, heads * queries): the logarithm of the sum of the exponentials of the scores. Null
   // where nobody wants it.
   float* log_sum_exp = nullptr;

@@ -1,12 +1,12 @@
-// Included inside of an anonymous namespace by each instruction set's source, after
-// attention_loop.inc.h: attention over rows of 4-bit codes, which become numbers in registers.
+// The loop of attention over rows of 4-bit codes, which become numbers in registers. The source of
+// each instruction set includes it inside of an anonymous namespace, after attention_loop.inc.h.
 
 constexpr size_t kWordCodes = 4;
-constexpr size_t kUnitCodes = kWordCodes * Vector::kLanes;  // of a load
+constexpr size_t kUnitCodes = kWordCodes * Vector::kLanes;  // what one load reads
 
 // How a row of codes is cut into groups. FlexGen has one group of 64 for heads of 64 and two for
-// heads of 128. kGroups fixes that number when compiling, because the loops would cost more than
-// their bodies. 0: any number of groups.
+// heads of 128. kGroups fixes that number when compiling, because loops over so few groups would
+// cost more than their bodies. With kGroups = 0 a row has any number of groups.
 template <size_t kGroups>
 struct Cut {
   static size_t groups(const AttentionState& state) {
@@ -20,7 +20,7 @@ struct Cut {
   }
 };
 
-// Rows of K, or of V.
+// Where the rows of K, or those of V, and their scales are.
 struct CodesOf {
   const std::byte* const* rows;
   const std::byte* const* groups;
@@ -64,8 +64,8 @@ inline void read_scales(const CodesOf& of, size_t first, size_t count,
   read_pairs(state.halves, count * row, state.inverse, state.scales);
 }
 
-// Four vectors of numbers of a row. The first is of the first code of each word, and so on: queries
-// and sums have the same order.
+// Four vectors of numbers of a row. The first has the number of the first code of each word, and so
+// on. Queries and sums have the same order.
 struct UnitNumbers {
   Vector of[kWordCodes];
 
@@ -84,7 +84,7 @@ struct CodeRows {
 
   const std::byte* const* rows;
   size_t head_offset;   // bytes
-  const float* scales;  // of the first row, of this head
+  const float* scales;  // those of the first row and this head
   size_t scales_step;   // floats from one row to the next
 
   CXL_OFFLOAD_VECTOR UnitNumbers numbers(size_t row, size_t group, size_t at) const {
@@ -94,7 +94,7 @@ struct CodeRows {
   }
 };
 
-// Scores of N rows for Q queries.
+// Computes the scores of N rows for Q queries.
 template <class Cut, size_t N, size_t Q>
 CXL_OFFLOAD_VECTOR void score_codes(const CodeRows& rows, const AttentionState& state,
                                     const float* q, float* scores) {
@@ -174,7 +174,7 @@ CXL_OFFLOAD_VECTOR void add_codes(const CodeRows& rows, size_t count, const Atte
   }
 }
 
-// For rows of one head and Q of its queries: computes scores, or adds the rows to the sums.
+// Takes rows of one head and Q of its queries. Computes the scores, or adds the rows to the sums.
 template <class Cut, bool kScore, size_t Q>
 CXL_OFFLOAD_VECTOR void visit_queries(CodeRows rows, size_t count, const AttentionState& state,
                                       size_t query, float* scores) {
@@ -191,12 +191,13 @@ CXL_OFFLOAD_VECTOR void visit_queries(CodeRows rows, size_t count, const Attenti
   }
 }
 
-// All rows of K, or of V.
+// Visits all rows of K to compute scores, or all rows of V to add them to the sums.
 template <class Cut, bool kScore>
 inline void visit(const CodesOf& of, const AttentionRows& all, const AttentionState& state) {
   constexpr size_t kQueries = 4;
   const size_t each = Cut::groups(state) * 2;
-  // With many heads side by side, rows and those asked for early must fit the nearest cache.
+  // With many heads side by side, the rows and the prefetched ones have to fit in the nearest
+  // cache.
   const size_t rows_each = state.kv_heads == 1 ? kAttentionScaleRows : kAttentionScaleRows / 4;
   for (size_t from = 0; from < all.count; from += rows_each) {
     const size_t count = std::min(all.count - from, rows_each);

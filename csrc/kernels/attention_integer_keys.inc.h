@@ -1,19 +1,21 @@
-// Included by attention_integers.inc.h: scores of rows of 4-bit codes.
+// Computes scores of rows of 4-bit codes. Included by attention_integers.inc.h.
 
-// A vector with `first` and `second` in the lanes that ScaleOrder gives the two groups. With one
-// group all lanes are `first`.
+// Returns a vector with `first` and `second` in the lanes that ScaleOrder gives the two groups.
+// With one group all lanes are `first`.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR __m512 of_groups(float first, float second) {
   return _mm512_mask_mov_ps(_mm512_set1_ps(first), kGroups == 2 ? 0xf0f0 : 0,
                             _mm512_set1_ps(second));
 }
 
-// Writes the digits of 64 numbers of q, which are in the order of code_place().
+// Writes the digits of 64 whole numbers of a query. The numbers are in the order of code_place().
 CXL_OFFLOAD_VECTOR void write_digits(const __m512i* whole, WholeQuery& to, size_t at) {
   __m512i digit[kDigits][kWordCodes];
   for (size_t c = 0; c < kWordCodes; ++c) {
-    // As unsigned digits, the number being raised by what makes them signed again. Of the last the
-    // negative is kept: 32768 is no number of 16 bits, and -32768 is.
+    // `raise` is added so that all digits are positive and can be masked out, and then each digit
+    // is lowered again. The last digit is kept with its sign changed, because multiply_four()
+    // multiplies it by what it stands for as a number of 16 bits: -32768 fits in one, 32768 does
+    // not.
     const __m512i raise = _mm512_set1_epi32(128 + (64 << 8) + (128 << 15));
     const __m512i raised = _mm512_add_epi32(whole[c], raise);
     digit[0][c] =
@@ -24,7 +26,8 @@ CXL_OFFLOAD_VECTOR void write_digits(const __m512i* whole, WholeQuery& to, size_
     digit[2][c] = _mm512_sub_epi32(_mm512_set1_epi32(128), _mm512_srli_epi32(raised, 15));
   }
   for (size_t d = 0; d < kDigits; ++d) {
-    for (size_t upper = 0; upper < 2; ++upper) {  // two bytes of a word
+    for (size_t upper = 0; upper < 2;
+         ++upper) {  // of the two bytes of a word: their upper codes, then the lower
       const __m512i even = _mm512_and_si512(digit[d][upper], _mm512_set1_epi32(255));
       const __m512i odd = _mm512_slli_epi32(digit[d][upper + 2], 8);
       _mm256_storeu_si256((__m256i*)(to.digits[upper][d] + at),
@@ -33,7 +36,7 @@ CXL_OFFLOAD_VECTOR void write_digits(const __m512i* whole, WholeQuery& to, size_
   }
 }
 
-// Makes whole numbers of a query.
+// Turns the numbers of a query into whole numbers.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR void make_whole(const float* q, WholeQuery& to) {
   float unit[2] = {};
@@ -64,7 +67,7 @@ CXL_OFFLOAD_VECTOR void make_whole(const float* q, WholeQuery& to) {
                                           _mm512_add_epi32(whole[2], whole[3]));
     unit[group] = std::max(greatest, kSmallest) / kMostQuery;
     sum[group] = _mm512_reduce_add_ps(all);
-    // Bits of an int32, which has room for 8 times the sum of 64.
+    // This is stored as the bits of an int32. 8 times the sum of 64 whole numbers fits in one.
     middle[group] = std::bit_cast<float>(8 * _mm512_reduce_add_epi32(sums));
   }
   _mm512_store_ps(to.unit, of_groups<kGroups>(unit[0], unit[1]));
@@ -72,13 +75,13 @@ CXL_OFFLOAD_VECTOR void make_whole(const float* q, WholeQuery& to) {
   _mm512_store_ps(to.middle, of_groups<kGroups>(middle[0], middle[1]));
 }
 
-// Multiplies four vectors with q and sums each half of a vector by itself. The sums of vector i are
-// in lane i of every four lanes: the first and third four belong to one half, the second and fourth
-// to the other.
+// Multiplies four vectors of codes by q and sums each half of a vector by itself. The sums of
+// vector i are in lane i of every four lanes. The first and the third four lanes belong to the
+// first half of the vectors, the second and the fourth to the second half.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR __m512i multiply_four(const std::byte* const* rows, size_t offset, size_t first,
                                          const __m512i (&q)[2][kDigits]) {
-  // The products of one digit in a lane sum up to 8 * 15 * 128 at most, which fits 16 bits.
+  // The products of one digit in a lane add up to 8 * 15 * 128 at most, which fits in 16 bits.
   constexpr short kWorth[kDigits] = {1, 256, -32768};
   __m512i sum[2];
 #pragma GCC unroll 2
@@ -107,7 +110,7 @@ CXL_OFFLOAD_VECTOR __m512i multiply_four(const std::byte* const* rows, size_t of
                           _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd)));
 }
 
-// The same for eight vectors; the result is in the order of ScaleOrder.
+// Does the same for eight vectors. The result is in the order of ScaleOrder.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR __m512i multiply_eight(const std::byte* const* rows, size_t offset, size_t first,
                                           const __m512i (&q)[2][kDigits]) {
@@ -116,9 +119,9 @@ CXL_OFFLOAD_VECTOR __m512i multiply_eight(const std::byte* const* rows, size_t o
   return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
 }
 
-// Scores of 16 rows for one query. Returns whether all of them are finite. Where they are not,
-// scales may be infinite, and then the scaled sum of products is not the sum of scaled products;
-// the caller computes such scores from numbers.
+// Computes the scores of 16 rows for one query. Returns whether all of them are finite. Where they
+// are not, a scale may be infinite, and then the scaled sum of products is not the sum of scaled
+// products; the caller computes such scores with score_numbers().
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR bool score_16(const std::byte* const* rows, size_t offset,
                                  const ScalesOf16<kGroups>& scales, const WholeQuery& query,
@@ -131,7 +134,8 @@ CXL_OFFLOAD_VECTOR bool score_16(const std::byte* const* rows, size_t offset,
   __m512 score[kGroups];
 #pragma GCC unroll 2
   for (size_t i = 0; i < kGroups; ++i) {
-    // Codes less 8: with 0 to 15 the product and the lows would nearly cancel and lose digits.
+    // This uses codes less 8. With codes from 0 to 15 the products and the lows would nearly cancel
+    // each other, which loses digits.
     const __m512i products = _mm512_sub_epi32(multiply_eight<kGroups>(rows, offset, 8 * i, q),
                                               _mm512_castps_si512(_mm512_load_ps(query.middle)));
     const __m512 low = _mm512_fmadd_ps(scales.step[i], _mm512_set1_ps(8), scales.low[i]);

@@ -1,4 +1,5 @@
-// Included by attention_integers.inc.h: all rows of a block, of one head or of many side by side.
+// Goes over all rows of a block, of one head or of many heads that lie side by side. Included by
+// attention_integers.inc.h.
 
 // Computes the scores of 16 rows. The first row is `row` in `of` and `from` among the scores.
 template <size_t kGroups>
@@ -31,7 +32,7 @@ CXL_OFFLOAD_VECTOR void add_query(const CodesOf& of, size_t count, size_t ahead,
   }
 }
 
-// All rows of the only head.
+// Adds all rows of the only head to the sums of its queries.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR void add_all(const CodesOf& of, size_t count, size_t ahead,
                                 const AttentionState& state) {
@@ -93,8 +94,8 @@ struct StagedRows {
   const std::byte* groups[kStagedRows];
 };
 
-// Adds the copied rows of many heads. It first makes the weights of all queries whole: each takes a
-// long chain of dependent steps, and the processor works on many chains at once.
+// Adds the copied rows of many heads. It first turns the weights of all queries into whole numbers:
+// each query takes a long chain of dependent steps, and the processor works on many chains at once.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR void add_staged(const CodesOf& of, const CodesOf& next, size_t from,
                                    const AttentionState& state) {
@@ -111,8 +112,9 @@ CXL_OFFLOAD_VECTOR void add_staged(const CodesOf& of, const CodesOf& next, size_
   }
 }
 
-// All rows of K, or of V. Rows come in multiples of 16. Those beyond the last have valid addresses
-// but do not count: their scores are not used, and their weights are zero.
+// Visits all rows of K to compute scores, or all rows of V to add them to the sums. Rows come in
+// multiples of 16. Those beyond the last have valid addresses but do not count: their scores are
+// not used, and their weights are zero.
 template <size_t kGroups, bool kScore>
 inline void visit_integers(const CodesOf& of, const AttentionRows& all,
                            const AttentionState& state) {

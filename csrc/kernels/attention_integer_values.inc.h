@@ -1,13 +1,14 @@
-// Included by attention_integers.inc.h: sums of rows of 4-bit codes, times their weights.
+// Adds rows of 4-bit codes, times their weights, to sums. Included by attention_integers.inc.h.
 
-// The four lanes of each quarter, in the order that kOrder says.
+// Puts the quarters of a vector, of four lanes each, into the order that kOrder says.
 template <int kOrder>
 CXL_OFFLOAD_VECTOR __m512 fours(__m512 a) {
   return _mm512_shuffle_f32x4(a, a, kOrder);
 }
 
-// Sums the lanes of each half of a vector; every lane of the half gets the sum. Expects lanes in
-// the order of ScaleOrder. With one group: the sum of all lanes.
+// Sums the lanes of each group, which are in the order of ScaleOrder. With two groups every lane of
+// the first half gets the sum of the first group, and every lane of the second half that of the
+// second group. With one group every lane gets the sum of all lanes.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR __m512 total_of_groups(__m512 a) {
   a = _mm512_add_ps(a, fours<0x4e>(a));
@@ -17,8 +18,9 @@ CXL_OFFLOAD_VECTOR __m512 total_of_groups(__m512 a) {
   return _mm512_add_ps(a, fours<0xb1>(a));
 }
 
-// Weights times steps of the rows of a chunk, as digits. For each four rows and each group there
-// are four bytes a digit, and then four unused bytes.
+// The weights of the rows of a chunk times the steps of the rows, as the digits of whole numbers.
+// Four rows of one group take 16 bytes: four bytes for each of the three digits, and four that are
+// not used.
 template <size_t kGroups, size_t kMost>
 struct WholeWeights {
   CXL_OFFLOAD_VECTOR void make(const CodesOf& of, size_t from, size_t count, size_t head,
@@ -57,16 +59,18 @@ struct WholeWeights {
     }
   }
 
-  // Four numbers after another have their lowest bytes first.
+  // Writes the digits of 16 whole numbers. For every four of them it writes their first digits,
+  // then their second and their third ones.
   CXL_OFFLOAD_VECTOR static void write(__m512i whole, int8_t* to) {
     const __m512i turned =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    const __m512i half = _mm512_set1_epi32(0x808080);  // makes signed digits of unsigned
+    const __m512i half = _mm512_set1_epi32(0x808080);  // turns unsigned digits into signed ones
     const __m512i raised = _mm512_xor_si512(_mm512_add_epi32(whole, half), half);
     _mm512_store_si512(to, _mm512_shuffle_epi8(raised, turned));
   }
 
-  // One digit of four rows, for each half of a vector.
+  // Returns one digit of four weights in every lane. The first half of the vector has the weights
+  // for the first half of vectors of codes, the second half those for the second.
   CXL_OFFLOAD_VECTOR __m512i digit(size_t quartet, size_t which) const {
     const int8_t* at = digits + quartet * 32 + which * 4;
     int32_t low, high;
@@ -77,7 +81,7 @@ struct WholeWeights {
 
   alignas(kLineBytes) int8_t digits[kMost * kGroups * 4];
   float unit;   // what 1 is worth
-  bool finite;  // false: the rest means nothing
+  bool finite;  // if false, the rest has no meaning
   __m512 lows;  // the sum of weights times lows
 };
 
@@ -92,7 +96,7 @@ CXL_OFFLOAD_VECTOR void add_sum(const __m512i (&products)[kDigits], const Weight
   if constexpr (kGroups == 2) {
     const __m512 before = _mm512_add_ps(_mm512_loadu_ps(to), weights.lows);
     _mm512_storeu_ps(to, _mm512_fmadd_ps(whole, unit, before));
-  } else {  // the halves are of different rows
+  } else {  // the halves belong to different rows
     const __m512 both = _mm512_castps256_ps512(Vector{whole}.half());
     const __m512 before = _mm512_add_ps(_mm512_castps256_ps512(_mm256_loadu_ps(to)), weights.lows);
     _mm256_storeu_ps(to, _mm512_castps512_ps256(_mm512_fmadd_ps(both, unit, before)));
@@ -123,14 +127,15 @@ CXL_OFFLOAD_VECTOR void ask_for(const CodesOf& of, size_t row, size_t ahead) {
 }
 
 // Adds a chunk of rows, times their weights, to the sums of a query. The products of one digit in a
-// lane sum up to kAttentionBlock * 255 * 128 at most, which int32 and float hold exactly.
+// lane add up to kAttentionBlock * 255 * 128 at most, which int32 and float hold exactly.
 template <size_t kGroups, class Weights>
 CXL_OFFLOAD_VECTOR void add_chunk(const CodesOf& of, size_t from, size_t count, size_t ahead,
                                   size_t head, const Weights& weights, float* sums) {
-  constexpr size_t kRows = kGroups == 2 ? 4 : 8;  // of four vectors
+  constexpr size_t kRows = kGroups == 2 ? 4 : 8;  // how many rows four vectors have
   const __m512i lowest = _mm512_set1_epi8(15);
   const size_t offset = head * of.step;
-  __m512i sum[4][2][kDigits];  // of bytes, and of their lower codes
+  // sum[..][0] are the sums of whole bytes, sum[..][1] those of their lower codes.
+  __m512i sum[4][2][kDigits];
 #pragma GCC unroll 24
   for (size_t i = 0; i < 8 * kDigits; ++i) {
     sum[i / 2 / kDigits][i / kDigits % 2][i % kDigits] = _mm512_setzero_si512();
@@ -142,13 +147,14 @@ CXL_OFFLOAD_VECTOR void add_chunk(const CodesOf& of, size_t from, size_t count, 
 #pragma GCC unroll 3
     for (size_t d = 0; d < kDigits; ++d) weight[d] = weights.digit(at / kRows, d);
 #pragma GCC unroll 2
-    for (size_t half = 0; half < 2; ++half) {  // of every 16 bytes of a row
+    for (size_t half = 0; half < 2; ++half) {  // the first or the last 8 of every 16 bytes
       const std::byte* const* again = rows;
-      asm("" : "+r"(again));  // so that rows are loaded again, for which there are no registers
+      // The compiler has to load the rows again, because there are no registers to keep them in.
+      asm("" : "+r"(again));
       __m512i row[4];
 #pragma GCC unroll 4
       for (size_t i = 0; i < 4; ++i) row[i] = load_codes<kGroups>(again + i, offset);
-      // Bytes of four rows side by side.
+      // Bytes of four rows come to lie side by side.
       const auto mix = [half](__m512i a, __m512i b) __attribute__((always_inline)) {
         return half == 0 ? _mm512_unpacklo_epi8(a, b) : _mm512_unpackhi_epi8(a, b);
       };
@@ -171,7 +177,7 @@ CXL_OFFLOAD_VECTOR void add_chunk(const CodesOf& of, size_t from, size_t count, 
 #pragma GCC unroll 4
   for (size_t i = 0; i < 4; ++i) {
 #pragma GCC unroll 3
-    for (size_t d = 0; d < kDigits; ++d) {  // 16 times the sums of the upper codes
+    for (size_t d = 0; d < kDigits; ++d) {  // a byte less its lower code is 16 times its upper code
       sum[i][0][d] = _mm512_srai_epi32(_mm512_sub_epi32(sum[i][0][d], sum[i][1][d]), 4);
     }
     add_sum<kGroups>(sum[i][0], weights, sums + 16 * i * kGroups);
@@ -179,7 +185,7 @@ CXL_OFFLOAD_VECTOR void add_chunk(const CodesOf& of, size_t from, size_t count, 
   }
 }
 
-// The scales of up to 16 rows of a head in the order that the float loops use.
+// Reads the scales of up to 16 rows of a head, in the order that the loops over numbers use.
 template <size_t kGroups>
 inline CodeRows rows_of_numbers(const CodesOf& of, size_t from, size_t head,
                                 const AttentionState& state) {
@@ -192,7 +198,7 @@ inline CodeRows rows_of_numbers(const CodesOf& of, size_t from, size_t head,
   return {of.rows + from, head * of.step, state.scales, 2 * kGroups};
 }
 
-// Computes in float: sums of rows whose weights or scales are not finite.
+// Adds rows whose weights or scales are not finite. It computes in float.
 template <size_t kGroups>
 __attribute__((noinline)) void add_numbers(const CodesOf& of, size_t from, size_t count,
                                            size_t head, const AttentionState& state, size_t query,
@@ -208,7 +214,7 @@ __attribute__((noinline)) void add_numbers(const CodesOf& of, size_t from, size_
   }
 }
 
-// Computes in float: scores of 16 rows.
+// Computes the scores of 16 rows in float.
 template <size_t kGroups>
 __attribute__((noinline)) void score_numbers(const CodesOf& of, size_t from, size_t head,
                                              const AttentionState& state, size_t query,

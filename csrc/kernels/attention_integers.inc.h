@@ -1,15 +1,17 @@
-// Included inside of an anonymous namespace by the source of AVX-512 with VNNI, after
-// attention_codes.inc.h: attention over rows of 4-bit codes by products of bytes. The codes never
-// become floating-point numbers. For rows of one or two groups of 64.
+// Attention over rows of 4-bit codes, by products of integers: the codes never become
+// floating-point numbers. The rows have one or two groups of 64 codes. The source of AVX-512 with
+// VNNI includes this file inside of an anonymous namespace, after attention_codes.inc.h.
 //
-// Queries, and weights times steps, become whole numbers of three signed digits, a byte each, so
-// that vpdpbusd multiplies them by the codes, 64 a time. Digits of q stand for 1, 256 and 32768:
-// |q| is at most kMostQuery, so that the product with 64 codes less 8 is at most 64 * 8 *
-// kMostQuery, which is less than 2^31, and exact however its parts wrap around. Digits of weights
-// stand for 1, 256 and 65536.
+// Each number of a query becomes a whole number, and so does each weight times a step. A whole
+// number has three signed digits of one byte, and vpdpbusd multiplies 64 such bytes by 64 codes at
+// a time. The digits of q stand for 1, 256 and 32768. A whole number of q is at most kMostQuery, so
+// that the products of 64 of them with codes less 8 add up to at most 64 * 8 * kMostQuery. This is
+// less than 2^31, so the sum is exact even where its parts wrap around. The digits of weights stand
+// for 1, 256 and 65536.
 //
-// The error: a number of q is off by at most the greatest of its group / (2 * kMostQuery), a weight
-// times a step by the greatest of up to kAttentionBlock rows / (2 * kMostWeight).
+// Rounding changes a number of q by at most g / (2 * kMostQuery), where g is the greatest number of
+// its group. It changes a weight times a step by at most g / (2 * kMostWeight), where g is the
+// greatest of up to kAttentionBlock rows.
 
 constexpr size_t kDigits = 3;
 constexpr int kMostQuery = 4'160'000;   // 127 * 32768, less a margin for rounding
@@ -18,16 +20,19 @@ constexpr size_t kFarBytes = 12288;     // how far ahead codes that lie in line 
 constexpr float kSmallest = 1e-30f;     // the least divisor
 constexpr float kGreatest = 1e30f;
 
-// A vector is 64 bytes of codes: a row of two groups, or rows of one group from two quartets. Its
-// halves have scales of their own. Returns which of 16 rows begins vector `index`.
+// A vector has 64 bytes of codes: a row of two groups, or two rows of one group that are four rows
+// apart. Each half of it has scales of its own. Returns with which of 16 rows vector `index`
+// begins.
 template <size_t kGroups>
 constexpr size_t first_row(size_t index) {
   return kGroups == 2 ? index : index / 4 * 8 + index % 4;
 }
 
-// Which 16-bit parts of the scales of 16 rows, one row after another, make a vector of all steps
-// (or lows) and then one of what they are paired with. Two groups: each vector has 8 rows, as
-// rows 0 to 3 of the first group, the same of the second, rows 4 to 7 of the first, of the second.
+// The order of scales in vectors. The scales of 16 rows are pairs of 16-bit numbers, one row after
+// another. With one group `first` takes the first number of each pair and then the second number of
+// each. With two groups `first` takes the first numbers and `second` the second ones, and a vector
+// of 16 lanes has 8 rows: rows 0 to 3 of the first group, rows 0 to 3 of the second group, rows 4
+// to 7 of the first, and rows 4 to 7 of the second.
 template <size_t kGroups>
 struct ScaleOrder {
   constexpr ScaleOrder() {
@@ -55,14 +60,14 @@ struct ScalesOf16 {
   __m512 low[kGroups];
 };
 
-// Of a row of a head.
+// How many bytes the scales of one row of one head take.
 constexpr size_t scale_bytes(size_t groups) { return 2 * sizeof(F16) * groups; }
 
 CXL_OFFLOAD_VECTOR __m128i two_rows(const std::byte* a, const std::byte* b) {
   return _mm_unpacklo_epi64(_mm_loadu_si64(a), _mm_loadu_si64(b));
 }
 
-// The scales of 16 rows of a head as they are kept.
+// Loads the scales of 16 rows of a head as they are kept.
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR void load_halves(const std::byte* const* rows, size_t offset, bool in_line,
                                     __m512i* to) {
@@ -100,7 +105,7 @@ CXL_OFFLOAD_VECTOR __m512 widen(__m512i halves, int which) {
 template <size_t kGroups>
 CXL_OFFLOAD_VECTOR ScalesOf16<kGroups> scales_of(const __m512i* halves, bool inverse) {
   const __m512i order = _mm512_load_si512(kScaleOrder<kGroups>.first);
-  __m512i both[2];  // the first of each pair, and the second
+  __m512i both[2];  // the first numbers of pairs, then the second ones
   __m512 first[kGroups];
   __m512 second[kGroups];
   if constexpr (kGroups == 1) {
@@ -126,12 +131,13 @@ CXL_OFFLOAD_VECTOR ScalesOf16<kGroups> scales_of(const __m512i* halves, bool inv
   return scales;
 }
 
-// NaN or infinity.
+// Returns which numbers are NaN or infinite.
 CXL_OFFLOAD_VECTOR __mmask16 not_finite(__m512 numbers) {
   return _mm512_fpclass_ps_mask(numbers, 0x99);
 }
 
-// Of a row's codes the upper (first) and the lower (second) of each byte.
+// The codes of a vector of bytes. of[0] has the upper code of each byte, which comes first in a
+// row, and of[1] the lower code.
 struct Nibbles {
   CXL_OFFLOAD_VECTOR explicit Nibbles(__m512i bytes) {
     const __m512i lowest = _mm512_set1_epi8(15);
@@ -141,8 +147,8 @@ struct Nibbles {
   __m512i of[2];
 };
 
-// sum + products of four codes and four digits a lane. GCC 12 copies the sums of loops over the
-// intrinsic, at a cost of a third of the time.
+// Adds the products of four codes and four digits to each lane of `sum`. This is assembly because
+// in loops over the intrinsic GCC 12 copies the sums, which costs a third of the time.
 CXL_OFFLOAD_VECTOR __m512i multiply(__m512i sum, __m512i codes, __m512i digits) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(digits));
   return sum;
@@ -156,7 +162,7 @@ CXL_OFFLOAD_VECTOR __m512i load_codes(const std::byte* const* rows, size_t offse
                             _mm256_loadu_si256((const __m256i*)(rows[4] + offset)), 1);
 }
 
-// One after the other.
+// The order matters, because the last one uses the other two.
 #include "kernels/attention_integer_keys.inc.h"
 //
 #include "kernels/attention_integer_values.inc.h"

@@ -1,4 +1,5 @@
-// Included inside of an anonymous namespace by each instruction set's source, after its Vector.
+// The loop of attention over floating-point numbers. The source of each instruction set includes it
+// inside of an anonymous namespace, after its Vector.
 
 template <class T>
 inline const T* head_of(const std::byte* row, size_t head, size_t step) {
@@ -9,7 +10,7 @@ inline void prefetch_row(const std::byte* row, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kLineBytes) __builtin_prefetch(row + at, 0, 3);
 }
 
-// Scores of N rows of a head for its queries, as N independent sums.
+// Computes the scores of N rows of a head for the queries of the head, as N independent sums.
 template <class T, size_t N>
 inline void score_head_rows(const T* const* row, const AttentionState& state, size_t head,
                             size_t first) {
@@ -42,8 +43,8 @@ inline void score_head_rows(const T* const* row, const AttentionState& state, si
   }
 }
 
-// Calls visit(rows) with `count` rows of a head, at most N at a time, and prefetches later ones. A
-// type may have a cheaper conversion for rows without NaN; such rows are read by it.
+// Calls visit(rows) with `count` rows of a head, at most N, and prefetches later ones. Some types
+// have a cheaper conversion for numbers that are not NaN. It is used where no row has a NaN.
 template <class T, size_t N, class Visit>
 inline void for_rows(const std::byte* const* rows, size_t count, size_t head, size_t step,
                      size_t ahead, size_t dim, const Visit& visit) {
@@ -64,7 +65,7 @@ inline void for_rows(const std::byte* const* rows, size_t count, size_t head, si
   visit(row);
 }
 
-// Scores of N rows from `first` for every query.
+// Computes the scores of N rows, from row `first` on, for every query.
 template <class T, size_t N>
 inline void score_rows(const AttentionRows& rows, const AttentionState& state, size_t first) {
   for (size_t head = 0; head < state.kv_heads; ++head) {
@@ -75,7 +76,8 @@ inline void score_rows(const AttentionRows& rows, const AttentionState& state, s
   }
 }
 
-// cap * tanh(score / cap), computed from exponentials of numbers that are not above zero.
+// Turns scores into cap * tanh(score / cap). It takes exponentials only of numbers that are not
+// above zero, so none overflows.
 inline void cap_scores(float* scores, size_t count, float cap) {
   for (size_t at = 0; at < count; at += Vector::kLanes) {
     const Vector part = mul(Vector::load(scores + at), Vector::all(1 / cap));
@@ -87,7 +89,7 @@ inline void cap_scores(float* scores, size_t count, float cap) {
   }
 }
 
-// Of one query, whose number among all of the unit is given.
+// Applies the rules to the scores of one query. `query` is its number among those of the unit.
 inline void apply_rules(const AttentionRows& rows, const ScoreRules& rules, size_t query,
                         float* scores) {
   if (rules.soft_cap != 0) cap_scores(scores, rows.count, rules.soft_cap);
@@ -116,7 +118,7 @@ inline void scores_to_weights(const AttentionRows& rows, const AttentionState& s
       top = larger(Vector::load(scores + i), top);
     }
     const float most = top.greatest();
-    // All of them minus infinity: weights of zero rather than NaN.
+    // Where all scores are minus infinity, this makes the weights zero rather than NaN.
     const float base = most == lowest ? 0 : most;
     Vector total = Vector::all(0);
     for (size_t i = 0; i < kAttentionBlock; i += Vector::kLanes) {
@@ -184,12 +186,13 @@ inline void add_head_rows(const T* const* row, size_t count, const AttentionStat
 
 template <class T>
 void attend(const AttentionRows& rows, const AttentionState& state) {
-  constexpr size_t kRows = 4;  // a load of q serves so many
+  constexpr size_t kRows = 4;  // the rows that one load of q is used for
   size_t at = 0;
   for (; at + kRows <= rows.count; at += kRows) score_rows<T, kRows>(rows, state, at);
   for (; at < rows.count; ++at) score_rows<T, 1>(rows, state, at);
   scores_to_weights(rows, state);
-  // A load of the sums serves so many. Of many heads only as many as the nearest cache holds.
+  // The rows that one load of the sums is used for. With several heads it is fewer rows, because
+  // the rows of all these heads have to fit in the nearest cache.
   constexpr size_t kMost = 16;
   const size_t each = state.kv_heads == 1 ? kMost : kRows;
   for (size_t from = 0; from < rows.count; from += each) {

@@ -1,4 +1,4 @@
-// Numbers of queries and results one at a time, and the scales of their heads.
+// Reads and writes numbers of queries and results one at a time, and looks up the scales of heads.
 #ifndef CXL_OFFLOAD_KERNELS_ATTENTION_NUMBERS_H_
 #define CXL_OFFLOAD_KERNELS_ATTENTION_NUMBERS_H_
 
@@ -10,7 +10,7 @@
 
 namespace cxl_offload::kernels {
 
-// Of the types that are written, too.
+// Reads a number of any type that write_number() can write.
 inline float read_number(const std::byte* data, Dtype dtype, size_t index) {
   if (dtype == Dtype::kBfloat16) return to_float(reinterpret_cast<const Bf16*>(data)[index]);
   if (dtype == Dtype::kFloat16) return to_float(reinterpret_cast<const F16*>(data)[index]);

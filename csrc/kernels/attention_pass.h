@@ -29,7 +29,8 @@ inline constexpr size_t kGroupCodes = 64;
 
 // Codes lie in a row two a byte, the first in the upper half. An instruction set of `lanes` lanes
 // reads `lanes` words of two bytes at a time and takes the four codes of each word apart. Queries
-// and sums are kept in the order that this gives. Returns the place of code `index` of a row in it.
+// and sums are kept in the order that this gives. Returns the place of code `index` of a row in
+// that order.
 constexpr size_t code_place(size_t index, size_t lanes) {
   const size_t unit = index / (4 * lanes) * (4 * lanes);
   const size_t in_unit = index % (4 * lanes);
@@ -38,7 +39,7 @@ constexpr size_t code_place(size_t index, size_t lanes) {
 
 // The place of the sum of code `index` when rows of one or two groups of 64 are multiplied as
 // integers. Four bytes of codes make eight sums: first those of the upper codes, then those of the
-// lower ones. The same four bytes of every 16 lie beside each other.
+// lower ones. The sums of the same four bytes of every 16 lie beside each other.
 constexpr size_t integer_place(size_t index, size_t groups) {
   const size_t byte = index / 2;
   return (byte % 16 / 4 * 2 + index % 2) * 8 * groups + byte / 16 * 4 + byte % 4;
@@ -59,16 +60,20 @@ struct alignas(kLineBytes) StagedLine {
   std::byte bytes[kLineBytes];
 };
 
-// A query whose numbers are sums of three signed digits, times `unit`. It has two halves, as a
-// vector of codes has: the first and the second group, or twice the only one.
+// A query as whole numbers, for products with codes. Each number of q is `unit` times a whole
+// number, which has three signed digits (attention_integers.inc.h says what each stands for). The
+// digits have two halves, as a vector of codes has: one half for each of two groups, or the only
+// group twice.
 struct WholeQuery {
-  alignas(kLineBytes)
-      int8_t digits[2][3][kGroupCodes];  // of the upper codes of bytes, of the lower ones
-  // In lanes of scales: by fours for the first and for the second group.
+  // [upper codes of bytes, lower ones][digit][code of the vector]
+  alignas(kLineBytes) int8_t digits[2][3][kGroupCodes];
+  // Each has a number for every lane of scales. Four lanes belong to the first group, the next four
+  // to the second group, and so on.
   alignas(kLineBytes) float unit[16];
-  alignas(kLineBytes) float sum[16];     // of q
-  alignas(kLineBytes) float middle[16];  // 8 times the sum of the whole numbers: bits of an int32
-  bool fits;  // false: there are NaN, infinities, or numbers out of range
+  alignas(kLineBytes) float sum[16];  // the sum of the numbers of q
+  alignas(
+      kLineBytes) float middle[16];  // 8 times the sum of the whole numbers, as bits of an int32
+  bool fits;                         // false if a number is NaN, infinite or out of range
 };
 
 // Rows of one sequence: head h of row i begins at k[i] + h * k_step bytes.
@@ -77,30 +82,32 @@ struct AttentionRows {
   const std::byte* v[kAttentionBlock + kAttentionAhead];
   size_t k_step = 0;
   size_t v_step = 0;
-  // Of codes: the scales of their groups, in the same way.
+  // Where k and v are codes, the scales of their groups lie in the same way.
   const std::byte* k_groups[kAttentionBlock + kAttentionAhead];
   const std::byte* v_groups[kAttentionBlock + kAttentionAhead];
   size_t k_groups_step = 0;
   size_t v_groups_step = 0;
-  int32_t positions[kAttentionBlock + kAttentionAhead];  // of rows, where ScoreRules ask for them
-  bool k_in_line = false;  // and codes: those of the first head lie one row after another
+  // The position of each row in its sequence, which ScoreRules may need.
+  int32_t positions[kAttentionBlock + kAttentionAhead];
+  // Whether k (or v) are codes, and those of the first head lie directly one row after another.
+  bool k_in_line = false;
   bool v_in_line = false;
-  size_t ahead = 0;  // how many rows to ask for early
+  size_t ahead = 0;  // how many rows ahead of its use a row is prefetched
   size_t count = 0;  // at most a block; kAttentionAhead more are valid addresses
 };
 
 // How scores change before they become weights; see Attention.
 struct ScoreRules {
   float soft_cap = 0;  // 0: none
-  // Of the unit's sequence and first head: the number of head h, query i and position p is at
-  // bias[h * head_step + i * query_step + p * step]. Null: none.
+  // The numbers that are added to the scores. It points at those of the unit's sequence and first
+  // head: the number for head h, query i and position p is
+  // bias[h * head_step + i * query_step + p * step]. Null where nothing is added.
   const float* bias = nullptr;
   int64_t head_step = 0;
   int64_t query_step = 0;
   int64_t step = 0;
-  size_t queries = 1;  // of a head, one after another
-  // Query i sees positions [begin + i, end + i); what is beyond has no weight. Where they are all
-  // of the rows there are no limits.
+  size_t queries = 1;  // how many each head has, one after another
+  // If `limited`, query i sees positions [begin + i, end + i), and others have no weight.
   bool limited = false;
   int64_t begin = 0;
   int64_t end = 0;
@@ -111,7 +118,7 @@ struct ScoreRules {
 // The state of the queries of some heads after the rows so far.
 struct AttentionState {
   size_t kv_heads = 0;
-  size_t group = 0;  // queries of one head of K and V, of all heads that share it
+  size_t group = 0;  // queries that share one head of K and V
   size_t dim = 0;
   size_t padded = 0;
   const float* q = nullptr;           // [kv_heads * group][padded], times the scale
@@ -120,19 +127,20 @@ struct AttentionState {
   float* most = nullptr;              // [kv_heads * group]: the greatest score
   float* total = nullptr;             // [kv_heads * group]: of the weights, exp(score - most)
   float* scores = nullptr;            // [kv_heads * group][kAttentionBlock]
-  // Of codes. A row of a head has `groups` of them, each of `group_codes`: `padded` together.
+  // For codes: a row of a head has `groups` groups of `group_codes` codes, `padded` together.
   size_t groups = 0;
   size_t group_codes = 0;
-  bool inverse = false;  // (1 / step, low) is kept rather than (low, step)
-  // Scratch of a thread: the scales of some rows, [kAttentionScaleRows][kv_heads][groups][2] and up
-  // to a vector more, first as they are kept and then as (step, low).
+  bool inverse = false;  // whether (1 / step, low) is kept rather than (low, step)
+  // A thread's scratch for the scales of some rows: [kAttentionScaleRows][kv_heads][groups][2] and
+  // up to a vector more. `halves` has them as they are kept, `scales` as (step, low).
   F16* halves = nullptr;
   float* scales = nullptr;
-  // For products of integers: the whole queries, which a thread makes at the first rows of a unit.
+  // For products of integers: the queries as whole numbers. A thread makes them when it comes to
+  // the first rows of a unit.
   WholeQuery* whole = nullptr;
-  // And kStagedRows rows of many heads.
+  // For products of integers: a thread's copy of kStagedRows rows of many heads.
   std::byte* staged = nullptr;
-  bool first = false;
+  bool first = false;  // whether these are the first rows of the unit
 };
 
 using AttentionPass = void (*)(const AttentionRows& rows, const AttentionState& state);
@@ -141,8 +149,8 @@ AttentionPass attention_pass_scalar(Dtype dtype);
 AttentionPass attention_pass_neon(Dtype dtype);
 AttentionPass attention_pass_avx2(Dtype dtype);
 AttentionPass attention_pass_avx512(Dtype dtype);
-// For rows of 4-bit codes that fit_integers(); sums are in the order of integer_place(). Null when
-// this processor has no AVX512-VNNI.
+// Returns the pass for rows of 4-bit codes of which fits_integers() is true. Its sums are in the
+// order of integer_place(). Returns null when this processor has no AVX512-VNNI.
 AttentionPass attention_pass_integers(size_t groups);
 
 }  // namespace cxl_offload::kernels

@@ -11,7 +11,8 @@
 
 namespace cxl_offload::kernels {
 
-// Where the rows of one head of K or V are: by position in a sequence, or in a block.
+// Where the rows of one head of K or V are. `outer` is a sequence, or a block of the cache, and
+// `row` a position in it.
 struct HeadRows {
   HeadRows() = default;
   HeadRows(const TensorView& view, int64_t head) {

@@ -24,11 +24,11 @@ inline constexpr size_t kTileCodes = 1024;
 // Some heads over some positions of one sequence.
 struct Unit {
   int64_t batch = 0;
-  int64_t head = 0;  // of K and V, the first
+  int64_t head = 0;  // the first head of K and V
   int64_t heads = 0;
   int64_t begin = 0;
   int64_t end = 0;
-  size_t place = 0;  // of its first query in the partial results
+  size_t place = 0;  // where its first query is in the partial results
   size_t part = 0;   // which of the Parts it belongs to
 };
 
@@ -37,7 +37,7 @@ struct Parts {
   int64_t batch = 0;
   int64_t head = 0;
   int64_t heads = 0;
-  size_t place = 0;  // of the first query of the first
+  size_t place = 0;  // where the first query of the first unit is in the partial results
   size_t count = 0;
   std::atomic<size_t> left = 0;  // units that are still to be done
 };
@@ -90,20 +90,20 @@ struct Work {
     }
   }
 
-  // Attended positions of a sequence, but for the mask.
+  // The positions of a sequence that are attended to, unless the mask leaves some out.
   static int64_t end(const Attention& a, int64_t batch) {
     return a.lengths.empty() ? a.k.shape[2] : a.lengths[static_cast<size_t>(batch)];
   }
   static int64_t begin(const Attention& a, int64_t batch) {
     return a.window == 0 ? 0 : std::max(int64_t{0}, first_end(a, batch) - a.window);
   }
-  // Where the positions of the first query end.
+  // Where the positions that the first query sees end.
   static int64_t first_end(const Attention& a, int64_t batch) {
     return end(a, batch) - (a.causal ? a.queries - 1 : 0);
   }
 
-  int64_t tile;        // heads of a unit at most
-  size_t queries = 0;  // of all units together
+  int64_t tile;        // the most heads of a unit
+  size_t queries = 0;  // how many all units have together
   std::vector<Unit> units;
   std::vector<Parts> parts;
 };
