@@ -63,7 +63,7 @@ struct Order {
   // those of [block, stop). 0: no weights are left.
   template <size_t R>
   ptrdiff_t ahead(const Step& step, size_t block, size_t stop) const {
-    const size_t strip = std::max(columns / line * kLineBytes, kLineBytes) * R;
+    const size_t strip = std::max(columns / line * kLineBytes, size_t{kLineBytes}) * R;
     const size_t next = step.output + (kAheadBytes + strip - 1) / strip * R;
     if (next + R <= stop) return place(next, step.begin) - place(step.output, step.begin);
     const size_t beyond = next > stop ? next - stop : 0;
