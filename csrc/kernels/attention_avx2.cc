@@ -9,7 +9,7 @@
 namespace cxl_offload::kernels {
 namespace {
 
-// One after the other.
+// The order matters: each file uses what those before it define.
 #include "kernels/vector/avx2.inc.h"
 //
 #include "kernels/attention_loop.inc.h"

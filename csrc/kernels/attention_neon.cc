@@ -7,7 +7,7 @@
 namespace cxl_offload::kernels {
 namespace {
 
-// One after the other.
+// The order matters: each file uses what those before it define.
 #include "kernels/vector/neon.inc.h"
 //
 #include "kernels/attention_loop.inc.h"

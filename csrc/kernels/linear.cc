@@ -15,10 +15,10 @@
 namespace cxl_offload::kernels {
 namespace {
 
-// Bytes of weights that a thread takes at a time: long enough that the prefetchers run, short
-// enough that a thread which loses its CPU for a while does not hold up the others.
+// The bytes of weights that a thread takes at a time. It is long enough for the prefetchers to run,
+// and short enough that a thread which loses its CPU for a while does not hold up the others.
 constexpr size_t kUnitBytes = size_t{1} << 20;
-// Below this waking threads would take longer than the work.
+// With fewer bytes than this, waking threads would take longer than the work.
 constexpr size_t kFewestBytes = size_t{64} << 10;
 constexpr size_t kUnitsPerThread = 8;
 constexpr size_t kLineFloats = 16;
@@ -49,7 +49,7 @@ LinearKernel kernel_for(const Linear& linear, Isa isa) {
   return kernel_for(linear.weight.dtype, isa);
 }
 
-// Numbers of any written type as float.
+// Reads numbers of any type that y may have as float.
 std::vector<float> floats_of(const TensorView& view, const LinearKernel& widen) {
   const size_t count = view.numel();
   std::vector<float> numbers(round_up(count, kLinearPad));
@@ -64,7 +64,7 @@ std::vector<float> floats_of(const TensorView& view, const LinearKernel& widen) 
   return numbers;
 }
 
-// Some outputs: a unit of work.
+// A unit of work: some outputs.
 struct Outputs {
   size_t begin = 0;
   size_t end = 0;
@@ -224,9 +224,9 @@ class LinearRun {
   const size_t row_bytes_;
   size_t tile_ = 0;
   size_t padded_rows_ = 0;
-  size_t each_ = 0;  // outputs of a unit
+  size_t each_ = 0;  // how many outputs a unit has
   std::vector<float> numbers_;
-  float* x_ = nullptr;  // in numbers_: [rows][x_step_]
+  float* x_ = nullptr;  // points into numbers_: [rows][x_step_]
   std::vector<float> bias_;
   std::vector<float> factors_;
   std::vector<float> sums_;

@@ -1,7 +1,7 @@
 // Linear layers of few rows over weights that stay where they are: y = x w^T + bias.
 //
 // With few rows, reading the weights takes longest. Each weight is read once, in its own type, and
-// becomes float in a register, where it serves all rows.
+// becomes float in a register, where all rows are multiplied by it.
 #ifndef CXL_OFFLOAD_KERNELS_LINEAR_H_
 #define CXL_OFFLOAD_KERNELS_LINEAR_H_
 
@@ -17,20 +17,21 @@
 
 namespace cxl_offload::kernels {
 
-// Where a group of a team reads weights that lie in several copies, in the strides of the first.
+// One of several copies of the weights, for a group of a team to read. It has the strides of the
+// first copy.
 struct NearCopy {
   const std::byte* weight = nullptr;
   const std::byte* groups = nullptr;
 };
 
-// With AVX-512 and x of bfloat16, weights can be multiplied as bfloat16 where they convert to it
-// exactly and the processor can. Products are exact then too, but the instructions take subnormal
-// numbers for zero.
+// How weights are multiplied by x of bfloat16. A processor with the instructions for it can
+// multiply them as bfloat16, where the weights convert to bfloat16 exactly. Products are exact then
+// too, but the instructions take subnormal numbers for zero.
 enum class Bf16Products {
   kNone,
-  kVectors,  // of AVX512-BF16
-  kTiles,    // of AMX, else of AVX512-BF16
-  kBest,     // tiles; for 4-bit codes vectors, which are faster at one row
+  kVectors,  // vectors of AVX512-BF16
+  kTiles,    // tiles of AMX, or vectors where the processor has no tiles
+  kBest,     // as kTiles; but vectors for 4-bit codes, because those are faster at one row
 };
 
 struct Linear {
@@ -44,26 +45,28 @@ struct Linear {
   TensorView groups;
   GroupScales group_scales = GroupScales::kLowStep;
   // The factors of other weights: float32 (outputs, groups) with any strides; a group has
-  // width / groups weights. No data: 1.
+  // width / groups weights. Without data the factor is 1.
   TensorView scale;
-  TensorView bias;  // (outputs), contiguous, of float32, bfloat16 or float16; no data: none
+  TensorView bias;  // (outputs), contiguous, of float32, bfloat16 or float16; may have no data
   TensorView y;     // (rows, outputs) of float32, bfloat16 or float16; a row is contiguous
   Bf16Products bf16_products = Bf16Products::kBest;
-  // One for each group of the team, equal byte by byte; none: all groups read what is above.
+  // One copy for each group of the team; their bytes are equal. If empty, all groups read the
+  // weights above.
   std::vector<NearCopy> near;
 };
 
 // Whether the weights are 4-bit codes.
 inline bool is_codes(const Linear& linear) { return linear.weight.dtype == Dtype::kUint8; }
 
-// Whether this processor multiplies numbers of bfloat16, in that way. Asking for tiles asks the
-// operating system for them, once in a process; it may refuse.
+// Whether this processor can multiply numbers of bfloat16 in that way. The first question about
+// tiles asks the operating system for them, which may refuse.
 bool has_bf16_products(Bf16Products products = Bf16Products::kVectors);
 
 // Throws InvalidArgument before anything is read or written when the shapes or types do not fit.
 // Products and sums are float32. A row of y depends on no other row of x, and not on the team. In a
-// team of several groups each begins with the weights on its own node, which `kernel` names. With a
-// null kernel the groups begin anywhere, as with weights that every group has a copy of.
+// team of several groups each begins with the weights on its own node; `kernel` says which those
+// are. With a null kernel the groups begin anywhere, and so they do if every group has its own
+// copy.
 void run_linear(const Linear& linear, WorkerTeam& team, Isa isa,
                 const os::Kernel* kernel = nullptr);
 

@@ -8,12 +8,12 @@
 
 namespace cxl_offload::kernels {
 
-// The kernel for x of bfloat16 and weights that convert to bfloat16 exactly; it has no functions
-// where it does not apply. The choice depends on types and groups only, so a row has the same bits
-// in any batch.
+// Returns the kernel for x of bfloat16 and weights that convert to bfloat16 exactly. The kernel has
+// no functions where it does not apply. The choice depends on types and groups only, so a row has
+// the same bits in any batch.
 LinearKernel linear_kernel_bf16(const Linear& linear);
 
-// The same by tiles of AMX, which multiply 16 rows at once.
+// Does the same with tiles of AMX, which multiply 16 rows at once.
 LinearKernel linear_kernel_tiles(const Linear& linear);
 
 }  // namespace cxl_offload::kernels

@@ -1,5 +1,6 @@
-// Linear layers by products of bfloat16 (vdpbf16ps), for x of bfloat16. Included inside of an
-// unnamed namespace by linear_bf16_avx512.cc, after linear_bf16_read.inc.h and linear_order.inc.h.
+// Linear layers by products of bfloat16 (vdpbf16ps), for x of bfloat16. linear_bf16_avx512.cc
+// includes this file inside of an unnamed namespace, after linear_bf16_read.inc.h and
+// linear_order.inc.h.
 //
 // Weights of bfloat16, E4M3, int8 and 4-bit codes convert to bfloat16 exactly, so products are
 // exact. One instruction adds two products to each float32 sum, twice as many as with float32. A
@@ -7,16 +8,17 @@
 
 // What one thread needs while it multiplies a panel.
 struct Room {
-  // Of codes: numbers of groups, as many as groups_of(), and those beyond the groups are zero.
+  // These are for codes. Arrays of groups have groups_of() numbers in a row, and zeros where there
+  // is no group.
   std::unique_ptr<float[]> steps;            // [outputs][groups], and more
-  std::unique_ptr<float[]> lows;             // [outputs][groups]: low - 16 steps
-  std::unique_ptr<float[]> sums;             // [rows][groups]: of x
-  std::unique_ptr<uint32_t[]> first_groups;  // of each block of weights
-  alignas(kLineBytes) int32_t
-      scale_places[16];  // of the steps of eight codes, from a block's first
+  std::unique_ptr<float[]> lows;             // [outputs][groups]: low - 16 * step
+  std::unique_ptr<float[]> sums;             // [rows][groups]: sums of x
+  std::unique_ptr<uint32_t[]> first_groups;  // the first group of each block of weights
+  // Which step each eight codes of a block have, counted from the block's first step.
+  alignas(kLineBytes) int32_t scale_places[16];
 };
 
-// Groups of a row, whole vectors of them.
+// Returns how many groups a row has, rounded up to whole vectors.
 CXL_OFFLOAD_VECTOR size_t groups_of(const LinearPanel& panel) {
   return (panel.width / panel.group + Vector::kLanes - 1) / Vector::kLanes * Vector::kLanes;
 }
@@ -65,7 +67,7 @@ struct Strip {
       }
     }
   }
-  // Of codes: the sums of a block are multiplied by the steps of their groups.
+  // For codes: multiplies the sums of a block by the steps of their groups.
   CXL_OFFLOAD_VECTOR void add_scaled(const __m512i (&numbers)[R][kVectors], size_t at) {
     Vector block[M][R];
 #pragma GCC unroll 32
@@ -99,9 +101,9 @@ struct Strip {
         add(numbers, at, sum);
       }
     }
-    if constexpr (!kCodes) {  // rows of codes are whole blocks
+    if constexpr (!kCodes) {  // a row of codes has whole blocks only
       if (at == end) return;
-      // Fewer weights than a block. Nothing beyond them is read, and x is zero there.
+      // These are fewer weights than a block has. Nothing beyond them is read, and x is zero there.
       const __mmask64 left = (uint64_t{1} << (end - at) * sizeof(W)) - 1;
       for (size_t r = 0; r < R; ++r) {
         const std::byte* from = weight + r * panel.weight_step + at / kBlock * kLineBytes;
@@ -111,7 +113,7 @@ struct Strip {
     }
   }
 
-  // Adds the share of the lows of groups: their products with the sums of x over the groups.
+  // Adds what the lows of groups contribute: their products with the sums of x over the groups.
   CXL_OFFLOAD_VECTOR void add_lows() {
     const size_t step = groups_of(panel);
     const float* lows = room.lows.get() + output * step;
@@ -148,7 +150,7 @@ struct Strip {
   Vector sum[M][R];
 };
 
-// The scales of codes; every code is read as 16 more than it is.
+// Reads the scales of codes, for codes that are read as 16 more than they are.
 inline void read_scales(const LinearPanel& panel, Room& room) {
   const size_t count = groups_of(panel), pairs = 2 * (panel.width / panel.group);
   room.steps = std::make_unique_for_overwrite<float[]>(panel.outputs * count + kLinearPad);
@@ -180,7 +182,7 @@ inline void read_scales(const LinearPanel& panel, Room& room) {
   }
 }
 
-// Sums of x over the groups of codes.
+// Sums x over the groups of codes.
 inline void sum_groups(const LinearPanel& panel, Room& room) {
   const size_t count = groups_of(panel);
   room.sums = std::make_unique<float[]>(panel.rows * count);
@@ -229,7 +231,7 @@ void multiply_tiles(const LinearPanel& panel) {
   });
 }
 
-// Outputs of a strip beside tiles of 1, 2, 4, 6 and 8 rows, as the registers allow.
+// How many outputs a strip has beside tiles of 1, 2, 4, 6 and 8 rows. The registers allow no more.
 template <class W>
 constexpr size_t strip_outputs(size_t index) {
   constexpr size_t kOfBf16[] = {8, 8, 6, 4, 3};

@@ -10,7 +10,7 @@
 namespace cxl_offload::kernels {
 namespace {
 
-// One after the other.
+// The order matters: each file uses what those before it define.
 #include "kernels/vector/avx512.inc.h"
 //
 #include "kernels/linear_bf16_read.inc.h"

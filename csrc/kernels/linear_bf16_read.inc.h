@@ -1,13 +1,14 @@
-// Weights as vectors of bfloat16. Included inside of an unnamed namespace by
-// linear_bf16_avx512.cc, after vector/avx512.inc.h.
+// Reads weights as vectors of bfloat16. linear_bf16_avx512.cc and linear_tiles_amx.cc include this
+// file inside of an unnamed namespace, after vector/avx512.inc.h.
 
 constexpr size_t kBf16Lanes = 32;
-// Codes are read as this much more than they are. A shift then makes their bits a bfloat16.
+// A code is read as a number that is greater by this. A shift then turns the bits of the code into
+// a bfloat16.
 constexpr float kCodeOffset = 16;
 
 struct Codes {};  // two 4-bit codes a byte
 
-// Tables of bytes that look-ups take: the upper and the lower half of numbers of bfloat16.
+// Tables of bytes for look-ups: the upper and the lower halves of numbers of bfloat16.
 struct alignas(kLineBytes) Halves {
   uint8_t upper[128];
   uint8_t lower[128];
@@ -15,7 +16,7 @@ struct alignas(kLineBytes) Halves {
 
 constexpr uint16_t kNanBf16 = 0x7fc0;
 
-// Of magnitudes: what 7 bits are worth without a sign.
+// Returns the bfloat16 of a magnitude: the 7 bits of a weight without its sign.
 template <class W>
 constexpr uint16_t bf16_of(uint8_t magnitude) {
   if constexpr (!std::is_same_v<W, E4m3>) return to_bf16(magnitude).bits;
@@ -37,9 +38,8 @@ constexpr Halves halves_of() {
 template <class W>
 constexpr Halves kHalves = halves_of<W>();
 
-// Makes kVectors vectors of bfloat16 from 64 bytes of weights. arrange() brings as many numbers of
-// x into the same order. Weights of a byte get their magnitude from a table and keep their sign
-// bit.
+// Makes kVectors vectors of bfloat16 from 64 bytes of weights. arrange() puts as many numbers of x
+// into the same order. A weight of one byte gets its magnitude from a table and keeps its sign bit.
 template <class W>
 struct Bf16Reader {
   static constexpr size_t kVectors = 2;
@@ -79,8 +79,9 @@ struct Bf16Reader<Bf16> {
   CXL_OFFLOAD_VECTOR void read(__m512i weights, __m512i* to) const { to[0] = weights; }
 };
 
-// In 16 bits lie codes 1, 0, 3 and 2 of four, from the lowest bits. Shifted to where a bfloat16 of
-// 16 to 31 has its upper four bits of fraction, a code is 16 more than itself.
+// Every 16 bits hold four codes of a row. From the lowest bits up they are the second, the first,
+// the fourth and the third code. A bfloat16 from 16 to 31 is 16 plus the upper four bits of its
+// fraction. So a code that is shifted to these bits becomes the number code + 16.
 template <>
 struct Bf16Reader<Codes> {
   static constexpr size_t kVectors = 4;
@@ -111,7 +112,7 @@ struct Bf16Reader<Codes> {
   }
 };
 
-// A row of x in the order of the weights, and zeros to the end of the last block.
+// Writes a row of x in the order of the weights, and zeros to the end of the last block.
 template <class W>
 void prepare_row(const std::byte* from, size_t width, Bf16* arranged) {
   constexpr size_t kBlock = Bf16Reader<W>::kVectors * kBf16Lanes;

@@ -1,5 +1,5 @@
-// The loops of linear layers, written once over a type `Vector`. Included inside of an unnamed
-// namespace by each instruction set's source, after linear_order.inc.h.
+// The loops of linear layers, written once over a type `Vector`. The source of each instruction set
+// includes this file inside of an unnamed namespace, after linear_order.inc.h.
 //
 // A strip (linear_order.inc.h) is a few outputs whose weights are read side by side; a tile is a
 // few rows of x. The sums of a strip and a tile stay in registers while the weights pass through.
@@ -8,8 +8,8 @@ constexpr size_t kPair = 2 * Vector::kLanes;
 
 struct Codes {};  // two 4-bit codes a byte
 
-// Types that become float as a vector of the even elements and one of the odd ones: that is cheaper
-// than keeping neighbours together. Numbers of x are then in the same order.
+// Whether weights of a type become float as a vector of the even elements and a vector of the odd
+// ones, which is cheaper than keeping neighbours together. Numbers of x are then in the same order.
 template <class W>
 constexpr bool kPaired = std::is_same_v<W, Bf16> || std::is_same_v<W, Codes>;
 
@@ -22,7 +22,7 @@ constexpr size_t bytes_of(size_t weights) {
   }
 }
 
-// Weights of R outputs as float; kScaled: times the scales of one group.
+// The weights of R outputs as float. With kScaled they are multiplied by the scales of one group.
 template <class W, size_t R, bool kScaled>
 struct Weights {
   CXL_OFFLOAD_VECTOR Weights(const LinearPanel& panel, size_t output, size_t group) {
@@ -32,7 +32,7 @@ struct Weights {
       for (size_t r = 0; r < R; ++r) factor[r] = from[r * panel.scale_step];
     }
   }
-  // The first or the second vector of the pair that begins at weight `at`.
+  // Returns the first or the second vector of the pair that begins at weight `at`.
   template <size_t kHalf>
   CXL_OFFLOAD_VECTOR Vector half(size_t r, const std::byte* row, size_t at) const {
     const W* from = reinterpret_cast<const W*>(row) + at;
@@ -127,16 +127,18 @@ struct Strip {
       half<0>(source, at);
       half<1>(source, at);
     }
-    if constexpr (!std::is_same_v<W, Codes>) {  // groups of codes are whole pairs
+    if constexpr (!std::is_same_v<W, Codes>) {  // groups of codes have whole pairs only
       if (at == end) return;
-      Strip copy = *this;  // whose address a function takes: these sums stay in registers
+      // rest() takes the address of a copy, so that the sums of this strip can stay in registers.
+      Strip copy = *this;
       copy.rest(source, at, end);
 #pragma GCC unroll 32
       for (size_t i = 0; i < M * R; ++i) sum[i / R][i % R] = copy.sum[i / R][i % R];
     }
   }
 
-  // Fewer columns than a pair. Nothing of the weights beyond them is read.
+  // Adds the products of the last columns, which are fewer than a pair of vectors has. It reads no
+  // weights beyond them.
   [[gnu::noinline]] void rest(const Source& source, size_t at, size_t end) {
     if constexpr (kPaired<W>) {
       W some[R][kPair] = {};
@@ -144,14 +146,15 @@ struct Strip {
         std::memcpy(some[r], row(r) + bytes_of<W>(at), bytes_of<W>(end - at));
       Vector weights[2][R];
       for (size_t r = 0; r < R; ++r) Vector::load_pair(some[r], weights[0][r], weights[1][r]);
-      add(weights[0], at);  // x is zero there
+      add(weights[0], at);  // x is zero beyond the columns
       add(weights[1], at + Vector::kLanes);
     } else {
       for (; at < end; at += Vector::kLanes) {
         const size_t count = std::min(end - at, Vector::kLanes);
         Vector weights[R];
         for (size_t r = 0; r < R; ++r) weights[r] = source.some(r, row(r), at, count);
-        for (size_t m = 0; m < M; ++m) {  // x is not zero where another group begins
+        for (size_t m = 0; m < M;
+             ++m) {  // beyond the columns another group may begin, where x is not zero
           const Vector number = Vector::load_some(x + m * panel.x_step + at, count);
           for (size_t r = 0; r < R; ++r) sum[m][r] = mul_add(weights[r], number, sum[m][r]);
         }
@@ -194,7 +197,7 @@ struct Strip {
 struct Tile {
   size_t rows;
   size_t outputs;
-  size_t coded_outputs;  // of 4-bit codes, whose tables are in registers as well
+  size_t coded_outputs;  // for 4-bit codes, whose tables are in registers as well
 };
 constexpr size_t kTiles = Vector::kLanes == 1 ? 1 : Vector::kRegisters < 32 ? 3 : 5;
 constexpr Tile tile_at(size_t index) {
@@ -245,7 +248,7 @@ CXL_OFFLOAD_VECTOR void choose_strip(const LinearPanel& panel, const Step& step)
   multiply_strip<W, M, R, kScaled>(panel, step);
 }
 
-// The scales of codes as (step, low).
+// Reads the scales of codes as (step, low).
 inline void read_tables(const LinearPanel& panel, size_t output, size_t outputs) {
   const size_t count = 2 * (panel.width / panel.group);
   for (size_t r = 0; r < outputs; ++r) {
@@ -262,7 +265,8 @@ void multiply_tiles(const LinearPanel& panel) {
   for (size_t begin = 0; begin < panel.width; begin += kLinearColumns) {
     const size_t end = std::min(panel.width, begin + kLinearColumns);
     Order order(panel, 128 / bytes_of<W>(2), begin, end);
-    // A group that is no whole number of pairs would be summed in another order.
+    // With scales of groups the columns are not cut: a group may be no whole number of pairs, and
+    // would then be summed in another order.
     if constexpr (!kScaled) order.cut<M, R>(sizeof(float));
     visit_steps<M, R>(order, [&]<size_t kStrip>(const Step& step) {
       if constexpr (std::is_same_v<W, Codes>) read_tables(panel, step.output, kStrip);
@@ -302,7 +306,7 @@ CXL_OFFLOAD_VECTOR void widen(const T* from, size_t width, float* to) {
   if (at < width) Vector::load_some(from + at, width - at).store(to + at);
 }
 
-// The even numbers of each pair of vectors, then the odd ones.
+// Puts the even numbers of each pair of vectors before the odd ones.
 inline void take_apart(float* row, size_t padded) {
   for (size_t at = 0; at < padded; at += kPair) {
     float pair[kPair];
@@ -358,7 +362,7 @@ void finish(const LinearResult& result) {
   finish_as<float>(result);
 }
 
-// Tiles of about the same length.
+// Returns how many rows a tile has. All tiles then have about as many.
 size_t tile_of(size_t rows) {
   const size_t most = tile_at(kTiles - 1).rows;
   const size_t tiles = (rows + most - 1) / most;

@@ -1,21 +1,22 @@
-// In which order the products of a panel are computed. Included inside of an unnamed namespace by
-// the loops of linear layers, after vector/*.inc.h.
+// The order in which the products of a panel are computed. The sources of linear layers include
+// this file inside of an unnamed namespace, after vector/*.inc.h.
 //
-// A strip is a few outputs over some columns; a tile is a few rows of x. kLinearOutputs outputs
-// meet one tile after another, strip by strip, so that later tiles find the weights in the second
-// cache. The columns are so few that a tile stays in the first cache for all of these strips. Sums
-// wait as vectors for the next columns, so that no result depends on the cut.
+// A strip is a few outputs over some columns; a tile is a few rows of x. One tile after another is
+// multiplied by kLinearOutputs outputs, strip by strip, so that later tiles find the weights in the
+// second cache. A strip has so few columns that a tile stays in the first cache for all of these
+// strips. The sums are kept as vectors until the next columns are added to them, so no result
+// depends on how the columns are cut.
 
-// Bytes of a tile in the columns of a strip: half of a first cache of 32 KiB, beside weights and
-// sums.
+// The most bytes that a tile has in the columns of a strip: half of a first cache of 32 KiB. The
+// other half is for weights and sums.
 constexpr size_t kNearBytes = size_t{16} << 10;
 // Weights are prefetched at least so many bytes before their strip begins: a core that reads 25 to
 // 35 GB/s takes 250 to 350 ns for them, twice the latency of DRAM. Twice or half as many made no
 // difference that could be measured.
 constexpr size_t kAheadBytes = 8192;
 
-// A number that several products take. Otherwise compilers let each of them load it again, and a
-// processor loads no more vectors in a cycle than it multiplies.
+// Keeps a number that several products use in a register. Otherwise compilers load it again for
+// each product, and a processor loads no more vectors in a cycle than it multiplies.
 CXL_OFFLOAD_VECTOR Vector in_register(Vector a) {
 #if CXL_OFFLOAD_X86
   if constexpr (Vector::kLanes > 1) asm("" : "+v"(a.value));
@@ -25,25 +26,26 @@ CXL_OFFLOAD_VECTOR Vector in_register(Vector a) {
   return a;
 }
 
-// A strip that meets a tile.
+// One strip that is multiplied by one tile.
 struct Step {
   size_t row = 0;
   size_t output = 0;
-  size_t begin = 0;  // columns
+  size_t begin = 0;  // the columns are [begin, end)
   size_t end = 0;
   ptrdiff_t ahead = 0;     // bytes from the weights to those that are prefetched meanwhile
-  bool first = false;      // the first columns of the order
-  bool last = false;       // the last ones: no columns are left to wait for
-  Vector* sums = nullptr;  // where they wait
+  bool first = false;      // these are the first columns of the order
+  bool last = false;       // these are the last columns, after which the sums are complete
+  Vector* sums = nullptr;  // where the sums are kept until the next columns are added to them
 };
 
-// How some columns of a panel are cut. `line` columns are 64 bytes of weights.
+// How some columns of a panel are cut. `line` columns have 64 bytes of weights.
 struct Order {
   Order(const LinearPanel& panel, size_t line, size_t begin, size_t end)
       : panel(panel), line(line), begin(begin), end(end), columns(end - begin) {}
 
-  // For strips of R outputs, tiles of M rows and numbers of x of so many bytes. Where a strip reads
-  // no more bytes of x than of weights, long rows of weights are better than a near x.
+  // Cuts the columns for strips of R outputs and tiles of M rows, where a number of x has `x_bytes`
+  // bytes. It does not cut them where a strip reads no more bytes of x than of weights: reading
+  // long rows of weights then gains more than keeping x in the first cache.
   template <size_t M, size_t R>
   void cut(size_t x_bytes) {
     if (M * x_bytes * line <= R * kLineBytes) return;
@@ -58,9 +60,9 @@ struct Order {
     return static_cast<ptrdiff_t>(output * panel.weight_step + column / line * kLineBytes);
   }
 
-  // How far the weights are that are prefetched beside those of a strip of R outputs. The
-  // prefetchers of the hardware stop at the end of a page, and where a strip ends. Outputs are
-  // those of [block, stop). 0: no weights are left.
+  // Returns how many bytes after the weights of a strip of R outputs those lie that are prefetched
+  // meanwhile. The prefetchers of the hardware stop at the end of a page and at the end of a strip.
+  // The outputs are [block, stop). Returns 0 if no weights are left.
   template <size_t R>
   ptrdiff_t ahead(const Step& step, size_t block, size_t stop) const {
     const size_t strip = std::max(columns / line * kLineBytes, size_t{kLineBytes}) * R;
@@ -78,7 +80,7 @@ struct Order {
   const size_t line;
   const size_t begin;
   const size_t end;
-  size_t columns;                     // of a strip
+  size_t columns;                     // how many a strip has
   std::unique_ptr<Vector[]> waiting;  // [outputs of a block][rows of a tile]
 };
 
@@ -88,8 +90,8 @@ CXL_OFFLOAD_VECTOR void visit_step(Step& step, const Visit& visit) {
   if (step.sums != nullptr) step.sums += M * R;
 }
 
-// Calls visit<outputs>(step) for strips of R outputs, or of one where fewer are left, and tiles of
-// M rows.
+// Calls visit<outputs>(step) for strips of R outputs and tiles of M rows. Where fewer than R
+// outputs are left, a strip has one output.
 template <size_t M, size_t R, class Visit>
 void visit_steps(const Order& order, const Visit& visit) {
   const LinearPanel& panel = order.panel;

@@ -17,9 +17,9 @@ namespace cxl_offload::kernels {
 // of any instruction set may read them to the end of the last.
 inline constexpr size_t kLinearPad = 64;
 
-// So many columns are multiplied before the next ones: that many numbers of some rows of x stay in
-// a cache. The number is the same however many rows there are, so that each row of y is summed in
-// the same order.
+// Columns are multiplied in runs of this many, so that the numbers of some rows of x in these
+// columns stay in a cache. It does not depend on how many rows there are, so each row of y is
+// summed in the same order in any batch.
 inline constexpr size_t kLinearColumns = 4096;
 
 // A unit of work has a multiple of this many outputs, which every loop can divide evenly.
@@ -31,25 +31,25 @@ struct LinearPanel {
   size_t x_step = 0;
   size_t rows = 0;                    // whole tiles
   size_t tile = 0;                    // rows that are multiplied together: LinearKernel::tile_of
-  const std::byte* weight = nullptr;  // of the first output
+  const std::byte* weight = nullptr;  // those of the first output
   size_t weight_step = 0;             // bytes from one output to the next
   size_t outputs = 0;
   size_t width = 0;
-  size_t group = 0;  // weights that share a scale, of types that have them
-  // Of codes: the scales of the first output.
+  size_t group = 0;  // how many weights share a scale, for types that have scales of groups
+  // For codes: the scales of the first output.
   const F16* pairs = nullptr;
   size_t pairs_step = 0;  // elements from one output to the next
   GroupScales form = GroupScales::kLowStep;
   float* tables =
       nullptr;  // what a thread writes to: [kMostTogether][groups][2] and kLinearPad more
-  // Of others with scales of groups.
+  // For other types with scales of groups: the scales of the first output.
   const float* scale = nullptr;
   size_t scale_step = 0;        // elements from one output to the next
   size_t scale_group_step = 0;  // and from one group to the next
   float* sums = nullptr;        // [rows][outputs], written
 };
 
-// Outputs that are multiplied together at most.
+// The most outputs that are multiplied together.
 inline constexpr size_t kMostTogether = 8;
 
 // Turns the sums of some outputs of one row into numbers of y.
@@ -82,7 +82,7 @@ struct LinearKernel {
   size_t (*tile_of)(size_t rows);
 };
 
-// Of an instruction set that this build has, for weights of a type.
+// Returns the kernel of an instruction set that this build has, for weights of a type.
 LinearKernel linear_kernel_scalar(Dtype weight);
 LinearKernel linear_kernel_neon(Dtype weight);
 LinearKernel linear_kernel_avx2(Dtype weight);

@@ -4,7 +4,7 @@
 namespace cxl_offload::kernels {
 namespace {
 
-// One after the other.
+// The order matters: each file uses what those before it define.
 #include "kernels/vector/scalar.inc.h"
 //
 #include "kernels/linear_order.inc.h"

@@ -1,22 +1,24 @@
-// Linear layers by tiles of bfloat16 (AMX), for x of bfloat16. Included inside of an unnamed
-// namespace by linear_tiles_amx.cc, after linear_bf16_read.inc.h.
+// Linear layers by tiles of bfloat16 (AMX), for x of bfloat16. linear_tiles_amx.cc includes this
+// file inside of an unnamed namespace, after linear_bf16_read.inc.h.
 //
-// A tile of weights is 32 columns of 16 outputs, as they lie in memory. A tile of x is the same
-// columns of up to 16 rows, and has to be arranged: two columns of a row, then the same two of the
-// next row. One instruction multiplies both and adds to 16 x 16 sums, so up to 32 rows cost little
-// more than reading the weights. Weights of a byte become bfloat16 in a buffer in the first cache.
+// A tile of weights has 32 columns of 16 outputs, as they lie in memory. A tile of x has the same
+// columns of up to 16 rows. It has to be arranged: two columns of a row come first, then the same
+// two of the next row. One instruction multiplies two tiles and adds the products to 16 x 16 sums,
+// so up to 32 rows cost little more than reading the weights. Weights of one byte become bfloat16
+// in a buffer in the first cache.
 
 constexpr size_t kTileOutputs = 16;
-constexpr size_t kTileBytes = 64;  // of a row of a tile
-// Converting takes so many instructions that a processor does not see the loads of the next block.
-// Of 256, 512 and 1024 bytes the first was the fastest for int8.
+constexpr size_t kTileBytes = 64;  // the bytes of a row of a tile
+// How many bytes ahead weights are prefetched. Converting a block takes so many instructions that a
+// processor does not yet see the loads of the next one. Of 256, 512 and 1024 bytes the first was
+// the fastest for int8.
 constexpr size_t kTileAhead = 256;
 
 // The compilers' intrinsics do not say that they read and write memory.
 inline void settle_memory() { asm volatile("" ::: "memory"); }
 
-// The shapes of all tiles, as the instruction takes them. Tiles 0 to 3 are sums, 4 and 5 weights,
-// 6 and 7 rows of x.
+// The shapes of all tiles, in the form that the instruction takes. Tiles 0 to 3 are sums, 4 and 5
+// weights, 6 and 7 rows of x.
 struct alignas(kLineBytes) TileShapes {
   TileShapes(size_t outputs, size_t rows) {
     const auto row_bytes = static_cast<uint16_t>(rows * sizeof(float));
@@ -38,7 +40,8 @@ struct alignas(kLineBytes) TileShapes {
 };
 static_assert(sizeof(TileShapes) == 64);
 
-// Sums of G tiles of weights and N tiles of x are in tiles 2 g + n.
+// Sets the sums of G tiles of weights and N tiles of x to zero. Those of tiles g and n are in tile
+// 2 g + n.
 template <size_t G, size_t N>
 inline void clear_sums() {
   _tile_zero(0);
@@ -47,7 +50,7 @@ inline void clear_sums() {
   if constexpr (G == 2 && N == 2) _tile_zero(3);
 }
 
-// Rows of x, as prepare() arranged them: tiles of `tile` rows, `next` numbers apart.
+// Rows of x, as prepare() arranged them: in tiles of `tile` rows that are `next` numbers apart.
 struct TileRows {
   TileRows(const LinearPanel& panel, size_t row)
       : x(reinterpret_cast<const Bf16*>(panel.x + row * panel.x_step)),
@@ -59,7 +62,8 @@ struct TileRows {
   size_t tile;
 };
 
-// Adds the products of 32 columns, whose weights are `step` bytes from one output to the next.
+// Adds the products of 32 columns. The weights of one output are `step` bytes before those of the
+// next.
 template <size_t G, size_t N>
 inline void add_products(const std::byte* weights, size_t step, const TileRows& rows, size_t at) {
   const Bf16* numbers = rows.x + at * rows.tile;
@@ -78,7 +82,7 @@ inline void add_products(const std::byte* weights, size_t step, const TileRows& 
   if constexpr (G == 2 && N == 2) _tile_dpbf16ps(3, 5, 7);
 }
 
-// The sums of a tile: outputs in rows, of which the first `panel.tile` numbers count.
+// The sums of a tile. A row has those of one output; its first `panel.tile` numbers are used.
 struct TileSums {
   alignas(kLineBytes) float of[kTileOutputs][kTileOutputs];
 };
@@ -95,11 +99,11 @@ inline void store_sums(TileSums (&to)[G][N]) {
 // Outputs of a panel that are multiplied together, and the first row of x.
 struct TilePlace {
   size_t output = 0;
-  size_t outputs = 0;  // of each tile
+  size_t outputs = 0;  // how many each tile has
   size_t row = 0;
 };
 
-// The panel has outputs in columns.
+// Writes the sums to the panel, whose columns are outputs.
 template <size_t G, size_t N>
 void put_sums(const LinearPanel& panel, const TilePlace& place, const TileSums (&sums)[G][N]) {
   for (size_t g = 0; g < G; ++g) {
@@ -119,7 +123,7 @@ struct TileBlock {
   alignas(kLineBytes) std::byte rows[G * kTileOutputs][kVectors * kTileBytes];
 };
 
-// Reads `bytes` of a block, which is 64 bytes where it is whole; others are zeros.
+// Reads the first `bytes` of a block and sets the rest of it to zero. A whole block has 64 bytes.
 template <class Reader, size_t G>
 CXL_OFFLOAD_VECTOR void read_block(const Reader& reader, const LinearPanel& panel,
                                    const TilePlace& place, size_t offset, size_t bytes,
@@ -147,8 +151,8 @@ inline void add_block(const TileBlock<G, kVectors>& block, const TileRows& rows,
   settle_memory();
 }
 
-// All columns of a strip, through blocks: the next one is read before one is multiplied, so that
-// what tiles are loaded from has arrived in the first cache.
+// Adds the products of all columns of a strip, block by block. Before it multiplies a block it
+// reads the next one, so that a block has arrived in the first cache when tiles are loaded from it.
 template <class Reader, size_t G, size_t N>
 CXL_OFFLOAD_VECTOR void add_converted(const LinearPanel& panel, const TilePlace& place) {
   constexpr size_t kBlock = Reader::kVectors * kBf16Lanes;  // weights in a line
@@ -191,7 +195,7 @@ template <class W, size_t G, size_t N>
   put_sums<G, N>(panel, place, sums);
 }
 
-// All rows meet the weights of a strip before the next ones.
+// Multiplies all rows by the weights of one strip, before the next strip is read.
 template <size_t G, class Visit>
 void visit_rows(const LinearPanel& panel, TilePlace place, const Visit& visit) {
   const size_t both = 2 * panel.tile;
@@ -201,7 +205,7 @@ void visit_rows(const LinearPanel& panel, TilePlace place, const Visit& visit) {
   if (place.row < panel.rows) visit.template operator()<G, 1>(place);
 }
 
-// Calls visit<G, N>(place) for strips of G tiles of outputs, at most kMost, and N of rows.
+// Calls visit<G, N>(place) for strips of G tiles of outputs, at most kMost, and N tiles of rows.
 template <size_t kMost, class Visit>
 void visit_strips(const LinearPanel& panel, const Visit& visit) {
   TileShapes(kTileOutputs, panel.tile).load();
@@ -227,7 +231,7 @@ void multiply(const LinearPanel& panel) {
   });
 }
 
-// Two columns of each row of a tile, then the next two.
+// Writes two columns of each row of a tile, then the next two columns of each.
 inline void pair_rows(const Bf16* from, size_t step, size_t rows, size_t pairs, Bf16* to) {
   const auto height = static_cast<int32_t>(step / 2);
   const __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -260,7 +264,7 @@ void prepare(const LinearInput& input) {
   }
 }
 
-// Tiles of about the same length.
+// Returns how many rows a tile has. All tiles then have about as many.
 inline size_t tile_of(size_t rows) {
   const size_t tiles = (rows + kTileOutputs - 1) / kTileOutputs;
   return (rows + tiles - 1) / tiles;

@@ -1,21 +1,22 @@
-// Weights of 4-bit codes by tiles of bfloat16. Included inside of an unnamed namespace by
-// linear_tiles_amx.cc, after linear_tiles.inc.h.
+// Multiplies weights of 4-bit codes by tiles of bfloat16. linear_tiles_amx.cc includes this file
+// inside of an unnamed namespace, after linear_tiles.inc.h.
 //
-// Tiles sum the products of one group. The sums of a few groups wait in the first cache; then they
-// are multiplied by the steps of their groups, and the lows take their share from the sums of x.
+// Tiles sum the products of one group. The sums of a few groups are kept in the first cache. Then
+// they are multiplied by the steps of their groups, and the products of the lows with the sums of x
+// are added.
 
 // A block of 32 or 64 codes, which are of one group.
 template <size_t kColumns>
 struct CodeBlock {};
 
-// Four neighbouring codes are 16 bits, of which the lowest four are the second code. The block
-// fills a part of a vector for each of the four, turned so that this code lies where number()
-// takes it.
+// Four neighbouring codes take 16 bits, of which the lowest four are the second code. A block
+// becomes numbers in four parts, one part for each of the four codes. For each part the 16 bits are
+// rotated so that its code lies where number() takes it.
 template <size_t kColumns>
 struct Bf16Reader<CodeBlock<kColumns>> {
   static constexpr size_t kVectors = kColumns / kBf16Lanes;
   static constexpr size_t kBytes = kColumns / 2;
-  static constexpr size_t kPart = kColumns / 4;  // codes
+  static constexpr size_t kPart = kColumns / 4;  // in codes
 
   static void arrange(const Bf16* from, Bf16* to) {
     for (size_t i = 0; i < kColumns; ++i) to[i] = from[i % kPart * 4 + (i / kPart ^ 1)];
@@ -43,17 +44,18 @@ struct Bf16Reader<CodeBlock<kColumns>> {
   __m512i turns[kVectors];
 };
 
-// Groups whose sums wait at a time.
+// How many groups have their sums kept before these are multiplied by steps.
 constexpr size_t kGroupsWaiting = 4;
-// Converting takes so many instructions that a processor does not see the loads of the next line.
-constexpr size_t kCodesAhead = 128;  // bytes
+// How far ahead codes are prefetched. Converting a line takes so many instructions that a processor
+// does not yet see the loads of the next one.
+constexpr size_t kCodesAhead = 128;  // in bytes
 
-// Numbers of a group: of the outputs of a tile, or of its rows of x.
+// Numbers of one group: one for each output of a tile, or one for each of its rows of x.
 struct alignas(kLineBytes) GroupNumbers {
   float of[kTileOutputs];
 };
 
-// 16 x 16 numbers of 32 bits.
+// Transposes 16 x 16 numbers of 32 bits.
 CXL_OFFLOAD_VECTOR void transpose(__m512i (&rows)[16]) {
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 #pragma GCC unroll 4
@@ -83,7 +85,7 @@ struct CodesRoom {
     for (size_t row = 0; row < panel.rows; row += panel.tile) sum_groups(panel, row);
   }
 
-  // Of the rows of x of a tile, whose pairs of columns lie side by side.
+  // Sums the rows of x of a tile over groups. Pairs of columns of these rows lie side by side.
   CXL_OFFLOAD_VECTOR void sum_groups(const LinearPanel& panel, size_t row) {
     const TileRows rows(panel, row);
     const auto there = static_cast<__mmask16>((1U << panel.tile) - 1);
@@ -104,7 +106,7 @@ struct CodesRoom {
     }
   }
 
-  // Reads the scales of a tile of outputs. Codes are read as 16 more than they are.
+  // Reads the scales of a tile of outputs, for codes that are read as 16 more than they are.
   CXL_OFFLOAD_VECTOR void read_scales(const LinearPanel& panel, const TilePlace& place) {
     const F16* from = panel.pairs + place.output * panel.pairs_step;
     for (size_t at = 0; at < groups; at += 16) {
@@ -131,8 +133,8 @@ struct CodesRoom {
   }
 
   size_t groups;
-  std::unique_ptr<GroupNumbers[]> steps;   // [groups], of the outputs of a tile
-  std::unique_ptr<GroupNumbers[]> lows;    // [groups], the same
+  std::unique_ptr<GroupNumbers[]> steps;   // [groups], for the outputs of a tile
+  std::unique_ptr<GroupNumbers[]> lows;    // [groups], for the outputs of a tile
   std::unique_ptr<GroupNumbers[]> x_sums;  // [tiles of x][groups]
 };
 
@@ -200,7 +202,8 @@ struct CodesStrip {
     }
   }
 
-  // The products of `count` groups from `first`, times their steps, and of their lows.
+  // Takes `count` groups from group `first` on. Adds their sums times their steps, and their lows
+  // times the sums of x, to the totals.
   CXL_OFFLOAD_VECTOR void scale(size_t first, size_t count) {
     const auto* sums = room.x_sums.get() + place.row / panel.tile * room.groups + first;
     const auto* steps = room.steps.get() + first;
@@ -237,8 +240,8 @@ struct CodesStrip {
     }
   }
 
-  // The next line is read before one is multiplied, so that what tiles are loaded from has arrived
-  // in the first cache.
+  // Reads the next line before it multiplies one, so that a line has arrived in the first cache
+  // when tiles are loaded from it.
   CXL_OFFLOAD_VECTOR void run() {
     const Reader reader;
     const TileRows rows(panel, place.row);
