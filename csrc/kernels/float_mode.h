@@ -8,8 +8,8 @@
 
 namespace cxl_offload::kernels {
 
-// The register that holds it: MXCSR of x86-64, FPCR of Arm. Without the marks that operations
-// leave there.
+// The register that holds the mode, MXCSR of x86-64 or FPCR of Arm, without the flags that
+// operations set there.
 class FloatMode {
  public:
   static FloatMode of_this_thread();
@@ -24,7 +24,8 @@ class FloatMode {
   uint64_t bits_;
 };
 
-// Gives the thread a mode for as long as it lives: threads of OpenMP belong to others too.
+// Gives the thread a mode for as long as this object lives. Afterwards the thread has its own mode
+// again, because threads of OpenMP belong to others too.
 class ScopedFloatMode {
  public:
   explicit ScopedFloatMode(FloatMode mode) : before_(FloatMode::of_this_thread()) {

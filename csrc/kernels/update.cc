@@ -13,8 +13,9 @@
 namespace cxl_offload::kernels {
 namespace {
 
-// What one thread takes at a time. It is long enough for the prefetchers to follow the streams, and
-// short enough that a thread which loses its CPU for a while does not hold up the others.
+// One thread takes a number of elements between these two at a time. That is enough for the
+// prefetchers to follow the streams, and so few that a thread which loses its CPU for a while does
+// not hold up the others.
 constexpr size_t kMostElements = size_t{256} << 10;
 constexpr size_t kFewestElements = size_t{16} << 10;
 constexpr size_t kChunksPerThread = 16;
@@ -106,10 +107,10 @@ struct Task {
   Constants constants;
   size_t numel = 0;
   size_t param_element_bytes = 0;
-  bool in_blocks = false;  // cut at multiples of kCodedElements only
+  bool in_blocks = false;  // it may be cut at multiples of kCodedElements only
 };
 
-// A number that differs for every step of a seed.
+// Returns a number that is different for every step of a seed.
 uint64_t noise_seed(const Rounding& rounding) {
   return rounding.seed * 0xd1342543de82ef95u +
          static_cast<uint64_t>(rounding.step) * 0x9e3779b97f4a7c15u;
@@ -168,7 +169,8 @@ void cut(const Task& task, size_t elements, std::vector<Chunk>& chunks) {
   }
 }
 
-// The node that most of the chunk's streams are on, judged by their first pages; -1: unknown.
+// Returns the node that most of the chunk's streams are on, judged by their first pages, or -1 if
+// it is not known.
 int home_of(const Chunk& chunk, const std::vector<TensorView>& views, const os::Kernel& kernel) {
   std::vector<int> nodes;
   for (const TensorView& view : views) {

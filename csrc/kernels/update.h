@@ -1,5 +1,6 @@
-// Optimizer updates in one pass over memory: every element of the parameters, gradients and states
-// is read once and what changes is written once, whatever their types; nothing is stored between.
+// Optimizer updates in one pass over memory. Every element of the parameters, gradients and states
+// is read once, and those that change are written once, whatever their types are. Nothing else is
+// stored.
 #ifndef CXL_OFFLOAD_KERNELS_UPDATE_H_
 #define CXL_OFFLOAD_KERNELS_UPDATE_H_
 
@@ -22,7 +23,7 @@ namespace cxl_offload::kernels {
 // Kingma and Ba, Adam: A Method for Stochastic Optimization; Loshchilov and Hutter, Decoupled
 // Weight Decay Regularization. States: exp_avg, exp_avg_sq.
 struct Adam {
-  int64_t step = 1;  // of this update, from 1
+  int64_t step = 1;  // the number of this update; the first is 1
   double lr = 0;
   double beta1 = 0;
   double beta2 = 0;
@@ -59,9 +60,9 @@ size_t state_count(const UpdateRule& rule);
 // Elements of a block of 8-bit states. A block shares one scale.
 inline constexpr size_t kCodedElements = 128;
 
-// Says that states, and parameters of bfloat16 with them, are rounded at random: up or down with
-// the chances that make the mean right. The random bits come from the seed, the step and the number
-// of the element; nothing else changes the result.
+// Says that states are rounded at random, and parameters of bfloat16 too. The chances of rounding
+// up and down are such that the mean is right. The random bits depend on the seed, the step and the
+// number of the element alone.
 struct Rounding {
   uint64_t seed = 0;
   int64_t step = 1;
@@ -71,9 +72,10 @@ struct Rounding {
 // gradients may be of any type. States are of float32 or bfloat16, all of a rule alike. The copy is
 // of bfloat16 or float16 beside float32 parameters, and receives the updated parameters.
 //
-// States of Adam and Lion may also be codes of 8 bits (uint8, see docs/adam.md), each with one
-// scale (uint8) a block of kCodedElements, of which the last may be shorter. They need a rounding,
-// which otherwise must have something to round and no float16 parameters.
+// States of Adam and Lion may also be codes of 8 bits (uint8, see docs/adam.md). Each such state
+// has one scale (uint8) for every block of kCodedElements; the last block may be shorter. Codes
+// need a `rounding`. Without codes a `rounding` is refused if nothing would be rounded, or if the
+// parameters are float16.
 struct Update {
   UpdateRule rule;
   TensorView param;
@@ -86,8 +88,8 @@ struct Update {
 
 struct UpdateOptions {
   Isa isa = Isa::kScalar;
-  // When the team has several groups, this kernel is asked where the pages are, so that each group
-  // works on the bytes of its own node first. Null: work is taken in order.
+  // When the team has several groups, this kernel says where the pages are, so that each group
+  // works on the bytes of its own node first. With null the work is taken in order.
   const os::Kernel* kernel = nullptr;
 };
 

@@ -158,8 +158,8 @@ void add_range(const TensorView& view, bool written, const char* name, std::vect
   ranges.push_back({begin, begin + view.bytes(), written, name});
 }
 
-// Goes over the ranges by their begins. Of the ranges before the current one, only the furthest end
-// and the furthest written end matter.
+// Goes over the ranges in the order of their begins. All that matters of the ranges before the
+// current one is where the furthest of them ends, and where the furthest written one ends.
 void check_overlaps(std::vector<Range> ranges) {
   std::ranges::sort(ranges, {}, &Range::begin);
   const Range* furthest = nullptr;

@@ -2,8 +2,9 @@
 // includes it, between its target pragmas and inside an unnamed namespace, so that two instruction
 // sets share no function. Hence it has no include guard and no includes.
 
-// Two vectors of bfloat16 neighbours, taken apart and put together again with few instructions.
-// When every stream is bfloat16, ordinary conversions would take longer than the memory.
+// Two vectors of neighbours in bfloat16. Few instructions take them apart and put them together
+// again. When every stream is bfloat16, ordinary conversions would take longer than reading the
+// memory.
 struct EvenOdd {
   static constexpr size_t kLanes = 2 * Vector::kLanes;
   Vector even;
@@ -89,9 +90,9 @@ struct Loop {
     }
   }
 
-  // Elements before the first whole line of the copy. Stores past the caches write whole lines
-  // only. A range may begin anywhere in a line of the copy, because ranges are cut at the pages of
-  // the parameters.
+  // Returns how many elements lie before the first whole line of the copy. Stores past the caches
+  // write whole lines only. A range may begin anywhere in a line of the copy, because ranges are
+  // cut at the pages of the parameters.
   static size_t before_line(const CopyElement* copy) {
     const auto address = reinterpret_cast<uintptr_t>(copy);
     return (kLineBytes - address % kLineBytes) % kLineBytes / sizeof(CopyElement);

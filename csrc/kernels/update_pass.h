@@ -15,16 +15,16 @@ namespace cxl_offload::kernels {
 enum class RuleKind { kAdam, kAdagrad, kLion };
 inline constexpr int kRuleKinds = 3;
 
-// The constants of a rule for one step: computed in double, used in float.
+// The constants of a rule for one step. They are computed in double and used in float.
 struct Constants {
   float grad_scale = 1;
-  float l2 = 0;     // added to the gradient, times the parameter
+  float l2 = 0;     // this times the parameter is added to the gradient
   float decay = 1;  // the parameter is multiplied by it first
   float beta1 = 0;
   float rest1 = 0;  // 1 - beta1
   float beta2 = 0;
   float rest2 = 0;
-  float root_scale = 1;  // of the root of the second moment
+  float root_scale = 1;  // the root of the second moment is multiplied by it
   float eps = 0;
   float minus_step = 0;
 };
@@ -32,15 +32,15 @@ struct Constants {
 enum class CopyKind { kNone, kBf16, kF16 };
 inline constexpr int kCopyKinds = 3;
 
-// The streams of one parameter; `second` and `copy` where there are any.
+// The streams of one parameter. `second` and `copy` are null where there are none.
 struct Streams {
   std::byte* param = nullptr;
   const std::byte* grad = nullptr;
   std::byte* first = nullptr;
   std::byte* second = nullptr;
   std::byte* copy = nullptr;
-  // Whether the copy goes past the caches: nobody reads it soon, and a cached store would first
-  // read the line.
+  // Whether the copy is stored past the caches. That is right where nobody reads the copy soon,
+  // since a cached store would first read the line.
   bool copy_past_caches = false;
   // The scales of states of 8 bits: one byte for each block of kCodedElements.
   uint8_t* first_scales = nullptr;
@@ -48,8 +48,9 @@ struct Streams {
   uint64_t noise_seed = 0;  // for passes that round at random
 };
 
-// Elements of one turn of the loop, which are whole lines of every stream. What is left at the end
-// of a range is copied and computed by the same instructions, so that no cut changes a result.
+// The elements of one turn of the loop, which fill whole lines of every stream. What is left at the
+// end of a range is copied to buffers and computed by the same instructions, so that the result
+// does not depend on how ranges are cut.
 inline constexpr size_t kBlockElements = 32;
 
 // Updates elements [begin, end). For passes that round at random, `begin` is a multiple of
@@ -61,11 +62,11 @@ struct PassKey {
   RuleKind rule = RuleKind::kAdam;
   Dtype param = Dtype::kFloat32;
   Dtype grad = Dtype::kFloat32;
-  Dtype state = Dtype::kFloat32;    // float32 or bfloat16; uint8 where it rounds at random
-  CopyKind copy = CopyKind::kNone;  // others need float32 parameters
+  Dtype state = Dtype::kFloat32;  // float32 or bfloat16; also uint8 for passes that round at random
+  CopyKind copy = CopyKind::kNone;  // any other kind needs float32 parameters
 };
 
-// The passes that round at random, or null when the key has none.
+// These return the pass that rounds at random, or null when there is none for the key.
 UpdatePass noisy_pass_scalar(const PassKey& key);
 UpdatePass noisy_pass_neon(const PassKey& key);
 UpdatePass noisy_pass_avx2(const PassKey& key);

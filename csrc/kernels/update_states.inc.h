@@ -1,9 +1,9 @@
-// States in fewer bytes than float32, written once over `Vector` and `Words`: how a block of them
-// is read, and how it is rounded at random when it is written. It is included like
-// update_loop.inc.h.
+// States that take fewer bytes than float32, written once over `Vector` and `Words`. This file says
+// how a block of them is read, and how it is rounded at random when it is written. It is included
+// like update_loop.inc.h.
 //
-// Blocks have kCodedElements elements, counted from the first of the parameter. What an 8-bit code
-// is worth: see docs/adam.md.
+// Blocks have kCodedElements elements, counted from the first of the parameter. docs/adam.md says
+// which number each 8-bit code stands for.
 
 CXL_OFFLOAD_VECTOR uint64_t mixed(uint64_t value) {  // the finalizer of splitmix64
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -13,8 +13,8 @@ CXL_OFFLOAD_VECTOR uint64_t mixed(uint64_t value) {  // the finalizer of splitmi
 
 // Random bits of one element after another. They depend on the seed, the step and the element
 // alone. For one element, they are evenly distributed over the steps, and every step has bits of
-// its own. Within a block they differ by multiples of a golden ratio (of 2^20), which mixes
-// roundings up and down more evenly than chance does.
+// its own. Within a block the bits of two elements differ by a multiple of 2^20 divided by the
+// golden ratio. This mixes roundings up and down more evenly than chance does.
 class Noise {
  public:
   CXL_OFFLOAD_VECTOR Noise() {}
@@ -34,8 +34,8 @@ class Noise {
   Words at_ = Words::all(0);
 };
 
-// The unit of the codes of a block: a power of two, kept as the exponent of a float32. 0: all
-// elements of the block are zero. 255: one of them is not finite.
+// The unit of the codes of a block. It is a power of two, kept as the exponent of a float32. If it
+// is 0, all elements of the block are zero; if it is 255, one of them is not finite.
 struct Scale {
   uint8_t exponent;
 
@@ -57,10 +57,11 @@ CXL_OFFLOAD_VECTOR Words size_bits(Vector value) {
   return both(bits_of(value), Words::all(0x7fffffff));
 }
 
-constexpr uint32_t kLeastBits = 112u << 23;  // of 2^-15
+constexpr uint32_t kLeastBits = 112u << 23;  // the bits of 2^-15 as float32
 
-// A sign and 7 bits of the magnitude. They are bits of a float32, of whose fraction 3 bits are
-// kept. 2^-15 is added to the magnitude first, so that numbers around zero are evenly spaced.
+// A code that has a sign and 7 bits of the magnitude. These are bits of a float32, with 3 bits of
+// its fraction. 2^-15 is first added to the magnitude, so that numbers around zero are evenly
+// spaced.
 struct SignedCode {
   static constexpr bool kSigned = true;
 
@@ -83,8 +84,8 @@ struct SignedCode {
   }
 };
 
-// A number that is not negative, in 8 bits. They are bits of a float32 from 2^-15 on, of whose
-// fraction 4 bits are kept. Zero has no code, because it would be divided by.
+// A code of 8 bits for a number that is not negative. These are bits of a float32 of at least
+// 2^-15, with 4 bits of its fraction. Zero has no code, because the number is a divisor.
 struct RootCode {
   static constexpr bool kSigned = false;
 
@@ -102,13 +103,15 @@ struct RootCode {
   }
 };
 
-// One state of a block: read by vectors, kept, and written when all of the block is known. What
-// vectors need at every turn is in local variables, not behind what stores may change.
+// One state of a block. It is read vector by vector; the new values are kept, and written once all
+// of the block is known. What every vector needs is a member of this local object. The compiler can
+// keep that in registers, because no store through a pointer can change it.
 template <class Code>
 struct CodedState {
   using Element = uint8_t;
 
-  // Written out, because the compiler's own would be compiled for every processor.
+  // It is written out because the compiler would make its own for every processor, without the
+  // instruction set of this file.
   CXL_OFFLOAD_VECTOR CodedState() {}
   // Multiplies what is read by `factor`.
   CXL_OFFLOAD_VECTOR void begin(Element* at, uint8_t* scale_at, float factor, float* room) {
@@ -150,7 +153,7 @@ struct CodedState {
   bool has_codes = false;
 };
 
-// A state of bfloat16, or of float32, which is not rounded.
+// A state of bfloat16, or one of float32, which is not rounded.
 template <class T, bool kFirst>
 struct NoisyState {
   using Element = T;

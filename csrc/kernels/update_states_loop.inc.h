@@ -1,5 +1,5 @@
-// The loop of the updates whose states, or parameters of bfloat16, are rounded at random. Included
-// after update_rules.inc.h and update_states.inc.h.
+// The loop of updates that round at random: their states, or their parameters of bfloat16. It is
+// included after update_rules.inc.h and update_states.inc.h.
 
 constexpr size_t kLinesOf(size_t element_bytes) {
   return kCodedElements * element_bytes / kLineBytes;
@@ -12,8 +12,9 @@ CXL_OFFLOAD_VECTOR void fetch_block_ahead(const T* at) {
     __builtin_prefetch(ahead + line * kLineBytes);
 }
 
-// Adam with codes. `mean` is already multiplied by beta1, and `kept_root`, the root of the second
-// moment, by the root of beta2. Without L2 the scale of gradients is part of the constants.
+// Adam with states that are codes. `kept_root` is the root of the second moment. When apply() gets
+// the states, `mean` is already multiplied by beta1, and `kept_root` by the root of beta2. Without
+// L2 the scale of gradients is part of the constants.
 struct CodedAdamRule {
   static constexpr bool kTwoStates = true;
 
@@ -162,7 +163,7 @@ struct NoisyLoop {
     Block at = {};
     Noise noise;
     First first;
-    Second second;  // for rules that have one
+    Second second;  // used by rules that have a second state
     float* kept_param = nullptr;
   };
 

@@ -1,4 +1,4 @@
-// Work of a team, a queue for each of its groups.
+// The work of a team: one queue for each of its groups.
 #ifndef CXL_OFFLOAD_KERNELS_WORK_QUEUES_H_
 #define CXL_OFFLOAD_KERNELS_WORK_QUEUES_H_
 
@@ -17,7 +17,8 @@ class WorkQueues {
   explicit WorkQueues(const WorkerTeam& team)
       : groups_(team.groups()), queues_(team.groups().size()) {}
 
-  // To the group whose node it is; round the groups where there is none (-1, or another node).
+  // Puts an item into the queue of the group that works on this node. Where no group does (-1, or
+  // another node), the groups get items in turn.
   void give(int node, const Item& item) {
     const auto found = std::ranges::find(groups_, node, &WorkerGroup::node);
     const bool known = node >= 0 && found != groups_.end();
@@ -26,8 +27,8 @@ class WorkQueues {
     turn_ = (turn_ + 1) % queues_.size();
   }
 
-  // Takes items one by one, the group's own first, then what the others have left. By all threads
-  // at once, after the last give().
+  // Takes items one by one: first those of the group, then those that the others have left. All
+  // threads may call this at once, after the last give().
   template <class Visit>
   void drain(size_t group, const Visit& visit) {
     for (size_t i = 0; i < queues_.size(); ++i) {

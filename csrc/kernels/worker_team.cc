@@ -34,8 +34,8 @@ void check_groups(const std::vector<WorkerGroup>& groups) {
 
 }  // namespace
 
-// The live threads of one process. A forked child leaves that of its parent alone: its locks may be
-// held for ever by threads that are not there.
+// The live threads of one process. A forked child does not touch its parent's crew: threads that
+// the child does not have may hold the locks of that crew for ever.
 class WorkerTeam::Crew {
  public:
   explicit Crew(const std::vector<WorkerGroup>& groups)
@@ -71,13 +71,14 @@ class WorkerTeam::Crew {
   }
 
  private:
-  // Runs the job on threads of OpenMP; false where there are none that fit.
+  // Runs the job on threads of OpenMP. Returns false, without running it, where none of them fit.
   bool borrow(const std::function<void(size_t)>& job) {
     if (caller_works_) return run_on_openmp(groups_[0].threads, [&job] { job(0); });
     if (!threads_on_every_cpu_) return false;
     size_t count = 0;
     for (const WorkerGroup& group : groups_) count += group.threads;
-    // As many as there are CPUs, so that the scheduler keeps one on each: near one node or another.
+    // There has to be one thread for every CPU. The scheduler then keeps one on each CPU, so that
+    // some threads are near each node.
     return run_on_openmp(count, [this, &job] { job(group_at(sched_getcpu())); });
   }
 

@@ -11,9 +11,9 @@
 namespace cxl_offload::kernels {
 
 struct WorkerGroup {
-  int node = -1;          // whose bytes the group works on first; -1: any
+  int node = -1;          // the group works on the bytes of this node first; -1: on any
   size_t threads = 1;     // at least 1
-  std::vector<int> cpus;  // which its threads may use; none: those of the process
+  std::vector<int> cpus;  // the CPUs that its threads may use; if empty, those of the process
 };
 
 class WorkerTeam {
@@ -28,14 +28,18 @@ class WorkerTeam {
   const std::vector<WorkerGroup>& groups() const { return groups_; }
   size_t threads() const;
 
-  // Runs job(group) on every thread and returns when all of them are done. The threads are those of
-  // OpenMP where it has as many (kernels/openmp.h) and the team wants one on every CPU of its
-  // groups, or has one group that is bound to no CPUs; the caller is then one of them, as it is in
-  // a group that is not bound. Otherwise the caller waits. Several callers take turns. A job takes
-  // its work from a queue, its group's first, as fewer threads than asked for may run it, and must
-  // not throw. All threads compute in the caller's mode (kernels/float_mode.h). In a forked child,
-  // where the threads of the parent are not, new ones are started. Throws SystemError when a thread
-  // cannot be made or bound; then no job has run.
+  // Runs job(group) on every thread and returns when all of them are done.
+  //
+  // The team uses the threads of OpenMP (kernels/openmp.h) if OpenMP has as many, and if the team
+  // has one thread for every CPU of its groups or a single group that is bound to no CPUs.
+  // Otherwise it uses threads of its own. The caller is one of the threads if they are OpenMP's, or
+  // if there is a single group that is not bound; otherwise it waits for them. Several callers take
+  // turns.
+  //
+  // A job must not throw. It has to take its work from a queue, that of its group first, because
+  // fewer threads than asked for may run it. All threads compute in the caller's mode
+  // (kernels/float_mode.h). A forked child has none of the parent's threads, so the team starts new
+  // ones there. Throws SystemError when a thread cannot be made or bound; then no job has run.
   void run(const std::function<void(size_t group)>& job);
 
  private:

@@ -16,8 +16,8 @@ struct Vector {
   CXL_OFFLOAD_VECTOR static Vector load(const F16* at) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at))};
   }
-  // As to_float() does it, but for the last factor. Widened with its sign, a number has it in bit
-  // 15 when shifted.
+  // Converts as to_float() does, but leaves out the last factor. A number that was widened with its
+  // sign has the sign in bit 15 after the shift.
   CXL_OFFLOAD_VECTOR static Vector load(const E4m3* at) {
     const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)at));
     const __m128i small = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(-0x4080));
@@ -32,7 +32,7 @@ struct Vector {
   CXL_OFFLOAD_VECTOR static Vector load(const int8_t* at) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)))};
   }
-  // Zeros beyond `count` elements, whose memory is not read.
+  // Loads `count` elements and puts zeros into the other lanes. It reads no memory beyond them.
   template <class T>
   CXL_OFFLOAD_VECTOR static Vector load_some(const T* at, size_t count) {
     T some[kLanes] = {};
@@ -43,12 +43,12 @@ struct Vector {
   CXL_OFFLOAD_VECTOR void store(float* at) const { _mm256_storeu_ps(at, value); }
   CXL_OFFLOAD_VECTOR void store(Bf16* at) const { _mm_storeu_si128((__m128i*)at, bf16()); }
   CXL_OFFLOAD_VECTOR void store(F16* at) const { _mm_storeu_si128((__m128i*)at, f16()); }
-  // Stores past the caches.
+  // Stores the numbers past the caches.
   CXL_OFFLOAD_VECTOR void stream(Bf16* at) const { _mm_stream_si128((__m128i*)at, bf16()); }
   CXL_OFFLOAD_VECTOR void stream(F16* at) const { _mm_stream_si128((__m128i*)at, f16()); }
   CXL_OFFLOAD_VECTOR static void wait_for_stores() { _mm_sfence(); }
 
-  // Neighbours apart: the even elements and the odd ones, which costs no shuffle.
+  // Loads the even elements into one vector and the odd ones into another, which needs no shuffle.
   CXL_OFFLOAD_VECTOR static void load_pair(const Bf16* at, Vector& even, Vector& odd) {
     const __m256i both = _mm256_loadu_si256((const __m256i*)at);
     even = {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16))};
@@ -69,7 +69,7 @@ struct Vector {
     most = _mm_max_ps(most, _mm_movehl_ps(most, most));
     return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
   }
-  // The totals of four vectors, with fewer steps than one by one.
+  // Writes the totals of four vectors. It takes fewer steps than one total at a time.
   CXL_OFFLOAD_VECTOR static void totals(const Vector* four, float* to) {
     const __m256 low = _mm256_hadd_ps(four[0].value, four[1].value);
     const __m256 high = _mm256_hadd_ps(four[2].value, four[3].value);
@@ -81,13 +81,14 @@ struct Vector {
   CXL_OFFLOAD_VECTOR static __m256i high_halves() {
     return _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   }
-  // The high halves are the bfloat16 nearest, ties to even; a NaN stays one, made quiet.
+  // Returns numbers whose high halves are the nearest bfloat16, with ties to even. A NaN stays a
+  // NaN and becomes a quiet one.
   CXL_OFFLOAD_VECTOR __m256i rounded() const {
     const __m256i bits = _mm256_castps_si256(value);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     return rounded(_mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
   }
-  // What is added decides whether the high halves are rounded up.
+  // Adds bits below the high halves, which decide whether the high halves are rounded up.
   CXL_OFFLOAD_VECTOR __m256i rounded(__m256i added) const {
     const __m256i bits = _mm256_castps_si256(value);
     const __m256i near = _mm256_add_epi32(bits, added);
@@ -109,25 +110,25 @@ struct Vector {
 CXL_OFFLOAD_VECTOR Vector add(Vector a, Vector b) { return {_mm256_add_ps(a.value, b.value)}; }
 CXL_OFFLOAD_VECTOR Vector mul(Vector a, Vector b) { return {_mm256_mul_ps(a.value, b.value)}; }
 CXL_OFFLOAD_VECTOR Vector div(Vector a, Vector b) { return {_mm256_div_ps(a.value, b.value)}; }
-// Rounded once on every processor.
+// Multiplies and adds, and rounds once on every processor.
 CXL_OFFLOAD_VECTOR Vector fma(Vector a, Vector b, Vector c) {
   return {_mm256_fmadd_ps(a.value, b.value, c.value)};
 }
-// Rounded once where that is an instruction, else twice.
+// Multiplies and adds. It rounds once where the processor has an instruction for that, else twice.
 CXL_OFFLOAD_VECTOR Vector mul_add(Vector a, Vector b, Vector c) { return fma(a, b, c); }
 CXL_OFFLOAD_VECTOR Vector root(Vector a) { return {_mm256_sqrt_ps(a.value)}; }
-// 1, -1, or the value itself when it is a zero or a NaN.
+// Returns 1, -1, or the value itself when it is a zero or a NaN.
 CXL_OFFLOAD_VECTOR Vector sign(Vector a) {
   const __m256 zero = _mm256_setzero_ps();
   const __m256 signed_one =
       _mm256_or_ps(_mm256_and_ps(a.value, _mm256_set1_ps(-0.0f)), _mm256_set1_ps(1.0f));
   return {_mm256_blendv_ps(a.value, signed_one, _mm256_cmp_ps(a.value, zero, _CMP_NEQ_OQ))};
 }
-// The second when either is a NaN.
+// Returns the larger of two numbers, and the second one when either is a NaN.
 CXL_OFFLOAD_VECTOR Vector larger(Vector a, Vector b) { return {_mm256_max_ps(a.value, b.value)}; }
 
-// Of numbers up to zero; below the normal numbers zero; a NaN stays one (the second operand of the
-// maximum is what comes out of it then).
+// Returns the exponential of numbers that are not above zero. Results below the normal numbers
+// become zero. A NaN stays a NaN, because the maximum returns its second operand then.
 CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   const __m256 least = _mm256_set1_ps(-87.3f);
   const __m256 x = _mm256_max_ps(least, a.value);
@@ -136,7 +137,7 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   // The logarithm of 2 in two parts, so that the rest is exact.
   __m256 rest = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
   rest = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), rest);
-  __m256 sum = _mm256_set1_ps(1.0f / 5040);  // Taylor's series: the rest is at most 0.35
+  __m256 sum = _mm256_set1_ps(1.0f / 5040);  // Taylor's series, for a rest of at most 0.35
   for (float term : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
     sum = _mm256_fmadd_ps(sum, rest, _mm256_set1_ps(term));
   }
@@ -146,7 +147,7 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   return {_mm256_andnot_ps(tiny, _mm256_mul_ps(sum, power))};
 }
 
-// Pairs of scales as (step, low), from element `at` of a row of pairs, of which `left` are left.
+// Loads pairs of scales as (step, low). `left` elements are left of the row of pairs.
 CXL_OFFLOAD_VECTOR Vector load_pairs(const F16* at, size_t left, GroupScales form) {
   const bool whole = left >= Vector::kLanes;
   const __m256 pairs = (whole ? Vector::load(at) : Vector::load_some(at, left)).value;
@@ -158,16 +159,16 @@ CXL_OFFLOAD_VECTOR Vector load_pairs(const F16* at, size_t left, GroupScales for
   return {_mm256_blend_ps(turned, _mm256_fnmadd_ps(turned, pairs, _mm256_setzero_ps()), 0xaa)};
 }
 
-// Bytes of two 4-bit codes a lane.
+// Loads bytes of two 4-bit codes, one byte into each lane.
 CXL_OFFLOAD_VECTOR __m256i load_codes(const std::byte* at) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at));
 }
-// Two bytes of 4-bit codes a lane.
+// Loads words of two bytes of 4-bit codes, one word into each lane.
 CXL_OFFLOAD_VECTOR __m256i load_words(const std::byte* at) {
   return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)at));
 }
 
-// What the codes of a group are worth.
+// The numbers that the codes of a group stand for.
 struct Table {
   Table() = default;
   CXL_OFFLOAD_VECTOR Table(float step, float low)

@@ -1,12 +1,13 @@
 // Sixteen numbers in a register of AVX-512 (F, BW, DQ and VL).
 
-// A code of rows that have no NaN: only the greatest magnitude is one.
+// A code of a row that has no NaN. The only code that is a NaN has the greatest magnitude.
 struct E4m3NoNan {
   uint8_t bits;
 
   CXL_OFFLOAD_VECTOR static bool any_nan(const E4m3* const* rows, size_t count, size_t dim) {
     const __m512i sign = _mm512_set1_epi8(-128);
-    __m512i most = sign;  // of the codes as unsigned, all of them with the sign
+    // The greatest of the codes, taken as unsigned bytes after the sign bit is set in all of them.
+    __m512i most = sign;
     for (size_t i = 0; i < count; ++i) {
       size_t at = 0;
       for (; at + sizeof(__m512i) <= dim; at += sizeof(__m512i)) {
@@ -35,12 +36,12 @@ struct Vector {
   CXL_OFFLOAD_VECTOR static Vector load(const F16* at) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at))};
   }
-  // Of 8 bits.
+  // Loads numbers of 8 bits.
   template <class T>
   CXL_OFFLOAD_VECTOR static Vector load(const T* at) {
     return wide(at, _mm_loadu_si128((const __m128i*)at));
   }
-  // Zeros beyond `count` elements, whose memory is not read.
+  // Loads `count` elements and puts zeros into the other lanes. It reads no memory beyond them.
   CXL_OFFLOAD_VECTOR static Vector load_some(const float* at, size_t count) {
     return {_mm512_maskz_loadu_ps(first(count), at)};
   }
@@ -58,12 +59,12 @@ struct Vector {
   CXL_OFFLOAD_VECTOR void store(float* at) const { _mm512_storeu_ps(at, value); }
   CXL_OFFLOAD_VECTOR void store(Bf16* at) const { _mm256_storeu_si256((__m256i*)at, bf16()); }
   CXL_OFFLOAD_VECTOR void store(F16* at) const { _mm256_storeu_si256((__m256i*)at, f16()); }
-  // Stores past the caches.
+  // Stores the numbers past the caches.
   CXL_OFFLOAD_VECTOR void stream(Bf16* at) const { _mm256_stream_si256((__m256i*)at, bf16()); }
   CXL_OFFLOAD_VECTOR void stream(F16* at) const { _mm256_stream_si256((__m256i*)at, f16()); }
   CXL_OFFLOAD_VECTOR static void wait_for_stores() { _mm_sfence(); }
 
-  // Neighbours apart: the even elements and the odd ones, which costs no shuffle.
+  // Loads the even elements into one vector and the odd ones into another, which needs no shuffle.
   CXL_OFFLOAD_VECTOR static void load_pair(const Bf16* at, Vector& even, Vector& odd) {
     const __m512i both = _mm512_loadu_si512(at);
     even = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};
@@ -77,7 +78,7 @@ struct Vector {
 
   CXL_OFFLOAD_VECTOR float total() const { return _mm512_reduce_add_ps(value); }
   CXL_OFFLOAD_VECTOR float greatest() const { return _mm512_reduce_max_ps(value); }
-  // The totals of four vectors, with fewer steps than one by one.
+  // Writes the totals of four vectors. It takes fewer steps than one total at a time.
   CXL_OFFLOAD_VECTOR static void totals(const Vector* four, float* to) {
     const __m256 low = _mm256_hadd_ps(four[0].half(), four[1].half());
     const __m256 high = _mm256_hadd_ps(four[2].half(), four[3].half());
@@ -92,8 +93,8 @@ struct Vector {
   CXL_OFFLOAD_VECTOR static __mmask16 first(size_t count) {
     return static_cast<__mmask16>((1u << count) - 1);
   }
-  // As to_float() does it, but for the last factor. Widened with its sign, a number has it in bit
-  // 15 when shifted.
+  // Converts as to_float() does, but leaves out the last factor. A number that was widened with its
+  // sign has the sign in bit 15 after the shift.
   CXL_OFFLOAD_VECTOR static Vector wide(const E4m3*, __m128i bits) {
     const __m256i small = without_nan(bits);
     const __m256i carried = _mm256_add_epi16(small, _mm256_set1_epi16(0x80));
@@ -119,13 +120,14 @@ struct Vector {
   CXL_OFFLOAD_VECTOR static __m512i high_halves() {
     return _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   }
-  // The high halves are the bfloat16 nearest, ties to even; a NaN stays one, made quiet.
+  // Returns numbers whose high halves are the nearest bfloat16, with ties to even. A NaN stays a
+  // NaN and becomes a quiet one.
   CXL_OFFLOAD_VECTOR __m512i rounded() const {
     const __m512i bits = _mm512_castps_si512(value);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     return rounded(_mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   }
-  // What is added decides whether the high halves are rounded up.
+  // Adds bits below the high halves, which decide whether the high halves are rounded up.
   CXL_OFFLOAD_VECTOR __m512i rounded(__m512i added) const {
     const __m512i bits = _mm512_castps_si512(value);
     const __m512i near = _mm512_add_epi32(bits, added);
@@ -143,25 +145,25 @@ struct Vector {
 CXL_OFFLOAD_VECTOR Vector add(Vector a, Vector b) { return {_mm512_add_ps(a.value, b.value)}; }
 CXL_OFFLOAD_VECTOR Vector mul(Vector a, Vector b) { return {_mm512_mul_ps(a.value, b.value)}; }
 CXL_OFFLOAD_VECTOR Vector div(Vector a, Vector b) { return {_mm512_div_ps(a.value, b.value)}; }
-// Rounded once on every processor.
+// Multiplies and adds, and rounds once on every processor.
 CXL_OFFLOAD_VECTOR Vector fma(Vector a, Vector b, Vector c) {
   return {_mm512_fmadd_ps(a.value, b.value, c.value)};
 }
-// Rounded once where that is an instruction, else twice.
+// Multiplies and adds. It rounds once where the processor has an instruction for that, else twice.
 CXL_OFFLOAD_VECTOR Vector mul_add(Vector a, Vector b, Vector c) { return fma(a, b, c); }
 CXL_OFFLOAD_VECTOR Vector root(Vector a) { return {_mm512_sqrt_ps(a.value)}; }
-// 1, -1, or the value itself when it is a zero or a NaN.
+// Returns 1, -1, or the value itself when it is a zero or a NaN.
 CXL_OFFLOAD_VECTOR Vector sign(Vector a) {
   const __mmask16 either = _mm512_cmp_ps_mask(a.value, _mm512_setzero_ps(), _CMP_NEQ_OQ);
   const __m512 one = _mm512_set1_ps(1.0f);
   const __m512 signed_one = _mm512_or_ps(_mm512_and_ps(a.value, _mm512_set1_ps(-0.0f)), one);
   return {_mm512_mask_blend_ps(either, a.value, signed_one)};
 }
-// The second when either is a NaN.
+// Returns the larger of two numbers, and the second one when either is a NaN.
 CXL_OFFLOAD_VECTOR Vector larger(Vector a, Vector b) { return {_mm512_max_ps(a.value, b.value)}; }
 
-// Of numbers up to zero; below the normal numbers zero; a NaN stays one (the second operand of the
-// maximum is what comes out of it then).
+// Returns the exponential of numbers that are not above zero. Results below the normal numbers
+// become zero. A NaN stays a NaN, because the maximum returns its second operand then.
 CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   const __m512 least = _mm512_set1_ps(-87.3f);
   const __m512 x = _mm512_max_ps(least, a.value);
@@ -170,7 +172,7 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   // The logarithm of 2 in two parts, so that the rest is exact.
   __m512 rest = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
   rest = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), rest);
-  __m512 sum = _mm512_set1_ps(1.0f / 5040);  // Taylor's series: the rest is at most 0.35
+  __m512 sum = _mm512_set1_ps(1.0f / 5040);  // Taylor's series, for a rest of at most 0.35
   for (float term : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
     sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term));
   }
@@ -186,7 +188,7 @@ CXL_OFFLOAD_VECTOR __m512 inverse_of(__m512 numbers) {
   return _mm512_mask_mov_ps(_mm512_fmadd_ps(rough, off, rough), odd, rough);
 }
 
-// Pairs of scales as (step, low), from element `at` of a row of pairs, of which `left` are left.
+// Loads pairs of scales as (step, low). `left` elements are left of the row of pairs.
 CXL_OFFLOAD_VECTOR Vector load_pairs(const F16* at, size_t left, GroupScales form) {
   const bool whole = left >= Vector::kLanes;
   const __m512 pairs = (whole ? Vector::load(at) : Vector::load_some(at, left)).value;
@@ -198,16 +200,17 @@ CXL_OFFLOAD_VECTOR Vector load_pairs(const F16* at, size_t left, GroupScales for
   return {_mm512_mask_mov_ps(low, 0x5555, turned)};
 }
 
-// Bytes of two 4-bit codes a lane.
+// Loads bytes of two 4-bit codes, one byte into each lane.
 CXL_OFFLOAD_VECTOR __m512i load_codes(const std::byte* at) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at));
 }
-// Two bytes of 4-bit codes a lane.
+// Loads words of two bytes of 4-bit codes, one word into each lane.
 CXL_OFFLOAD_VECTOR __m512i load_words(const std::byte* at) {
   return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at));
 }
 
-// What the 16 codes of a group are worth. A look-up takes the lowest four bits of its index.
+// The numbers that the 16 codes of a group stand for. A look-up uses the lowest four bits of its
+// index.
 struct Table {
   Table() = default;
   CXL_OFFLOAD_VECTOR Table(float step, float low) {

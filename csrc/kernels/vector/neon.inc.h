@@ -13,8 +13,8 @@ struct Vector {
     return {vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&at->bits), 16))};
   }
   CXL_OFFLOAD_VECTOR static Vector load(const F16* at) { return from_half(vld1_u16(&at->bits)); }
-  // As to_float() does it, but for the last factor. Widened with its sign, a number has it in bit
-  // 15 when shifted.
+  // Converts as to_float() does, but leaves out the last factor. A number that was widened with its
+  // sign has the sign in bit 15 after the shift.
   CXL_OFFLOAD_VECTOR static Vector load(const E4m3* at) {
     const int16x4_t wide = vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four_bytes(at))));
     const uint16x4_t small =
@@ -29,7 +29,7 @@ struct Vector {
     const int16x4_t wide = vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four_bytes(at))));
     return {vcvtq_f32_s32(vmovl_s16(wide))};
   }
-  // Zeros beyond `count` elements, whose memory is not read.
+  // Loads `count` elements and puts zeros into the other lanes. It reads no memory beyond them.
   template <class T>
   CXL_OFFLOAD_VECTOR static Vector load_some(const T* at, size_t count) {
     T some[kLanes] = {};
@@ -49,14 +49,14 @@ struct Vector {
   }
   CXL_OFFLOAD_VECTOR static void wait_for_stores() {}
 
-  // Neighbours apart: the even elements and the odd ones, which costs no shuffle.
+  // Loads the even elements into one vector and the odd ones into another, which needs no shuffle.
   CXL_OFFLOAD_VECTOR static void load_pair(const Bf16* at, Vector& even, Vector& odd) {
     const uint32x4_t both = vreinterpretq_u32_u16(vld1q_u16(&at->bits));
     even = {vreinterpretq_f32_u32(vshlq_n_u32(both, 16))};
     odd = {vreinterpretq_f32_u32(vandq_u32(both, vdupq_n_u32(0xffff0000u)))};
   }
   CXL_OFFLOAD_VECTOR static void store_pair(Bf16* at, Vector even, Vector odd) {
-    // The even halves below the odd ones.
+    // Puts the even halves below the odd ones.
     const uint32x4_t both = vsriq_n_u32(odd.rounded(), even.rounded(), 16);
     vst1q_u16(&at->bits, vreinterpretq_u16_u32(both));
   }
@@ -77,13 +77,14 @@ struct Vector {
   CXL_OFFLOAD_VECTOR static Vector from_half(uint16x4_t bits) {
     return {vcvt_f32_f16(vreinterpret_f16_u16(bits))};
   }
-  // The high halves are the bfloat16 nearest, ties to even; a NaN stays one, made quiet.
+  // Returns numbers whose high halves are the nearest bfloat16, with ties to even. A NaN stays a
+  // NaN and becomes a quiet one.
   CXL_OFFLOAD_VECTOR uint32x4_t rounded() const {
     const uint32x4_t bits = vreinterpretq_u32_f32(value);
     const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
     return rounded(vaddq_u32(odd, vdupq_n_u32(0x7fff)));
   }
-  // What is added decides whether the high halves are rounded up.
+  // Adds bits below the high halves, which decide whether the high halves are rounded up.
   CXL_OFFLOAD_VECTOR uint32x4_t rounded(uint32x4_t added) const {
     const uint32x4_t bits = vreinterpretq_u32_f32(value);
     const uint32x4_t near = vaddq_u32(bits, added);
@@ -95,26 +96,27 @@ struct Vector {
 CXL_OFFLOAD_VECTOR Vector add(Vector a, Vector b) { return {vaddq_f32(a.value, b.value)}; }
 CXL_OFFLOAD_VECTOR Vector mul(Vector a, Vector b) { return {vmulq_f32(a.value, b.value)}; }
 CXL_OFFLOAD_VECTOR Vector div(Vector a, Vector b) { return {vdivq_f32(a.value, b.value)}; }
-// Rounded once on every processor.
+// Multiplies and adds, and rounds once on every processor.
 CXL_OFFLOAD_VECTOR Vector fma(Vector a, Vector b, Vector c) {
   return {vfmaq_f32(c.value, a.value, b.value)};
 }
-// Rounded once where that is an instruction, else twice.
+// Multiplies and adds. It rounds once where the processor has an instruction for that, else twice.
 CXL_OFFLOAD_VECTOR Vector mul_add(Vector a, Vector b, Vector c) { return fma(a, b, c); }
 CXL_OFFLOAD_VECTOR Vector root(Vector a) { return {vsqrtq_f32(a.value)}; }
-// 1, -1, or the value itself when it is a zero or a NaN.
+// Returns 1, -1, or the value itself when it is a zero or a NaN.
 CXL_OFFLOAD_VECTOR Vector sign(Vector a) {
   const uint32x4_t zero = vceqzq_f32(a.value);
   const uint32x4_t same = vorrq_u32(zero, vmvnq_u32(vceqq_f32(a.value, a.value)));
   const uint32x4_t signs = vdupq_n_u32(0x80000000u);
   return {vbslq_f32(same, a.value, vbslq_f32(signs, a.value, vdupq_n_f32(1)))};
 }
-// The second when either is a NaN.
+// Returns the larger of two numbers, and the second one when either is a NaN.
 CXL_OFFLOAD_VECTOR Vector larger(Vector a, Vector b) {
   return {vbslq_f32(vcgtq_f32(a.value, b.value), a.value, b.value)};
 }
 
-// Of numbers up to zero; below the normal numbers zero; a NaN stays one.
+// Returns the exponential of numbers that are not above zero. Results below the normal numbers
+// become zero. A NaN stays a NaN.
 CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   const float32x4_t least = vdupq_n_f32(-87.3f);
   const float32x4_t x = vmaxq_f32(least, a.value);
@@ -122,7 +124,7 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   // The logarithm of 2 in two parts, so that the rest is exact.
   float32x4_t rest = vfmsq_f32(x, n, vdupq_n_f32(0.693359375f));
   rest = vfmsq_f32(rest, n, vdupq_n_f32(-2.12194440e-4f));
-  float32x4_t sum = vdupq_n_f32(1.0f / 5040);  // Taylor's series: the rest is at most 0.35
+  float32x4_t sum = vdupq_n_f32(1.0f / 5040);  // Taylor's series, for a rest of at most 0.35
   for (float term : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
     sum = vfmaq_f32(vdupq_n_f32(term), sum, rest);
   }
@@ -132,7 +134,7 @@ CXL_OFFLOAD_VECTOR Vector exponential(Vector a) {
   return {vbslq_f32(tiny, vdupq_n_f32(0), vmulq_f32(sum, power))};
 }
 
-// Pairs of scales as (step, low), from element `at` of a row of pairs, of which `left` are left.
+// Loads pairs of scales as (step, low). `left` elements are left of the row of pairs.
 CXL_OFFLOAD_VECTOR Vector load_pairs(const F16* at, size_t left, GroupScales form) {
   const bool whole = left >= Vector::kLanes;
   const float32x4_t pairs = (whole ? Vector::load(at) : Vector::load_some(at, left)).value;
@@ -145,16 +147,16 @@ CXL_OFFLOAD_VECTOR Vector load_pairs(const F16* at, size_t left, GroupScales for
   return {vbslq_f32(firsts, turned, vnegq_f32(vmulq_f32(turned, pairs)))};
 }
 
-// Bytes of two 4-bit codes a lane.
+// Loads bytes of two 4-bit codes, one byte into each lane.
 CXL_OFFLOAD_VECTOR uint32x4_t load_codes(const std::byte* at) {
   return vmovl_u16(vget_low_u16(vmovl_u8(Vector::four_bytes(at))));
 }
-// Two bytes of 4-bit codes a lane.
+// Loads words of two bytes of 4-bit codes, one word into each lane.
 CXL_OFFLOAD_VECTOR uint32x4_t load_words(const std::byte* at) {
   return vmovl_u16(vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const uint8_t*>(at))));
 }
 
-// What the codes of a group are worth.
+// The numbers that the codes of a group stand for.
 struct Table {
   Table() = default;
   CXL_OFFLOAD_VECTOR Table(float step, float low)

@@ -14,7 +14,7 @@ struct Vector {
   }
   static Vector load(const E4m3* at) { return {to_float(*at) / kE4m3Unit}; }
   static Vector load(const int8_t* at) { return {static_cast<float>(*at)}; }
-  // Zeros beyond `count` elements, whose memory is not read.
+  // Loads `count` elements and puts zeros into the other lanes. It reads no memory beyond them.
   template <class T>
   static Vector load_some(const T* at, size_t count) {
     return count == 0 ? all(0) : load(at);
@@ -22,14 +22,14 @@ struct Vector {
   void store(float* at) const { *at = value; }
   void store(Bf16* at) const { *at = to_bf16(value); }
   void store(F16* at) const { *at = to_f16(value); }
-  // Stores past the caches.
+  // Stores the numbers past the caches.
   template <class T>
   void stream(T* at) const {
     store(at);
   }
   static void wait_for_stores() {}
 
-  // Neighbours apart: the even elements and the odd ones.
+  // Loads the even elements into one vector and the odd ones into another.
   static void load_pair(const Bf16* at, Vector& even, Vector& odd) {
     even = load(at);
     odd = load(at + 1);
@@ -49,18 +49,18 @@ struct Vector {
 inline Vector add(Vector a, Vector b) { return {a.value + b.value}; }
 inline Vector mul(Vector a, Vector b) { return {a.value * b.value}; }
 inline Vector div(Vector a, Vector b) { return {a.value / b.value}; }
-// Rounded once on every processor.
+// Multiplies and adds, and rounds once on every processor.
 inline Vector fma(Vector a, Vector b, Vector c) { return {std::fma(a.value, b.value, c.value)}; }
-// Rounded once where that is an instruction, else twice.
+// Multiplies and adds. It rounds once where the processor has an instruction for that, else twice.
 inline Vector mul_add(Vector a, Vector b, Vector c) { return {a.value * b.value + c.value}; }
 inline Vector root(Vector a) { return {std::sqrt(a.value)}; }
-// 1, -1, or the value itself when it is a zero or a NaN.
+// Returns 1, -1, or the value itself when it is a zero or a NaN.
 inline Vector sign(Vector a) { return {a.value > 0 ? 1.0f : a.value < 0 ? -1.0f : a.value}; }
-// The second when either is a NaN.
+// Returns the larger of two numbers, and the second one when either is a NaN.
 inline Vector larger(Vector a, Vector b) { return {a.value > b.value ? a.value : b.value}; }
 inline Vector exponential(Vector a) { return {std::exp(a.value)}; }
 
-// Pairs of scales as (step, low), from element `at` of a row of pairs, of which `left` are left.
+// Loads pairs of scales as (step, low). `left` elements are left of the row of pairs.
 inline Vector load_pairs(const F16* at, size_t left, GroupScales form) {
   const bool second = left % 2 == 1;
   const float first_half = to_float(at[second ? -1 : 0]);
@@ -76,16 +76,16 @@ inline Vector load_pairs(const F16* at, size_t left, GroupScales form) {
   return {second ? first_half : second_half};
 }
 
-// Bytes of two 4-bit codes a lane.
+// Loads bytes of two 4-bit codes, one byte into each lane.
 inline uint8_t load_codes(const std::byte* at) { return static_cast<uint8_t>(*at); }
-// Two bytes of 4-bit codes a lane.
+// Loads words of two bytes of 4-bit codes, one word into each lane.
 inline uint16_t load_words(const std::byte* at) {
   uint16_t word;
   std::memcpy(&word, at, sizeof(word));
   return word;
 }
 
-// What the codes of a group are worth.
+// The numbers that the codes of a group stand for.
 struct Table {
   Table() = default;
   Table(float step, float low) : step(step), low(low) {}

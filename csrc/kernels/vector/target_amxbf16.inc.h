@@ -1,6 +1,6 @@
 // Opens code that is compiled with what target_avx512bf16.inc.h has, and with the tiles of AMX for
-// bfloat16; target_end.inc.h closes it. Included after all other headers: what they define must
-// stay fit for every processor.
+// bfloat16; target_end.inc.h closes it. It is included after all other headers, because what they
+// define must run on every processor.
 
 #include "kernels/vector/wrong_warnings.inc.h"
 

@@ -1,5 +1,5 @@
-// Opens code that is compiled with AVX2, FMA and F16C; target_end.inc.h closes it. Included after
-// all other headers: what they define must stay fit for every processor.
+// Opens code that is compiled with AVX2, FMA and F16C; target_end.inc.h closes it. It is included
+// after all other headers, because what they define must run on every processor.
 
 #include "kernels/vector/wrong_warnings.inc.h"
 

@@ -1,4 +1,4 @@
-// Turned off for the rest of a source that has intrinsics.
+// Turns wrong warnings off for the rest of a source that has intrinsics.
 
 // GCC 12 takes the placeholder operands of its own intrinsics for uninitialised (GCC bug 105593),
 // where they are inlined, which is everywhere here.
