@@ -30,19 +30,33 @@ WORDS = {
     "roles": "kinds",
     "hot": "only in vLLM, whose tiers are called so",
     "cold": "only in vLLM, whose tiers are called so",
-    "weigh": "compare",
-    "spell": "write, or name",
-    "knob": "setting",
-    "law": "equation, or the name of the law",
-    "departure": "ending",
-    "mend": "fix",
-    "mends": "fixes",
+    **dict.fromkeys(("weigh", "weighs", "weighed", "weighing"), "compare"),
+    **dict.fromkeys(("spell", "spells", "spelled", "spelt", "spelling"), "write, or name"),
+    **dict.fromkeys(("knob", "knobs"), "setting"),
+    **dict.fromkeys(("law", "laws"), "equation, or the name of the law"),
+    **dict.fromkeys(("departure", "departures"), "ending"),
+    **dict.fromkeys(("mend", "mends", "mended", "mending"), "fix"),
+    **dict.fromkeys(("tidy", "tidies", "tidied", "tidying"), "say what is done"),
 }
 
 WORDS_ALLOWED = {
     "integrations/vllm/": "vLLM's own names: its managers, its hot and its cold tier",
     "tune/": "hot: the word of the papers for the items that are used most",
     "integrations/transformers/": "hot: the same of experts",
+}
+
+# The same in sentences: pages, comments, docstrings and messages. Words that only names may not have
+# (a manager, a role, hot items) are ordinary words there.
+IN_SENTENCES = re.compile(
+    r"\b(knobs?|laws?|departures?|mend(s|ed|ing)?|spell(s|ed|ing)?|spelt|tid(y|ies|ied|ying)"
+    r"|weigh(s|ed|ing)?)\b",
+    re.IGNORECASE,
+)
+NAMED_LAWS = re.compile(r"\b(Little's\s+law|Zipf's\s+law|Scaling\s+Laws)\b")
+SENTENCES_ALLOWED = {
+    "cxl_offload/renamed.py": "old names",
+    "CHANGELOG.md": "old names",
+    "tests/test_house.py": "the words themselves",
 }
 
 AN_OPTION_A_LINE = "a line for each option of the command line and each field of the request"
@@ -314,6 +328,55 @@ def test_words_that_the_house_has_another_name_for_are_not_used() -> None:
                 f"{name}: {each}: {word} -> {WORDS[word]}" for word in words_of(each) & set(WORDS)
             ]
     assert not offenders, "\n".join(offenders)
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Path from the root, and text, of what people read."""
+    root = PACKAGE.parent
+    for folder in ("benchmarks", "csrc", "cxl_offload", "docs", "examples", "tests"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (".cc", ".cu", ".h", ".md", ".py", ".pyi"):
+                yield path.relative_to(root).as_posix(), path.read_text()
+    for path in sorted(root.glob("*.md")):
+        yield path.name, path.read_text()
+
+
+def said(text: str) -> list[str]:
+    """The words that the house has another name for in a text, without laws that have a name."""
+    return [found.group() for found in IN_SENTENCES.finditer(NAMED_LAWS.sub("", text))]
+
+
+def test_sentences_do_without_words_that_the_house_has_another_name_for() -> None:
+    found = {name: said(text) for name, text in texts()}
+    offenders = [
+        f"{name}: {', '.join(words)}"
+        for name, words in found.items()
+        if words and name not in SENTENCES_ALLOWED
+    ]
+    assert not offenders, "\n".join(offenders)
+    assert all(found[name] for name in SENTENCES_ALLOWED), "an exception that nothing needs"
+
+
+def test_words_are_found_in_every_inflection_and_named_laws_are_left() -> None:
+    assert said(
+        "Two knobs were tidied, weighed and spelled; the laws mended. A weight is one."
+    ) == [
+        "knobs",
+        "tidied",
+        "weighed",
+        "spelled",
+        "laws",
+        "mended",
+    ]
+    assert said("By Little's law, and by Little's\nlaw again.") == []
+
+
+def test_the_core_asks_no_object_for_its_type() -> None:
+    """A contract says what differs (csrc/memory/region.h), and an error is caught by its type."""
+    sources = [text for name, text in texts() if name.startswith("csrc/")]
+    assert any("static_cast<" in text for text in sources)
+    found = [name for name, text in texts() if name.startswith("csrc/") and "dynamic_cast" in text]
+    assert not found, found
 
 
 def test_files_are_short() -> None:

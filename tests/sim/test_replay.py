@@ -1,4 +1,4 @@
-"""Times of small traces worked out by hand, and laws that hold for every trace."""
+"""Times of small traces worked out by hand, and what holds for every trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hazards on captured trees: each there when its cause is, and gone when the cause is mended."""
+"""Hazards on captured trees: each there when its cause is, and gone when the cause is removed."""
 
 from __future__ import annotations
 

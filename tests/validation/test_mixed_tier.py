@@ -81,7 +81,7 @@ def test_best_mix_is_no_worse_than_any_other_of_its_grid(
 
 def test_tie_keeps_pages_in_dram() -> None:
     slow_cxl = MixedTiers(TierRates((40e9, 10e9), (100, 200)), OFF)
-    # 4:1 is the optimum of the law; on a grid of 2, 1:1 gives half and 2:0 the whole of DRAM
+    # 4:1 is the optimum of the equation; on a grid of 2, 1:1 gives half and 2:0 the whole of DRAM
     assert mixed_tier.best_mix(slow_cxl, LOOP, grid_total=2) == (2, 0)
     equal = MixedTiers(TierRates((40e9, 40e9), (100, 100)), OFF)
     assert mixed_tier.best_mix(equal, LOOP, grid_total=3) == (2, 1)

@@ -157,7 +157,7 @@ class PlacementProgram:
         self.slowest, self.read = column("slowest"), column("attention memory")
 
     def _rank(self, stripe: Stripe) -> float:
-        """How late in the order of homes a segment is, when tidying."""
+        """How late in the order of homes a segment is; 0 unless the fastest homes are wanted."""
         return self._by_rank * sum((at + 1) * w for at, w in enumerate(stripe)) / sum(stripe)
 
     def _shares(self) -> None:

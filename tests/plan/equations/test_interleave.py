@@ -16,7 +16,7 @@ def every_weights(tiers: int, total: int) -> list[tuple[int, ...]]:
     return [weights for weights in grid if sum(weights) == total]
 
 
-def law(bandwidth: list[float], weights: tuple[int, ...]) -> float:
+def bound(bandwidth: list[float], weights: tuple[int, ...]) -> float:
     """The bandwidth bound from first principles: time until the slowest tier is done."""
     slowest = max(w / sum(weights) / b for w, b in zip(weights, bandwidth, strict=True))
     return 1 / slowest
@@ -25,9 +25,9 @@ def law(bandwidth: list[float], weights: tuple[int, ...]) -> float:
 @given(st.lists(rates, min_size=2, max_size=3), st.integers(1, 12))
 def test_best_weights_equal_brute_force_of_every_grid(bandwidth: list[float], total: int) -> None:
     best = interleave.best_weights(bandwidth, total=total)
-    highest = max(law(bandwidth, weights) for weights in every_weights(len(bandwidth), total))
+    highest = max(bound(bandwidth, weights) for weights in every_weights(len(bandwidth), total))
     assert sum(best) == total
-    assert law(bandwidth, best) == pytest.approx(highest, rel=1e-12)
+    assert bound(bandwidth, best) == pytest.approx(highest, rel=1e-12)
 
 
 def test_best_weights_on_a_tie_keep_pages_on_the_faster_tier() -> None:
