@@ -45,8 +45,8 @@ WORDS_ALLOWED = {
     "integrations/transformers/": "hot: the same of experts",
 }
 
-# The same in sentences: pages, comments, docstrings and messages. Words that only names may not have
-# (a manager, a role, hot items) are ordinary words there.
+# The same in sentences: pages, comments, docstrings and messages. Other words that names may not
+# have (a manager, a role, hot items) are ordinary words there.
 IN_SENTENCES = re.compile(
     r"\b(knobs?|laws?|departures?|mend(s|ed|ing)?|spell(s|ed|ing)?|spelt|tid(y|ies|ied|ying)"
     r"|weigh(s|ed|ing)?)\b",
