@@ -14,14 +14,15 @@ namespace cxl_offload {
 namespace {
 
 #if CXL_OFFLOAD_X86
-// Asked of the processor: __builtin_cpu_supports of Clang does not know the name before version 15.
+// This asks the processor itself, because __builtin_cpu_supports of Clang does not know the name
+// before version 15.
 bool has_f16c() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 
 bool processor_has_tiles() {
-  constexpr unsigned kBf16 = 1U << 22, kTiles = 1U << 24;  // of leaf 7
+  constexpr unsigned kBf16 = 1U << 22, kTiles = 1U << 24;  // bits of leaf 7
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
   return (edx & kBf16) != 0 && (edx & kTiles) != 0;
@@ -51,8 +52,8 @@ bool has(Isa isa) {
 
 constexpr Isa kAll[] = {Isa::kScalar, Isa::kNeon, Isa::kAvx2, Isa::kAvx512};
 
-// The processor is asked once: in a virtual machine CPUID leaves it, which takes as long as a
-// kernel over a small tensor.
+// The processor is asked once only. In a virtual machine CPUID is handed to the host, which takes
+// as long as a kernel over a small tensor.
 const std::vector<Isa>& known_isas() {
   static const std::vector<Isa> known = [] {
     std::vector<Isa> found;

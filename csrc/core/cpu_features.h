@@ -34,14 +34,14 @@ enum class Isa {
 std::vector<Isa> supported_isas();
 Isa best_isa();
 
-// Whether threads of this process may use the tiles of AMX for bfloat16. Linux saves their
-// registers for processes that ask; the first call does, for all threads and for processes forked
-// later. Linux refuses where a signal stack is too small for them.
+// Whether threads of this process may use the tiles of AMX for bfloat16. Linux saves the registers
+// of tiles only for processes that ask for it. The first call asks, for all threads and for
+// processes forked later. Linux refuses where a signal stack is too small for these registers.
 bool has_tiles();
 
 // "scalar", "neon", "avx2", "avx512"
 std::string isa_name(Isa isa);
-// Throws InvalidArgument for a name that is none, or a level that this processor lacks.
+// Throws InvalidArgument for an unknown name, or for a level that this processor lacks.
 Isa parse_isa(const std::string& name);
 
 }  // namespace cxl_offload

@@ -28,20 +28,20 @@ class SystemError : public std::runtime_error {
   int code_;
 };
 
-// The caller asked for something that cannot mean anything.
+// The caller's arguments have no meaning.
 class InvalidArgument : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
 };
 
-// Pages are elsewhere than a strict request demands.
+// Pages are on other nodes than a strict request demands.
 class PlacementError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Bytes that a call used, or was to use, are gone: the memory under them failed. Of each part its
-// address and bytes.
+// Bytes that a call used, or was to use, are lost because the memory under them failed. The error
+// has the address and the size of each lost part.
 class MemoryLost : public std::runtime_error {
  public:
   using Ranges = std::vector<std::pair<uintptr_t, size_t>>;
@@ -53,7 +53,8 @@ class MemoryLost : public std::runtime_error {
   Ranges ranges_;
 };
 
-// "31.5 GiB": a binary unit and three significant digits, for messages only.
+// Returns "31.5 GiB" or the like: three significant digits and a binary unit. It is for messages
+// only.
 std::string format_bytes(uint64_t bytes);
 
 }  // namespace cxl_offload

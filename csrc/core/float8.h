@@ -1,7 +1,7 @@
-// The two 8-bit floating-point formats of caches, and what they are worth as float; exact.
+// The two 8-bit floating-point formats of caches, and their exact conversion to float.
 //
-// Both are shifted into half precision, whose conversion processors have: E5M2 is its upper byte,
-// and E4M3 has its bias 8 less, so that it comes out 256 times too small.
+// Both are shifted into half precision, which processors can convert. E5M2 is the upper byte of
+// half precision. The bias of E4M3 is less by 8, so the shifted number is 256 times too small.
 #ifndef CXL_OFFLOAD_CORE_FLOAT8_H_
 #define CXL_OFFLOAD_CORE_FLOAT8_H_
 
@@ -21,7 +21,7 @@ struct E5m2 {
   uint8_t bits;
 };
 
-// Shifting makes numbers of E4M3 this many times too small; kernels multiply by it at the end.
+// Shifting makes numbers of E4M3 too small by this factor. Kernels multiply by it at the end.
 inline constexpr float kE4m3Unit = 256;
 
 constexpr float to_float(E4m3 value) {

@@ -18,9 +18,9 @@ namespace {
 constexpr unsigned long kForkedWithoutExec = 0x40;
 constexpr int kFlagsAfterName = 7;
 
-// Which process this is: a number that a forked child does not share with its parent. The kernel
-// hands its page to children zeroed (MADV_WIPEONFORK), and the first who asks there puts a new
-// number in. Where the kernel is too old the process id is the number.
+// Identifies this process by a number that a forked child does not share with its parent. The
+// number is in a page that is zero in children (MADV_WIPEONFORK). The first thread of a child that
+// asks puts a new number there. Where the kernel is too old for that, the number is the process id.
 class ProcessNumber {
  public:
   ProcessNumber() {
@@ -45,11 +45,11 @@ class ProcessNumber {
 
  private:
   std::atomic<uint64_t>* page_ = nullptr;
-  std::atomic<uint64_t> last_{1};  // inherited, so that no child repeats a number of its parents
+  std::atomic<uint64_t> last_{1};  // children inherit it, so that none repeats a number of a parent
 };
 
 uint64_t process_number() noexcept {
-  // Never destroyed: objects may ask while the process exits.
+  // This is never destroyed, because objects may ask while the process exits.
   static ProcessNumber* const number = new ProcessNumber;
   return number->get();
 }
@@ -71,7 +71,7 @@ bool is_forked_process() {
   std::ifstream file("/proc/self/stat");
   std::string text;
   std::getline(file, text);
-  // "pid (name) state ...", where the name may hold anything.
+  // The text is "pid (name) state ...", and the name may contain any characters.
   std::istringstream fields(text.substr(text.rfind(')') + 1));
   std::string skipped;
   for (int field = 1; field < kFlagsAfterName; ++field) fields >> skipped;

@@ -1,8 +1,8 @@
 // Keeps a forked child from using locks that a thread of the parent may have held, threads that it
 // does not have, and counts that belong to the parent.
 //
-// Every object with one of these has a ForkGuard, or is held by a ProcessOwned. Both cost two loads
-// to ask, and no system call.
+// Every object that has such locks, threads or counts has a ForkGuard, or is held by a
+// ProcessOwned. Asking either takes two loads and no system call.
 #ifndef CXL_OFFLOAD_CORE_FORK_GUARD_H_
 #define CXL_OFFLOAD_CORE_FORK_GUARD_H_
 
@@ -19,7 +19,8 @@ class ForkGuard {
 
   // Whether this is a child forked after the guard was made.
   bool in_child() const noexcept;
-  // In such a child throws InvalidArgument: `what`, and what to do instead. Elsewhere does nothing.
+  // In such a child it throws InvalidArgument, which names `what` was asked for and what to do
+  // instead. Elsewhere it does nothing.
   void refuse_in_child(const std::string& what) const;
 
  private:
@@ -30,8 +31,8 @@ class ForkGuard {
 // such a process cannot know what they inherited; false where /proc cannot be read.
 bool is_forked_process();
 
-// An object of one process. A forked child that drops it leaves it undestroyed: it may not touch
-// what the parent uses, nor wait for threads that are not there.
+// An object of one process. A forked child that drops it does not destroy it, because the child
+// must not touch what the parent uses, nor wait for threads that it does not have.
 template <typename Object>
 class ProcessOwned {
  public:
@@ -43,14 +44,14 @@ class ProcessOwned {
   ProcessOwned& operator=(const ProcessOwned&) = delete;
 
   bool in_child() const noexcept { return guard_.in_child(); }
-  // Throws as ForkGuard::refuse_in_child.
+  // Throws what ForkGuard::refuse_in_child throws.
   Object& use(const char* what) const {
     if (in_child()) guard_.refuse_in_child(what);
     return *object_;
   }
-  // For what never changes, and is read in children as well.
+  // Returns the object in children too, for what never changes.
   const Object& constants() const noexcept { return *object_; }
-  // Null in a forked child.
+  // Returns null in a forked child.
   Object* here() const noexcept { return in_child() ? nullptr : object_.get(); }
 
  private:

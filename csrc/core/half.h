@@ -1,8 +1,10 @@
-// The two 16-bit floating-point formats, and their conversions in plain integer arithmetic: round
-// to nearest, ties to even; subnormals kept; a NaN stays a (quiet) NaN.
+// The two 16-bit floating-point formats, and their conversions in plain integer arithmetic. They
+// round to nearest, with ties to even. They keep subnormal numbers, and a NaN stays a NaN and
+// becomes quiet.
 //
-// The instructions of AVX512-BF16 turn subnormals into zero. Conversions do without them, so that a
-// result does not depend on the processor; only linear layers use their products, and say so.
+// The instructions of AVX512-BF16 turn subnormal numbers into zero. Conversions do not use them, so
+// that a result does not depend on the processor. Only linear layers use their products, and say
+// so.
 #ifndef CXL_OFFLOAD_CORE_HALF_H_
 #define CXL_OFFLOAD_CORE_HALF_H_
 

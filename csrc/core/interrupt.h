@@ -1,5 +1,6 @@
-// Lets a caller end a long call: between two steps the call checks, undoes what it has done and
-// throws. The caller says how to check (the bindings: whether Python has a signal to handle).
+// Lets a caller end a long call. Between two steps the call checks whether the caller wants that;
+// if so, it undoes what it has done and throws. The caller says how to check. (The bindings ask
+// whether Python has a signal to handle.)
 #ifndef CXL_OFFLOAD_CORE_INTERRUPT_H_
 #define CXL_OFFLOAD_CORE_INTERRUPT_H_
 
@@ -8,14 +9,14 @@
 
 namespace cxl_offload {
 
-// The caller wants the call to end. Nobody but the caller may swallow it.
+// The caller wants the call to end. Only the caller may catch it without throwing it again.
 class Interrupted final : public std::exception {
  public:
   const char* what() const noexcept override { return "interrupted by the caller"; }
 };
 
-// While it lives, check_interrupt() in this thread asks `wanted`. Inner ones replace outer ones, so
-// that an undo, which must not be interrupted again, runs in a scope that asks nobody.
+// While it lives, check_interrupt() in this thread asks `wanted`. An inner scope replaces the outer
+// ones. So an undo, which must not be interrupted again, runs in a scope that asks nobody.
 class InterruptScope {
  public:
   explicit InterruptScope(std::function<bool()> wanted);

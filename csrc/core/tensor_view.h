@@ -1,4 +1,4 @@
-// A tensor of somebody else: where its elements are, what they are, how they lie. Owns nothing.
+// A tensor that somebody else owns: where its elements are, of which type, and with which strides.
 #ifndef CXL_OFFLOAD_CORE_TENSOR_VIEW_H_
 #define CXL_OFFLOAD_CORE_TENSOR_VIEW_H_
 
@@ -9,20 +9,20 @@
 
 namespace cxl_offload {
 
-// The 8-bit types are those of caches and weights that are only read: numbers (core/float8.h),
-// whole numbers and codes.
+// The types of 8 bits are floating-point numbers (core/float8.h), whole numbers and codes. Kernels
+// only read them, in caches and weights.
 enum class Dtype { kFloat32, kBfloat16, kFloat16, kFloat8E4m3, kFloat8E5m2, kInt8, kUint8 };
 
 size_t dtype_bytes(Dtype dtype);
-// Whether kernels write it: one of the first three.
+// Whether kernels write numbers of this type. They write the first three.
 bool is_written(Dtype dtype);
 // "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"
 std::string dtype_name(Dtype dtype);
-// Throws InvalidArgument for a name that is none of these.
+// Throws InvalidArgument for any other name.
 Dtype parse_dtype(const std::string& name);
 
 struct TensorView {
-  std::byte* data = nullptr;  // of the first element; aligned to one element
+  std::byte* data = nullptr;  // the first element, aligned to one element
   Dtype dtype = Dtype::kFloat32;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;  // in elements
@@ -33,8 +33,8 @@ struct TensorView {
   bool is_contiguous() const;
 };
 
-// Throws InvalidArgument for a negative length, as many strides as lengths not given, or an address
-// that no element of this type can have.
+// Throws InvalidArgument for a negative length, for another number of strides than of lengths, or
+// for an address that no element of this type can have.
 TensorView make_view(uintptr_t address, Dtype dtype, std::vector<int64_t> shape,
                      std::vector<int64_t> strides);
 

@@ -1,4 +1,4 @@
-// Threads that are always joined, and a plain error where one cannot be made.
+// Makes threads that are always joined, and throws a plain error where one cannot be made.
 #ifndef CXL_OFFLOAD_CORE_THREADS_H_
 #define CXL_OFFLOAD_CORE_THREADS_H_
 

@@ -15,7 +15,8 @@ namespace {
 
 #if defined(__x86_64__)
 
-// What a processor has, the best last. clwb may keep the line, clflush waits for each.
+// The instructions that a processor may have, the best one last. clwb may keep the line in the
+// cache; clflush waits for each line.
 enum class WriteBack { kClflush, kClflushopt, kClwb };
 
 WriteBack find_write_back() {
@@ -49,7 +50,7 @@ uintptr_t line_bytes() noexcept { return kLineBytes; }
 uintptr_t line_bytes() noexcept {
   uint64_t type = 0;
   asm("mrs %0, ctr_el0" : "=r"(type));
-  return uintptr_t{4} << ((type >> 16) & 15);  // of the smallest data cache
+  return uintptr_t{4} << ((type >> 16) & 15);  // the line of the smallest data cache
 }
 
 void write_back(uintptr_t begin, uintptr_t end) noexcept {

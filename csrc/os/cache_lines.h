@@ -1,4 +1,4 @@
-// From the caches of processors to memory, where memory outlives the power or the machine.
+// Writes lines from the caches of processors back to memory that keeps its contents without power.
 #ifndef CXL_OFFLOAD_OS_CACHE_LINES_H_
 #define CXL_OFFLOAD_OS_CACHE_LINES_H_
 
@@ -7,8 +7,9 @@
 
 namespace cxl_offload::os {
 
-// Writes every line of the range back to memory, and returns when all are on their way to where
-// the power cannot take them: what is written after it arrives after it. No line has to be dirty.
+// Writes every line of the range back to memory. When it returns, all lines are on their way to
+// where they survive a power cut, and whatever is written later arrives later. Lines need not be
+// dirty.
 void write_back_lines(std::span<const std::byte> range) noexcept;
 
 }  // namespace cxl_offload::os

@@ -19,10 +19,10 @@ bool is_number(const std::string& text) {
          std::ranges::all_of(text, [](unsigned char c) { return std::isdigit(c); });
 }
 
-// How much is faulted in between two looks for a signal.
+// How much is faulted in between two checks for a signal.
 constexpr size_t kStepBytes = size_t{64} << 20;
 
-// Faults every page in. Zero, or an errno.
+// Faults every page in. Returns zero or an errno.
 int populate(std::span<std::byte> range, size_t align_bytes) {
   const size_t step = std::max(kStepBytes, align_bytes);
   for (size_t offset = 0; offset < range.size(); offset += step) {

@@ -1,4 +1,4 @@
-// A Device-DAX device: memory that is no node, mapped from a file such as /dev/dax0.0.
+// A Device-DAX device: memory that belongs to no node, mapped from a file such as /dev/dax0.0.
 #ifndef CXL_OFFLOAD_OS_DAX_DEVICE_H_
 #define CXL_OFFLOAD_OS_DAX_DEVICE_H_
 
@@ -9,7 +9,7 @@
 
 namespace cxl_offload::os {
 
-// Part of a device.
+// A part of a device.
 struct DaxPiece {
   size_t offset = 0;
   size_t bytes = 0;
@@ -25,8 +25,8 @@ class DaxDevice {
   virtual size_t size_bytes() const = 0;  // a multiple of align_bytes
   virtual size_t align_bytes() const = 0;
   // Maps the pieces one after the other into one range and faults all pages in. Offsets, sizes and
-  // the address are multiples of the alignment. The range holds what anybody last wrote there.
-  // Forked children share it. Throws OutOfMemory (no address space) or SystemError; on throw
+  // the address are multiples of the alignment. The range holds the bytes that were last written
+  // there. Forked children share it. Throws OutOfMemory (no address space) or SystemError; on throw
   // nothing is left.
   virtual std::byte* map(std::span<const DaxPiece> pieces) = 0;
   virtual void unmap(std::span<std::byte> range) noexcept = 0;

@@ -55,7 +55,7 @@ struct RandomFaults {
 // Thread-safe.
 class FaultPlan {
  public:
-  // Throws InvalidArgument for a fault that could never fire.
+  // Throws InvalidArgument for a fault that could never happen.
   void add(const Fault& fault);
   // Replaces the earlier random faults.
   void add_random(const RandomFaults& faults);
@@ -64,10 +64,11 @@ class FaultPlan {
 
   // Calls of the operation so far, failed ones included.
   uint64_t calls(Operation operation) const;
-  // What has fired, in order; `call` is the number of the call since the kernel was made.
+  // The faults that have happened, in order. `call` is the number of the call since the kernel was
+  // made.
   std::vector<Fault> fired() const;
 
-  // For the kernel: counts a call, and says what is to go wrong with it.
+  // The kernel calls this. It counts a call, and says which fault the call has.
   std::optional<Fault> begin_call(Operation operation);
 
  private:

@@ -1,6 +1,6 @@
-// The one seam to the operating system's memory. Two implementations: linux_kernel (system calls)
-// and simulated_kernel (nodes, capacities, policies, page maps and injected faults over ordinary
-// memory). Everything above runs the same on both.
+// The one seam to the operating system's memory. It has two implementations: linux_kernel (system
+// calls) and simulated_kernel (nodes, capacities, policies, page maps and injected faults over
+// ordinary memory). Everything above it runs the same on both.
 //
 // Ranges are whole pages of the kind they were mapped with. All functions may be called from any
 // thread; `populate` binds only the calling thread, and only while it runs.
@@ -25,7 +25,7 @@ inline constexpr size_t kGiganticPageBytes = size_t{1} << 30;
 // What the pages of a mapping are.
 enum class PageKind {
   kBase,             // base pages, never collapsed into huge ones (MADV_NOHUGEPAGE)
-  kTransparentHuge,  // huge where the kernel finds them, base pages else (MADV_HUGEPAGE)
+  kTransparentHuge,  // huge pages where the kernel finds some, else base pages (MADV_HUGEPAGE)
   kHuge2MiB,         // from the 2 MiB pool, or refused
   kHuge1GiB,         // from the 1 GiB pool, or refused
 };
@@ -44,18 +44,20 @@ struct Headroom {
   uint64_t total_bytes = 0;
   uint64_t free_bytes = 0;
   std::string limit;  // what sets it: "node 2", "cgroup memory.max", "memory of the machine"
-  uint64_t withheld_bytes = 0;  // of the free ones: given out only when every other node is full
+  // A part of the free bytes, which the kernel gives out only when every other node is full.
+  uint64_t withheld_bytes = 0;
 };
 
 // Page states of `query` and `move` below zero, as the kernel reports them (-errno).
-inline constexpr int kPageAbsent = -2;   // -ENOENT: not faulted in
-inline constexpr int kPageShared = -13;  // -EACCES: not moved, for a forked child has it as well
+inline constexpr int kPageAbsent = -2;  // -ENOENT: not faulted in
+inline constexpr int kPageShared =
+    -13;  // -EACCES: not moved, because a forked child has it as well
 
 class Kernel {
  public:
   virtual ~Kernel() = default;
 
-  // "linux" or "simulated"; every figure says which.
+  // Returns "linux" or "simulated"; every figure says which.
   virtual std::string name() const = 0;
   // Nodes with memory that this process may use (cpuset included).
   virtual NodeSet allowed_nodes() const = 0;
@@ -87,9 +89,9 @@ class Kernel {
   virtual void unmap(std::span<std::byte> range) noexcept = 0;
 
   virtual void set_policy(std::span<std::byte> range, const Policy& policy) = 0;
-  // Faults in every page of the range, preferring `node`. A full node is passed over silently, as
-  // the kernel does: query afterwards. Requires that no policy was set on the range. Throws
-  // OutOfMemory when nothing could be given; pages already there stay.
+  // Faults in every page of the range, preferring `node`. As in the kernel, pages for which that
+  // node is full go elsewhere without an error, so query them afterwards. Requires that no policy
+  // was set on the range. Throws OutOfMemory when nothing could be given; pages already there stay.
   virtual void populate(std::span<std::byte> range, NodeId node) = 0;
   // Drops the pages of the range; the range stays reserved and reads as zero.
   virtual void discard(std::span<std::byte> range) = 0;

@@ -23,7 +23,7 @@ std::optional<uint64_t> parse_number(const std::string& text) {
   return value;
 }
 
-// The value of a "key 123" line, as in memory.stat.
+// Returns the value of a line such as "key 123" in memory.stat.
 uint64_t stat_value(const std::string& text, const std::string& key) {
   std::istringstream lines(text);
   for (std::string name, value; lines >> name >> value;) {
@@ -38,7 +38,7 @@ struct CgroupFiles {
   const char* usage;
 };
 
-// Tightens `tightest` by every cgroup from `path` up to the root of its hierarchy.
+// Lowers `tightest` to the limits of every cgroup from `path` up to the root of its hierarchy.
 void tighten_by_cgroups(const CgroupFiles& files, std::string path, Headroom& tightest) {
   for (;; path = path.substr(0, path.rfind('/'))) {
     const std::string folder = files.root + path;

@@ -12,7 +12,7 @@
 
 namespace cxl_offload::os {
 
-// The whole file, or nothing when it cannot be read.
+// Returns the whole file, or nothing when it cannot be read.
 std::optional<std::string> read_text(const std::string& path);
 std::optional<uint64_t> read_number(const std::string& path);
 // "0-2,5" -> {0,1,2,5}; an empty text is an empty set.
@@ -20,7 +20,8 @@ NodeSet parse_node_list(const std::string& text);
 // The bytes behind "KEY:  123 kB" in a meminfo-like text; `key` with its colon.
 std::optional<uint64_t> find_kib(const std::string& text, const std::string& key);
 
-// Bytes of a transparent huge page, from the file that says it; 2 MiB where it does not.
+// Returns the bytes of a transparent huge page, as the kernel's file says, or 2 MiB where it does
+// not.
 size_t read_transparent_huge_bytes(const std::string& path);
 
 // Bytes of the node that the kernel manages in ZONE_MOVABLE.

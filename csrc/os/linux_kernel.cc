@@ -34,10 +34,10 @@ constexpr int kHugeShift = 26;  // MAP_HUGE_SHIFT
 
 constexpr const char* kTransparentHugeSize = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
 
-// The kernel copies one bit less than it is told (linux/mempolicy.c, get_nodes).
+// The kernel copies one bit less than the given number (linux/mempolicy.c, get_nodes).
 constexpr unsigned long kMaskBits = kMaxNodes + 1;
 
-// Pages in one move_pages call: bounds the arrays, and the time until a signal is seen.
+// The most pages in one move_pages call. It bounds the arrays, and the time until a signal is seen.
 constexpr size_t kPagesPerCall = 16384;
 
 [[noreturn]] void throw_refused(const std::string& call, int code) {
@@ -269,8 +269,8 @@ std::byte* LinuxKernel::map(size_t bytes, size_t alignment, PageKind kind) {
 
 void LinuxKernel::unmap(std::span<std::byte> range) noexcept {
   if (munmap(range.data(), range.size()) == 0) return;
-  // A hole splits a mapping in two, which vm.max_map_count may forbid. Then give the pages back;
-  // only addresses are lost.
+  // A hole splits a mapping in two, which vm.max_map_count may forbid. Then the pages are given
+  // back and only the addresses are lost.
   madvise(range.data(), range.size(), MADV_DONTNEED);
 }
 

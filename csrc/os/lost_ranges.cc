@@ -11,11 +11,12 @@ constinit std::atomic<bool> any_loss{false};
 
 namespace {
 
-// Losses that no thread has read yet. A burst of more leaves the rest without an address.
+// How many losses may wait for a thread to read them. If more come at once, the addresses of the
+// rest are not known.
 constexpr size_t kUnread = 1024;
 
 struct Note {
-  std::atomic<uint64_t> number{0};  // 0: nothing here, or still being written
+  std::atomic<uint64_t> number{0};  // 0: the slot is empty, or still being written
   uintptr_t begin = 0;
   size_t bytes = 0;
   LossKind kind = LossKind::kUsed;
@@ -25,10 +26,10 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 constinit std::array<Note, kUnread> notes{};
 constinit std::atomic<uint64_t> written{0};  // numbers given out
-constinit std::atomic<uint64_t> read{0};     // numbers that a thread has taken over
+constinit std::atomic<uint64_t> read{0};     // numbers up to here are in the list
 constinit std::atomic<uint64_t> unknown{0};
 
-// What stands. Never destroyed: memory is given back while the process exits.
+// The list of losses. It is never destroyed, because memory is given back while the process exits.
 struct Standing {
   std::mutex mutex;
   std::vector<Loss> losses;
@@ -39,7 +40,7 @@ Standing& standing() {
   return *only;
 }
 
-// With the lock held: takes over what handlers wrote down.
+// Moves what handlers wrote down into the list. The caller holds the lock.
 void take_over(std::vector<Loss>& losses) {
   for (;;) {
     const uint64_t next = read.load(std::memory_order_relaxed) + 1;
@@ -55,7 +56,7 @@ void take_over(std::vector<Loss>& losses) {
   }
 }
 
-// Addresses, since a search may begin at 0.
+// These take addresses rather than pointers, because a search may begin at 0.
 struct Bounds {
   uintptr_t begin = 0;
   uintptr_t end = UINTPTR_MAX;
@@ -66,7 +67,7 @@ Bounds bounds_of(std::span<const std::byte> range) {
   return {begin, begin + range.size()};
 }
 
-// Appends what of a loss is inside of the bounds.
+// Appends the part of a loss that lies inside of the bounds.
 void append_part(const Loss& loss, const Bounds& bounds, std::vector<Loss>& parts) {
   const Bounds lost = bounds_of(loss.range);
   const uintptr_t begin = std::max(bounds.begin, lost.begin);
@@ -125,7 +126,7 @@ void settle(std::span<const std::byte> range) noexcept {
     all.losses = std::move(left);
     if (!all.losses.empty() || unknown.load() != 0) return;
     internal::any_loss.store(false, std::memory_order_seq_cst);
-    take_over(all.losses);  // what was written down meanwhile
+    take_over(all.losses);  // also takes what was written down meanwhile
     if (!all.losses.empty()) internal::any_loss.store(true, std::memory_order_release);
   } catch (
       ...) {  // no memory for the list: the losses stand, which is wrong only for bytes written

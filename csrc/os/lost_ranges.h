@@ -1,7 +1,8 @@
-// Bytes of watched ranges that are gone: written down by a signal handler, read by everybody else.
+// The bytes of watched ranges that are lost. A signal handler writes them down, and all others read
+// them.
 //
-// A loss stands until its bytes are written anew or belong to nobody (`settle`). As long as none
-// stands, asking costs one load.
+// A loss stays in the list until its bytes are written again or belong to nobody (`settle`). While
+// the list is empty, asking takes one load.
 #ifndef CXL_OFFLOAD_OS_LOST_RANGES_H_
 #define CXL_OFFLOAD_OS_LOST_RANGES_H_
 
@@ -13,12 +14,12 @@
 
 namespace cxl_offload::os {
 
-// How it became known.
+// How a loss became known.
 enum class LossKind : int {
-  kUsed,   // by using it: BUS_MCEERR_AR
-  kEarly,  // before anybody used it: BUS_MCEERR_AO
-  kGone,   // the file or device behind it: BUS_ADRERR
-  kAsked,  // by asking the pages
+  kUsed,   // something used the bytes: BUS_MCEERR_AR
+  kEarly,  // the kernel told of them before anything used them: BUS_MCEERR_AO
+  kGone,   // the file or device behind them is gone: BUS_ADRERR
+  kAsked,  // the pages were asked
 };
 
 struct Loss {
@@ -31,21 +32,23 @@ namespace internal {
 extern std::atomic<bool> any_loss;
 }
 
-// Whether any loss stands.
+// Whether there is any loss in the list.
 inline bool any_loss() noexcept { return internal::any_loss.load(std::memory_order_acquire); }
 
 // Writes a loss down. Safe in signal handlers.
 void record_loss(std::span<const std::byte> range, LossKind kind) noexcept;
-// Those that stand, as far as they lie in `range`; oldest first.
+// Returns the losses, oldest first, and of each the part that lies in `range`.
 std::vector<Loss> losses_in(std::span<const std::byte> range);
 std::vector<Loss> losses();
-// The bytes were written anew, or are nobody's.
+// Says that the bytes were written again, or that they belong to nobody.
 void settle(std::span<const std::byte> range) noexcept;
-// How many were ever written down; how many of them found no room, so that nobody knows where.
+// How many losses were ever written down, and for how many of them there was no room, so that their
+// addresses are not known.
 uint64_t loss_count() noexcept;
 uint64_t unknown_losses() noexcept;
 
-// Around a fork: a child must not find the list locked by a thread that it does not have.
+// These are called around a fork. Otherwise a child might find the list locked by a thread that it
+// does not have.
 void hold_losses_for_fork() noexcept;
 void release_losses_after_fork() noexcept;
 

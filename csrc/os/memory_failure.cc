@@ -31,12 +31,14 @@ constexpr int kPopulateRead = 22;
 
 constexpr int kLost = 0xff;
 
-// Whom ours chains to. Set before ours goes in for the first time, and read by it.
+// The handler that ours calls for other signals. It is set before ours is installed for the first
+// time.
 struct sigaction before{};
 constinit std::atomic<LossNotice> notice{nullptr};
 constinit std::atomic<bool> installed{false};
 
-// The fresh pages go where those of the lost range were wanted; the kernel's default is no harm.
+// Fresh pages go to the nodes where those of the lost range were wanted. If that fails, the
+// kernel's default does no harm.
 void take_policy_of(const std::byte* lost, void* fresh, size_t bytes) noexcept {
   constexpr unsigned long kBits = kMaxNodes + 1;
   std::array<unsigned long, (kMaxNodes + 64) / 64> mask{};
@@ -46,8 +48,8 @@ void take_policy_of(const std::byte* lost, void* fresh, size_t bytes) noexcept {
   if (has_nodes) syscall(SYS_mbind, fresh, bytes, mode, mask.data(), kBits, 0);
 }
 
-// Puts pages full of 0xff in place of lost ones. Nobody ever sees others there: they are filled
-// before they take the place, in one step. Async-signal-safe.
+// Puts pages full of 0xff in place of lost ones. The pages are filled first and then put in place
+// in one step, so nobody ever sees other bytes there. Async-signal-safe.
 bool replace(std::span<std::byte> lost) noexcept {
   void* fresh = mmap(nullptr, lost.size(), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -61,7 +63,7 @@ bool replace(std::span<std::byte> lost) noexcept {
   return false;
 }
 
-// The pages of a watched range that an error at `address` takes along.
+// Returns the pages of a watched range that are lost with an error at `address`.
 std::span<std::byte> pages_around(const WatchedRange& watched, std::byte* address,
                                   size_t unit_bytes) noexcept {
   const auto begin = reinterpret_cast<uintptr_t>(watched.range.data());
@@ -72,8 +74,9 @@ std::span<std::byte> pages_around(const WatchedRange& watched, std::byte* addres
   return watched.range.subspan(first - begin, last - first);
 }
 
-// Pages that were used, and so replaced, before the early notice of them came, which is one more
-// signal to another thread. It must not take away what was written there since.
+// Whether the pages were replaced already, because something used them before the early notice of
+// them came. The notice is one more signal, to another thread, and must not replace what was
+// written there since.
 constinit std::array<std::atomic<const std::byte*>, 64> used_first{};
 constinit std::atomic<size_t> used_count{0};
 
@@ -101,24 +104,24 @@ bool survive(const siginfo_t& info, LossKind kind) noexcept {
   }
   const auto lost = pages_around(*watched, address, unit);
   if (kind == LossKind::kEarly && was_used(lost.data())) return true;
-  // Written down first: who reads 0xff there finds the loss when he looks for one afterwards.
+  // The loss is written down first. So whoever reads 0xff there and then looks for a loss finds it.
   record_loss(lost, kind);
   if (kind == LossKind::kUsed) remember_use(lost.data());
   return replace(lost);
 }
 
-// Leaves the signal to who was there before.
+// Hands the signal to the handler that was there before.
 void pass_on(int number, siginfo_t* info, void* context) noexcept {
   if ((before.sa_flags & SA_SIGINFO) != 0) {
     before.sa_sigaction(number, info, context);
   } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
     before.sa_handler(number);
   } else if (before.sa_handler == SIG_IGN && info->si_code <= 0) {
-    return;  // sent by somebody, and ignored
+    return;  // a process sent it, and it is ignored
   } else if (info->si_code == BUS_MCEERR_AO) {
-    return;  // only told because we asked; who uses the page is told again
+    return;  // the kernel only told us because we asked; it tells whoever uses the page again
   } else {
-    // The default is the end. An access that failed fails again when we return.
+    // By default the signal ends the process: the access fails again when we return.
     struct sigaction standard{};
     standard.sa_handler = SIG_DFL;
     sigaction(number, &standard, nullptr);
@@ -142,8 +145,8 @@ void on_bus_error(int number, siginfo_t* info, void* context) {
   errno = saved;
 }
 
-// A thread that the kernel tells of lost pages before anybody uses them. The wish for that is a
-// thread's own, so that programs which this process starts do not inherit it from the others.
+// A thread that the kernel tells of lost pages before anything uses them. Each thread asks for that
+// by itself. So programs that this process starts from other threads do not inherit the request.
 void listen_for_early_notice() noexcept {
   sigset_t others;
   sigfillset(&others);
@@ -214,7 +217,7 @@ void survive_memory_failures(LossNotice told, const std::function<void()>& prepa
   if (is_there && !prepare) return;
   if (prepare) prepare();
   notice.store(told);  // not before somebody listens
-  // Who has replaced ours may chain to it, so it cannot chain to them.
+  // If another handler has replaced ours, it may call ours. So ours cannot call it.
   if (!installed.load() && !is_ours(found)) before = found;
   struct sigaction ours{};
   ours.sa_sigaction = &on_bus_error;
@@ -232,7 +235,7 @@ void stop_surviving(const std::function<void()>& prepare) {
   const std::lock_guard lock(install_mutex());
   if (!installed.exchange(false)) return;
   notice.store(nullptr);
-  // Who came after us may chain to ours, and then it stays: it does nothing but that.
+  // A handler that came later may call ours. Then ours stays installed, and only hands signals on.
   if (!is_ours(action_now())) return;
   if (prepare) prepare();
   sigaction(SIGBUS, &before, nullptr);
@@ -246,7 +249,7 @@ bool survives_memory_failures() {
 std::vector<std::span<std::byte>> find_lost_pages(std::span<std::byte> range, size_t page_bytes) {
   prepare_for_forks();
   std::vector<std::span<std::byte>> lost;
-  // In large steps first: they are whole almost always, and one call is enough to know.
+  // Large steps are asked first. They are almost always whole, and then one call is enough.
   constexpr size_t kStepBytes = size_t{64} << 20;
   const size_t step = round_up(kStepBytes, page_bytes);
   for (size_t at = 0; at < range.size();) {

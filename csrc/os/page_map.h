@@ -32,7 +32,7 @@ class PageMap {
   static constexpr size_t kBlockPages = 512;
 
   struct Block {
-    int16_t state;                    // of all pages, unless `each` is there
+    int16_t state;                    // the state of all pages, unless `each` is set
     std::unique_ptr<int16_t[]> each;  // kBlockPages states
   };
 

@@ -30,11 +30,11 @@ bool is_writable_now(std::span<const std::byte> range) {
   return is_writable(read_text("/proc/self/maps").value_or(""), begin, begin + range.size());
 }
 
-// For kernels without the call: writes to every page and changes nothing.
+// Serves kernels without the call. It writes to every page without changing a byte.
 int touch(std::span<std::byte> range) {
   if (!is_writable_now(range)) return EACCES;
   for (size_t offset = 0; offset < range.size(); offset += base_page_bytes()) {
-    // Atomic, because others may be writing to pages that are there already.
+    // It is atomic, because others may be writing to pages that are there already.
     auto* byte = reinterpret_cast<unsigned char*>(range.data() + offset);
     __atomic_fetch_or(byte, 0, __ATOMIC_RELAXED);
   }

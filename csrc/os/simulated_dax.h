@@ -32,7 +32,7 @@ class SimulatedDaxBus {
   SimulatedDaxBus(const SimulatedDaxBus&) = delete;
   SimulatedDaxBus& operator=(const SimulatedDaxBus&) = delete;
 
-  // As Kernel::open_dax.
+  // Does what Kernel::open_dax says.
   std::unique_ptr<DaxDevice> open(const std::string& name);
   // Bytes of the device that are mapped now.
   uint64_t mapped_bytes(const std::string& name) const;

@@ -1,5 +1,5 @@
-// A kernel with the nodes of a simulated machine over ordinary memory: capacities, fallback, page
-// maps, huge-page pools and faults are simulated, the bytes are real and hold what is written.
+// A kernel with the nodes of a simulated machine over ordinary memory. Capacities, fallback, page
+// maps, huge-page pools and faults are simulated; the bytes are real and hold what is written.
 //
 // Populating places pages in the page map only; real pages appear when somebody writes, so 400 GiB
 // can be placed on a small machine as long as little of it is touched. A page that is touched
@@ -59,12 +59,12 @@ class SimulatedKernel final : public Kernel {
   void pin(std::span<const std::byte> range);
   void unpin(const std::byte* address) noexcept;
 
-  // What tests inject and look at.
+  // Tests add faults here, and read what happened.
   FaultPlan& faults() const { return faults_; }
   uint64_t used_bytes(NodeId node) const;
   size_t mapping_count() const;
   uint64_t dax_mapped_bytes(const std::string& name) const { return dax_.mapped_bytes(name); }
-  // What happens on the machine outside this process; throw InvalidArgument for more than is free.
+  // These act for other processes on the machine. They throw InvalidArgument for more than is free.
   void set_used_by_others(NodeId node, uint64_t bytes);
   void set_pool(NodeId node, size_t page_bytes, uint64_t pages);
 
@@ -85,7 +85,7 @@ class SimulatedKernel final : public Kernel {
   };
 
   std::unique_lock<std::mutex> locked() const;
-  // All with the lock held.
+  // Callers of all of these hold the lock.
   Pages find(std::span<const std::byte> range) const;
   void place(const Pages& pages, const std::vector<NodeId>& order);
   void place_huge(const Pages& pages, NodeId node);

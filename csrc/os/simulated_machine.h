@@ -32,9 +32,9 @@ struct SimulatedMachine {
   std::vector<std::vector<int>> distances;
   // The node whose CPUs run the process: first touch puts pages there.
   NodeId initiator = 0;
-  // As a cpuset has it; empty: all nodes.
+  // The nodes that a cpuset allows; empty if all are allowed.
   std::vector<NodeId> allowed_nodes;
-  // As a cgroup's memory.max: base pages of this process on all nodes together.
+  // The limit of a cgroup's memory.max, for base pages of this process on all nodes together.
   std::optional<uint64_t> process_limit_bytes;
   // true: mapping explicit huge pages sets them aside in the pools, or is refused, as MAP_HUGETLB
   // does. false: mapping always succeeds and populating may fail, as with MAP_NORESERVE as well.
@@ -45,7 +45,7 @@ struct SimulatedMachine {
 // Free and used pages of every node of a machine. Not thread-safe.
 class NodeLedger {
  public:
-  // Throws InvalidArgument for a machine that cannot be.
+  // Throws InvalidArgument for a machine that cannot exist.
   NodeLedger(const SimulatedMachine& machine, size_t base_page_bytes);
 
   const NodeSet& allowed() const { return allowed_; }
@@ -64,11 +64,11 @@ class NodeLedger {
 
   uint64_t total_bytes(NodeId node, size_t page_bytes) const;
   uint64_t free_bytes(NodeId node, size_t page_bytes) const;
-  // Of this process, every page size.
+  // Counts pages of this process, of every size.
   uint64_t used_bytes(NodeId node) const;
   Headroom process_headroom() const;
 
-  // What happens on the machine outside this process. Throw InvalidArgument for more than is free.
+  // These act for other processes on the machine. They throw InvalidArgument for more than is free.
   void set_used_by_others(NodeId node, uint64_t bytes);
   void set_pool(NodeId node, size_t page_bytes, uint64_t pages);
 

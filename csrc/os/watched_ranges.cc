@@ -33,7 +33,7 @@ constinit std::atomic<int> readings{0};
 
 uintptr_t first_of(std::span<std::byte> range) { return reinterpret_cast<uintptr_t>(range.data()); }
 
-// What a reader that is under way has found stays true until it is done.
+// A range that a reader has found stays valid until the reader is done.
 void wait_for_readings() noexcept {
   while (readings.load(std::memory_order_seq_cst) != 0) sched_yield();
 }
@@ -71,7 +71,8 @@ void watch(const WatchedRange& watched) noexcept {
   fill(begin, begin + watched.range.size(), watched.page_bytes, watched.is_shared);
 }
 
-// A range belongs to one region, which changes it from one thread at a time; others may look on.
+// A range belongs to one region, which changes it from one thread at a time while other threads may
+// read it.
 void unwatch(std::span<std::byte> range) noexcept {
   const uintptr_t begin = first_of(range);
   const uintptr_t end = begin + range.size();
@@ -79,7 +80,7 @@ void unwatch(std::span<std::byte> range) noexcept {
     const uintptr_t slot_end = slot.end.load(std::memory_order_acquire);
     const uintptr_t slot_begin = slot.begin.load(std::memory_order_relaxed);
     if (slot_end <= kBusy || slot_end <= begin || slot_begin >= end) continue;
-    if (slot_end > end) {  // what is behind stays; without a slot for it, it is left out
+    if (slot_end > end) {  // the part behind stays; if there is no slot for it, it is not watched
       fill(end, slot_end, slot.page_bytes.load(), slot.is_shared.load());
     }
     if (slot_begin < begin) {
