@@ -1,4 +1,4 @@
-// One block of a pool, owned: the block goes back when the last owner drops it.
+// Owns one block of a pool. The block goes back to the pool when the last owner drops it.
 #ifndef CXL_OFFLOAD_MEMORY_ALLOCATION_H_
 #define CXL_OFFLOAD_MEMORY_ALLOCATION_H_
 
@@ -26,15 +26,17 @@ class Allocation {
   Allocation(const Allocation&) = delete;
   Allocation& operator=(const Allocation&) = delete;
 
-  // The bytes are zero or what an earlier owner left. Null for an allocation of no bytes. A
-  // multiple of the page for a page or more, of 64 for less.
+  // The bytes are zero, or what an earlier owner left there. The address is null for an allocation
+  // of no bytes. It is a multiple of the page for allocations of a page or more, and of 64 for
+  // smaller ones.
   std::byte* address() const { return address_; }
-  size_t bytes() const { return bytes_; }        // as asked for
+  size_t bytes() const { return bytes_; }        // what was asked for
   size_t capacity() const { return capacity_; }  // what the block occupies
   // Whether the block has its pages to itself, as moving it requires.
   bool owns_pages() const;
   bool pinned() const;  // registered with a GPU driver now
-  // The region it was cut from and where; alive as long as the allocation. Null for no bytes.
+  // The region that the block was cut from, and where. The region lives as long as the allocation.
+  // It is null for an allocation of no bytes.
   Region* region() const;
   size_t offset() const;
 
@@ -64,7 +66,8 @@ class Allocation {
   size_t capacity_ = 0;
   std::atomic<bool> displaced_ = false;
   mutable std::mutex fence_mutex_;  // guards the streams in fence_
-  // One entry if the pool waits for a GPU, made early: dropping must not need memory.
+  // It has one entry if the pool waits for a GPU. The entry is made early, because dropping must
+  // not need memory.
   std::list<Retired> fence_;
 };
 

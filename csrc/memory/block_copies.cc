@@ -9,7 +9,7 @@
 namespace cxl_offload::memory {
 namespace {
 
-// First copies that live.
+// How many first copies are alive.
 std::atomic<size_t> with_copies = 0;
 
 }  // namespace
@@ -50,8 +50,8 @@ const std::byte* PlacedBlock::near_copy(const std::byte* at, os::NodeId node) co
   return others_[found->second - 1]->range().data() + (at - range().data());
 }
 
-// Which copy is the nearest to every node, found once: asking the kernel takes longer than reading
-// a small weight.
+// Finds which copy is the nearest to every node. It does so once, because asking the kernel takes
+// longer than reading a small weight.
 void PlacedBlock::find_nearest(const std::vector<Share>& copies) {
   const os::Kernel& kernel = session_->kernel();
   for (const os::NodeId node : kernel.allowed_nodes().nodes()) {
@@ -66,8 +66,8 @@ void PlacedBlock::find_nearest(const std::vector<Share>& copies) {
   }
 }
 
-// Each copy is a block of its own, so that it is counted, asked and given back as any other. What
-// cannot have all of them has none.
+// Each copy is a block of its own, so that it is counted, asked and given back as any other. If one
+// copy has no room, none is made.
 std::shared_ptr<PlacedBlock> Session::allocate_copies(size_t bytes, const Rule& rule) {
   std::vector<std::shared_ptr<PlacedBlock>> copies;
   try {
@@ -79,7 +79,8 @@ std::shared_ptr<PlacedBlock> Session::allocate_copies(size_t bytes, const Rule& 
     }
   } catch (const OutOfMemory& error) {
     copies.clear();
-    for (const auto& pool : pools()) pool->give_back();  // or pools would keep what was for them
+    for (const auto& pool : pools())
+      pool->give_back();  // otherwise pools would keep the memory of copies
     throw OutOfMemory(format_bytes(bytes) + " with " + rule.describe() + ": " + error.what());
   }
   for (const auto& copy : copies) copy->rule_ = rule;

@@ -15,7 +15,8 @@ constexpr size_t kAlignment = 64;
 constexpr size_t kSlabBytes = size_t{64} << 10;
 constexpr size_t kMinChunkBytes = size_t{64} << 10;
 constexpr size_t kMaxChunkBytes = size_t{64} << 20;
-// Smaller, because nothing of a pinned chunk can be returned while a block in it lives.
+// Chunks of pinned memory are smaller, because nothing of such a chunk can be returned while a
+// block in it is alive.
 constexpr size_t kPinnedChunkFraction = 4096;
 // How many free extents are tried to find one where the pattern of a stripe begins.
 constexpr int kMaxCandidates = 16;
@@ -103,7 +104,7 @@ Extent* BlockHeap::take_small(size_t capacity) {
   const auto candidate = small_.best_fit(capacity);
   if (candidate != small_.end()) return small_.take(candidate->second, 0, capacity);
   std::list<SlabArena> slab(1);
-  small_.reserve(3);  // nothing may fail once the pages are taken
+  small_.reserve(3);  // done now, because nothing may fail once the pages are taken
   Extent* pages = take_pages(slab_bytes_);
   if (pages == nullptr && slab_bytes_ > page_bytes_) pages = take_pages(page_bytes_);
   return pages == nullptr ? nullptr : cut_slab(slab, pages, capacity);
@@ -268,7 +269,7 @@ std::vector<Reclaimed> BlockHeap::collect(size_t bytes, size_t least_part) {
       RegionArena& oldest = idle_.front();
       const size_t mapped = oldest.mapped_bytes;
       if (!oldest.region->pinned() && mapped > bytes) break;
-      batch.emplace_back();  // before anything is taken out: this needs memory
+      batch.emplace_back();  // done before anything is taken out, because this needs memory
       batch.back() = detach(oldest);
       count(mapped);
     }
@@ -284,7 +285,7 @@ std::vector<Reclaimed> BlockHeap::collect(size_t bytes, size_t least_part) {
       batch.back() = start_leaving(taken, true);
       count(part);
     }
-  } catch (const std::bad_alloc&) {  // what there is will do
+  } catch (const std::bad_alloc&) {  // go on with what is in the batch
     if (!batch.empty() && !batch.back()) batch.pop_back();
   }
   count_cached();

@@ -14,13 +14,14 @@
 
 namespace cxl_offload::memory {
 
-// Chunks grow with the pool: every region is a mapping, of which a process has 65,530.
+// Chunks grow with the pool, because every region is a mapping, and a process may have 65,530 of
+// them.
 inline constexpr size_t kChunkFraction = 256;
 // How much may be cached beyond the peak of live blocks, and how much of a pinned block may be
 // unused at its end.
 inline constexpr size_t kSlackFraction = 256;
 
-// Memory on its way back: a whole region, or a part of one that stays.
+// Memory that is being returned: a whole region, or a part of a region that stays.
 struct Reclaimed {
   std::unique_ptr<Region> region;
   Extent* part = nullptr;
@@ -30,22 +31,22 @@ struct Reclaimed {
   explicit operator bool() const { return region != nullptr || part != nullptr; }
 };
 
-// Not thread-safe. Of a region it calls only const functions; what must be returned is handed out
-// as Reclaimed, so that the caller can return it without holding a lock.
+// Not thread-safe. It calls only const functions of a region. It hands memory that must be returned
+// to the caller as Reclaimed, so that the caller can return it without holding a lock.
 class BlockHeap {
  public:
   explicit BlockHeap(size_t page_bytes);
 
-  // The bytes a block for `bytes` occupies.
+  // How many bytes a block for `bytes` occupies.
   size_t capacity_for(size_t bytes) const;
 
   // The largest pinned block that may serve a request of `capacity` bytes.
   static size_t largest_fit(size_t capacity);
 
-  // A block from what is free, or null.
+  // Returns a block of free memory, or null.
   Extent* reuse(size_t bytes);
-  // The size of a region to map for `bytes` after a miss: with room for more small blocks, and the
-  // least that is enough.
+  // How large a region to map for `bytes` when no free block fits: the size with room for more
+  // small blocks, and the least size that is enough.
   size_t growth_for(size_t bytes) const;
   size_t least_growth_for(size_t bytes) const;
   // How far a growth would go beyond what the peak of live blocks needs, and how much of that could
@@ -56,16 +57,17 @@ class BlockHeap {
   // throws. `rest` is what must be returned at once.
   Extent* adopt(std::unique_ptr<Region>& region, size_t bytes, Reclaimed& rest);
 
-  // A block was dropped: it waits for the GPU, or is free (again).
+  // A block was dropped. It then waits for the GPU, or is free again.
   void wait(Extent* block, size_t bytes) noexcept;
   Reclaimed free_held(Extent* block, size_t bytes, bool displaced) noexcept;
   Reclaimed free_waiting(Extent* block, bool displaced) noexcept;
 
-  // Takes free memory out, the regions unused for longest first: at least `bytes` if there is so
-  // much. Parts smaller than `least_part` stay, because each hole may cost a mapping.
+  // Takes free memory out, at least `bytes` if there is so much, beginning with the regions that
+  // were unused for longest. Parts smaller than `least_part` stay, because each hole may cost a
+  // mapping.
   std::vector<Reclaimed> collect(size_t bytes, size_t least_part);
-  // A part was returned (`left`) or could not be. If only that part kept its region, returns the
-  // rest of the region.
+  // A part was returned (`left`), or could not be returned. If the region was kept only because of
+  // that part, this returns the rest of the region.
   Reclaimed finish(Reclaimed& reclaimed, bool left) noexcept;
 
   Statistics& statistics() { return statistics_; }
@@ -78,7 +80,7 @@ class BlockHeap {
   struct RegionArena : Arena {
     std::unique_ptr<Region> region;
     size_t mapped_bytes = 0;  // without the parts that left
-    size_t lost = 0;          // extents of it
+    size_t lost = 0;          // how many of its extents are lost
     bool reusable = true;     // whether its blocks may serve again at all
     bool striped = false;     // whether a block's place in it matters
     bool single = false;      // one block at a time
@@ -111,19 +113,20 @@ class BlockHeap {
 
   const size_t page_bytes_;
   const size_t slab_bytes_;
-  // What the last region was like. All regions of a source are alike, except those that spilled.
+  // The properties of the last region. All regions of a source are alike, except those that
+  // spilled.
   size_t cut_bytes_ = 0;
   bool pinned_ = false;
   // False until a region has shown that any part of it keeps the rule; parts of a stripe do not.
   bool shares_regions_ = false;
 
   std::list<RegionArena> busy_;
-  std::list<RegionArena> idle_;  // nothing taken; the longest unused first
+  std::list<RegionArena> idle_;  // nothing of them is in use; the longest unused is first
   size_t idle_bytes_ = 0;
   std::list<SlabArena> slabs_;
-  ExtentMap pages_;    // of regions that are cut
-  ExtentMap singles_;  // of pinned regions made for one block
-  ExtentMap small_;    // of slabs
+  ExtentMap pages_;    // extents of regions that are cut
+  ExtentMap singles_;  // extents of pinned regions that were made for one block
+  ExtentMap small_;    // extents of slabs
   Statistics statistics_;
 };
 

@@ -1,4 +1,4 @@
-// The account of a heap, added up again from its extents.
+// Adds up the account of a heap again from its extents.
 #include <stdexcept>
 #include <string>
 
@@ -24,7 +24,8 @@ struct BlockHeap::Sums {
   size_t slab_bytes = 0, leaving = 0, idle_bytes = 0, mapped = 0;
 };
 
-// Extents in order, inside the arena, merged where they can be; added to the sums.
+// Checks that extents are in order, inside the arena and merged where they can be. Adds them to the
+// sums.
 void BlockHeap::check_extents(const Arena& arena, Sums& sums, bool small) const {
   size_t taken = 0;
   const Extent* previous = nullptr;

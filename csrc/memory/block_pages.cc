@@ -1,4 +1,4 @@
-// What a block learns by asking its pages again, long after they were placed.
+// Asks the pages of a block again, long after they were placed.
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -15,7 +15,8 @@
 namespace cxl_offload::memory {
 namespace {
 
-// Runs of `found` that `wanted` has on another node. Pages that are not there are on none.
+// Returns the runs of `found` that `wanted` has on another node. Pages that are not there are on no
+// node.
 std::vector<Stray> differences(std::span<std::byte> pages, const std::vector<Run>& wanted,
                                const std::vector<Run>& found) {
   const RunMap placed(wanted);
@@ -38,8 +39,9 @@ bool is_among(const Stray& stray, const std::vector<Stray>& others) {
   });
 }
 
-// The sessions of this process. Never destroyed: blocks may be dropped while it exits. A forked
-// child makes a list of its own, since a thread that it does not have may hold the lock.
+// The sessions of this process. The list is never destroyed, because blocks may be dropped while
+// the process exits. A forked child makes a list of its own, since a thread that it does not have
+// may hold the lock.
 struct Sessions {
   ForkGuard guard;
   std::mutex mutex;

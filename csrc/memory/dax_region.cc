@@ -60,7 +60,7 @@ void DaxStore::give_back(DaxPiece piece) noexcept {
   auto hole = holes_.end();
   try {
     hole = holes_.emplace(piece.offset, piece.bytes).first;
-  } catch (...) {  // no memory to record it: it counts as taken from now on
+  } catch (...) {  // there is no memory to record the hole, so it counts as taken from now on
     return;
   }
   use_.current_bytes -= piece.bytes;
@@ -125,7 +125,7 @@ size_t DaxRegion::next_cut(size_t offset) const { return round_up(offset, page_b
 void DaxRegion::release(size_t offset, size_t bytes) {
   const std::lock_guard lock(mutex_);
   const size_t end = offset + bytes;
-  // Cut at both ends first: nothing may fail once pages are gone.
+  // Pieces are cut at both ends first, because nothing may fail once pages are gone.
   cut_at(offset);
   cut_at(end);
   for (auto at = pieces_.lower_bound(offset); at != pieces_.end() && at->first < end;) {

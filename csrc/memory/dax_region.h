@@ -1,5 +1,5 @@
-// Regions on Device-DAX devices: pieces of a device, mapped side by side. Their memory is no
-// node's, and pinning never moves it.
+// Regions on Device-DAX devices: pieces of a device that are mapped side by side. Their memory
+// belongs to no node, and pinning never moves it.
 #ifndef CXL_OFFLOAD_MEMORY_DAX_REGION_H_
 #define CXL_OFFLOAD_MEMORY_DAX_REGION_H_
 
@@ -23,8 +23,9 @@ class DaxStore {
   DaxStore(std::unique_ptr<os::DaxDevice> device, std::optional<uint64_t> capacity_bytes);
 
   os::DaxDevice& device() const { return *device_; }
-  // Pieces with `bytes` in total, a multiple of the alignment: the smallest hole that is large
-  // enough, or several holes where none is. Throws OutOfMemory naming the device.
+  // Takes pieces with `bytes` in total, which is a multiple of the alignment. They are the smallest
+  // hole that is large enough, or several holes where none is. Throws OutOfMemory naming the
+  // device.
   std::vector<os::DaxPiece> take(size_t bytes);
   void give_back(os::DaxPiece piece) noexcept;
   NodeUse use() const;

@@ -1,4 +1,4 @@
-// Extents of arenas: cut, merged with free neighbours, found by best fit in O(log n).
+// Extents of arenas. They are cut, merged with free neighbours, and found by best fit in O(log n).
 #ifndef CXL_OFFLOAD_MEMORY_EXTENT_MAP_H_
 #define CXL_OFFLOAD_MEMORY_EXTENT_MAP_H_
 
@@ -16,8 +16,8 @@ struct Extent;
 struct Arena {
   std::byte* begin = nullptr;
   size_t bytes = 0;
-  Extent* first = nullptr;  // of its extents, in address order
-  size_t taken = 0;         // of its extents
+  Extent* first = nullptr;  // the extent with the lowest address
+  size_t taken = 0;         // how many of its extents are taken
 };
 
 enum class ExtentState {
@@ -25,7 +25,7 @@ enum class ExtentState {
   kHeld,     // a live block
   kWaiting,  // a dropped block that a GPU may still use
   kLeaving,  // being returned to where it came from
-  kLost,     // must not be used again; gone with its arena
+  kLost,     // must not be used again, and goes with its arena
 };
 
 // Consecutive bytes of one arena.
@@ -51,7 +51,8 @@ class ExtentMap {
   ExtentMap(const ExtentMap&) = delete;
   ExtentMap& operator=(const ExtentMap&) = delete;
 
-  // Afterwards that many extents can be made without allocating: by add, split, take (up to two).
+  // Afterwards add, split and take can make that many extents without allocating. One take makes up
+  // to two.
   void reserve(size_t extents);
   // Makes the arena's range one taken extent (kHeld).
   Extent* add(Arena* arena);

@@ -26,7 +26,7 @@ constexpr size_t kPieceBytes = size_t{8} << 20;
 // How often the kernel is asked about pages that should be there and show as absent.
 constexpr int kLooks = 3;
 
-// Of pages that are not there.
+// The node number under which pages that are not there are listed.
 constexpr os::NodeId kNoNode = -1;
 
 std::vector<Run> cut_into_chunks(const std::vector<Run>& runs, size_t chunk_bytes,
@@ -51,7 +51,7 @@ void append_page(std::vector<Run>& runs, size_t offset, size_t bytes, os::NodeId
   }
 }
 
-// What became of the pages of a chunk that were found on other nodes.
+// What was done with the pages of a chunk that were found on other nodes.
 struct StrayMoves {
   bool moved = false;  // they were asked to move to their node
   size_t shared = 0;   // pages that did not move, because a forked child has them as well

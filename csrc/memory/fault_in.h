@@ -1,4 +1,4 @@
-// Parallel fault-in of planned runs, each page's node checked afterwards.
+// Faults planned runs in with several threads, and checks the node of each page afterwards.
 #ifndef CXL_OFFLOAD_MEMORY_FAULT_IN_H_
 #define CXL_OFFLOAD_MEMORY_FAULT_IN_H_
 
@@ -31,17 +31,17 @@ Placed fault_in(os::Kernel& kernel, std::span<std::byte> range, const std::vecto
 Placed move_to_runs(os::Kernel& kernel, std::span<std::byte> range, const std::vector<Run>& runs,
                     size_t page_bytes);
 
-// Which node every part of the range is on, asked from the pages; absent ones under -1.
+// Asks the pages which node every part of the range is on. Absent pages are on node -1.
 std::vector<Run> query_runs(const os::Kernel& kernel, std::span<const std::byte> range,
                             size_t page_bytes);
 
-// The same, but asks again a few times where pages are absent: while the kernel moves a page, it
-// shows as absent for a moment.
+// Does the same, but asks again a few times where pages are absent. The kernel reports a page as
+// absent for a moment while it moves the page.
 std::vector<Run> look_for_runs(const os::Kernel& kernel, std::span<const std::byte> range,
                                size_t page_bytes);
 
-// Bytes of any range on every node, asked from the pages; pages not faulted in count under node
-// -1. The range may begin and end inside a page.
+// Asks the pages how many bytes of any range are on every node. Pages that are not faulted in count
+// for node -1. The range may begin and end inside a page.
 NodeBytes query_bytes(const os::Kernel& kernel, std::span<const std::byte> range,
                       size_t page_bytes);
 

@@ -16,7 +16,7 @@ struct Room {
   std::string text;  // "node 2 has 31.5 GiB free"
 };
 
-// What is left on the nodes while one layout is made.
+// The room that is left on the nodes while one layout is made.
 class Rooms {
  public:
   Rooms(const Kernel& kernel, const NodeBudget& budget, const Reserve& reserve, os::PageKind kind,
@@ -151,7 +151,7 @@ Layout spill_stripe(const Rule& rule, const std::vector<Run>& wanted, const Kern
   return layout;
 }
 
-// Looked at before the runs are listed, of which there may be very many.
+// Checks the room before the runs are listed, because there may be very many runs.
 Layout lay_out_stripe(const Rule& rule, size_t bytes, const Kernel& kernel, Rooms& rooms) {
   const Stripe stripe(rule.shares, rule.granule_bytes);
   const auto need = stripe.bytes_of_shares(bytes);

@@ -29,7 +29,7 @@ void Mapping::unmap(size_t offset, size_t bytes) noexcept {
 }
 
 void Mapping::release(size_t offset, size_t bytes) {
-  // The list is grown first: unmapping cannot fail, growing can.
+  // The list grows first, because growing may fail and unmapping may not.
   auto next = std::ranges::lower_bound(released_, std::pair{offset, size_t{0}});
   next = released_.insert(next, {offset, offset + bytes});
   unmap(offset, bytes);

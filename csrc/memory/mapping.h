@@ -1,4 +1,4 @@
-// One mapping of the kernel seam, owned, and watched for memory failures while it is there.
+// Owns one mapping of the kernel seam, which is watched for memory failures while it is there.
 #ifndef CXL_OFFLOAD_MEMORY_MAPPING_H_
 #define CXL_OFFLOAD_MEMORY_MAPPING_H_
 

@@ -38,7 +38,7 @@ void NodeBudget::refund(const NodeBytes& bytes) noexcept {
 
 void NodeBudget::exchange(const NodeBytes& out, const NodeBytes& in) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [node, amount] : in) use_[node];  // what needs memory comes first
+  for (const auto& [node, amount] : in) use_[node];  // done first, because this may need memory
   for (const auto& [node, amount] : out) {
     const auto use = use_.find(node);
     if (use != use_.end()) use->second.current_bytes -= std::min(amount, use->second.current_bytes);

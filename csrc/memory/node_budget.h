@@ -24,7 +24,8 @@ class NodeBudget {
   explicit NodeBudget(std::map<os::NodeId, uint64_t> capacities)
       : capacities_(std::move(capacities)) {}
 
-  // All or nothing; throws OutOfMemory naming the node whose capacity would be passed.
+  // Charges all of it or nothing. Throws OutOfMemory naming the node whose capacity would be
+  // passed.
   void charge(const NodeBytes& bytes);
   void refund(const NodeBytes& bytes) noexcept;
   // Refunds `out` and charges `in` in one step. No limit holds here: the pages have moved already.

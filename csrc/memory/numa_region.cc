@@ -26,7 +26,7 @@ Layout lay_out_pages(const Placer& placer, const Rule& rule, size_t bytes) {
   return lay_out(rule, bytes, *placer.kernel, *placer.budget, placer.reserve);
 }
 
-// What is in `wanted` beyond `held`.
+// Returns the bytes that `wanted` has beyond `held`.
 NodeBytes excess(const NodeBytes& wanted, const NodeBytes& held) {
   NodeBytes extra;
   for (const auto& [node, amount] : wanted) {
@@ -47,7 +47,7 @@ std::vector<Run> present(const std::vector<Run>& runs) {
   return there;
 }
 
-// Bytes that are not where they were wanted, by the node that lacks them.
+// Returns, for each node, the bytes that were wanted there and are elsewhere.
 NodeBytes missing(const std::vector<Run>& wanted, const std::vector<Run>& actual) {
   const RunMap wanted_map(wanted);
   NodeBytes lacking;
@@ -78,8 +78,8 @@ Placed move_the_rest(os::Kernel& kernel, std::span<std::byte> pages, const std::
   return placed;
 }
 
-// Pages that come back later (from swap, by copy on write) prefer their node. Were they bound to
-// it, a full node would get the readers of the range killed after a fork.
+// Pages that come back later (from swap, by copy on write) prefer their node. If they were bound to
+// it and the node was full, the kernel would kill processes that read the range after a fork.
 os::Policy later_policy(const Rule& rule, const std::vector<Run>& runs) {
   if (rule.kind == RuleKind::kFirstTouch) return {os::PolicyMode::kLocal, {}};
   os::NodeSet nodes;
@@ -219,7 +219,7 @@ std::vector<std::string> NumaRegion::move(size_t offset, size_t bytes, const Rul
     account(offset, bytes, extra, actual);
   } catch (...) {
     const auto actual = put_back(pages, before);
-    // Nobody counts the pages of first touch, before and after.
+    // Pages of first touch are counted neither before nor after the move.
     account(offset, bytes, extra,
             rule_.kind == RuleKind::kFirstTouch ? std::vector<Run>{} : actual);
     throw;

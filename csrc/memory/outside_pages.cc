@@ -19,7 +19,7 @@ void check_parts(const Parts& parts, size_t page) {
   if (address % page != 0 || parts.part_bytes % page != 0 || parts.stride_bytes % page != 0) {
     throw InvalidArgument(what + ": they are no whole pages of " + format_bytes(page));
   }
-  // Of the last part; nothing where it does not fit into a size.
+  // Where the last part ends; nothing where that does not fit into a size.
   const auto begin = checked_product(parts.count - 1, parts.stride_bytes);
   const auto end = begin ? checked_sum(*begin, parts.part_bytes) : std::nullopt;
   const bool is_inside =
@@ -30,7 +30,8 @@ void check_parts(const Parts& parts, size_t page) {
   }
 }
 
-// Pages that come back from swap only prefer their node: a full one must kill nobody.
+// Pages that come back from swap only prefer their node, because a full node must not get a process
+// killed.
 os::Policy policy_of(const Rule& rule) {
   if (rule.kind == RuleKind::kFirstTouch) return {os::PolicyMode::kLocal, {}};
   return {os::PolicyMode::kPreferredMany, rule.nodes()};
@@ -67,7 +68,7 @@ std::vector<std::string> place_outside(const Placer& placer, const Rule& rule, c
     }
   }
   check_places(rule, layout.runs, all, layout.notes);
-  // One by one they would cut the mapping into more pieces than a process may have.
+  // A policy for each part would cut the mapping into more pieces than a process may have.
   if (parts.count == 1) kernel.set_policy(parts.range.first(parts.part_bytes), policy_of(rule));
   return layout.notes;
 }

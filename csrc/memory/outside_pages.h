@@ -1,4 +1,4 @@
-// Pages that somebody else mapped, such as those of a file in shared memory, put where a rule says.
+// Places pages that somebody else mapped, such as those of a file in shared memory, by a rule.
 #ifndef CXL_OFFLOAD_MEMORY_OUTSIDE_PAGES_H_
 #define CXL_OFFLOAD_MEMORY_OUTSIDE_PAGES_H_
 
@@ -12,8 +12,8 @@
 
 namespace cxl_offload::memory {
 
-// `count` parts of `part_bytes` each, `stride_bytes` from one to the next, inside `range`. Together
-// they are laid out as one: a stripe goes on from part to part.
+// `count` parts of `part_bytes` each inside `range`, with `stride_bytes` from one to the next. They
+// are laid out together, so a stripe goes on from part to part.
 struct Parts {
   std::span<std::byte> range;
   size_t part_bytes;

@@ -28,7 +28,8 @@ class HeldEvent {
   const gpu::EventId id_;
 };
 
-// "4 MiB left node 2 for node 0"; then the zone of every node that was left, and what to do.
+// Returns "4 MiB left node 2 for node 0" and the like. For every node that pages left, it names the
+// zone and what to do.
 std::string describe(const NumaRegion::Strays& strays, const os::Kernel& kernel) {
   std::string text;
   std::string zones;
@@ -126,7 +127,7 @@ void PinnedRegion::quiesce(std::span<const StreamId> streams) {
   if (streams.empty()) return driver_->synchronize();
   try {
     for (const StreamId stream : streams) HeldEvent(*driver_, stream).wait();
-  } catch (...) {  // a stream that is gone: as if none had been named
+  } catch (...) {  // a stream may be gone; then wait as if none had been named
     driver_->synchronize();
   }
 }

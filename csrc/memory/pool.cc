@@ -15,7 +15,8 @@
 namespace cxl_offload::memory {
 namespace {
 
-// On a miss, holes smaller than this stay cached: returning a hole costs a mapping.
+// When no free block fits, holes smaller than this stay cached, because returning a hole costs a
+// mapping.
 constexpr size_t kLeastPartBytes = size_t{64} << 10;
 
 // Bytes that are being mapped, until they are part of the heap.
@@ -89,7 +90,7 @@ Extent* Pool::State::reuse(size_t bytes) {
   return heap.reuse(bytes);
 }
 
-// A growth within what the pool may map is cheaper than waiting for the GPU.
+// While the pool may still map more, that is cheaper than waiting for the GPU.
 Extent* Pool::State::reuse_retired(size_t bytes) {
   size_t capacity = 0, excess = 0, returnable = 0;
   const auto look = [&] {
@@ -154,7 +155,8 @@ Extent* Pool::State::adopt(std::unique_ptr<Region> region, size_t bytes, Growing
   return block;
 }
 
-// Also waits for what other threads are giving back. Says whether anything was.
+// Also waits for memory that other threads are giving back. Returns whether anything was given
+// back.
 bool Pool::State::give_back_everything() {
   try {
     wait_for_gpu();
@@ -179,7 +181,7 @@ size_t Pool::State::return_free(size_t bytes, size_t least_part) {
   return returned;
 }
 
-// Returns memory to where it came from, without the lock, and says how many bytes.
+// Returns memory to where it came from, without holding the lock. Returns how many bytes that was.
 size_t Pool::State::send(Reclaimed reclaimed) noexcept {
   size_t returned = 0;
   while (reclaimed) {

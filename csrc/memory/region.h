@@ -27,7 +27,7 @@ class Region {
   virtual size_t unit_bytes() const { return page_bytes(); }
   // Whether it is registered with a GPU driver as one, and so never returned in parts.
   virtual bool pinned() const = 0;
-  // Whether it still is: a move that failed may have left it unregistered.
+  // Whether it is registered now. A move that failed may have left it unregistered.
   virtual bool registered() const { return pinned(); }
   // Whether a block cut at [offset, offset + bytes) has exactly the shares of nodes that a fresh
   // region of `bytes` would have. Always true for rules that name a single node.
@@ -35,7 +35,7 @@ class Region {
   // The first offset >= `offset` at which the rule's pattern starts anew (a multiple of the
   // stripe's cycle; of the page for single-node rules).
   virtual size_t next_cut(size_t offset) const = 0;
-  // Returns whole pages early. Not for pinned regions, which are registered as one.
+  // Returns whole pages early. Pinned regions refuse this, because they are registered as one.
   virtual void release(size_t offset, size_t bytes) = 0;
   // Which node each part of [offset, offset + bytes) was put on, offsets counted from `offset`;
   // empty where the region does not know.

@@ -28,7 +28,7 @@ void Retirement::add(std::list<Retired>& block) noexcept {
     for (const gpu::StreamId stream : retired.streams) {
       retired.events.push_back(driver_->record_event(stream));
     }
-  } catch (...) {  // a stream that is gone, or a driver that is going: as if none had been named
+  } catch (...) {  // a stream, or the driver, is gone; go on as if no stream had been named
     destroy_events(retired);
   }
   const std::lock_guard lock(mutex_);

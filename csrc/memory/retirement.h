@@ -23,10 +23,10 @@ struct Retired {
   std::vector<gpu::EventId> events;  // with room for one per stream
 };
 
-// A block whose streams are known is done when its events are; one without waits for a
-// synchronize, which covers all that were dropped before it. `add` may be called from any thread at
-// any time; the functions that return blocks from one thread at a time. None may be called with a
-// lock that `add`'s callers need.
+// A block whose streams are known is done when its events are. A block without known streams is
+// done after a synchronize, which covers all blocks that were dropped before it. Any thread may
+// call `add` at any time. One thread at a time may call the functions that return blocks, and never
+// with a lock that callers of `add` need.
 class Retirement {
  public:
   explicit Retirement(std::shared_ptr<gpu::GpuDriver> driver) : driver_(std::move(driver)) {}
@@ -37,15 +37,16 @@ class Retirement {
   // Puts events behind the work that is queued on the block's streams now. Needs no memory.
   void add(std::list<Retired>& block) noexcept;
 
-  // Blocks that are done. Looks at the longest waiting ones only, lest a long queue makes every
-  // call slow.
+  // Returns blocks that are done. It looks at the longest waiting ones only, because otherwise a
+  // long queue would make every call slow.
   std::list<Retired> poll();
   // Waits for the longest waiting block of `least` to `most` bytes and returns what is done then;
   // nothing if there is no such block. If it throws no block is forgotten.
   std::list<Retired> wait(size_t least, size_t most);
-  // Waits for all that are there now.
+  // Waits for all blocks that are there now.
   std::list<Retired> wait_all();
-  // Gives up waiting: for a driver that cannot synchronize any more, so that nothing can run.
+  // Gives up waiting. It is for a driver that cannot synchronize any more, and so runs nothing any
+  // more.
   std::list<Retired> abandon() noexcept;
 
   uint64_t synchronizations() const;

@@ -24,23 +24,24 @@ struct Rule {
   RuleKind kind = RuleKind::kFirstTouch;
   std::vector<Share> shares;  // weights count for kStripe only
   size_t granule_bytes = os::kHugePageBytes;
-  // A stripe whose node is full: refuse (strict), or put its granules on the nearest other node
-  // and say so.
+  // What to do with a stripe whose node is full: refuse it (strict), or put its granules on the
+  // nearest other node and say so in a note.
   bool strict = true;
   os::PageKind pages = os::PageKind::kBase;
-  std::string device;  // of kDevice; its pages are as large as its alignment, whatever `pages` says
+  std::string
+      device;  // for kDevice; its pages are as large as its alignment, whatever `pages` says
 
   os::NodeSet nodes() const;
   // "weighted interleave 4:1 over nodes {0,2}, granule 2 MiB"
   std::string describe() const;
 };
 
-// What blocks and runs of that kind are cut in: a transparent huge page moves as one even where it
-// is counted in base pages, so that none may belong to two.
+// The unit in which blocks and runs of that kind are cut. A transparent huge page moves as one even
+// where it is counted in base pages, so it may not belong to two blocks.
 size_t unit_bytes(const os::Kernel& kernel, os::PageKind kind);
 
-// Throws InvalidArgument for a rule that cannot mean anything on this kernel: unknown nodes, no
-// nodes, a granule that is no multiple of the page.
+// Throws InvalidArgument for a rule that has no meaning on this kernel: it has unknown nodes or
+// none, or a granule that is no multiple of the page.
 void check_rule(const Rule& rule, const os::Kernel& kernel);
 
 }  // namespace cxl_offload::memory

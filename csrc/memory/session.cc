@@ -11,7 +11,8 @@
 namespace cxl_offload::memory {
 namespace {
 
-// Every pool costs a mapping; a program that tunes its weights makes many.
+// Unused pools are dropped once there are this many. Every pool costs a mapping, and a program that
+// tunes its weights makes many.
 constexpr size_t kLeastSweep = 64;
 
 // A stripe that is too small for one cycle, or has one node only, becomes a rule of one node.
@@ -40,7 +41,8 @@ PlacedBlock::PlacedBlock(std::shared_ptr<Session> session, std::shared_ptr<Alloc
 
 PlacedBlock::~PlacedBlock() {
   count_out();
-  // Forgotten before the memory goes back, so that the next owner of the address is not.
+  // The block is forgotten before its memory goes back. Otherwise the next owner of the address
+  // would be forgotten.
   session_->forget(memory_->address());
   os::settle({memory_->address(), memory_->capacity()});
 }
@@ -74,7 +76,8 @@ std::vector<std::string> PlacedBlock::notes() const {
   return all;
 }
 
-// Only one thread at a time tries again: two might each hold half of what one needs.
+// Only one thread at a time tries again, because two threads might each hold half of what one
+// needs.
 template <typename Attempt>
 auto Session::with_all_memory(const Attempt& attempt) {
   try {
@@ -86,7 +89,7 @@ auto Session::with_all_memory(const Attempt& attempt) {
   return attempt();
 }
 
-// The region under a block that can move, or what stands in the way.
+// Returns the region under a block that can move. Throws what stands in the way.
 NumaRegion& PlacedBlock::movable(const std::string& what, const Rule& rule) const {
   session_->guard_.refuse_in_child(what);
   if (is_copy_) {
@@ -148,7 +151,8 @@ void PlacedBlock::move_part(size_t offset, size_t bytes, Rule rule) {
   if (bytes == 0 || offset > all || bytes > all - offset) {
     throw InvalidArgument(what + ": no part of it");
   }
-  if (bytes == all - offset) bytes = memory_->capacity() - offset;  // with the rest of its page
+  if (bytes == all - offset)
+    bytes = memory_->capacity() - offset;  // the rest of its page moves too
   if (offset % unit != 0 || bytes % unit != 0) {
     throw InvalidArgument(what + ": a part begins and ends with pages of " + format_bytes(unit));
   }
@@ -187,7 +191,7 @@ Session::Session(Placer placer, std::map<std::string, uint64_t> device_capacitie
       device_capacities_(std::move(device_capacities)),
       sweep_at_(kLeastSweep) {}
 
-// With the lock of the pools held. A device stays claimed as long as the session.
+// The caller holds the lock of the pools. A device stays claimed as long as the session lives.
 std::shared_ptr<RegionSource> Session::source_for(const Rule& rule) {
   if (rule.kind != RuleKind::kDevice) return std::make_shared<NumaSource>(placer_, rule);
   std::shared_ptr<DaxStore> store;
@@ -219,7 +223,8 @@ std::shared_ptr<Pool> Session::pool_for(const Rule& rule,
   for (const Share& share : rule.shares) shares.emplace_back(share.node, share.weight);
   const PoolKey key{rule.kind,  shares,      rule.granule_bytes, rule.strict,
                     rule.pages, rule.device, driver.get()};
-  std::vector<std::shared_ptr<Pool>> unused;  // outlives the lock: a pool's end may take a while
+  // This outlives the lock, because destroying a pool may take a while.
+  std::vector<std::shared_ptr<Pool>> unused;
   const std::lock_guard lock(pools_mutex_);
   const auto found = pools_.find(key);
   if (found != pools_.end()) return found->second;
@@ -230,8 +235,8 @@ std::shared_ptr<Pool> Session::pool_for(const Rule& rule,
   return pools_.emplace(key, make_pool(rule, driver)).first->second;
 }
 
-// With the lock held. A pool with a single reference has no other user, because references are only
-// handed out under the lock.
+// The caller holds the lock. A pool with a single reference has no other user, because references
+// are only handed out under the lock.
 std::vector<std::shared_ptr<Pool>> Session::take_unused_pools() {
   std::vector<std::shared_ptr<Pool>> unused;
   for (auto at = pools_.begin(); at != pools_.end();) {
@@ -274,7 +279,8 @@ std::shared_ptr<PlacedBlock> Session::allocate_one(size_t bytes, Rule rule,
   if (is_part && rule.pages == os::PageKind::kTransparentHuge) rule.pages = os::PageKind::kBase;
   const auto pool = pool_for(rule, driver);
   auto memory = with_all_memory([&] { return pool->allocate(bytes); });
-  os::settle({memory->address(), memory->capacity()});  // lost while it was nobody's
+  // Bytes that were lost while nobody owned them are no loss.
+  os::settle({memory->address(), memory->capacity()});
   return std::make_shared<PlacedBlock>(shared_from_this(), std::move(memory), std::move(rule),
                                        std::move(notes));
 }
@@ -295,7 +301,7 @@ std::vector<std::string> Session::place(const Parts& parts, Rule rule) const {
 
 std::shared_ptr<PlacedBlock> Session::find(const std::byte* address) const {
   if (guard_.in_child()) return nullptr;
-  // Dropped outside the lock: the last owner's drop takes it too.
+  // The block is dropped outside the lock, because dropping the last reference takes the lock too.
   std::shared_ptr<PlacedBlock> block;
   {
     const std::lock_guard lock(blocks_mutex_);

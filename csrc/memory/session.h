@@ -1,4 +1,5 @@
-// A session: the pools over one kernel, one for every rule in use, and who owns which address.
+// A session: the pools over one kernel, with one pool for every rule in use, and the owner of every
+// address.
 #ifndef CXL_OFFLOAD_MEMORY_SESSION_H_
 #define CXL_OFFLOAD_MEMORY_SESSION_H_
 
@@ -53,22 +54,22 @@ class PlacedBlock : public std::enable_shared_from_this<PlacedBlock> {
   const Session& session() const { return *session_; }
   std::span<std::byte> range() const { return {memory_->address(), memory_->bytes()}; }
   size_t page_bytes() const { return memory_->region()->page_bytes(); }
-  // What parts of it move in: whole huge pages, where the kernel may have made some.
+  // The unit in which parts of it move: whole huge pages, where the kernel may have made some.
   size_t unit_bytes() const { return memory_->region()->unit_bytes(); }
-  // The rule in words, after a move the new one.
+  // The rule in words. After a move it is the new rule.
   std::string requested() const;
   std::vector<std::string> notes() const;
   // Which node every part of [offset, offset + bytes) was put on; empty if unknown. Throws
-  // InvalidArgument for a part that is not the block's.
+  // InvalidArgument for a part that is outside of the block.
   std::vector<Run> runs(size_t offset, size_t bytes) const;
   // See Allocation::record_stream.
   void record_stream(gpu::StreamId stream);
-  // All copies of a block of kReplicate, itself among them, in the order of their nodes; none for
-  // other blocks. The first copy owns the others: once it is dropped they know of no copies.
+  // All copies of a block of kReplicate, itself among them, in the order of their nodes; empty for
+  // other blocks. The first copy owns the others. Once it is dropped, they have no copies.
   std::vector<std::shared_ptr<PlacedBlock>> copies() const;
   bool is_first_copy() const { return !others_.empty(); }
-  // Of the first copy: where the byte at `at`, which is its own, lies nearest to a node. `at`
-  // itself for a block without copies.
+  // For the first copy: `at` is one of its bytes; returns where that byte lies in the copy nearest
+  // to a node. For a block without copies returns `at` itself.
   const std::byte* near_copy(const std::byte* at, os::NodeId node) const;
   // Moves the pages to a new rule; pinned ones once the work on their streams is done. Throws
   // InvalidArgument for blocks that share their pages or their registration, what the move throws
@@ -78,9 +79,9 @@ class PlacedBlock : public std::enable_shared_from_this<PlacedBlock> {
   // the whole block, and a note says that parts are elsewhere. Throws what the move throws with the
   // part back in place, and InvalidArgument also for pinned memory, which is registered as a whole.
   void move_part(size_t offset, size_t bytes, Rule rule);
-  // Asks all its pages whether they are still there and where they were put, as the kernel may have
-  // taken them out of use or moved them since. Lost ones are replaced (os/memory_failure.h); those
-  // on other nodes come back if `bring_back`, unless they are pinned. Throws SystemError.
+  // Asks all its pages whether they are still there and on the node where they were put. The kernel
+  // may have taken them out of use or moved them. Lost pages are replaced (os/memory_failure.h).
+  // With `bring_back`, pages on other nodes come back, unless they are pinned. Throws SystemError.
   AskedPages ask_pages(bool bring_back);
 
  private:
@@ -93,29 +94,31 @@ class PlacedBlock : public std::enable_shared_from_this<PlacedBlock> {
 
   std::shared_ptr<Session> session_;
   std::shared_ptr<Allocation> memory_;
-  std::mutex moving_;         // held by who moves the block; always before mutex_
+  std::mutex moving_;         // held while the block moves; always taken before mutex_
   mutable std::mutex mutex_;  // guards what move changes
   Rule rule_;
   std::vector<std::string> notes_;
-  // Set before anybody else knows the block, and never again.
-  std::vector<std::shared_ptr<PlacedBlock>> others_;  // of the first copy
-  std::weak_ptr<PlacedBlock> first_;                  // of the others
-  bool is_copy_ = false;                              // the first, or another
+  // These are set before anybody else knows the block, and never again.
+  std::vector<std::shared_ptr<PlacedBlock>> others_;  // for the first copy: the other ones
+  std::weak_ptr<PlacedBlock> first_;                  // for the others: the first one
+  bool is_copy_ = false;                              // it is the first copy or another one
   std::map<os::NodeId, size_t> nearest_;              // node to copy: 0 is the first
 };
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
-  // `device_capacities` is what may be taken of Device-DAX devices; all, where it says nothing.
+  // `device_capacities` says how much may be taken of Device-DAX devices. For a device that it does
+  // not name, that is all.
   explicit Session(Placer placer, std::map<std::string, uint64_t> device_capacities = {});
 
   // With a driver the block is pinned, and has no copies. A stripe of less than one cycle goes to
   // the node of the largest weight, and a note says so. Throws what Pool::allocate throws, and
   // InvalidArgument; OutOfMemory only after what all pools of the session cache was given back. A
-  // rule that may spill does so rather than empty other pools: trim() first where that matters.
+  // rule that may spill spills, and does not empty other pools; call trim() first where that
+  // matters.
   std::shared_ptr<PlacedBlock> allocate(size_t bytes, Rule rule,
                                         const std::shared_ptr<gpu::GpuDriver>& driver);
-  // Puts pages of others where a rule says; see place_outside.
+  // Places pages that others mapped by a rule; see place_outside.
   std::vector<std::string> place(const Parts& parts, Rule rule) const;
   // The live block that holds the address, or null.
   std::shared_ptr<PlacedBlock> find(const std::byte* address) const;
@@ -139,7 +142,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   std::shared_ptr<PlacedBlock> allocate_one(size_t bytes, Rule rule,
                                             const std::shared_ptr<gpu::GpuDriver>& driver);
-  // So that its address leads to it.
+  // Makes find() return the block for its addresses.
   void make_known(const std::shared_ptr<PlacedBlock>& block);
   std::shared_ptr<PlacedBlock> allocate_copies(size_t bytes, const Rule& rule);
   std::shared_ptr<Pool> pool_for(const Rule& rule, const std::shared_ptr<gpu::GpuDriver>& driver);
@@ -160,10 +163,10 @@ class Session : public std::enable_shared_from_this<Session> {
   std::map<std::string, std::shared_ptr<DaxStore>> stores_;  // devices that were used
   size_t sweep_at_;          // how many pools there may be before the unused ones go
   Statistics past_;          // of pools that are gone
-  std::mutex last_attempt_;  // held by who tries once more after running out of memory
+  std::mutex last_attempt_;  // held by the thread that tries once more after running out of memory
   mutable std::mutex blocks_mutex_;
   std::map<const std::byte*, std::weak_ptr<PlacedBlock>> blocks_;
-  std::once_flag known_;  // to find_block
+  std::once_flag known_;  // set once find_block knows this session
 };
 
 // The live block of any session of this process that holds the address, or null.

@@ -15,8 +15,8 @@ struct Gauge {
   void add(uint64_t amount);
   void subtract(uint64_t amount) { current -= amount; }
   void set(uint64_t level);
-  // Currents and totals add up. So do peaks, which makes the sum an upper bound: the peaks of two
-  // pools need not have been at the same time.
+  // Currents and totals add up. Peaks are added too, which gives an upper bound, because the peaks
+  // of two pools need not have been at the same time.
   Gauge& operator+=(const Gauge& other);
   bool operator==(const Gauge&) const = default;
 };
@@ -37,7 +37,7 @@ struct Statistics {
   Tally held;     // the same allocations, in the bytes their blocks occupy
   Tally waiting;  // freed blocks that a GPU may still be using
   Tally cached;   // free for the next allocation; counted in free extents
-  Tally lost;     // moved off their rule and not yet returned; gone with their region
+  Tally lost;     // moved off their rule and not yet returned; they go with their region
   Tally mapped;   // regions
 
   uint64_t reuses = 0;            // allocations served from the cache
@@ -46,7 +46,7 @@ struct Statistics {
   uint64_t event_waits = 0;       // waits for one block's events
 
   Statistics& operator+=(const Statistics& other);
-  // What is left to tell of a pool that holds nothing any more.
+  // The statistics of a pool that holds nothing any more.
   Statistics past() const;
 };
 

@@ -1,4 +1,4 @@
-// Weights -> granules -> nodes, as a pure function with exact shares.
+// Turns weights into granules on nodes, as a pure function with exact shares.
 #ifndef CXL_OFFLOAD_MEMORY_STRIPE_H_
 #define CXL_OFFLOAD_MEMORY_STRIPE_H_
 
@@ -26,10 +26,11 @@ struct Run {
   bool operator==(const Run&) const = default;
 };
 
-// Weighted interleave: whole granules in cycles, as the kernel's own weighted interleave lays them
-// out (with weights 4:2:1 the granules go to nodes 0 0 0 0 1 1 2), and the granules that are left
-// after the last whole cycle shared out by largest remainder (ties to the earlier node). So the
-// granules of each node are the largest-remainder shares of all granules, whatever the size.
+// Weighted interleave. Whole granules go to nodes in cycles, as the kernel's own weighted
+// interleave lays them out: with weights 4:2:1 the granules go to nodes 0 0 0 0 1 1 2. The granules
+// that are left after the last whole cycle are shared out by largest remainder, and the earlier
+// node wins ties. So the granules of each node are its largest-remainder share of all granules,
+// whatever the size.
 class Stripe {
  public:
   // Weights are divided by their greatest common divisor. Throws InvalidArgument on an empty list,
@@ -42,10 +43,10 @@ class Stripe {
   // Bytes after which the pattern starts anew: granule x sum of weights.
   size_t cycle_bytes() const { return granule_bytes_ * weight_sum_; }
 
-  // Bytes of every share in a range, without its layout, which may be long.
+  // Returns the bytes of every share in a range, without making the layout, which may be long.
   std::vector<size_t> bytes_of_shares(size_t bytes) const;
-  // The layout of a range, neighbours on one node merged; the last granule may be a part of one.
-  // Throws InvalidArgument for a range of more bytes than an address space has.
+  // Returns the layout of a range, with neighbours on one node merged. The last granule may be a
+  // part of one. Throws InvalidArgument for a range of more bytes than an address space has.
   std::vector<Run> runs(size_t bytes) const;
   // The share that gets the whole of an allocation of less than one cycle: that of the largest
   // weight, the earlier one of two.
