@@ -20,8 +20,8 @@ namespace {
 
 constexpr const char* kIntegerCodes = "avx512vnni";
 
-// What is read of keys or values, or of the scales of their groups: the positions that sequences
-// have, in blocks of a table or side by side.
+// Adds what is read of keys or values, or of the scales of their groups: the positions that
+// sequences have, in blocks of a table or side by side.
 void add_cache(const kernels::Attention& given, const TensorView& cache, LostParts& lost) {
   if (cache.data == nullptr) return;
   const bool is_paged = given.table.data != nullptr;

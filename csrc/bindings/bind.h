@@ -1,4 +1,4 @@
-// One function a source file, so that they compile in parallel.
+// There is one function for each source file, so that the files compile in parallel.
 #ifndef CXL_OFFLOAD_BINDINGS_BIND_H_
 #define CXL_OFFLOAD_BINDINGS_BIND_H_
 
@@ -12,11 +12,11 @@
 
 namespace cxl_offload::bindings {
 
-// Without Python's lock for as long as it lives.
+// Releases Python's lock for as long as it lives.
 //
-// A daemon thread that wants the lock back while the interpreter ends is ended by Python with
-// pthread_exit, which C++ answers by ending the process where a destructor is unwound. Such a
-// thread stays where it is instead, as in Python 3.14; the process goes without it.
+// When a daemon thread wants the lock back while the interpreter ends, Python ends that thread with
+// pthread_exit. If this unwinds a destructor, C++ ends the process. So such a thread waits for ever
+// instead, as in Python 3.14, and the process ends without it.
 class Unlocked {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
@@ -34,7 +34,7 @@ class Unlocked {
   PyThreadState* state_;
 };
 
-// Destroys what may have to wait, for threads or a GPU, without Python's lock.
+// Destroys objects without Python's lock, because that may have to wait for threads or a GPU.
 struct WithoutGil {
   template <typename Object>
   void operator()(Object* object) const {
@@ -55,8 +55,9 @@ inline bool is_ending() {
 #endif
 }
 
-// Calls work() without Python's lock, so that it can be ended by a signal (Ctrl-C): the core asks
-// between its steps, and what Python's handler raised comes out when it has undone what it did.
+// Calls work() without Python's lock, in such a way that a signal (Ctrl-C) can end it. The core
+// asks for signals between its steps. When it has undone what it did, the exception of Python's
+// handler is raised.
 template <typename Work>
 auto interruptible(const Work& work) {
   const Unlocked unlocked;

@@ -95,7 +95,7 @@ void bind_gpu(py::module_& module) {
            "Addresses of two arrays of addresses. One batch, or with `each` one call a block.")
       .def_property_readonly("batched", &GpuDriver::batched);
 
-  // Mocks what a machine may not have, for tests: see gpu/fake_driver.h.
+  // Stands in for a GPU that a machine may not have, in tests: see gpu/fake_driver.h.
   py::class_<FakeDriver, GpuDriver, std::shared_ptr<FakeDriver>>(module, "FakeDriver")
       .def(py::init(&make_fake_driver), py::arg("limit_bytes") = UINT64_MAX,
            py::arg("kernel") = nullptr)

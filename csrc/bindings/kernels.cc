@@ -31,7 +31,7 @@ void bind_views(py::module_& module) {
       .def_property_readonly("is_contiguous", &TensorView::is_contiguous);
 }
 
-// So that a wrong setting is told where it is given, not at the first step.
+// Checks a setting where it is given, so that a wrong one is not found only at the first step.
 template <class R>
 R checked(R rule) {
   kernels::check_rule(rule);
@@ -86,7 +86,7 @@ void bind_team(py::module_& module) {
       });
 }
 
-// `copy` is written only; once it was, a part of it may be lost as well.
+// `copy` is only written. After that a part of it may be lost too.
 void refuse_lost(const std::vector<kernels::Update>& updates, bool is_done) {
   check_memory([&](LostParts& lost) {
     if (!is_done) kernels::check_updates(updates);

@@ -23,7 +23,7 @@ namespace {
 
 using kernels::Bf16Products;
 
-// What an instruction set by name allows; empty: whatever is best.
+// Returns what the named instruction set allows. An empty name allows whatever is best.
 Bf16Products products_of(const std::string& isa) {
   if (isa.empty()) return Bf16Products::kBest;
   if (isa != "avx512bf16" && isa != "amxbf16") return Bf16Products::kNone;
@@ -44,7 +44,7 @@ TensorView at(TensorView view, const std::byte* data) {
 // Keeps the copies of weights that are read alive.
 using Copies = std::vector<std::shared_ptr<memory::PlacedBlock>>;
 
-// Where bytes that begin at `data` are read by the threads of a group.
+// Returns where the threads of a group read the bytes that begin at `data`.
 const std::byte* near_of(const std::byte* data, const memory::PlacedBlock* block,
                          const kernels::WorkerGroup& group) {
   if (block == nullptr) return data;
@@ -52,8 +52,8 @@ const std::byte* near_of(const std::byte* data, const memory::PlacedBlock* block
                           group.node < 0 ? block->session().kernel().local_node() : group.node);
 }
 
-// Each group of the team reads the copy near it, where there are several. A group that is bound to
-// no node runs near the caller.
+// If there are several copies, each group of the team reads the one near it. A group that is bound
+// to no node runs near the caller.
 Copies find_copies(kernels::Linear& given, const kernels::WorkerTeam& team) {
   Copies held{memory::find_first_copy(given.weight.data),
               memory::find_first_copy(given.groups.data)};

@@ -21,7 +21,7 @@ namespace py = pybind11;
 
 using os::LossKind;
 
-// (number, address, bytes, kind)
+// A tuple of number, address, bytes and kind.
 using LossRow = std::tuple<uint64_t, uintptr_t, size_t, LossKind>;
 
 std::span<std::byte> bytes_of(uintptr_t address, size_t bytes) {
@@ -37,7 +37,7 @@ std::vector<LossRow> rows_of(const std::vector<os::Loss>& losses) {
   return rows;
 }
 
-// From the lowest to the highest byte of a view whose strides may be negative.
+// Returns the range from the lowest to the highest byte of a view whose strides may be negative.
 std::span<const std::byte> span_of(const TensorView& view, size_t first_dimension,
                                    const std::byte* data) {
   ptrdiff_t low = 0;
@@ -51,7 +51,7 @@ std::span<const std::byte> span_of(const TensorView& view, size_t first_dimensio
   return {data + low * element, static_cast<size_t>((high - low + 1) * element)};
 }
 
-// None: nothing to call.
+// It is None if there is nothing to call.
 std::function<void()> call_of(const py::object& function) {
   if (function.is_none()) return {};
   return [function] { function(); };

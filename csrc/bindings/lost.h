@@ -1,4 +1,4 @@
-// What every binding that reads or writes memory of others asks: is all of it still there?
+// Every binding that reads or writes memory of others asks here whether all of it is still there.
 #ifndef CXL_OFFLOAD_BINDINGS_LOST_H_
 #define CXL_OFFLOAD_BINDINGS_LOST_H_
 
@@ -12,14 +12,15 @@
 
 namespace cxl_offload::bindings {
 
-// Gathers what of the memory of a call is lost, where any is.
+// Gathers the lost parts of the memory that a call uses.
 class LostParts {
  public:
   void add(std::span<const std::byte> range);
-  // All from the first to the last element.
+  // Adds everything from the first to the last element.
   void add(const TensorView& view);
-  // Of a cache (sequence or block, head, position, ...) the first `count` positions of one sequence
-  // or block: other positions may lie between those of two heads.
+  // Adds the first `count` positions of one sequence or block of a cache (sequence or block, head,
+  // position,
+  // ...). Other positions may lie between those of two heads.
   void add_positions(const TensorView& cache, int64_t index, int64_t count);
   // Throws MemoryLost where anything was found.
   void refuse() const;
@@ -28,11 +29,11 @@ class LostParts {
   MemoryLost::Ranges ranges_;
 };
 
-// Bytes that a call writes from end to end, whatever they were.
+// The bytes that a call writes from end to end, whatever they were before.
 void settle(const TensorView& view);
 
-// Throws MemoryLost where memory of a call is lost, which `gather` adds to LostParts. One load
-// where nothing is.
+// Throws MemoryLost if memory of a call is lost. `gather` adds that memory to LostParts. If no
+// memory is lost, this takes one load.
 template <typename Gather>
 void check_memory(const Gather& gather) {
   if (!os::any_loss()) return;

@@ -50,14 +50,14 @@ std::shared_ptr<Session> make_session(std::shared_ptr<os::Kernel> kernel,
   return {new Session(std::move(placer), std::move(device_capacities)), WithoutGil()};
 }
 
-// The block as one dimension of bytes; torch and numpy view it as what they want.
+// Exports the block as one dimension of bytes, which torch and numpy view as other types.
 template <typename Managed>
 struct Exported {
   Managed managed{};
   int64_t length = 0;
   std::shared_ptr<PlacedBlock> block;
 
-  // Runs in any thread, without Python's lock, also while the interpreter exits.
+  // This runs in any thread, without Python's lock, also while the interpreter exits.
   static void drop(Managed* managed) { delete static_cast<Exported*>(managed->context); }
 };
 
@@ -309,7 +309,8 @@ void bind_memory(py::module_& module) {
             return session.bytes_per_node(region_at(address, bytes));
           },
           py::arg("address"), py::arg("nbytes"), py::call_guard<Unlocked>())
-      // Without Python's lock: a thread that holds one of the session's may be waiting for it.
+      // This releases Python's lock, because a thread that holds a lock of the session may be
+      // waiting for it.
       .def(
           "node_use", [](const Session& session) { return rows(session.node_use()); },
           py::call_guard<Unlocked>())

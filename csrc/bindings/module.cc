@@ -11,7 +11,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Which tensors the lost ranges are, and where they were, is known above.
+// Python knows which tensors the lost ranges belong to, and where they were.
 void set_memory_lost(const MemoryLost& error) {
   try {
     const py::object raised = py::module_::import("cxl_offload.memory.lost")
@@ -22,7 +22,7 @@ void set_memory_lost(const MemoryLost& error) {
   }
 }
 
-// OSError needs errno and text apart, so that `error.errno` works.
+// OSError takes errno and text as two arguments, so that `error.errno` works.
 void set_os_error(const SystemError& error) {
   PyErr_SetObject(PyExc_OSError, py::make_tuple(error.code(), error.what()).ptr());
 }

@@ -16,7 +16,8 @@ namespace {
 
 namespace py = pybind11;
 
-// Loads between two looks at the clock: about 100 us on DRAM, and the clock costs 0.03 us.
+// How many loads lie between two readings of the clock. They take about 100 us on DRAM, and reading
+// the clock takes 0.03 us.
 constexpr size_t kChaseBatch = 1024;
 
 std::span<std::byte> range_at(uintptr_t address, size_t bytes) {

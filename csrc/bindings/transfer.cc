@@ -40,8 +40,8 @@ std::span<const std::byte> span_at(uintptr_t address, size_t bytes) {
   return {bytes_at(address), bytes};
 }
 
-// A copy, packing or unpacking from end to end: what it writes is whole again, unless it fails
-// meanwhile. Lists are given as (addresses, sizes).
+// Copies, packs or unpacks from end to end. Lost bytes that it writes are whole again, unless
+// memory fails meanwhile. Lists are given as (addresses, sizes).
 template <typename Copy>
 void copy_whole(std::span<const std::byte> target, std::span<const std::byte> source,
                 const Copy& copy) {
@@ -89,7 +89,7 @@ void bind_packing(py::module_& module) {
           py::call_guard<Unlocked>());
 }
 
-// (from bytes, past the caches, threads) of every rule.
+// Returns (from bytes, past the caches, threads) of every rule.
 using RuleRows = std::vector<std::tuple<size_t, bool, size_t>>;
 
 std::vector<CopyRule> rules_of(const RuleRows& rows) {
@@ -129,7 +129,7 @@ void copy_host_blocks(HostCopier& copier, uintptr_t targets, uintptr_t sources, 
   });
 }
 
-// From the lowest to the highest byte; strides are in bytes.
+// Returns the range from the lowest to the highest byte. Strides are in bytes.
 std::span<const std::byte> strided_span(uintptr_t address, const std::vector<size_t>& shape,
                                         const std::vector<ptrdiff_t>& strides,
                                         size_t element_bytes) {
@@ -229,7 +229,7 @@ void bind_host_copy(py::module_& module) {
            py::call_guard<Unlocked>());
 }
 
-// (device, host, bytes, lane, pinned)
+// A tuple of device, host, bytes, lane and pinned.
 using PieceRow = std::tuple<uint64_t, uintptr_t, size_t, Lane, bool>;
 
 std::vector<transfer::Piece> pieces_of(const std::vector<PieceRow>& rows) {
@@ -252,7 +252,8 @@ std::vector<PieceRow> plan_rows(const std::vector<PieceRow>& rows, size_t chunk_
   return planned;
 }
 
-// An engine and the pinned block that its slots are cut from, which goes after it.
+// An engine, and the pinned block that its slots are cut from. The block is destroyed after the
+// engine.
 class PlacedEngine {
  public:
   PlacedEngine(std::shared_ptr<gpu::GpuDriver> driver, std::shared_ptr<HostCopier> copier,
@@ -266,7 +267,7 @@ class PlacedEngine {
       engine_.drain();
       // So that dropping the block waits for these streams rather than for the whole GPU.
       for (const gpu::StreamId stream : engine_.streams()) staging_->memory().record_stream(stream);
-    } catch (...) {  // without streams it waits for all
+    } catch (...) {  // without streams, dropping the block waits for the whole GPU
     }
   }
   PlacedEngine(const PlacedEngine&) = delete;

@@ -2,7 +2,8 @@
 // for the device (pinned memory is). One launch serves all blocks, because a call for each costs
 // microseconds, which is more than copying a small block takes.
 //
-// Plain C entry points, streams as integers, no torch: loaded at run time by gpu/cuda_kernels.
+// The entry points are plain C with streams as integers, and know no torch. gpu/cuda_kernels loads
+// them at run time.
 #include <cstddef>
 #include <cstdint>
 
@@ -12,8 +13,8 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-// How many loads a thread issues before its first store. Host memory is a microsecond away, and
-// only loads under way hide that.
+// How many loads a thread issues before its first store. A load from host memory takes a
+// microsecond, and only more loads at the same time hide that.
 constexpr unsigned kInFlight = 4;
 
 // Wide enough that every load is one full transaction over the link.
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
 
 extern "C" {
 
-// What this library was compiled with, for reports.
+// Says what this library was compiled with, for reports.
 __attribute__((visibility("default"))) int cxl_offload_cuda_runtime_version() {
   return CUDART_VERSION;
 }
@@ -82,7 +83,7 @@ __attribute__((visibility("default"))) int cxl_offload_copy_blocks_to(
   return cudaGetLastError();
 }
 
-// The text of an error that the functions above return.
+// Returns the text of an error that the functions above return.
 __attribute__((visibility("default"))) const char* cxl_offload_cuda_error(int code) {
   return cudaGetErrorString(static_cast<cudaError_t>(code));
 }

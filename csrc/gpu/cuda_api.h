@@ -68,24 +68,24 @@ struct CudaApi {
   CuResult (*stream_destroy)(CuStream stream);
   CuResult (*stream_wait_event)(CuStream stream, CuEvent event, unsigned flags);
   CuResult (*memcpy_async)(uint64_t target, uint64_t source, size_t bytes, CuStream stream);
-  // Null before driver 580 (CUDA 13.0), whose form is used here.
+  // It is null before driver 580 (CUDA 13.0), whose form of the call is used here.
   CuResult (*memcpy_batch_async)(uint64_t* targets, uint64_t* sources, size_t* sizes, size_t count,
                                  CuMemcpyAttributes* attributes, size_t* attribute_indexes,
                                  size_t attribute_count, CuStream stream);
   CuResult (*error_name)(CuResult result, const char** text);
   CuResult (*error_string)(CuResult result, const char** text);
 
-  // Null, with a reason, if the library or one of the functions is missing. The library stays
-  // loaded for good: its threads may outlive everything here.
+  // Returns null, with a reason, if the library or one of the functions is missing. The library is
+  // never unloaded, because its threads may outlive everything here.
   static std::shared_ptr<const CudaApi> load(const std::string& library, std::string& reason);
 
-  // "out of memory (CUDA_ERROR_OUT_OF_MEMORY, 2)"
+  // Returns a text such as "out of memory (CUDA_ERROR_OUT_OF_MEMORY, 2)".
   std::string describe(CuResult result) const;
   // Throws SystemError, or OutOfMemory, saying what was tried.
   void check(CuResult result, const std::string& tried) const;
 };
 
-// Whether work can no longer be running because its context or the whole driver is gone.
+// Whether no work can be running any more because its context or the whole driver is gone.
 inline bool is_gone(CuResult result) {
   return result == kCuDeinitialized || result == kCuInvalidContext ||
          result == kCuContextIsDestroyed;

@@ -58,8 +58,8 @@ class CudaDriver final : public GpuDriver {
   class Contexts;
   struct Mark;
 
-  // The calling thread's context or, in a thread without one, a primary context in use; null if
-  // there is none.
+  // Returns the calling thread's context. A thread without one gets a primary context in use, or
+  // null if there is none.
   void* context_in_use(const Contexts& contexts) const;
 
   const std::shared_ptr<const CudaApi> api_;

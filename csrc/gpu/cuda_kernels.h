@@ -20,7 +20,7 @@ class CudaKernels {
   CudaKernels(const CudaKernels&) = delete;
   CudaKernels& operator=(const CudaKernels&) = delete;
 
-  // The CUDA runtime it was compiled with: 13000 is 13.0.
+  // Returns the CUDA runtime that it was compiled with: 13000 is 13.0.
   int runtime_version() const;
   // Queues `count` copies of `block_bytes` each on `stream`, in one launch. `targets` and `sources`
   // point to arrays of addresses that the device can read and that outlive the copies. Throws

@@ -1,5 +1,6 @@
-// The seam to the GPU driver: pinning, events, streams and copies, in the caller's own context. Two
-// implementations: cuda_driver (libcuda opened at run time) and fake_driver (tests without a GPU).
+// The seam to the GPU driver: pinning, events, streams and copies, in the caller's own context. It
+// has two implementations: cuda_driver (libcuda, opened at run time) and fake_driver (for tests
+// without a GPU).
 #ifndef CXL_OFFLOAD_GPU_DRIVER_H_
 #define CXL_OFFLOAD_GPU_DRIVER_H_
 
@@ -30,7 +31,7 @@ class GpuDriver {
   // Safe at interpreter exit, when the driver may be gone already, and from any thread.
   virtual void unregister_host(std::byte* address) noexcept = 0;
 
-  // An event behind all work that is queued on `stream` now.
+  // Returns an event behind all work that is queued on `stream` now.
   virtual EventId record_event(StreamId stream) = 0;
   // True once the work before the event is done; also when the driver is shutting down.
   virtual bool event_done(EventId event) noexcept = 0;
@@ -39,15 +40,16 @@ class GpuDriver {
   // Waits for all work on all streams of the context in which memory was registered.
   virtual void synchronize() = 0;
 
-  // A stream that does not wait for the default stream, in the calling thread's current context.
+  // Makes a stream that does not wait for the default stream, in the calling thread's current
+  // context.
   virtual StreamId create_stream() = 0;
   // Work queued on it still runs.
   virtual void destroy_stream(StreamId stream) noexcept = 0;
-  // What is queued on `stream` from now on waits for the work before the event.
+  // Makes everything that is queued on `stream` from now on wait for the work before the event.
   virtual void stream_wait(StreamId stream, EventId event) = 0;
   // Queues a copy between any two of device memory and host memory. Host memory that is not
-  // pinned may be copied before this returns, at the driver's choice. Any stream but the default
-  // ones, and from any thread.
+  // pinned may be copied before this returns, at the driver's choice. Any thread may call it, with
+  // any stream but the default ones.
   virtual void copy(uint64_t target, uint64_t source, size_t bytes, StreamId stream) = 0;
   // Queues copies that may run side by side: targets must not overlap each other or any source. The
   // driver does it in one call if it can (`batched` says whether), otherwise in a call for each

@@ -47,7 +47,8 @@ class FakeDriver final : public GpuDriver {
 
   // Queues one piece of work.
   void launch(StreamId stream);
-  // Does everything queued on the stream so far, and what that waits for on other streams.
+  // Does all work that is queued on the stream so far, and the work on other streams that it waits
+  // for.
   void finish(StreamId stream);
   // Runs up to `count` pieces of work of the stream, as far as it need not wait for another stream;
   // returns how many.
@@ -59,7 +60,8 @@ class FakeDriver final : public GpuDriver {
   void fail_registration(uint64_t nth);
   // The n-th copy from now (1 is the next) is refused with SystemError; 0 is none.
   void fail_copy(uint64_t nth);
-  // Recording events, copying and synchronizing are refused, as after a fault of the GPU.
+  // From now on recording events, copying and synchronizing are refused, as after a fault of the
+  // GPU.
   void break_context();
 
   struct Counts {
@@ -77,7 +79,7 @@ class FakeDriver final : public GpuDriver {
     uint64_t waiters = 0;       // threads that wait for an event now
   };
   Counts counts() const;
-  // Pieces of work queued and not done.
+  // How many pieces of work are queued and not done.
   size_t pending(StreamId stream) const;
   bool is_registered(const std::byte* address) const;
 
@@ -100,7 +102,7 @@ class FakeDriver final : public GpuDriver {
   };
 
   std::unique_lock<std::mutex> locked() const;
-  // All with the lock held.
+  // Callers of all of these hold the lock.
   void queue(StreamId stream, const Work& work);
   bool is_done(const Event& event) const;
   void run_next(Stream& stream);

@@ -2,7 +2,8 @@
 // in, many scattered blocks in one launch. The format is that of transfer/packing.h, bit for bit;
 // packed blocks may lie in device memory or in host memory that is mapped for the device.
 //
-// Plain C entry points, streams as integers, no torch: loaded at run time by gpu/cuda_kernels.
+// The entry points are plain C with streams as integers, and know no torch. gpu/cuda_kernels loads
+// them at run time.
 #include <cstddef>
 #include <cstdint>
 
@@ -21,7 +22,7 @@ constexpr int kFloat16 = 0, kBfloat16 = 1, kFloat32 = 2;
 constexpr float kMostInt4 = 15.0F;
 constexpr float kLargestFp8 = 448.0F;
 
-// Numbers that one thread packs: 16 bytes of codes.
+// How many numbers one thread packs. They make 16 bytes of codes.
 template <int code>
 constexpr unsigned kUnit = code == kInt4 ? 32 : 16;
 
@@ -183,7 +184,7 @@ __device__ void unpack_unit(const uint32_t (&codes)[4], uint32_t scale,
   }
 }
 
-// Where a thread works: whole warps go together, as they exchange values.
+// Where a thread works. Whole warps work together, because their threads exchange values.
 struct Place {
   size_t block;
   size_t unit;  // in the block

@@ -35,7 +35,9 @@ void link_cycle(std::span<std::byte> buffer, uint64_t seed) {
   std::iota(order.begin(), order.end(), 0u);
   Random random(seed);
   for (size_t i = order.size() - 1; i > 0; --i) {
-    std::swap(order[i], order[random.below(i + 1)]);  // Fisher and Yates: every order alike
+    std::swap(
+        order[i],
+        order[random.below(i + 1)]);  // the shuffle of Fisher and Yates: every order is as likely
   }
   const auto line = [&](size_t i) { return buffer.data() + order[i] * kLineBytes; };
   for (size_t i = 0; i < order.size(); ++i) {
@@ -70,7 +72,7 @@ ChaseResult chase(const std::byte* from, size_t batch, Clock::time_point start,
     result.loads += batch;
     before = now;
   } while (before < end);
-  // The address has to be used, or the loads may be dropped.
+  // The address has to be used. Otherwise the compiler may drop the loads.
   if (at == nullptr) throw InvalidArgument("chase through a buffer that is not linked");
   return result;
 }

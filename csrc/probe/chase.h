@@ -1,4 +1,4 @@
-// Latency: a chain of loads, each of which must finish before the next can begin.
+// Measures latency by a chain of loads, each of which must finish before the next can begin.
 #ifndef CXL_OFFLOAD_PROBE_CHASE_H_
 #define CXL_OFFLOAD_PROBE_CHASE_H_
 
@@ -17,7 +17,7 @@ namespace cxl_offload::probe {
 // or of fewer than two.
 void link_cycle(std::span<std::byte> buffer, uint64_t seed);
 
-// Follows `steps` links; returns where that ends.
+// Follows `steps` links and returns the last address.
 const std::byte* follow(const std::byte* from, size_t steps);
 
 struct ChaseResult {
@@ -30,7 +30,8 @@ struct ChaseResult {
 ChaseResult chase(const std::byte* from, size_t batch, Clock::time_point start,
                   const Window& window);
 
-// The same over a linked buffer, on a thread of its own pinned to `cpu`, without other load.
+// Does the same over a linked buffer, on a thread of its own that is pinned to `cpu`, without other
+// load.
 ChaseResult idle_latency(std::span<const std::byte> linked, int cpu, size_t batch,
                          const Window& window);
 

@@ -11,7 +11,7 @@ namespace {
 
 using gpu::Current;
 
-// Null, with a reason, if there is no driver that can be used.
+// Returns null, with a reason, if there is no driver that can be used.
 std::shared_ptr<const gpu::CudaApi> load_started(const std::string& library, std::string& reason) {
   auto api = gpu::CudaApi::load(library, reason);
   if (api == nullptr) return nullptr;

@@ -23,7 +23,7 @@ struct GpuList {
   std::string reason;         // why there is none
 };
 
-// The GPUs of the CUDA driver; makes no context.
+// Lists the GPUs of the CUDA driver. It makes no context.
 GpuList list_gpus(const std::string& library);
 
 // Pins a range of host memory for one GPU and holds as much memory there. Unlike the driver of the

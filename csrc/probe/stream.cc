@@ -12,8 +12,8 @@
 namespace cxl_offload::probe {
 namespace {
 
-// Keeps the accesses of every iteration. Without it, the compiler turns the loops into memset and
-// memcpy, which choose their own instructions, or drops stores that the next pass overwrites.
+// Keeps the accesses of every iteration. Without it, the compiler would turn the loops into memset
+// and memcpy, which choose their own instructions, or drop stores that the next pass overwrites.
 inline __attribute__((always_inline)) void keep_accesses() { asm volatile("" ::: "memory"); }
 
 inline void wait_for_stores() {

@@ -30,7 +30,7 @@ class StartLine {
  public:
   explicit StartLine(size_t threads) : missing_(threads) {}
 
-  // Null when the team does not start.
+  // It is null when the team does not start.
   const Clock::time_point* arrive(bool ready) {
     std::unique_lock lock(mutex_);
     failed_ = failed_ || !ready;
@@ -41,7 +41,7 @@ class StartLine {
     all_there_.wait(lock, [this] { return missing_ == 0; });
     return failed_ ? nullptr : &start_;
   }
-  // Arrives for `threads` that could not be made.
+  // Arrives in place of `threads` that could not be made.
   void give_up(size_t threads) {
     std::lock_guard lock(mutex_);
     failed_ = true;

@@ -19,8 +19,8 @@ inline double seconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
-// What is timed: `seconds` of the common clock, after a warm-up. The warm-up also covers the time
-// until the last thread is awake.
+// The window that is timed: `seconds` of the common clock, after a warm-up. The warm-up also covers
+// the time until the last thread is awake.
 struct Window {
   double warmup_s = 0;
   double seconds = 0;

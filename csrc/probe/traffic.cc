@@ -11,8 +11,8 @@
 namespace cxl_offload::probe {
 namespace {
 
-// Lines of every stream between two looks at the clock. That is 64 KiB a stream: a few microseconds
-// at full speed, about a millisecond on memory of 100 MB/s.
+// How many lines of every stream lie between two readings of the clock. That is 64 KiB a stream,
+// which takes a few microseconds at full speed and about a millisecond on memory of 100 MB/s.
 constexpr size_t kBurstLines = 1024;
 // With injected delays the bursts are short, so that the rate is smooth over the window.
 constexpr size_t kDelayedBurstLines = 64;

@@ -1,4 +1,4 @@
-// Bandwidth: pinned threads that each go over their own slice of a buffer.
+// Measures bandwidth with pinned threads that each go over their own slice of a buffer.
 #ifndef CXL_OFFLOAD_PROBE_TRAFFIC_H_
 #define CXL_OFFLOAD_PROBE_TRAFFIC_H_
 
@@ -37,9 +37,9 @@ struct ThreadTraffic {
   Slice slice;
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
-  uint64_t sum = 0;  // of all 64-bit words read inside the window, wrapping
+  uint64_t sum = 0;  // the wrapping sum of all 64-bit words read inside the window
   double seconds = 0;
-  // Of those, how long the thread ran: less when other work wanted the CPU.
+  // How long of that the thread ran. It is less when other work used the CPU.
   double cpu_seconds = 0;
 };
 

@@ -1,5 +1,5 @@
-// The traffic of an optimizer update without its arithmetic: the bound of what any such update can
-// reach on this memory.
+// The traffic of an optimizer update without its arithmetic. No such update can be faster on this
+// memory.
 #ifndef CXL_OFFLOAD_PROBE_UPDATE_TRAFFIC_H_
 #define CXL_OFFLOAD_PROBE_UPDATE_TRAFFIC_H_
 

@@ -96,7 +96,8 @@ void Sharing::agree(size_t jobs) {
   }
 }
 
-// The share that no user gets more of, chosen so that all users together use all there is.
+// Returns the largest share that a user may get, chosen so that all users together use all there
+// is.
 double Sharing::water_level(const Contended& resource) {
   asked_.clear();
   for (size_t at = resource.begin; at < resource.end; ++at) {

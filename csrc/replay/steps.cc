@@ -10,7 +10,7 @@
 namespace cxl_offload::replay {
 namespace {
 
-// What rounding can leave of a time that is over, as a share of that time.
+// How much of a time that is over rounding may leave, as a share of that time.
 constexpr double kDust = 1e-12;
 
 [[noreturn]] void refuse(const std::string& what) { throw InvalidArgument("run_steps: " + what); }
@@ -53,7 +53,7 @@ void check(const Jobs& jobs, const std::vector<double>& losses, const Times& tim
   }
 }
 
-// What is left of a job that runs at the head of its queue.
+// The rest of a job that runs at the head of its queue.
 struct Head {
   int64_t job;
   int64_t end;  // one past the queue's last job

@@ -10,7 +10,7 @@ struct LaneQueue {
   std::deque<Piece> chunks;
   double rate = 1;
   double given = 0;  // bytes handed out
-  // When the lane would be done with its next chunk, in units of its rate.
+  // When the lane would have finished its next chunk, in units of its rate.
   double next_end() const { return (given + static_cast<double>(chunks.front().bytes)) / rate; }
 };
 

@@ -73,14 +73,14 @@ class CopyEngine::Queue {
   const std::shared_ptr<GpuDriver> driver_;
   const EngineOptions options_;
   const StreamId first_stream_;
-  Staging staging_;  // used by who has set `working_`
+  Staging staging_;  // used by the thread that has set `working_`
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::list<Job> todo_;
   std::list<std::shared_ptr<CopyHandle>> live_;  // the oldest first
   size_t unfinished_bytes_ = 0;
-  bool working_ = false;  // some thread hands a job to the GPU
+  bool working_ = false;  // a thread is handing a job to the GPU
   bool ending_ = false;
   std::map<Lane, StreamId> streams_;
   std::map<Lane, LinkUse> use_;
@@ -137,7 +137,7 @@ std::shared_ptr<CopyHandle> CopyEngine::Queue::submit(std::vector<Piece> pieces,
     changed_.notify_all();
     return handle;
   }
-  // Nobody is before it and nothing has to be copied by hand: no need to wake the worker.
+  // No transfer is before it and no bytes go through slots, so the worker need not wake.
   working_ = true;
   lock.unlock();
   run(job);
@@ -268,7 +268,7 @@ void CopyEngine::Queue::settle_failed(const Job& job) {
   } catch (...) {
     try {
       driver_->synchronize();
-    } catch (...) {  // a context that cannot be waited for runs nothing any more
+    } catch (...) {  // a context for which waiting fails runs nothing any more
     }
   }
 }
@@ -335,7 +335,7 @@ std::unique_ptr<CopyEngine::Queues> CopyEngine::make_queues(
     if (!(rate > 0)) throw InvalidArgument("copy engine: a lane's rate must be positive");
   }
   const size_t half = staging.size() / 2;
-  // Divided, lest four enormous chunks wrap round to a few bytes.
+  // This divides, because the size of four enormous chunks would overflow to a few bytes.
   if (!staging.empty() && half / 2 < options.chunk_bytes) {
     throw InvalidArgument("copy engine with staging of " + format_bytes(staging.size()) +
                           ": each direction needs two chunks of " +

@@ -1,4 +1,4 @@
-// Copies between host tiers and a GPU before the bytes are needed.
+// Copies bytes between host tiers and a GPU before they are needed.
 //
 // A direction is a queue of its own: transfers to the device do not wait for those to the host.
 // Inside a direction every lane (node) has a stream, so that a slow tier's chunks are under way
@@ -24,7 +24,7 @@ namespace cxl_offload::transfer {
 
 enum class Direction { kToDevice, kToHost };
 
-// What went over one lane in one direction. Counted when it is handed to the GPU.
+// What went over one lane in one direction. It is counted when it is handed to the GPU.
 struct LinkUse {
   uint64_t bytes = 0;
   uint64_t copies = 0;
@@ -33,11 +33,12 @@ struct LinkUse {
 
 struct EngineOptions {
   size_t chunk_bytes = size_t{4} << 20;  // also the size of a slot
-  size_t limit_bytes = size_t{1} << 30;  // unfinished in a direction; a larger one goes alone
-  std::map<Lane, double> rates;          // bytes/s, for the order of chunks
+  // The most unfinished bytes in a direction. A larger transfer goes alone.
+  size_t limit_bytes = size_t{1} << 30;
+  std::map<Lane, double> rates;  // bytes/s, for the order of chunks
 };
 
-// Thread-safe. In a forked child it can only be dropped: all else throws InvalidArgument.
+// Thread-safe. A forked child can only drop it; everything else throws InvalidArgument there.
 class CopyEngine {
  public:
   // `staging` is pinned and stays valid as long as the engine; each direction takes a half. Empty:
@@ -59,7 +60,7 @@ class CopyEngine {
   // Waits for all transfers submitted so far. Failures are reported by their handles.
   void drain();
   std::map<Lane, LinkUse> use(Direction direction) const;
-  // Submitted and not seen finished yet.
+  // Transfers that were submitted and not seen to finish yet.
   size_t unfinished_bytes(Direction direction) const;
   // The streams made so far, for callers that must record them.
   std::vector<gpu::StreamId> streams() const;

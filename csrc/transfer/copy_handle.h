@@ -1,4 +1,4 @@
-// One transfer as its owner sees it.
+// One transfer, for its owner.
 #ifndef CXL_OFFLOAD_TRANSFER_COPY_HANDLE_H_
 #define CXL_OFFLOAD_TRANSFER_COPY_HANDLE_H_
 
@@ -33,19 +33,19 @@ class CopyHandle {
   // been handed to the GPU. Throws what made it fail.
   void stream_wait(gpu::StreamId stream);
 
-  // For the engine. `events` are behind the last copies of all streams used, and are owned from now
-  // on.
+  // The engine calls this. `events` are behind the last copies of all streams that were used. The
+  // handle owns them from now on.
   void issued(std::vector<gpu::EventId> events);
-  // Nothing of it is running any more.
+  // Says that nothing of it is running any more.
   void failed(std::exception_ptr reason);
-  // As query, but a failure counts as finished.
+  // Does what query does, but a failure counts as finished.
   bool finished() noexcept;
   void wait_quietly() noexcept;
 
  private:
   enum class State { kQueued, kIssued, kDone, kFailed };
 
-  // With the lock held, once it is not queued: throws what failed.
+  // Throws what failed. The caller holds the lock, and the transfer is no longer queued.
   void await_issue(std::unique_lock<std::mutex>& lock);
 
   const ForkGuard guard_;

@@ -95,7 +95,7 @@ class CopyTeam::Crew {
     }
   }
 
-  std::mutex sharing_;  // held by who shares out
+  std::mutex sharing_;  // held by the thread that shares out pieces
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable start_;

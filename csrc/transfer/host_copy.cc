@@ -11,12 +11,13 @@
 namespace cxl_offload::transfer {
 namespace {
 
-// Pieces per thread: with several, a thread that is held up does not hold up the others.
+// How many pieces each thread gets. With several, a thread that is held up does not hold up the
+// others.
 constexpr size_t kPiecesEach = 4;
 constexpr size_t kLeastPiece = size_t{64} << 10;
 constexpr size_t kPieceUnit = kBasePageBytes;
 
-// Below this the stores that go past the caches cannot fill a line before the block ends.
+// In smaller blocks, stores that go past the caches cannot fill a line before the block ends.
 constexpr size_t kLeastStreamed = 512;
 // Among scattered blocks, smaller ones are quicker through the caches (bench_copy, AMD EPYC: blocks
 // of 4 KiB 15 % quicker, of 16 KiB alike, of 64 KiB 17 % slower).

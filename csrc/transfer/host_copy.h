@@ -21,7 +21,7 @@ struct CopyWay {
   bool operator==(const CopyWay&) const = default;
 };
 
-// A way for copies of this many bytes and more, up to the next entry.
+// Says how to copy this many bytes and more, up to the next entry.
 struct CopyRule {
   size_t from_bytes = 0;
   CopyWay way;
@@ -45,12 +45,12 @@ class HostCopier {
   HostCopier(const std::vector<int>& helper_cpus, std::vector<CopyRule> rules,
              Isa isa = best_isa());
 
-  // For machines that were not measured: several threads from 4 MiB on, past the caches from 32
-  // MiB.
+  // The rules for machines that were not measured: several threads from 4 MiB on, and past the
+  // caches from 32 MiB on.
   static std::vector<CopyRule> default_rules(size_t threads);
 
   void copy(std::byte* target, const std::byte* source, size_t bytes) {
-    // Inline, so that copies of a few nanoseconds go straight to memcpy.
+    // This is inline, so that copies of a few nanoseconds go straight to memcpy.
     if (bytes < first_other_) {
       __builtin_memcpy(target, source, bytes);
     } else {
@@ -58,7 +58,7 @@ class HostCopier {
     }
   }
   void copy_by(const CopyWay& way, std::byte* target, const std::byte* source, size_t bytes);
-  // targets[i][:sizes[i]] = sources[i][:sizes[i]]; the way is that of all bytes together.
+  // Does targets[i][:sizes[i]] = sources[i][:sizes[i]]. The way is chosen by all bytes together.
   void copy_blocks(std::span<const uint64_t> targets, std::span<const uint64_t> sources,
                    std::span<const size_t> sizes);
   // Throws InvalidArgument where the lists of lengths differ.

@@ -42,7 +42,7 @@ template <>
 F16 from_float(float value) {
   return to_f16(value);
 }
-// The NaN is that of the GPU.
+// The NaN has the bits that the GPU gives it.
 template <>
 Bf16 from_float(float value) {
   return std::isnan(value) ? Bf16{0x7fff} : to_bf16(value);

@@ -1,4 +1,4 @@
-// Fewer bytes over a link: numbers as 4-bit or 8-bit codes in groups.
+// Packs numbers as 4-bit or 8-bit codes in groups, so that fewer bytes cross a link.
 //
 // A packed block holds `count` numbers, cut into groups of `group_elements` consecutive ones, the
 // last of which may be short:
@@ -7,16 +7,16 @@
 //   scales  4 bytes for every group
 //
 // Int4: the scales are two half-precision numbers, the least value `low` and the `step`; a code is
-// round((x - low) / step), 0 to 15, the first of two numbers in the upper half of its byte. Codes
-// hold no NaN or infinity: a group with one, or whose low or step is beyond half precision, comes
-// back as NaN, all of it, so that the fault is not hidden.
+// round((x - low) / step), 0 to 15. The first of two numbers is in the upper half of its byte.
+// Codes hold no NaN or infinity. If a group has one, or if its low or step is beyond half
+// precision, all of the group comes back as NaN, so that the fault is not hidden.
 //
 // Fp8: the scale is one single-precision number, the largest finite magnitude / 448; a code is
 // x / scale in E4M3 (finite and NaN, "e4m3fn"), rounded to nearest even. NaN and infinity come back
 // as NaN.
 //
-// Here is the packing on the CPU, which is also the reference of the CUDA kernels (gpu/packing.cu):
-// both give the same bits.
+// This is the packing on the CPU. It is also the reference for the CUDA kernels (gpu/packing.cu),
+// which give the same bits.
 #ifndef CXL_OFFLOAD_TRANSFER_PACKING_H_
 #define CXL_OFFLOAD_TRANSFER_PACKING_H_
 

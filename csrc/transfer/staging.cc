@@ -33,7 +33,7 @@ void Staging::receive(std::byte* host, uint64_t device, size_t bytes, gpu::Strea
   slot.bytes = bytes;
 }
 
-// The oldest slot, for the slots go round.
+// Returns the oldest slot, because slots are used in turn.
 Staging::Slot& Staging::take() {
   Slot& slot = slots_[next_];
   settle(slot);

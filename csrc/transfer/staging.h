@@ -12,7 +12,7 @@
 
 namespace cxl_offload::transfer {
 
-// For one thread at a time.
+// Only one thread at a time may use it.
 class Staging {
  public:
   // `memory` is pinned, belongs to the caller and is cut into slots of `slot_bytes`.
@@ -23,10 +23,10 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
 
   size_t slots() const { return slots_.size(); }
-  // A chunk of at most a slot from ordinary memory to the GPU: copied into a slot at once, so the
-  // source is free on return.
+  // Sends a chunk of at most a slot from ordinary memory to the GPU. It is copied into a slot at
+  // once, so the source may change after the return.
   void send(uint64_t device, const std::byte* host, size_t bytes, gpu::StreamId stream);
-  // The way back. The bytes are in `host` after land() only.
+  // Receives a chunk from the GPU. The bytes are in `host` only after land().
   void receive(std::byte* host, uint64_t device, size_t bytes, gpu::StreamId stream);
   // Waits for everything that was received.
   void land();

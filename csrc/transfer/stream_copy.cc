@@ -19,10 +19,11 @@ void plain(std::byte* target, const std::byte* source, size_t bytes) {
 
 #if CXL_OFFLOAD_X86
 
-// Lines that are asked for ahead of their copy.
+// How far ahead of their copy lines are prefetched.
 constexpr size_t kAhead = 16 * kLineBytes;
 
-// Bytes up to the target's next line, copied so that whole lines follow.
+// Copies the bytes up to the target's next line, so that whole lines follow. Returns how many they
+// are.
 size_t copy_head(std::byte* target, const std::byte* source, size_t bytes) {
   const size_t into = reinterpret_cast<uintptr_t>(target) % kLineBytes;
   const size_t head = into == 0 ? 0 : std::min(bytes, kLineBytes - into);

@@ -1,5 +1,5 @@
-// One thread's copy with stores that go past the caches: the target is not read first, and the
-// caches keep what others use.
+// Copies with one thread and with stores that go past the caches. So the target is not read first,
+// and the caches keep what others use.
 #ifndef CXL_OFFLOAD_TRANSFER_STREAM_COPY_H_
 #define CXL_OFFLOAD_TRANSFER_STREAM_COPY_H_
 
@@ -9,11 +9,11 @@
 
 namespace cxl_offload::transfer {
 
-// Any addresses and sizes that do not overlap. What is stored is visible to other threads that are
-// synchronised with on return.
+// Addresses and sizes may be any, but must not overlap. After the return, other threads that
+// synchronise with this one see what was stored.
 using StreamCopy = void (*)(std::byte* target, const std::byte* source, size_t bytes);
 
-// memcpy where the architecture has no such stores.
+// This is memcpy where the architecture has no such stores.
 StreamCopy stream_copy(Isa isa);
 
 }  // namespace cxl_offload::transfer

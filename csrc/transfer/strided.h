@@ -1,5 +1,5 @@
-// A strided copy taken apart into rows: the dimensions put in the order of the target's memory,
-// neighbours joined where both sides allow.
+// Takes a strided copy apart into rows. Dimensions are put into the order of the target's memory,
+// and neighbours are joined where both sides allow it.
 #ifndef CXL_OFFLOAD_TRANSFER_STRIDED_H_
 #define CXL_OFFLOAD_TRANSFER_STRIDED_H_
 
@@ -19,10 +19,10 @@ class StridedRows {
   size_t row_bytes() const { return row_elements_ * element_bytes_; }
   // Whether the elements of a row follow each other on both sides.
   bool contiguous() const { return contiguous_; }
-  // One row whose elements are apart.
+  // Copies one row whose elements are apart.
   void copy_row(std::byte* target, const std::byte* source) const;
 
-  // act(target offset, source offset) for rows [begin, end).
+  // Calls act(target offset, source offset) for rows [begin, end).
   template <typename Act>
   void visit(size_t begin, size_t end, const Act& act) const {
     std::vector<size_t> index(outer_.size());
