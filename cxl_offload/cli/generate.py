@@ -124,6 +124,15 @@ def generate(
             "KIND=gpu leaves a kind on it (default: the CPU computes).",
         ),
     ] = None,
+    accelerator_kv: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of every sequence's KV cache, its first positions, that lies on the "
+            "accelerator, from 0 to 1; the rest lies where kv does, and the two are attended to "
+            "at once.",
+        ),
+    ] = 0.0,
     cpu_linear: Annotated[
         str,
         typer.Option(
@@ -199,6 +208,7 @@ def generate(
         prefixes=prefixes,
         attention=attention,
         accelerator=accelerator,
+        accelerator_kv=accelerator_kv,
         cpu_linear=cpu_linear,  # type: ignore[arg-type]  # checked there
         record=trace is not None or _is_replayed(simulated, accelerator),
     )
@@ -343,18 +353,27 @@ def _print(
     show(console, placement_table(report.placement, "kind", simulated=report.simulated_placement))
     for note in report.placement_notes:
         console.print(f"Note: {note}.")
-    calls = report.calls
-    console.print(
-        f"\nCalls of attention: {calls.kernel} over the cache in place, {calls.prompt} of prompts"
-    )
-    for why, count in calls.own.items():
-        console.print(f"Note: {count} calls by the model's own attention, for {why}.")
-    for said in _about_prefixes(report):
+    console.print()
+    for said in (*_about_attention(report), *_about_prefixes(report)):
         console.print(said)
     if answers:
         console.print("\nAnswers")
         for at, text in enumerate(report.answers):
             console.print(f"{at}: {text}")
+
+
+def _about_attention(report: GenerateReport) -> list[str]:
+    calls = report.calls
+    counts = f"{calls.kernel} over the cache in place, {calls.prompt} of prompts"
+    said = [f"Calls of attention: {counts}"]
+    if calls.joined or calls.accelerator:
+        said.append(
+            f"Of those in place {calls.joined} joined a part on the accelerator; "
+            f"{calls.accelerator} more had all of their cache there"
+        )
+    own = calls.own.items()
+    said += [f"Note: {count} calls by the model's own attention, for {why}." for why, count in own]
+    return said
 
 
 def _about_prefixes(report: GenerateReport) -> list[str]:

@@ -21,10 +21,14 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.transformers.int4_rows import as_cache
+from cxl_offload.integrations.transformers.by_kernel import (
+    Scores,
+    by_kernel,
+    by_kernel_and_accelerator,
+)
 from cxl_offload.integrations.transformers.masks import forms_of, mask_maker
+from cxl_offload.integrations.transformers.parted_states import PartedStates
 from cxl_offload.integrations.transformers.room import SMALL_TYPES, as_states
-from cxl_offload.ops.attention import decode_attention
 from cxl_offload.ops.threads import Team, team_for
 from cxl_offload.ops.view import untraced
 from cxl_offload.plan.kv_types import int4_row_bytes
@@ -74,17 +78,24 @@ class AttentionCalls:
     ----------
     kernel
         Calls over the cache where it lies.
+    joined
+        Those of them whose cache lies on the accelerator in part: it computed that part.
     several
-        Those of them with several queries a sequence, as of drafted tokens.
+        Those of the kernel's with several queries a sequence, as of drafted tokens.
     prompt
         Calls with several queries a sequence, by the model's own attention.
+    accelerator
+        Calls with few queries a sequence over a cache that lies on the accelerator, all of it, by
+        the model's own attention there.
     own
         Calls with few queries a sequence that the kernel does not compute, by the reason.
     """
 
     kernel: int = 0
+    joined: int = 0
     several: int = 0
     prompt: int = 0
+    accelerator: int = 0
     own: dict[str, int] = field(default_factory=dict)
 
 
@@ -198,8 +209,9 @@ def _why_not(
         width = int4_row_bytes(width)
     if not width == key.shape[-1] == value.shape[-1]:
         return "keys and values of different widths"
-    if key.device.type != "cpu":
-        return f"a cache on {key.device.type}"
+    kept = key.tail if isinstance(key, PartedStates) else key
+    if kept.device.type != "cpu":
+        return f"a cache on {kept.device.type}"
     if mask is not None and (
         mask.dim() != 4 or mask.shape[-1] != key.shape[2] or mask.shape[-2] != query.shape[2]
     ):
@@ -213,45 +225,6 @@ def _why_not(
             if name not in _KNOWN and given is not None and given is not False:
                 return f"option {name}"
     return ""
-
-
-def _by_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float | None,
-    options: dict[str, Any],
-    team: Team,
-) -> torch.Tensor:
-    """``(batch, queries, heads, dim)``, on the query's device."""
-    attended = bias = None
-    if mask is not None:
-        forms = forms_of(mask)
-        attended, bias = forms.attended(mask, query.shape[0]), forms.bias(mask)
-    if (more := options.get("position_bias")) is not None:
-        more = more.to("cpu", torch.float32).expand(*query.shape[:3], key.shape[2])
-        bias = more if bias is None else bias + more
-    one = query.shape[2] == 1
-    queries = query.squeeze(2) if one else query
-    if bias is not None and one:
-        bias = bias[:, :, 0]
-    on_cpu, coded = query.is_cpu, key.dtype is torch.uint8
-    out = decode_attention(
-        (queries if on_cpu else queries.to("cpu")).contiguous(),
-        as_cache(key) if coded else key,
-        as_cache(value) if coded else value,
-        mask=attended,
-        scale=scaling,
-        soft_cap=options.get("softcap"),
-        bias=bias,
-        sinks=options.get("s_aux"),
-        causal=False,  # the mask says what each query sees
-        threads=team,
-    )
-    if not on_cpu:
-        out = out.to(query.device)
-    return out.unsqueeze(1) if one else out.transpose(1, 2).contiguous()
 
 
 def _eager(
@@ -291,12 +264,18 @@ def _attention(own: str) -> Callable[..., Any]:
         calls = block.calls
         if _is_prompt(query, key, attention_mask, block.few_queries):
             calls.prompt += 1
+        elif isinstance(key, PartedStates) and not key.tail.shape[2]:
+            calls.accelerator += 1
         elif why := _why_not(query, key, value, attention_mask, dropout, options):
             calls.own[why] = calls.own.get(why, 0) + 1
         else:
             calls.kernel += 1
             calls.several += query.shape[2] > 1
-            return _by_kernel(query, key, value, attention_mask, scaling, options, block.team), None
+            scores = Scores(attention_mask, scaling, options)
+            if isinstance(key, PartedStates):
+                calls.joined += 1
+                return by_kernel_and_accelerator(query, key, value, scores, block.team), None
+            return by_kernel(query, key, value, scores, block.team), None
         key, value = as_states(key, query), as_states(value, query)
         given = {"scaling": scaling, "dropout": dropout, **options}
         if own == "sdpa":

@@ -72,6 +72,11 @@ def put_in_tiers(cache: Cache, memory: KvMemory, positions: int = 0) -> None:
             f"a cache with {what} cannot lie in tiers; give a DynamicCache or a StaticCache, or "
             "leave past_key_values and cache_implementation out"
         )
+    if memory.accelerator is not None and any(isinstance(each, StaticLayer) for each in layers):
+        raise ConfigError(
+            "accelerator_kv is for caches that grow, and this one is fixed; leave it or "
+            "cache_implementation out"
+        )
     if cache.layer_class_to_replicate is DynamicLayer:
         cache.layer_class_to_replicate = functools.partial(TierLayer, memory, positions)
     cache.layers[:] = [

@@ -9,8 +9,9 @@ import torch
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.beam_rows import gather_rows
 from cxl_offload.integrations.transformers.growing_layers import refuse_gradients
-from cxl_offload.integrations.transformers.room import KvMemory, gather_rows
+from cxl_offload.integrations.transformers.room import KvMemory
 from cxl_offload.tensor import copy_whole
 
 

@@ -17,10 +17,16 @@ from cxl_offload.integrations.fit import Need, TierLimit, check_fit, room
 from cxl_offload.integrations.model_folder import check_checkpoint
 from cxl_offload.integrations.planned_threads import planned_threads
 from cxl_offload.integrations.run_report import RunReport
+from cxl_offload.integrations.transformers.accelerator_kv import AcceleratorKv, accelerator_kv
 from cxl_offload.integrations.transformers.attention import AttentionCalls
 from cxl_offload.integrations.transformers.compute_device import chosen_device, host_policies
 from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
-from cxl_offload.integrations.transformers.fit import kv_needs
+from cxl_offload.integrations.transformers.fit import (
+    KvSizes,
+    accelerator_kv_bytes,
+    check_length,
+    kv_needs,
+)
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.linear_layers import rows_by
 from cxl_offload.integrations.transformers.on_accelerator import ModelDevice
@@ -28,13 +34,7 @@ from cxl_offload.integrations.transformers.plans import asked_of
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
 from cxl_offload.integrations.transformers.prefixes import checked_prefixes
 from cxl_offload.integrations.transformers.prompt_ids import tokenized
-from cxl_offload.integrations.transformers.ranked import (
-    RankPart,
-    gathered,
-    joined_calls,
-    joined_placement,
-    joined_rows,
-)
+from cxl_offload.integrations.transformers.ranked import RankPart, report_of_all
 from cxl_offload.integrations.transformers.room import KeptAs, KvMemory, kept_as
 from cxl_offload.integrations.transformers.run_trace import RunTrace
 from cxl_offload.integrations.transformers.scope import Offloaded
@@ -86,6 +86,8 @@ class GenerateRun:
         ``"eager"`` or ``"sdpa"`` for prompts; None is the model's own choice.
     accelerator
         ``"cuda"`` or ``"cuda:0"``, as of ``offload``; None: the CPU computes.
+    accelerator_kv
+        Share of the cache's positions there, as of ``offload``.
     cpu_linear
         ``"torch"``, or ``"fastest"``: linear layers as of ``offload(linear_rows="fastest")``.
     record
@@ -106,6 +108,7 @@ class GenerateRun:
     dtype: str = "auto"
     attention: str | None = None
     accelerator: str | None = None
+    accelerator_kv: float = 0.0
     cpu_linear: Literal["torch", "fastest"] = "torch"
     record: bool = False
 
@@ -164,6 +167,8 @@ class GenerateReport(RunReport):
             "predicted": {"tokens_per_s": self.predicted_tokens_per_s},
             "attention": {
                 "kernel": self.calls.kernel,
+                "joined": self.calls.joined,
+                "accelerator": self.calls.accelerator,
                 "prompt": self.calls.prompt,
                 "own": dict(self.calls.own),
             },
@@ -201,7 +206,7 @@ def run(
         ready = _load(request, session, part)
     clock = TokenClock(request.gen_len, progress)
     kept, whole = request.kept_as(), request.whole_sequences
-    kv = KvMemory(ready.store, kept, whole_sequences=whole)
+    kv = KvMemory(ready.store, kept, whole_sequences=whole, accelerator=ready.kv_there)
     # Ranks that divide tensors wait for each other in every layer: none can tell the others there.
     alone = part.agreed() if part.divided == "rows" else contextlib.nullcontext()
     offloaded = Offloaded(
@@ -227,7 +232,7 @@ def run(
     report = _report(request, session, ready, tokens.cpu(), clock.times, done.calls)
     notes = (*report.placement_notes, *threads.notes)
     report = replace(report, prefixes=done.prefixes, placement_notes=notes, trace=recorder.trace)
-    return _of_all_ranks(report, part, ready.tokenizer.pad_token_id or 0)
+    return report_of_all(report, part, ready.tokenizer.pad_token_id or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +246,7 @@ class _Ready:
     rows_at_once: int | None
     load_seconds: float
     device: ModelDevice | None
+    kv_there: AcceleratorKv | None
 
 
 def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
@@ -255,7 +261,10 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     inputs, tokenizer = tokenized(Path(request.tokenizer or request.model), request.prompts)
     mine = part.rows(inputs["input_ids"].shape[0])
     inputs = {name: given[mine] for name, given in inputs.items()}
-    _check(request, policies, session, inputs["input_ids"], part, device)
+    there = accelerator_kv(
+        request.accelerator_kv, None if device is None else device.device, policies
+    )
+    _check(request, policies, session, inputs["input_ids"], part, device, there)
     store = store_for(policies, session, pin=device is not None)
     started = time.perf_counter()
     model = load(
@@ -267,7 +276,7 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
         store=store,
     )
     took = time.perf_counter() - started
-    return _Ready(model, store, inputs, tokenizer, rows_at_once, took, device)
+    return _Ready(model, store, inputs, tokenizer, rows_at_once, took, device, there)
 
 
 def _device(request: GenerateRun, session: Session, part: RankPart) -> ModelDevice | None:
@@ -304,36 +313,14 @@ def _report(
         load_seconds=ready.load_seconds,
         prefill_seconds=times[1] - times[0],
         decode_seconds=times[-1] - times[1],
-        placement=placement_rows(store.use(), store.parts, session.machine),
+        placement=(
+            *placement_rows(store.use(), store.parts, session.machine),
+            *(() if ready.kv_there is None else (ready.kv_there.row(),)),
+        ),
         placement_notes=store.notes(),
         calls=calls,
         accelerator=None if ready.device is None else str(ready.device),
         predicted_tokens_per_s=None if request.plan is None else request.plan.tokens_per_s,
-    )
-
-
-def _of_all_ranks(mine: GenerateReport, part: RankPart, fill: int) -> GenerateReport:
-    """One report of all ranks; seconds are those of the slowest, and no plan predicted them."""
-    if part.size == 1:
-        return mine
-    reports: list[GenerateReport] = gathered(mine, part)
-    tokens, answers = mine.tokens, mine.answers
-    if part.divided == "rows":
-        tokens = joined_rows([each.tokens for each in reports], fill)
-        answers = tuple(text for each in reports for text in each.answers)
-    return replace(
-        mine,
-        ranks=part.size,
-        tokens=tokens,
-        answers=answers,
-        gen_len=tokens.shape[1] - mine.prompt_len,
-        load_seconds=max(each.load_seconds for each in reports),
-        prefill_seconds=max(each.prefill_seconds for each in reports),
-        decode_seconds=max(each.decode_seconds for each in reports),
-        placement=joined_placement([each.placement for each in reports]),
-        placement_notes=tuple(dict.fromkeys(n for each in reports for n in each.placement_notes)),
-        calls=joined_calls([each.calls for each in reports]),
-        predicted_tokens_per_s=None,
     )
 
 
@@ -358,6 +345,7 @@ def _check(
     ids: torch.Tensor,
     part: RankPart,
     device: ModelDevice | None,
+    kv_there: AcceleratorKv | None,
 ) -> None:
     """All that can be known without the weights, of the rows that this process generates."""
     rows, prompt_len = ids.shape
@@ -366,14 +354,21 @@ def _check(
     model = meta_model(request.model, request.dtype, request.attention)
     check_conventions(model)
     part.check(model)
+    config = text_config(model)
+    kept = request.kept_as() or model.dtype
+    sizes = KvSizes(
+        rows=rows,
+        positions=prompt_len + request.gen_len - 1,
+        divided_by=part.size if part.divided == "tensors" else 1,
+        accelerator=kv_there,
+    )
     if device is not None:
-        device.check_room(model, policies)
+        device.check_room(model, policies, accelerator_kv_bytes(config, kept, sizes))
     if request.prefixes is not None:
         part.check_alone("prefixes are kept")
         kv = KvMemory(store_for(policies, session), request.kept_as())
         checked_prefixes(model, request.prefixes, kv, session)
-    config = text_config(model)
-    _check_length(request, prompt_len, getattr(config, "max_position_embeddings", None))
+    check_length(Path(request.model).name, prompt_len, request.gen_len, config)
     needs = [
         Need(kind, "host", policies[kind], part.least_bytes(count), 1)
         for kind, count in weight_bytes(model, policies).items()
@@ -381,20 +376,6 @@ def _check(
     ]
     if "kv" in policies:
         needs += kv_needs(
-            config,
-            request.kept_as() or model.dtype,
-            policies["kv"],
-            rows=rows,
-            positions=prompt_len + request.gen_len - 1,
-            whole_sequences=request.whole_sequences,
-            divided_by=part.size if part.divided == "tensors" else 1,
+            config, kept, policies["kv"], sizes, whole_sequences=request.whole_sequences
         )
     check_fit(needs, room(session, request.limits))
-
-
-def _check_length(request: GenerateRun, prompt: int, most: int | None) -> None:
-    if most is not None and prompt + request.gen_len > most:
-        raise ConfigError(
-            f"prompts of {prompt} and answers of {request.gen_len} tokens are longer than the "
-            f"{most} positions of {Path(request.model).name}; shorten one of them"
-        )

@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from cxl_offload.integrations.transformers.first_rooms import FirstRooms
+from cxl_offload.integrations.transformers.parted_room import PartedRoom, room_of
 from cxl_offload.integrations.transformers.room import (
     KvMemory,
     KvRoom,
@@ -51,12 +52,12 @@ class GrowingStates:
     def _begin(self, memory: KvMemory, expected: int) -> None:
         self._memory = memory
         self._expected = expected
-        self._room: KvRoom | None = None
+        self._room: KvRoom | PartedRoom | None = None
         self.first_rooms: FirstRooms | None = None
         """What layers of the cache share where they are small; None: each has its own."""
 
     def kept_tensors(self) -> tuple[torch.Tensor, ...]:
-        """All memory that is held, keys first; none before the first states."""
+        """All memory of a tier that is held, keys first; none before the first states."""
         return () if self._room is None else self._room.tensors
 
     def _show(self, seen: tuple[Any, Any] | None = None) -> None:
@@ -75,7 +76,7 @@ class GrowingStates:
         positions, part = self._first_room(key_states.shape[2]), self._memory.current.part
         batch = None if part is None else part.total
         first, self.first_rooms = self.first_rooms, None
-        self._room = KvRoom(self._memory, key_states, value_states, positions, batch, first)
+        self._room = room_of(self._memory, (key_states, value_states), positions, batch, first)
         self.is_initialized = True
         self._show()
 
@@ -114,18 +115,18 @@ class GrowingStates:
         return seen
 
     def _write(
-        self, room: KvRoom, keys: torch.Tensor, values: torch.Tensor
+        self, room: KvRoom | PartedRoom, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotImplementedError
 
     def _stand(self) -> tuple[int, ...]:
         """What :meth:`_write` changes, besides bytes."""
         assert self._room is not None
-        return self._room.begin, self._room.end
+        return self._room.stand()
 
     def _go_back(self, stand: tuple[int, ...]) -> None:
         assert self._room is not None
-        self._room.begin, self._room.end = stand[:2]
+        self._room.go_back(stand)
 
     def _select(self, rows: torch.Tensor) -> None:
         if self._room is not None:
@@ -137,7 +138,7 @@ class GrowingStates:
             return
         kept = self._room.positions
         removed = kept - tokens_to_remove if tokens_to_remove > 0 else -tokens_to_remove
-        self._room.end -= min(max(0, removed), kept)
+        self._room.drop_last(min(max(0, removed), kept))
         self._show()
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
@@ -192,7 +193,7 @@ class TierLayer(GrowingStates, DynamicLayer):  # type: ignore[misc]
         self._begin(memory, expected)
 
     def _write(
-        self, room: KvRoom, keys: torch.Tensor, values: torch.Tensor
+        self, room: KvRoom | PartedRoom, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """All positions are returned, where they lie."""
         first = room.positions == 0
@@ -242,11 +243,11 @@ class TierSlidingLayer(GrowingStates, DynamicSlidingWindowLayer):  # type: ignor
         return *super()._stand(), self.cumulative_length
 
     def _go_back(self, stand: tuple[int, ...]) -> None:
-        super()._go_back(stand)
-        self.cumulative_length = stand[2]
+        super()._go_back(stand[:-1])
+        self.cumulative_length = stand[-1]
 
     def _write(
-        self, room: KvRoom, keys: torch.Tensor, values: torch.Tensor
+        self, room: KvRoom | PartedRoom, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """They and those that their window reaches are returned."""
         count = int(keys.shape[2])
@@ -278,7 +279,7 @@ class TierSlidingLayer(GrowingStates, DynamicSlidingWindowLayer):  # type: ignor
 
     def _keep_last(self, positions: int) -> None:
         assert self._room is not None
-        self._room.begin = max(self._room.begin, self._room.end - positions)
+        self._room.keep_last(positions)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last positions, and those that no window reaches any more.

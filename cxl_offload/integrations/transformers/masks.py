@@ -22,11 +22,12 @@ class MaskForms:
     A mask is ``(batch, 1 or heads, queries, positions)``: bool, or numbers to add to scores.
     """
 
-    __slots__ = ("_added", "_attended", "_bias", "parts")
+    __slots__ = ("_added", "_attended", "_bias", "_ends", "parts")
 
     def __init__(self) -> None:
         self.parts: dict[tuple[int, int], torch.Tensor] = {}
         self._attended: torch.Tensor | None = None
+        self._ends: dict[int, torch.Tensor] = {}
         self._bias: torch.Tensor | None = None
         self._added: torch.Tensor | None = None
 
@@ -38,6 +39,15 @@ class MaskForms:
             rows = mask[:, 0, 0] if mask.shape[1] == mask.shape[2] == 1 else mask.any(2).any(1)
             self._attended = rows.expand(batch, -1).to("cpu").contiguous()
         return self._attended
+
+    def attended_from(self, mask: torch.Tensor, batch: int, first: int) -> torch.Tensor | None:
+        """The same of the positions from ``first`` on."""
+        attended = self.attended(mask, batch)
+        if attended is None or not first:
+            return attended
+        if first not in self._ends:
+            self._ends[first] = attended[:, first:].contiguous()
+        return self._ends[first]
 
     def bias(self, mask: torch.Tensor) -> torch.Tensor | None:
         """What to add to scores, float32 of the mask's shape; None where all queries see alike."""

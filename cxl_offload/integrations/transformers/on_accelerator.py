@@ -8,7 +8,6 @@ weights and buffers are on the accelerator while the block lasts.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import streamed_weights
 from cxl_offload.integrations.transformers.asked_experts import (
-    StackedExperts,
     experts_per_token,
     stacked_experts_in,
 )
@@ -32,6 +30,13 @@ from cxl_offload.integrations.transformers.compute_device import (
 )
 from cxl_offload.integrations.transformers.conventions import text_config
 from cxl_offload.integrations.transformers.kinds import kind_of_weight
+from cxl_offload.integrations.transformers.stage_hooks import (
+    after,
+    asking,
+    before,
+    found_rows,
+    on_the_host,
+)
 from cxl_offload.integrations.transformers.streamed_weights import (
     WeightCopies,
     WeightStage,
@@ -149,15 +154,17 @@ def check_streamable(
     return homes
 
 
-def check_room(name: str, homes: WeightHomes, device: torch.device, free: int) -> None:
-    """Refuse a model whose buffers and resident weights the device has no room for.
+def check_room(
+    name: str, homes: WeightHomes, device: torch.device, free: int, kv_bytes: int = 0
+) -> None:
+    """Refuse a model whose buffers and resident weights the device has no room for, and its KV.
 
     Raises
     ------
     ConfigError
         Names the largest of what is streamed.
     """
-    needed = homes.needed_bytes(device)
+    needed = homes.needed_bytes(device) + kv_bytes
     if needed <= free:
         return
     largest = max(homes.stages, key=lambda stage: stage.nbytes, default=None)
@@ -167,9 +174,11 @@ def check_room(name: str, homes: WeightHomes, device: torch.device, free: int) -
             f" ({largest.name}, the largest of what is streamed, takes "
             f"{format_bytes(largest.nbytes)} twice)"
         )
+    kept = f" with {format_bytes(kv_bytes)} of keys and values" if kv_bytes else ""
+    less = "a smaller share of them (accelerator_kv), " if kv_bytes else ""
     raise ConfigError(
-        f"{name} needs {format_bytes(needed)} on {device}{about}, which has "
-        f"{format_bytes(free)} left; give policies for more kinds of weights, or a larger "
+        f"{name}{kept} needs {format_bytes(needed)} on {device}{about}, which has "
+        f"{format_bytes(free)} left; give {less}policies for more kinds of weights, or a larger "
         "accelerator"
     )
 
@@ -251,10 +260,15 @@ class ModelDevice:
         With its number.
     session
         Has what lies in tiers.
+
+    Attributes
+    ----------
+    device
+        As given.
     """
 
     def __init__(self, device: torch.device, session: Session) -> None:
-        self._device = device
+        self.device = device
         self._session = session
 
     @staticmethod
@@ -274,24 +288,24 @@ class ModelDevice:
                 )
 
     def __str__(self) -> str:
-        return str(self._device)
+        return str(self.device)
 
     def free_bytes(self) -> int:
         """What the device has left for this process."""
-        return free_bytes(self._device)
+        return free_bytes(self.device)
 
     def open(self, most_unfinished: int) -> WeightCopies:
         """Copies to the device; to be closed."""
-        return CudaWeightCopies(self._device, self._session, most_unfinished=most_unfinished)
+        return CudaWeightCopies(self.device, self._session, most_unfinished=most_unfinished)
 
     def check(self, model: PreTrainedModel, kinds: Collection[str]) -> None:
         """As :func:`check_streamable`."""
-        check_streamable(model, kinds, self._device, self.free_bytes())
+        check_streamable(model, kinds, self.device, self.free_bytes())
 
-    def check_room(self, model: PreTrainedModel, kinds: Collection[str]) -> None:
+    def check_room(self, model: PreTrainedModel, kinds: Collection[str], kv_bytes: int = 0) -> None:
         """As :func:`check_room`, of a model that may be without its weights."""
         homes = WeightHomes.of(model, kinds)
-        check_room(type(model).__name__, homes, self._device, self.free_bytes())
+        check_room(type(model).__name__, homes, self.device, self.free_bytes(), kv_bytes)
 
     def take(
         self, model: PreTrainedModel, kinds: Collection[str], stack: contextlib.ExitStack
@@ -316,14 +330,14 @@ def _hooks(
     given = _given_on(stream, homes, device)
     yield model.register_forward_pre_hook(given, with_kwargs=True, prepend=True)
     for module in homes.looked_up:
-        yield module.register_forward_pre_hook(_on_the_host, with_kwargs=True)
-        yield module.register_forward_hook(_found_rows(device))
+        yield module.register_forward_pre_hook(on_the_host, with_kwargs=True)
+        yield module.register_forward_hook(found_rows(device))
     for at, stage in enumerate(homes.stages):
-        yield stage.module.register_forward_pre_hook(_before(stream, at, device), with_kwargs=True)
-        yield stage.module.register_forward_hook(_after(stream, at), always_call=True)
+        yield stage.module.register_forward_pre_hook(before(stream, at, device), with_kwargs=True)
+        yield stage.module.register_forward_hook(after(stream, at), always_call=True)
         for which, experts in enumerate(stage.experts):
-            asking = _asking(stream, at, which, experts)
-            yield experts.module.register_forward_pre_hook(asking, with_kwargs=True)
+            ask = asking(stream, at, which, experts)
+            yield experts.module.register_forward_pre_hook(ask, with_kwargs=True)
 
 
 def _given_on(stream: WeightStream, homes: WeightHomes, device: torch.device) -> Callable[..., Any]:
@@ -342,52 +356,5 @@ def _given_on(stream: WeightStream, homes: WeightHomes, device: torch.device) ->
             name: given if name in stays else moved(given, device) for name, given in kwargs.items()
         }
         return (args if stays else moved(args, device)), named
-
-    return hook
-
-
-@untraced
-def _on_the_host(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    host = torch.device("cpu")
-    return moved(args, host), moved(kwargs, host)
-
-
-def _found_rows(device: torch.device) -> Callable[..., Any]:
-    @untraced
-    def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        return moved(output, device)
-
-    return hook
-
-
-def _before(stream: WeightStream, at: int, device: torch.device) -> Callable[..., Any]:
-    @untraced
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        stream.begin(at, _tokens_of(args, kwargs))
-        return moved(args, device), moved(kwargs, device)
-
-    return hook
-
-
-def _tokens_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """How many tokens the hidden states are of that a decoder layer is given."""
-    states = kwargs.get("hidden_states", args[0] if args else None)
-    return math.prod(states.shape[:-1]) if isinstance(states, torch.Tensor) else None
-
-
-def _asking(
-    stream: WeightStream, at: int, which: int, experts: StackedExperts
-) -> Callable[..., None]:
-    @untraced
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        stream.ask(at, which, lambda: experts.numbers(args, kwargs))
-
-    return hook
-
-
-def _after(stream: WeightStream, at: int) -> Callable[..., None]:
-    @untraced
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        stream.end(at)
 
     return hook

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,9 @@ from cxl_offload.integrations.transformers.conventions import text_config
 from cxl_offload.memory import Session
 from cxl_offload.objects.placement_rows import PlacementRow
 from cxl_offload.ranks import RankShare
+
+if TYPE_CHECKING:
+    from cxl_offload.integrations.transformers.generation import GenerateReport
 
 Divided = Literal["rows", "tensors"]
 """``rows``: every rank has the whole model and some prompts. ``tensors``: all prompts, and its part
@@ -158,8 +161,10 @@ def joined_calls(parts: Sequence[AttentionCalls]) -> AttentionCalls:
             own[why] = own.get(why, 0) + count
     return AttentionCalls(
         kernel=sum(calls.kernel for calls in parts),
+        joined=sum(calls.joined for calls in parts),
         several=sum(calls.several for calls in parts),
         prompt=sum(calls.prompt for calls in parts),
+        accelerator=sum(calls.accelerator for calls in parts),
         own=own,
     )
 
@@ -185,3 +190,28 @@ def joined_placement(parts: Sequence[Sequence[PlacementRow]]) -> tuple[Placement
 
 def _added(one: Mapping[Any, int], other: Mapping[Any, int]) -> dict[Any, int]:
     return {key: one.get(key, 0) + other.get(key, 0) for key in (*one, *other)}
+
+
+def report_of_all(mine: GenerateReport, part: RankPart, fill: int) -> GenerateReport:
+    """One report of all ranks; seconds are those of the slowest, and no plan predicted them."""
+    if part.size == 1:
+        return mine
+    reports: list[GenerateReport] = gathered(mine, part)
+    tokens, answers = mine.tokens, mine.answers
+    if part.divided == "rows":
+        tokens = joined_rows([each.tokens for each in reports], fill)
+        answers = tuple(text for each in reports for text in each.answers)
+    return replace(
+        mine,
+        ranks=part.size,
+        tokens=tokens,
+        answers=answers,
+        gen_len=tokens.shape[1] - mine.prompt_len,
+        load_seconds=max(each.load_seconds for each in reports),
+        prefill_seconds=max(each.prefill_seconds for each in reports),
+        decode_seconds=max(each.decode_seconds for each in reports),
+        placement=joined_placement([each.placement for each in reports]),
+        placement_notes=tuple(dict.fromkeys(n for each in reports for n in each.placement_notes)),
+        calls=joined_calls([each.calls for each in reports]),
+        predicted_tokens_per_s=None,
+    )

@@ -6,18 +6,20 @@ import copy
 import math
 import mmap
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.accelerator_kv import AcceleratorKv
+from cxl_offload.integrations.transformers.beam_rows import gather_rows
 from cxl_offload.integrations.transformers.first_rooms import FirstRooms, Wanted
 from cxl_offload.integrations.transformers.int4_rows import decoded, encoded
+from cxl_offload.integrations.transformers.parted_states import PartedStates
 from cxl_offload.memory import Interleave, Weighted
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.plan.kv_types import CODES, KV_TYPES, int4_row_bytes
 from cxl_offload.tensor import copy_whole
-from cxl_offload.tensor_bytes import check_whole
 
 SMALL_TYPES: tuple[torch.dtype, ...] = tuple(
     getattr(torch, name) for name in KV_TYPES if name != CODES
@@ -77,6 +79,8 @@ class KvMemory:
         Set by a layer that computes its rows in parts.
     whole_sequences
         Whether a policy that stripes puts each sequence on one node.
+    accelerator
+        Has the first positions of every layer that grows; None: the tier has all.
 
     Raises
     ------
@@ -88,6 +92,7 @@ class KvMemory:
     dtype: KeptAs = None
     current: CurrentRows = field(default_factory=CurrentRows)
     whole_sequences: bool = False
+    accelerator: AcceleratorKv | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in (*SMALL_TYPES, CODES):
@@ -160,6 +165,8 @@ def kept_as(name: str | None) -> KeptAs:
 
 def as_states(kept: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
     """What is kept in the type and on the device of states of the same width; a copy if need be."""
+    if isinstance(kept, PartedStates):
+        kept = kept.joined()
     if kept.dtype is torch.uint8:
         kept = decoded(kept, states.shape[-1], states.dtype)
     return kept.to(states)
@@ -170,29 +177,19 @@ def slack_of(positions: int) -> int:
     return max(_LEAST_SLACK, positions // _SLACK_SHARE)
 
 
-def gather_rows(tensor: torch.Tensor, rows: torch.Tensor) -> None:
-    """``tensor[:] = tensor[rows]``, with a copy of one head at a time and only of what changes.
+class RoomSource(Protocol):
+    """Gives memory for what is kept as its ``dtype`` says."""
 
-    Parameters
-    ----------
-    tensor
-        ``(batch, heads, positions, dim)``.
-    rows
-        ``(batch,)``, which sequence each is to be.
-    """
-    changed = (rows != torch.arange(tensor.shape[0])).nonzero().flatten()
-    if changed.numel() == 0:
-        return
-    if tensor.dtype in SMALL_TYPES:
-        tensor = tensor.view(torch.uint8)  # torch does not index numbers of these types
-    check_whole(tensor)  # what is lost would come to lie elsewhere, and nobody would know
-    for head in range(tensor.shape[1]):
-        part = tensor[:, head]
-        part.index_copy_(0, changed, part.index_select(0, rows[changed]))
+    @property
+    def dtype(self) -> KeptAs:
+        """As of :class:`KvMemory`."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor; MemoryError where there is no room."""
 
 
 class KvRoom:
-    """Session for keys and values, in which the positions from ``begin`` to ``end`` are kept.
+    """Memory for keys and values, in which the positions from ``begin`` to ``end`` are kept.
 
     Parameters
     ----------
@@ -210,7 +207,7 @@ class KvRoom:
 
     def __init__(
         self,
-        source: KvMemory,
+        source: RoomSource,
         keys: torch.Tensor,
         values: torch.Tensor,
         positions: int,
@@ -224,7 +221,10 @@ class KvRoom:
                 "kernel takes one; leave kv_dtype out"
             )
         wanted = (self._wanted(keys, positions, batch), self._wanted(values, positions, batch))
-        self._k, self._v = (first or FirstRooms(source, 1)).pair(*wanted)
+        if first is None:
+            self._k, self._v = source.empty(*wanted[0]), source.empty(*wanted[1])
+        else:
+            self._k, self._v = first.pair(*wanted)
         self.part: RowPart | None = None
         """Only these rows are seen and written while it is set."""
         self.begin = 0
@@ -252,7 +252,12 @@ class KvRoom:
     @property
     def capacity(self) -> int:
         """How many have room."""
-        return int(self._k.shape[2])
+        return int(min(self._k.shape[2], self._v.shape[2]))
+
+    @property
+    def free(self) -> int:
+        """How many more have room behind the others."""
+        return self.capacity - self.end
 
     def view(self, last: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the last positions, or of all; no copy."""
@@ -267,12 +272,31 @@ class KvRoom:
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write positions behind the others."""
-        count = keys.shape[2]
-        self.make_ready(count)
-        end = self.end + count
-        self._at(self._k, self.end, end).copy_(self._kept_as(keys))
-        self._at(self._v, self.end, end).copy_(self._kept_as(values))
+        self.make_ready(keys.shape[2])
+        self.take(self._kept_as(keys), self._kept_as(values))
+
+    def take(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write positions as they are kept, for which there is room, behind the others."""
+        end = self.end + keys.shape[2]
+        self._at(self._k, self.end, end).copy_(keys)
+        self._at(self._v, self.end, end).copy_(values)
         self.end = end
+
+    def keep_last(self, positions: int) -> None:
+        """Forget all before the last so many."""
+        self.begin = max(self.begin, self.end - positions)
+
+    def drop_last(self, positions: int) -> None:
+        """Forget the last so many, of those that are kept."""
+        self.end -= positions
+
+    def stand(self) -> tuple[int, ...]:
+        """What :meth:`append` changes, besides bytes."""
+        return self.begin, self.end
+
+    def go_back(self, stand: tuple[int, ...]) -> None:
+        """Be as then, when no memory has been taken since."""
+        self.begin, self.end = stand
 
     def make_ready(self, count: int) -> None:
         """Have room for so many more positions behind the others."""
@@ -291,11 +315,20 @@ class KvRoom:
 
     def _make_room(self, needed: int) -> None:
         if needed <= self.capacity and self.begin >= slack_of(self.positions):
+            self.to_front()
+        else:
+            self.resize(needed + slack_of(needed))
+
+    def to_front(self) -> None:
+        """Have all room behind what is kept."""
+        if self.begin:
             self._move_to_front(self._k)
             self._move_to_front(self._v)
             self.begin, self.end = 0, self.positions
-        else:
-            self._replace(needed + slack_of(needed), None)
+
+    def resize(self, capacity: int) -> None:
+        """Move to memory for so many, at least as many as are kept."""
+        self._replace(capacity, None)
 
     def reserve(self, positions: int) -> None:
         """Have room for so many positions, those before ``begin`` not counted."""
@@ -323,7 +356,13 @@ class KvRoom:
             return made
 
         self._k = moved(self._k)
-        self._v = moved(self._v)
+        try:
+            self._v = moved(self._v)
+        except BaseException:
+            if rows is None and self.begin:  # the keys begin elsewhere now
+                self._move_to_front(self._v)
+                self.begin, self.end = 0, kept
+            raise
         self.begin, self.end = 0, kept
 
     def _move_to_front(self, tensor: torch.Tensor) -> None:

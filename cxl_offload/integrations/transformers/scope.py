@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +11,12 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from cxl_offload.errors import ConfigError, forget_locals
 from cxl_offload.integrations.planned_threads import planned_threads
+from cxl_offload.integrations.transformers.accelerator_kv import accelerator_kv as kv_there
 from cxl_offload.integrations.transformers.again import take_generate
 from cxl_offload.integrations.transformers.attention import (
     FEW_QUERIES,
@@ -27,6 +27,7 @@ from cxl_offload.integrations.transformers.attention import (
     take_part,
 )
 from cxl_offload.integrations.transformers.cache import put_in_tiers, reserve
+from cxl_offload.integrations.transformers.cache_giver import cache_giver
 from cxl_offload.integrations.transformers.checkpoint import check_final_weights
 from cxl_offload.integrations.transformers.compute_device import chosen_device, host_policies
 from cxl_offload.integrations.transformers.conventions import (
@@ -71,6 +72,7 @@ def offload(
     prefixes: KeptPrefixes | None = None,
     session: Session | None = None,
     accelerator: str | torch.device | None = None,
+    accelerator_kv: float = 0.0,
     tune: Signal | None = None,
     tune_budget_bytes: int = 0,
     tune_state: str | Path | None = None,
@@ -128,6 +130,10 @@ def offload(
         memory of their tiers and are copied a decoder layer ahead of their use; embeddings are
         looked up where they lie. Weights without a policy, or of policy ``"gpu"``, are on the
         accelerator while the block lasts. None: each weight computes where it is.
+    accelerator_kv
+        Share of the positions of every layer's cache, the first ones, that lies on the accelerator;
+        the rest is where ``policies["kv"]`` says. A decode step attends to both parts at once, each
+        where it lies, and joins them by their log-sum-exp.
     tune
         ``"step_time"``: the share of the placed weights on the far tier (CXL, else the other
         sockets) follows the time of the decode steps, see docs/tuning.md. ``"phase_time"``: prefill
@@ -182,7 +188,9 @@ def offload(
         hot_expert_bytes=hot_expert_bytes,
         hot_kv_bytes=hot_kv_bytes,
     )
-    kv = KvMemory(store, kv_dtype or asked.kv_dtype, whole_sequences=whole_sequences)
+    there = kv_there(accelerator_kv, None if device is None else device.device, store.parts)
+    kept = kv_dtype or asked.kv_dtype
+    kv = KvMemory(store, kept, whole_sequences=whole_sequences, accelerator=there)
     threads = planned_threads(asked.plan, session)
     for note in threads.notes:
         _log.warning("%s", note)
@@ -262,6 +270,11 @@ class Offloaded:
         return self._attention.calls
 
     @property
+    def accelerator_kv_bytes(self) -> int:
+        """The most that keys and values took on the accelerator."""
+        return 0 if self._kv.accelerator is None else self._kv.accelerator.use.peak_bytes
+
+    @property
     def prefixes(self) -> PrefixCounts | None:
         """What was found and kept of prompts' beginnings; None: they are not kept."""
         return None if self._reuse is None else self._reuse.counts
@@ -288,7 +301,7 @@ class Offloaded:
                 self._take_attention(stack)
                 take_part(self.model, self._attention)
                 stack.callback(take_part, self.model, None)
-                self._before_every_step(stack, _cache_giver(self._kv))
+                self._before_every_step(stack, cache_giver(self._kv))
                 self._patch_generate(stack)
             take_generate(self.model, stack)
             if self._tuning is not None:
@@ -364,33 +377,3 @@ class Offloaded:
 
         setattr(self.model, _PREPARE, types.MethodType(prepare, self.model))
         stack.callback(delattr, self.model, _PREPARE)
-
-
-def _cache_giver(kv: KvMemory) -> Callable[..., Any]:
-    """What puts a model's cache in tiers before it computes, also when generate() did not make it.
-
-    It knows no model, so that a copy of the model made in the block has its own.
-    """
-
-    def give_cache(
-        model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        cache = kwargs.get("past_key_values")
-        if isinstance(cache, Cache):  # as generate() gives it, at every token
-            put_in_tiers(cache, kv)
-            return None
-        given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
-        given = {**given, **given.get("kwargs", {})}
-        cache, config = given.get("past_key_values"), text_config(model)
-        if isinstance(cache, Cache):
-            put_in_tiers(cache, kv)
-            return None
-        use_cache = given.get("use_cache")
-        wanted = config.use_cache if use_cache is None else use_cache
-        if cache is not None or not wanted or model.training or torch.is_grad_enabled():
-            return None
-        made = DynamicCache(config=config)
-        put_in_tiers(made, kv)
-        return args, {**kwargs, "past_key_values": made}
-
-    return give_cache

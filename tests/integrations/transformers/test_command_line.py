@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -173,6 +174,39 @@ def test_accelerator_streams_weights_and_is_named_in_the_report(
     assert "norm" not in {row["kind"] for row in report["placement"]}
     assert "tokens; on cpu; simulated nodes" in " ".join(capsys.readouterr().out.split())
     assert driver.copied_bytes > report["parameters"] * 4
+
+
+def test_share_of_the_cache_on_the_accelerator_has_its_row_in_the_report(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The row of the tier has less by as much; tokens are those of all in the tier."""
+    driver, file = _C.FakeDriver(), tmp_path / "report.json"
+    session = Session.simulated(load_machine(MACHINE), driver=driver)
+    monkeypatch.setattr(fit, "session_on", lambda *_: session)
+    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
+    places = ("--place", "weights=cxl", "--place", "kv=ldram", "--accelerator", "cuda")
+    asked = ("--gen-len", "20", "--json", str(file))
+    assert run(command(folder, *places, *asked)) == 0
+    whole = json.loads(file.read_text())
+    capsys.readouterr()
+    assert run(command(folder, *places, *asked, "--accelerator-kv", "0.25")) == 0
+    report, said = json.loads(file.read_text()), " ".join(capsys.readouterr().out.split())
+    assert report["tokens"] == whole["tokens"]
+
+    def kv_of(report: Any) -> dict[str, int]:
+        rows = [row for row in report["placement"] if row["kind"] == "kv"]
+        return {row["part"]: row["requested_bytes"] for row in rows}
+
+    parts, all_bytes = kv_of(report), kv_of(whole)["host"]
+    assert parts["host"] + parts["accelerator"] == all_bytes
+    assert parts["accelerator"] == pytest.approx(all_bytes / 4, rel=0.1)
+    assert "0.25 on cpu" in said  # what stands for it here
+    joined = report["attention"]["joined"]
+    assert joined > 0
+    assert f"Of those in place {joined} joined a part on the accelerator" in said
 
 
 def test_answers_and_report_are_not_lost_to_a_trace_that_cannot_be_written(

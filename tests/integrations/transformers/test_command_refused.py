@@ -12,6 +12,7 @@ import torch
 from transformers import BloomConfig
 
 from cxl_offload import _C
+from cxl_offload.cli.main import main
 from cxl_offload.integrations.transformers import generation, load
 from cxl_offload.integrations.transformers import weights as weights_module
 
@@ -149,6 +150,47 @@ def test_accelerator_without_room_is_refused_before_the_model_loads(
     monkeypatch.setattr(generation, "load", None)  # would be called
     assert run(command(folder, "--place", "weights=cxl", "--accelerator", "cuda")) == 2
     assert "which has 1000 B left" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--place", "kv=ldram"], "accelerator_kv 0.5: no accelerator computes"),
+        (["--accelerator", "cuda"], "accelerator_kv 0.5 is a share of a cache in a tier"),
+    ],
+)
+def test_share_of_the_cache_that_cannot_be_is_refused_before_the_model_loads(
+    options: list[str],
+    said: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = _C.FakeDriver()
+    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
+    monkeypatch.setattr(generation, "load", None)  # would be called
+    places = ("--place", "weights=cxl", "--accelerator-kv", "0.5", *options)
+    assert run(command(folder, *places)) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_keys_and_values_count_in_the_room_of_the_accelerator(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share that is too large is refused where none at all would fit."""
+    driver = _C.FakeDriver()
+    free = 600 << 10
+    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver), free=free)
+    monkeypatch.setattr(generation, "load", None)  # would be called
+    places = ("--place", "weights=cxl", "--place", "kv=ldram", "--accelerator", "cuda")
+    asked = ("--gen-len", "400")
+    with pytest.raises(TypeError):  # the control: all was checked, and the model would be loaded
+        main(command(folder, *places, *asked))
+    capsys.readouterr()
+    assert run(command(folder, *places, *asked, "--accelerator-kv", "1")) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "of keys and values needs 646 KiB on cpu" in said
+    assert "which has 600 KiB left; give a smaller share of them (accelerator_kv)" in said
 
 
 @pytest.mark.timeout(60)

@@ -14,7 +14,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import load, offload
 from cxl_offload.integrations.transformers.cache import kept_tensors
 from cxl_offload.integrations.transformers.conventions import text_config
-from cxl_offload.integrations.transformers.fit import kv_needs
+from cxl_offload.integrations.transformers.fit import KvSizes, kv_needs
 from cxl_offload.memory import Session, as_policy
 
 from .models import generate, make, prompts
@@ -102,8 +102,8 @@ def test_what_a_run_needs_is_what_it_takes(family: str, session: Session, tmp_pa
     make(family).save_pretrained(tmp_path)
     model = load(tmp_path, {"norm": "bind:1"}, session=session)
     policy = as_policy(POLICY["kv"], session.machine)
-    asked = {"rows": 5, "positions": 303, "whole_sequences": True}
-    needs = kv_needs(text_config(model), torch.float32, policy, **asked)
+    sizes = KvSizes(rows=5, positions=303)
+    needs = kv_needs(text_config(model), torch.float32, policy, sizes, whole_sequences=True)
     with offload(model, POLICY, whole_sequences=True, session=session) as done:
         decoded(model, 5, max_new_tokens=4)
         taken = done.store.use()["kv", "host"].peak_bytes

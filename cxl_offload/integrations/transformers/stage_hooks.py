@@ -1,0 +1,71 @@
+"""Hooks of modules that a stream gives their weights, and of embeddings that the CPU looks up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from cxl_offload.integrations.transformers.asked_experts import StackedExperts
+from cxl_offload.integrations.transformers.compute_device import moved
+from cxl_offload.integrations.transformers.streamed_weights import WeightStream
+from cxl_offload.ops.view import untraced
+
+
+@untraced
+def on_the_host(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a module is given goes to the CPU."""
+    host = torch.device("cpu")
+    return moved(args, host), moved(kwargs, host)
+
+
+def found_rows(device: torch.device) -> Callable[..., Any]:
+    """What was looked up goes to the device."""
+
+    @untraced
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        return moved(output, device)
+
+    return hook
+
+
+def before(stream: WeightStream, at: int, device: torch.device) -> Callable[..., Any]:
+    """A stage begins, with all that it is given on the device."""
+
+    @untraced
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        stream.begin(at, _tokens_of(args, kwargs))
+        return moved(args, device), moved(kwargs, device)
+
+    return hook
+
+
+def _tokens_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """How many tokens the hidden states are of that a decoder layer is given."""
+    states = kwargs.get("hidden_states", args[0] if args else None)
+    return math.prod(states.shape[:-1]) if isinstance(states, torch.Tensor) else None
+
+
+def asking(
+    stream: WeightStream, at: int, which: int, experts: StackedExperts
+) -> Callable[..., None]:
+    """Experts that their tokens ask for are copied."""
+
+    @untraced
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        stream.ask(at, which, lambda: experts.numbers(args, kwargs))
+
+    return hook
+
+
+def after(stream: WeightStream, at: int) -> Callable[..., None]:
+    """A stage ends, also by an error."""
+
+    @untraced
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        stream.end(at)
+
+    return hook
