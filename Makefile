@@ -112,6 +112,7 @@ fuzz: $(STAMP)
 
 -include tests/vm/vm.mk
 -include tests/integrations/deepspeed/deepspeed.mk
+-include tests/integrations/transformers/ecosystem.mk
 -include tests/integrations/vllm/vllm.mk
 
 clean:

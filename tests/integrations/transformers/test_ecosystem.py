@@ -1,7 +1,7 @@
 """Programs that train and measure models of transformers, over models in tiers.
 
-TRL and lm-evaluation-harness bring hundreds of megabytes with them, so they are not installed for
-tests; where they are, these run.
+TRL and lm-evaluation-harness bring hundreds of megabytes with them, so only
+``make test-ecosystem`` installs them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cxl_offload import offload_activations, offload_optimizer
 from cxl_offload.integrations.transformers import offload
 from cxl_offload.memory import Session
 
+from .ecosystem import needed
 from .models import VOCAB, make
 
 POLICIES = {"kv": "bind:2", "weights": "bind:1"}
@@ -40,7 +41,7 @@ def words() -> PreTrainedTokenizerFast:
 
 def tuned(folder: Path, session: Session | None) -> list[float]:
     """Losses of TRL's supervised tuning; with a session states and activations are in its tier."""
-    datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl")
+    datasets, trl = needed("datasets"), needed("trl")
     torch.manual_seed(0)
     model = make("llama").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -71,7 +72,6 @@ def tuned(folder: Path, session: Session | None) -> list[float]:
 def test_supervised_tuning_of_trl_learns_alike_with_states_and_activations_in_a_tier(
     tmp_path: Path, session: Session
 ) -> None:
-    pytest.importorskip("trl", reason="TRL is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         stock, ours = tuned(tmp_path, None), tuned(tmp_path, session)
@@ -82,7 +82,7 @@ def test_supervised_tuning_of_trl_learns_alike_with_states_and_activations_in_a_
 
 def local_tasks(folder: Path) -> Any:
     """Two tasks over a file: which of two endings is likelier, and what is generated."""
-    tasks = pytest.importorskip("lm_eval.tasks")
+    tasks = needed("lm_eval.tasks")
     rows = [
         {"text": text.rsplit(" ", 1)[0], "good": text.rsplit(" ", 1)[1], "bad": "no"}
         for text in WORDS
@@ -114,8 +114,8 @@ metric_list: [{{metric: exact_match}}]
 def test_lm_evaluation_harness_says_the_same_of_a_model_in_tiers(
     tmp_path: Path, session: Session
 ) -> None:
-    lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
-    huggingface = pytest.importorskip("lm_eval.models.huggingface")
+    lm_eval = needed("lm_eval")
+    huggingface = needed("lm_eval.models.huggingface")
     manager, model, tokenizer = local_tasks(tmp_path), make("llama"), words()
     assert len(tokenizer) < VOCAB
 

@@ -22,6 +22,7 @@ from cxl_offload.integrations.transformers.weights import meta_model, weight_byt
 from cxl_offload.memory import Session
 from cxl_offload.tensor_bytes import held_tensors
 
+from .ecosystem import needed
 from .models import generate, make
 
 POLICIES = {"kv": "bind:2", "weights": "bind:1"}
@@ -104,7 +105,7 @@ def save_quantized(kind: str, folder: Path) -> None:
     """A checkpoint of a tiny LLaMA whose projections are quantized."""
     make("llama").save_pretrained(folder)
     if kind == "torchao":
-        pytest.importorskip("torchao", reason="torchao is not installed")
+        needed("torchao")
         from torchao.quantization import Int8WeightOnlyConfig
 
         asked = TorchAoConfig(Int8WeightOnlyConfig())
@@ -164,7 +165,7 @@ def test_quantized_checkpoint_gives_the_same_tokens_from_its_tier(
 def test_weights_that_quanto_quantizes_while_it_loads_are_moved(
     session: Session, tmp_path: Path
 ) -> None:
-    pytest.importorskip("optimum.quanto", reason="optimum-quanto is not installed")
+    needed("optimum.quanto")
     make("llama").save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(
         tmp_path, quantization_config=QuantoConfig(weights="int8")
@@ -217,7 +218,7 @@ def test_gguf_file_gives_the_same_tokens_as_stock(
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq.* requires optimum"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq.*optimum"),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq.* requires gptqmodel"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes"),
         ({"quant_method": "runes"}, "runes.* it knows .*torchao"),
