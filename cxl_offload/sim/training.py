@@ -41,7 +41,11 @@ class TrainingWork:
     gradients, master, momentum, variance
         fp32 states. What is in GPU memory is updated there.
     checkpointing
-        Backward computes forward again.
+        Backward computes forward again, but for the output embedding.
+    attended
+        Tokens that a query attends to, the mean of all queries and layers; None: those up to it.
+    recomputed_scores
+        Whether the backward of attention computes its scores again, as fused kernels do.
     stage
         Node that holds the low-precision sum of gradients, and through which the drive is used.
     zero_stage
@@ -65,6 +69,8 @@ class TrainingWork:
     momentum: TensorHome
     variance: TensorHome
     checkpointing: bool = True
+    attended: float | None = None
+    recomputed_scores: bool = False
     stage: int = 0
     zero_stage: int = 2
     overlap: bool = True
@@ -92,7 +98,7 @@ def training_trace(work: TrainingWork) -> Trace:
         for layer in range(last + 1):
             if layer < last:  # backward begins with the layer that forward ends with
                 run.load_parameters(layer + 1)
-            run.compute(layer, passes=1)
+            run.compute(layer)
             run.schedule.barrier()
         run.schedule.phase = "backward"
         for layer in range(last, -1, -1):
@@ -100,7 +106,7 @@ def training_trace(work: TrainingWork) -> Trace:
                 run.load_parameters(layer - 1)
             if layer < last:
                 run.store_gradients(layer + 1, number)
-            run.compute(layer, passes=3 if work.checkpointing else 2)
+            run.compute_back(layer)
             run.schedule.barrier()
         run.store_gradients(0, number)
         run.schedule.barrier()
@@ -130,19 +136,36 @@ class _StepTrace:
         placed = self._work.parameters.place(self._low_bytes(layer))
         self.schedule.load("load_weight", "weights", placed)
 
-    def compute(self, layer: int, *, passes: int) -> None:
-        """Forward is one pass over a layer; backward two, and one more to compute forward again."""
+    def compute(self, layer: int) -> None:
+        """Forward is one pass over a layer."""
+        matrices, scores = self._flops(layer)
+        self._add_compute(layer, matrices + scores, passes=1)
+
+    def compute_back(self, layer: int) -> None:
+        """Backward is two passes, and one more to compute forward again.
+
+        Two products of matrices make attention; four make its backward, or five where the scores
+        are not kept.
+        """
+        work, (matrices, scores) = self._work, self._flops(layer)
+        flops = 2 * matrices + (2.5 if work.recomputed_scores else 2.0) * scores
+        again = work.checkpointing and layer < self._shape.layers
+        flops += matrices + scores if again else 0.0
+        self._add_compute(layer, flops, passes=3 if again else 2)
+
+    def _flops(self, layer: int) -> tuple[float, float]:
+        """Of the matrices of a layer, and of its scores, forward."""
         shape, work = self._shape, self._work
         tokens = work.micro_batch * work.tokens
         if layer == shape.layers:
-            flops = 2.0 * shape.head_params * tokens
-        else:
-            half = (work.tokens + 1) / 2
-            flops = shape.matrix_flops(tokens) + shape.attention_flops(tokens, half)
-        moved = self._low_bytes(layer) + 2 * tokens * shape.token_bytes
-        self.schedule.add(
-            "compute", "gpu", "act", flops=passes * flops, accelerator_bytes=passes * moved
-        )
+            return 2.0 * shape.head_params * tokens, 0.0
+        attended = (work.tokens + 1) / 2 if work.attended is None else work.attended
+        return shape.matrix_flops(tokens), shape.attention_flops(tokens, attended)
+
+    def _add_compute(self, layer: int, flops: float, *, passes: int) -> None:
+        tokens = self._work.micro_batch * self._work.tokens
+        moved = passes * (self._low_bytes(layer) + 2 * tokens * self._shape.token_bytes)
+        self.schedule.add("compute", "gpu", "act", flops=flops, accelerator_bytes=moved)
 
     def store_gradients(self, layer: int, number: int) -> None:
         """What pass ``number`` copies of a layer: the low-precision sum, at last the fp32 one."""

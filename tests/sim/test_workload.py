@@ -114,7 +114,23 @@ def test_training_step_moves_gradients_out_states_through_the_cpu_and_parameters
     tokens = 32
     pairs = 2 * 16 * 17 / 2
     forward = 2 * PARAMS * tokens + 4 * 4 * pairs * 256
-    assert sum(one.flops for one in trace) == pytest.approx(4 * forward)
+    head = 2 * HEAD_PARAMS * tokens  # a checkpoint stands before it: it is computed once
+    assert sum(one.flops for one in trace) == pytest.approx(4 * forward - head)
+
+
+def test_training_step_computes_the_scores_that_its_work_names() -> None:
+    """Attention: two products of matrices forward, four backward, five where scores are computed
+    again; with checkpoints the two of the forward once more."""
+    tokens, matrices = 32, 2 * 32 * (4 * LAYER_PARAMS + HEAD_PARAMS)
+    layers = matrices - 2 * tokens * HEAD_PARAMS
+    product = 4 * 2 * tokens * 9.5 * 256  # layers, operations, queries, attended, width of heads
+    for checkpointing in (False, True):
+        for again in (False, True):
+            work = training(checkpointing=checkpointing, attended=9.5, recomputed_scores=again)
+            flops = sum(one.flops for one in training_trace(work))
+            products = 2 + (5 if again else 4) + (2 if checkpointing else 0)
+            expected = 3 * matrices + (layers if checkpointing else 0) + products * product
+            assert flops == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("passes", [1, 2, 3, 7])

@@ -123,6 +123,11 @@ class ModelConfig:
         """Whether the MLP has three matrices."""
         return self.decoder is not None and self.decoder.gated
 
+    @property
+    def multiplied_parameters(self) -> int:
+        """Numbers that one token is multiplied by: without embeddings that it looks up."""
+        return self.active_parameters - sum(tensor.elements for tensor in self._tables)
+
     def bytes_of(self, tensor: TensorKind) -> float:
         """Bytes of all tensors of a kind, as the checkpoint keeps them."""
         if self.quantization is not None:
@@ -187,8 +192,7 @@ class ModelConfig:
         Two a parameter met, embeddings looked up left out, and four a token, context token and
         element of the heads. Source: Kaplan et al., Scaling Laws for Neural Language Models, 2.1.
         """
-        looked_up = sum(tensor.elements for tensor in self._tables)
-        products = 2.0 * (self.active_parameters - looked_up) * tokens
+        products = 2.0 * self.multiplied_parameters * tokens
         attended = context * self.layers
         if self.window:
             attended += self.windowed_layers * (min(context, self.window) - context)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.training.gradients import Stage as Stage
 from cxl_offload.plan.training.gradients import keeps_a_sum
-from cxl_offload.plan.training.zero_offload import training_flops
+from cxl_offload.plan.training.zero_offload import SCORE_PRODUCTS, training_flops
 
 MOST_BATCH = 1 << 20
 """Sequences of a step: every divisor is tried, and no training has nearly as many."""
@@ -65,10 +65,34 @@ class TrainingJob:
                 f"positions of {self.model.name}; shorten it"
             )
 
+    @property
+    def attended(self) -> float:
+        """Tokens whose scores a query computes, the mean of all queries and layers.
+
+        Attention that keeps its scores computes all of them, those too that its mask drops; the
+        kernels of FlashAttention leave those out, and what a window does not see.
+        """
+        tokens, window, model = self.tokens, self.model.window, self.model
+        if not (self.flash_attention and model.generates):
+            return float(tokens)
+        full = (tokens + 1) / 2
+        if not 0 < window < tokens:
+            return full
+        near = window - window * (window - 1) / (2 * tokens)
+        return full + (near - full) * model.windowed_layers / model.layers
+
     def flops(self, *, checkpointing: bool) -> tuple[float, float]:
-        """Operations of ``(forward, backward)`` of one sequence."""
-        params = self.model.active_parameters
-        return training_flops(params, self.tokens, checkpointing=checkpointing)
+        """Operations of ``(forward, backward)`` of one sequence, scores and logits included."""
+        model, tokens = self.model, self.tokens
+        heads = model.layers * model.heads * model.head_dim
+        return training_flops(
+            model.multiplied_parameters,
+            tokens,
+            checkpointing=checkpointing,
+            attention=2.0 * SCORE_PRODUCTS * tokens * self.attended * heads,
+            output=2.0 * tokens * model.vocab * model.embed_dim,
+            flash_attention=self.flash_attention,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ def planned_work(
         shape=model_shape(job.model),
         micro_batch=job.batch // step.accumulation,
         tokens=job.tokens,
+        attended=job.attended,
+        recomputed_scores=job.flash_attention,
         parameters=_home(hardware, weights["params"]) if step.stage == 3 else TensorHome(gpu=1.0),
         gradients=_home(hardware, weights["fp32_grad"]),
         master=_home(hardware, weights["fp32_master"]),

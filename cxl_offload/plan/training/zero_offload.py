@@ -84,17 +84,46 @@ def step_slowdown(
     return optimizer_share * optimizer_slowdown + transfer_share * transfer_slowdown
 
 
-def training_flops(
-    params: float, tokens: float, *, checkpointing: bool = True
-) -> tuple[float, float]:
-    """Arithmetic of ``(forward, backward)``: 2 and 6 operations a parameter and token.
+SCORE_PRODUCTS = 2
+"""Products of matrices that attention makes in the forward: scores, and their sum of values. The
+backward makes twice as many."""
 
-    Backward counts the recomputed forward of activation checkpointing; without it, it is 4.
-    Attention scores are left out (below 5 % at sequence
-    lengths up to the model width). Source: Kaplan et al., Scaling Laws for Neural Language
-    Models, 2.1; Ren et al., ZeRO-Offload, section 6.
+FLASH_BACKWARD_PRODUCTS = 5
+"""Those of the backward of FlashAttention, which computes the scores once more (Dao,
+FlashAttention-2, ICLR 2024, 3.1)."""
+
+
+def training_flops(
+    params: float,
+    tokens: float,
+    *,
+    checkpointing: bool = True,
+    attention: float = 0.0,
+    output: float = 0.0,
+    flash_attention: bool = False,
+) -> tuple[float, float]:
+    """Arithmetic of ``(forward, backward)``: 2 and 4 operations a parameter and token.
+
+    Parameters
+    ----------
+    checkpointing
+        Whether the backward computes the forward again, but for the last layer.
+    attention
+        Operations of scores and values in the forward, in which no parameter takes part. Without
+        them it is below 5 % at sequence lengths up to the model width.
+    output
+        Operations of the output layer, a part of those of the parameters.
+    flash_attention
+        Whether the backward computes the scores again.
+
+    Source: Kaplan et al., Scaling Laws for Neural Language Models, 2.1; Ren et al., ZeRO-Offload,
+    section 6; Korthikanti et al., Reducing Activation Recomputation, appendix A.
     """
-    return 2.0 * params * tokens, (6.0 if checkpointing else 4.0) * params * tokens
+    products = 2.0 * params * tokens
+    forward = products + attention
+    again = FLASH_BACKWARD_PRODUCTS / SCORE_PRODUCTS if flash_attention else 2.0
+    backward = 2.0 * products + again * attention
+    return forward, backward + (forward - output if checkpointing else 0.0)
 
 
 def optimizer_seconds(
