@@ -26,8 +26,8 @@ CXL_OFFLOAD_VECTOR void write_digits(const __m512i* whole, WholeQuery& to, size_
     digit[2][c] = _mm512_sub_epi32(_mm512_set1_epi32(128), _mm512_srli_epi32(raised, 15));
   }
   for (size_t d = 0; d < kDigits; ++d) {
-    for (size_t upper = 0; upper < 2;
-         ++upper) {  // of the two bytes of a word: their upper codes, then the lower
+    // Of the two bytes of a word the upper codes come first, then the lower ones.
+    for (size_t upper = 0; upper < 2; ++upper) {
       const __m512i even = _mm512_and_si512(digit[d][upper], _mm512_set1_epi32(255));
       const __m512i odd = _mm512_slli_epi32(digit[d][upper + 2], 8);
       _mm256_storeu_si256((__m256i*)(to.digits[upper][d] + at),

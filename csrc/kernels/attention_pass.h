@@ -71,9 +71,9 @@ struct WholeQuery {
   // to the second group, and so on.
   alignas(kLineBytes) float unit[16];
   alignas(kLineBytes) float sum[16];  // the sum of the numbers of q
-  alignas(
-      kLineBytes) float middle[16];  // 8 times the sum of the whole numbers, as bits of an int32
-  bool fits;                         // false if a number is NaN, infinite or out of range
+  // 8 times the sum of the whole numbers, as the bits of an int32.
+  alignas(kLineBytes) float middle[16];
+  bool fits;  // false if a number is NaN, infinite or out of range
 };
 
 // Rows of one sequence: head h of row i begins at k[i] + h * k_step bytes.

@@ -153,8 +153,8 @@ struct Strip {
         const size_t count = std::min(end - at, Vector::kLanes);
         Vector weights[R];
         for (size_t r = 0; r < R; ++r) weights[r] = source.some(r, row(r), at, count);
-        for (size_t m = 0; m < M;
-             ++m) {  // beyond the columns another group may begin, where x is not zero
+        // Beyond the columns another group may begin, where x is not zero.
+        for (size_t m = 0; m < M; ++m) {
           const Vector number = Vector::load_some(x + m * panel.x_step + at, count);
           for (size_t r = 0; r < R; ++r) sum[m][r] = mul_add(weights[r], number, sum[m][r]);
         }

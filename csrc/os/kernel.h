@@ -49,9 +49,8 @@ struct Headroom {
 };
 
 // Page states of `query` and `move` below zero, as the kernel reports them (-errno).
-inline constexpr int kPageAbsent = -2;  // -ENOENT: not faulted in
-inline constexpr int kPageShared =
-    -13;  // -EACCES: not moved, because a forked child has it as well
+inline constexpr int kPageAbsent = -2;   // -ENOENT: not faulted in
+inline constexpr int kPageShared = -13;  // -EACCES: not moved; a forked child has it as well
 
 class Kernel {
  public:

@@ -35,9 +35,8 @@ void link_cycle(std::span<std::byte> buffer, uint64_t seed) {
   std::iota(order.begin(), order.end(), 0u);
   Random random(seed);
   for (size_t i = order.size() - 1; i > 0; --i) {
-    std::swap(
-        order[i],
-        order[random.below(i + 1)]);  // the shuffle of Fisher and Yates: every order is as likely
+    // This is the shuffle of Fisher and Yates, which makes every order as likely.
+    std::swap(order[i], order[random.below(i + 1)]);
   }
   const auto line = [&](size_t i) { return buffer.data() + order[i] * kLineBytes; };
   for (size_t i = 0; i < order.size(); ++i) {
