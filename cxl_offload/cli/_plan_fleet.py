@@ -16,6 +16,7 @@ from cxl_offload.cli._plan_inputs import (
     MachineName,
     ModelName,
     read_machine,
+    seconds_asked,
 )
 from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_table import NONE, console_of, show, table
@@ -23,7 +24,7 @@ from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import pairs, size
 from cxl_offload.plan.vllm.defaults import MOST_RUNNING
-from cxl_offload.units import format_bytes, format_number, format_seconds, parse_latency_ns
+from cxl_offload.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
     from cxl_offload.plan.fleet.search import FleetOption
@@ -109,8 +110,8 @@ def fleet(
         model_name=model, most_sequences=max_num_seqs, replay=None,
     )  # fmt: skip
     target = Target(
-        first_token=_time("--ttft", ttft),
-        per_token=math.inf if per_token is None else _time("--per-token", per_token),
+        first_token=seconds_asked("--ttft", ttft),
+        per_token=seconds_asked("--per-token", per_token),
     )
     prices = prices_of(pairs("--price", price, float, form="NAME=AMOUNT, such as server=40000"))
     planner = FleetPlanner(request, stream, target, block_tokens=block_tokens)
@@ -154,13 +155,6 @@ def _stream(trace: Path | None, rate: float | None, prompt: int, generated: int)
     if rate is not None:
         return DrawnStream(rate, prompt, generated)
     return TraceStream(load_arrivals(trace))  # type: ignore[arg-type]
-
-
-def _time(option: str, text: str) -> float:
-    try:
-        return parse_latency_ns(text) * 1e-9
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from None
 
 
 def _sizes(kind: str, text: str | None, installed: int) -> list[int]:

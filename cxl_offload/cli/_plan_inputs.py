@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from cxl_offload.cli._report_table import need_matplotlib
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import pairs
 from cxl_offload.report.sections import DRAWN_STEPS
+from cxl_offload.units import parse_latency_ns
 
 if TYPE_CHECKING:
     from cxl_offload.plan.flexgen.planner import StripeWish
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
     from cxl_offload.plan.replay_check import Replay
     from cxl_offload.profile.operators.model import OperatorProfile
     from cxl_offload.sim import Timeline
-    from cxl_offload.topology import Machine
+from cxl_offload.topology import Machine
 
 _WISHES: dict[str, StripeWish] = {"auto": "auto", "always": "always", "never": "never"}
+
+VLLM_ONLY = "vLLM only"
 
 ModelName = Annotated[
     str, typer.Option(help="A folder with config.json, such a file, or a shipped name (opt-30b).")
@@ -77,6 +81,39 @@ CxlMargin = Annotated[
         rich_help_panel=LIMITS,
     ),
 ]
+HostKv = Annotated[
+    str | None,
+    typer.Option(help="Host memory for evicted KV, e.g. 64GiB.", rich_help_panel=VLLM_ONLY),
+]
+MostSequences = Annotated[
+    int | None,
+    typer.Option(
+        help=f"Most sequences at once; default {MOST_RUNNING}.", rich_help_panel=VLLM_ONLY
+    ),
+]
+SharingGpus = Annotated[
+    int | None,
+    typer.Option(
+        help="GPUs that share every layer (tensor parallel), all alike; default 1.",
+        rich_help_panel=VLLM_ONLY,
+    ),
+]
+FirstTokenMost = Annotated[
+    str | None,
+    typer.Option(
+        "--ttft",
+        help="Time to the first token, e.g. 2s: no more sequences at once than keep to it.",
+        rich_help_panel=VLLM_ONLY,
+    ),
+]
+LaterTokensMost = Annotated[
+    str | None,
+    typer.Option(
+        "--per-token",
+        help="Time between later tokens, e.g. 50ms, in the same way.",
+        rich_help_panel=VLLM_ONLY,
+    ),
+]
 TimelineFile = Annotated[
     Path | None,
     typer.Option(
@@ -107,6 +144,22 @@ def read_machine(
     for text in add or ():
         found = with_memory(found, text)
     return found if gpu is None else with_gpu(found, gpu)
+
+
+def seconds_asked(option: str, text: str | None) -> float:
+    """A time such as 2s or 50ms, in seconds; none is no limit.
+
+    Raises
+    ------
+    ConfigError
+        Names the option.
+    """
+    if text is None:
+        return math.inf
+    try:
+        return parse_latency_ns(text) * 1e-9
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def measured_operators(profile: str | None) -> OperatorProfile | None:

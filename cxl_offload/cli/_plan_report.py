@@ -15,7 +15,7 @@ from rich.console import Console
 from cxl_offload.cli._outputs import write_all
 from cxl_offload.cli._report_table import NONE, console_of, show, table
 from cxl_offload.files import encode
-from cxl_offload.plan.headline import copies_in_words, speed, waits
+from cxl_offload.plan.headline import copies_in_words, seen_by_requests, speed, waits
 from cxl_offload.plan.plan_file import OWN_FILE, save_plan
 from cxl_offload.units import format_bytes, format_number, format_seconds
 
@@ -68,6 +68,8 @@ def print_plan(console: Console, plan: Plan, file: str | None = None) -> None:
     )
     for said in waits(plan):
         console.print(f"{said}.")
+    if plan.serving is not None:
+        console.print(f"{seen_by_requests(plan.serving)}.")
     cxl = "used" if plan.cxl.used else "left alone"
     gain = "" if plan.cxl.gain is None else f" ({plan.cxl.gain:+.1%} predicted)"
     console.print(f"CXL memory: {cxl}{gain}; {plan.cxl.reason}.")

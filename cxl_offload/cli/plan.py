@@ -18,12 +18,17 @@ from cxl_offload.cli._plan_fleet import fleet
 from cxl_offload.cli._plan_inputs import (
     AddedMemory,
     CxlMargin,
+    FirstTokenMost,
     GpuOnPaper,
+    HostKv,
     HostUsable,
+    LaterTokensMost,
     MachineName,
     ModelName,
+    MostSequences,
     Output,
     ProfileFile,
+    SharingGpus,
     Tiers,
     TimelineFile,
     Why,
@@ -32,6 +37,7 @@ from cxl_offload.cli._plan_inputs import (
     measured_operators,
     names_the_line,
     read_machine,
+    seconds_asked,
     stripes_asked,
 )
 from cxl_offload.cli._plan_objects import objects
@@ -41,7 +47,7 @@ from cxl_offload.cli._report_file import ReportFile, write_plan_page
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import limits, size
 from cxl_offload.plan.usable import CXL_MARGIN, GPU_USABLE, HOST_USABLE
-from cxl_offload.plan.vllm.defaults import GPU_UTILIZATION, MOST_RUNNING
+from cxl_offload.plan.vllm.defaults import GPU_UTILIZATION
 from cxl_offload.units import parse_bandwidth
 
 if TYPE_CHECKING:
@@ -50,7 +56,7 @@ if TYPE_CHECKING:
     from cxl_offload.sim import Timeline
     from cxl_offload.topology import Machine
 
-_FLEXGEN, _VLLM, _DECODERS = "FlexGen only", "vLLM only", "transformers only"
+_FLEXGEN, _DECODERS = "FlexGen only", "transformers only"
 
 
 def register(app: typer.Typer) -> None:
@@ -85,23 +91,11 @@ def inference(
             "of flexgen, transformers and vllm, as far as they run the model."
         ),
     ] = "auto",
-    kv_host: Annotated[
-        str | None,
-        typer.Option(help="Host memory for evicted KV, e.g. 64GiB.", rich_help_panel=_VLLM),
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Most sequences at once; default {MOST_RUNNING}.", rich_help_panel=_VLLM
-        ),
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            help="GPUs that share every layer (tensor parallel), all alike; default 1.",
-            rich_help_panel=_VLLM,
-        ),
-    ] = None,
+    kv_host: HostKv = None,
+    max_num_seqs: MostSequences = None,
+    ttft: FirstTokenMost = None,
+    per_token: LaterTokensMost = None,
+    gpus: SharingGpus = None,
     host_usable: HostUsable = HOST_USABLE,
     gpu_usable: Annotated[
         float | None,
@@ -153,6 +147,7 @@ def inference(
     from cxl_offload.plan.model.file import load_model
     from cxl_offload.plan.transformers.plan import TransformersRequest, plan_transformers
     from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
+    from cxl_offload.plan.vllm.serving import TokenTargets
 
     written = {"--output": output, "--report": report, "--timeline": timeline}
     check_outputs(written, {"--model": model, "--machine": machine, "--profile": profile})
@@ -161,7 +156,13 @@ def inference(
         ("flexgen", "transformers"): {"--max-batches": max_batches},
         ("flexgen",): {"--interleave": interleave, "--path": path},
         ("transformers",): {"--kv-dtype": kv_dtype, "--sockets": sockets},
-        ("vllm",): {"--kv-host": kv_host, "--max-num-seqs": max_num_seqs, "--gpus": gpus},
+        ("vllm",): {
+            "--kv-host": kv_host,
+            "--max-num-seqs": max_num_seqs,
+            "--ttft": ttft,
+            "--per-token": per_token,
+            "--gpus": gpus,
+        },
     }
     wanted = _executors(executor, options, runs_in_flexgen(config) is None)
     common: dict[str, Any] = {
@@ -205,6 +206,10 @@ def inference(
             VllmRequest(
                 **common,
                 kv_host_bytes=0 if kv_host is None else size("--kv-host", kv_host),
+                targets=TokenTargets(
+                    first_token=seconds_asked("--ttft", ttft),
+                    per_token=seconds_asked("--per-token", per_token),
+                ),
                 **served,
             )
         ),

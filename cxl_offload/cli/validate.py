@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,16 +44,20 @@ def validate_command(
 
     Example: cxl-offload validate --failed
     """
-    from cxl_offload.validation import PUBLISHED_CASES, load_cases, validate
+    from cxl_offload.validation import SHIPPED, absolute_errors, load_cases, validate
 
     check_outputs({"--plot": plot}, {"CASES": cases})
     if plot is not None:
         need_matplotlib("--plot")
     with progress_bar(keep=False, lines=not as_json) as tell:
-        results = validate(counted(load_cases(cases or PUBLISHED_CASES), "cases predicted", tell))
+        files = SHIPPED if cases is None else (cases,)
+        asked = [case for file in files for case in load_cases(file)]
+        results = validate(counted(asked, "cases predicted", tell))
     if as_json:
         entries = [result.as_json() for result in results]
-        write_json("-", {"cases": entries})
+        found = absolute_errors(results)
+        absolute = {} if found is None else {"absolute": asdict(found)}
+        write_json("-", {"cases": entries, **absolute})
     else:
         _print_report(results, failed_only=failed_only)
     if plot is not None:
@@ -64,7 +69,8 @@ def validate_command(
 
 
 def _print_report(results: Sequence[Result], *, failed_only: bool) -> None:
-    from cxl_offload.validation import pass_rates
+    from cxl_offload.validation import absolute_errors, pass_rates
+    from cxl_offload.validation.report import FAR
 
     console = console_of(piped_width=WIDE)
     listed = [result for result in results if not (failed_only and result.passes)]
@@ -72,6 +78,15 @@ def _print_report(results: Sequence[Result], *, failed_only: bool) -> None:
         show(console, _case_table(listed))
     show(console, _rate_table("use", pass_rates(results, lambda result: result.case.use)))
     show(console, _rate_table("model", pass_rates(results, lambda result: result.case.model)))
+    found = absolute_errors(results)
+    if found is None:
+        return
+    unanswered = f", {found.unanswered} not answered" if found.unanswered else ""
+    console.print(
+        f"\nPlans against {found.cases} published absolute results{unanswered}: off by "
+        f"{found.median:.1%} in the median, {found.worst:.2f}x at worst ({found.worst_id}); "
+        f"{found.beyond} by more than {FAR}x."
+    )
 
 
 def _case_table(results: Sequence[Result]) -> Table:

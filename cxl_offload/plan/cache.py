@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import read_text
-from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
+from cxl_offload.plan.gpu import REQUEST_S
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.vllm.steps import PromptWork, ServerSteps
@@ -168,7 +168,7 @@ class PromptCosts:
         """A prompt of which tiers have ``found`` blocks.
 
         What a tier has crosses the link at the lower of both rates, then the rest of the prompt is
-        computed at ``PREFILL_EFFICIENCY`` of the GPU's peak.
+        computed at the GPU's share of its peak.
         """
         total = 0.0
         for hits, tier in zip(found, tiers, strict=True):
@@ -177,7 +177,7 @@ class PromptCosts:
         rest = tokens - known
         flops = self.model.forward_flops(tokens=rest, context=known + rest / 2) / self.gpus
         gpu = self.hardware.gpu
-        return PromptWork(flops / (gpu.flops_per_s * PREFILL_EFFICIENCY), rest, total)
+        return PromptWork(flops / gpu.products_flops_per_s, rest, total + REQUEST_S)
 
 
 def mean_ttft_s(

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, Literal, TypeVar
 
 from cxl_offload.plan.hardware import NVME, Hardware
-from cxl_offload.plan.plan_file import Batch, ErrorEstimate, ExecutorName, Home, PhaseEstimate
+from cxl_offload.plan.plan_file import (
+    Batch,
+    ErrorEstimate,
+    ExecutorName,
+    Home,
+    PhaseEstimate,
+    Serving,
+)
 from cxl_offload.plan.planned_machine import as_planned
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.request import PlanRequest
@@ -142,6 +149,10 @@ class Executor(ABC, Generic[T]):
     def kv_dtype(self) -> str:
         """What keys and values are kept as; empty: what they are computed in."""
         return ""
+
+    def serving(self, found: Candidate[T]) -> Serving | None:
+        """What a request sees of a server; None: the executor runs batches."""
+        return None
 
     def copied_bytes(self, found: Candidate[T]) -> int:
         """Bytes of weights beyond the first copy of each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 MOST_GPUS = 64
@@ -10,7 +11,7 @@ MOST_GPUS = 64
 PREFILL_EFFICIENCY = 0.52
 """Share of a GPU's dense peak that the matrix products of a large batch reach: 163 of an A100's
 312 TFLOP/s (Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, SC
-2021, Table 1). FlexGen's own calibration is 0.33 on a T4, a GPU that its power limit throttles."""
+2021, Table 1). That of a GPU of which no more is known."""
 
 TRAINING_EFFICIENCY = 0.32
 """Share of the peak that forward and backward of ZeRO-Offload reach: 40 of a V100's 125 TFLOP/s
@@ -32,24 +33,61 @@ LLaMA-3.1-8B by gpt-fast's README, LLaMA-2-7B by the benchmark of LMDeploy 0.2.0
 middle."""
 
 
+SEQUENCE_S = 5e-6
+"""Seconds that each running sequence adds to a decode step of vLLM: its scheduling, its sampling
+and the way of its token out. Fitted, with ``REQUEST_S``, to 1000 requests of ShareGPT and 1000 of
+128 + 4 tokens at once, Qwen3-14B by vLLM 0.11.0 on an A100 and on an H100 (GPUStack's
+documentation, Performance Lab)."""
+
+REQUEST_S = 5e-3
+"""Seconds of vLLM's server for a request beside the GPU's work: its text into tokens, its way in.
+Fitted as ``SEQUENCE_S``: the requests of 128 + 4 tokens leave 3 to 13 ms each."""
+
+_REACHED = (
+    (0.33, r"T4|RTX 20\d\d|QUADRO RTX"),
+    (0.58, r"A100|A800"),
+    (0.33, r"GH200|H20|H100|H200|H800"),
+)
+"""Shares of the dense peak that large products reach, by GPU.
+
+Turing: FlexGen's own calibration on a T4, which its power limit throttles (experimental/
+cost_model.py). A100: Qwen3-14B, 500 requests of 2000 + 100 tokens at once by vLLM 0.11.0
+(GPUStack's documentation, Performance Lab), 284.64 tokens/s. Hopper: the same on an H100, 505.51.
+Others: ``PREFILL_EFFICIENCY``."""
+
+
+def arithmetic_share(name: str) -> float | None:
+    """Share of the dense peak that large products reach on a GPU of that name; None: not known."""
+    for share, names in _REACHED:
+        if re.search(rf"(?<![A-Z0-9])(?:{names})(?![A-Z0-9])", name.upper()):
+            return share
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class GpuRates:
-    """One GPU: the peak of dense half-precision arithmetic, and what it reads of its memory."""
+    """One GPU: the peak of dense half-precision arithmetic, what it reads of its memory, and the
+    share of the peak that large products reach, for every executor alike.
+    """
 
     flops_per_s: float
     memory_bytes_per_s: float
+    arithmetic_share: float = PREFILL_EFFICIENCY
+
+    @property
+    def products_flops_per_s(self) -> float:
+        """What large matrix products reach."""
+        return self.flops_per_s * self.arithmetic_share
 
 
 NO_GPU = GpuRates(float("inf"), float("inf"))
 """Stands where a machine has none: CPUs compute, and nothing is charged to a GPU."""
 
 
-def roofline_seconds(
-    gpu: GpuRates, *, flops: float, nbytes: float, efficiency: float = 1.0
-) -> float:
+def roofline_seconds(gpu: GpuRates, *, flops: float, nbytes: float) -> float:
     """Seconds of a kernel: the larger of its arithmetic and its memory time.
 
-    ``efficiency`` is the share of the arithmetic peak that is reached. Valid for kernels large
-    enough to fill the GPU; what lies between kernels is not in it (``LAYER_S``).
+    Valid for kernels large enough to fill the GPU; what lies between kernels is not in it
+    (``LAYER_S``).
     """
-    return max(flops / (gpu.flops_per_s * efficiency), nbytes / gpu.memory_bytes_per_s)
+    return max(flops / gpu.products_flops_per_s, nbytes / gpu.memory_bytes_per_s)

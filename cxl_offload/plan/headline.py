@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cxl_offload.plan.plan_file import Batch, CopiesUse, Plan
+from cxl_offload.plan.plan_file import Batch, CopiesUse, Plan, Serving
 from cxl_offload.plan.replay_check import stated_differences
 from cxl_offload.units import format_number, format_seconds
 
@@ -20,6 +20,15 @@ def speed(plan: Plan) -> str:
         return said
     phase, percent = found
     return f"{said}; equations and replay of the {phase} differ by {abs(percent)} %, see the notes"
+
+
+def seen_by_requests(serving: Serving) -> str:
+    """What a request sees of a server, as a sentence."""
+    first, alone = format_seconds(serving.first_token_s), format_seconds(serving.alone_s)
+    return (
+        f"A request sees its first token after {first} while as many run as fit ({alone} alone), "
+        f"later ones every {format_seconds(serving.per_token_s)} (predicted, in the mean)"
+    )
 
 
 def copies_in_words(copies: CopiesUse) -> str:

@@ -9,17 +9,18 @@ from __future__ import annotations
 from cxl_offload.plan.plan_file import ErrorEstimate
 
 FLEXGEN_ERROR = ErrorEstimate(
-    cases=5,
-    median=0.0667,
-    worst=0.1429,
-    source="batch sizes that fit and that a search chooses (validate, group flexgen_search); no "
-    "absolute FlexGen speed is published for these machines, ratios between them are in range",
+    cases=3,
+    median=0.1451,
+    worst=0.1830,
+    source="tokens/s of stock FlexGen on its own T4 machine, OPT-6.7B to OPT-175B, planned by "
+    "these equations (validate, plans.json)",
 )
 
 VLLM_ERROR = ErrorEstimate(
-    cases=10,
-    median=0.0814,
-    worst=0.2046,
-    source="tokens/s: LLaMA3-70B on one H100 with DIMM; models that fit on an A10G, L4 or A100 "
-    "(validate, group vllm_weight_offload, and plans.json)",
+    cases=46,
+    median=0.0679,
+    worst=0.3904,
+    source="tokens/s: LLaMA3-70B on one H100 with DIMM; models that fit on an A10G, L4, RTX 4090, "
+    "A100 or H100, a quarter of them fitted to (validate, group vllm_weight_offload, and "
+    "plans.json)",
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cxl_offload.plan.equations.copies import CopyPath
-from cxl_offload.plan.gpu import MEMORY_SHARE, GpuRates
+from cxl_offload.plan.gpu import MEMORY_SHARE, PREFILL_EFFICIENCY, GpuRates, arithmetic_share
 from cxl_offload.topology import Access, Gpu, Machine
 
 UNBOUND = float("inf")
@@ -164,7 +164,9 @@ class MachineRates:
         gpu = self.gpu()
         if gpu.peak_flops_per_s is None or gpu.memory_bandwidth_bytes_per_s is None:
             raise ValueError(f"machine {self.machine.name}: GPU {gpu.name} has no peak rates")
-        return GpuRates(gpu.peak_flops_per_s, MEMORY_SHARE * gpu.memory_bandwidth_bytes_per_s)
+        share = arithmetic_share(f"{gpu.name} {gpu.model}")
+        memory = MEMORY_SHARE * gpu.memory_bandwidth_bytes_per_s
+        return GpuRates(gpu.peak_flops_per_s, memory, share or PREFILL_EFFICIENCY)
 
     def link_bytes_per_s(self) -> float:
         """What a large pinned host-to-device copy reaches on the link."""

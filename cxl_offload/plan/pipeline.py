@@ -53,6 +53,7 @@ def make_plan(executor: Executor[T]) -> Plan:
         on_cpu=executor.on_cpu(found),
         kv_dtype=executor.kv_dtype(),
         copies=copies,
+        serving=executor.serving(found),
         why=tuple(reasons(executor, found)) if request.why else (),
         notes=(*found.hardware.notes, *executor.notes(found), *_replayed(executor, found)),
     )

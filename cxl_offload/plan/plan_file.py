@@ -112,6 +112,26 @@ class CxlUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What a request sees of a server that is never idle (predicted), in seconds.
+
+    Attributes
+    ----------
+    first_token_s
+        From its arrival, in the mean, where it need not wait for another to end: the rest of the
+        step under way, and the steps of its prompt.
+    alone_s
+        The same on an idle server.
+    per_token_s
+        Between later tokens, in the mean.
+    """
+
+    first_token_s: float
+    alone_s: float
+    per_token_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesUse:
     """Whether weights have a copy near each socket and why; ``bytes`` are those beyond the first.
 
@@ -164,6 +184,8 @@ class Plan:
         transformers: what keys and values are kept as; empty: what they are computed in.
     copies
         Whether weights have a copy near each socket; None: one socket computes, or a GPU.
+    serving
+        vLLM: what a request sees; None: the executor runs batches, not a server.
     why
         What the next best placements would have cost (predicted), where that was asked for.
     """
@@ -192,6 +214,7 @@ class Plan:
     on_cpu: tuple[str, ...] = ()
     kv_dtype: str = ""
     copies: CopiesUse | None = None
+    serving: Serving | None = None
     why: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -74,7 +74,7 @@ def findings_section(hazards: Sequence[Hazard]) -> PageSection:
 
 def plan_sections(plan: Plan) -> list[PageSection]:
     """Verdict, homes, times and prices of a plan."""
-    from cxl_offload.plan.headline import copies_in_words, speed, waits
+    from cxl_offload.plan.headline import copies_in_words, seen_by_requests, speed, waits
 
     batch = plan.batch
     prompt = f"{batch.prompt} + " if batch.prompt else ""
@@ -92,6 +92,8 @@ def plan_sections(plan: Plan) -> list[PageSection]:
         verdict += paragraph(f"Advice only: {plan.advice}.")
     if plan.runs:
         verdict += command_text(shlex.join(plan.command_in("plan.yaml")))
+    if plan.serving is not None:
+        verdict += paragraph(f"{seen_by_requests(plan.serving)}.")
     verdict += "".join(paragraph(f"{note}.", "dim") for note in (*plan.why, *plan.notes))
     if plan.error is not None:
         error = plan.error

@@ -7,8 +7,10 @@ from pathlib import Path
 from cxl_offload.validation.casefile import Case, Expectation, load_cases, parse_cases
 from cxl_offload.validation.report import (
     MODELS,
+    Absolute,
     PassRate,
     Result,
+    absolute_errors,
     pass_rates,
     predict,
     validate,
@@ -16,11 +18,15 @@ from cxl_offload.validation.report import (
 
 __all__ = [
     "MODELS",
+    "PLAN_CASES",
     "PUBLISHED_CASES",
+    "SHIPPED",
+    "Absolute",
     "Case",
     "Expectation",
     "PassRate",
     "Result",
+    "absolute_errors",
     "load_cases",
     "parse_cases",
     "pass_rates",
@@ -30,3 +36,9 @@ __all__ = [
 
 PUBLISHED_CASES = Path(__file__).parent / "cases" / "published.json"
 """The open cases that come with the package, each with its source."""
+
+PLAN_CASES = PUBLISHED_CASES.with_name("plans.json")
+"""Those that ask the planner; most are published outside the five papers."""
+
+SHIPPED = (PUBLISHED_CASES, PLAN_CASES)
+"""What is answered where no file is named."""

@@ -31,8 +31,9 @@ class Case:
     """One case: which public model answers it, with which inputs.
 
     ``wrong`` says why it cannot be answered; empty for a sound case. ``line`` counts from 1.
-    ``source`` says where the number stands. ``printed`` is the published number, or its lowest and
-    highest, where ``expected`` asks for bounds only; nothing is scored by it.
+    ``source`` says where the number stands, ``description`` what it is. ``printed`` is the
+    published number, or its lowest and highest, where ``expected`` asks for bounds only; nothing is
+    scored by it.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Case:
     line: int
     wrong: str = ""
     source: str = ""
+    description: str = ""
     printed: tuple[float, ...] = ()
 
 
@@ -157,6 +159,7 @@ def _case(entry: object, file: str, line: int) -> Case:
         line=line,
         wrong=wrong,
         source=str(entry.get("source", "")),
+        description=str(entry.get("description", "")),
         printed=printed,
     )
 

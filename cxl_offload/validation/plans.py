@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cxl_offload.plan.fleet.wave import serve_wave
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.plan.training.plan import TrainingRequest, plan_training
+from cxl_offload.plan.training.ranks import Ranks
 from cxl_offload.plan.transformers.plan import TransformersRequest, plan_transformers
 from cxl_offload.plan.vllm.defaults import MOST_RUNNING
 from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
@@ -22,7 +24,19 @@ from cxl_offload.validation.answers import Answer, PublicModel, machine_name
 from cxl_offload.validation.inputs import Inputs
 
 EXECUTORS = ("flexgen", "flexgen-stock", "transformers", "vllm", "deepspeed")
-METRICS = ("tokens_per_s", "decode_tokens_per_s", "sequences", "tier_gib", "ratio", "order")
+METRICS = (
+    "tokens_per_s",
+    "decode_tokens_per_s",
+    "sequences",
+    "step_s",
+    "ttft_s",
+    "per_token_s",
+    "tier_gib",
+    "ratio",
+    "order",
+)
+ABSOLUTE = METRICS[:6]
+"""Those whose published value is a measurement of one system, not a relation of two."""
 
 REQUEST = (
     "plan_model",
@@ -37,6 +51,15 @@ REQUEST = (
     "max_batches",
     "max_num_seqs",
     "margin_fraction",
+    "num_prompts",
+    "answers",
+    "gpus",
+    "hosts",
+    "network_gb_s",
+    "stage",
+    "flash",
+    "sockets",
+    "kv_dtype",
 )
 """Keys of one request; those of ``a``, ``b`` and ``requests`` replace them one by one."""
 
@@ -83,17 +106,44 @@ def _stock(inputs: Inputs) -> Plan:
 
 
 def _transformers(inputs: Inputs) -> Plan:
-    return plan_transformers(TransformersRequest(**_batches(inputs)))
+    kept = (inputs.text("kv_dtype"),) if "kv_dtype" in inputs else ()
+    sockets = inputs.integer("sockets", low=1, default=1)
+    return plan_transformers(
+        TransformersRequest(**_batches(inputs), kv_dtypes=kept, sockets=sockets)
+    )
+
+
+def _vllm_request(inputs: Inputs) -> VllmRequest:
+    most = inputs.integer("max_num_seqs", low=1, default=MOST_RUNNING)
+    gpus = inputs.integer("gpus", low=1, default=1)
+    return VllmRequest(**_served(inputs), most_sequences=most, gpus=gpus)
 
 
 def _vllm(inputs: Inputs) -> Plan:
-    most = inputs.integer("max_num_seqs", low=1, default=MOST_RUNNING)
-    return plan_vllm(VllmRequest(**_served(inputs), most_sequences=most))
+    return plan_vllm(_vllm_request(inputs))
 
 
 def _deepspeed(inputs: Inputs) -> Plan:
     batch, tokens = inputs.integer("batch", low=1), inputs.integer("prompt_len", low=1)
-    return plan_training(TrainingRequest(**_asked_of(inputs), batch=batch, tokens=tokens))
+    stage = inputs.integer("stage", low=1) if "stage" in inputs else None
+    if stage not in (None, 1, 2, 3):
+        raise ValueError(f"stage = {stage}, want 1, 2 or 3")
+    network = inputs.optional_number("network_gb_s", above=True)
+    ranks = Ranks(
+        gpus=inputs.integer("gpus", low=1, default=1),
+        hosts=inputs.integer("hosts", low=1, default=1),
+        network_bytes_per_s=None if network is None else network * 1e9,
+    )
+    return plan_training(
+        TrainingRequest(
+            **_asked_of(inputs),
+            batch=batch,
+            tokens=tokens,
+            stage=stage,  # type: ignore[arg-type]
+            ranks=ranks,
+            flash_attention="flash" in inputs and inputs.boolean("flash"),
+        )
+    )
 
 
 _PLANNERS: dict[str, Callable[[Inputs], Plan]] = {
@@ -119,8 +169,31 @@ def _decoded(plan: Plan) -> float:
     return plan.batch.size * plan.batch.count / plan.phases[-1].seconds
 
 
+def _wave(inputs: Inputs, metric: str) -> Answer:
+    """Some requests at once, until the last has ended."""
+    if inputs.text("executor") != "vllm":
+        raise ValueError("num_prompts: requests that come at once are served by executor vllm")
+    spread = inputs.choice("answers", ("even", "spread"), "even") == "spread"
+    try:
+        wave = serve_wave(
+            _vllm_request(inputs), inputs.integer("num_prompts", low=1), spread=spread
+        )
+    except MemoryError as error:
+        raise ValueError(str(error)) from None
+    values = {
+        "tokens_per_s": wave.tokens_per_s,
+        "ttft_s": wave.first_token_s,
+        "per_token_s": wave.per_token_s,
+    }
+    if metric not in values:
+        raise ValueError(f"metric = {metric!r} of num_prompts: one of {', '.join(values)}")
+    return Answer(values[metric])
+
+
 def _plan(inputs: Inputs) -> Answer:
     metric = inputs.choice("metric", METRICS)
+    if "num_prompts" in inputs:
+        return _wave(inputs, metric)
     if metric == "order":
         requests = inputs.nested_list("requests", REQUEST)
         rates = [_planned(inputs, request).tokens_per_s for request in requests]
@@ -133,7 +206,14 @@ def _plan(inputs: Inputs) -> Answer:
         tier = inputs.text("tier")
         nbytes = sum(home.bytes for home in plan.homes if home.where.split()[0] == tier)
         return Answer(nbytes / GIB, plan.notes)
+    if metric in ("ttft_s", "per_token_s"):
+        if plan.serving is None:
+            raise ValueError(f"metric = {metric!r}: executor vllm has it")
+        seen = plan.serving
+        return Answer(seen.first_token_s if metric == "ttft_s" else seen.per_token_s, plan.notes)
+    repeats = plan.phases if plan.kind == "training" else plan.phases[-1:]
     values = {
+        "step_s": sum(phase.seconds for phase in repeats),
         "tokens_per_s": plan.tokens_per_s,
         "decode_tokens_per_s": _decoded(plan),
         "sequences": plan.batch.size * plan.batch.count,

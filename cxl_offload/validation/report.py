@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -107,6 +108,65 @@ def _result(case: Case) -> Result:
 def validate(cases: Iterable[Case]) -> list[Result]:
     """Predicts every case; one that cannot be answered fails, with the reason in its note."""
     return [_result(case) for case in cases]
+
+
+@dataclass(frozen=True, slots=True)
+class Absolute:
+    """How far plans are from published absolute results.
+
+    Attributes
+    ----------
+    cases
+        How many there are; ``unanswered`` of them have no prediction and are in no other number.
+    median
+        Of what the larger of prediction and published value is over the smaller, less 1.
+    worst
+        The largest of these ratios, of the case ``worst_id``.
+    beyond
+        How many ratios are above ``FAR``.
+    """
+
+    cases: int
+    unanswered: int
+    median: float
+    worst: float
+    worst_id: str
+    beyond: int
+
+
+FAR = 1.4
+"""Ratio beyond which a prediction is called far off."""
+
+
+def absolute_errors(results: Sequence[Result]) -> Absolute | None:
+    """Over the cases of plans whose published value is a measurement; None: there are none."""
+    asked = [each for each in results if _is_absolute(each.case)]
+    ratios = [
+        (_ratio(each.predicted, each.case.expected), each.case.id)
+        for each in asked
+        if each.predicted is not None and each.case.expected is not None
+    ]
+    if not ratios:
+        return None
+    worst, worst_id = max(ratios)
+    return Absolute(
+        cases=len(asked),
+        unanswered=len(asked) - len(ratios),
+        median=statistics.median(ratio for ratio, _ in ratios) - 1,
+        worst=worst,
+        worst_id=worst_id,
+        beyond=sum(ratio > FAR for ratio, _ in ratios),
+    )
+
+
+def _is_absolute(case: Case) -> bool:
+    is_plan = case.model == "plan" and case.inputs.get("metric") in plans.ABSOLUTE
+    return is_plan and case.expected is not None and case.expected.op == "approx"
+
+
+def _ratio(predicted: Predicted, expected: Expectation) -> float:
+    number, value = float(predicted), float(expected.value)  # type: ignore[arg-type]
+    return max(number / value, value / number) if number > 0 < value else math.inf
 
 
 def pass_rates(results: Sequence[Result], key: Callable[[Result], str]) -> list[PassRate]:

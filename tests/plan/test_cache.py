@@ -22,7 +22,7 @@ from cxl_offload.plan.cache import (
     load_requests,
     mean_ttft_s,
 )
-from cxl_offload.plan.gpu import LAYER_S, PREFILL_EFFICIENCY
+from cxl_offload.plan.gpu import LAYER_S, PREFILL_EFFICIENCY, REQUEST_S
 from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm, planned_server
@@ -101,7 +101,7 @@ def test_first_token_is_what_is_loaded_and_what_is_computed_once_weights_were_re
     first = model.forward_flops(tokens=tokens, context=6) / peak
     loads = 8 * model.kv_bytes_per_token() / 5e9
     second = model.forward_flops(tokens=4, context=8 + 2) / peak
-    beside = model.layers * LAYER_S
+    beside = model.layers * LAYER_S + REQUEST_S
     assert seconds == pytest.approx((max(first, reads) + max(second, reads) + loads) / 2 + beside)
 
 

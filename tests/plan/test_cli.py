@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from cxl_offload.cli import tco, validate
-from cxl_offload.validation import PUBLISHED_CASES
+from cxl_offload.validation import PUBLISHED_CASES, SHIPPED
 
 EXAMPLE = ["tco", "--rl-d", "0.1", "--rl-c", "0.125", "--c", "2", "--r-t", "1.1"]
 runner = CliRunner()
@@ -29,6 +29,28 @@ def test_validate_json_has_one_entry_a_case_and_nothing_else(app: typer.Typer) -
     assert done.exit_code == 0
     assert [entry["id"] for entry in entries] == [case["id"] for case in published]
     assert all(isinstance(entry["pass"], bool) for entry in entries)
+
+
+def test_validate_answers_all_shipped_cases_and_says_how_far_plans_are_off(
+    app: typer.Typer,
+) -> None:
+    done = runner.invoke(app, ["validate", "--json"])
+    found = json.loads(done.stdout)
+    shipped = [json.loads(file.read_text(encoding="utf-8")) for file in SHIPPED]
+    ids = [case["id"] for cases in shipped for case in cases]
+    assert [entry["id"] for entry in found["cases"]] == ids
+    assert len(shipped[0]) == 113
+    ratios = {
+        entry["id"]: max(entry["predicted"] / value, value / entry["predicted"])
+        for entry in found["cases"]
+        if entry["id"].startswith(("plan-vllm", "plan-lmdeploy", "plan-flexgen"))
+        and isinstance(value := entry["expected"], int | float)
+    }
+    assert found["absolute"]["cases"] == len(ratios)
+    assert found["absolute"]["worst_id"] == max(ratios, key=lambda name: ratios[name])
+    printed = runner.invoke(app, ["validate", "--failed"], env={"COLUMNS": "200"}).stdout
+    assert f"Plans against {len(ratios)} published absolute results: off by" in printed
+    assert f"at worst ({found['absolute']['worst_id']}); 0 by more than 1.4x" in printed
 
 
 def test_validate_prints_rates_by_use_and_by_model(app: typer.Typer) -> None:

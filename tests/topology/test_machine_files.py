@@ -21,7 +21,8 @@ SYSTEMS = {
     "epyc9354-cxl-a", "xeon8470-cxl-b", "xeon6438y-cxl-c", "xeon8468", "xeon6126-host", "xeon6430",
     "emr-1", "emr-2", "emr-3", "spr-1", "spr-2", "spr3-h100",
     "zen4-1", "zen4-2-mi300a", "zen4-3", "zen5-1", "gh200", "xeon-t4",
-    "aws-a10g", "gcp-l4", "epyc7742-a100",
+    "aws-a10g", "gcp-l4", "epyc7742-a100", "desktop-4090", "dgx-h100",
+    "lambda-a100-40",
 }  # fmt: skip
 
 
@@ -223,7 +224,7 @@ def test_loading_twice_gives_the_same_machine() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nope", "no machine file is called 'nope'; known: aws-a10g, emr-1"),
+        ("nope", "no machine file is called 'nope'; known: aws-a10g, desktop-4090"),
         ("missing/machine.yaml", "missing/machine.yaml: cannot read: No such file"),
         ("xeon8468:snc=3", "snc=3: choices are 1, 2, 4"),
         ("xeon8468:prefetch=1", "prefetch=1: choices are on, off"),

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.sizes import Sizes
 from cxl_offload.plan.equations.interleave import bandwidth_bound
-from cxl_offload.plan.gpu import LAYER_S, PREFILL_EFFICIENCY, roofline_seconds
+from cxl_offload.plan.gpu import LAYER_S, roofline_seconds
 from cxl_offload.plan.hardware import Hardware
 
 
@@ -124,9 +124,9 @@ def decode_gpu_seconds(
     nbytes = job.weight_bytes - cpu_bytes - unread
     gpu = hardware.gpu
     if job.engine.in_turn and hardware.has_gpu:
-        arithmetic = flops / (gpu.flops_per_s * PREFILL_EFFICIENCY)
+        arithmetic = flops / gpu.products_flops_per_s
         return nbytes / gpu.memory_bytes_per_s + arithmetic + job.layers * job.engine.layer_s
-    seconds = roofline_seconds(gpu, flops=flops, nbytes=nbytes, efficiency=PREFILL_EFFICIENCY)
+    seconds = roofline_seconds(gpu, flops=flops, nbytes=nbytes)
     if not hardware.has_gpu:
         return seconds
     return max(seconds + job.layers * LAYER_S, job.layers * job.engine.layer_s)
@@ -199,7 +199,6 @@ def prefill_gpu_seconds(job: Sizes, hardware: Hardware, sequences: int) -> float
         hardware.gpu,
         flops=prefill_flops(job, sequences),
         nbytes=job.weight_bytes,
-        efficiency=PREFILL_EFFICIENCY,
     )
 
 

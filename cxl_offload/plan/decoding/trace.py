@@ -21,7 +21,7 @@ from cxl_offload.plan.decoding.phases import (
 )
 from cxl_offload.plan.decoding.sizes import Sizes
 from cxl_offload.plan.equations.sockets import Socket, core_shares
-from cxl_offload.plan.gpu import LAYER_S, PREFILL_EFFICIENCY
+from cxl_offload.plan.gpu import LAYER_S
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.sim import Engines
 from cxl_offload.sim.trace import Event, Trace
@@ -214,7 +214,7 @@ def _prefill(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer:
         return
     flops = prefill_flops(job, block.sequences) / job.layers
     # As operations at the peak, of which large products reach this share.
-    at_peak, resident = flops / PREFILL_EFFICIENCY, int(job.weight_bytes // job.layers)
+    at_peak, resident = flops / hardware.gpu.arithmetic_share, int(job.weight_bytes // job.layers)
     trace.append(Event("prefill", step, "compute", "gpu", "act", {}, {}, resident, at_peak))
     if stored:
         trace.append(_stored(step, run, stored))
@@ -249,7 +249,7 @@ def _decode(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: 
         # Seconds as operations at the peak.
         calls = block.batches * job.engine.layer_s * hardware.gpu.flops_per_s
         beside = 0.0 if job.engine.in_turn else block.batches * LAYER_S * hardware.gpu.flops_per_s
-        at_peak = max(flops / PREFILL_EFFICIENCY, calls - beside)
+        at_peak = max(flops / hardware.gpu.arithmetic_share, calls - beside)
         trace.append(Event("decode", step, "compute", "gpu", "act", {}, {}, work, at_peak))
         if beside:
             trace.append(Event("decode", step, "compute", "gpu", "act", {}, {}, 0, beside))

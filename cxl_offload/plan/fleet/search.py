@@ -255,7 +255,7 @@ class FleetPlanner:
         rates = self._rates(found, 1)
         steps = rates.steps
         held = prompt + generated / 2
-        fit = steps.kv_room_tokens // (prompt + generated)
+        fit = steps.kv_room_tokens // held
         most = max(1, int(min(steps.case.max_running_sequences, fit)))
         work = rates.prompt(Arrival(0.0, int(prompt), int(generated)))
         part = (generated - 1 + steps.passes(work)) / most

@@ -2,10 +2,11 @@
 
 The server is that of a vLLM plan (:mod:`cxl_offload.plan.vllm.steps`). All running sequences get
 one token a step. A step under way is not broken off: who arrives in one is looked at when it ends.
-A request is then admitted in the order of arrival, once its KV fits beside that of the running; its
-prompt is computed in the steps that follow, which the running wait for, and its first token is
-there at the end of the last of them. Between two admissions or ends all steps are alike, so time
-goes from event to event and not step by step.
+A request is then admitted in the order of arrival, once its KV fits beside that of the running,
+each at its mean as in plans (vLLM admits by what a request needs now; that it sets one back when
+too many grow at once is not modelled). Its prompt is computed in the steps that follow, which the
+running wait for, and its first token is there at the end of the last of them. Between two
+admissions or ends all steps are alike, so time goes from event to event and not step by step.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class _Server:
         self._waiting = 0  # the first request that is not admitted
         self._begun: PromptWork | None = None  # what is left of the prompt of the one before
         self._held = 0.0  # KV tokens of the running, each at its mean
-        self._reserved = 0.0  # at its end, which admission looks at
+        self._admitted = 0.0  # and of those whose prompts are being computed
         self._running: list[tuple[int, int]] = []  # (clock of the end, request)
         self._first = [0.0] * len(arrivals)
         self._last = [0.0] * len(arrivals)
@@ -119,9 +120,10 @@ class _Server:
             )
         if request.seconds > self._now or len(self._running) + beside >= self._most:
             return False
-        if self._reserved + whole > self._room:
+        mean = request.prompt + request.generated / 2
+        if self._admitted + mean > self._room:
             return False
-        self._reserved += whole
+        self._admitted += mean
         self._begun = self._rates.prompt(request)
         self._waiting += 1
         return True
@@ -155,8 +157,9 @@ class _Server:
             _, at = heapq.heappop(self._running)
             self._last[at] = self._now
             request = self._arrivals[at]
-            self._held -= request.prompt + request.generated / 2
-            self._reserved -= request.prompt + request.generated
+            mean = request.prompt + request.generated / 2
+            self._held -= mean
+            self._admitted -= mean
 
     def _served(self, at: int) -> Served:
         request = self._arrivals[at]

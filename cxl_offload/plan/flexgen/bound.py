@@ -19,7 +19,6 @@ from cxl_offload.plan.decoding.phases import decode_gpu_seconds, prefill_flops
 from cxl_offload.plan.flexgen.choice import Stripe
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
 from cxl_offload.plan.flexgen.program import Mode
-from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 
 _FLOOR = 1e-9
@@ -180,7 +179,7 @@ def _bound(
         drive_s = on_drive / hardware.drive_read_bytes_per_s
     prefill = np.maximum(load + drive_s, _stores(job, hardware, mode, split, n))
     flops = prefill_flops(job, mode.gpu_batch) * n
-    work = flops / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)
+    work = flops / hardware.gpu.products_flops_per_s
     prefill = np.maximum(prefill, work)
     prefill = np.maximum(prefill, job.weight_bytes / hardware.gpu.memory_bytes_per_s)
     hidden = n * mode.gpu_batch * job.layers * job.width * 2.0 * (1 - act)

@@ -22,7 +22,6 @@ from cxl_offload.plan.flexgen.choice import (
     weight_granule,
 )
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
-from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.solve import TOLERANCE, Program, Solution, Terms
 
@@ -347,7 +346,7 @@ class PlacementProgram:
         self._timed("prefill weights", load)
         self._timed("prefill KV stores", store)
         # arithmetic grows with n, reading the weights once does not
-        flops = prefill_flops(job, size) / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)
+        flops = prefill_flops(job, size) / hardware.gpu.products_flops_per_s
         once = job.weight_bytes / hardware.gpu.memory_bytes_per_s
         for column, seconds in ((self.n, flops), (self.one, once)):
             self._timed("prefill GPU work", {column: seconds, self.pre: -1.0})

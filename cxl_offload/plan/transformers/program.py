@@ -21,7 +21,6 @@ from cxl_offload.plan.decoding.phases import (
     prefill_cpu_seconds,
     prefill_flops,
 )
-from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.solve import Program, Terms
 from cxl_offload.plan.transformers.job import DecoderJob
@@ -268,7 +267,7 @@ class SharesProgram:
                 self._timed("prefill", {**beside, **terms}, least=least)
         else:
             self._prefill_link(link)
-            least = prefill_flops(job, rows) / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)
+            least = prefill_flops(job, rows) / hardware.gpu.products_flops_per_s
             self._timed("prefill GPU work", {self.prefill: -1.0}, least=least)
             once = job.weight_bytes / hardware.gpu.memory_bytes_per_s
             self._timed("prefill weights", {self.prefill: -1.0, self.inverse: once})

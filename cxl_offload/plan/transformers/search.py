@@ -21,7 +21,6 @@ from cxl_offload.plan.decoding.phases import (
     prefill_cpu_seconds,
     prefill_flops,
 )
-from cxl_offload.plan.gpu import PREFILL_EFFICIENCY
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.transformers.homes import Homes, block_of, homes_of
 from cxl_offload.plan.transformers.job import DecoderJob
@@ -255,7 +254,7 @@ def _least_prefill(
     if not layout.kv_on_gpu:
         stored = rows * job.prompt * job.kv_bytes_per_token * min(kv_store_costs(engine, hardware))
     if hardware.has_gpu:
-        arithmetic = prefill_flops(job, rows) / (hardware.gpu.flops_per_s * PREFILL_EFFICIENCY)
+        arithmetic = prefill_flops(job, rows) / hardware.gpu.products_flops_per_s
         return max(arithmetic, stored, streamed + on_cpu / copies / most)
     reads = sum(node.read_bytes_per_s for node in hardware.nodes)
     arithmetic = prefill_cpu_seconds(job, hardware, rows)

@@ -11,11 +11,12 @@ DIMM: within 7 % at all four sizes).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cxl_offload.plan.equations.experts import asked_share
-from cxl_offload.plan.gpu import PREFILL_EFFICIENCY, GpuRates, roofline_seconds
+from cxl_offload.plan.gpu import GpuRates, roofline_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,9 @@ class WeightOffload:
     share a model, they send each other something for every decoded token and for every prompt.
     ``expert_bytes`` of the weights are experts, of which a token asks for the share ``expert_met``;
     of ``table_bytes`` tokens look up a row each. ``step_s`` is what a step takes beside its bytes
-    and its arithmetic.
+    and its arithmetic, ``sequence_s`` what each running sequence adds to that, and
+    ``request_s`` what each request costs once. More than ``most_by_prompts`` do not run, since a
+    step has no room for the prompts that would take their places.
     """
 
     params: float
@@ -51,6 +54,9 @@ class WeightOffload:
     expert_met: float = 1.0
     table_bytes: float = 0.0
     step_s: float = 0.0
+    sequence_s: float = 0.0
+    request_s: float = 0.0
+    most_by_prompts: float = math.inf
 
     def read_bytes(self, sequences: float) -> float:
         """Weights that one decode step of so many sequences reads."""
@@ -60,11 +66,15 @@ class WeightOffload:
         """Experts that none of so many sequences asks for."""
         return self.expert_bytes * (1 - asked_share(self.expert_met, sequences))
 
+    def beside_s(self, sequences: float) -> float:
+        """Seconds of a step of so many sequences beside its bytes and its arithmetic."""
+        return self.step_s + sequences * self.sequence_s
+
     def gpu_seconds(self, sequences: float, kv_tokens: float) -> float:
         """GPU work of one decode step: weights and the KV of so many tokens are read once."""
         flops = (self.flops_per_token or 2 * self.params) * sequences
         nbytes = self.read_bytes(sequences) + kv_tokens * self.kv_bytes_per_token
-        return roofline_seconds(self.gpu, flops=flops, nbytes=nbytes) + self.step_s
+        return roofline_seconds(self.gpu, flops=flops, nbytes=nbytes) + self.beside_s(sequences)
 
 
 def kv_room_bytes(case: WeightOffload, offload_bytes: float) -> float:
@@ -77,7 +87,8 @@ def kv_room_bytes(case: WeightOffload, offload_bytes: float) -> float:
 def running_sequences(case: WeightOffload, offload_bytes: float) -> float:
     """Sequences decoded at once, on average: KV room over a sequence's KV, up to the cap."""
     per_sequence = case.kv_bytes_per_token * case.mean_tokens_per_sequence
-    return min(kv_room_bytes(case, offload_bytes) / per_sequence, case.max_running_sequences)
+    most = min(case.max_running_sequences, case.most_by_prompts)
+    return min(kv_room_bytes(case, offload_bytes) / per_sequence, most)
 
 
 def copy_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float:
@@ -98,7 +109,7 @@ def prefill_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float
     place, in the same step (vLLM's chunked prefill), so their weights are not copied again.
     """
     begun = _begun_per_step(case, offload_bytes)
-    return begun * case.prefill_flops / (case.gpu.flops_per_s * PREFILL_EFFICIENCY)
+    return begun * (case.prefill_flops / case.gpu.products_flops_per_s + case.request_s)
 
 
 def exchange_seconds_per_step(case: WeightOffload, offload_bytes: float) -> float:

@@ -9,17 +9,17 @@ other order beats.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.executor import Candidate, Executor, KindBytes
-from cxl_offload.plan.gpu import LAYER_S
+from cxl_offload.plan.gpu import LAYER_S, REQUEST_S, SEQUENCE_S
 from cxl_offload.plan.hardware import NVME, Hardware
 from cxl_offload.plan.known_errors import VLLM_ERROR
 from cxl_offload.plan.lack_of_room import rooms_in_words, weights_lack_room
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.pipeline import make_plan
-from cxl_offload.plan.plan_file import Batch, ErrorEstimate, PhaseEstimate, Plan
+from cxl_offload.plan.plan_file import Batch, ErrorEstimate, PhaseEstimate, Plan, Serving
 from cxl_offload.plan.planned_machine import at_decoding_rates
 from cxl_offload.plan.replay_check import NOT_SIMULATED, Replay
 from cxl_offload.plan.request import PlanRequest, check_lengths
@@ -35,6 +35,7 @@ from cxl_offload.plan.vllm.offload import (
     running_sequences,
     tokens_per_s,
 )
+from cxl_offload.plan.vllm.serving import NO_TARGETS, TokenTargets, serving, within
 from cxl_offload.plan.vllm.steps import STEP_TOKENS, ServerSteps
 from cxl_offload.plan.vllm.tensor_parallel import check_gpus, exchange_seconds, kv_parts
 from cxl_offload.plan.vllm.trace import planned_step
@@ -56,7 +57,9 @@ class VllmRequest(PlanRequest):
     kv_host_bytes
         Host memory for KV blocks evicted from the GPU (prefix reuse); its speed is not modelled.
     most_sequences
-        vLLM's ``--max-num-seqs``.
+        vLLM's ``--max-num-seqs``, or the most that it may be where there are ``targets``.
+    targets
+        What requests shall see; the plan takes as few sequences at once as that needs.
     gpus
         That share every layer (``--tensor-parallel-size``), all like the machine's first, each with
         a link of its own to the host, over which they reach each other too.
@@ -68,6 +71,7 @@ class VllmRequest(PlanRequest):
     kv_host_bytes: int = 0
     most_sequences: int = MOST_RUNNING
     gpus: int = 1
+    targets: TokenTargets = NO_TARGETS
     gpu_reserved_bytes: int = GPU_RESERVED
     gpu_usable: float = GPU_UTILIZATION
 
@@ -218,6 +222,9 @@ class Vllm(Executor[LayersOffGpu]):
             expert_met=model.experts_per_token / model.experts,
             table_bytes=model.looked_up_bytes / gpus,
             step_s=model.layers * LAYER_S,
+            sequence_s=SEQUENCE_S,
+            request_s=REQUEST_S,
+            most_by_prompts=STEP_TOKENS / (1 + request.prompt / request.generated),
         )
 
     def search(
@@ -240,6 +247,11 @@ class Vllm(Executor[LayersOffGpu]):
             longest = request.model.kv_bytes(request.prompt + request.generated)
             if kv_room_bytes(case, off) < longest / kv_parts(request.model, gpus):
                 continue
+            if request.targets.any:
+                fewer = within(case, off, request.prompt, request.targets)
+                if fewer is None:
+                    continue
+                case = fewer
             rate = tokens_per_s(case, off)
             if rate > 0 and (best is None or rate > best.tokens_per_s * (1 + 1e-9)):
                 best = Candidate(
@@ -258,6 +270,11 @@ class Vllm(Executor[LayersOffGpu]):
         what = f"plan {model.name} on {hardware.machine} for vLLM"
         each = hardware.gpu_memory_bytes * request.gpu_usable
         weights, rooms = model.checkpoint_bytes, hardware.rooms()
+        if request.targets.any and self._without_targets().search(hardware) is not None:
+            return (
+                f"{what}: no number of layers off the GPU and of sequences at once gives "
+                f"{request.targets} (predicted); plan without to see what it takes"
+            )
         of_gpus = {"gpu": request.gpus * max(0.0, each - request.gpu_reserved_bytes)}
         count = "GPU" if request.gpus == 1 else f"each of {request.gpus} GPUs"
         rooms.pop("gpu", None)
@@ -265,6 +282,9 @@ class Vllm(Executor[LayersOffGpu]):
             f"{what}: {format_bytes(int(weights))} of weights and one sequence fit in no way; "
             f"{count} {format_bytes(each)}, host {rooms_in_words(rooms)}"
         )
+
+    def _without_targets(self) -> Vllm:
+        return Vllm(replace(self._request, targets=NO_TARGETS))
 
     def batch(self, found: Candidate[LayersOffGpu]) -> Batch:
         """Sequences that run at once, in the mean."""
@@ -291,7 +311,7 @@ class Vllm(Executor[LayersOffGpu]):
         request, names = self._request, found.hardware.names
         made = ["vllm", "serve", request.model_name, "--dtype", "auto"]
         made += ["--max-model-len", str(self._longest(found))]
-        made += ["--max-num-seqs", str(request.most_sequences)]
+        made += ["--max-num-seqs", str(int(found.choice.case.max_running_sequences))]
         made += ["--max-num-batched-tokens", str(STEP_TOKENS)]
         made += ["--gpu-memory-utilization", f"{request.gpu_usable:g}"]
         held = [count * self._each for count in found.choice.layers]
@@ -309,6 +329,10 @@ class Vllm(Executor[LayersOffGpu]):
         if self._request.gpus > 1:
             terms["sums over the GPUs"] = exchange_seconds_per_step(case, offload)
         return terms
+
+    def serving(self, found: Candidate[LayersOffGpu]) -> Serving:
+        """What a request sees."""
+        return serving(found.choice.case, found.choice.offload_bytes, self._request.prompt)
 
     def phases(self, found: Candidate[LayersOffGpu]) -> tuple[PhaseEstimate, ...]:
         """One step: a token of every running sequence, and its part of the prefills."""

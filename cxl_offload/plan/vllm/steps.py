@@ -29,7 +29,7 @@ class PromptWork:
     tokens
         That are computed.
     load_s
-        Seconds in which what is cached crosses the link.
+        Seconds beside it: what is cached crosses the link, and the server handles the request.
     """
 
     compute_s: float
@@ -95,9 +95,11 @@ class ServerSteps:
 
     def alone(self, prompt: PromptWork) -> float:
         """Seconds to the first token of a request that is alone on the server."""
-        left, total = prompt.tokens, 0.0
-        while left > 0:
-            tokens = min(left, self.most_tokens)
-            total += self.seconds(0, 0.0, prompt.part(tokens))
-            left -= tokens
-        return total
+        return self.beside(0, 0.0, prompt)
+
+    def beside(self, running: int, kv_tokens: float, prompt: PromptWork) -> float:
+        """Seconds of all steps of a prompt while others run; every step takes tokens of theirs."""
+        room = max(1, self.most_tokens - running)
+        whole, rest = divmod(prompt.tokens, room)
+        total = rest and self.seconds(running, kv_tokens, prompt.part(rest))
+        return total + (whole and whole * self.seconds(running, kv_tokens, prompt.part(room)))

@@ -30,18 +30,18 @@ def planned_step(
     rest = round(case.weight_bytes) - layers * layer_bytes
     read = layer_bytes - round(case.unasked_bytes(sequences) / layers)
     parameters = case.params / case.weight_bytes  # that a token meets, a byte of weights
-    beside = case.step_s / layers * case.gpu.flops_per_s  # as operations at the peak
+    beside = case.beside_s(sequences) / layers * case.gpu.flops_per_s  # as operations at the peak
     trace = Trace()
     for step in range(layers):
         if step < len(offloaded):
             there = {offloaded[step]: layer_bytes}
             trace.append(Event("decode", step, "compute", "h2d", "weights", there, {}, layer_bytes))
-        flops = 2 * parameters * layer_bytes * sequences
+        flops = 2 * parameters * layer_bytes * sequences / case.gpu.arithmetic_share
         trace.append(Event("decode", step, "compute", "gpu", "act", {}, {}, read + kv, flops))
         if beside:
             trace.append(Event("decode", step, "compute", "gpu", "act", {}, {}, 0, beside))
     if rest:
-        flops = 2 * parameters * rest * sequences
+        flops = 2 * parameters * rest * sequences / case.gpu.arithmetic_share
         read = rest - round(case.table_bytes)
         trace.append(Event("decode", layers, "compute", "gpu", "act", {}, {}, read, flops))
     trace.count_tokens("decode", max(1, round(sequences)))

@@ -78,13 +78,13 @@ class StepByStep:
             while True:
                 if not left:
                     under_way = [*answers, *done]
-                    kept = sum(arrivals[at].prompt + arrivals[at].generated for at in under_way)
+                    kept = sum(arrivals[at].prompt + arrivals[at].generated / 2 for at in under_way)
                     if nxt == len(arrivals) or arrivals[nxt].seconds > now or budget == 0:
                         break
-                    whole = arrivals[nxt].prompt + arrivals[nxt].generated
+                    mean = arrivals[nxt].prompt + arrivals[nxt].generated / 2
                     if len(under_way) == self.one.max_running_sequences:
                         break
-                    if kept + whole > self.kv_tokens:
+                    if kept + mean > self.kv_tokens:
                         break
                     left[nxt] = arrivals[nxt].prompt
                     nxt += 1

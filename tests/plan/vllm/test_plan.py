@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Weighted, parse_policy
-from cxl_offload.plan.gpu import LAYER_S
+from cxl_offload.plan.gpu import LAYER_S, REQUEST_S, SEQUENCE_S
 from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan, parse_plan, plan_text
@@ -63,6 +63,9 @@ def best_by_hand(wanted: VllmRequest) -> float:
             tokens_per_sequence=wanted.generated,
             table_bytes=2 * model.vocab * model.hidden,
             step_s=model.layers * LAYER_S,
+            sequence_s=SEQUENCE_S,
+            request_s=REQUEST_S,
+            most_by_prompts=8192 / (1 + wanted.prompt / wanted.generated),
         )
         whole = case.kv_bytes_per_token * (wanted.prompt + wanted.generated)
         if kv_room_bytes(case, sum(layers) * each) >= whole:
