@@ -15,6 +15,7 @@ from cxl_offload.cli._options import LIMITS, MACHINE, RESULTS
 from cxl_offload.cli._report_table import need_matplotlib
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import pairs
+from cxl_offload.plan.vllm.defaults import MOST_RUNNING
 from cxl_offload.report.sections import DRAWN_STEPS
 from cxl_offload.units import parse_latency_ns
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from transformers.cache_utils import (
@@ -18,7 +19,6 @@ from transformers.cache_utils import (
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.first_rooms import share_first_rooms
 from cxl_offload.integrations.transformers.fixed_layers import (
-    FixedStates,
     TierStaticLayer,
     TierStaticSlidingLayer,
 )
@@ -28,23 +28,16 @@ from cxl_offload.integrations.transformers.growing_layers import (
     TierSlidingLayer,
 )
 from cxl_offload.integrations.transformers.room import KvMemory
-from cxl_offload.tensor import copy_whole
-
-FixedLayer = TypeVar("FixedLayer", TierStaticLayer, TierStaticSlidingLayer)
 
 
 def layers_without_tiers(cache: Cache) -> dict[str, int]:
     """Layers of a cache that hold keys and values and cannot lie in tiers, by class."""
     found: dict[str, int] = {}
     for layer in cache.layers:
-        if type(layer) not in _IN_TIERS and not _is_in_tiers(layer):
+        if type(layer) not in _IN_TIERS and not isinstance(layer, GrowingStates):
             name = type(layer).__name__
             found[name] = found.get(name, 0) + 1
     return found
-
-
-def _is_in_tiers(layer: Any) -> bool:
-    return isinstance(layer, (GrowingStates, FixedStates))
 
 
 def put_in_tiers(cache: Cache, memory: KvMemory, positions: int = 0) -> None:
@@ -63,7 +56,7 @@ def put_in_tiers(cache: Cache, memory: KvMemory, positions: int = 0) -> None:
         A node has no room for what it holds.
     """
     layers = cache.layers
-    if layers and all(map(_is_in_tiers, layers)):  # asked before every token
+    if layers and all(isinstance(each, GrowingStates) for each in layers):  # before every token
         return
     odd = layers_without_tiers(cache)
     if odd or getattr(cache, "offloading", False):
@@ -83,6 +76,7 @@ def put_in_tiers(cache: Cache, memory: KvMemory, positions: int = 0) -> None:
         _IN_TIERS[type(layer)](layer, memory, positions) if type(layer) in _IN_TIERS else layer
         for layer in cache.layers
     ]
+    _tell_length(cache.layers)
     growing = [layer for layer in cache.layers if isinstance(layer, GrowingStates)]
     share_first_rooms(growing, memory)
 
@@ -102,8 +96,6 @@ def kept_tensors(cache: Cache) -> list[torch.Tensor]:
     for layer in cache.layers:
         if isinstance(layer, GrowingStates):
             found += layer.kept_tensors()
-        elif isinstance(layer, FixedStates) and layer.is_initialized:
-            found += [layer.keys, layer.values]
     return found
 
 
@@ -126,24 +118,30 @@ def _sliding(
 
 
 def _fixed(layer: StaticLayer, memory: KvMemory, positions: int) -> TierStaticLayer:
-    return _with_states(layer, TierStaticLayer(layer.max_cache_len, memory))
+    made = TierStaticLayer(layer.max_cache_len, memory)
+    if (held := int(layer.get_seq_length())) > 0:
+        made.update(layer.keys[:, :, :held], layer.values[:, :, :held])
+    return made
 
 
 def _fixed_sliding(
     layer: StaticSlidingWindowLayer, memory: KvMemory, positions: int
 ) -> TierStaticSlidingLayer:
-    made = _with_states(layer, TierStaticSlidingLayer(layer.max_cache_len, memory))
-    made.cumulative_length_int = layer.cumulative_length_int
+    made = TierStaticSlidingLayer(layer.max_cache_len, memory)
+    if (seen := layer.cumulative_length_int) > 0:
+        held = min(seen, layer.max_cache_len)
+        made.update(layer.keys[:, :, :held], layer.values[:, :, :held])
+        made.cumulative_length = seen
     return made
 
 
-def _with_states(layer: StaticLayer, made: FixedLayer) -> FixedLayer:
-    if layer.is_initialized:
-        made.lazy_initialization(layer.keys, layer.values)
-        copy_whole(made.keys, layer.keys)
-        copy_whole(made.values, layer.values)
-        made.cumulative_length = layer.cumulative_length
-    return made
+def _tell_length(layers: Iterable[Any]) -> None:
+    """Windows of a fixed cache, which would go on for ever, end where its other layers end."""
+    layers = list(layers)
+    lengths = [each.max_cache_len for each in layers if isinstance(each, TierStaticLayer)]
+    for each in layers:
+        if lengths and isinstance(each, TierStaticSlidingLayer):
+            each.most = min(lengths)
 
 
 def _as_is(layer: Any, memory: KvMemory, positions: int) -> Any:

@@ -10,7 +10,6 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.cache_utils import DynamicLayer
 
-from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import offload
 from cxl_offload.integrations.transformers.int4_rows import as_cache, decoded, encoded
 from cxl_offload.memory import Session
@@ -145,12 +144,3 @@ def test_codes_take_as_much_room_as_they_are(session: Session) -> None:
         use = done.store.use()[("kv", "host")]
     assert use.peak_bytes == 2 * 2 * 4 * 2 * (20 + 10 - 1) * 36
     assert use.granted.keys() == {2}
-
-
-def test_fixed_cache_of_codes_is_refused(session: Session) -> None:
-    model = make("llama")
-    with (
-        offload(model, CXL, kv_dtype="int4", session=session),
-        pytest.raises(ConfigError, match="leave kv_dtype or cache_implementation out"),
-    ):
-        generate(model, cache_implementation="static")
