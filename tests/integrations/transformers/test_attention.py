@@ -70,7 +70,10 @@ def test_result_is_nearer_to_double_than_stock(
     def error(result: torch.Tensor) -> float:
         return (result.double() - exact).abs().mean().item()
 
-    assert error(made) <= 1.01 * error(stock) + 1e-7
+    if dtype is torch.float32:  # both add in it, in another order
+        assert error(made) <= 1.01 * error(stock) + 1e-7
+    else:
+        assert error(made) < 0.95 * error(stock)
 
 
 def _of_scores() -> dict[str, dict[str, Any]]:

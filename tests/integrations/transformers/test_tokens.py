@@ -313,7 +313,8 @@ def test_half_precision_is_as_near_to_double_as_stock(
     model.set_attn_implementation("eager" if family in ONLY_EAGER else "sdpa")
     with offload(model, CXL, session=session):
         ours = (_step_logits(model) - exact).abs().mean().item()
-    assert ours <= 1.2 * max(errors.values())  # most of it comes from the linear layers
+    # Most of it comes from the linear layers, either way; test_exactness.py has attention alone.
+    assert ours <= 1.2 * max(errors.values())
 
 
 def _after(ids: torch.Tensor, row: torch.Tensor) -> dict[str, torch.Tensor]:
