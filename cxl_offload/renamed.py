@@ -136,6 +136,12 @@ RENAMED = {
     "cxl_offload.integrations.flexgen.layout.Layout": (
         "cxl_offload.integrations.flexgen.layout.FlexGenLayout"
     ),
+    "cxl_offload.integrations.flexgen.layout.with_tiers": (
+        "cxl_offload.integrations.named_tiers.with_tiers"
+    ),
+    "cxl_offload.integrations.flexgen.places.check_tiers": (
+        "cxl_offload.integrations.named_tiers.check_tiers"
+    ),
     "cxl_offload.integrations.flexgen.places.ROLES": (
         "cxl_offload.integrations.flexgen.places.KINDS"
     ),

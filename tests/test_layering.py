@@ -70,7 +70,7 @@ TORCH_USERS = (
     "profile.operators",
     "integrations",
 )
-TORCH_FREE = ("profile.operators.model",)
+TORCH_FREE = ("integrations.run_options", "profile.operators.model")
 FRAMEWORK_USERS = {
     "deepspeed": ("integrations.deepspeed",),
     "flexgen": ("integrations.flexgen",),

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from cxl_offload.integrations import run_options as run
+
 MACHINE, LIMITS, RESULTS = "Machine", "What may be used", "Results"
 """Headings of the help of commands with many options."""
 
@@ -35,6 +37,32 @@ Sysfs = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Read DIR/sys and DIR/proc, a capture of a machine."),
 ]
+Tier = Annotated[
+    list[str] | None,
+    typer.Option(run.TIER.flag, metavar=run.TIER.metavar, help=run.TIER.sentence),
+]
+Tune = Annotated[
+    str | None,
+    typer.Option(
+        run.TUNE.flag,
+        metavar="step_time|phase_time",
+        help=f"{run.TUNE.sentence} phase_time: prompts and tokens have a share each.",
+    ),
+]
+TuneBudget = Annotated[
+    str,
+    typer.Option(
+        run.TUNE_BUDGET.flag, metavar=run.TUNE_BUDGET.metavar, help=run.TUNE_BUDGET.sentence
+    ),
+]
+TuneState = Annotated[
+    str | None,
+    typer.Option(run.TUNE_STATE.flag, metavar=run.TUNE_STATE.metavar, help=run.TUNE_STATE.sentence),
+]
+Stop = Annotated[
+    int | None, typer.Option(run.STOP.flag, metavar=run.STOP.metavar, help=run.STOP.sentence)
+]
+Warmup = Annotated[bool, typer.Option(run.WARMUP.flag, help=run.WARMUP.sentence)]
 SimulatedMachine = Annotated[
     str | None,
     typer.Option(

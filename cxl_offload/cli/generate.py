@@ -11,23 +11,33 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.console import Console
 
+from cxl_offload.cli._generate_report import beside_plan, is_replayed, replayed, write_page
 from cxl_offload.cli._observed import Events, Metrics, observed
 from cxl_offload.cli._old_json import OldJsonCommand
-from cxl_offload.cli._options import AsJson, Limit, RunOutput, SimulatedMachine
+from cxl_offload.cli._options import (
+    AsJson,
+    Limit,
+    RunOutput,
+    SimulatedMachine,
+    Stop,
+    Tier,
+    Tune,
+    TuneBudget,
+    TuneState,
+    Warmup,
+)
 from cxl_offload.cli._outputs import check_outputs, outputs, write_all
 from cxl_offload.cli._progress import progress_bar
-from cxl_offload.cli._report_file import ReportFile, write_run_page
+from cxl_offload.cli._report_file import ReportFile
 from cxl_offload.cli._report_table import console_of, show
 from cxl_offload.cli._run_report import placement_table, simulated_table, speed_table, write_json
 from cxl_offload.errors import ConfigError
-from cxl_offload.files.named_values import limits, pairs
+from cxl_offload.files.named_values import limits, pairs, size
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from cxl_offload.integrations.fit import TierLimit
     from cxl_offload.integrations.transformers import Divided, GenerateReport, GenerateRun
     from cxl_offload.memory import Session
-    from cxl_offload.plan.plan_file import Plan
     from cxl_offload.sim import Timeline
     from cxl_offload.topology import Machine
 
@@ -53,6 +63,7 @@ def generate(
             "weights=replicate:0,1 (a copy near each socket); may be repeated",
         ),
     ] = None,
+    tier: Tier = None,
     limit: Limit = None,
     plan: Annotated[
         str | None,
@@ -142,6 +153,11 @@ def generate(
             "not the same in the last bit.",
         ),
     ] = "torch",
+    tune: Tune = None,
+    tune_budget: TuneBudget = "0B",
+    tune_state: TuneState = None,
+    stop: Stop = None,
+    warmup: Warmup = False,
     answers: Annotated[bool, typer.Option(help="Print what was generated.")] = True,
     as_json: AsJson = False,
     output: RunOutput = None,
@@ -157,8 +173,8 @@ def generate(
 
     Example: cxl-offload generate --model my-opt --prompts prompts.txt --place kv=cxl
     """
-    from cxl_offload.integrations.fit import tier_limits
     from cxl_offload.integrations.model_folder import check_checkpoint
+    from cxl_offload.integrations.named_tiers import limits_on, named_tiers, with_tiers
     from cxl_offload.integrations.prompts import read_prompts
     from cxl_offload.plan.plan_file import load_plan
     from cxl_offload.topology import discover, load_machine
@@ -167,6 +183,8 @@ def generate(
     places = pairs("--place", place, str, form="KIND=POLICY, such as kv=cxl")
     planned = None if plan is None else load_plan(plan)
     written = {"--output": output, "--trace": trace, "--report": page, "--events": events}
+    written["--tune-state"] = tune_state
+    budget = size("--tune-budget", tune_budget)
     read = {"--model": model, "--prompts": prompts, "--plan": plan, "--machine": machine}
     check_outputs(written, read)
     check_checkpoint(model)
@@ -176,9 +194,11 @@ def generate(
     if planned is None and not places:
         raise ConfigError("--place: name at least one kind, such as kv=cxl, or give --plan")
     simulated = None if machine is None else load_machine(machine)
-    tier_limits(simulated or discover(), limits(limit))
+    tiers = named_tiers(tier or ())
+    here = with_tiers(simulated or discover(), tiers)
+    limits_on(here, tiers, limits(limit))
     try:
-        from cxl_offload.integrations.transformers import GenerateRun, KeptPrefixes
+        from cxl_offload.integrations.transformers import GenerateRun, KeptPrefixes, RunTuning
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"generate: {error.name} is not installed; pip install transformers torch"
@@ -210,14 +230,23 @@ def generate(
         accelerator=accelerator,
         accelerator_kv=accelerator_kv,
         cpu_linear=cpu_linear,  # type: ignore[arg-type]  # checked there
-        record=trace is not None or _is_replayed(simulated, accelerator),
+        record=trace is not None or (tune is None and is_replayed(simulated, accelerator)),
+        stop=stop,
+        warmup=warmup,
+        tuning=RunTuning(
+            signal=tune,  # type: ignore[arg-type]  # checked there
+            budget_bytes=budget,
+            state=tune_state,
+        ),
     )
     watch = functools.partial(observed, metrics, events)
-    report = _run(request, divided=ranks, machine=simulated, limit=limits(limit), watch=watch)
+    report = _run(
+        request, divided=ranks, machine=simulated, tiers=tiers, limit=limits(limit), watch=watch
+    )
     if report is None:
         return
-    beside = _beside_plan(report, planned)
-    timeline = _replayed(report, simulated)
+    beside = beside_plan(report, planned)
+    timeline = replayed(report, simulated)
     if not as_json:
         _print(console_of(), report, beside, timeline, answers=answers)
     writes: list[Callable[[], object]] = []
@@ -227,30 +256,8 @@ def generate(
     if trace is not None:
         writes.append(lambda: report.trace.save(trace))
     if page is not None:
-        shown = simulated or discover()
-        writes.append(lambda: _write_page(page, report, shown, beside, timeline))
+        writes.append(lambda: write_page(page, report, here, beside, timeline))
     write_all(*writes)
-
-
-def _is_replayed(machine: Machine | None, accelerator: str | None) -> bool:
-    """Whether a run says how long it would take on a simulated machine."""
-    from cxl_offload.ranks import is_rank_of_job
-
-    return machine is not None and accelerator is None and not is_rank_of_job()
-
-
-def _replayed(report: GenerateReport, machine: Machine | None) -> Timeline | None:
-    """What the run would take there; None where nobody asked, or its rates are not known."""
-    if machine is None or not len(report.trace):
-        return None
-    from cxl_offload.plan.decoding.engine import TRANSFORMERS
-    from cxl_offload.plan.decoding.trace import cpu_engines
-    from cxl_offload.sim import replay
-
-    try:
-        return replay(report.trace, machine, engines=cpu_engines(machine, TRANSFORMERS))
-    except ConfigError:
-        return None
 
 
 def _run(
@@ -258,11 +265,13 @@ def _run(
     *,
     divided: str,
     machine: Machine | None,
+    tiers: tuple[TierLimit, ...],
     limit: dict[str, int],
     watch: Callable[[Session], AbstractContextManager[None]],
 ) -> GenerateReport | None:
     """Alone, or as a rank of torchrun's job; None on all ranks but the first."""
     from cxl_offload.integrations.fit import capacities, session_on, tier_limits
+    from cxl_offload.integrations.named_tiers import limits_on, with_tiers
     from cxl_offload.integrations.transformers import RankPart, run, session_of
     from cxl_offload.memory.heap import keep_freed_memory
     from cxl_offload.ranks import is_rank_of_job, joined_group, share_machine
@@ -270,10 +279,15 @@ def _run(
 
     keep_freed_memory()  # activations of CPUs come from malloc, layer after layer
     if not is_rank_of_job():
-        held_to = tier_limits(machine or discover(), limit)
-        session = session_on(machine, held_to)
+        here = with_tiers(machine or discover(), tiers)
+        held_to = limits_on(here, tiers, limit)
+        session = session_on(here, held_to)
         with watch(session), progress_bar() as progress:
             return run(replace(request, limits=held_to), session=session, progress=progress)
+    if tiers:
+        raise ConfigError(
+            "--tier: each rank has a share of the machine; leave it out under torchrun"
+        )
     with joined_group():
         share = share_machine(machine)
         held_to = tier_limits(share.machine, limit)
@@ -282,47 +296,6 @@ def _run(
         with watch(session):
             report = run(replace(request, limits=held_to), session=session, part=part)
     return None if share.rank else report
-
-
-def _beside_plan(report: GenerateReport, planned: Plan | None) -> list[str]:
-    """The speed of the run beside that of its plan, where one predicted it."""
-    from cxl_offload.plan.headline import beside_measured
-
-    if planned is None or report.predicted_tokens_per_s is None:
-        return []
-    said = beside_measured(
-        report.tokens_per_s,
-        report.predicted_tokens_per_s,
-        planned.batch,
-        rows=report.rows,
-        prompt=report.prompt_len,
-        generated=report.gen_len,
-    )
-    return [said]
-
-
-def _write_page(
-    file: Path,
-    report: GenerateReport,
-    machine: Machine,
-    beside: Sequence[str],
-    timeline: Timeline | None,
-) -> None:
-    rates: dict[str, dict[str, float | None]] = {
-        "whole run": {
-            "measured": report.tokens_per_s,
-            "predicted": report.predicted_tokens_per_s,
-        },
-        "prefill": {"measured": report.prefill_tokens_per_s},
-        "decode": {"measured": report.decode_tokens_per_s},
-    }
-    for phase, rate in ({} if timeline is None else timeline.tokens_per_s).items():
-        rates[phase]["simulated"] = rate
-    title = f"generate: {report.model}"
-    notes = report.placement_notes
-    write_run_page(
-        file, title, machine, report.placement, rates, timeline, notes=notes, about_speed=beside
-    )
 
 
 def _print(

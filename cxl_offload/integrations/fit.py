@@ -178,10 +178,16 @@ def capacities(limits: Sequence[TierLimit]) -> dict[int, int]:
 
 
 def session_on(machine: Machine | None, limits: Sequence[TierLimit] = ()) -> Session:
-    """A session held to limits: on the simulated nodes of a machine, or on this machine's."""
+    """A session held to limits: on the simulated nodes of a machine, or on this machine's.
+
+    Parameters
+    ----------
+    machine
+        None reads this one; so may a caller do, to name its tiers otherwise.
+    """
     most = capacities(limits)
-    if machine is None:
-        return Session.linux(capacities=most)
+    if machine is None or not machine.simulated:
+        return Session.linux(machine, capacities=most)
     return Session.simulated(machine, capacities=most)
 
 

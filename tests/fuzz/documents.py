@@ -22,7 +22,8 @@ import cxl_offload
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import read_text, shipped_file, shipped_names
 from cxl_offload.integrations.deepspeed.kinds import parse_request
-from cxl_offload.integrations.flexgen.places import parse_place, parse_split, parse_tier
+from cxl_offload.integrations.flexgen.places import parse_place, parse_split
+from cxl_offload.integrations.named_tiers import parse_tier
 from cxl_offload.integrations.vllm.kv_options import KvOptions
 from cxl_offload.integrations.vllm.weight_options import read_weight_options
 from cxl_offload.memory.policy import as_policy, parse_policy

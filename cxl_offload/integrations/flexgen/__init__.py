@@ -16,15 +16,12 @@ from cxl_offload.lazy import lazy_names
 if TYPE_CHECKING:
     from cxl_offload.integrations.fit import TierLimit
     from cxl_offload.integrations.flexgen.loaded_model import LoadedModel, run
-    from cxl_offload.integrations.flexgen.places import (
-        FlexGenKind,
-        parse_place,
-        parse_tier,
-    )
+    from cxl_offload.integrations.flexgen.places import FlexGenKind, parse_place
     from cxl_offload.integrations.flexgen.report import BYPASSES, FlexGenReport
     from cxl_offload.integrations.flexgen.request import FlexGenRun
     from cxl_offload.integrations.flexgen.seeded import DEMO_SHAPE, OptShape, make_opt
     from cxl_offload.integrations.flexgen.shares import ShareRow
+    from cxl_offload.integrations.named_tiers import parse_tier
 
 __all__ = [
     "BYPASSES",

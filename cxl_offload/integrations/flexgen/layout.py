@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from flexgen.opt_config import OptConfig
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.fit import Need, TierLimit
+from cxl_offload.integrations.fit import Need
 from cxl_offload.integrations.flexgen.homes import (
     FlexGenHomes,
     HostPart,
@@ -31,7 +31,7 @@ from cxl_offload.memory.policy import (
 from cxl_offload.objects.kind_store import Part
 from cxl_offload.plan.flexgen.layout import weight_homes
 from cxl_offload.renamed import old_names
-from cxl_offload.topology import Machine, Tier
+from cxl_offload.topology import Machine
 from cxl_offload.topology.model import NO_PATH_DISTANCE
 
 
@@ -67,30 +67,6 @@ class FlexGenLayout:
     accelerator_bytes: int
     attends_in_place: bool
     notes: tuple[str, ...]
-
-
-def with_tiers(machine: Machine, limits: Sequence[TierLimit]) -> Machine:
-    """``machine`` with the tiers of ``limits`` in place of those that share a name or a node.
-
-    Raises
-    ------
-    ConfigError
-        A node that the machine does not have or this process may not use.
-    """
-    usable = {node.id for node in machine.usable_nodes(include_gpu_memory=True)}
-    for limit in limits:
-        for node in limit.nodes:
-            if node not in usable:
-                known = ", ".join(str(each) for each in sorted(usable))
-                raise ConfigError(
-                    f"--tier {limit.name}: node {node} has no memory that this process may use "
-                    f"on {machine.name}; usable nodes are {known}"
-                )
-    names = {limit.name for limit in limits}
-    nodes = {node for limit in limits for node in limit.nodes}
-    kept = [t for t in machine.tiers if t.name not in names and not nodes & set(t.nodes)]
-    added = [Tier(limit.name, limit.nodes) for limit in limits]
-    return replace(machine, tiers=(*added, *kept))
 
 
 def lay_out(run: FlexGenRun, config: OptConfig, prompt_len: int, machine: Machine) -> FlexGenLayout:

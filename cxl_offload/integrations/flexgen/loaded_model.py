@@ -21,7 +21,7 @@ from cxl_offload.integrations.fit import check_fit, room
 from cxl_offload.integrations.flexgen.attention import SelfAttentionInPlace, SelfAttentionOnHost
 from cxl_offload.integrations.flexgen.checkpoint import weights_folder
 from cxl_offload.integrations.flexgen.functional import functional_of
-from cxl_offload.integrations.flexgen.layout import FlexGenLayout, lay_out, with_tiers
+from cxl_offload.integrations.flexgen.layout import FlexGenLayout, lay_out
 from cxl_offload.integrations.flexgen.lm import TieredOptLM, WeightPlacer
 from cxl_offload.integrations.flexgen.model import ModelSource, resolve_model
 from cxl_offload.integrations.flexgen.predict import check_stripes
@@ -38,6 +38,7 @@ from cxl_offload.integrations.flexgen.wiring import (
     make_copier,
     scratch_folder,
 )
+from cxl_offload.integrations.named_tiers import with_tiers
 from cxl_offload.integrations.planned_threads import planned_threads
 from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import MemorySource, TierStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,10 +16,12 @@ from flexgen.utils import write_benchmark_log
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import limits, size
 from cxl_offload.integrations.fit import TierLimit, tier_limits
-from cxl_offload.integrations.flexgen.places import KINDS, parse_place, parse_tier
+from cxl_offload.integrations.flexgen.places import KINDS, parse_place
 from cxl_offload.integrations.flexgen.report import FlexGenReport
 from cxl_offload.integrations.flexgen.request import ALL_ON_HOST, FlexGenRun, planned_options
+from cxl_offload.integrations.named_tiers import limited, parse_tier
 from cxl_offload.integrations.prompts import read_prompts
+from cxl_offload.integrations.run_options import STOP, TIER, TUNE, TUNE_BUDGET, TUNE_STATE, WARMUP
 from cxl_offload.plan.plan_file import load_plan
 from cxl_offload.topology import discover, load_machine
 
@@ -49,14 +51,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         help="a plan of `cxl-offload plan inference`: it decides batch, lengths and every home, "
         "and flags that say otherwise are refused",
     )
-    ours.add_argument(
-        "--tier",
-        action="append",
-        default=[],
-        metavar="NAME=NODES",
-        help="the nodes of a tier where they are not the machine's own, e.g. cxl=2,3; may be "
-        "repeated (NAME=NODES:SIZE is NAME=NODES with --limit NAME=SIZE)",
-    )
+    ours.add_argument(TIER.flag, action="append", default=[], metavar=TIER.metavar, help=TIER.help)
     ours.add_argument(
         "--limit",
         action="append",
@@ -107,21 +102,11 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         help="between host and GPU: on FlexGen's streams (default), or by the copy engine, where a "
         "slow tier's bytes cross together with a fast one's",
     )
+    ours.add_argument(TUNE.flag, choices=("step_time",), help=TUNE.help)
     ours.add_argument(
-        "--tune",
-        choices=("step_time",),
-        help="let the share of the host's weights on the far tier follow the time of the tokens; "
-        "advice only without --tune-budget",
+        TUNE_BUDGET.flag, metavar=TUNE_BUDGET.metavar, default="0B", help=TUNE_BUDGET.help
     )
-    ours.add_argument(
-        "--tune-budget",
-        metavar="SIZE",
-        default="0B",
-        help="weights that may move between two tokens, in the mean, e.g. 64MiB",
-    )
-    ours.add_argument(
-        "--tune-state", metavar="FILE", help="a JSON file from which the next run goes on"
-    )
+    ours.add_argument(TUNE_STATE.flag, metavar=TUNE_STATE.metavar, help=TUNE_STATE.help)
     more = parser.add_argument_group("prompts and results")
     more.add_argument("--prompts", metavar="FILE", help="a text file with one prompt a line")
     more.add_argument(
@@ -129,10 +114,10 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="folder with tokenizer files (default: the model's, else one token a byte)",
     )
-    more.add_argument("--stop", type=int, metavar="TOKEN", help="end a row after this token")
-    more.add_argument("--warmup", action="store_true", help="generate one token before measuring")
     more.add_argument("--json", action="store_true", help="print JSON and nothing else")
     more.add_argument("--output", metavar="FILE", help="write the same as JSON there")
+    more.add_argument(STOP.flag, type=int, metavar=STOP.metavar, help=STOP.help)
+    more.add_argument(WARMUP.flag, action="store_true", help=WARMUP.help)
     more.add_argument(
         "--profile",
         metavar="FILE",
@@ -246,16 +231,9 @@ def request_from(args: argparse.Namespace) -> FlexGenRun:
 
 def _tiers(args: argparse.Namespace) -> tuple[TierLimit, ...]:
     """What ``--tier`` and ``--limit`` say together."""
-    tiers = [parse_tier(text) for text in args.tier]
-    asked = limits(args.limit)
-    for at, tier in enumerate(tiers):
-        most = asked.pop(tier.name, None)
-        if most is not None and tier.capacity_bytes is not None:
-            raise ConfigError(f"--limit {tier.name}: --tier gives it a size too; leave one out")
-        if most is not None:
-            tiers[at] = replace(tier, capacity_bytes=most)
+    tiers, asked = limited([parse_tier(text) for text in args.tier], limits(args.limit))
     if not asked:
-        return tuple(tiers)
+        return tiers
     machine = discover() if args.machine is None else load_machine(args.machine)
     return (*tiers, *tier_limits(machine, asked))
 

@@ -11,12 +11,8 @@ from typing import Any, Literal
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.fit import TierLimit
-from cxl_offload.integrations.flexgen.places import (
-    KINDS,
-    FlexGenKind,
-    check_tiers,
-    is_split,
-)
+from cxl_offload.integrations.flexgen.places import KINDS, FlexGenKind, is_split
+from cxl_offload.integrations.named_tiers import check_tiers
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.tune import Signal
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cxl_offload.integrations.transformers.generation import GenerateReport, GenerateRun, run
     from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
     from cxl_offload.integrations.transformers.ranked import Divided, RankPart, session_of
+    from cxl_offload.integrations.transformers.run_checks import RunTuning
     from cxl_offload.integrations.transformers.scope import Offloaded, offload
     from cxl_offload.integrations.transformers.weights import load
 
@@ -31,6 +32,7 @@ __all__ = [
     "Offloaded",
     "PrefixCounts",
     "RankPart",
+    "RunTuning",
     "load",
     "offload",
     "run",

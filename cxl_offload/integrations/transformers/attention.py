@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 import torch
@@ -97,6 +97,12 @@ class AttentionCalls:
     prompt: int = 0
     accelerator: int = 0
     own: dict[str, int] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Begin to count again."""
+        fresh = type(self)()
+        for each in fields(self):
+            setattr(self, each.name, getattr(fresh, each.name))
 
 
 class BlockAttention:

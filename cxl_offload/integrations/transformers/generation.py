@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import StoppingCriteriaList
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.fit import Need, TierLimit, check_fit, room
@@ -18,6 +17,7 @@ from cxl_offload.integrations.model_folder import check_checkpoint
 from cxl_offload.integrations.planned_threads import planned_threads
 from cxl_offload.integrations.run_report import RunReport
 from cxl_offload.integrations.transformers.accelerator_kv import AcceleratorKv, accelerator_kv
+from cxl_offload.integrations.transformers.answers import Prompts
 from cxl_offload.integrations.transformers.attention import AttentionCalls
 from cxl_offload.integrations.transformers.compute_device import chosen_device, host_policies
 from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
@@ -36,9 +36,11 @@ from cxl_offload.integrations.transformers.prefixes import checked_prefixes
 from cxl_offload.integrations.transformers.prompt_ids import tokenized
 from cxl_offload.integrations.transformers.ranked import RankPart, report_of_all
 from cxl_offload.integrations.transformers.room import KeptAs, KvMemory, kept_as
+from cxl_offload.integrations.transformers.run_checks import RunTuning, check_options, check_stop
 from cxl_offload.integrations.transformers.run_trace import RunTrace
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.token_clock import TokenClock
+from cxl_offload.integrations.transformers.tuning import ModelTuning
 from cxl_offload.integrations.transformers.weights import load, meta_model, store_for, weight_bytes
 from cxl_offload.memory import PolicyLike, Session, current_session
 from cxl_offload.objects.kind_store import TierStore
@@ -92,6 +94,12 @@ class GenerateRun:
         ``"torch"``, or ``"fastest"``: linear layers as of ``offload(linear_rows="fastest")``.
     record
         Whether the report has a trace of what a process alone read, wrote and computed on CPUs.
+    stop
+        A token that ends a row, besides the model's own; None: these alone.
+    warmup
+        Whether one token is generated before anything is measured.
+    tuning
+        What follows the time of the tokens; by default nothing.
     """
 
     model: str
@@ -111,6 +119,9 @@ class GenerateRun:
     accelerator_kv: float = 0.0
     cpu_linear: Literal["torch", "fastest"] = "torch"
     record: bool = False
+    stop: int | None = None
+    warmup: bool = False
+    tuning: RunTuning = field(default_factory=RunTuning)
 
     def kept_as(self) -> KeptAs:
         """What keys and values are kept as; None: the type of the weights.
@@ -218,17 +229,17 @@ def run(
         open_prefixes=checked_prefixes(ready.model, request.prefixes, kv, session),
         threads=(threads := planned_threads(request.plan, session)).counts,
         device=ready.device,
+        tuning=ready.tuning,
     )
     recorder = RunTrace(session)
-    with alone, offloaded as done, recorder.following(ready.model, wanted=request.record):
-        clock.start()
-        tokens = ready.model.generate(
-            **{name: given.to(ready.model.device) for name, given in ready.inputs.items()},
-            max_new_tokens=request.gen_len,
-            do_sample=False,
-            pad_token_id=ready.tokenizer.pad_token_id,
-            stopping_criteria=StoppingCriteriaList([clock]),
-        )
+    given = Prompts(inputs=ready.inputs, pad=ready.tokenizer.pad_token_id, stop=request.stop)
+    with alone, offloaded as done:
+        if request.warmup:
+            given.answered_by(ready.model, 1)
+            done.calls.forget()
+        with recorder.following(ready.model, wanted=request.record):
+            clock.start()
+            tokens = given.answered_by(ready.model, request.gen_len, clock)
     report = _report(request, session, ready, tokens.cpu(), clock.times, done.calls)
     notes = (*report.placement_notes, *threads.notes)
     report = replace(report, prefixes=done.prefixes, placement_notes=notes, trace=recorder.trace)
@@ -247,6 +258,7 @@ class _Ready:
     load_seconds: float
     device: ModelDevice | None
     kv_there: AcceleratorKv | None
+    tuning: ModelTuning | None
 
 
 def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
@@ -254,6 +266,7 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     planned, rows_at_once = _planned(request)
     request.kept_as()  # refuses what nothing is kept as
     place: Mapping[str, PolicyLike] = {**planned, **request.place}
+    check_options(request)
     device = _device(request, session, part)
     place = place if device is None else host_policies(place)
     policies = chosen_policies(place, session, on_accelerator=device is not None)
@@ -266,6 +279,7 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     )
     _check(request, policies, session, inputs["input_ids"], part, device, there)
     store = store_for(policies, session, pin=device is not None)
+    tuning = request.tuning.checked(session, store, part)
     started = time.perf_counter()
     model = load(
         request.model,
@@ -276,7 +290,7 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
         store=store,
     )
     took = time.perf_counter() - started
-    return _Ready(model, store, inputs, tokenizer, rows_at_once, took, device, there)
+    return _Ready(model, store, inputs, tokenizer, rows_at_once, took, device, there, tuning)
 
 
 def _device(request: GenerateRun, session: Session, part: RankPart) -> ModelDevice | None:
@@ -287,7 +301,7 @@ def _device(request: GenerateRun, session: Session, part: RankPart) -> ModelDevi
     if request.record:
         raise ConfigError("a trace is of what CPUs compute; leave it or accelerator out")
     part.check_alone("an accelerator computes")
-    ModelDevice.refuse(prefixes=request.prefixes)
+    ModelDevice.refuse(tune=request.tuning.signal, prefixes=request.prefixes)
     return ModelDevice(chosen_device(request.accelerator), session)
 
 
@@ -369,6 +383,7 @@ def _check(
         kv = KvMemory(store_for(policies, session), request.kept_as())
         checked_prefixes(model, request.prefixes, kv, session)
     check_length(Path(request.model).name, prompt_len, request.gen_len, config)
+    check_stop(request.stop, config)
     needs = [
         Need(kind, "host", policies[kind], part.least_bytes(count), 1)
         for kind, count in weight_bytes(model, policies).items()
