@@ -43,7 +43,9 @@ def test_validate_answers_all_shipped_cases_and_says_how_far_plans_are_off(
     ratios = {
         entry["id"]: max(entry["predicted"] / value, value / entry["predicted"])
         for entry in found["cases"]
-        if entry["id"].startswith(("plan-vllm", "plan-lmdeploy", "plan-flexgen"))
+        if entry["id"].startswith(
+            ("plan-vllm", "plan-lmdeploy", "plan-flexgen", "plan-zero-offload")
+        )
         and isinstance(value := entry["expected"], int | float)
     }
     assert found["absolute"]["cases"] == len(ratios)

@@ -21,7 +21,7 @@ SYSTEMS = {
     "epyc9354-cxl-a", "xeon8470-cxl-b", "xeon6438y-cxl-c", "xeon8468", "xeon6126-host", "xeon6430",
     "emr-1", "emr-2", "emr-3", "spr-1", "spr-2", "spr3-h100",
     "zen4-1", "zen4-2-mi300a", "zen4-3", "zen5-1", "gh200", "xeon-t4",
-    "aws-a10g", "gcp-l4", "epyc7742-a100", "desktop-4090", "dgx-h100",
+    "aws-a10g", "gcp-l4", "epyc7742-a100", "desktop-4090", "dgx-h100", "dgx2-v100",
     "lambda-a100-40",
 }  # fmt: skip
 

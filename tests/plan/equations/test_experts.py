@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cxl_offload.plan.equations.experts import asked_share, leaves_an_expert
-from cxl_offload.plan.gpu import LAYER_S, MEMORY_SHARE
+from cxl_offload.plan.gpu import LAYER_S, MEMORY_SHARE, SEQUENCE_S
 from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.transformers.job import decoder_job
@@ -118,5 +118,5 @@ def test_a_server_with_few_sequences_reads_few_experts() -> None:
     unread = experts * 3 / 4 + 2 * model.vocab * model.hidden
     read = (2 * model.parameters - unread) / 2 + 150 * model.kv_bytes_per_token() / 2
     rate = MEMORY_SHARE * (gpu.memory_bandwidth_bytes_per_s or 0)
-    expected = read / rate + model.layers * LAYER_S
+    expected = read / rate + model.layers * LAYER_S + SEQUENCE_S
     assert plan.phases[0].terms["GPU work"] == pytest.approx(expected, rel=1e-6)
