@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from cxl_offload.plan.flexgen.planner import GPU_BATCHES
 from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.usable import GPU_USABLE, HOST_USABLE
 from cxl_offload.validation.flexgen_shape import ShapeOnTiers, throughput
 from cxl_offload.validation.footprint import (
     ElementBytes,
@@ -23,13 +24,6 @@ from cxl_offload.validation.footprint import (
     weight_bytes_total,
 )
 from cxl_offload.validation.pages import spread_evenly
-
-GPU_USABLE_FRACTION = 0.8
-"""FlexGen's alpha_g: share of GPU memory its search plans with."""
-
-HOST_USABLE_FRACTION = 0.95
-"""Share of host memory left by the system, page tables and the framework itself. Assumed: the
-reserves of published runs are not printed, and no one share gives all their batches."""
 
 RELAY_BYTES = 8 * 2**30
 """Pinned relay buffers that FlexGen always takes: 4 copy threads, 2 GiB each (pytorch_backend.py,
@@ -85,7 +79,7 @@ def gpu_kv_bytes(request: SearchRequest, *, batch: int, gpu_batch: int) -> float
     weights and the intermediates of a GPU batch. Source: FlexGen cost model, gpu_home, gpu_w.
     """
     request_weights = weight_bytes_total(request.llm, request.sizes)
-    room = GPU_USABLE_FRACTION * request.gpu_memory_bytes
+    room = GPU_USABLE * request.gpu_memory_bytes
     room -= request_weights * request.weights_gpu_fraction
     room -= 2 * _layer_bytes(request) * (1 - request.weights_gpu_fraction)
     hidden = request.lengths.prompt * request.llm.width * request.sizes.activations
@@ -120,9 +114,9 @@ def _place(request: SearchRequest, *, batch: int, gpu_batch: int) -> ShapeOnTier
     kv = batch * kv_bytes_per_sequence(request.llm, request.sizes, request.lengths)
     on_gpu = min(1.0, room / kv) if kv > 0 else 1.0
     need = host_need_bytes(request, batch=batch, gpu_batch=gpu_batch, kv_gpu_fraction=on_gpu)
-    usable = [HOST_USABLE_FRACTION * capacity for capacity in request.host_capacity_bytes]
+    usable = [HOST_USABLE * capacity for capacity in request.host_capacity_bytes]
     on_drive = max(0.0, need - sum(usable))
-    if on_drive > HOST_USABLE_FRACTION * request.drive_capacity_bytes:
+    if on_drive > HOST_USABLE * request.drive_capacity_bytes:
         return None
     placed = spread_evenly(need - on_drive, usable)
     return ShapeOnTiers(

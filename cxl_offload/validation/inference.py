@@ -9,7 +9,7 @@ from cxl_offload.plan.gpu import GpuRates
 from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.plan.vllm import offload as vllm_offload
 from cxl_offload.units import GB, GIB
-from cxl_offload.validation import flexgen_search, footprint
+from cxl_offload.validation import flexgen_search, footprint, offload_sizes
 from cxl_offload.validation.answers import (
     HALF_PRECISION_BYTES,
     LLM_KEYS,
@@ -212,15 +212,15 @@ def _vllm_weight_offload(inputs: Inputs) -> Answer:
     if metric in ("tokens_per_s", "copy_fraction"):
         offload = inputs.number("offload_gib") * GIB
         if metric == "copy_fraction":
-            return Answer(vllm_offload.copy_fraction(case, offload))
+            return Answer(offload_sizes.copy_fraction(case, offload))
         rate = vllm_offload.tokens_per_s(case, offload)
         return Answer(rate, () if rate else ("no GPU memory is left for KV cache",))
     grid = inputs.numbers("offload_grid_gib")
     if metric == "best_offload_gib":
         by_bytes = {gib * GIB: gib for gib in grid}
-        return Answer(by_bytes[vllm_offload.best_offload_bytes(case, list(by_bytes))])
+        return Answer(by_bytes[offload_sizes.best_offload_bytes(case, list(by_bytes))])
     other = replace(case, link_bytes_per_s=inputs.number("other_link_gb_s", above=True) * GB)
-    ratio = vllm_offload.mean_throughput_ratio(case, other, [gib * GIB for gib in grid])
+    ratio = offload_sizes.mean_throughput_ratio(case, other, [gib * GIB for gib in grid])
     return Answer(ratio)
 
 

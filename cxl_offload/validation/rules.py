@@ -7,7 +7,9 @@ from cxl_offload.sim import Fabric, SwitchLink
 from cxl_offload.tune import caption
 from cxl_offload.validation import pages
 from cxl_offload.validation.answers import Answer, PublicModel
+from cxl_offload.validation.caption_replay import replay_on_bandwidth, replay_on_states
 from cxl_offload.validation.inputs import Inputs
+from cxl_offload.validation.thread_assignment import assign_threads
 
 WHOLE_PERCENT = 100.0
 
@@ -43,7 +45,7 @@ def _thread_assignment(inputs: Inputs) -> Answer:
         )
         for tier in inputs.nested_list("tiers", ("node", "per_thread_gb_s", "peak_gb_s"))
     ]  # rates stay in GB/s: the assignment does not depend on the unit
-    assigned = threads.assign_threads(tiers, inputs.integer("total_threads"))
+    assigned = assign_threads(tiers, inputs.integer("total_threads"))
     if metric == "threads":
         return Answer(list(assigned))
     return Answer(sum(map(threads.threaded_bandwidth, tiers, assigned)))
@@ -102,10 +104,10 @@ def _caption_replay(inputs: Inputs) -> Answer:
         states = inputs.signed_numbers("states")
         if "periods" in inputs and inputs.integer("periods") != len(states):
             raise ValueError(f"{len(states)} states, but periods = {inputs.integer('periods')}")
-        ratios = caption.replay_on_states(rule, start, states, new_allocations=allocated)
+        ratios = replay_on_states(rule, start, states, new_allocations=allocated)
     else:
         dram, cxl = inputs.numbers("bandwidth", above=True, length=2)
-        ratios = caption.replay_on_bandwidth(
+        ratios = replay_on_bandwidth(
             rule, start, (dram, cxl), inputs.integer("periods"), new_allocations=allocated
         )
     return Answer(list(ratios))

@@ -10,6 +10,7 @@ from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
 from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.plan.training import zero_offload
 from cxl_offload.units import GB, GIB
+from cxl_offload.validation import zero_memory
 from cxl_offload.validation.answers import (
     HALF_PRECISION_BYTES,
     Answer,
@@ -26,11 +27,11 @@ def _zero_offload_memory(inputs: Inputs) -> Answer:
     metric = inputs.choice("metric", ("host_gib", "fits", "largest_params"))
     if metric == "largest_params":
         capacity = inputs.number("host_capacity_gib") * GIB
-        return Answer(zero_offload.largest_params(capacity))
+        return Answer(zero_memory.largest_params(capacity))
     params = inputs.number("params")
     if metric == "fits":
-        return Answer(zero_offload.fits(params, inputs.number("host_capacity_gib")))
-    return Answer(zero_offload.host_state_bytes(params) / GIB)
+        return Answer(zero_memory.fits(params, inputs.number("host_capacity_gib")))
+    return Answer(zero_memory.host_state_bytes(params) / GIB)
 
 
 def _step_inputs(inputs: Inputs) -> zero_offload.StepInputs:
@@ -52,7 +53,7 @@ def _zero_offload_step(inputs: Inputs) -> Answer:
     if metric == "step_slowdown":
         with_transfer = "transfer_share" in inputs or "transfer_slowdown" in inputs
         return Answer(
-            zero_offload.step_slowdown(
+            zero_memory.step_slowdown(
                 optimizer_share=inputs.fraction("optimizer_share"),
                 optimizer_slowdown=inputs.signed("optimizer_slowdown"),
                 transfer_share=inputs.fraction("transfer_share") if with_transfer else 0.0,

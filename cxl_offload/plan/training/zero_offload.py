@@ -12,29 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cxl_offload.core import BASE_PAGE_BYTES
-from cxl_offload.plan.equations.adam_bytes import HOST_BYTES_PER_PARAM
 from cxl_offload.plan.equations.interleave import bandwidth_bound, mean_latency_ns
-from cxl_offload.plan.exact import exact
 from cxl_offload.renamed import old_names
 
 PREFETCH_SPAN_BYTES = BASE_PAGE_BYTES
 """Hardware prefetchers do not cross a 4 KiB page (Wang et al., Hitchhiker's Guide, Observation
 12): the first line of each is a demand miss."""
-
-
-def host_state_bytes(params: float) -> float:
-    """Bytes of optimizer state, parameters and gradients on the host."""
-    return HOST_BYTES_PER_PARAM * params
-
-
-def fits(params: float, host_capacity_gib: float) -> bool:
-    """Whether the host state fits, compared exactly; a tie fits."""
-    return HOST_BYTES_PER_PARAM * exact(params) <= exact(host_capacity_gib) * 2**30
-
-
-def largest_params(host_capacity_bytes: float) -> float:
-    """The (real) number of parameters whose state fills the host."""
-    return host_capacity_bytes / HOST_BYTES_PER_PARAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +54,6 @@ def step_times(inputs: StepInputs) -> StepTimes:
     exposed = gradients + inputs.parameter_transfer_s
     step = inputs.forward_s + inputs.backward_s + exposed + inputs.optimizer_s
     return StepTimes(step, exposed, inputs.optimizer_s / step if step > 0 else 0.0)
-
-
-def step_slowdown(
-    *,
-    optimizer_share: float,
-    optimizer_slowdown: float,
-    transfer_share: float = 0.0,
-    transfer_slowdown: float = 0.0,
-) -> float:
-    """Fraction by which a step grows when parts of it slow down: ``sum(share * slowdown)``."""
-    return optimizer_share * optimizer_slowdown + transfer_share * transfer_slowdown
 
 
 SCORE_PRODUCTS = 2

@@ -24,13 +24,6 @@ def test_step_equals_a_timeline_of_its_events(
     assert 0 <= step.optimizer_share <= 1
 
 
-def test_largest_params_fit_and_more_do_not() -> None:
-    most = zero_offload.largest_params(196 * 2**30)
-    assert zero_offload.fits(int(most), 196)
-    assert not zero_offload.fits(int(most) + 1, 196)
-    assert zero_offload.fits(2**26, 1)  # exactly 1 GiB
-
-
 def optimizer(
     shares: list[float], rate: float = 100e9, latencies: list[float] | None = None
 ) -> float:
@@ -63,14 +56,6 @@ def test_optimizer_below_saturation_pays_one_latency_a_page_on_every_core() -> N
 def test_optimizer_is_never_faster_with_more_on_the_slow_tier(first: float, second: float) -> None:
     less, more = sorted((first, second))
     assert optimizer([1 - less, less]) <= optimizer([1 - more, more]) * (1 + 1e-12)
-
-
-def test_slowdown_weighs_each_part_by_its_share() -> None:
-    # a step of 10 s: optimizer 3 s -> 3.3 s, transfers 1 s -> 1.5 s
-    slowdown = zero_offload.step_slowdown(
-        optimizer_share=0.3, optimizer_slowdown=0.1, transfer_share=0.1, transfer_slowdown=0.5
-    )
-    assert slowdown == pytest.approx((3.3 + 1.5 + 6) / 10 - 1)
 
 
 def test_training_flops_are_eight_a_parameter_and_token() -> None:
