@@ -15,6 +15,7 @@ from cxl_offload.cli._plan_inputs import (
     GpuOnPaper,
     MachineName,
     ModelName,
+    ProfileFile,
     read_machine,
     seconds_asked,
 )
@@ -47,6 +48,7 @@ def fleet(
         ),
     ],
     machine: MachineName = None,
+    profile: ProfileFile = None,
     add: AddedMemory = None,
     gpu: GpuOnPaper = None,
     trace: Annotated[
@@ -89,6 +91,9 @@ def fleet(
     max_num_seqs: Annotated[
         int, typer.Option(min=1, help="Most sequences at once on one.", rich_help_panel=_SERVERS)
     ] = MOST_RUNNING,
+    gpus: Annotated[
+        int, typer.Option(min=1, help="GPUs of one, which share a model.", rich_help_panel=_SERVERS)
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Servers for a stream of requests, with how much DRAM and CXL memory each, and what they cost.
@@ -102,12 +107,12 @@ def fleet(
     from cxl_offload.plan.model.file import load_model
     from cxl_offload.plan.vllm.plan import VllmRequest
 
-    read = read_machine(machine, None, add, gpu)
+    read = read_machine(machine, profile, add, gpu)
     stream = _stream(trace, rate, prompt_len, gen_len)
     prompt, generated = (math.ceil(each) for each in stream.lengths())
     request = VllmRequest(
         model=load_model(model), machine=read, prompt=prompt, generated=generated,
-        model_name=model, most_sequences=max_num_seqs, replay=None,
+        model_name=model, most_sequences=max_num_seqs, gpus=gpus, replay=None,
     )  # fmt: skip
     target = Target(
         first_token=seconds_asked("--ttft", ttft),

@@ -92,6 +92,15 @@ MostSequences = Annotated[
         help=f"Most sequences at once; default {MOST_RUNNING}.", rich_help_panel=VLLM_ONLY
     ),
 ]
+KvTypes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TYPE[,TYPE]",
+        help="Types that keys and values may also be kept in, of float8_e4m3fn, float8_e5m2 and "
+        "int4 (vLLM has no int4); each loses precision, the fastest is taken.",
+        rich_help_panel="transformers and vLLM",
+    ),
+]
 SharingGpus = Annotated[
     int | None,
     typer.Option(

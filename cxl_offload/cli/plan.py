@@ -22,6 +22,7 @@ from cxl_offload.cli._plan_inputs import (
     GpuOnPaper,
     HostKv,
     HostUsable,
+    KvTypes,
     LaterTokensMost,
     MachineName,
     ModelName,
@@ -116,15 +117,7 @@ def inference(
         str | None,
         typer.Option(help="Its weight folder, passed on to the command.", rich_help_panel=_FLEXGEN),
     ] = None,
-    kv_dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE[,TYPE]",
-            help="Types that keys and values may also be kept in, of float8_e4m3fn, float8_e5m2 "
-            "and int4; each loses precision, the fastest is taken.",
-            rich_help_panel=_DECODERS,
-        ),
-    ] = None,
+    kv_dtype: KvTypes = None,
     sockets: Annotated[
         int | None,
         typer.Option(
@@ -155,7 +148,8 @@ def inference(
     options: dict[tuple[str, ...], dict[str, object]] = {
         ("flexgen", "transformers"): {"--max-batches": max_batches},
         ("flexgen",): {"--interleave": interleave, "--path": path},
-        ("transformers",): {"--kv-dtype": kv_dtype, "--sockets": sockets},
+        ("transformers", "vllm"): {"--kv-dtype": kv_dtype},
+        ("transformers",): {"--sockets": sockets},
         ("vllm",): {
             "--kv-host": kv_host,
             "--max-num-seqs": max_num_seqs,
@@ -180,6 +174,7 @@ def inference(
     }
     if gpu_usable is not None:
         common["gpu_usable"] = gpu_usable
+    kept_as = () if kv_dtype is None else names(kv_dtype) or (kv_dtype,)
     asked = {"most_sequences": max_num_seqs, "gpus": gpus}
     served: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     plans: dict[str, Callable[[], Plan]] = {
@@ -198,7 +193,7 @@ def inference(
                 **common,
                 machine_name=machine,
                 most_batches=max_batches,
-                kv_dtypes=() if kv_dtype is None else names(kv_dtype) or (kv_dtype,),
+                kv_dtypes=kept_as,
                 sockets=1 if sockets is None else sockets,
             )
         ),
@@ -210,6 +205,7 @@ def inference(
                     first_token=seconds_asked("--ttft", ttft),
                     per_token=seconds_asked("--per-token", per_token),
                 ),
+                kv_dtypes=kept_as,
                 **served,
             )
         ),

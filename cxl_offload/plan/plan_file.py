@@ -181,7 +181,7 @@ class Plan:
     on_cpu
         transformers: kinds of weights that CPUs multiply where they lie, beside a GPU.
     kv_dtype
-        transformers: what keys and values are kept as; empty: what they are computed in.
+        transformers, vLLM: what keys and values are kept as; empty: what they are computed in.
     copies
         Whether weights have a copy near each socket; None: one socket computes, or a GPU.
     serving
@@ -228,7 +228,7 @@ class Plan:
                 raise ValueError(f"threads of node {node}: {count}; from 1 to {_MOST_CPUS}")
         if self.kv_dtype and self.kv_dtype not in KV_TYPES:
             raise ValueError(f"kv_dtype {self.kv_dtype!r}: it is one of {', '.join(KV_TYPES)}")
-        if self.kv_dtype and self.executor != "transformers":
+        if self.kv_dtype and self.executor not in ("transformers", "vllm"):
             raise ValueError(f"kv_dtype {self.kv_dtype}: {self.executor} takes none from a plan")
         if self.runs and not self.command:
             raise ValueError("a plan that runs needs a command")

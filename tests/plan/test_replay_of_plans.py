@@ -28,7 +28,8 @@ from cxl_offload.plan.training.trace import (
     planned_work,
     replayed_phases,
 )
-from cxl_offload.plan.vllm.plan import VllmRequest, layer_bytes, plan_vllm
+from cxl_offload.plan.vllm.layers import layer_bytes
+from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
 from cxl_offload.sim import Engines, Trace
 from cxl_offload.topology import Machine, load_machine
 

@@ -176,19 +176,21 @@ class FleetPlanner:
 
     def _tiers(self, found: Candidate[LayersOffGpu], servers: int) -> list[TierSize]:
         """What the weights leave of the hosts' memory, the fastest first, of all servers."""
-        block = self._block_tokens * found.choice.case.kv_bytes_per_token
+        block, gpus = self._costs(found).block_bytes, self._request.gpus
         rooms = [
-            (node.copy_bytes_per_s, servers * (node.usable_bytes - held) / block)
+            (node.copy_bytes_per_s_of(gpus), servers * (node.usable_bytes - held) / block)
             for node, held in zip(found.hardware.nodes, found.host, strict=True)
         ]
         return [TierSize(blocks, rate) for rate, blocks in sorted(rooms, reverse=True)]
 
+    def _costs(self, found: Candidate[LayersOffGpu]) -> PromptCosts:
+        request = self._request
+        return PromptCosts(request.model, found.hardware, self._block_tokens, request.gpus)
+
     def _rates(self, found: Candidate[LayersOffGpu], servers: int) -> ServerRates:
         tiers = self._tiers(found, servers)
 
-        costs = PromptCosts(
-            self._request.model, found.hardware, self._block_tokens, self._request.gpus
-        )
+        costs = self._costs(found)
 
         @cache
         def work(prompt: int, blocks: tuple[int, ...]) -> PromptWork:

@@ -17,7 +17,6 @@ from cxl_offload.plan.gpu import LAYER_S, REQUEST_S, SEQUENCE_S
 from cxl_offload.plan.hardware import NVME, Hardware
 from cxl_offload.plan.known_errors import VLLM_ERROR
 from cxl_offload.plan.lack_of_room import rooms_in_words, weights_lack_room
-from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import Batch, ErrorEstimate, PhaseEstimate, Plan, Serving
 from cxl_offload.plan.planned_machine import at_decoding_rates
@@ -25,6 +24,13 @@ from cxl_offload.plan.replay_check import NOT_SIMULATED, Replay
 from cxl_offload.plan.request import PlanRequest, check_lengths
 from cxl_offload.plan.vllm.defaults import GPU_UTILIZATION, KV_BLOCK_TOKENS, MOST_RUNNING
 from cxl_offload.plan.vllm.flags import offload_flags
+from cxl_offload.plan.vllm.kv_dtype import check_kv_dtype, kv_flags, kv_notes, kv_share
+from cxl_offload.plan.vllm.layers import (
+    copies_bytes_per_s,
+    fill_nodes,
+    layer_bytes,
+    spread_kv,
+)
 from cxl_offload.plan.vllm.offload import (
     WeightOffload,
     compute_seconds_per_step,
@@ -60,6 +66,8 @@ class VllmRequest(PlanRequest):
         vLLM's ``--max-num-seqs``, or the most that it may be where there are ``targets``.
     targets
         What requests shall see; the plan takes as few sequences at once as that needs.
+    kv_dtypes
+        What keys and values may be kept as beside the model's own type; the fastest is taken.
     gpus
         That share every layer (``--tensor-parallel-size``), all like the machine's first, each with
         a link of its own to the host, over which they reach each other too.
@@ -72,6 +80,7 @@ class VllmRequest(PlanRequest):
     most_sequences: int = MOST_RUNNING
     gpus: int = 1
     targets: TokenTargets = NO_TARGETS
+    kv_dtypes: Sequence[str] = ()
     gpu_reserved_bytes: int = GPU_RESERVED
     gpu_usable: float = GPU_UTILIZATION
 
@@ -80,6 +89,8 @@ class VllmRequest(PlanRequest):
         if self.most_sequences < 1:
             raise ConfigError(f"at most {self.most_sequences} sequences: at least 1 is needed")
         check_gpus(self.model, self.gpus)
+        for name in self.kv_dtypes:
+            check_kv_dtype(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,51 +106,6 @@ class LayersOffGpu:
     offload_bytes: float
 
 
-def layer_bytes(model: ModelConfig) -> int:
-    """Weights of one layer, the mean of all, as the checkpoint keeps them."""
-    inner = [t for t in model.tensors() if t.kind in ("attention", "mlp", "norm", "router")]
-    if model.layers > 1:  # the norm after the last layer is not in one
-        inner = [t for t in inner if t.count > 1]
-    return int(sum(map(model.bytes_of, inner)) // model.layers)
-
-
-def copies_bytes_per_s(hardware: Hardware, layers: Sequence[int]) -> float:
-    """Rate at which the offloaded layers cross the links, one after the other.
-
-    All GPUs copy their parts of a layer at once, from the same node.
-    """
-    rates = [min(t.copy_bytes_per_s, hardware.link_bytes_per_s) for t in hardware.nodes]
-    seconds = sum(count / rate for count, rate in zip(layers, rates, strict=True))
-    return sum(layers) / seconds if seconds else hardware.link_bytes_per_s
-
-
-def _fill(hardware: Hardware, count: int, each: int, rooms: Sequence[float]) -> list[int] | None:
-    """``count`` things of ``each`` bytes on the nodes with the fastest copies; None: no room."""
-    order = sorted(
-        range(len(rooms)),
-        key=lambda at: (
-            -min(hardware.nodes[at].copy_bytes_per_s, hardware.link_bytes_per_s),
-            at,
-        ),
-    )
-    placed = [0] * len(rooms)
-    left = count
-    for at in order:
-        placed[at] = min(left, int(rooms[at] // each))
-        left -= placed[at]
-    return placed if left == 0 else None
-
-
-def _spread_kv(nbytes: int, rooms: Sequence[float]) -> list[int] | None:
-    """Evicted KV where there is room, in the order of the nodes."""
-    placed, left = [], nbytes
-    for room in rooms:
-        here = min(left, max(0, int(room)))
-        placed.append(here)
-        left -= here
-    return placed if left == 0 else None
-
-
 def plan_vllm(request: VllmRequest) -> Plan:
     """The plan for vLLM with the most generated tokens a second.
 
@@ -152,7 +118,17 @@ def plan_vllm(request: VllmRequest) -> Plan:
     ValueError
         An encoder, or lengths the model cannot have.
     """
-    return make_plan(Vllm(request))
+    return make_plan(_fastest(request))
+
+
+def _fastest(request: VllmRequest) -> Vllm:
+    """With the type of keys and values that is fastest; of equals, the model's own."""
+    executors = [Vllm(request, name) for name in ("", *request.kv_dtypes)]
+    if len(executors) == 1:
+        return executors[0]
+    found = [each.search(each.hardware()) for each in executors]
+    rates = [0.0 if best is None else best.tokens_per_s for best in found]
+    return executors[rates.index(max(rates))]
 
 
 def planned_server(request: VllmRequest) -> tuple[ServerSteps, Hardware]:
@@ -163,7 +139,7 @@ def planned_server(request: VllmRequest) -> tuple[ServerSteps, Hardware]:
     MemoryError
         As :func:`plan_vllm`.
     """
-    executor = Vllm(request)
+    executor = _fastest(request)
     hardware = executor.hardware()
     found = executor.search(hardware)
     if found is None:
@@ -177,12 +153,13 @@ class Vllm(Executor[LayersOffGpu]):
     name = "vllm"
     computes_on_cpu = False
 
-    def __init__(self, request: VllmRequest) -> None:
+    def __init__(self, request: VllmRequest, kv_dtype: str = "") -> None:
         check_lengths(request.model, request.prompt, request.generated)
         if request.tiers is not None and NVME in request.tiers:
             raise ConfigError("tier nvme: vLLM's weight offload has no drive; leave it out")
         self._request = request
         self._each = layer_bytes(request.model)
+        self._kv_dtype = kv_dtype
 
     @property
     def request(self) -> VllmRequest:
@@ -204,7 +181,7 @@ class Vllm(Executor[LayersOffGpu]):
         return WeightOffload(
             params=model.active_parameters / gpus,
             weight_bytes=model.checkpoint_bytes / gpus,
-            kv_bytes_per_token=model.kv_bytes(mean) / mean / kv_parts(model, gpus),
+            kv_bytes_per_token=self._kv_bytes(mean) / mean,
             gpu_memory_bytes=hardware.gpu_memory_bytes,
             usable_fraction=request.gpu_usable,
             gpu_reserved_bytes=request.gpu_reserved_bytes,
@@ -227,6 +204,16 @@ class Vllm(Executor[LayersOffGpu]):
             most_by_prompts=STEP_TOKENS / (1 + request.prompt / request.generated),
         )
 
+    def _kv_bytes(self, tokens: float) -> float:
+        """Of one sequence, on one GPU."""
+        model = self._request.model
+        share = kv_share(self._kv_dtype) / kv_parts(model, self._request.gpus)
+        return model.kv_bytes(tokens) * share
+
+    def kv_dtype(self) -> str:
+        """What keys and values are kept as."""
+        return self._kv_dtype
+
     def search(
         self, hardware: Hardware, *, like: Candidate[LayersOffGpu] | None = None
     ) -> Candidate[LayersOffGpu] | None:
@@ -235,17 +222,16 @@ class Vllm(Executor[LayersOffGpu]):
         best: Candidate[LayersOffGpu] | None = None
         rooms = [node.usable_bytes for node in hardware.nodes]
         for count in range(request.model.layers + 1):
-            layers = _fill(hardware, count, each, rooms)
+            layers = fill_nodes(hardware, count, each, rooms)
             if layers is None:
                 break
             left = [room - each * held for room, held in zip(rooms, layers, strict=True)]
-            kv = _spread_kv(request.kv_host_bytes, left)
+            kv = spread_kv(request.kv_host_bytes, left)
             if kv is None:
                 break
             case = self._case(hardware, copies_bytes_per_s(hardware, layers) / gpus)
             off = count * each / gpus
-            longest = request.model.kv_bytes(request.prompt + request.generated)
-            if kv_room_bytes(case, off) < longest / kv_parts(request.model, gpus):
+            if kv_room_bytes(case, off) < self._kv_bytes(request.prompt + request.generated):
                 continue
             if request.targets.any:
                 fewer = within(case, off, request.prompt, request.targets)
@@ -284,7 +270,7 @@ class Vllm(Executor[LayersOffGpu]):
         )
 
     def _without_targets(self) -> Vllm:
-        return Vllm(replace(self._request, targets=NO_TARGETS))
+        return Vllm(replace(self._request, targets=NO_TARGETS), self._kv_dtype)
 
     def batch(self, found: Candidate[LayersOffGpu]) -> Batch:
         """Sequences that run at once, in the mean."""
@@ -314,6 +300,7 @@ class Vllm(Executor[LayersOffGpu]):
         made += ["--max-num-seqs", str(int(found.choice.case.max_running_sequences))]
         made += ["--max-num-batched-tokens", str(STEP_TOKENS)]
         made += ["--gpu-memory-utilization", f"{request.gpu_usable:g}"]
+        made += kv_flags(self._kv_dtype)
         held = [count * self._each for count in found.choice.layers]
         weights, kv = (dict(zip(names, each, strict=True)) for each in (held, found.choice.kv))
         made += offload_flags(weights, kv, gpus=request.gpus)
@@ -374,6 +361,7 @@ class Vllm(Executor[LayersOffGpu]):
         ]
         return [
             *kept,
+            *kv_notes(self._kv_dtype),
             *(shared if request.gpus > 1 else ()),
             f"{sum(choice.layers)} of {request.model.layers} layers off the GPU, {running:.1f} "
             "sequences at once in the mean",

@@ -8,6 +8,7 @@ import random
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -238,3 +239,21 @@ def test_cost_of_ownership_takes_the_tokens_of_two_plans(tmp_path: Path) -> None
 def test_rates_that_no_service_has_are_refused(rate: float) -> None:
     with pytest.raises(ConfigError, match="requests/s: a number above 0 is needed, from 1e-09 to"):
         DrawnStream(rate, 512, 128)
+
+
+def test_servers_of_several_gpus_are_faster_and_each_has_its_part_of_a_block() -> None:
+    words = ["plan", "fleet", "--model", "llama-3-70b", "--machine", MACHINE, "--rate", "1"]
+    words += ["--ttft", "100s", "--cxl", "0GiB", "--price", "server=1", "--price", "dram=1"]
+
+    def first(*more: str) -> dict[str, Any]:
+        done = CliRunner().invoke(app, [*words, *more, "--json"])
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.stdout)["options"][0]
+        return found
+
+    one, four = first(), first("--gpus", "4")
+    assert four["servers"] <= one["servers"]
+    assert four["tokens_per_s_of_a_server"] > 4 * one["tokens_per_s_of_a_server"]  # all resident
+    assert four["first_token_s"]["p50"] < one["first_token_s"]["p50"] / 4
+    wrong = CliRunner().invoke(app, [*words, "--gpus", "3"])
+    assert "do not divide" in wrong.output + str(wrong.exception)

@@ -18,7 +18,8 @@ from cxl_offload.memory import Bind, Weighted, parse_policy
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Home, Plan, save_plan
 from cxl_offload.plan.vllm.flags import flags_of_plan, offload_flags, policy_of_bytes
-from cxl_offload.plan.vllm.plan import VllmRequest, layer_bytes, plan_vllm
+from cxl_offload.plan.vllm.layers import layer_bytes
+from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
 from cxl_offload.topology import load_machine
 
 GIB = 1 << 30

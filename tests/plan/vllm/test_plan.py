@@ -18,8 +18,9 @@ from cxl_offload.plan.gpu import LAYER_S, REQUEST_S, SEQUENCE_S
 from cxl_offload.plan.hardware import hardware_of
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan, parse_plan, plan_text
+from cxl_offload.plan.vllm.layers import copies_bytes_per_s, layer_bytes
 from cxl_offload.plan.vllm.offload import WeightOffload, kv_room_bytes, tokens_per_s
-from cxl_offload.plan.vllm.plan import VllmRequest, copies_bytes_per_s, layer_bytes, plan_vllm
+from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
 from cxl_offload.topology import load_machine
 
 GIB = 1 << 30
