@@ -61,6 +61,7 @@ def write_page(
     beside: Sequence[str],
     timeline: Timeline | None,
 ) -> None:
+    """The page of ``--report``: the machine, where everything went, and how fast it was."""
     rates: dict[str, dict[str, float | None]] = {
         "whole run": {
             "measured": report.tokens_per_s,

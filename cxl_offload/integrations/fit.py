@@ -183,7 +183,7 @@ def session_on(machine: Machine | None, limits: Sequence[TierLimit] = ()) -> Ses
     Parameters
     ----------
     machine
-        None reads this one; so may a caller do, to name its tiers otherwise.
+        A simulated one; or this one, whose tiers the caller may have named. None reads this one.
     """
     most = capacities(limits)
     if machine is None or not machine.simulated:

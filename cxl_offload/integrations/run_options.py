@@ -38,7 +38,7 @@ TIER = RunOption(
 TUNE = RunOption(
     "--tune",
     "let the share of the host's weights on the far tier follow the time of the tokens; advice "
-    "only without --tune-budget",
+    "only, in the file of --events, without --tune-budget",
 )
 TUNE_BUDGET = RunOption(
     "--tune-budget", "weights that may move between two tokens, in the mean, e.g. 64MiB", "SIZE"
