@@ -98,6 +98,56 @@ def test_kv_on_the_host_has_the_same_tokens(session: Session, stock: torch.Tenso
     assert torch.equal(tokens, stock)
 
 
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_kv_in_two_places_has_the_same_tokens(
+    share: float, busy: bool, session: Session, stock: torch.Tensor
+) -> None:
+    """The GPU attends to its part while the kernel reads the tier's; ``busy``: long after."""
+    model = make()
+    policies = {"weights": near(session), "kv": near(session)}
+    with offload(
+        model, policies, accelerator="cuda", accelerator_kv=share, session=session
+    ) as done:
+        if busy:
+            for layer in model.model.layers:
+                layer.register_forward_pre_hook(
+                    lambda *_: keep_busy(torch.cuda.current_stream(), BUSY_CYCLES)
+                )
+        tokens = generate(model)
+        calls = done.calls
+        assert (calls.joined > 0) is (share < 1)
+        assert calls.kernel + calls.accelerator == 11 * LAYERS
+        assert done.accelerator_kv_bytes > 0
+    assert torch.equal(tokens, stock)
+
+
+def test_beams_and_a_kept_cache_are_in_two_places_on_the_gpu(session: Session) -> None:
+    """Orders the GPU's part, moves positions up when it grows, and gives its memory back."""
+    ids = torch.randint(3, 512, (2, 20), generator=torch.Generator().manual_seed(0))
+    more = torch.randint(3, 512, (2, 90), generator=torch.Generator().manual_seed(1))
+    options = {"max_new_tokens": 12, "do_sample": False}
+
+    def both_turns(model: LlamaForCausalLM) -> list[torch.Tensor]:
+        device = model.device
+        beams = model.generate(ids.to(device), num_beams=3, **options)
+        first = model.generate(ids.to(device), return_dict_in_generate=True, **options)
+        turn = torch.cat([first.sequences, more.to(device)], dim=1)
+        again = model.generate(turn, past_key_values=first.past_key_values, **options)
+        return [beams.cpu(), again.cpu()]
+
+    expected = both_turns(make().cuda())
+    model, policies = make(), {"weights": near(session), "kv": near(session)}
+    torch.cuda.synchronize()
+    with offload(model, policies, accelerator="cuda", accelerator_kv=0.4, session=session) as done:
+        found = both_turns(model)
+        assert done.calls.joined > 0
+        there = done._kv.accelerator
+    assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+    assert there is not None
+    assert there.use.live_bytes == 0
+
+
 def test_gpu_holds_two_layers_and_not_all(session: Session) -> None:
     model = make()
     whole = sum(weight.nbytes for weight in model.model.layers.parameters())

@@ -100,12 +100,12 @@ def by_kernel_and_accelerator(
 ) -> torch.Tensor:
     """Over a cache in two places: ``(batch, queries, heads, dim)``, on the query's device.
 
-    The accelerator is given its part when the query has come from it, and works while the kernel
-    reads; only then is there something to wait for.
+    What the kernel is told comes from the accelerator first. Then that is given its part, and works
+    while the kernel reads; only when it has read is there something to wait for.
     """
     assert isinstance(value, PartedStates)
     end, width = key.head.shape[2], query.shape[-1]
-    queries = _on_cpu(query)
+    queries, told = _on_cpu(query), scores.on_host(query, end, key.shape[2])
     near = query.to(key.head.device)  # a kept cache outlives the block whose model computed there
     head = partial_by_torch(
         near,
@@ -114,7 +114,6 @@ def by_kernel_and_accelerator(
         scores.on_accelerator(near, end),
         numbers=lambda kept: _numbers(kept, width),
     )
-    told = scores.on_host(query, end, key.shape[2])
     tail = decode_attention_partial(
         queries, _read(key.tail), _read(value.tail), threads=team, **told
     )

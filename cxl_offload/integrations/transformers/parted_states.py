@@ -53,17 +53,6 @@ class PartedStates(torch.Tensor):
             f"{self.head.device})"
         )
 
-    def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
-        """Says torch which tensors have the bytes."""
-        return ["head", "tail"], self.device
-
-    @staticmethod
-    def __tensor_unflatten__(
-        inner: dict[str, torch.Tensor], device: torch.device, size: Any, stride: Any
-    ) -> PartedStates:
-        """The inverse of :meth:`__tensor_flatten__`."""
-        return PartedStates(inner["head"], inner["tail"], device)
-
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None

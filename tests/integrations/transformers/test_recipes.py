@@ -12,10 +12,12 @@ import torch
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from cxl_offload import offload_activations, offload_optimizer
+from cxl_offload import _C, offload_activations, offload_optimizer
 from cxl_offload.integrations.transformers import offload
 from cxl_offload.memory import Session
 
+from .conftest import machine
+from .fake_accelerator import FakeCopies, fake_accelerator
 from .models import VOCAB, generate, make
 
 POLICIES = {"kv": "bind:2", "weights": "bind:1"}
@@ -42,6 +44,26 @@ def test_compiled_layers_give_the_same_tokens(rows_at_once: int | None, session:
     torch._dynamo.reset()
     assert torch.equal(tokens, stock)
     assert compiled
+
+
+@pytest.mark.slow(reason="torch's compiler traces a layer for every shape")
+def test_compiled_layers_read_a_cache_in_two_places(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is around attention is compiled; states in two places are passed from it to it."""
+    driver = _C.FakeDriver()
+    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
+    model = make("llama")
+    stock = generate(model, "sdpa", max_new_tokens=3)
+    ours = Session.simulated(machine(), driver=driver)
+    options = {"accelerator": "cuda", "accelerator_kv": 0.5, "session": ours}
+    with offload(model, POLICIES, **options) as done:
+        for layer in model.model.layers:
+            layer.self_attn.compile(backend="eager", dynamic=True)
+        tokens = generate(model, max_new_tokens=3)
+        assert done.calls.joined > 0
+    torch._dynamo.reset()
+    assert torch.equal(tokens, stock)
 
 
 def test_adapters_of_peft_generate_with_base_and_cache_in_tiers(session: Session) -> None:
