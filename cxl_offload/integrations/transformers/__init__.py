@@ -17,11 +17,11 @@ from cxl_offload.lazy import lazy_names
 if TYPE_CHECKING:
     from cxl_offload.integrations.transformers.attention import AttentionCalls
     from cxl_offload.integrations.transformers.generation import GenerateReport, GenerateRun, run
+    from cxl_offload.integrations.transformers.loading import load
     from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
     from cxl_offload.integrations.transformers.ranked import Divided, RankPart, session_of
     from cxl_offload.integrations.transformers.run_checks import RunTuning
     from cxl_offload.integrations.transformers.scope import Offloaded, offload
-    from cxl_offload.integrations.transformers.weights import load
 
 __all__ = [
     "AttentionCalls",

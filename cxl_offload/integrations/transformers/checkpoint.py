@@ -13,14 +13,13 @@ from transformers import AutoConfig, GgufConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.bitsandbytes_weights import PACKAGE as BITSANDBYTES
 from cxl_offload.integrations.transformers.read_errors import UNREADABLE, first_line, unreadable
 
 GGUF = ".gguf"
 
 _LATE = "compressed-tensors"
 """Weights that transformers decompresses in the first forward pass, unless it is told to before."""
-
-_OWN_MEMORY = "bitsandbytes"
 
 _NO_WEIGHTS = frozenset({"kv", "activations"})
 
@@ -90,6 +89,8 @@ class ModelFiles:
         options = {**self.options(), "config": config}
         if self.gguf_file is not None:
             options["quantization_config"] = GgufConfig(dequantize=True)
+        if _method(config) == BITSANDBYTES:
+            options["device_map"] = {"": "cpu"}  # else it goes to the GPU where there is one
         return options
 
     def dtype(self, asked: torch.dtype | str) -> torch.dtype | str:
@@ -120,31 +121,14 @@ def _method(config: Any) -> str:
     return str(getattr(method, "value", method))
 
 
-def check_placeable(config: Any, kinds: Collection[str]) -> None:
-    """Refuses to place weights of a kind of quantization that cannot be placed.
-
-    Raises
-    ------
-    ConfigError
-        Says why, and what can be done instead.
-    """
-    if _method(config) == _OWN_MEMORY and not _NO_WEIGHTS.issuperset(kinds):
-        raise ConfigError(
-            f"weights of {_OWN_MEMORY} cannot lie in tiers: it keeps them in tensors of a class of "
-            "its own, and packs those of 4 bits anew in the first forward pass; give a policy of "
-            "kv only"
-        )
-
-
 def check_final_weights(model: PreTrainedModel, kinds: Collection[str]) -> None:
     """Refuses to place weights that are not there, or are still to be decompressed elsewhere.
 
     Raises
     ------
     ConfigError
-        Says how to load them; or as :func:`check_placeable`.
+        Says how to load them.
     """
-    check_placeable(model.config, kinds)
     if _NO_WEIGHTS.issuperset(kinds):
         return
     if all(weight.is_meta for weight in model.parameters()):

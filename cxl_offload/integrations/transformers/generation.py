@@ -29,6 +29,7 @@ from cxl_offload.integrations.transformers.fit import (
 )
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.linear_layers import rows_by
+from cxl_offload.integrations.transformers.loading import load
 from cxl_offload.integrations.transformers.on_accelerator import ModelDevice
 from cxl_offload.integrations.transformers.plans import asked_of
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
@@ -41,7 +42,7 @@ from cxl_offload.integrations.transformers.run_trace import RunTrace
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.token_clock import TokenClock
 from cxl_offload.integrations.transformers.tuning import ModelTuning
-from cxl_offload.integrations.transformers.weights import load, meta_model, store_for, weight_bytes
+from cxl_offload.integrations.transformers.weights import meta_model, store_for, weight_bytes
 from cxl_offload.memory import PolicyLike, Session, current_session
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.objects.placement_rows import placement_rows

@@ -14,7 +14,7 @@ from transformers import BloomConfig
 from cxl_offload import _C
 from cxl_offload.cli.main import main
 from cxl_offload.integrations.transformers import generation, load
-from cxl_offload.integrations.transformers import weights as weights_module
+from cxl_offload.integrations.transformers import loading as loading_module
 
 from .commands import command, run
 from .fake_accelerator import FakeCopies, fake_accelerator
@@ -268,7 +268,7 @@ def test_attention_that_is_not_installed_is_one_line(
 def test_error_of_this_package_while_weights_are_loaded_keeps_its_traceback(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights_module, "kind_of_weight", lambda *_: {}["a fault of ours"])
+    monkeypatch.setattr(loading_module, "kind_of_weight", lambda *_: {}["a fault of ours"])
     with pytest.raises(KeyError, match="a fault of ours"):
         load(folder, {"weights": "first-touch"})
 
