@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,14 +12,40 @@ _NAME = re.compile(r"([^/]*/)?(opt|galactica)-", re.IGNORECASE)
 """Names of FlexGen begin so; which of them it knows, FlexGen says."""
 
 
+_ADAPTER = "adapter_config.json"
+
+
+def base_of_adapter(folder: Path) -> Path | None:
+    """The folder of the model that a PEFT adapter in ``folder`` adapts; None: no adapter is there.
+
+    Raises
+    ------
+    ConfigError
+        The adapter names no folder of a model.
+    """
+    file = folder / _ADAPTER
+    if (folder / "config.json").is_file() or not file.is_file():
+        return None
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{file}: names no base_model_name_or_path ({error})") from error
+    if not isinstance(said, str) or not (Path(said) / "config.json").is_file():
+        raise ConfigError(
+            f"{file}: base_model_name_or_path {said} is no folder of a model here, and nothing is "
+            "downloaded; write the path of the folder there"
+        )
+    return Path(said)
+
+
 def check_checkpoint(model: str) -> None:
-    """Refuses what is no GGUF file and no folder with a ``config.json`` (ConfigError)."""
+    """Refuses what is no GGUF file and no folder of a model or of an adapter (ConfigError)."""
     folder = Path(model)
     if folder.suffix == ".gguf" and folder.is_file():
         return
     if not folder.is_dir():
         raise ConfigError(f"--model {model}: there is no such folder; nothing is downloaded")
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file() and base_of_adapter(folder) is None:
         raise ConfigError(f"--model {model}: no config.json in this folder")
 
 

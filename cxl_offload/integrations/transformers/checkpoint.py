@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from transformers import AutoConfig, GgufConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.model_folder import base_of_adapter
 from cxl_offload.integrations.transformers.bitsandbytes_weights import PACKAGE as BITSANDBYTES
 from cxl_offload.integrations.transformers.read_errors import UNREADABLE, first_line, unreadable
 
@@ -34,10 +35,13 @@ class ModelFiles:
         What transformers calls the model's path.
     gguf_file
         Name of the file in it; None: the folder's own.
+    adapter
+        Folder of a PEFT adapter for that model; None: the model as it is.
     """
 
     folder: Path
     gguf_file: str | None = None
+    adapter: Path | None = None
 
     @classmethod
     def at(cls, path: str | Path) -> ModelFiles:
@@ -46,11 +50,13 @@ class ModelFiles:
         Raises
         ------
         ConfigError
-            Neither a folder with a ``config.json`` nor a GGUF file.
+            Neither a folder with a ``config.json``, nor one of an adapter, nor a GGUF file.
         """
         path = Path(path)
         if path.suffix == GGUF and path.is_file():
             return cls(path.parent, path.name)
+        if (base := base_of_adapter(path)) is not None:
+            return replace(cls.at(base), adapter=path)
         if not (path / "config.json").is_file():
             raise ConfigError(
                 f"{path}: no config.json; give the folder of a checkpoint, or a GGUF file"

@@ -50,6 +50,12 @@ def own_attention(model: PreTrainedModel) -> str:
     return "eager" if capped else str(own)
 
 
+def base_model(model: Any) -> Any:
+    """The model that PEFT wraps, with the adapters in its layers; any other as it is."""
+    wrapped = type(model).__module__.partition(".")[0] == "peft"
+    return model.get_base_model() if wrapped and hasattr(model, "get_base_model") else model
+
+
 def check_conventions(model: PreTrainedModel) -> None:
     """Refuse a model whose attention or cache is not transformers' common one.
 

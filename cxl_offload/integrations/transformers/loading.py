@@ -59,7 +59,8 @@ def load(
     Parameters
     ----------
     folder
-        A checkpoint as transformers saves it, or a GGUF file. Nothing is downloaded. transformers
+        A checkpoint as transformers saves it, a PEFT adapter that names the folder of its model, or
+        a GGUF file. Nothing is downloaded. transformers
         dequantizes a GGUF file, and weights of compressed-tensors, in ordinary memory, where all of
         them are before they go to their place.
     policies
@@ -105,6 +106,8 @@ def load(
         model = AutoModelForCausalLM.from_pretrained(
             found.folder, dtype=found.dtype(dtype), **options
         )
+        if found.adapter is not None:
+            model.load_adapter(str(found.adapter), adapter_kwargs={"local_files_only": True})
     _place_late(model, store)
     weakref.finalize(model, files.forget).atexit = False
     return model.eval()

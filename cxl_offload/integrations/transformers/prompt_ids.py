@@ -9,8 +9,12 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.model_folder import base_of_adapter
 from cxl_offload.integrations.transformers.checkpoint import GGUF, ModelFiles
 from cxl_offload.integrations.transformers.read_errors import UNREADABLE, first_line
+
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+"""Files of which an adapter's folder has one, unless its tokenizer is that of the model."""
 
 
 def tokenized(folder: Path, prompts: Sequence[str]) -> tuple[Any, Any]:
@@ -21,6 +25,9 @@ def tokenized(folder: Path, prompts: Sequence[str]) -> tuple[Any, Any]:
     ConfigError
         In one line: no tokenizer there, or one that cannot pad.
     """
+    base = base_of_adapter(folder)
+    if base is not None and not any((folder / name).is_file() for name in _TOKENIZER):
+        folder = base
     found = ModelFiles.at(folder) if folder.suffix == GGUF else ModelFiles(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(

@@ -31,6 +31,7 @@ from cxl_offload.integrations.transformers.cache_giver import cache_giver
 from cxl_offload.integrations.transformers.checkpoint import check_final_weights
 from cxl_offload.integrations.transformers.compute_device import chosen_device, host_policies
 from cxl_offload.integrations.transformers.conventions import (
+    base_model,
     check_conventions,
     own_attention,
     takes_room,
@@ -91,7 +92,8 @@ def offload(
     Parameters
     ----------
     model
-        A decoder of transformers, with its head, in eval mode.
+        A decoder of transformers, with its head, in eval mode; or one that PEFT wraps, which
+        generates in the block as before.
     policies
         A plan for transformers (``cxl-offload plan inference --executor transformers``), its file,
         or kind of tensor to policy. Kinds are ``kv``, ``activations``, ``attention``, ``mlp``,
@@ -164,6 +166,7 @@ def offload(
         follow transformers' conventions, or an accelerator that is not there or too small.
     """
     session = session or current_session()
+    model = base_model(model)
     asked = asked_of(policies)
     place, device = asked.policies, None
     if accelerator is not None:
