@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cxl_offload import Session
-from cxl_offload.integrations.transformers import attention, first_rooms, offload
+from cxl_offload.integrations.transformers import by_kernel, first_rooms, offload
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
 
 PRODUCTS = ("mm", "addmm", "bmm", "linear")
@@ -24,7 +24,7 @@ attending: list[bool] = []
 @pytest.fixture
 def attention_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is counted inside of it."""
-    whole = attention.decode_attention
+    whole = by_kernel.decode_attention
 
     def call(*args: Any, **options: Any) -> torch.Tensor:
         attending.append(True)
@@ -33,7 +33,7 @@ def attention_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             attending.pop()
 
-    monkeypatch.setattr(attention, "decode_attention", call)
+    monkeypatch.setattr(by_kernel, "decode_attention", call)
 
 
 class CallsOfTorch(TorchDispatchMode):
