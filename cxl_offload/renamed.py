@@ -79,6 +79,37 @@ RENAMED = {
     "cxl_offload.plan.laws.caption": "cxl_offload.tune.caption",
     "cxl_offload.plan.validate": "cxl_offload.validation",
     "cxl_offload.plan.vllm.flags.placement_text": "cxl_offload.plan.vllm.flags.policy_of_bytes",
+    "cxl_offload.plan.laws.caption.replay_on_bandwidth": (
+        "cxl_offload.validation.caption_replay.replay_on_bandwidth"
+    ),
+    "cxl_offload.plan.laws.caption.replay_on_states": (
+        "cxl_offload.validation.caption_replay.replay_on_states"
+    ),
+    "cxl_offload.plan.laws.threads.assign_threads": (
+        "cxl_offload.validation.thread_assignment.assign_threads"
+    ),
+    "cxl_offload.plan.training.zero_offload.HOST_BYTES_PER_PARAM": (
+        "cxl_offload.plan.equations.adam_bytes.HOST_BYTES_PER_PARAM"
+    ),
+    "cxl_offload.plan.training.zero_offload.fits": "cxl_offload.validation.zero_memory.fits",
+    "cxl_offload.plan.training.zero_offload.host_state_bytes": (
+        "cxl_offload.validation.zero_memory.host_state_bytes"
+    ),
+    "cxl_offload.plan.training.zero_offload.largest_params": (
+        "cxl_offload.validation.zero_memory.largest_params"
+    ),
+    "cxl_offload.plan.training.zero_offload.step_slowdown": (
+        "cxl_offload.validation.zero_memory.step_slowdown"
+    ),
+    "cxl_offload.plan.vllm.offload.best_offload_bytes": (
+        "cxl_offload.validation.offload_sizes.best_offload_bytes"
+    ),
+    "cxl_offload.plan.vllm.offload.copy_fraction": (
+        "cxl_offload.validation.offload_sizes.copy_fraction"
+    ),
+    "cxl_offload.plan.vllm.offload.mean_throughput_ratio": (
+        "cxl_offload.validation.offload_sizes.mean_throughput_ratio"
+    ),
     "cxl_offload.plan.training.zero_offload.OPTIMIZER_BYTES_PER_PARAM": (
         "cxl_offload.plan.equations.adam_bytes.OPTIMIZER_BYTES_PER_PARAM"
     ),

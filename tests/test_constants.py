@@ -85,7 +85,7 @@ def test_kinds_of_pages_are_the_cores() -> None:
         and ast.unparse(node.value) == "Literal"
         and value_of(node.slice) == get_args(Pages)
     ]
-    assert typed == ["core.py"]
+    assert typed == ["topology/node.py"]
 
 
 def code_of_the_core() -> dict[str, str]:

@@ -37,7 +37,7 @@ Sysfs = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Read DIR/sys and DIR/proc, a capture of a machine."),
 ]
-Tier = Annotated[
+NamedTier = Annotated[
     list[str] | None,
     typer.Option(run.TIER.flag, metavar=run.TIER.metavar, help=run.TIER.sentence),
 ]

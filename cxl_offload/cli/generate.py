@@ -17,10 +17,10 @@ from cxl_offload.cli._old_json import OldJsonCommand
 from cxl_offload.cli._options import (
     AsJson,
     Limit,
+    NamedTier,
     RunOutput,
     SimulatedMachine,
     Stop,
-    Tier,
     Tune,
     TuneBudget,
     TuneState,
@@ -63,7 +63,7 @@ def generate(
             "weights=replicate:0,1 (a copy near each socket); may be repeated",
         ),
     ] = None,
-    tier: Tier = None,
+    tier: NamedTier = None,
     limit: Limit = None,
     plan: Annotated[
         str | None,

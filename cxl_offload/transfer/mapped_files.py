@@ -22,7 +22,7 @@ _MAPS = "/proc/self/maps"
 # ioctl PROCMAP_QUERY of linux/fs.h (Linux 6.11): the mapping at an address, without a list of all.
 _PROCMAP_QUERY = 0xC0686611
 _QUERY = struct.Struct("=9Q4I2Q")
-_LONGEST_PATH = 4096
+_LONGEST_PATH = os.pathconf("/", "PC_PATH_MAX")
 # Bits of /proc/self/pagemap (Documentation/admin-guide/mm/pagemap.rst).
 _THERE, _OF_FILE = 1 << 63 | 1 << 62, 1 << 61
 

@@ -1,4 +1,4 @@
-"""Caption's rule over many periods: on printed states, and in a loop with a bandwidth law."""
+"""Caption's rule over many periods: on printed states, and in a loop of shares and bandwidths."""
 
 from __future__ import annotations
 

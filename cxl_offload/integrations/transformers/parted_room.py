@@ -24,7 +24,7 @@ from cxl_offload.integrations.transformers.room import (
     slack_of,
 )
 
-States = tuple[torch.Tensor, torch.Tensor]
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 """Keys and values."""
 
 
@@ -42,7 +42,7 @@ class _HeadSource:
 
 def room_of(
     memory: KvMemory,
-    states: States,
+    states: KeysAndValues,
     positions: int,
     batch: int | None = None,
     first: FirstRooms | None = None,
@@ -82,7 +82,7 @@ class PartedRoom:
         self,
         memory: KvMemory,
         accelerator: AcceleratorKv,
-        states: States,
+        states: KeysAndValues,
         positions: int,
         batch: int | None = None,
         first: FirstRooms | None = None,
@@ -94,7 +94,7 @@ class PartedRoom:
         self._tail = KvRoom(memory, *states, positions - on_head, batch, first)
 
     @property
-    def tensors(self) -> States:
+    def tensors(self) -> KeysAndValues:
         """Memory of the tier, with the room for more."""
         return self._tail.tensors
 
@@ -117,7 +117,7 @@ class PartedRoom:
     def part(self, part: RowPart | None) -> None:
         self._head.part = self._tail.part = part
 
-    def view(self, last: int | None = None) -> States:
+    def view(self, last: int | None = None) -> KeysAndValues:
         """Keys and values of the last positions, or of all; no copy."""
         seen = self.positions if last is None else min(last, self.positions)
         in_tail = min(seen, self._tail.positions)

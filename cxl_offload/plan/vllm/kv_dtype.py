@@ -8,9 +8,9 @@ from cxl_offload.plan.kv_types import KV_TYPES, kv_type_remedy
 VLLM_KV_DTYPES = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
 """This package's name of a type to vLLM's; vLLM has no 4-bit cache."""
 
-_HALF_BYTES = 2
 _ANY_DIM = 128
-"""Of a head; both types have one byte a number, whatever the dimension."""
+"""Of a head; both types have one byte a number, whatever the dimension, where half precision has
+two."""
 
 
 def check_kv_dtype(name: str) -> None:
@@ -29,7 +29,7 @@ def check_kv_dtype(name: str) -> None:
 
 def kv_share(name: str) -> float:
     """Bytes of keys and values over those in half precision; of no name: 1."""
-    return KV_TYPES[name].row_bytes(_ANY_DIM) / (_HALF_BYTES * _ANY_DIM) if name else 1.0
+    return KV_TYPES[name].row_bytes(_ANY_DIM) / (2 * _ANY_DIM) if name else 1.0
 
 
 def kv_flags(name: str) -> tuple[str, ...]:

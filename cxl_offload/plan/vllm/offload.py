@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from cxl_offload.plan.equations.experts import asked_share
 from cxl_offload.plan.gpu import GpuRates, roofline_seconds
+from cxl_offload.renamed import old_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +140,6 @@ def step_seconds(case: WeightOffload, offload_bytes: float) -> float:
 def tokens_per_s(case: WeightOffload, offload_bytes: float) -> float:
     """Decoded tokens a second; 0 where no KV fits beside the resident weights."""
     return running_sequences(case, offload_bytes) / step_seconds(case, offload_bytes)
+
+
+__getattr__ = old_names(__name__)
