@@ -15,6 +15,8 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.model_folder import base_of_adapter
 from cxl_offload.integrations.transformers.bitsandbytes_weights import PACKAGE as BITSANDBYTES
+from cxl_offload.integrations.transformers.int4_checkpoints import METHODS as INT4_METHODS
+from cxl_offload.integrations.transformers.int4_checkpoints import as_ours
 from cxl_offload.integrations.transformers.read_errors import UNREADABLE, first_line, unreadable
 
 GGUF = ".gguf"
@@ -84,7 +86,9 @@ class ModelFiles:
         with unreadable(self.path):
             config = AutoConfig.from_pretrained(self.folder, **self.options())
         given = getattr(config, "quantization_config", None)
-        if isinstance(given, dict):
+        if isinstance(given, dict) and given.get("quant_method") in INT4_METHODS:
+            config.quantization_config = as_ours(self.folder, given)
+        elif isinstance(given, dict):
             self._check_quantizer(given)
             if given.get("quant_method") == _LATE:
                 config.quantization_config = {**given, "dequantize": True}

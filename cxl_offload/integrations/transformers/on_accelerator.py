@@ -29,6 +29,7 @@ from cxl_offload.integrations.transformers.compute_device import (
     moved,
 )
 from cxl_offload.integrations.transformers.conventions import text_config
+from cxl_offload.integrations.transformers.int4_layers import Int4Linear
 from cxl_offload.integrations.transformers.kinds import kind_of_weight
 from cxl_offload.integrations.transformers.stage_hooks import (
     after,
@@ -146,6 +147,8 @@ def check_streamable(
             f"{name} was dispatched by accelerate (device_map); load it without, or leave "
             "accelerator out"
         )
+    if any(isinstance(each, Int4Linear) for each in model.modules()):
+        raise ConfigError(f"{name} has layers of 4 bits, which CPUs compute; leave accelerator out")
     for weight_name, weight in (*model.named_parameters(), *model.named_buffers()):
         _check_weight(weight_name, weight, device)
     homes = WeightHomes.of(model, kinds)

@@ -20,7 +20,7 @@ _ONE_FILE = "model.safetensors"
 _log = logging.getLogger(__name__)
 
 
-def _keys_to_files(folder: Path) -> dict[str, str]:
+def keys_to_files(folder: Path) -> dict[str, str]:
     """Every tensor of a checkpoint, and the file that has it."""
     index = folder / _INDEX
     if index.is_file():
@@ -105,7 +105,7 @@ class FileWeights:
     def _read(self, name: str, weight: torch.Tensor) -> Iterator[torch.Tensor]:
         """The bytes of what the files call alike, in the weight's type."""
         try:
-            keys = _keys_to_files(self.folder)
+            keys = keys_to_files(self.folder)
             for key in _candidates(name, keys):
                 with safe_open(self.folder / keys[key], framework="pt") as file:
                     read = file.get_tensor(key)

@@ -1,0 +1,85 @@
+"""Linear layers over 4-bit codes in host memory, by the package's kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from cxl_offload.ops.int4_weight import Int4Weight
+from cxl_offload.ops.linear import linear
+
+MOST_ROWS = 64
+"""Up to so many rows the kernel multiplies; more, as of a prompt, are torch's over numbers."""
+
+_AT_ONCE = 1 << 22
+"""Weights that are numbers at a time, so that a prompt needs no second copy of a layer."""
+
+
+def row_bytes(width: int, group: int) -> int:
+    """Bytes of a row: two codes a byte, then two float16 a group."""
+    return width // 2 + width // group * 4
+
+
+def packed_rows(weight: Int4Weight) -> torch.Tensor:
+    """``(outputs, row_bytes)``, uint8: each row's codes and groups together, a new tensor."""
+    groups = weight.groups.flatten(1).contiguous().view(torch.uint8)
+    return torch.cat((weight.codes, groups), 1)
+
+
+class Int4Linear(nn.Module):
+    """``y = x w^T + bias`` with weights ``(code - zero) * step``.
+
+    Parameters
+    ----------
+    width, outputs
+        As of ``nn.Linear``.
+    group
+        Weights of a row that share zero and step: a multiple of 32 that divides ``width``.
+    bias
+        Whether there is one.
+    dtype
+        Of the bias.
+
+    Attributes
+    ----------
+    weight
+        ``(outputs, row_bytes)``, uint8; see :func:`packed_rows`.
+    """
+
+    def __init__(
+        self, width: int, outputs: int, group: int, *, bias: bool, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.group = width, outputs, group
+        packed = torch.empty(outputs, row_bytes(width, group), dtype=torch.uint8)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype)) if bias else None
+
+    def int4(self, first: int = 0, end: int | None = None) -> Int4Weight:
+        """Views of the weights of some outputs."""
+        rows, codes = self.weight.detach()[first:end], self.in_features // 2
+        groups = rows[:, codes:].view(torch.float16)
+        return Int4Weight(rows[:, :codes], groups.unflatten(1, (-1, 2)), "zero, step")  # type: ignore[no-untyped-call]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``(..., width)`` to ``(..., outputs)``, in x's type."""
+        wanted = torch.is_grad_enabled() and (
+            x.requires_grad or (self.bias is not None and self.bias.requires_grad)
+        )
+        if x.numel() > MOST_ROWS * self.in_features or wanted or torch.compiler.is_compiling():
+            return self._by_torch(x)
+        return linear(x, self.int4(), self.bias)
+
+    def _by_torch(self, x: torch.Tensor) -> torch.Tensor:
+        step = max(1, _AT_ONCE // self.in_features)
+        parts = [
+            functional.linear(x, self.int4(first, first + step).dequantized().to(x.dtype))
+            for first in range(0, self.out_features, step)
+        ]
+        made = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return made if self.bias is None else made + self.bias
+
+    def extra_repr(self) -> str:
+        """As of ``nn.Linear``."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, int4"
