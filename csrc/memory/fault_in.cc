@@ -14,13 +14,13 @@ namespace {
 
 using os::Kernel;
 
-// One system call's worth of pages: large enough to amortise it, small enough to keep what a failure
-// has wasted low.
+// One system call's worth of pages: large enough to amortise it, small enough to keep what a
+// failure has wasted low.
 constexpr size_t kChunkBytes = size_t{64} << 20;
 
-// What a thread faults in before it takes the next piece. The kernel clears pages at some GB/s, so a
-// piece takes a millisecond or so: many times what starting a thread costs. Most weights, and every
-// chunk of a pool, are larger than two pieces, so that two threads or more work on them.
+// What a thread faults in before it takes the next piece. The kernel clears pages at some GB/s, so
+// a piece takes a millisecond or so: many times what starting a thread costs. Most weights, and
+// every chunk of a pool, are larger than two pieces, so that two threads or more work on them.
 constexpr size_t kPieceBytes = size_t{8} << 20;
 
 // How often the kernel is asked about pages that should be there and show as absent.
