@@ -385,7 +385,8 @@ def _check(
         checked_prefixes(model, request.prefixes, kv, session)
     check_length(Path(request.model).name, prompt_len, request.gen_len, config)
     check_stop(request.stop, config)
-    weights = ((kind, n) for kind, n in weight_bytes(model, policies).items() if kind in policies)
+    found = weight_bytes(model, policies, request.model)
+    weights = ((kind, count) for kind, count in found.items() if kind in policies)
     needs = [Need(kind, "host", policies[kind], part.least_bytes(n), 1) for kind, n in weights]
     if "kv" in policies:
         needs += kv_needs(

@@ -26,6 +26,7 @@ from cxl_offload.integrations.transformers.kinds import (
     kind_of_weight,
     named_experts,
 )
+from cxl_offload.integrations.transformers.least_bytes import least_bytes
 from cxl_offload.integrations.transformers.read_errors import unreadable
 from cxl_offload.integrations.transformers.weight_files import FileWeights, folder_of
 from cxl_offload.integrations.transformers.weight_reads import filled
@@ -253,14 +254,20 @@ def meta_model(
         return AutoModelForCausalLM.from_config(config, dtype=chosen, **options)
 
 
-def weight_bytes(model: PreTrainedModel, kinds: Collection[str] = ()) -> dict[str, int]:
+def weight_bytes(
+    model: PreTrainedModel, kinds: Collection[str] = (), folder: str | Path | None = None
+) -> dict[str, int]:
     """Bytes of every kind of weight of a model, which may be without its weights.
 
-    Of a quantized checkpoint nothing: only loading it tells what its weights will take. Experts
-    that ``kinds`` name by number are counted there and not with the others.
+    Of a quantized checkpoint what the headers of its files in ``folder`` say, which is the least:
+    only loading it tells what transformers makes of them. Experts that ``kinds`` name by number
+    are counted there and not with the others; of a quantized checkpoint they are not counted.
     """
     if getattr(model.config, "quantization_config", None) is not None:
-        return {}
+        least = {} if folder is None else least_bytes(model, ModelFiles.at(folder).folder)
+        if any(named_experts(kind) is not None for kind in kinds):
+            least.pop("experts", None)
+        return least
     found = dict.fromkeys(WEIGHT_KINDS, 0)
     tied = getattr(model, "all_tied_weights_keys", {})
     for name, weight in named_weights(model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,8 +19,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import load, offload
 from cxl_offload.integrations.transformers.int4_layers import MOST_ROWS, Int4Linear
+from cxl_offload.integrations.transformers.weights import meta_model, weight_bytes
 from cxl_offload.memory import Session
 
+from .commands import command, run
 from .conftest import machine
 from .models import generate, make, prompts
 
@@ -202,3 +205,21 @@ def test_logits_are_those_of_gptqmodel(form: str, tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = AutoModelForCausalLM.from_pretrained(tmp_path).eval()(**prompts()).logits
         torch.testing.assert_close(ours(**prompts()).logits, wanted, atol=5e-2, rtol=5e-2)
+
+
+def test_tier_that_is_too_small_for_the_codes_is_refused_before_the_model_loads(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("llama", "gptq", tmp_path, torch.float16)
+    for file in ("tokenizer.json", "tokenizer_config.json", "prompts.txt"):
+        shutil.copy(folder / file, tmp_path)
+    kept = load_file(tmp_path / "model.safetensors")
+    integers = sum(each.nbytes for each in kept.values() if each.dtype is torch.int32)
+    least = weight_bytes(meta_model(tmp_path), folder=tmp_path)
+    assert least["mlp"] + least["attention"] == integers
+    asked = command(tmp_path, "--place", "mlp=cxl", "--gen-len", "2", "--limit", "cxl=10kB")
+    assert run(asked) == 2
+    said = capsys.readouterr().err
+    assert "mlp" in said
+    assert said.count("\n") == 1
+    assert run([*asked[:-1], "cxl=10MB"]) == 0

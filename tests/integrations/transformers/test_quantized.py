@@ -159,6 +159,9 @@ def test_quantized_checkpoint_gives_the_same_tokens_from_its_tier(
         assert torch.equal(generate(model), expected)
     assert nodes_of_projection(model, session) == {1}, "where generating left it"
     assert weight_bytes(meta_model(tmp_path)) == {}
+    least = weight_bytes(meta_model(tmp_path), folder=tmp_path)
+    for kind in ("mlp", "attention", "norm", "embedding", "head"):
+        assert 0 < least[kind] <= moved[kind], kind
 
 
 def test_weights_that_quanto_quantizes_while_it_loads_are_moved(
