@@ -18,8 +18,8 @@ UNBOUND = float("inf")
 ASSUMED_LOCAL_BYTES_PER_S = 307.2e9
 ASSUMED_REMOTE_SHARE = 0.46
 ASSUMED_CXL_BYTES_PER_S = 38.4e9
-"""Rates of CPU reads where none is printed, each the median of the shipped machine files that have
-one: of local DRAM, of the other socket's DRAM as a share of that, and of CXL memory."""
+"""Rates of CPU reads where none is printed, each near the median of the shipped machine files that
+have one: of local DRAM, of the other socket's DRAM as a share of that, and of CXL memory."""
 
 ASSUMED_BYTES_PER_S_A_CORE = 14e9
 """The most that is assumed of one core: what one drew (docs/attention.md, measured)."""

@@ -111,6 +111,7 @@ def test_assumed_rates_are_medians_of_the_shipped_machines() -> None:
                     found["rdram"].append(rate / own)
                 elif tier.name != "rdram":
                     found[tier.name].append(rate)
-    assert statistics.median(found["ldram"]) == pytest.approx(ASSUMED_LOCAL_BYTES_PER_S, rel=0.1)
+    # A file more or less shall not change plans: 8 channels of DDR5-4800, or one channel less.
+    assert statistics.median(found["ldram"]) == pytest.approx(ASSUMED_LOCAL_BYTES_PER_S, rel=0.15)
     assert statistics.median(found["rdram"]) == pytest.approx(ASSUMED_REMOTE_SHARE, rel=0.1)
     assert statistics.median(found["cxl"]) == pytest.approx(ASSUMED_CXL_BYTES_PER_S, rel=0.1)
