@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, core_model_loading
 from transformers.distributed import DistributedConfig
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.bitsandbytes_weights import is_of_bitsandbytes, settle
 from cxl_offload.integrations.transformers.checkpoint import ModelFiles
+from cxl_offload.integrations.transformers.in_place import made_in_place
 from cxl_offload.integrations.transformers.kinds import chosen_policies, kind_of_weight
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
 from cxl_offload.integrations.transformers.read_errors import unloadable
 from cxl_offload.integrations.transformers.weight_files import FileWeights
 from cxl_offload.integrations.transformers.weights import (
+    empty_in_place,
     is_plain,
     named_weights,
     place_held,
@@ -32,7 +36,7 @@ from cxl_offload.integrations.transformers.weights import (
     store_for,
     was_loaded,
 )
-from cxl_offload.memory import Session, current_session
+from cxl_offload.memory import Replicate, Session, current_session
 from cxl_offload.objects.kind_store import TierStore
 
 _SETTER = "set_param_for_module"
@@ -53,16 +57,15 @@ def load(
 ) -> PreTrainedModel:
     """Load a decoder with its weights straight into tiers, one weight at a time.
 
-    No more than one weight, or one stack of experts with its parts, is in ordinary memory at a
-    time, so that a model may be larger than the node that reads its file.
+    No more than one weight, and what unpacking it takes, is in ordinary memory at a time, so that
+    a model may be larger than the node that reads its file.
 
     Parameters
     ----------
     folder
         A checkpoint as transformers saves it, a PEFT adapter that names the folder of its model, or
-        a GGUF file. Nothing is downloaded. transformers
-        dequantizes a GGUF file, and weights of compressed-tensors, in ordinary memory, where all of
-        them are before they go to their place.
+        a GGUF file. Nothing is downloaded. What is dequantized
+        while it loads goes to its place tensor by tensor.
     policies
         A plan for transformers, its file, or kind of tensor to policy; a kind without one is loaded
         into ordinary memory.
@@ -102,30 +105,127 @@ def load(
     if distributed is not None:
         options["distributed_config"] = distributed
     files = FileWeights(found.folder)
-    with _one_load, _setting_in(store, files), unloadable(found.path):
+    loading = _Loading(store, files)
+    with _one_load, _setting_in(loading), unloadable(found.path):
         model = AutoModelForCausalLM.from_pretrained(
             found.folder, dtype=found.dtype(dtype), **options
         )
         if found.adapter is not None:
             model.load_adapter(str(found.adapter), adapter_kwargs={"local_files_only": True})
-    _place_late(model, store)
+    loading.place_late(model)
     weakref.finalize(model, files.forget).atexit = False
     return model.eval()
 
 
-def _place_late(model: PreTrainedModel, store: TierStore) -> None:
-    """Move what was made after the weights of the file were set: dequantized ones, one by one."""
-    tied = getattr(model, "all_tied_weights_keys", {})
-    for name, weight in named_weights(model):
-        kind = kind_of_weight(name, tied)
-        if kind in store.parts and not was_loaded(weight, store.parts[kind]):
-            for part, held in place_held(store, kind, name, weight):
-                store.count(weight, kind, part, held)
-            set_loaded(weight, store.parts[kind])
+class _Loading:
+    """One model on its way from its files to its places.
+
+    Parameters
+    ----------
+    store
+        Has the policies, and counts.
+    files
+        Are told what came from them.
+    """
+
+    def __init__(self, store: TierStore, files: FileWeights) -> None:
+        self._store, self._files = store, files
+        self._names: dict[int, set[str]] = {}
+        self._layers: dict[nn.Module, str] = {}
+        self._tied: dict[str, str] = {}
+        self._ready: dict[int, int] = {}
+        """Addresses of weights that are in their place before they are set, to their part."""
+
+    def _kind(self, model: nn.Module, name: str) -> str | None:
+        """The kind of a weight that is to be placed; None: it stays, or is no weight."""
+        if id(model) not in self._names:
+            self._names[id(model)] = {each for each, _ in named_weights(model)}
+            self._layers = {layer: each for each, layer in model.named_modules()}
+            self._tied = getattr(model, "all_tied_weights_keys", {})
+        kind = kind_of_weight(name, self._tied)
+        return kind if name in self._names[id(model)] and kind in self._store.parts else None
+
+    def empty(
+        self, model: nn.Module, name: str, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """As of :class:`~cxl_offload.integrations.transformers.in_place.Places`."""
+        kind = self._kind(model, name)
+        if kind is None or not math.prod(shape):
+            return None
+        module_name, _, own = name.rpartition(".")
+        if hasattr(getattr(model.get_submodule(module_name), own), "placements"):
+            return None  # a rank has a part of it
+        if any(isinstance(each.policy, Replicate) for each in self._store.parts[kind]):
+            return None  # whoever fills it would write the first copy only
+        part, made = empty_in_place(self._store, kind, name, shape, dtype)
+        self._ready[made.data_ptr()] = part
+        return made
+
+    def setter(self, stock: Callable[..., None]) -> Callable[..., None]:
+        """``stock``, with the weight in its place first."""
+
+        def set_in_place(
+            model: Any, target_name: str, param_value: Any, loading_info: Any, hf_quantizer: Any
+        ) -> None:
+            rest = (loading_info, hf_quantizer)
+            kind = self._kind(model, target_name)
+            if kind is None:
+                stock(model, target_name, param_value, *rest)
+                return
+            module_name, _, name = target_name.rpartition(".")
+            module = model.get_submodule(module_name)
+            refuse_numbers(self._store, kind, target_name, getattr(module, name))
+            if param_value.numel() and is_plain(param_value):
+                part = self._ready.pop(param_value.data_ptr(), None)
+                if part is None:
+                    part, param_value = placed(self._store, kind, target_name, param_value)
+                stock(model, target_name, param_value, *rest)
+                weight = getattr(module, name)
+                self._files.add(target_name, weight)
+                self._note(kind, weight, [(part, param_value)])
+            else:
+                stock(model, target_name, param_value, *rest)
+                self._place(target_name, kind, getattr(module, name))
+
+        return set_in_place
+
+    def place_layer(self, layer: nn.Module) -> None:
+        """As of :class:`~cxl_offload.integrations.transformers.in_place.Places`."""
+        if layer in self._layers:
+            prefix = self._layers[layer]
+            self._place_all(named_weights(layer, f"{prefix}." if prefix else ""), self._tied)
+
+    def place_late(self, model: PreTrainedModel) -> None:
+        """Move what was made after the weights of the file were set, one by one."""
+        self._place_all(named_weights(model), getattr(model, "all_tied_weights_keys", {}))
+
+    def _place_all(
+        self, weights: Iterable[tuple[str, torch.Tensor]], tied: Mapping[str, str]
+    ) -> None:
+        for name, weight in weights:
+            kind = kind_of_weight(name, tied)
+            if kind in self._store.parts and not was_loaded(weight, self._store.parts[kind]):
+                self._place(name, kind, weight)
+
+    def _place(self, name: str, kind: str, weight: torch.Tensor) -> None:
+        if is_of_bitsandbytes(weight):
+            settle(weight)
+        held_in = list(place_held(self._store, kind, name, weight))
+        for _, held in held_in:
+            self._files.add(name, held)
+        self._note(kind, weight, held_in)
+
+    def _note(
+        self, kind: str, weight: torch.Tensor, held_in: list[tuple[int, torch.Tensor]]
+    ) -> None:
+        for part, held in held_in:
+            self._store.count(weight, kind, part, held)
+        if held_in:
+            set_loaded(weight, self._store.parts[kind])
 
 
 @contextlib.contextmanager
-def _setting_in(store: TierStore, files: FileWeights) -> Iterator[None]:
+def _setting_in(loading: _Loading) -> Iterator[None]:
     """Every weight that transformers sets goes to its place first; it has no hook for that."""
     stock = getattr(core_model_loading, _SETTER, None)
     if stock is None or list(inspect.signature(stock).parameters) != _SETTER_PARAMETERS:
@@ -136,52 +236,13 @@ def _setting_in(store: TierStore, files: FileWeights) -> Iterator[None]:
 
     before = os.environ.get(_ONE_BY_ONE)
     os.environ[_ONE_BY_ONE] = "1"
-    setattr(core_model_loading, _SETTER, _setter(stock, store, files))
+    setattr(core_model_loading, _SETTER, loading.setter(stock))
     try:
-        yield
+        with made_in_place(loading):
+            yield
     finally:
         setattr(core_model_loading, _SETTER, stock)
         if before is None:
             del os.environ[_ONE_BY_ONE]
         else:
             os.environ[_ONE_BY_ONE] = before
-
-
-def _setter(
-    stock: Callable[..., None], store: TierStore, files: FileWeights
-) -> Callable[..., None]:
-    """``stock``, with the weight in its place first."""
-    names: dict[int, set[str]] = {}
-
-    def set_in_place(
-        model: Any, target_name: str, param_value: Any, loading_info: Any, hf_quantizer: Any
-    ) -> None:
-        kind = kind_of_weight(target_name, getattr(model, "all_tied_weights_keys", {}))
-        if id(model) not in names:
-            names[id(model)] = {name for name, _ in named_weights(model)}
-        if target_name not in names[id(model)] or kind not in store.parts:
-            stock(model, target_name, param_value, loading_info, hf_quantizer)
-            return
-        module_name, _, name = target_name.rpartition(".")
-        module = model.get_submodule(module_name)
-        refuse_numbers(store, kind, target_name, getattr(module, name))
-        if param_value.numel() and is_plain(param_value):
-            part, param_value = placed(store, kind, target_name, param_value)
-            stock(model, target_name, param_value, loading_info, hf_quantizer)
-            weight = getattr(module, name)
-            held_in = [(part, weight)]
-            store.count(weight, kind, part, param_value)
-        else:
-            stock(model, target_name, param_value, loading_info, hf_quantizer)
-            weight = getattr(module, name)
-            if is_of_bitsandbytes(weight):
-                settle(weight)
-            held_in = list(place_held(store, kind, target_name, weight))
-            for part, held in held_in:
-                store.count(weight, kind, part, held)
-        for _, held in held_in:
-            files.add(target_name, held)
-        if held_in:
-            set_loaded(weight, store.parts[kind])
-
-    return set_in_place

@@ -68,10 +68,10 @@ def store_for(policies: Mapping[str, Policy], session: Session, *, pin: bool = F
     return TierStore(MemorySource(session), parts, pin=pin)
 
 
-def placed(
-    store: TierStore, kind: str, name: str, weight: torch.Tensor
+def empty_in_place(
+    store: TierStore, kind: str, name: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[int, torch.Tensor]:
-    """A copy of a weight in its place, and the part of its kind that it is counted for.
+    """Memory of a weight in its place, and the part of its kind that it is counted for.
 
     A stack of experts is allocated as one, and those with a policy of their own are moved before
     anything is written, by whole pages.
@@ -81,12 +81,12 @@ def placed(
     ConfigError
         An expert that the stack does not have is placed.
     """
-    shape, part = tuple(weight.shape), 0
+    part = 0
     named = [expert_numbers(each.name) for each in store.parts[kind][1:]]
     number = number_of_expert(name)
     for at, experts in enumerate(named, 1):
         part = at if number in experts else part
-    made = store.empty(kind, part, shape, weight.dtype, pin=True)
+    made = store.empty(kind, part, shape, dtype, pin=True)
     stacked = stacked_experts(name, shape)
     for at, experts in enumerate(named, 1):
         if stacked and max(experts) >= stacked:
@@ -95,6 +95,14 @@ def placed(
             )
         for first, end in runs_of(experts) if stacked else ():
             store.move_slice(kind, at, made[first:end])
+    return part, made
+
+
+def placed(
+    store: TierStore, kind: str, name: str, weight: torch.Tensor
+) -> tuple[int, torch.Tensor]:
+    """A copy of a weight in its place, and its part; as :func:`empty_in_place`."""
+    part, made = empty_in_place(store, kind, name, tuple(weight.shape), weight.dtype)
     return part, filled(made, weight)
 
 
@@ -148,13 +156,17 @@ def place_held(
     share_codes(weight)
 
 
-def named_weights(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, and the buffers that are saved with them: some quantizers keep weights there."""
-    yield from model.named_parameters()
+def named_weights(model: torch.nn.Module, before: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, and the buffers that are saved with them: some quantizers keep weights there.
+
+    ``before`` is put before their names.
+    """
+    for name, weight in model.named_parameters():
+        yield before + name, weight
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(prefix, recurse=False):
             if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-                yield name, buffer
+                yield before + name, buffer
 
 
 def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None]:

@@ -113,6 +113,11 @@ def save_quantized(kind: str, folder: Path) -> None:
         return
     if kind.startswith("compressed"):
         pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    quantize_files(kind, folder)
+
+
+def quantize_files(kind: str, folder: Path) -> None:
+    """Quantize the projections of a checkpoint that is there."""
     quantize, config = BY_HAND[kind]
     weights: dict[str, torch.Tensor] = {}
     for name, weight in load_file(folder / "model.safetensors").items():
@@ -253,3 +258,19 @@ def test_file_that_is_no_gguf_is_refused(session: Session, tmp_path: Path) -> No
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=r"model\.gguf: "):
             load(path, POLICIES, session=session)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
+def test_experts_stacked_in_their_place_are_those_of_transformers(
+    family: str, dtype: torch.dtype, session: Session, tmp_path: Path
+) -> None:
+    make(family).save_pretrained(tmp_path)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    for policies in ({"experts": "bind:1"}, {"experts": "bind:1", "experts:1,3": "bind:2"}):
+        model = load(tmp_path, policies, dtype=dtype, session=session)
+        for name, weight in stock.named_parameters():
+            assert torch.equal(weight, model.get_parameter(name)), name
+        held = sum(w.nbytes for name, w in model.named_parameters() if ".experts." in name)
+        assert session.stats().asked_bytes.current == held
+        del model

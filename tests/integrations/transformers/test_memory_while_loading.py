@@ -1,0 +1,128 @@
+"""Ordinary memory that loading takes beside the tiers, where transformers puts weights together.
+
+Each is measured in a process of its own, whose allocator gives back what is freed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from benchmarks.llama_cpp_peer import write_gguf
+from cxl_offload.integrations.transformers import load, loading
+from cxl_offload.memory import Session
+
+from .conftest import machine
+from .test_quantized import quantize_files
+from .test_weights import anonymous_bytes
+
+POLICIES = {"weights": "bind:2"}
+ROOT = Path(__file__).parents[3]
+
+
+def mixtral(folder: Path, layers: int = 16) -> dict[str, Any]:
+    """Single precision that becomes half on the way: nothing is used as it lies in the file."""
+    shape = {"vocab_size": 256, "hidden_size": 512, "intermediate_size": 512}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    config = MixtralConfig(**shape, **heads, num_hidden_layers=layers)
+    MixtralForCausalLM(config).save_pretrained(folder)
+    return {"model": str(folder), "dtype": "bfloat16"}
+
+
+def llama(layers: int) -> LlamaForCausalLM:
+    shape = {"vocab_size": 512, "hidden_size": 512, "intermediate_size": 1024}
+    return LlamaForCausalLM(LlamaConfig(**shape, num_hidden_layers=layers, num_attention_heads=4))
+
+
+def gguf(folder: Path, layers: int = 12) -> dict[str, Any]:
+    pytest.importorskip("gguf", reason="gguf is not installed")
+    write_gguf(llama(layers), folder / "model.gguf", "q8_0")
+    return {"model": str(folder / "model.gguf")}
+
+
+def compressed(folder: Path, layers: int = 12) -> dict[str, Any]:
+    pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    llama(layers).save_pretrained(folder)
+    quantize_files("compressed-int4", folder)
+    return {"model": str(folder)}
+
+
+@contextlib.contextmanager
+def most_beside(session: Session, found: list[int]) -> Iterator[None]:
+    """The most anonymous memory besides what the session has, seen by a thread of its own."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.0005):
+            held = session.stats()
+            found.append(anonymous_bytes() - held.asked_bytes.current - held.cached_bytes.current)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def measured(model: str, ours: bool, dtype: str = "auto", small: str = "") -> dict[str, int]:
+    """The most memory beside the tiers while a model is loaded, after a small one was."""
+    torch.set_num_threads(1)
+    if not ours:
+        setattr(loading, "made_in_place", lambda places: contextlib.nullcontext())  # noqa: B010
+    load(small, POLICIES, session=Session.simulated(machine()), dtype=dtype)
+    session, found = Session.simulated(machine()), list[int]()
+    start = anonymous_bytes()
+    with most_beside(session, found):
+        made = load(model, POLICIES, session=session, dtype=dtype)
+    return {
+        "beside": max(found) - start,
+        "placed": session.stats().asked_bytes.current,
+        "largest": max(weight.nbytes for weight in made.parameters()),
+    }
+
+
+def in_a_process(**options: Any) -> dict[str, int]:
+    code = f"from {__name__} import measured; import json; print(json.dumps(measured(**{options})))"
+    given_back = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "65536")
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **given_back},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    found: dict[str, int] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["in place", "control"])
+@pytest.mark.parametrize(("write", "tensors"), [(mixtral, 1), (gguf, 4), (compressed, 3)])
+def test_weights_are_put_together_in_their_place(
+    write: Callable[..., dict[str, Any]], tensors: int, ours: bool, tmp_path: Path
+) -> None:
+    """Besides 2 % of the placement and one tensor, or what unpacking one takes.
+
+    transformers alone takes more, the control.
+    """
+    (tmp_path / "small").mkdir()
+    (tmp_path / "large").mkdir()
+    small = write(tmp_path / "small", 1)["model"]
+    found = in_a_process(**write(tmp_path / "large"), small=small, ours=ours)
+    assert found["placed"] > 90e6
+    limit = 0.02 * found["placed"] + tensors * found["largest"]
+    assert (found["beside"] <= limit) is ours, (found, limit)
