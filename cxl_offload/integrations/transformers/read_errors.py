@@ -28,6 +28,8 @@ _LOADER = logging.getLogger("transformers.modeling_utils")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MISMATCH = " MISMATCH "
 """What transformers' report calls a weight that has another shape in the file."""
+_RAISED = "Error: "
+"""Stands in the report's first line that says what an operation on weights raised."""
 
 
 @contextmanager
@@ -60,6 +62,8 @@ def unloadable(path: Path) -> Iterator[None]:
             raise ConfigError(
                 f"{path}: the weights are not those that config.json describes: {unlike}"
             ) from error
+        if (said := held.first(_RAISED)) and isinstance(error.__cause__, RuntimeError):
+            raise ConfigError(f"{path}: {said}") from error
         raise
     else:
         _LOADER.removeFilter(held)
