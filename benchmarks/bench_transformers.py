@@ -13,7 +13,9 @@ further from it than 1.2 times stock's. Then the ways take turns, for `--rounds`
 `--seconds` and at least three.
 
 decode   steps of generate() over a cache with that many positions, against stock's cache and SDPA,
-         and against the bound: all bytes that a step reads, at the rate at which threads read
+         and against two limits: all bytes that a step reads, at the rate at which threads read;
+         and the roofline, where weights take as long as to read them or as torch's arithmetic with
+         many rows, whichever is longer, and keys and values as long as to read them
 prefill  generate() of one token; prompts of over 1024 tokens with `--prefill-layers` layers
 disk     weights that do not fit the near node, 32 rows: benchmarks/disk_offload.py says what of
          it is simulated
@@ -46,14 +48,16 @@ from benchmarks import disk_offload, llama_cpp_peer
 from benchmarks.llama_shape import (
     Pace,
     Way,
+    arithmetic_seconds,
     bound_seconds,
+    cache_bytes,
     decode_seconds,
     first_layers,
     in_turns,
     make_model,
     prefill_seconds,
     random_ids,
-    step_bytes,
+    weight_bytes,
 )
 from benchmarks.measurements import describe_machine, paired_ratio, write_json
 from cxl_offload.integrations.transformers import offload
@@ -135,9 +139,10 @@ def compare(
             return prefill_seconds(model, way, ids, pace.now)
 
     steps = {"stock": lambda: seconds(nullcontext), "ours": lambda: seconds(ours)}
-    nbytes = step_bytes(model, batch, prompt)
+    weights, cache = weight_bytes(model), cache_bytes(model, batch, prompt)
     if phase == "decode":
-        steps["bound"] = lambda: bound_seconds(model, nbytes, args.threads)
+        steps["bound"] = lambda: bound_seconds(model, weights + cache, args.threads)
+        steps["arithmetic"] = lambda: arithmetic_seconds(model, batch, pace.now)
     samples = in_turns(steps, pace)
     ratio = paired_ratio(samples["stock"], samples["ours"])
     tokens = batch * (prompt if phase == "prefill" else 1)
@@ -147,11 +152,18 @@ def compare(
     found |= {"times_stock": ratio.median, "low": ratio.low, "high": ratio.high}
     if phase == "prefill":
         return found | {"layers": layers}
+    of_weights = weights / (weights + cache)
+    roofline = [
+        max(read * of_weights, arithmetic) + read * (1 - of_weights)
+        for read, arithmetic in zip(samples["bound"], samples["arithmetic"], strict=True)
+    ]
     return found | {
-        "step_bytes": nbytes,
-        "bound_bytes_per_s": nbytes / statistics.median(samples["bound"]),
+        "step_bytes": weights + cache,
+        "bound_bytes_per_s": (weights + cache) / statistics.median(samples["bound"]),
         "of_bound": asdict(paired_ratio(samples["bound"], samples["ours"])),
         "bound_times_stock": asdict(paired_ratio(samples["stock"], samples["bound"])),
+        "of_roofline": asdict(paired_ratio(roofline, samples["ours"])),
+        "roofline_times_stock": asdict(paired_ratio(samples["stock"], roofline)),
     }
 
 
@@ -197,24 +209,26 @@ def bars(document: dict[str, Any], heads: int) -> list[Bar]:
 
 
 def print_generated(rows: Sequence[dict[str, Any]]) -> None:
-    print("\ntokens/s, measured; the bound is a step's bytes at the rate of the same run's reads\n")
+    print("\ntokens/s, measured; the read bound is a step's bytes at the rate of the same run's")
+    print("reads, the roofline adds the arithmetic where it takes longer than the weights\n")
     print(
-        "| KV heads | rows x prompt | phase | stock | ours | ours of the bound | bound over stock |"
+        "| KV heads | rows x prompt | phase | stock | ours | ours of the read bound "
+        "| ours of the roofline | roofline over stock |"
     )
-    print("|---:|---|---|---:|---:|---:|---:|")
+    print("|---:|---|---|---:|---:|---:|---:|---:|")
     for row in rows:
         for phase in ("decode", "prefill"):
             if phase in row:
                 found = row[phase]
                 layers = f", {found['layers']} layers" if phase == "prefill" else ""
-                bound = " | "
-                if phase == "decode":
-                    share, allowed = found["of_bound"], found["bound_times_stock"]
-                    bound = f"{share['median']:.2f} | {allowed['median']:.2f}"
+                limits = [
+                    f"{found[name]['median']:.2f}" if name in found else ""
+                    for name in ("of_bound", "of_roofline", "roofline_times_stock")
+                ]
                 print(
                     f"| {row['kv_heads']} | {row['batch']} x {row['prompt']} | {phase}{layers} | "
                     f"{found['stock_tokens_per_s']:.1f} | {found['ours_tokens_per_s']:.1f} | "
-                    f"{bound} |"
+                    f"{' | '.join(limits)} |"
                 )
 
 

@@ -27,6 +27,9 @@ from transformers import (
 from cxl_offload import _C
 
 VOCAB = 4096
+_MANY_ROWS = 512
+"""Of a product that takes as long as its arithmetic: each weight is read once for all of them."""
+
 LEAST_ROUNDS = 3
 _PROMPT = 1
 _LEAST_PROBED = 1 << 20
@@ -152,12 +155,16 @@ def decode_seconds(
     return (clock.times[-1] - clock.times[1]) / (new - 1)
 
 
-def step_bytes(model: LlamaForCausalLM, batch: int, positions: int) -> int:
-    """What a decode step has to read: all weights but the table of words, and the whole cache."""
+def weight_bytes(model: LlamaForCausalLM) -> int:
+    """What a decode step reads of weights: all but the table of words."""
+    return sum(weight.nbytes for weight in _weights_of_a_step(model))
+
+
+def cache_bytes(model: LlamaForCausalLM, batch: int, positions: int) -> int:
+    """What a decode step reads of keys and values: all."""
     config = model.config
-    weights = sum(weight.nbytes for weight in _weights_of_a_step(model))
     heads = config.num_hidden_layers * config.num_key_value_heads
-    return weights + batch * positions * heads * config.head_dim * 2 * torch.bfloat16.itemsize
+    return batch * positions * heads * config.head_dim * 2 * torch.bfloat16.itemsize
 
 
 def _weights_of_a_step(model: LlamaForCausalLM) -> list[torch.Tensor]:
@@ -175,6 +182,22 @@ def bound_seconds(model: LlamaForCausalLM, nbytes: int, threads: int) -> float:
             read += sum(each.bytes_read for each in done)
             seconds += max(each.seconds for each in done)
     return seconds * nbytes / read
+
+
+def arithmetic_seconds(model: LlamaForCausalLM, rows: int, now: Callable[[], float]) -> float:
+    """In which torch multiplies so many rows by all weights, at its rate with many rows.
+
+    The rate is that of a layer's weights, one after the other; others are of like shapes.
+    """
+    layer = [weight for weight in model.model.layers[0].parameters() if weight.dim() == 2]
+    given = {w.shape[1]: torch.ones(_MANY_ROWS, w.shape[1], dtype=w.dtype) for w in layer}
+    start = now()
+    for weight in layer:
+        torch.nn.functional.linear(given[weight.shape[1]], weight)
+    seconds = now() - start
+    numbers = sum(weight.numel() for weight in _weights_of_a_step(model) if weight.dim() == 2)
+    measured = sum(weight.numel() for weight in layer)
+    return seconds * (numbers / measured) * (rows / _MANY_ROWS)
 
 
 def in_turns(steps: Mapping[str, Callable[[], float]], pace: Pace) -> dict[str, list[float]]:
