@@ -67,7 +67,14 @@ def cache(
     block_bytes = block_tokens * config.kv_bytes_per_token()
     if not block_bytes:
         raise ConfigError(f"{config.name} is an encoder ({config.family}): it keeps no KV")
-    curve = _curve(load_requests(trace), config, read, (model, gen_len, block_tokens))
+    requests = load_requests(trace)
+    longest = max(each.tokens for each in requests)
+    if longest > config.positions:
+        raise ConfigError(
+            f"--trace {trace}: a prompt of {longest} tokens; {config.name} reads at most "
+            f"{config.positions}"
+        )
+    curve = _curve(requests, config, read, (model, gen_len, block_tokens))
     upper = pairs("--first", first, parse_bytes, form="TIER=SIZE, such as ldram=64GiB")
     with progress_bar(keep=False, lines=not as_json) as tell:
         asked = counted(
@@ -81,6 +88,14 @@ def cache(
         return
     below = "".join(f", below {format_bytes(n)} in {PLACES.get(t, t)}" for t, n in upper.items())
     _print_cache(f"{len(curve.requests)} requests, {config.name} on {read.name}{below}", rows)
+    largest = max(parse_bytes(each) for each in sizes.split(","))
+    smaller = ", ".join(
+        f"{format_bytes(node.usable_bytes)} in {PLACES.get(node.where, node.where)}"
+        for node in curve.costs.hardware.nodes
+        if node.where not in upper and node.usable_bytes < largest
+    )
+    if smaller:
+        console_of().print(f"\nThere are {smaller}; larger caches are what more would bring.")
     if copied:
         console_of().print(
             f"\n{format_bytes(copied)} of weights are off the GPU, as planned for vLLM; every step "
@@ -124,6 +139,11 @@ class _Curve:
         for tier in upper:
             if tier not in nodes:
                 raise ConfigError(f"--first {tier}: the machine has {', '.join(nodes)}")
+            if upper[tier] > nodes[tier].usable_bytes:
+                raise ConfigError(
+                    f"--first {tier}={format_bytes(upper[tier])}: the tier has "
+                    f"{format_bytes(nodes[tier].usable_bytes)}; suppose more with --add"
+                )
         before = [self._tier(nodes[tier], size) for tier, size in upper.items()]
         ttft = {
             where: mean_ttft_s(

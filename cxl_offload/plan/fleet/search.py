@@ -61,7 +61,7 @@ class FleetOption:
     servers
         0: no number of them meets the target, ``reason`` says why.
     load
-        Share of the time in which servers are busy; at most ``FULL`` where requests never end.
+        Share of the time in which servers are busy: at most ``FULL``, unless so many are asked for.
     hit_rate
         Share of the prompts' blocks found in the caches on the hosts.
     tokens_per_s
@@ -154,9 +154,8 @@ class FleetPlanner:
         count: int,
         seen: Seen,
     ) -> FleetOption:
-        work = self._work_seconds(found)
-        load = self._stream.rate * work / count
-        if load >= 1 and self._stream.warm_up:
+        load = self._load(found, count)
+        if load >= 1:
             reason = (
                 f"{count} servers get {load:.1%} of what they can do: requests wait ever longer"
             )
@@ -168,7 +167,7 @@ class FleetPlanner:
             servers=count,
             load=load,
             hit_rate=self._hit_rate(found, count),
-            tokens_per_s=self._stream.lengths()[1] / work,
+            tokens_per_s=tokens / count / load,
             seen=seen,
             cost_per_hour=cost,
             cost_per_million=cost / 3600 / tokens * 1e6,
@@ -221,7 +220,7 @@ class FleetPlanner:
         high = min(MOST_SERVERS, self._by_load(found))
         low = high - 1 if self._stream.warm_up else 0  # so many do not
         seen = self._see(found, high)[1]
-        while not seen.meets(self._target):
+        while not self._suffices(found, high, seen):
             if high == MOST_SERVERS:
                 return 0, seen
             low, high = high, min(MOST_SERVERS, max(high + 1, int(high * _GROWTH)))
@@ -229,7 +228,7 @@ class FleetPlanner:
         while high - low > 1:
             middle = (low + high) // 2
             tried = self._see(found, middle)[1]
-            if tried.meets(self._target):
+            if self._suffices(found, middle, tried):
                 high, seen = middle, tried
             else:
                 low = middle
@@ -244,26 +243,39 @@ class FleetPlanner:
         return Seen((float(first[0]), float(first[1])), (step, step))
 
     def _by_load(self, found: Candidate[LayersOffGpu]) -> int:
-        """Servers that are busy for at most ``FULL`` of the time."""
-        return max(1, math.ceil(self._stream.rate * self._work_seconds(found) / FULL))
+        """Servers that are busy for at most ``FULL`` of the time, with the caches of one."""
+        return max(1, math.ceil(self._stream.rate * self._work_seconds(found, 1) / FULL))
 
-    def _work_seconds(self, found: Candidate[LayersOffGpu]) -> float:
-        """What a request takes of a server that is never idle.
+    def _suffices(self, found: Candidate[LayersOffGpu], servers: int, seen: Seen) -> bool:
+        """Whether so many meet the target, and would if the stream went on."""
+        return seen.meets(self._target) and self._load(found, servers) <= FULL
 
-        It is one of many in all its steps, or, where answers are short, its prompt takes its part
-        of a step's tokens.
+    def _load(self, found: Candidate[LayersOffGpu], servers: int) -> float:
+        """The share of the time in which servers are busy; above 1 is more than they can do."""
+        return self._stream.rate * self._work_seconds(found, servers) / servers
+
+    def _work_seconds(self, found: Candidate[LayersOffGpu], servers: int) -> float:
+        """What a request takes in the mean of a server that is never idle.
+
+        It is one of many in all its steps, or, where answers are short, what is computed of its
+        prompt takes its part of a step's tokens.
         """
         prompt, generated = self._stream.lengths()
-        rates = self._rates(found, 1)
+        rates = self._rates(found, servers)
         steps = rates.steps
         held = prompt + generated / 2
         fit = steps.kv_room_tokens // held
         most = max(1, int(min(steps.case.max_running_sequences, fit)))
-        work = rates.prompt(Arrival(0.0, int(prompt), int(generated)))
-        part = (generated - 1 + steps.passes(work)) / most
-        part = max(part, work.tokens / steps.most_tokens)
-        exchange = work.tokens * steps.case.exchange_seconds_per_token
-        return work.compute_s + work.load_s + exchange + part * steps.seconds(most, most * held)
+        full_step = steps.seconds(most, most * held)
+
+        @cache
+        def of(work: PromptWork) -> float:
+            part = max((generated - 1 + steps.passes(work)) / most, work.tokens / steps.most_tokens)
+            exchange = work.tokens * steps.case.exchange_seconds_per_token
+            return work.compute_s + work.load_s + exchange + part * full_step
+
+        asked = self._stream.requests()
+        return sum(of(rates.prompt(each)) for each in asked) / len(asked)
 
     def _hit_rate(self, found: Candidate[LayersOffGpu], servers: int) -> float:
         if not isinstance(self._stream, TraceStream):

@@ -32,6 +32,9 @@ class RequestStream(Protocol):
     def lengths(self) -> tuple[float, float]:
         """Mean tokens of prompts and of answers."""
 
+    def requests(self) -> Sequence[Arrival]:
+        """As many as it takes to know the mean work of one."""
+
     def dealt(self, servers: int) -> list[list[Arrival]]:
         """What some of the servers get, each its own requests."""
 
@@ -64,6 +67,10 @@ class DrawnStream:
     def lengths(self) -> tuple[float, float]:
         """Those of each."""
         return self.prompt, self.generated
+
+    def requests(self) -> Sequence[Arrival]:
+        """One: all are alike."""
+        return [Arrival(0.0, self.prompt, self.generated)]
 
     def dealt(self, servers: int) -> list[list[Arrival]]:
         """Every ``servers``-th of a Poisson stream: the waits between are gamma distributed."""
@@ -99,6 +106,10 @@ class TraceStream:
         count = len(self.arrivals)
         prompts = sum(each.prompt for each in self.arrivals)
         return prompts / count, sum(each.generated for each in self.arrivals) / count
+
+    def requests(self) -> Sequence[Arrival]:
+        """All, since what is found of their prompts differs."""
+        return self.arrivals
 
     def dealt(self, servers: int) -> list[list[Arrival]]:
         """All requests, or those of as many servers as there is time for."""

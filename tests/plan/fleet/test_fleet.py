@@ -115,6 +115,27 @@ def test_more_memory_for_kv_never_needs_more_servers(tmp_path: Path) -> None:
     assert found[0].servers >= found[-1].servers
 
 
+def test_busy_is_the_share_of_time_with_what_the_caches_find(tmp_path: Path) -> None:
+    """Ten prompts a second that are alike: one is computed, the others are found."""
+    same = [(100.0 * at, 1536, 32, [1, 2, 3]) for at in range(300)]
+    fresh = [(*one[:3], [3 * at, 3 * at + 1, 3 * at + 2]) for at, one in enumerate(same)]
+    found = {
+        name: planner(
+            TraceStream(load_arrivals(written(tmp_path / name, requests))), Target(first_token=3.0)
+        ).option(256 * GIB, 0, PRICES)
+        for name, requests in (("same", same), ("fresh", fresh))
+    }
+    for option in found.values():
+        assert option.seen is not None
+        assert option.seen.first_token[1] < 3.0
+        assert 0 < option.load < 1  # who is busy for longer keeps nobody's target for long
+        asked = 10 * 32 / option.servers
+        assert option.tokens_per_s == pytest.approx(asked / option.load)
+    assert found["same"].load * found["same"].servers < 0.8 * (
+        found["fresh"].load * found["fresh"].servers
+    )
+
+
 def test_a_card_at_its_break_even_price_costs_what_it_saves(tmp_path: Path) -> None:
     requests = conversations(2, 3000, people=600, rate=40.0)
     trace = TraceStream(load_arrivals(written(tmp_path / "trace", requests)))
