@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cxl_offload.units import format_bytes
-
 _PIECE_BYTES = 4 << 20  # one call: enough for a drive to work on many blocks at once
 _BUFFER_BYTES = _PIECE_BYTES + mmap.PAGESIZE  # a piece may begin inside of a page
 _NOT_HERE = (errno.EOPNOTSUPP, errno.EINVAL)
@@ -99,10 +97,10 @@ def _reader(part: FilePart) -> Iterator[_Reader]:
 
 
 def _too_short(part: FilePart, end: int) -> OSError:
-    wanted = format_bytes(part.offset + part.nbytes)
+    wanted = part.offset + part.nbytes
     said = (
-        f"the file ends at byte {end}, and had {wanted} when it was mapped; load it again when "
-        "nobody writes to it"
+        f"the file ends at byte {end} now, and had {wanted} or more when it was mapped; load it "
+        "again when nobody writes to it"
     )
     return OSError(errno.EIO, said, part.path)
 

@@ -18,6 +18,7 @@ from cxl_offload.errors import ConfigError, CxlOffloadError
 
 UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    AssertionError,
     *(ImportError, RuntimeError, EOFError, struct.error),  # too deep is a RuntimeError
     *(SafetensorError, StrictDataclassError, pickle.UnpicklingError),
 )
