@@ -18,6 +18,8 @@ from transformers import PreTrainedModel, core_model_loading
 from transformers.core_model_loading import Concatenate, MergeModulelist
 from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 
+from cxl_offload.errors import ConfigError
+
 _DECOMPRESSED = "compressed_tensors.compressors.model_compressors.model_compressor"
 
 
@@ -118,13 +120,24 @@ def _stacked(converter: Any, name: str, model: nn.Module, places: Places) -> tor
 
 
 class _PlacedTensors(dict[str, torch.Tensor]):
-    """Tensors of a file by the names of the model, each in its place as soon as it is there."""
+    """Tensors of a file by the names of the model, each in its place as soon as it is there.
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype | None, places: Places) -> None:
+    transformers compares their shapes with the model's only where nothing is dequantized.
+    """
+
+    def __init__(
+        self, file: str, model: PreTrainedModel, dtype: torch.dtype | None, places: Places
+    ) -> None:
         super().__init__()
-        self._model, self._dtype, self._places = model, dtype, places
+        self._file, self._model, self._dtype, self._places = file, model, dtype, places
+        self._shapes = {each: tuple(weight.shape) for each, weight in model.named_parameters()}
 
     def __setitem__(self, name: str, tensor: torch.Tensor) -> None:
+        shape = tuple(tensor.shape)
+        if shape != self._shapes.get(name, shape):
+            raise ConfigError(
+                f"{self._file}: {name} is {shape} there, and {self._shapes[name]} in the model"
+            )
         made = None
         if self._dtype in (None, tensor.dtype):
             made = self._places.empty(self._model, name, tuple(tensor.shape), tensor.dtype)
@@ -136,7 +149,7 @@ def _reading(places: Places) -> Callable[[Callable[..., Any]], Callable[..., Any
         def get_state_dict(quantizer: Any, checkpoint_file: str, model: PreTrainedModel) -> Any:
             if quantizer.supported:  # transformers reads these one by one itself
                 return stock(quantizer, checkpoint_file, model)
-            placed = _PlacedTensors(model, quantizer.dtype, places)
+            placed = _PlacedTensors(checkpoint_file, model, quantizer.dtype, places)
             return _read_gguf(checkpoint_file, model, quantizer.dtype, placed)
 
         return get_state_dict
@@ -157,7 +170,12 @@ def _read_gguf(
     processor = chosen(config=parsed.get("config", {}))
     names = stock.get_gguf_hf_weights_map(model, processor)
     for each in reader.tensors:
-        name, read = _read_tensor(gguf, each, processor, {"parsed_parameters": parsed}, names)
+        try:
+            name, read = _read_tensor(gguf, each, processor, {"parsed_parameters": parsed}, names)
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"{file}: {each.name}: {error}") from error
         if name in names:
             tensors[names[name]] = read if dtype is None else read.to(dtype)
         del read  # before the next one is there

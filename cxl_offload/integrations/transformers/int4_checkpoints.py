@@ -60,6 +60,8 @@ def as_ours(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{path} is quantized by {method} in {why}")
     try:
         keys = keys_to_files(path)
+    except ConfigError:
+        raise
     except (OSError, ValueError, LookupError, SafetensorError) as error:
         raise ConfigError(f"{path}: no weights in safetensors files: {error}") from error
     layers = sorted(key.removesuffix(_CODES) for key in keys if key.endswith(_CODES))

@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +107,26 @@ def load(
     files = FileWeights(found.folder)
     loading = _Loading(store, files)
     with _one_load, _setting_in(loading), unloadable(found.path):
-        model = AutoModelForCausalLM.from_pretrained(
-            found.folder, dtype=found.dtype(dtype), **options
+        model, said = AutoModelForCausalLM.from_pretrained(
+            found.folder, dtype=found.dtype(dtype), output_loading_info=True, **options
         )
+        _refuse_missing(found.path, said["missing_keys"])
         if found.adapter is not None:
             model.load_adapter(str(found.adapter), adapter_kwargs={"local_files_only": True})
     loading.place_late(model)
     weakref.finalize(model, files.forget).atexit = False
     return model.eval()
+
+
+def _refuse_missing(path: Path, names: Collection[str]) -> None:
+    """transformers gives random numbers to weights that no file has, and only warns."""
+    if names:
+        first, more = min(names), len(names) - 1
+        others = f" and {more} more" if more else ""
+        raise ConfigError(
+            f"{path}: the files have no {first}{others}, which would be random numbers; complete "
+            "the checkpoint"
+        )
 
 
 class _Loading:

@@ -54,6 +54,8 @@ def unreadable(path: Path) -> Iterator[None]:
 def unloadable(path: Path) -> Iterator[None]:
     """:func:`unreadable` of a model's weights, without transformers' report of many lines."""
     held = _WarningsKept()
+    wanted = _LOADER.level
+    _LOADER.setLevel(min(_LOADER.getEffectiveLevel(), logging.WARNING))  # an error is in a warning
     _LOADER.addFilter(held)
     try:
         with unreadable(path):
@@ -68,9 +70,11 @@ def unloadable(path: Path) -> Iterator[None]:
         raise
     else:
         _LOADER.removeFilter(held)
+        _LOADER.setLevel(wanted)
         held.tell()
     finally:
         _LOADER.removeFilter(held)
+        _LOADER.setLevel(wanted)
 
 
 class _WarningsKept(logging.Filter):
@@ -86,7 +90,8 @@ class _WarningsKept(logging.Filter):
 
     def tell(self) -> None:
         for record in self._records:
-            _LOADER.handle(record)
+            if _LOADER.isEnabledFor(record.levelno):
+                _LOADER.handle(record)
 
     def first(self, word: str) -> str | None:
         """The first line with a word, without its colours."""

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.memory.lost import add_owner, lost_ranges
 
 _INDEX = "model.safetensors.index.json"
@@ -21,11 +22,22 @@ _log = logging.getLogger(__name__)
 
 
 def keys_to_files(folder: Path) -> dict[str, str]:
-    """Every tensor of a checkpoint, and the file that has it."""
+    """Every tensor of a checkpoint, and the file that has it.
+
+    Raises
+    ------
+    ConfigError
+        The index of the files says something else.
+    OSError, ValueError, SafetensorError
+        It, or the only file, cannot be read.
+    """
     index = folder / _INDEX
     if index.is_file():
-        found: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return found
+        said = json.loads(index.read_text(encoding="utf-8"))
+        files = said.get("weight_map") if isinstance(said, dict) else None
+        if not isinstance(files, dict) or not all(type(each) is str for each in files.values()):
+            raise ConfigError(f"{index}: no weight_map of tensors and their files")
+        return files
     with safe_open(folder / _ONE_FILE, framework="pt") as file:
         return dict.fromkeys(file.keys(), _ONE_FILE)
 
