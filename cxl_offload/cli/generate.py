@@ -132,18 +132,18 @@ def generate(
         typer.Option(
             metavar="cuda|cuda:N",
             help="Compute there, with weights that have a policy streamed to it layer by layer; "
-            "KIND=gpu leaves a kind on it (default: the CPU computes).",
+            "KIND=gpu leaves a kind on it (default: what the plan says, else the CPU).",
         ),
     ] = None,
     accelerator_kv: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="SHARE",
             help="Share of every sequence's KV cache, its first positions, that lies on the "
             "accelerator, from 0 to 1; the rest lies where kv does, and the two are attended to "
-            "at once.",
+            "at once (default: what the plan says, else none).",
         ),
-    ] = 0.0,
+    ] = None,
     cpu_linear: Annotated[
         str,
         typer.Option(
@@ -214,6 +214,7 @@ def generate(
             persist=persist,
             persist_folder=persist_folder,
         )
+    computes_on = accelerator or (None if planned is None else planned.accelerator)
     request = GenerateRun(
         model=model,
         prompts=texts,
@@ -230,7 +231,7 @@ def generate(
         accelerator=accelerator,
         accelerator_kv=accelerator_kv,
         cpu_linear=cpu_linear,  # type: ignore[arg-type]  # checked there
-        record=trace is not None or (tune is None and is_replayed(simulated, accelerator)),
+        record=trace is not None or (tune is None and is_replayed(simulated, computes_on)),
         stop=stop,
         warmup=warmup,
         tuning=RunTuning(

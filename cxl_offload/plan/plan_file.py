@@ -28,6 +28,7 @@ ExecutorName = Literal["flexgen", "deepspeed", "transformers", "vllm"]
 OWN_FILE = "plan.yaml"
 """In a command: the file of the plan that it is in."""
 
+_ACCELERATOR = "--accelerator"
 _PERCENT_SLACK = 1e-3
 _OWN_KEY = re.compile(r"\b(executor|homes|tokens_per_s)\b")
 _FILE_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
@@ -247,6 +248,12 @@ class Plan:
     def command_in(self, path: str) -> tuple[str, ...]:
         """The command, with the path of the file that the plan is kept in."""
         return tuple(path if word == OWN_FILE else word for word in self.command)
+
+    @property
+    def accelerator(self) -> str | None:
+        """What the command computes on, as transformers call it; None: the CPUs."""
+        words = iter(self.command)
+        return next(words, None) if _ACCELERATOR in words else None
 
     def idle_resources(self) -> str:
         """Which resources bring nothing by one unit more, as a sentence; empty: there are none."""

@@ -11,10 +11,8 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.kinds import named_experts
 from cxl_offload.memory import PolicyLike, Session
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
+from cxl_offload.plan.transformers.on_gpu import GPU
 from cxl_offload.transfer import CopyEngine, CopyHandle
-
-ON_ACCELERATOR = "gpu"
-"""The policy, as plans write it, of a kind that lies on the accelerator while a block lasts."""
 
 _LEAST_UNFINISHED = 1 << 30
 
@@ -40,7 +38,7 @@ def chosen_device(name: str | torch.device) -> torch.device:
     if not count:
         raise ConfigError(
             f"accelerator {name}: torch {torch.__version__} finds no CUDA device; leave "
-            "accelerator out to compute on the CPU"
+            "accelerator out, or plan with --gpu none, to compute on the CPU"
         )
     number = torch.cuda.current_device() if device.index is None else device.index
     if number >= count:
@@ -56,12 +54,12 @@ def host_policies(policies: Mapping[str, PolicyLike]) -> dict[str, PolicyLike]:
     ConfigError
         Some experts of a stack are to be on the accelerator and the others not.
     """
-    away = {kind for kind, policy in policies.items() if policy == ON_ACCELERATOR}
+    away = {kind for kind, policy in policies.items() if policy == GPU}
     for kind in sorted(away):
         if named_experts(kind) is not None:
             raise ConfigError(
                 f"policy of {kind}: experts of a layer go to the accelerator together; give "
-                f"{ON_ACCELERATOR} for experts"
+                f"{GPU} for experts"
             )
     kept = {kind: policy for kind, policy in policies.items() if kind not in away}
     if away and "weights" in kept:

@@ -28,6 +28,7 @@ from cxl_offload.integrations.transformers.fit import (
     kv_needs,
 )
 from cxl_offload.integrations.transformers.kinds import chosen_policies
+from cxl_offload.integrations.transformers.layer_shares import SplitPolicies, split_shares
 from cxl_offload.integrations.transformers.linear_layers import rows_by
 from cxl_offload.integrations.transformers.loading import load
 from cxl_offload.integrations.transformers.on_accelerator import ModelDevice
@@ -42,7 +43,12 @@ from cxl_offload.integrations.transformers.run_trace import RunTrace
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.token_clock import TokenClock
 from cxl_offload.integrations.transformers.tuning import ModelTuning
-from cxl_offload.integrations.transformers.weights import meta_model, store_for, weight_bytes
+from cxl_offload.integrations.transformers.weights import (
+    meta_model,
+    staying,
+    store_for,
+    weight_bytes,
+)
 from cxl_offload.memory import PolicyLike, Session, current_session
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.objects.placement_rows import placement_rows
@@ -88,9 +94,10 @@ class GenerateRun:
     attention
         ``"eager"`` or ``"sdpa"`` for prompts; None is the model's own choice.
     accelerator
-        ``"cuda"`` or ``"cuda:0"``, as of ``offload``; None: the CPU computes.
+        ``"cuda"`` or ``"cuda:0"``, as of ``offload``; None: what the plan says, or the CPU.
     accelerator_kv
-        Share of the cache's positions there, as of ``offload``.
+        Share of the cache's positions there, as of ``offload``; None: what the policy of ``kv``
+        says.
     cpu_linear
         ``"torch"``, or ``"fastest"``: linear layers as of ``offload(linear_rows="fastest")``.
     record
@@ -117,12 +124,18 @@ class GenerateRun:
     dtype: str = "auto"
     attention: str | None = None
     accelerator: str | None = None
-    accelerator_kv: float = 0.0
+    accelerator_kv: float | None = None
     cpu_linear: Literal["torch", "fastest"] = "torch"
     record: bool = False
     stop: int | None = None
     warmup: bool = False
     tuning: RunTuning = field(default_factory=RunTuning)
+
+    @property
+    def computes_on(self) -> str | None:
+        """The accelerator that was named, or that the plan is for; None: the CPU."""
+        planned = None if self.plan is None else self.plan.accelerator
+        return planned if self.accelerator is None else self.accelerator
 
     def kept_as(self) -> KeptAs:
         """What keys and values are kept as; None: the type of the weights.
@@ -214,7 +227,7 @@ def run(
     """
     session = session or current_session()
     with part.agreed():
-        linear_rows = rows_by(request.cpu_linear, request.accelerator)
+        linear_rows = rows_by(request.cpu_linear, request.computes_on)
         ready = _load(request, session, part)
     clock = TokenClock(request.gen_len, progress)
     kept, whole = request.kept_as(), request.whole_sequences
@@ -268,18 +281,19 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     request.kept_as()  # refuses what nothing is kept as
     place: Mapping[str, PolicyLike] = {**planned, **request.place}
     check_options(request)
-    device = _device(request, session, part)
-    place = place if device is None else host_policies(place)
-    policies = chosen_policies(place, session, on_accelerator=device is not None)
+    split = SplitPolicies(place)
+    if request.computes_on is not None:
+        split = split_shares(host_policies(place))
+    device = _device(request, session, part, split)
+    policies = chosen_policies(split.on_host, session, on_accelerator=device is not None)
     check_checkpoint(request.model)
     inputs, tokenizer = tokenized(Path(request.tokenizer or request.model), request.prompts)
     mine = part.rows(inputs["input_ids"].shape[0])
     inputs = {name: given[mine] for name, given in inputs.items()}
-    there = accelerator_kv(
-        request.accelerator_kv, None if device is None else device.device, policies
-    )
-    _check(request, policies, session, inputs["input_ids"], part, device, there)
-    store = store_for(policies, session, pin=device is not None)
+    share = split.kv if request.accelerator_kv is None else request.accelerator_kv
+    there = accelerator_kv(share or 0.0, None if device is None else device.device, policies)
+    store = store_for(policies, session, pin=device is not None, shares=split.layers)
+    _check(request, store, policies, session, inputs["input_ids"], part, device, there)
     tuning = request.tuning.checked(session, store, part)
     started = time.perf_counter()
     model = load(
@@ -294,16 +308,18 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     return _Ready(model, store, inputs, tokenizer, rows_at_once, took, device, there, tuning)
 
 
-def _device(request: GenerateRun, session: Session, part: RankPart) -> ModelDevice | None:
+def _device(
+    request: GenerateRun, session: Session, part: RankPart, split: SplitPolicies
+) -> ModelDevice | None:
     if request.record:
         part.check_alone("a run is recorded")
-    if request.accelerator is None:
+    if request.computes_on is None:
         return None
     if request.record:
         raise ConfigError("a trace is of what CPUs compute; leave it or accelerator out")
     part.check_alone("an accelerator computes")
     ModelDevice.refuse(tune=request.tuning.signal, prefixes=request.prefixes)
-    return ModelDevice(chosen_device(request.accelerator), session)
+    return ModelDevice(chosen_device(request.computes_on), session, split.layers)
 
 
 def _report(
@@ -355,6 +371,7 @@ def _planned(request: GenerateRun) -> tuple[Mapping[str, PolicyLike], int | None
 
 def _check(
     request: GenerateRun,
+    store: TierStore,
     policies: Mapping[str, Any],
     session: Session,
     ids: torch.Tensor,
@@ -385,7 +402,7 @@ def _check(
         checked_prefixes(model, request.prefixes, kv, session)
     check_length(Path(request.model).name, prompt_len, request.gen_len, config)
     check_stop(request.stop, config)
-    found = weight_bytes(model, policies, request.model)
+    found = weight_bytes(model, policies, request.model, without=staying(store, model))
     weights = ((kind, count) for kind, count in found.items() if kind in policies)
     needs = [Need(kind, "host", policies[kind], part.least_bytes(n), 1) for kind, n in weights]
     if "kv" in policies:

@@ -41,7 +41,7 @@ def chosen_policies(
                 f"policy of {kind}: {policy}: an accelerator reads one copy only; leave it out, or "
                 f"bind or interleave {kind}"
             )
-    if not given:
+    if not given and not on_accelerator:  # there, all may be on the accelerator
         raise ConfigError(f"no policy; give one for a kind of {', '.join(KINDS)}")
     of_weights = given.pop("weights", None)
     if of_weights is not None:

@@ -22,6 +22,7 @@ from cxl_offload.integrations.transformers.bitsandbytes_weights import is_of_bit
 from cxl_offload.integrations.transformers.checkpoint import ModelFiles
 from cxl_offload.integrations.transformers.in_place import made_in_place
 from cxl_offload.integrations.transformers.kinds import chosen_policies, kind_of_weight
+from cxl_offload.integrations.transformers.layer_shares import split_shares
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
 from cxl_offload.integrations.transformers.read_errors import unloadable
 from cxl_offload.integrations.transformers.weight_files import FileWeights
@@ -33,6 +34,7 @@ from cxl_offload.integrations.transformers.weights import (
     placed,
     refuse_numbers,
     set_loaded,
+    staying,
     store_for,
     was_loaded,
 )
@@ -96,7 +98,11 @@ def load(
     """
     if store is None:
         session = session or current_session()
-        store = store_for(chosen_policies(asked_of(policies).policies, session), session)
+        asked = asked_of(policies)
+        split = split_shares(asked.policies)
+        on_accelerator = asked.accelerator is not None
+        chosen = chosen_policies(split.on_host, session, on_accelerator=on_accelerator)
+        store = store_for(chosen, session, shares=split.layers)
     found = ModelFiles.at(folder)
     config = found.config()
     options = found.model_options(config)
@@ -145,13 +151,16 @@ class _Loading:
         self._names: dict[int, set[str]] = {}
         self._layers: dict[nn.Module, str] = {}
         self._tied: dict[str, str] = {}
+        self._stays = set[str]()
         self._ready: dict[int, int] = {}
         """Addresses of weights that are in their place before they are set, to their part."""
 
     def _kind(self, model: nn.Module, name: str) -> str | None:
         """The kind of a weight that is to be placed; None: it stays, or is no weight."""
         if id(model) not in self._names:
-            self._names[id(model)] = {each for each, _ in named_weights(model)}
+            stays = staying(self._store, model)
+            self._names[id(model)] = {each for each, _ in named_weights(model)} - stays
+            self._stays |= stays
             self._layers = {layer: each for each, layer in model.named_modules()}
             self._tied = getattr(model, "all_tied_weights_keys", {})
         kind = kind_of_weight(name, self._tied)
@@ -209,6 +218,7 @@ class _Loading:
 
     def place_late(self, model: PreTrainedModel) -> None:
         """Move what was made after the weights of the file were set, one by one."""
+        self._stays |= staying(self._store, model)
         self._place_all(named_weights(model), getattr(model, "all_tied_weights_keys", {}))
 
     def _place_all(
@@ -216,6 +226,8 @@ class _Loading:
     ) -> None:
         for name, weight in weights:
             kind = kind_of_weight(name, tied)
+            if name in self._stays:
+                continue
             if kind in self._store.parts and not was_loaded(weight, self._store.parts[kind]):
                 self._place(name, kind, weight)
 
@@ -258,3 +270,46 @@ def _setting_in(loading: _Loading) -> Iterator[None]:
             del os.environ[_ONE_BY_ONE]
         else:
             os.environ[_ONE_BY_ONE] = before
+<<<<<<< HEAD
+=======
+
+
+def _setter(
+    stock: Callable[..., None], store: TierStore, files: FileWeights
+) -> Callable[..., None]:
+    """``stock``, with the weight in its place first."""
+    names: dict[int, set[str]] = {}
+
+    def set_in_place(
+        model: Any, target_name: str, param_value: Any, loading_info: Any, hf_quantizer: Any
+    ) -> None:
+        kind = kind_of_weight(target_name, getattr(model, "all_tied_weights_keys", {}))
+        if id(model) not in names:
+            names[id(model)] = {name for name, _ in named_weights(model)} - staying(store, model)
+        if target_name not in names[id(model)] or kind not in store.parts:
+            stock(model, target_name, param_value, loading_info, hf_quantizer)
+            return
+        module_name, _, name = target_name.rpartition(".")
+        module = model.get_submodule(module_name)
+        refuse_numbers(store, kind, target_name, getattr(module, name))
+        if param_value.numel() and is_plain(param_value):
+            part, param_value = placed(store, kind, target_name, param_value)
+            stock(model, target_name, param_value, loading_info, hf_quantizer)
+            weight = getattr(module, name)
+            held_in = [(part, weight)]
+            store.count(weight, kind, part, param_value)
+        else:
+            stock(model, target_name, param_value, loading_info, hf_quantizer)
+            weight = getattr(module, name)
+            if is_of_bitsandbytes(weight):
+                settle(weight)
+            held_in = list(place_held(store, kind, target_name, weight))
+            for part, held in held_in:
+                store.count(weight, kind, part, held)
+        for _, held in held_in:
+            files.add(target_name, held)
+        if held_in:
+            set_loaded(weight, store.parts[kind])
+
+    return set_in_place
+>>>>>>> f36ec02 (Plans for transformers with a GPU search what the integration carries out, and name the accelerator)

@@ -31,6 +31,7 @@ from cxl_offload.integrations.transformers.compute_device import (
 from cxl_offload.integrations.transformers.conventions import text_config
 from cxl_offload.integrations.transformers.int4_layers import Int4Linear
 from cxl_offload.integrations.transformers.kinds import kind_of_weight
+from cxl_offload.integrations.transformers.layer_shares import LayerShares
 from cxl_offload.integrations.transformers.stage_hooks import (
     after,
     asking,
@@ -71,11 +72,15 @@ class WeightHomes:
     resident: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, model: PreTrainedModel, kinds: Collection[str]) -> WeightHomes:
-        """As the kinds say that lie on the host."""
+    def of(
+        cls, model: PreTrainedModel, kinds: Collection[str], staying: Collection[str] = ()
+    ) -> WeightHomes:
+        """As the kinds say that lie on the host, but for the weights of the names that stay."""
         tied = getattr(model, "all_tied_weights_keys", {})
         on_host = {
-            weight for name, weight in named_weights(model) if kind_of_weight(name, tied) in kinds
+            weight
+            for name, weight in named_weights(model)
+            if kind_of_weight(name, tied) in kinds and name not in staying
         }
         stages, looked_up, inside = [], [], set[nn.Module]()
         per_token = experts_per_token(text_config(model))
@@ -114,7 +119,11 @@ def _tensors(module: nn.Module, *, recurse: bool) -> list[torch.Tensor]:
 
 
 def check_streamable(
-    model: PreTrainedModel, kinds: Collection[str], device: torch.device, free: int
+    model: PreTrainedModel,
+    kinds: Collection[str],
+    device: torch.device,
+    free: int,
+    staying: Collection[str] = (),
 ) -> WeightHomes:
     """Refuse what cannot compute on the accelerator, before anything is moved there.
 
@@ -124,6 +133,8 @@ def check_streamable(
         Those that lie on the host.
     free
         Bytes that the device has left.
+    staying
+        Names of weights that are on the device all the same.
 
     Raises
     ------
@@ -151,7 +162,7 @@ def check_streamable(
         raise ConfigError(f"{name} has layers of 4 bits, which CPUs compute; leave accelerator out")
     for weight_name, weight in (*model.named_parameters(), *model.named_buffers()):
         _check_weight(weight_name, weight, device)
-    homes = WeightHomes.of(model, kinds)
+    homes = WeightHomes.of(model, kinds, staying)
     _check_on_host(homes, model, device)
     check_room(type(model).__name__, homes, device, free)
     return homes
@@ -263,6 +274,8 @@ class ModelDevice:
         With its number.
     session
         Has what lies in tiers.
+    shares
+        Of the layers that stay on the accelerator, by kind of weight.
 
     Attributes
     ----------
@@ -270,9 +283,12 @@ class ModelDevice:
         As given.
     """
 
-    def __init__(self, device: torch.device, session: Session) -> None:
+    def __init__(
+        self, device: torch.device, session: Session, shares: LayerShares | None = None
+    ) -> None:
         self.device = device
         self._session = session
+        self._shares = shares or LayerShares()
 
     @staticmethod
     def refuse(*, tune: object = None, hot_expert_bytes: int = 0, prefixes: object = None) -> None:
@@ -303,18 +319,19 @@ class ModelDevice:
 
     def check(self, model: PreTrainedModel, kinds: Collection[str]) -> None:
         """As :func:`check_streamable`."""
-        check_streamable(model, kinds, self.device, self.free_bytes())
+        staying = self._shares.names(model)
+        check_streamable(model, kinds, self.device, self.free_bytes(), staying)
 
     def check_room(self, model: PreTrainedModel, kinds: Collection[str], kv_bytes: int = 0) -> None:
         """As :func:`check_room`, of a model that may be without its weights."""
-        homes = WeightHomes.of(model, kinds)
+        homes = WeightHomes.of(model, kinds, self._shares.names(model))
         check_room(type(model).__name__, homes, self.device, self.free_bytes(), kv_bytes)
 
     def take(
         self, model: PreTrainedModel, kinds: Collection[str], stack: contextlib.ExitStack
     ) -> WeightStream:
         """As :func:`compute_on`, with copies that are closed before what they copied goes."""
-        homes = WeightHomes.of(model, kinds)
+        homes = WeightHomes.of(model, kinds, self._shares.names(model))
         copies = self.open(2 * homes.largest_stage_bytes)
         stack.callback(copies.close)
         return compute_on(model, homes, copies, stack)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.transformers.compute_device import ON_ACCELERATOR
 from cxl_offload.integrations.transformers.room import KeptAs, kept_as
 from cxl_offload.memory import PolicyLike
 from cxl_offload.plan.plan_file import Plan, load_plan
+from cxl_offload.plan.transformers.on_gpu import GPU
 
 Asked = Mapping[str, PolicyLike] | Plan | str | Path
 """Policies by kind, a plan, or the file of one."""
@@ -23,30 +23,30 @@ class _Answer:
     kv_dtype: KeptAs = None
     plan: Plan | None = None
 
+    @property
+    def accelerator(self) -> str | None:
+        """What a plan is for; None: CPUs, or no plan."""
+        return None if self.plan is None else self.plan.accelerator
+
 
 def policies_of(plan: Plan) -> dict[str, str]:
-    """The policy of every kind that the plan keeps in host memory.
+    """The policy of every kind that the plan keeps in host memory, all of it or some layers.
 
     Raises
     ------
     ConfigError
-        The plan is for another executor, or keeps nothing in host memory.
+        The plan is for another executor.
     """
     if plan.executor != "transformers":
         raise ConfigError(
             f"a plan for {plan.executor} on {plan.machine}: transformers run one that "
             "`cxl-offload plan inference --executor transformers` makes"
         )
-    kept = {kind: text for kind, text in plan.policies.items() if text != ON_ACCELERATOR}
-    if not kept:
-        raise ConfigError(
-            f"a plan that keeps all of {plan.model} on the accelerator: run it without offload()"
-        )
-    return kept
+    return {kind: text for kind, text in plan.policies.items() if text != GPU}
 
 
 def asked_of(asked: Asked) -> _Answer:
-    """Policies by kind; rows of a layer, the type of keys and values, and threads of a plan.
+    """Policies by kind; rows of a layer, type of the cache, threads and accelerator of a plan.
 
     Raises
     ------

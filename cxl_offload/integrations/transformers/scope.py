@@ -39,6 +39,7 @@ from cxl_offload.integrations.transformers.conventions import (
 )
 from cxl_offload.integrations.transformers.hot_caches import check_room
 from cxl_offload.integrations.transformers.kinds import chosen_policies
+from cxl_offload.integrations.transformers.layer_shares import SplitPolicies, split_shares
 from cxl_offload.integrations.transformers.linear_layers import (
     Fastest,
     rows_of_linear_layers,
@@ -73,7 +74,7 @@ def offload(
     prefixes: KeptPrefixes | None = None,
     session: Session | None = None,
     accelerator: str | torch.device | None = None,
-    accelerator_kv: float = 0.0,
+    accelerator_kv: float | None = None,
     tune: Signal | None = None,
     tune_budget_bytes: int = 0,
     tune_state: str | Path | None = None,
@@ -131,11 +132,13 @@ def offload(
         ``"cuda"`` or ``"cuda:0"``: the model computes there. Weights with a policy lie in pinned
         memory of their tiers and are copied a decoder layer ahead of their use; embeddings are
         looked up where they lie. Weights without a policy, or of policy ``"gpu"``, are on the
-        accelerator while the block lasts. None: each weight computes where it is.
+        accelerator while the block lasts; of policy ``"gpu:0.25,cxl"`` those of a quarter of the
+        layers. None: what the plan says, else each weight computes where it is.
     accelerator_kv
         Share of the positions of every layer's cache, the first ones, that lies on the accelerator;
         the rest is where ``policies["kv"]`` says. A decode step attends to both parts at once, each
-        where it lies, and joins them by their log-sum-exp.
+        where it lies, and joins them by their log-sum-exp. None: that of a policy of ``kv`` such as
+        ``"gpu:0.25,cxl"``, as plans have it, else 0.
     tune
         ``"step_time"``: the share of the placed weights on the far tier (CXL, else the other
         sockets) follows the time of the decode steps, see docs/tuning.md. ``"phase_time"``: prefill
@@ -168,15 +171,17 @@ def offload(
     session = session or current_session()
     model = base_model(model)
     asked = asked_of(policies)
-    place, device = asked.policies, None
+    split, device = SplitPolicies(asked.policies), None
+    accelerator = asked.accelerator if accelerator is None else accelerator
     if accelerator is not None:
-        device = ModelDevice(chosen_device(accelerator), session)
+        split = split_shares(host_policies(asked.policies))
+        device = ModelDevice(chosen_device(accelerator), session, split.layers)
         device.refuse(tune=tune, hot_expert_bytes=hot_expert_bytes, prefixes=prefixes)
-        place = host_policies(place)
     store = store_for(
-        chosen_policies(place, session, on_accelerator=device is not None),
+        chosen_policies(split.on_host, session, on_accelerator=device is not None),
         session,
         pin=device is not None,
+        shares=split.layers,
     )
     check_conventions(model)
     if device is not None:
@@ -191,7 +196,8 @@ def offload(
         hot_expert_bytes=hot_expert_bytes,
         hot_kv_bytes=hot_kv_bytes,
     )
-    there = kv_there(accelerator_kv, None if device is None else device.device, store.parts)
+    share = split.kv if accelerator_kv is None else accelerator_kv
+    there = kv_there(share or 0.0, None if device is None else device.device, store.parts)
     kept = kv_dtype or asked.kv_dtype
     kv = KvMemory(store, kept, whole_sequences=whole_sequences, accelerator=there)
     threads = planned_threads(asked.plan, session)

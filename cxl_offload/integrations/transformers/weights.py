@@ -26,6 +26,7 @@ from cxl_offload.integrations.transformers.kinds import (
     kind_of_weight,
     named_experts,
 )
+from cxl_offload.integrations.transformers.layer_shares import LayerShares
 from cxl_offload.integrations.transformers.least_bytes import least_bytes
 from cxl_offload.integrations.transformers.read_errors import unreadable
 from cxl_offload.integrations.transformers.weight_files import FileWeights, folder_of
@@ -48,14 +49,47 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _log = logging.getLogger(__name__)
 
 
+class ModelStore(TierStore):
+    """A store of a model's weights, of which those of some layers stay on an accelerator.
+
+    Parameters
+    ----------
+    shares
+        Of the layers, by kind.
+    """
+
+    def __init__(
+        self,
+        source: MemorySource,
+        parts: Mapping[str, tuple[Part, ...]],
+        *,
+        pin: bool,
+        shares: LayerShares,
+    ) -> None:
+        super().__init__(source, parts, pin=pin)
+        self.shares = shares
+
+
+def staying(store: TierStore, model: torch.nn.Module) -> frozenset[str]:
+    """Names of the weights that have no place in a tier, though their kind has."""
+    return store.shares.names(model) if isinstance(store, ModelStore) else frozenset()
+
+
 class _Owner:
     """Whom bytes are counted for while a parameter's memory is in a tier."""
 
 
-def store_for(policies: Mapping[str, Policy], session: Session, *, pin: bool = False) -> TierStore:
+def store_for(
+    policies: Mapping[str, Policy],
+    session: Session,
+    *,
+    pin: bool = False,
+    shares: LayerShares | None = None,
+) -> TierStore:
     """A store with the policy of every kind; experts with one of their own are parts of theirs.
 
-    ``pin``: weights lie pinned, for copies to an accelerator.
+    ``pin``: weights lie pinned, for copies to an accelerator. ``shares``: those of some layers
+    have no place here.
     """
     parts: dict[str, tuple[Part, ...]] = {
         kind: (Part("host", policy),)
@@ -65,7 +99,7 @@ def store_for(policies: Mapping[str, Policy], session: Session, *, pin: bool = F
     for kind, policy in policies.items():
         if kind.startswith(EXPERTS):
             parts["experts"] += (Part(kind[len(EXPERTS) :], policy),)
-    return TierStore(MemorySource(session), parts, pin=pin)
+    return ModelStore(MemorySource(session), parts, pin=pin, shares=shares or LayerShares())
 
 
 def empty_in_place(
@@ -191,7 +225,7 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
     """
     tied = getattr(model, "all_tied_weights_keys", {})
     moved: dict[torch.Tensor, _Owner] = {}
-    folder = folder_of(model)
+    folder, stays = folder_of(model), staying(store, model)
     files = None if folder is None else FileWeights(folder)
 
     shared: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -211,7 +245,7 @@ def place_weights(model: PreTrainedModel, store: TierStore) -> Callable[[], None
             settle_layers(model)
         for name, weight in named_weights(model):
             kind = kind_of_weight(name, tied)
-            if kind not in store.parts or _is_there(store, kind, weight):
+            if kind not in store.parts or name in stays or _is_there(store, kind, weight):
                 continue
             _loaded_by.pop(weight, None)
             if (codes := codes_beside(weight)) is not None:
@@ -267,13 +301,18 @@ def meta_model(
 
 
 def weight_bytes(
-    model: PreTrainedModel, kinds: Collection[str] = (), folder: str | Path | None = None
+    model: PreTrainedModel,
+    kinds: Collection[str] = (),
+    folder: str | Path | None = None,
+    *,
+    without: Collection[str] = (),
 ) -> dict[str, int]:
     """Bytes of every kind of weight of a model, which may be without its weights.
 
-    Of a quantized checkpoint what the headers of its files in ``folder`` say, which is the least:
-    only loading it tells what transformers makes of them. Experts that ``kinds`` name by number
-    are counted there and not with the others; of a quantized checkpoint they are not counted.
+    Those of names in ``without`` are left out. Of a quantized checkpoint what the headers of its
+    files in ``folder`` say, which is the least: only loading it tells what transformers makes of
+    them. Experts that ``kinds`` name by number are counted there and not with the others; of a
+    quantized checkpoint they are not counted.
     """
     if getattr(model.config, "quantization_config", None) is not None:
         least = {} if folder is None else least_bytes(model, ModelFiles.at(folder).folder)
@@ -283,7 +322,8 @@ def weight_bytes(
     found = dict.fromkeys(WEIGHT_KINDS, 0)
     tied = getattr(model, "all_tied_weights_keys", {})
     for name, weight in named_weights(model):
-        found[kind_of_weight(name, tied)] += weight.nbytes
+        if name not in without:
+            found[kind_of_weight(name, tied)] += weight.nbytes
     for kind in kinds:
         experts = named_experts(kind)
         if experts is not None:

@@ -17,7 +17,7 @@ from cxl_offload.plan.decoding.trace import COPIES
 from cxl_offload.plan.equations.interleave import shares_of_weights
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.plan.transformers.job import DecoderJob
+from cxl_offload.plan.transformers.job import HEAD, DecoderJob
 from cxl_offload.plan.transformers.layout import Layout
 from cxl_offload.plan.transformers.program import ACT, IDLE, KV, ON_CPU, STREAMED, Shares
 
@@ -34,9 +34,9 @@ class Homes:
     parts
         Percents of every class on every node.
     kinds
-        Bytes on every node by kind of weight that has a policy, and of ``kv`` and ``act``.
-    act_gpu
-        Share of the hidden states on the accelerator.
+        Bytes on every node by kind of weight that has a policy, and of ``kv`` and ``activations``.
+    resident
+        Layers whose streamed kinds stay on the accelerator.
     """
 
     layout: Layout
@@ -44,7 +44,7 @@ class Homes:
     parts: Mapping[str, tuple[int, ...]]
     kinds: Mapping[str, tuple[int, ...]]
     work: int
-    act_gpu: float
+    resident: int
 
     @property
     def rows(self) -> int:
@@ -128,13 +128,19 @@ def largest_tensor(job: DecoderJob, kind: str, rows: int) -> int:
     return max(nbytes for nbytes, _ in job.tensors(kind))
 
 
+def whole_layers(job: DecoderJob, share: float) -> int:
+    """Layers in a share of them."""
+    return int(share * job.layers + 1e-6)
+
+
 def homes_of(job: DecoderJob, hardware: Hardware, layout: Layout, shares: Shares) -> Homes | None:
     """Whole percents of everything with its bytes; None where they do not fit."""
     batches = round(shares.batches)
     if not hardware.has_gpu:  # a block is one batch of as many rows
         layout, batches = replace(layout, rows=batches), 1
     parts = {name: percents(each) for name, each in shares.of.items()}
-    homes = _placed_kinds(job, layout, batches, parts, shares.act_gpu, hardware)
+    resident = whole_layers(job, shares.resident)
+    homes = _placed_kinds(job, layout, batches, parts, resident, hardware)
     for _ in range(_MOVES):
         free = [
             node.usable_bytes - have for node, have in zip(hardware.nodes, homes.host, strict=True)
@@ -147,7 +153,7 @@ def homes_of(job: DecoderJob, hardware: Hardware, layout: Layout, shares: Shares
         if moved is None:
             return None
         parts = moved
-        homes = _placed_kinds(job, layout, batches, parts, shares.act_gpu, hardware)
+        homes = _placed_kinds(job, layout, batches, parts, resident, hardware)
     return None
 
 
@@ -175,28 +181,32 @@ def _placed_kinds(
     layout: Layout,
     batches: int,
     parts: Mapping[str, tuple[int, ...]],
-    act_gpu: float,
+    resident: int,
     hardware: Hardware,
 ) -> Homes:
     made: dict[str, tuple[int, ...]] = {}
     for name, kinds in ((STREAMED, layout.streamed), (ON_CPU, layout.on_cpu), (IDLE, layout.idle)):
         for kind in sorted(kinds):
             granule = _granule(parts[name], largest_tensor(job, kind, 1))
-            made[kind] = tuple(_sum(parts[name], job.tensors(kind), granule))
+            tensors = job.tensors(kind)
+            if name == STREAMED and kind != HEAD:
+                tensors = [
+                    (each, count - count * resident // job.layers) for each, count in tensors
+                ]
+            made[kind] = tuple(_sum(parts[name], tensors, granule))
     for kind in sorted(layout.copied):
         nbytes, near = job.kinds[kind].bytes, hardware.copy_nodes
         made[kind] = tuple(nbytes if at in near else 0 for at in range(len(hardware.nodes)))
     for kind in (KV, ACT):
         if kind in parts:
             nbytes = largest_tensor(job, kind, layout.rows * batches)
-            count = 2 * job.layers if kind == KV else 1
-            each = nbytes if kind == KV else round(nbytes * (1 - act_gpu))
-            placed = _sum(parts[kind], [(each, count)], _granule(parts[kind], nbytes))
+            count = 2 * job.layers if kind == KV else 2  # before a layer, and behind it
+            placed = _sum(parts[kind], [(nbytes, count)], _granule(parts[kind], nbytes))
             made[kind] = tuple(placed)
     if not made:
         made["kv"] = (0,) * len(hardware.nodes)
     work = 0 if hardware.has_gpu else job.work_bytes(layout.rows)
-    return Homes(layout, batches, parts, made, work, act_gpu)
+    return Homes(layout, batches, parts, made, work, resident)
 
 
 def block_of(job: DecoderJob, hardware: Hardware, homes: Homes) -> Block:
@@ -221,7 +231,7 @@ def block_of(job: DecoderJob, hardware: Hardware, homes: Homes) -> Block:
         kv_host=shares.get(KV, none),
         kv_gpu=float(layout.kv_on_gpu),
         kv_shares=shares.get(KV),
-        activations_gpu=homes.act_gpu,
+        activations_gpu=float(layout.act_on_gpu),
         weights_cpu=on_nodes(layout.on_cpu),
         cpu_shares=shares.get(ON_CPU),
         params_cpu=sum(job.kinds[kind].met for kind in layout.multiplied),

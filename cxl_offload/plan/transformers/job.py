@@ -17,6 +17,9 @@ from cxl_offload.plan.request import check_lengths
 EXPERTS = "experts"
 """The kind of which a pass reads what its tokens ask for."""
 
+HEAD = "head"
+"""The kind that is in no layer, and is streamed by itself."""
+
 EMBEDDING = "embedding"
 """The kind of which a token reads one row: nothing is gained where it is fast."""
 
@@ -61,7 +64,7 @@ class DecoderJob:
     @property
     def last_params(self) -> float:
         """The head: generate() asks for the logits of a prompt's last token only."""
-        return self.kinds["head"].met if "head" in self.kinds else 0.0
+        return self.kinds[HEAD].met if HEAD in self.kinds else 0.0
 
     @property
     def layers(self) -> int:
@@ -134,6 +137,21 @@ class DecoderJob:
         """Hidden states of so many prompts."""
         return 2 * rows * self.prompt * self.width
 
+    def between_bytes(self, rows: int) -> int:
+        """Hidden states of so many prompts before a layer and behind it, both while it computes."""
+        return 2 * self.hidden_bytes(rows)
+
+    def inputs_bytes(self, rows: int) -> int:
+        """What models keep of so many embedded prompts while their layers compute.
+
+        Rows of the words and the first layer's input, and of the positions where these are learned.
+        """
+        return (3 if self.model.decoder is None else 2) * self.hidden_bytes(rows)
+
+    def logits_bytes(self, rows: int) -> int:
+        """Logits of the last tokens of so many rows, and the same in single precision."""
+        return 6 * rows * self.model.vocab
+
     def work_bytes(self, rows: int) -> int:
         """Intermediates of the prefill of so many rows: one layer's, or the last tokens' logits."""
         model = self.model
@@ -154,11 +172,11 @@ class DecoderJob:
         asked = asked_share(self.model.experts_per_token / self.model.experts, rows)
         return sum(self.kinds[each].bytes * (asked if each == EXPERTS else 1.0) for each in kinds)
 
-    def layer_bytes(self, kinds: frozenset[str]) -> int:
-        """The most bytes on their way when these kinds are streamed: two consecutive ones."""
-        inner = sum(self.kinds[kind].bytes for kind in kinds if kind != "head") // self.layers
-        whole = self.kinds["head"].bytes if "head" in kinds else 0
-        return max(2 * inner, inner + whole)
+    def buffers_bytes(self, kinds: frozenset[str]) -> int:
+        """The two buffers that these kinds are streamed through, each for a layer or the head."""
+        layer = sum(self.kinds[kind].bytes for kind in kinds if kind != HEAD) // self.layers
+        head = self.kinds[HEAD].bytes if HEAD in kinds else 0
+        return (2 if layer else 1) * max(layer, head)
 
 
 def decoder_job(
@@ -223,7 +241,7 @@ _WORDS = ("embed_tokens", "wte")
 def kind_of(model: ModelConfig, tensor: TensorKind) -> str:
     """As the integration tells kinds by names: a word embedding that is the head too is a head."""
     if tensor.kind == "embedding":
-        return "head" if model.tied and tensor.name in _WORDS else EMBEDDING
+        return HEAD if model.tied and tensor.name in _WORDS else EMBEDDING
     if tensor.met < 1:
         return EXPERTS
     return "mlp" if tensor.kind == "router" else tensor.kind

@@ -1,8 +1,9 @@
 """What a plan for transformers decides for whole kinds: which device computes with them, and rows.
 
-A kind of weight is on the accelerator, streamed to it for every pass over the layers, or multiplied
-by the CPUs where it lies; without an accelerator all of them are. Keys and values are all on the
-accelerator or all on the host.
+They are what the integration carries out. A kind of weight is on the accelerator, or streamed to
+it for every pass over the layers; without an accelerator CPUs multiply all of them where they lie.
+Keys and values are all on the accelerator or all on the host; on the accelerator they are of one
+batch, because only a cache on the host is computed in parts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from cxl_offload.plan.decoding.sizes import MOST_SEQUENCES
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.plan.transformers.job import EMBEDDING, DecoderJob
+from cxl_offload.plan.transformers.job import EMBEDDING, HEAD, DecoderJob
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of one accelerator batch to try; each is more than a layer's weights need to be read for."""
@@ -35,8 +36,8 @@ class Layout:
     """Rows of a batch, and kinds of weights by who computes with them; the rest is on the GPU.
 
     ``idle`` are looked up, never read as a whole; of ``copied`` each socket has a copy, and its
-    CPUs multiply that. Without a GPU a block is one batch, and ``rows`` is 1: what is counted are
-    its rows.
+    CPUs multiply that. Of what is streamed some layers may stay on the GPU. Without a GPU a block
+    is one batch, and ``rows`` is 1: what is counted are its rows.
     """
 
     rows: int
@@ -45,11 +46,13 @@ class Layout:
     idle: frozenset[str]
     kv_on_gpu: bool
     copied: frozenset[str] = frozenset()
+    act_on_gpu: bool = True
 
     def home_of(self, kind: str) -> str:
-        """``gpu``, ``streamed``, ``cpu``, ``copies`` or ``idle``; of KV ``gpu`` or ``host``."""
-        if kind == "kv":
-            return "gpu" if self.kv_on_gpu else "host"
+        """``gpu``, ``streamed``, ``cpu``, ``copies`` or ``idle``; ``gpu`` or ``host`` of others."""
+        if kind in ("kv", "activations"):
+            on_gpu = self.kv_on_gpu if kind == "kv" else self.act_on_gpu
+            return "gpu" if on_gpu else "host"
         homes = {"streamed": self.streamed, "cpu": self.on_cpu, "idle": self.idle}
         homes["copies"] = self.copied
         return next((home for home, kinds in homes.items() if kind in kinds), "gpu")
@@ -67,6 +70,20 @@ class Layout:
     def bytes_of(self, job: DecoderJob, kinds: frozenset[str]) -> int:
         """Weights of these kinds."""
         return sum(job.kinds[kind].bytes for kind in kinds)
+
+    def layered_bytes(self, job: DecoderJob) -> int:
+        """Of what is streamed, what is in layers, of which some may stay on the GPU."""
+        return self.bytes_of(job, self.streamed - {HEAD})
+
+    def held_bytes(self, job: DecoderJob, rows: int) -> int:
+        """Of all rows of a block, what the accelerator holds while layers compute some of them."""
+        between = job.between_bytes(rows) if self.act_on_gpu else 0
+        return job.inputs_bytes(rows) + between
+
+    @property
+    def least_batches(self) -> int:
+        """Hidden states are in a tier while the rows of another batch are computed."""
+        return 1 if self.act_on_gpu else 2
 
     def cpu_read_share(self, job: DecoderJob, rows: float) -> float:
         """Share of what CPUs multiply that one pass of so many rows reads."""
@@ -86,9 +103,8 @@ class Layout:
 
     def gpu_bytes(self, job: DecoderJob) -> int:
         """What the accelerator holds beside keys, values and hidden states of a block."""
-        away = self.streamed | self.on_cpu | self.idle
-        resident = job.weight_bytes - self.bytes_of(job, away)
-        moving = job.layer_bytes(self.streamed | self.on_cpu) if self.streamed | self.on_cpu else 0
+        resident = job.weight_bytes - self.bytes_of(job, self.streamed | self.idle)
+        moving = job.buffers_bytes(self.streamed) if self.streamed else 0
         return resident + moving + job.work_bytes(self.rows)
 
 
@@ -105,19 +121,18 @@ def layouts(
             on_cpu = kinds - idle - copied
             yield Layout(1, frozenset(), on_cpu, idle, kv_on_gpu=False, copied=copied)
         return
-    large = Layout.large(job)
+    large, looked_up = Layout.large(job), dict.fromkeys((frozenset[str](), idle))
     on_gpu = (True, False) if job.kv_dtype is None else (False,)  # others are attended by CPUs
-    for homes in itertools.product(("gpu", "streamed", "cpu"), repeat=len(large)):
-        streamed, on_cpu = (
-            frozenset(k for k, home in zip(large, homes, strict=True) if home == wanted)
-            for wanted in ("streamed", "cpu")
-        )
-        for rows, kv_on_gpu, away in itertools.product(batches, on_gpu, (frozenset(), idle)):
-            layout = Layout(rows, streamed, on_cpu, away, kv_on_gpu)
+    for homes in itertools.product(("gpu", "streamed"), repeat=len(large)):
+        pairs = zip(large, homes, strict=True)
+        streamed = frozenset(kind for kind, home in pairs if home == "streamed")
+        rest = itertools.product(batches, on_gpu, (True,), looked_up)
+        for rows, kv_on_gpu, act_on_gpu, away in rest:
+            if kv_on_gpu and not act_on_gpu:
+                continue
+            layout = Layout(rows, streamed, frozenset(), away, kv_on_gpu, act_on_gpu=act_on_gpu)
             if layout.gpu_bytes(job) <= hardware.gpu_usable_bytes:
                 yield layout
-            if not idle:
-                break
 
 
 def most_batches(job: DecoderJob, hardware: Hardware, layout: Layout) -> int:
@@ -130,6 +145,10 @@ def most_batches(job: DecoderJob, hardware: Hardware, layout: Layout) -> int:
         return 0
     if not hardware.has_gpu:
         host, each = host, each + job.work_bytes(1)
-    room = gpu if layout.kv_on_gpu else host
+    if layout.kv_on_gpu:
+        return int(gpu >= each)
+    if not layout.act_on_gpu:
+        each += job.between_bytes(layout.rows)
     most = COPIED_ROWS if layout.copied else max(1, MOST_SEQUENCES // layout.rows)
-    return min(int(room // each), most)
+    found = min(int(host // each), most)
+    return found if found >= layout.least_batches else 0

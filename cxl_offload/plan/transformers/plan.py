@@ -22,8 +22,9 @@ from cxl_offload.plan.transformers.homes import (
     largest_tensor,
     policy_of,
 )
-from cxl_offload.plan.transformers.job import DecoderJob, decoder_job
+from cxl_offload.plan.transformers.job import HEAD, DecoderJob, decoder_job
 from cxl_offload.plan.transformers.layout import BATCHES, COPIED, COPIED_ROWS
+from cxl_offload.plan.transformers.on_gpu import GPU, shared_policy
 from cxl_offload.plan.transformers.program import ACT, KV
 from cxl_offload.plan.transformers.search import ANYTHING, BestHomes, Wish, search
 from cxl_offload.units import format_bytes
@@ -32,11 +33,10 @@ _HOMES = {
     "gpu": "on the GPU",
     "host": "on the host",
     "streamed": "streamed to the GPU",
-    "cpu": "multiplied by the CPUs",
 }
 
-GPU = "gpu"
-"""Stands for a policy where a kind is on the accelerator."""
+ACCELERATOR = "cuda"
+"""What generate calls the GPU of a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +139,7 @@ class Transformers(DecodingExecutor[BestHomes]):
         return self._job
 
     def refusal(self) -> str | None:
-        """Why no command runs the plan as it stands."""
-        if self._request.hardware(needs_gpu=False).has_gpu:
-            return "cxl-offload generate computes on the CPU; the policies are for your own program"
+        """None: ``cxl-offload generate`` runs every plan that is made."""
         return None
 
     def hardware(self) -> Hardware:
@@ -183,8 +181,15 @@ class Transformers(DecodingExecutor[BestHomes]):
     def _gpu_bytes(self, found: BestHomes) -> int:
         job, homes = self._job, found.homes
         rows = homes.rows * homes.batches
-        held = homes.layout.gpu_bytes(job) + round(homes.act_gpu * job.hidden_bytes(rows))
-        return held + (round(rows * job.kv_sequence_bytes) if homes.layout.kv_on_gpu else 0)
+        layout, kv = homes.layout, round(rows * job.kv_sequence_bytes)
+        layers = layout.gpu_bytes(job) + layout.held_bytes(job, rows)
+        head = layout.gpu_bytes(job) - job.work_bytes(homes.rows) + job.logits_bytes(rows)
+        resident = sum(self._resident_bytes(found, kind) for kind in layout.streamed)
+        return max(layers, head) + resident + (kv if layout.kv_on_gpu else 0)
+
+    def _resident_bytes(self, found: BestHomes, kind: str) -> int:
+        """Of a kind that is streamed, what stays on the accelerator."""
+        return self._job.kinds[kind].bytes - sum(found.homes.kinds[kind])
 
     def batch(self, found: Candidate[BestHomes]) -> Batch:
         """Rows of an accelerator batch, and number of them."""
@@ -201,11 +206,15 @@ class Transformers(DecodingExecutor[BestHomes]):
             policy = policies.get(kind, "")
             return KindBytes(kind, gpu, homes.kinds.get(kind, none), 0, (policy,) * len(none))
 
+        layout = homes.layout
         for kind, size in job.kinds.items():
-            yield made(kind, 0 if kind in homes.kinds else size.bytes)
-        yield made(KV, round(rows * job.kv_sequence_bytes) if homes.layout.kv_on_gpu else 0)
+            if kind in layout.streamed:
+                yield made(kind, self._resident_bytes(found.choice, kind))
+            else:
+                yield made(kind, 0 if kind in homes.kinds else size.bytes)
+        yield made(KV, round(rows * job.kv_sequence_bytes) if layout.kv_on_gpu else 0)
         if found.hardware.has_gpu:
-            yield made(ACT, round(homes.act_gpu * job.hidden_bytes(rows)))
+            yield made(ACT, job.between_bytes(rows) if layout.act_on_gpu else 0)
         else:
             yield KindBytes("workspace", 0, (homes.work, *none[1:]), 0, ("",) * len(none))
 
@@ -256,9 +265,14 @@ class Transformers(DecodingExecutor[BestHomes]):
 
     def policies(self, found: Candidate[BestHomes]) -> dict[str, str]:
         """Policies of every kind that has one."""
-        kinds = (*self._job.kinds, KV)
+        homes, kinds = found.choice.homes, (*self._job.kinds, KV)
         on_host = self._host_policies(found)
-        return {kind: on_host.get(kind, GPU) for kind in kinds}
+        if ACT in on_host:
+            kinds = (*kinds, ACT)
+        made = {kind: on_host.get(kind, GPU) for kind in kinds}
+        for kind in homes.layout.streamed - {HEAD} if homes.resident else ():
+            made[kind] = shared_policy(homes.resident / self._job.layers, made[kind])
+        return made
 
     def kv_dtype(self) -> str:
         """What keys and values are kept as; empty: what they are computed in."""
@@ -273,7 +287,9 @@ class Transformers(DecodingExecutor[BestHomes]):
         request = self._request
         made = ["cxl-offload", "generate", "--plan", OWN_FILE, "--model", request.model_name]
         made += ["--prompts", "prompts.txt"]
-        if not found.hardware.has_gpu:  # what is planned; CPUs are several times slower in others
+        if found.hardware.has_gpu:
+            made += ["--accelerator", ACCELERATOR]
+        else:  # what is planned; CPUs are several times slower in others
             made += ["--dtype", "bfloat16"]
         if request.machine_name is not None:
             made += ["--machine", request.machine_name]
@@ -288,9 +304,9 @@ class Transformers(DecodingExecutor[BestHomes]):
     ) -> Iterable[tuple[str, Candidate[BestHomes] | None]]:
         """Every large kind with who else could compute with it, and off every node it is on."""
         hardware, homes = found.hardware, found.choice.homes
-        for kind in (*sorted(homes.layout.large(self._job)), KV):
+        for kind in (*sorted(homes.layout.large(self._job)), KV, ACT):
             now = homes.layout.home_of(kind)
-            others = ("gpu", "host") if kind == KV else ("gpu", "streamed", "cpu")
+            others = ("gpu", "host") if kind in (KV, ACT) else ("gpu", "streamed")
             for other in others if hardware.has_gpu else ():
                 if other != now:
                     wish = Wish(homes={kind: other})
@@ -351,9 +367,9 @@ class Transformers(DecodingExecutor[BestHomes]):
                 f"keys and values are kept as {self._job.kv_dtype}, which loses precision; the "
                 "time to convert them when they are stored is not counted"
             )
-        if layout.on_cpu and found.hardware.has_gpu:
-            kinds = " and ".join(sorted(layout.on_cpu))
-            notes.append(f"CPUs multiply {kinds} where they lie when decoding")
+        if resident := found.choice.homes.resident:
+            kinds = " and ".join(sorted(layout.streamed - {HEAD}))
+            notes.append(f"{resident} of {self._job.layers} layers of {kinds} stay on the GPU")
         notes += self._about_sockets(found)
         return notes + self.about_threads(found) + self.source_of_rates(found.hardware)
 

@@ -36,12 +36,13 @@ _TIDY = 1e-7
 class Shares:
     """Of every class of tensor on every node; what is not there has none.
 
-    ``act_gpu`` is the share of hidden states on the accelerator. ``seconds`` are those of one batch
-    of a block of ``batches`` batches, a whole number where that was asked for.
+    ``resident`` is the share of the layers whose streamed kinds stay on the accelerator.
+    ``seconds`` are those of one batch of a block of ``batches`` batches, a whole number where that
+    was asked for.
     """
 
     of: Mapping[str, tuple[float, ...]]
-    act_gpu: float
+    resident: float
     batches: float
     seconds: float
 
@@ -59,6 +60,8 @@ class SharesProgram:
         Seconds near the answer.
     banned
         Classes of tensors, each with the nodes that it may not be on.
+    resident
+        Share of the layers that stay on the accelerator, or None: as many as are best.
     """
 
     def __init__(
@@ -71,15 +74,17 @@ class SharesProgram:
         most: int,
         unit_s: float,
         banned: Mapping[str, frozenset[int]] | None = None,
+        resident: float | None = None,
     ) -> None:
         self.job, self.hardware, self.layout = job, hardware, layout
         self._banned = banned or {}
-        self._batches = batches
+        self._batches, self._resident = batches, resident
         self._unit_b, self._unit_s = float(job.weight_bytes), unit_s
         self.program = Program()
+        self.resident: int | None = None
         self.copied = layout.bytes_of(job, layout.copied)
         least = 1.0 / (most if batches is None else batches)
-        high = 1.0 if batches is None else least
+        high = 1.0 / layout.least_batches if batches is None else least
         self.inverse = self.program.column("1 / batches", low=least, high=high)
         self._columns()
         self._rooms()
@@ -98,21 +103,33 @@ class SharesProgram:
             if nbytes:
                 self.on[name] = self._on_nodes(name)
                 terms = dict.fromkeys(self.on[name], 1.0)
+                if name == STREAMED:
+                    terms |= self._resident_layers()
                 self._row(f"all {name}", {**terms, self.inverse: -nbytes / self._unit_b}, equal=0)
         self.kv_bytes = 0.0 if layout.kv_on_gpu else layout.rows * job.kv_sequence_bytes
         if self.kv_bytes:
             self.on[KV] = self._on_nodes(KV)
             self._row("all kv", dict.fromkeys(self.on[KV], 1.0), equal=self.kv_bytes / self._unit_b)
-        self.act_bytes = float(job.hidden_bytes(layout.rows)) if self.hardware.has_gpu else 0.0
-        if self.act_bytes:
+        if not layout.act_on_gpu:
             self.on[ACT] = self._on_nodes(ACT)
-            self.act_gpu = column("act gpu")
-            terms = dict.fromkeys([*self.on[ACT], self.act_gpu], 1.0)
-            self._row("all act", terms, equal=self.act_bytes / self._unit_b)
+            act = job.between_bytes(layout.rows) / self._unit_b
+            self._row("all act", dict.fromkeys(self.on[ACT], 1.0), equal=act)
         steps = float(self.job.generated - 1)
         self.prefill, self.token = column("prefill", cost=1.0), column("token", cost=steps)
         self.load, self.attention = column("load"), column("attention")
         self.products = column("products")
+
+    def _resident_layers(self) -> Terms:
+        """Of the streamed kinds, the layers that stay on the accelerator; not all of them."""
+        nbytes = self.layout.layered_bytes(self.job) / self._unit_b
+        if not nbytes:
+            return {}
+        self.resident = self.program.column("resident")
+        most = 1 - 1 / self.job.layers if self._resident is None else self._resident
+        terms = {self.resident: 1.0, self.inverse: -nbytes * most}
+        low = -float("inf") if self._resident is None else 0.0
+        self.program.row("resident layers", terms, low=low, high=0.0)
+        return {self.resident: 1.0}
 
     def _on_nodes(self, name: str) -> list[int]:
         """A column a node; of equals the first ones are taken."""
@@ -148,12 +165,25 @@ class SharesProgram:
             beside = job.work_bytes(layout.rows) if at == 0 and not hardware.has_gpu else 0
             self.program.row(f"room of {node.name}", terms, high=-beside / self._unit_b)
         if hardware.has_gpu:
-            room = hardware.gpu_usable_bytes - layout.gpu_bytes(job)
-            kv = layout.rows * job.kv_sequence_bytes if layout.kv_on_gpu else 0.0
-            terms = {self.inverse: -room / self._unit_b}
-            if self.act_bytes:
-                terms[self.act_gpu] = 1.0
-            self.program.row("room of gpu", terms, high=-kv / self._unit_b)
+            self._room_of_gpu()
+
+    def _room_of_gpu(self) -> None:
+        """While layers compute the rows of a batch, and while the head has those of all."""
+        job, layout, rows = self.job, self.layout, self.layout.rows
+        room = self.hardware.gpu_usable_bytes - layout.gpu_bytes(job)
+        terms: Terms = {} if self.resident is None else {self.resident: 1.0}
+        kv = rows * job.kv_sequence_bytes if layout.kv_on_gpu else 0.0
+        held = layout.held_bytes(job, rows) + kv
+        self.program.row(
+            "room of gpu",
+            {**terms, self.inverse: -room / self._unit_b},
+            high=-held / self._unit_b,
+        )
+        self.program.row(
+            "room of logits",
+            {**terms, self.inverse: -(room + job.work_bytes(rows)) / self._unit_b},
+            high=-(job.logits_bytes(rows) + kv) / self._unit_b,
+        )
 
     def _decode(self) -> None:
         job, hardware, layout, engine = self.job, self.hardware, self.layout, self.job.engine
@@ -162,8 +192,8 @@ class SharesProgram:
         self._timed("link", {self.load: -1.0, **dict.fromkeys(streamed, 1 / link)})
         for column, node in zip(streamed, nodes, strict=False):
             self._timed("copies", {self.load: -1.0, column: 1 / node.copy_bytes_per_s})
-        # Hidden states of a token, not of a prompt, cross for every layer.
-        crossing = job.layers / job.prompt / link
+        # Hidden states of a token, not of a prompt before a layer and behind it, cross for each.
+        crossing = job.layers / (2 * job.prompt) / link
         self._timed("in turn", {self.load: 1.0, self.token: -1.0, **dict.fromkeys(act, crossing)})
         mean = job.mean_kv_tokens * job.kv_bytes_per_token
         rows, kv = layout.rows, self.on.get(KV, [])
@@ -277,19 +307,9 @@ class SharesProgram:
         self._timed("prefill KV stores", {self.prefill: -1.0, **stores})
 
     def _prefill_link(self, link: float) -> None:
-        """What is streamed, then what CPUs multiply when decoding."""
-        beside = self.program.column("prefill of what CPUs multiply")
-        nodes, scale = self.hardware.nodes, self._unit_b / self._unit_s
-        on_cpu = self.on.get(ON_CPU, [])
-        rows = [dict.fromkeys(on_cpu, scale / link)]
-        rows += [
-            {column: scale / min(link, node.copy_bytes_per_s)}
-            for column, node in zip(on_cpu, nodes, strict=False)
-        ]
-        for terms in rows:
-            self.program.row("prefill copies", {**terms, beside: -1.0}, high=0.0)
-        total = {self.load: 1.0, beside: 1.0, self.prefill: -1.0}
-        self.program.row("prefill link", total, high=0.0)
+        """What is streamed, and the hidden states of prompts, once a layer."""
+        crossing = dict.fromkeys(self.on.get(ACT, []), self.job.layers / 2 / link)
+        self._timed("prefill link", {self.load: 1.0, self.prefill: -1.0, **crossing})
 
     def solve(self) -> Shares | None:
         """The fastest shares; None where nothing fits."""
@@ -305,7 +325,8 @@ class SharesProgram:
                 shares[name] = tuple(part / total for part in parts)
         steps = self.job.generated - 1
         seconds = float(values[self.prefill] + steps * values[self.token]) * self._unit_s
-        act_gpu = 1.0
-        if self.act_bytes:
-            act_gpu = min(1.0, float(values[self.act_gpu]) * self._unit_b / self.act_bytes)
-        return Shares(shares, act_gpu, 1 / float(values[self.inverse]), seconds)
+        inverse, resident = float(values[self.inverse]), 0.0
+        if self.resident is not None:
+            layered = self.layout.layered_bytes(self.job) / self._unit_b
+            resident = max(0.0, float(values[self.resident]) / (layered * inverse))
+        return Shares(shares, resident, 1 / inverse, seconds)

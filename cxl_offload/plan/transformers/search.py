@@ -22,7 +22,7 @@ from cxl_offload.plan.decoding.phases import (
     prefill_flops,
 )
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.plan.transformers.homes import Homes, block_of, homes_of
+from cxl_offload.plan.transformers.homes import Homes, block_of, homes_of, whole_layers
 from cxl_offload.plan.transformers.job import DecoderJob
 from cxl_offload.plan.transformers.layout import BATCHES, Layout, layouts, most_batches
 from cxl_offload.plan.transformers.program import Shares, SharesProgram
@@ -55,7 +55,7 @@ class Wish:
     """A part of the answer: the home of a kind (or of ``kv``), or nodes that a class is kept off.
 
     ``homes`` are ``gpu``, ``streamed``, ``cpu`` or ``copies`` by kind, and ``gpu`` or ``host`` of
-    ``kv``.
+    ``kv`` and ``activations``.
     """
 
     homes: Mapping[str, str] = field(default_factory=dict)
@@ -132,16 +132,32 @@ class _Search:
         """The best of a layout, with the whole numbers of batches beside the best of all."""
         if not self.may_be_better(bound):
             return
-        relaxed = self._solved(layout, None, most, bound)
+        relaxed = self._relaxed(layout, None, most, bound)
         if relaxed is None or not self.may_be_better(relaxed.seconds / layout.rows):
             return
-        below = max(1, int(relaxed.batches + 1e-6))
+        below = max(layout.least_batches, int(relaxed.batches + 1e-6))
         for count in dict.fromkeys((below, min(below + 1, most))):
             shares = self._solved(layout, count, most, bound)
             if shares is not None and self.may_be_better(shares.seconds / layout.rows):
                 self._best, self._seconds = (layout, shares), shares.seconds / layout.rows
 
-    def _solved(self, layout: Layout, count: int | None, most: int, bound: float) -> Shares | None:
+    def _solved(self, layout: Layout, count: int, most: int, bound: float) -> Shares | None:
+        """With as many whole layers on the accelerator as are best."""
+        shares = self._relaxed(layout, count, most, bound)
+        if shares is None or not shares.resident:
+            return shares
+        layers = whole_layers(self._job, shares.resident)
+        return self._relaxed(layout, count, most, bound, resident=layers / self._job.layers)
+
+    def _relaxed(
+        self,
+        layout: Layout,
+        count: int | None,
+        most: int,
+        bound: float,
+        *,
+        resident: float | None = None,
+    ) -> Shares | None:
         program = SharesProgram(
             self._job,
             self._hardware,
@@ -150,6 +166,7 @@ class _Search:
             most=most,
             unit_s=bound * layout.rows,
             banned=self._wish.banned,
+            resident=resident,
         )
         return program.solve()
 
@@ -163,7 +180,7 @@ class _Search:
         for count in range(1, _LARGER + 1):
             layout = replace(first, rows=top // count)
             fits = layout.gpu_bytes(job) <= hardware.gpu_usable_bytes
-            if not 1 <= layout.rows <= max(BATCHES) or not fits:
+            if count < layout.least_batches or not 1 <= layout.rows <= max(BATCHES) or not fits:
                 continue
             if most := most_batches(job, hardware, layout):
                 self.consider(layout, most, least_seconds(job, hardware, layout, most))
@@ -188,11 +205,11 @@ class _Search:
 
     def _smaller(self, layout: Layout, count: int, share: float) -> tuple[Layout, Shares] | None:
         """A share of the sequences of a block: fewer batches, or smaller ones where one is many."""
-        if count * (1 - share) >= 1 or not self._hardware.has_gpu:
+        if (count - layout.least_batches) * (1 - share) >= 1 or not self._hardware.has_gpu:
             count = min(count - 1, int(count * share))
         else:
             layout = replace(layout, rows=min(layout.rows - 1, int(layout.rows * share)))
-        if count < 1 or layout.rows < 1:
+        if count < layout.least_batches or layout.rows < 1:
             return None
         shares = self._solved(layout, count, count, self._seconds)
         return None if shares is None else (layout, shares)
@@ -206,7 +223,7 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
     engine, rows, link = job.engine, layout.rows, hardware.link_bytes_per_s
     reads = sum(node.read_bytes_per_s for node in hardware.nodes)
     copies = min(link, sum(node.copy_bytes_per_s for node in hardware.nodes))
-    streamed = layout.bytes_of(job, layout.streamed) / copies / most
+    streamed = least_streamed_bytes(job, hardware, layout) / copies / most
     on_cpu = layout.bytes_of(job, layout.on_cpu)
     params = sum(job.kinds[kind].met for kind in layout.multiplied)
     mean = rows * job.mean_kv_tokens * job.kv_bytes_per_token
@@ -234,8 +251,15 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
         if layout.copied:
             seconds += layout.bytes_of(job, layout.copied) / hardware.near_bytes_per_s
         work += passes * seconds / engine.products_share + arithmetic
-    prefill = _least_prefill(job, hardware, layout, most, streamed=streamed, copies=copies)
+    prefill = _least_prefill(job, hardware, layout, most, streamed=streamed)
     return (prefill + (job.generated - 1) * max(streamed, work)) / rows
+
+
+def least_streamed_bytes(job: DecoderJob, hardware: Hardware, layout: Layout) -> float:
+    """What is streamed for a pass when as many layers as there is room for stay on the GPU."""
+    layered = layout.layered_bytes(job)
+    room = max(0.0, hardware.gpu_usable_bytes - layout.gpu_bytes(job))
+    return layout.bytes_of(job, layout.streamed) - min(room, layered * (1 - 1 / job.layers))
 
 
 def _least_prefill(
@@ -245,9 +269,8 @@ def _least_prefill(
     most: int,
     *,
     streamed: float,
-    copies: float,
 ) -> float:
-    """Of one batch; ``streamed`` seconds of copies a batch, ``copies`` bytes a second."""
+    """Of one batch; ``streamed`` seconds of copies a batch."""
     engine, rows = job.engine, layout.rows
     on_cpu = layout.bytes_of(job, layout.on_cpu)
     stored = 0.0
@@ -255,7 +278,7 @@ def _least_prefill(
         stored = rows * job.prompt * job.kv_bytes_per_token * min(kv_store_costs(engine, hardware))
     if hardware.has_gpu:
         arithmetic = prefill_flops(job, rows) / hardware.gpu.products_flops_per_s
-        return max(arithmetic, stored, streamed + on_cpu / copies / most)
+        return max(arithmetic, stored, streamed)
     reads = sum(node.read_bytes_per_s for node in hardware.nodes)
     arithmetic = prefill_cpu_seconds(job, hardware, rows)
     read = on_cpu / reads

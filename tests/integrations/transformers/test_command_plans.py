@@ -24,10 +24,10 @@ PLANNED = {"attention": "bind:rdram", "mlp": "weighted:ldram=3,cxl=1@4KiB", "kv"
 
 @pytest.fixture(scope="module")
 def plan_file(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made by the planner, as if this tiny model did not fit the accelerator; two rows in turn."""
+    """Made by the planner, for the CPUs of a machine; two rows in turn."""
     made = tmp_path_factory.mktemp("plan") / "made.yaml"
     given = ["--model", str(folder), "--machine", MACHINE, "--executor", "transformers"]
-    lengths = ["--prompt-len", "8", "--gen-len", "5", "--gpu-usable", "0.00001"]
+    lengths = ["--prompt-len", "8", "--gen-len", "5", "--gpu", "none"]
     assert run(["plan", "inference", *given, *lengths, "--output", str(made)]) == 0
     plan = load_plan(made)
     batch = replace(plan.batch, size=1, count=2)
@@ -95,7 +95,6 @@ def test_place_and_rows_at_once_go_before_the_plan(
     [
         ({"executor": "vllm"}, "a plan for vllm"),
         ({"batch": Batch(size=1, count=1, prompt=8, tokens=5)}, "2 prompts, and the plan is of 1"),
-        ({"policies": {"kv": "gpu"}}, "keeps all of model"),
     ],
 )
 def test_plan_that_does_not_fit_is_refused_in_one_line(

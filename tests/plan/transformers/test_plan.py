@@ -21,6 +21,7 @@ from cxl_offload.plan.replay_check import simulated_seconds
 from cxl_offload.plan.transformers.homes import block_of, percents
 from cxl_offload.plan.transformers.job import DecoderJob, decoder_job
 from cxl_offload.plan.transformers.layout import Layout, layouts, most_batches
+from cxl_offload.plan.transformers.on_gpu import is_shared, parse_shared
 from cxl_offload.plan.transformers.plan import (
     Transformers,
     TransformersRequest,
@@ -70,10 +71,13 @@ def test_plan_has_a_policy_for_every_kind_that_its_bytes_follow() -> None:
     machine = load_machine("epyc9354-cxl-a")
     plan = plan_transformers(request())
     for kind, text in plan.policies.items():
-        homes = plan.of(kind)
+        homes = dict(plan.of(kind))
         if text == "gpu":
             assert set(homes) == {"gpu"}
             continue
+        if is_shared(text):
+            text = parse_shared(text)[1]
+            assert homes.pop("gpu") > 0
         policy = parse_policy(text, machine)
         tiers = [machine.tier_of(node) for node in getattr(policy, "nodes", ())]
         assert {tier.name for tier in tiers if tier is not None} == set(homes)
@@ -109,6 +113,8 @@ def test_program_takes_as_long_as_the_equations(model: str) -> None:
 
         def spread(kinds: frozenset[str], name: str, of: Any = found, none: Any = none) -> Any:
             total = sum(job.kinds[kind].bytes for kind in kinds)
+            if name == STREAMED:
+                total -= of.resident * sum(job.kinds[kind].bytes for kind in kinds - {"head"})
             return tuple(total * share for share in of.of.get(name, none))
 
         block = Block(
@@ -122,7 +128,7 @@ def test_program_takes_as_long_as_the_equations(model: str) -> None:
             kv_host=found.of.get(KV, none),
             kv_gpu=float(layout.kv_on_gpu),
             kv_shares=found.of.get(KV),
-            activations_gpu=found.act_gpu,
+            activations_gpu=float(layout.act_on_gpu),
             weights_cpu=spread(layout.on_cpu, ON_CPU),
             cpu_shares=found.of.get(ON_CPU),
             params_cpu=sum(job.kinds[kind].met for kind in layout.on_cpu),
@@ -156,7 +162,7 @@ def random_block(
     placed = {name: [nbytes[name] * part / 100 for part in parts[name]] for name in parts}
     used = [sum(column) for column in zip(*placed.values(), strict=True)]
     fits = all(have <= n.usable_bytes for have, n in zip(used, hardware.nodes, strict=True))
-    gpu = float(layout.gpu_bytes(job) + count * job.hidden_bytes(layout.rows))
+    gpu = float(layout.gpu_bytes(job) + count * layout.held_bytes(job, layout.rows))
     gpu += count * layout.rows * job.kv_sequence_bytes * layout.kv_on_gpu
     shares = {name: [part / 100 for part in each] for name, each in parts.items()}
     block = Block(
@@ -170,7 +176,7 @@ def random_block(
         kv_host=[0.0] * len(used) if layout.kv_on_gpu else shares[KV],
         kv_gpu=float(layout.kv_on_gpu),
         kv_shares=None if layout.kv_on_gpu else shares[KV],
-        activations_gpu=1.0,
+        activations_gpu=float(layout.act_on_gpu),
         weights_cpu=placed[ON_CPU],
         cpu_shares=shares[ON_CPU] if nbytes[ON_CPU] else None,
         params_cpu=sum(job.kinds[kind].met for kind in layout.on_cpu),
@@ -211,9 +217,45 @@ def test_percents_hold_what_the_shares_promised() -> None:
             assert have <= node.usable_bytes
 
 
-def test_small_batches_are_computed_where_the_weights_lie() -> None:
-    """One sequence reads all weights for one token: CPUs read faster than the link carries."""
-    plan = plan_transformers(request("llama-65b", most_batches=1, batches=(1,)))
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("machine", ["epyc9354-cxl-a", "spr3-h100", "gh200"])
+def test_plan_for_a_gpu_offers_what_the_integration_carries_out(model: str, machine: str) -> None:
+    """Whole kinds, or shares of the layers of what is streamed; the command computes there."""
+    plan = plan_transformers(request(model, machine))
+    assert plan.runs
+    assert plan.accelerator == "cuda"
+    assert plan.on_cpu == ()
+    for kind, text in plan.policies.items():
+        if is_shared(text):
+            share, rest = parse_shared(text)
+            assert kind not in ("kv", "activations", "embedding", "head")
+            homes, layers = plan.of(kind), load_model(model).layers
+            assert share * layers == pytest.approx(round(share * layers), abs=1e-3)
+            assert homes["gpu"] / sum(homes.values()) == pytest.approx(share, abs=1e-6)
+            text = rest
+        if text != "gpu":
+            parse_policy(text, load_machine(machine))
+    if plan.policies["kv"] == "gpu":
+        assert plan.batch.count == 1
+
+
+def test_layers_stay_on_the_gpu_as_room_allows() -> None:
+    shares = []
+    for usable in (0.5, 0.7, 0.9):
+        plan = plan_transformers(
+            request("llama-65b", "spr3-h100", gpu_usable=usable, batches=(16,))
+        )
+        homes = [plan.of(kind) for kind in ("attention", "mlp")]
+        shares.append(sum(home.get("gpu", 0) for home in homes))
+    assert shares == sorted(shares)
+    assert shares[0] < shares[-1]
+
+
+def test_plan_without_the_gpu_has_no_accelerator() -> None:
+    plan = plan_transformers(
+        replace(request("opt-6.7b"), machine=with_gpu(load_machine("epyc9354-cxl-a"), "none"))
+    )
+    assert plan.accelerator is None
     assert "mlp" in plan.on_cpu
 
 
@@ -295,7 +337,8 @@ def test_cache_has_the_bytes_of_its_type(kept: str | None, dim: int) -> None:
 
 
 def test_types_that_lose_precision_are_only_taken_where_they_are_allowed() -> None:
-    asked = request(most_batches=2)
+    machine = with_gpu(load_machine("epyc9354-cxl-a"), "none")
+    asked = replace(request("opt-6.7b"), machine=machine)
     own = plan_transformers(asked)
     assert own.kv_dtype == ""
     small = plan_transformers(replace(asked, kv_dtypes=("int4",)))
