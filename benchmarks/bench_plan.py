@@ -36,11 +36,11 @@ from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.planned_machine import as_planned, at_decoding_rates
 from cxl_offload.plan.replay_check import simulated_seconds
-from cxl_offload.plan.transformers.homes import Homes, block_of, homes_of
+from cxl_offload.plan.transformers.homes import Homes, block_of, gpu_bytes, homes_of
 from cxl_offload.plan.transformers.job import DecoderJob, decoder_job
 from cxl_offload.plan.transformers.layout import layouts, most_batches
 from cxl_offload.plan.transformers.plan import Transformers, TransformersRequest
-from cxl_offload.plan.transformers.program import ACT, IDLE, KV, ON_CPU, STREAMED, Shares
+from cxl_offload.plan.transformers.program import IDLE, KV, ON_CPU, STREAMED, Shares
 from cxl_offload.topology import Machine, load_machine
 
 MODELS = ("opt-13b", "opt-30b", "opt-66b", "llama-3-8b", "llama-65b", "llama-3-70b",
@@ -81,25 +81,18 @@ def grid(job: DecoderJob, hardware: Hardware, points: int, seed: int) -> list[Ho
             continue
         classes = {STREAMED: layout.streamed, ON_CPU: layout.on_cpu, IDLE: layout.idle}
         names = [name for name, kinds in classes.items() if kinds]
-        names += [] if layout.kv_on_gpu else [KV]
-        shares = {name: draw.choice(patterns) for name in [*names, ACT]}
+        names += [] if layout.kv == "gpu" else [KV]
+        shares = {name: draw.choice(patterns) for name in names}
         count = max(1, round(most * draw.choice((0.25, 0.5, 0.75, 0.9, 1.0))))
-        if not hardware.has_gpu:
-            shares.pop(ACT)
-        homes = homes_of(job, hardware, layout, Shares(shares, 1.0, float(count), 0.0))
-        if homes is not None and gpu_holds(job, hardware, homes):
+        resident = draw.choice((0.0, 0.25, 0.5)) if layout.streamed else 0.0
+        there = {"gpu": 1.0, "both": draw.choice((0.1, 0.25, 0.5)), "host": 0.0}[layout.kv]
+        homes = homes_of(job, hardware, layout, Shares(shares, resident, there, float(count), 0.0))
+        room = hardware.gpu_usable_bytes
+        if homes is not None and (not hardware.has_gpu or gpu_bytes(job, homes) <= room):
             found.append(homes)
         if len(found) == points:
             break
     return found
-
-
-def gpu_holds(job: DecoderJob, hardware: Hardware, homes: Homes) -> bool:
-    """Whether the accelerator has room for a block."""
-    rows = homes.rows * homes.batches
-    need = homes.layout.gpu_bytes(job) + job.hidden_bytes(rows)
-    need += round(rows * job.kv_sequence_bytes) if homes.layout.kv_on_gpu else 0
-    return not hardware.has_gpu or need <= hardware.gpu_usable_bytes
 
 
 def simulated(pairs: int, points: int) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from cxl_offload.integrations.run_report import RunReport
 from cxl_offload.integrations.transformers.accelerator_kv import AcceleratorKv, accelerator_kv
 from cxl_offload.integrations.transformers.answers import Prompts
 from cxl_offload.integrations.transformers.attention import AttentionCalls
-from cxl_offload.integrations.transformers.compute_device import chosen_device, host_policies
+from cxl_offload.integrations.transformers.compute_device import chosen_device
 from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
 from cxl_offload.integrations.transformers.fit import (
     KvSizes,
@@ -28,11 +28,11 @@ from cxl_offload.integrations.transformers.fit import (
     kv_needs,
 )
 from cxl_offload.integrations.transformers.kinds import chosen_policies
-from cxl_offload.integrations.transformers.layer_shares import SplitPolicies, split_shares
+from cxl_offload.integrations.transformers.layer_shares import SplitPolicies, split_for
 from cxl_offload.integrations.transformers.linear_layers import rows_by
 from cxl_offload.integrations.transformers.loading import load
 from cxl_offload.integrations.transformers.on_accelerator import ModelDevice
-from cxl_offload.integrations.transformers.plans import asked_of
+from cxl_offload.integrations.transformers.plans import planned_for
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
 from cxl_offload.integrations.transformers.prefixes import checked_prefixes
 from cxl_offload.integrations.transformers.prompt_ids import tokenized
@@ -49,7 +49,7 @@ from cxl_offload.integrations.transformers.weights import (
     store_for,
     weight_bytes,
 )
-from cxl_offload.memory import PolicyLike, Session, current_session
+from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.objects.placement_rows import placement_rows
 from cxl_offload.plan.plan_file import Plan
@@ -277,13 +277,11 @@ class _Ready:
 
 def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     """Everything is checked before the model is loaded."""
-    planned, rows_at_once = _planned(request)
+    asked = planned_for(len(request.prompts), request.plan)
     request.kept_as()  # refuses what nothing is kept as
-    place: Mapping[str, PolicyLike] = {**planned, **request.place}
     check_options(request)
-    split = SplitPolicies(place)
-    if request.computes_on is not None:
-        split = split_shares(host_policies(place))
+    split = split_for(request.computes_on, {**asked.policies, **request.place})
+    rows_at_once = request.rows_at_once or asked.rows_at_once
     device = _device(request, session, part, split)
     policies = chosen_policies(split.on_host, session, on_accelerator=device is not None)
     check_checkpoint(request.model)
@@ -353,20 +351,6 @@ def _report(
         accelerator=None if ready.device is None else str(ready.device),
         predicted_tokens_per_s=None if request.plan is None else request.plan.tokens_per_s,
     )
-
-
-def _planned(request: GenerateRun) -> tuple[Mapping[str, PolicyLike], int | None]:
-    """Policies of the plan, and rows at once."""
-    if request.plan is None:
-        return {}, request.rows_at_once
-    asked, batch = asked_of(request.plan), request.plan.batch
-    rows, planned = len(request.prompts), batch.size * batch.count
-    if rows > planned:
-        raise ConfigError(
-            f"{rows} prompts, and the plan is of {planned} at once ({batch.size} x {batch.count}); "
-            "give as many, or plan again"
-        )
-    return asked.policies, request.rows_at_once or asked.rows_at_once
 
 
 def _check(

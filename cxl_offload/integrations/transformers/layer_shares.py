@@ -9,6 +9,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.integrations.transformers.compute_device import host_policies
 from cxl_offload.integrations.transformers.kinds import kind_of_weight
 from cxl_offload.memory import PolicyLike
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
@@ -69,6 +70,17 @@ class SplitPolicies:
     on_host: Mapping[str, PolicyLike]
     layers: LayerShares = field(default_factory=LayerShares)
     kv: float | None = None
+
+
+def split_for(accelerator: object, policies: Mapping[str, PolicyLike]) -> SplitPolicies:
+    """Policies for a model that computes there; None: on the CPU, which has no shares.
+
+    Raises
+    ------
+    ConfigError
+        As of :func:`split_shares` and :func:`host_policies`.
+    """
+    return SplitPolicies(policies) if accelerator is None else split_shares(host_policies(policies))
 
 
 def split_shares(policies: Mapping[str, PolicyLike]) -> SplitPolicies:

@@ -17,7 +17,9 @@ Asked = Mapping[str, PolicyLike] | Plan | str | Path
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class PlanAnswer:
+    """What is asked for; without a plan the policies alone."""
+
     policies: Mapping[str, PolicyLike]
     rows_at_once: int | None = None
     kv_dtype: KeptAs = None
@@ -45,7 +47,7 @@ def policies_of(plan: Plan) -> dict[str, str]:
     return {kind: text for kind, text in plan.policies.items() if text != GPU}
 
 
-def asked_of(asked: Asked) -> _Answer:
+def asked_of(asked: Asked) -> PlanAnswer:
     """Policies by kind; rows of a layer, type of the cache, threads and accelerator of a plan.
 
     Raises
@@ -57,6 +59,26 @@ def asked_of(asked: Asked) -> _Answer:
     if isinstance(asked, str | Path):
         asked = load_plan(asked)
     if not isinstance(asked, Plan):
-        return _Answer(asked)
+        return PlanAnswer(asked)
     rows = asked.batch.size if asked.batch.count > 1 else None
-    return _Answer(policies_of(asked), rows, kept_as(asked.kv_dtype or None), asked)
+    return PlanAnswer(policies_of(asked), rows, kept_as(asked.kv_dtype or None), asked)
+
+
+def planned_for(rows: int, plan: Plan | None) -> PlanAnswer:
+    """As :func:`asked_of`, for a run of so many rows; without a plan nothing.
+
+    Raises
+    ------
+    ConfigError
+        The plan is of fewer rows, or as of :func:`asked_of`.
+    """
+    if plan is None:
+        return PlanAnswer({})
+    answer, batch = asked_of(plan), plan.batch
+    planned = batch.size * batch.count
+    if rows > planned:
+        raise ConfigError(
+            f"{rows} prompts, and the plan is of {planned} at once ({batch.size} x {batch.count}); "
+            "give as many, or plan again"
+        )
+    return answer

@@ -29,7 +29,7 @@ from cxl_offload.integrations.transformers.attention import (
 from cxl_offload.integrations.transformers.cache import put_in_tiers, reserve
 from cxl_offload.integrations.transformers.cache_giver import cache_giver
 from cxl_offload.integrations.transformers.checkpoint import check_final_weights
-from cxl_offload.integrations.transformers.compute_device import chosen_device, host_policies
+from cxl_offload.integrations.transformers.compute_device import chosen_device
 from cxl_offload.integrations.transformers.conventions import (
     base_model,
     check_conventions,
@@ -39,7 +39,7 @@ from cxl_offload.integrations.transformers.conventions import (
 )
 from cxl_offload.integrations.transformers.hot_caches import check_room
 from cxl_offload.integrations.transformers.kinds import chosen_policies
-from cxl_offload.integrations.transformers.layer_shares import SplitPolicies, split_shares
+from cxl_offload.integrations.transformers.layer_shares import split_for
 from cxl_offload.integrations.transformers.linear_layers import (
     Fastest,
     rows_of_linear_layers,
@@ -171,10 +171,9 @@ def offload(
     session = session or current_session()
     model = base_model(model)
     asked = asked_of(policies)
-    split, device = SplitPolicies(asked.policies), None
     accelerator = asked.accelerator if accelerator is None else accelerator
+    split, device = split_for(accelerator, asked.policies), None
     if accelerator is not None:
-        split = split_shares(host_policies(asked.policies))
         device = ModelDevice(chosen_device(accelerator), session, split.layers)
         device.refuse(tune=tune, hot_expert_bytes=hot_expert_bytes, prefixes=prefixes)
     store = store_for(

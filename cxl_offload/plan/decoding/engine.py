@@ -76,6 +76,10 @@ class EngineRates:
         Seconds of one of them; of products what they take beside bytes and arithmetic.
     attention_call_s
         Seconds of attention over a cache beside its rows and bytes, of one layer.
+    joined_calls, joined_bytes_per_element
+        Of attention over a cache that is on the GPU in part: calls of torch more than of one on the
+        host, of one layer and batch, and bytes that the GPU moves for every element of its part,
+        beside reading it.
     decode_rows, prompt_rows
         What rows cost between products, of a decode step and of prompts; known where it was
         measured only.
@@ -110,6 +114,8 @@ class EngineRates:
     call_s: float = 6e-6
     python_instruction_s: float = 30e-9
     attention_call_s: float = 0.0
+    joined_calls: int = 0
+    joined_bytes_per_element: float = 0.0
     decode_rows: RowCosts = NOT_COUNTED
     prompt_rows: RowCosts = NOT_COUNTED
     in_turn: bool = False
@@ -182,6 +188,8 @@ TRANSFORMERS = replace(
     start_calls=39,
     start_instructions=96000,
     attention_call_s=913 * 30e-9,
+    joined_calls=52,
+    joined_bytes_per_element=8.0,
 )
 """Decoders of transformers with this package; linear layers are torch's, in bfloat16.
 
@@ -191,7 +199,8 @@ all cores of a socket at once have less. Attention of groups of 4 and 8 heads to
 arithmetic of single ones in the same run. Products, calls and instructions of a layer, of a step
 and of generate() before it are those of a LLaMA of transformers 5 with Python 3.11, counted by a
 test, with a cache whose layers have an allocation each, as large ones do. Of attention the
-instructions are counted; what its threads take to begin is known where it was measured only."""
+instructions are counted; what its threads take to begin is known where it was measured only. A part
+of the cache on a GPU is written and read as float32 there; its calls are counted by a test too."""
 
 
 def kv_store_costs(engine: EngineRates, hardware: Hardware) -> list[float]:

@@ -87,6 +87,11 @@ class Block:
     unread: float = 0.0
     weights_copied: float = 0.0
 
+    @property
+    def joins(self) -> bool:
+        """Whether the GPU attends to a part of the cache and CPUs to another."""
+        return 0 < self.kv_gpu < 1
+
 
 @dataclass(frozen=True, slots=True)
 class Phases:
@@ -130,6 +135,16 @@ def decode_gpu_seconds(
     if not hardware.has_gpu:
         return seconds
     return max(seconds + job.layers * LAYER_S, job.layers * job.engine.layer_s)
+
+
+def joined_bytes(job: Sizes, tokens: float) -> float:
+    """What the GPU moves beside reading its part of a cache that CPUs attend to with it."""
+    return tokens * job.kv_elements_per_token * job.engine.joined_bytes_per_element
+
+
+def joined_calls_seconds(job: Sizes) -> float:
+    """Calls of a step of one batch for a cache that is on the GPU in part, before CPUs attend."""
+    return job.layers * job.engine.joined_calls * job.engine.call_s
 
 
 def between_products_seconds(job: Sizes, hardware: Hardware) -> float:
@@ -296,6 +311,10 @@ def _decode_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, flo
         unread=block.unread,
     )
     work += kv * block.kv_gpu / hardware.gpu.memory_bytes_per_s
+    if block.joins:
+        moved = joined_bytes(job, tokens * block.kv_gpu)
+        work += moved / hardware.gpu.memory_bytes_per_s
+        work += block.batches * joined_calls_seconds(job)
     work += cpu_products_seconds(job, hardware, block)
     work += between_products_seconds(job, hardware)
     work += decode_rows_seconds(job, hardware, block.sequences)

@@ -15,6 +15,8 @@ from cxl_offload.plan.decoding.phases import (
     Block,
     between_products_seconds,
     decode_rows_seconds,
+    joined_bytes,
+    joined_calls_seconds,
     prefill_between_seconds,
     prefill_cpu_seconds,
     prefill_flops,
@@ -242,7 +244,13 @@ def _stored(step: int, run: tuple[Sizes, Hardware, Block], stored: Mapping[int, 
 def _decode(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: _Layer) -> None:
     job, hardware, block = run
     if hardware.has_gpu:
-        on_gpu = round(layer.kv_token_gpu * job.mean_kv_tokens)
+        on_gpu = layer.kv_token_gpu * job.mean_kv_tokens
+        if block.joins:
+            calls = block.batches * joined_calls_seconds(job) / job.layers
+            at_peak = calls * hardware.gpu.flops_per_s
+            trace.append(Event("decode", step, "compute", "gpu", "kv", {}, {}, 0, at_peak))
+            tokens = block.sequences * job.mean_kv_tokens * block.kv_gpu
+            on_gpu += joined_bytes(job, tokens) / job.layers
         resident = (job.weight_bytes - sum(block.weights_cpu) - block.unread) // job.layers
         work = int(resident) * block.batches
         flops = 2.0 * (job.params - block.params_cpu) * block.sequences / job.layers
@@ -253,8 +261,8 @@ def _decode(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: 
         trace.append(Event("decode", step, "compute", "gpu", "act", {}, {}, work, at_peak))
         if beside:
             trace.append(Event("decode", step, "compute", "gpu", "act", {}, {}, 0, beside))
-        if on_gpu:
-            trace.append(Event("decode", step, "compute", "gpu", "kv", {}, {}, on_gpu))
+        if round(on_gpu):
+            trace.append(Event("decode", step, "compute", "gpu", "kv", {}, {}, round(on_gpu)))
     elif job.engine.layer_s:
         seconds = between_products_seconds(job, hardware)
         between = _operations(run, seconds + decode_rows_seconds(job, hardware, block.sequences))

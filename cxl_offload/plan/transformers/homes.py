@@ -19,7 +19,7 @@ from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.transformers.job import HEAD, DecoderJob
 from cxl_offload.plan.transformers.layout import Layout
-from cxl_offload.plan.transformers.program import ACT, IDLE, KV, ON_CPU, STREAMED, Shares
+from cxl_offload.plan.transformers.program import IDLE, KV, ON_CPU, STREAMED, Shares
 
 _MOVES = 60
 """Times that percents move to where there is room before a plan of fewer sequences is tried."""
@@ -34,9 +34,11 @@ class Homes:
     parts
         Percents of every class on every node.
     kinds
-        Bytes on every node by kind of weight that has a policy, and of ``kv`` and ``activations``.
+        Bytes on every node by kind of weight that has a policy, and of ``kv``.
     resident
         Layers whose streamed kinds stay on the accelerator.
+    kv_gpu
+        Share of the cache there.
     """
 
     layout: Layout
@@ -45,6 +47,7 @@ class Homes:
     kinds: Mapping[str, tuple[int, ...]]
     work: int
     resident: int
+    kv_gpu: float
 
     @property
     def rows(self) -> int:
@@ -119,12 +122,13 @@ def _sum(parts: Sequence[int], tensors: Sequence[tuple[int, int]], granule: int)
     return total
 
 
-def largest_tensor(job: DecoderJob, kind: str, rows: int) -> int:
-    """Bytes of the tensors that a policy's granule is chosen for, with so many rows in a block."""
-    if kind == KV:
-        return int(job.kv_sequence_bytes * rows / (2 * job.layers))
-    if kind == ACT:
-        return job.hidden_bytes(rows)
+def host_kv_bytes(job: DecoderJob, rows: int, kv_gpu: float) -> int:
+    """Keys, or values, of a layer in host memory, of so many rows in a block."""
+    return int(job.kv_sequence_bytes * rows * (1 - kv_gpu) / (2 * job.layers))
+
+
+def largest_tensor(job: DecoderJob, kind: str) -> int:
+    """Bytes of the weights of a kind that a policy's granule is chosen for."""
     return max(nbytes for nbytes, _ in job.tensors(kind))
 
 
@@ -133,14 +137,19 @@ def whole_layers(job: DecoderJob, share: float) -> int:
     return int(share * job.layers + 1e-6)
 
 
+def whole_percents(share: float) -> int:
+    """Percents in a share."""
+    return int(100 * share + 1e-6)
+
+
 def homes_of(job: DecoderJob, hardware: Hardware, layout: Layout, shares: Shares) -> Homes | None:
     """Whole percents of everything with its bytes; None where they do not fit."""
     batches = round(shares.batches)
     if not hardware.has_gpu:  # a block is one batch of as many rows
         layout, batches = replace(layout, rows=batches), 1
     parts = {name: percents(each) for name, each in shares.of.items()}
-    resident = whole_layers(job, shares.resident)
-    homes = _placed_kinds(job, layout, batches, parts, resident, hardware)
+    there = (whole_layers(job, shares.resident), shares.kv_gpu)
+    homes = _placed_kinds(job, layout, batches, parts, there, hardware)
     for _ in range(_MOVES):
         free = [
             node.usable_bytes - have for node, have in zip(hardware.nodes, homes.host, strict=True)
@@ -153,7 +162,7 @@ def homes_of(job: DecoderJob, hardware: Hardware, layout: Layout, shares: Shares
         if moved is None:
             return None
         parts = moved
-        homes = _placed_kinds(job, layout, batches, parts, resident, hardware)
+        homes = _placed_kinds(job, layout, batches, parts, there, hardware)
     return None
 
 
@@ -165,7 +174,7 @@ def _some_moved(
     As many as make up for the lack: one after the other, those of a small class would use up all
     moves.
     """
-    for name in (IDLE, ACT, STREAMED, ON_CPU, KV):
+    for name in (IDLE, STREAMED, ON_CPU, KV):
         each = list(homes.parts.get(name, ()))
         if each and each[full] and full != free:
             whole = sum(sum(b) for kind, b in homes.kinds.items() if homes.class_of(kind) == name)
@@ -181,13 +190,15 @@ def _placed_kinds(
     layout: Layout,
     batches: int,
     parts: Mapping[str, tuple[int, ...]],
-    resident: int,
+    there: tuple[int, float],
     hardware: Hardware,
 ) -> Homes:
+    """``there``: layers, and the share of the cache, that are on the accelerator."""
+    resident, kv_gpu = there
     made: dict[str, tuple[int, ...]] = {}
     for name, kinds in ((STREAMED, layout.streamed), (ON_CPU, layout.on_cpu), (IDLE, layout.idle)):
         for kind in sorted(kinds):
-            granule = _granule(parts[name], largest_tensor(job, kind, 1))
+            granule = _granule(parts[name], largest_tensor(job, kind))
             tensors = job.tensors(kind)
             if name == STREAMED and kind != HEAD:
                 tensors = [
@@ -197,16 +208,34 @@ def _placed_kinds(
     for kind in sorted(layout.copied):
         nbytes, near = job.kinds[kind].bytes, hardware.copy_nodes
         made[kind] = tuple(nbytes if at in near else 0 for at in range(len(hardware.nodes)))
-    for kind in (KV, ACT):
-        if kind in parts:
-            nbytes = largest_tensor(job, kind, layout.rows * batches)
-            count = 2 * job.layers if kind == KV else 2  # before a layer, and behind it
-            placed = _sum(parts[kind], [(nbytes, count)], _granule(parts[kind], nbytes))
-            made[kind] = tuple(placed)
+    if KV in parts:
+        nbytes = host_kv_bytes(job, layout.rows * batches, kv_gpu)
+        placed = _sum(parts[KV], [(nbytes, 2 * job.layers)], _granule(parts[KV], nbytes))
+        made[KV] = tuple(placed)
     if not made:
         made["kv"] = (0,) * len(hardware.nodes)
     work = 0 if hardware.has_gpu else job.work_bytes(layout.rows)
-    return Homes(layout, batches, parts, made, work, resident)
+    return Homes(layout, batches, parts, made, work, resident, kv_gpu)
+
+
+def resident_bytes(job: DecoderJob, homes: Homes, kind: str) -> int:
+    """Of a kind that is streamed, what stays on the accelerator."""
+    return job.kinds[kind].bytes - sum(homes.kinds[kind])
+
+
+def gpu_kv_bytes(job: DecoderJob, homes: Homes) -> int:
+    """Keys and values on the accelerator."""
+    return round(homes.rows * homes.batches * job.kv_sequence_bytes * homes.kv_gpu)
+
+
+def gpu_bytes(job: DecoderJob, homes: Homes) -> int:
+    """The most that the accelerator holds: while layers compute a batch, or the head all rows."""
+    layout, rows = homes.layout, homes.rows * homes.batches
+    held = layout.gpu_bytes(job)
+    layers = held + layout.held_bytes(job, rows)
+    head = held - job.work_bytes(homes.rows) + job.logits_bytes(rows)
+    resident = sum(resident_bytes(job, homes, kind) for kind in layout.streamed)
+    return max(layers, head) + resident + gpu_kv_bytes(job, homes)
 
 
 def block_of(job: DecoderJob, hardware: Hardware, homes: Homes) -> Block:
@@ -228,10 +257,10 @@ def block_of(job: DecoderJob, hardware: Hardware, homes: Homes) -> Block:
         weights_host=on_nodes(layout.streamed),
         weight_shares=shares.get(STREAMED),
         kv_drive=0.0,
-        kv_host=shares.get(KV, none),
-        kv_gpu=float(layout.kv_on_gpu),
+        kv_host=tuple(share * (1 - homes.kv_gpu) for share in shares.get(KV, none)),
+        kv_gpu=homes.kv_gpu,
         kv_shares=shares.get(KV),
-        activations_gpu=float(layout.act_on_gpu),
+        activations_gpu=1.0,
         weights_cpu=on_nodes(layout.on_cpu),
         cpu_shares=shares.get(ON_CPU),
         params_cpu=sum(job.kinds[kind].met for kind in layout.multiplied),

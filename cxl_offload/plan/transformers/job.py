@@ -133,6 +133,11 @@ class DecoderJob:
         layer += costs.gate * inner * (1.0 if model.gated else 0.5)
         return self.layers * layer + costs.logits * model.vocab
 
+    def layer_kv_as_float(self, rows: int) -> int:
+        """Bytes of a layer's keys and values of so many rows in single precision."""
+        tokens = rows * (self.prompt + self.generated)
+        return int(4 * tokens * self.kv_elements_per_token / self.layers)
+
     def hidden_bytes(self, rows: int) -> int:
         """Hidden states of so many prompts."""
         return 2 * rows * self.prompt * self.width

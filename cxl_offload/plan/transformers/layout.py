@@ -2,8 +2,8 @@
 
 They are what the integration carries out. A kind of weight is on the accelerator, or streamed to
 it for every pass over the layers; without an accelerator CPUs multiply all of them where they lie.
-Keys and values are all on the accelerator or all on the host; on the accelerator they are of one
-batch, because only a cache on the host is computed in parts.
+Keys and values are on the accelerator, on the host, or the first positions of every sequence there
+and the others here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from cxl_offload.plan.decoding.sizes import MOST_SEQUENCES
 from cxl_offload.plan.hardware import Hardware
@@ -19,12 +20,18 @@ from cxl_offload.plan.transformers.job import EMBEDDING, HEAD, DecoderJob
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of one accelerator batch to try; each is more than a layer's weights need to be read for."""
 
+_KV_HOMES: tuple[Literal["gpu", "both", "host"], ...] = ("gpu", "both", "host")
+
 COPIED_ROWS = 64
 """Rows up to which the package's kernel computes linear layers, which alone reads copies near its
 threads."""
 
 COPIED = frozenset({"attention", "mlp", "head"})
 """Kinds that may have copies near the sockets: those of linear layers but experts."""
+
+JOINED_BYTES = 2 * (64 << 20)
+"""Keys and values that the accelerator has as float32 at a time, at most, where it attends to a
+part of the cache."""
 
 _SMALL = 0.005
 """Kinds with less of all weights (norms, routers) are on the accelerator: nothing depends on
@@ -36,23 +43,22 @@ class Layout:
     """Rows of a batch, and kinds of weights by who computes with them; the rest is on the GPU.
 
     ``idle`` are looked up, never read as a whole; of ``copied`` each socket has a copy, and its
-    CPUs multiply that. Of what is streamed some layers may stay on the GPU. Without a GPU a block
-    is one batch, and ``rows`` is 1: what is counted are its rows.
+    CPUs multiply that. Some layers of what is streamed may stay on the GPU, and a share of ``kv``
+    that is in ``both`` places. Without a GPU a block is one batch, and ``rows`` is 1: what is
+    counted are its rows.
     """
 
     rows: int
     streamed: frozenset[str]
     on_cpu: frozenset[str]
     idle: frozenset[str]
-    kv_on_gpu: bool
+    kv: Literal["gpu", "both", "host"] = "host"
     copied: frozenset[str] = frozenset()
-    act_on_gpu: bool = True
 
     def home_of(self, kind: str) -> str:
-        """``gpu``, ``streamed``, ``cpu``, ``copies`` or ``idle``; ``gpu`` or ``host`` of others."""
-        if kind in ("kv", "activations"):
-            on_gpu = self.kv_on_gpu if kind == "kv" else self.act_on_gpu
-            return "gpu" if on_gpu else "host"
+        """``gpu``, ``streamed``, ``cpu``, ``copies`` or ``idle``; of ``kv`` as its attribute."""
+        if kind == "kv":
+            return self.kv
         homes = {"streamed": self.streamed, "cpu": self.on_cpu, "idle": self.idle}
         homes["copies"] = self.copied
         return next((home for home, kinds in homes.items() if kind in kinds), "gpu")
@@ -77,13 +83,7 @@ class Layout:
 
     def held_bytes(self, job: DecoderJob, rows: int) -> int:
         """Of all rows of a block, what the accelerator holds while layers compute some of them."""
-        between = job.between_bytes(rows) if self.act_on_gpu else 0
-        return job.inputs_bytes(rows) + between
-
-    @property
-    def least_batches(self) -> int:
-        """Hidden states are in a tier while the rows of another batch are computed."""
-        return 1 if self.act_on_gpu else 2
+        return job.inputs_bytes(rows) + job.between_bytes(rows)
 
     def cpu_read_share(self, job: DecoderJob, rows: float) -> float:
         """Share of what CPUs multiply that one pass of so many rows reads."""
@@ -105,7 +105,8 @@ class Layout:
         """What the accelerator holds beside keys, values and hidden states of a block."""
         resident = job.weight_bytes - self.bytes_of(job, self.streamed | self.idle)
         moving = job.buffers_bytes(self.streamed) if self.streamed else 0
-        return resident + moving + job.work_bytes(self.rows)
+        joining = min(JOINED_BYTES, job.layer_kv_as_float(self.rows)) if self.kv == "both" else 0
+        return resident + moving + joining + job.work_bytes(self.rows)
 
 
 def layouts(
@@ -115,22 +116,20 @@ def layouts(
     kinds = frozenset(job.kinds)
     idle = kinds & {EMBEDDING}
     if not hardware.has_gpu:
-        yield Layout(1, frozenset(), kinds - idle, idle, kv_on_gpu=False)
+        yield Layout(1, frozenset(), kinds - idle, idle)
         if hardware.copy_nodes:
             copied = kinds & COPIED
             on_cpu = kinds - idle - copied
-            yield Layout(1, frozenset(), on_cpu, idle, kv_on_gpu=False, copied=copied)
+            yield Layout(1, frozenset(), on_cpu, idle, copied=copied)
         return
     large, looked_up = Layout.large(job), dict.fromkeys((frozenset[str](), idle))
-    on_gpu = (True, False) if job.kv_dtype is None else (False,)  # others are attended by CPUs
+    # What is kept as another type is attended to by CPUs.
+    kv_homes = _KV_HOMES if job.kv_dtype is None else _KV_HOMES[-1:]
     for homes in itertools.product(("gpu", "streamed"), repeat=len(large)):
         pairs = zip(large, homes, strict=True)
         streamed = frozenset(kind for kind, home in pairs if home == "streamed")
-        rest = itertools.product(batches, on_gpu, (True,), looked_up)
-        for rows, kv_on_gpu, act_on_gpu, away in rest:
-            if kv_on_gpu and not act_on_gpu:
-                continue
-            layout = Layout(rows, streamed, frozenset(), away, kv_on_gpu, act_on_gpu=act_on_gpu)
+        for rows, kv, away in itertools.product(batches, kv_homes, looked_up):
+            layout = Layout(rows, streamed, frozenset(), away, kv)
             if layout.gpu_bytes(job) <= hardware.gpu_usable_bytes:
                 yield layout
 
@@ -145,10 +144,6 @@ def most_batches(job: DecoderJob, hardware: Hardware, layout: Layout) -> int:
         return 0
     if not hardware.has_gpu:
         host, each = host, each + job.work_bytes(1)
-    if layout.kv_on_gpu:
-        return int(gpu >= each)
-    if not layout.act_on_gpu:
-        each += job.between_bytes(layout.rows)
+    room = {"gpu": gpu, "both": gpu + host, "host": host}[layout.kv]
     most = COPIED_ROWS if layout.copied else max(1, MOST_SEQUENCES // layout.rows)
-    found = min(int(host // each), most)
-    return found if found >= layout.least_batches else 0
+    return min(int(room // each), most)

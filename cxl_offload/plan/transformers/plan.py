@@ -19,18 +19,23 @@ from cxl_offload.plan.socket_rates import sockets_with_cores
 from cxl_offload.plan.transformers.homes import (
     block_of,
     copies_policy,
+    gpu_bytes,
+    gpu_kv_bytes,
+    host_kv_bytes,
     largest_tensor,
     policy_of,
+    resident_bytes,
 )
 from cxl_offload.plan.transformers.job import HEAD, DecoderJob, decoder_job
 from cxl_offload.plan.transformers.layout import BATCHES, COPIED, COPIED_ROWS
 from cxl_offload.plan.transformers.on_gpu import GPU, shared_policy
-from cxl_offload.plan.transformers.program import ACT, KV
+from cxl_offload.plan.transformers.program import KV
 from cxl_offload.plan.transformers.search import ANYTHING, BestHomes, Wish, search
 from cxl_offload.units import format_bytes
 
 _HOMES = {
     "gpu": "on the GPU",
+    "both": "on the GPU in part",
     "host": "on the host",
     "streamed": "streamed to the GPU",
 }
@@ -175,21 +180,8 @@ class Transformers(DecodingExecutor[BestHomes]):
             tokens_per_s=found.tokens_per_s,
             sequences=found.homes.rows * found.homes.batches,
             host=found.homes.host,
-            gpu_bytes=self._gpu_bytes(found) if hardware.has_gpu else 0,
+            gpu_bytes=gpu_bytes(self._job, found.homes) if hardware.has_gpu else 0,
         )
-
-    def _gpu_bytes(self, found: BestHomes) -> int:
-        job, homes = self._job, found.homes
-        rows = homes.rows * homes.batches
-        layout, kv = homes.layout, round(rows * job.kv_sequence_bytes)
-        layers = layout.gpu_bytes(job) + layout.held_bytes(job, rows)
-        head = layout.gpu_bytes(job) - job.work_bytes(homes.rows) + job.logits_bytes(rows)
-        resident = sum(self._resident_bytes(found, kind) for kind in layout.streamed)
-        return max(layers, head) + resident + (kv if layout.kv_on_gpu else 0)
-
-    def _resident_bytes(self, found: BestHomes, kind: str) -> int:
-        """Of a kind that is streamed, what stays on the accelerator."""
-        return self._job.kinds[kind].bytes - sum(found.homes.kinds[kind])
 
     def batch(self, found: Candidate[BestHomes]) -> Batch:
         """Rows of an accelerator batch, and number of them."""
@@ -209,12 +201,12 @@ class Transformers(DecodingExecutor[BestHomes]):
         layout = homes.layout
         for kind, size in job.kinds.items():
             if kind in layout.streamed:
-                yield made(kind, self._resident_bytes(found.choice, kind))
+                yield made(kind, resident_bytes(job, homes, kind))
             else:
                 yield made(kind, 0 if kind in homes.kinds else size.bytes)
-        yield made(KV, round(rows * job.kv_sequence_bytes) if layout.kv_on_gpu else 0)
+        yield made(KV, gpu_kv_bytes(job, homes))
         if found.hardware.has_gpu:
-            yield made(ACT, job.between_bytes(rows) if layout.act_on_gpu else 0)
+            yield made("activations", job.between_bytes(rows))
         else:
             yield KindBytes("workspace", 0, (homes.work, *none[1:]), 0, ("",) * len(none))
 
@@ -227,7 +219,9 @@ class Transformers(DecodingExecutor[BestHomes]):
             else policy_of(
                 found.hardware,
                 homes.parts[homes.class_of(kind)],
-                largest_tensor(job, kind, homes.rows * homes.batches),
+                host_kv_bytes(job, homes.rows * homes.batches, homes.kv_gpu)
+                if kind == KV
+                else largest_tensor(job, kind),
             )
             for kind, placed in homes.kinds.items()
             if sum(placed)
@@ -265,13 +259,14 @@ class Transformers(DecodingExecutor[BestHomes]):
 
     def policies(self, found: Candidate[BestHomes]) -> dict[str, str]:
         """Policies of every kind that has one."""
-        homes, kinds = found.choice.homes, (*self._job.kinds, KV)
-        on_host = self._host_policies(found)
-        if ACT in on_host:
-            kinds = (*kinds, ACT)
-        made = {kind: on_host.get(kind, GPU) for kind in kinds}
+        homes, on_host = found.choice.homes, self._host_policies(found)
+        made = {kind: on_host.get(kind, GPU) for kind in (*self._job.kinds, KV)}
         for kind in homes.layout.streamed - {HEAD} if homes.resident else ():
             made[kind] = shared_policy(homes.resident / self._job.layers, made[kind])
+        if homes.layout.kv == "both":
+            made[KV] = shared_policy(homes.kv_gpu, made[KV])
+        elif made[KV] == GPU and homes.batches > 1:  # a cache that layers compute parts of
+            made[KV] = shared_policy(1.0, f"bind:{found.hardware.names[0]}")
         return made
 
     def kv_dtype(self) -> str:
@@ -304,9 +299,9 @@ class Transformers(DecodingExecutor[BestHomes]):
     ) -> Iterable[tuple[str, Candidate[BestHomes] | None]]:
         """Every large kind with who else could compute with it, and off every node it is on."""
         hardware, homes = found.hardware, found.choice.homes
-        for kind in (*sorted(homes.layout.large(self._job)), KV, ACT):
+        for kind in (*sorted(homes.layout.large(self._job)), KV):
             now = homes.layout.home_of(kind)
-            others = ("gpu", "host") if kind in (KV, ACT) else ("gpu", "streamed")
+            others = ("gpu", "both", "host") if kind == KV else ("gpu", "streamed")
             for other in others if hardware.has_gpu else ():
                 if other != now:
                     wish = Wish(homes={kind: other})

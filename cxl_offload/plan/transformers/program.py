@@ -17,6 +17,8 @@ from cxl_offload.plan.decoding.phases import (
     decode_gpu_seconds,
     decode_rows_seconds,
     first_copy_rate,
+    joined_bytes,
+    joined_calls_seconds,
     prefill_between_seconds,
     prefill_cpu_seconds,
     prefill_flops,
@@ -26,25 +28,41 @@ from cxl_offload.plan.solve import Program, Terms
 from cxl_offload.plan.transformers.job import DecoderJob
 from cxl_offload.plan.transformers.layout import Layout
 
-STREAMED, ON_CPU, IDLE, KV, ACT = "streamed", "cpu", "idle", "kv", "activations"
+STREAMED, ON_CPU, IDLE, KV = "streamed", "cpu", "idle", "kv"
 
 _TIDY = 1e-7
 """Cost of a slow home, in units of the seconds of a batch: of equals, the fast homes."""
+
+
+_KV_BOTH = (0.01, 0.99)
+"""Shares of a cache on the GPU that is in both places: all and nothing are other layouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
     """Of every class of tensor on every node; what is not there has none.
 
-    ``resident`` is the share of the layers whose streamed kinds stay on the accelerator.
-    ``seconds`` are those of one batch of a block of ``batches`` batches, a whole number where that
-    was asked for.
+    ``resident`` is the share of the layers whose streamed kinds stay on the accelerator, ``kv_gpu``
+    that of the keys and values there. ``seconds`` are those of one batch of a block of ``batches``
+    batches, a whole number where that was asked for.
     """
 
     of: Mapping[str, tuple[float, ...]]
     resident: float
+    kv_gpu: float
     batches: float
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Shares on the accelerator that are given; None: as much as is best.
+
+    ``resident`` and ``kv_gpu`` are as of :class:`Shares`.
+    """
+
+    resident: float | None = None
+    kv_gpu: float | None = None
 
 
 class SharesProgram:
@@ -60,8 +78,8 @@ class SharesProgram:
         Seconds near the answer.
     banned
         Classes of tensors, each with the nodes that it may not be on.
-    resident
-        Share of the layers that stay on the accelerator, or None: as many as are best.
+    fixed
+        Shares that are given.
     """
 
     def __init__(
@@ -74,17 +92,18 @@ class SharesProgram:
         most: int,
         unit_s: float,
         banned: Mapping[str, frozenset[int]] | None = None,
-        resident: float | None = None,
+        fixed: Fixed | None = None,
     ) -> None:
         self.job, self.hardware, self.layout = job, hardware, layout
         self._banned = banned or {}
-        self._batches, self._resident = batches, resident
+        self._batches, self._fixed = batches, fixed or Fixed()
         self._unit_b, self._unit_s = float(job.weight_bytes), unit_s
         self.program = Program()
         self.resident: int | None = None
+        self.kv_there: int | None = None
         self.copied = layout.bytes_of(job, layout.copied)
         least = 1.0 / (most if batches is None else batches)
-        high = 1.0 / layout.least_batches if batches is None else least
+        high = 1.0 if batches is None else least
         self.inverse = self.program.column("1 / batches", low=least, high=high)
         self._columns()
         self._rooms()
@@ -106,14 +125,17 @@ class SharesProgram:
                 if name == STREAMED:
                     terms |= self._resident_layers()
                 self._row(f"all {name}", {**terms, self.inverse: -nbytes / self._unit_b}, equal=0)
-        self.kv_bytes = 0.0 if layout.kv_on_gpu else layout.rows * job.kv_sequence_bytes
-        if self.kv_bytes:
+        self.kv_bytes = layout.rows * job.kv_sequence_bytes
+        if layout.kv != "gpu":
             self.on[KV] = self._on_nodes(KV)
-            self._row("all kv", dict.fromkeys(self.on[KV], 1.0), equal=self.kv_bytes / self._unit_b)
-        if not layout.act_on_gpu:
-            self.on[ACT] = self._on_nodes(ACT)
-            act = job.between_bytes(layout.rows) / self._unit_b
-            self._row("all act", dict.fromkeys(self.on[ACT], 1.0), equal=act)
+            terms = dict.fromkeys(self.on[KV], 1.0)
+            if layout.kv == "both":
+                given = self._fixed.kv_gpu
+                low, high = _KV_BOTH if given is None else (given, given)
+                whole = self.kv_bytes / self._unit_b
+                self.kv_there = column("kv gpu", low=low * whole, high=high * whole)
+                terms[self.kv_there] = 1.0
+            self._row("all kv", terms, equal=self.kv_bytes / self._unit_b)
         steps = float(self.job.generated - 1)
         self.prefill, self.token = column("prefill", cost=1.0), column("token", cost=steps)
         self.load, self.attention = column("load"), column("attention")
@@ -125,9 +147,10 @@ class SharesProgram:
         if not nbytes:
             return {}
         self.resident = self.program.column("resident")
-        most = 1 - 1 / self.job.layers if self._resident is None else self._resident
+        given = self._fixed.resident
+        most = 1 - 1 / self.job.layers if given is None else given
         terms = {self.resident: 1.0, self.inverse: -nbytes * most}
-        low = -float("inf") if self._resident is None else 0.0
+        low = -float("inf") if given is None else 0.0
         self.program.row("resident layers", terms, low=low, high=0.0)
         return {self.resident: 1.0}
 
@@ -171,8 +194,8 @@ class SharesProgram:
         """While layers compute the rows of a batch, and while the head has those of all."""
         job, layout, rows = self.job, self.layout, self.layout.rows
         room = self.hardware.gpu_usable_bytes - layout.gpu_bytes(job)
-        terms: Terms = {} if self.resident is None else {self.resident: 1.0}
-        kv = rows * job.kv_sequence_bytes if layout.kv_on_gpu else 0.0
+        terms: Terms = {at: 1.0 for at in (self.resident, self.kv_there) if at is not None}
+        kv = self.kv_bytes if layout.kv == "gpu" else 0.0
         held = layout.held_bytes(job, rows) + kv
         self.program.row(
             "room of gpu",
@@ -188,13 +211,11 @@ class SharesProgram:
     def _decode(self) -> None:
         job, hardware, layout, engine = self.job, self.hardware, self.layout, self.job.engine
         nodes, link = hardware.nodes, hardware.link_bytes_per_s
-        streamed, act = self.on.get(STREAMED, []), self.on.get(ACT, [])
+        streamed = self.on.get(STREAMED, [])
         self._timed("link", {self.load: -1.0, **dict.fromkeys(streamed, 1 / link)})
         for column, node in zip(streamed, nodes, strict=False):
             self._timed("copies", {self.load: -1.0, column: 1 / node.copy_bytes_per_s})
-        # Hidden states of a token, not of a prompt before a layer and behind it, cross for each.
-        crossing = job.layers / (2 * job.prompt) / link
-        self._timed("in turn", {self.load: 1.0, self.token: -1.0, **dict.fromkeys(act, crossing)})
+        self._timed("in turn", {self.load: 1.0, self.token: -1.0})
         mean = job.mean_kv_tokens * job.kv_bytes_per_token
         rows, kv = layout.rows, self.on.get(KV, [])
         share = mean / job.kv_sequence_bytes
@@ -204,13 +225,17 @@ class SharesProgram:
         if kv:
             flops = 4 * rows * job.mean_kv_tokens * job.query_width * job.layers
             least = flops / (hardware.cores * engine.attention_flops_per_core)
-            self._timed("attention arithmetic", {self.attention: -1.0}, least=least)
+            terms = dict.fromkeys(kv, least / self.kv_bytes)
+            self._timed("attention arithmetic", {self.attention: -1.0, **terms})
         self._products()
         work = self._gpu_work() + decode_rows_seconds(job, hardware, rows)
-        if layout.kv_on_gpu:
-            work += rows * mean / hardware.gpu.memory_bytes_per_s
         terms = {self.attention: 1.0, self.products: 1.0, self.token: -1.0}
         terms[self.inverse] = between_products_seconds(job, hardware)
+        if layout.kv == "gpu":
+            work += rows * mean / hardware.gpu.memory_bytes_per_s
+        elif self.kv_there is not None:
+            work += joined_calls_seconds(job)
+            terms[self.kv_there] = gpu_part_seconds(job, hardware, rows) / self.kv_bytes
         self._timed("work", terms, least=work)
         self._shared(share)
 
@@ -284,7 +309,7 @@ class SharesProgram:
 
     def _prefill(self) -> None:
         job, hardware, layout, engine = self.job, self.hardware, self.layout, self.job.engine
-        rows, link = layout.rows, hardware.link_bytes_per_s
+        rows = layout.rows
         if not hardware.has_gpu:
             least, reached = prefill_cpu_seconds(job, hardware, rows), engine.products_share
             once = prefill_between_seconds(job, hardware)
@@ -296,7 +321,7 @@ class SharesProgram:
                 beside = {self.prefill: -1.0, self.inverse: once}
                 self._timed("prefill", {**beside, **terms}, least=least)
         else:
-            self._prefill_link(link)
+            self._timed("prefill link", {self.load: 1.0, self.prefill: -1.0})
             least = prefill_flops(job, rows) / hardware.gpu.products_flops_per_s
             self._timed("prefill GPU work", {self.prefill: -1.0}, least=least)
             once = job.weight_bytes / hardware.gpu.memory_bytes_per_s
@@ -305,11 +330,6 @@ class SharesProgram:
         share = job.prompt * job.kv_bytes_per_token / job.kv_sequence_bytes
         stores = {c: share * cost for c, cost in zip(self.on.get(KV, []), stored, strict=False)}
         self._timed("prefill KV stores", {self.prefill: -1.0, **stores})
-
-    def _prefill_link(self, link: float) -> None:
-        """What is streamed, and the hidden states of prompts, once a layer."""
-        crossing = dict.fromkeys(self.on.get(ACT, []), self.job.layers / 2 / link)
-        self._timed("prefill link", {self.load: 1.0, self.prefill: -1.0, **crossing})
 
     def solve(self) -> Shares | None:
         """The fastest shares; None where nothing fits."""
@@ -325,8 +345,20 @@ class SharesProgram:
                 shares[name] = tuple(part / total for part in parts)
         steps = self.job.generated - 1
         seconds = float(values[self.prefill] + steps * values[self.token]) * self._unit_s
-        inverse, resident = float(values[self.inverse]), 0.0
+        inverse, resident, kv_gpu = float(values[self.inverse]), 0.0, 0.0
         if self.resident is not None:
             layered = self.layout.layered_bytes(self.job) / self._unit_b
             resident = max(0.0, float(values[self.resident]) / (layered * inverse))
-        return Shares(shares, resident, 1 / inverse, seconds)
+        if self.layout.kv == "gpu":
+            kv_gpu = 1.0
+        elif self.kv_there is not None:
+            there = float(values[self.kv_there]) * self._unit_b / self.kv_bytes
+            kv_gpu = min(max(there, _KV_BOTH[0]), _KV_BOTH[1])
+        return Shares(shares, resident, kv_gpu, 1 / inverse, seconds)
+
+
+def gpu_part_seconds(job: DecoderJob, hardware: Hardware, rows: int) -> float:
+    """A decode step of so many rows if the GPU attends to all of a cache that it shares."""
+    tokens = rows * job.mean_kv_tokens
+    nbytes = tokens * job.kv_bytes_per_token + joined_bytes(job, tokens)
+    return nbytes / hardware.gpu.memory_bytes_per_s

@@ -16,16 +16,23 @@ from cxl_offload.plan.decoding.phases import (
     decode_gpu_seconds,
     decode_rows_seconds,
     first_copy_rate,
+    joined_calls_seconds,
     phases_of_block,
     prefill_between_seconds,
     prefill_cpu_seconds,
     prefill_flops,
 )
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.plan.transformers.homes import Homes, block_of, homes_of, whole_layers
+from cxl_offload.plan.transformers.homes import (
+    Homes,
+    block_of,
+    homes_of,
+    whole_layers,
+    whole_percents,
+)
 from cxl_offload.plan.transformers.job import DecoderJob
 from cxl_offload.plan.transformers.layout import BATCHES, Layout, layouts, most_batches
-from cxl_offload.plan.transformers.program import Shares, SharesProgram
+from cxl_offload.plan.transformers.program import Fixed, Shares, SharesProgram, gpu_part_seconds
 
 _TIE = 1e-9
 _LARGER = 16
@@ -54,8 +61,8 @@ class BestHomes:
 class Wish:
     """A part of the answer: the home of a kind (or of ``kv``), or nodes that a class is kept off.
 
-    ``homes`` are ``gpu``, ``streamed``, ``cpu`` or ``copies`` by kind, and ``gpu`` or ``host`` of
-    ``kv`` and ``activations``.
+    ``homes`` are ``gpu``, ``streamed``, ``cpu`` or ``copies`` by kind, and ``gpu``, ``both`` or
+    ``host`` of ``kv``.
     """
 
     homes: Mapping[str, str] = field(default_factory=dict)
@@ -135,19 +142,24 @@ class _Search:
         relaxed = self._relaxed(layout, None, most, bound)
         if relaxed is None or not self.may_be_better(relaxed.seconds / layout.rows):
             return
-        below = max(layout.least_batches, int(relaxed.batches + 1e-6))
+        below = max(1, int(relaxed.batches + 1e-6))
         for count in dict.fromkeys((below, min(below + 1, most))):
             shares = self._solved(layout, count, most, bound)
             if shares is not None and self.may_be_better(shares.seconds / layout.rows):
                 self._best, self._seconds = (layout, shares), shares.seconds / layout.rows
 
     def _solved(self, layout: Layout, count: int, most: int, bound: float) -> Shares | None:
-        """With as many whole layers on the accelerator as are best."""
+        """With as many whole layers, and percents of the cache, on the accelerator as are best."""
         shares = self._relaxed(layout, count, most, bound)
-        if shares is None or not shares.resident:
-            return shares
-        layers = whole_layers(self._job, shares.resident)
-        return self._relaxed(layout, count, most, bound, resident=layers / self._job.layers)
+        if shares is None:
+            return None
+        resident = kv_gpu = None
+        if shares.resident:
+            resident = whole_layers(self._job, shares.resident) / self._job.layers
+        if layout.kv == "both":
+            kv_gpu = whole_percents(shares.kv_gpu) / 100
+        fixed = Fixed(resident, kv_gpu)
+        return shares if fixed == Fixed() else self._relaxed(layout, count, most, bound, fixed)
 
     def _relaxed(
         self,
@@ -155,8 +167,7 @@ class _Search:
         count: int | None,
         most: int,
         bound: float,
-        *,
-        resident: float | None = None,
+        fixed: Fixed | None = None,
     ) -> Shares | None:
         program = SharesProgram(
             self._job,
@@ -166,7 +177,7 @@ class _Search:
             most=most,
             unit_s=bound * layout.rows,
             banned=self._wish.banned,
-            resident=resident,
+            fixed=fixed,
         )
         return program.solve()
 
@@ -180,7 +191,7 @@ class _Search:
         for count in range(1, _LARGER + 1):
             layout = replace(first, rows=top // count)
             fits = layout.gpu_bytes(job) <= hardware.gpu_usable_bytes
-            if count < layout.least_batches or not 1 <= layout.rows <= max(BATCHES) or not fits:
+            if not 1 <= layout.rows <= max(BATCHES) or not fits:
                 continue
             if most := most_batches(job, hardware, layout):
                 self.consider(layout, most, least_seconds(job, hardware, layout, most))
@@ -205,11 +216,11 @@ class _Search:
 
     def _smaller(self, layout: Layout, count: int, share: float) -> tuple[Layout, Shares] | None:
         """A share of the sequences of a block: fewer batches, or smaller ones where one is many."""
-        if (count - layout.least_batches) * (1 - share) >= 1 or not self._hardware.has_gpu:
+        if count * (1 - share) >= 1 or not self._hardware.has_gpu:
             count = min(count - 1, int(count * share))
         else:
             layout = replace(layout, rows=min(layout.rows - 1, int(layout.rows * share)))
-        if count < layout.least_batches or layout.rows < 1:
+        if count < 1 or layout.rows < 1:
             return None
         shares = self._solved(layout, count, count, self._seconds)
         return None if shares is None else (layout, shares)
@@ -238,12 +249,17 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
     )
     work += between_products_seconds(job, hardware) / most
     work += decode_rows_seconds(job, hardware, rows)
-    if layout.kv_on_gpu:
+    if layout.kv == "gpu":
         work += mean / hardware.gpu.memory_bytes_per_s
     else:
         flops = 4 * rows * job.mean_kv_tokens * job.query_width * job.layers
         arithmetic = flops / (hardware.cores * engine.attention_flops_per_core)
-        work += max(mean / reads / engine.attention_share, arithmetic)
+        on_host, there = max(mean / reads / engine.attention_share, arithmetic), 0.0
+        if layout.kv == "both":
+            work += joined_calls_seconds(job)
+            there = most_kv_there(job, hardware, layout)
+        on_gpu = gpu_part_seconds(job, hardware, rows)
+        work += on_host + min(0.0, on_gpu - on_host) * there
     if layout.multiplied:
         passes = 1.0 if hardware.has_gpu else 1.0 / most
         arithmetic = 2 * rows * params / (hardware.cores * engine.products_flops_per_core)
@@ -262,6 +278,12 @@ def least_streamed_bytes(job: DecoderJob, hardware: Hardware, layout: Layout) ->
     return layout.bytes_of(job, layout.streamed) - min(room, layered * (1 - 1 / job.layers))
 
 
+def most_kv_there(job: DecoderJob, hardware: Hardware, layout: Layout) -> float:
+    """The largest share of the cache that the GPU has room for, with one batch."""
+    room = max(0.0, hardware.gpu_usable_bytes - layout.gpu_bytes(job))
+    return float(min(1.0, room / (layout.rows * job.kv_sequence_bytes)))
+
+
 def _least_prefill(
     job: DecoderJob,
     hardware: Hardware,
@@ -274,8 +296,10 @@ def _least_prefill(
     engine, rows = job.engine, layout.rows
     on_cpu = layout.bytes_of(job, layout.on_cpu)
     stored = 0.0
-    if not layout.kv_on_gpu:
+    if layout.kv != "gpu":
         stored = rows * job.prompt * job.kv_bytes_per_token * min(kv_store_costs(engine, hardware))
+    if layout.kv == "both":
+        stored *= 1 - most_kv_there(job, hardware, layout)
     if hardware.has_gpu:
         arithmetic = prefill_flops(job, rows) / hardware.gpu.products_flops_per_s
         return max(arithmetic, stored, streamed)

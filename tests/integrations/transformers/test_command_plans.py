@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from cxl_offload import _C
+from cxl_offload.integrations import fit
 from cxl_offload.integrations.transformers import load, offload
 from cxl_offload.integrations.transformers.plans import policies_of
 from cxl_offload.memory import Session, as_policy
@@ -17,6 +19,7 @@ from cxl_offload.plan.plan_file import Batch, load_plan, save_plan
 from cxl_offload.topology import load_machine
 
 from .commands import MACHINE, command, run
+from .fake_accelerator import FakeCopies, fake_accelerator
 from .models import make
 
 PLANNED = {"attention": "bind:rdram", "mlp": "weighted:ldram=3,cxl=1@4KiB", "kv": "bind:cxl"}
@@ -126,3 +129,42 @@ def test_plan_and_its_file_serve_as_policies(folder: Path, plan_file: Path) -> N
     del model, done
     gc.collect()
     assert session.stats().asked_bytes.current == 0
+
+
+def test_plan_for_a_gpu_is_run_there_without_being_told(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The GPU is one that is not there; the plan's own command names it too."""
+    file, made, driver = tmp_path / "report.json", tmp_path / "gpu.yaml", _C.FakeDriver()
+    given = ["--model", str(folder), "--machine", MACHINE, "--executor", "transformers"]
+    lengths = ["--prompt-len", "8", "--gen-len", "5", "--gpu-usable", "0.00001"]
+    assert run(["plan", "inference", *given, *lengths, "--output", str(made)]) == 0
+    plan = load_plan(made)
+    assert plan.command[plan.command.index("--accelerator") + 1] == "cuda"
+    asked = command(folder, "--plan", str(made), "--gen-len", "6", "--output", str(file))
+    capsys.readouterr()
+    assert run(asked) == 2
+    said = capsys.readouterr().err.strip()
+    assert "finds no CUDA device" in said
+    assert "plan with --gpu none" in said
+    shares = {"mlp": "gpu:0.5,cxl", "attention": "ldram", "kv": "gpu:0.5,ldram"}
+    save_plan(replace(plan, policies={**plan.policies, **shares}), made)
+    session = Session.simulated(load_machine(MACHINE), driver=driver)
+    monkeypatch.setattr(fit, "session_on", lambda *_: session)
+    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
+    assert run(asked) == 0
+    report = json.loads(file.read_text())
+    assert report["accelerator"] == "cpu"  # what stands for it here
+    assert report["attention"]["joined"] > 0
+    rows = {(row["kind"], row["part"]): row["requested_bytes"] for row in report["placement"]}
+    assert rows["kv", "accelerator"] == pytest.approx(rows["kv", "host"], rel=0.2)
+    layers = [(layer.mlp, layer.self_attn) for layer in make("llama").model.layers]
+    mlp, attention = (sum(each.nbytes for each in part.parameters()) for part in layers[0])
+    assert len(layers) == 2
+    assert rows["mlp", "host"] == mlp  # of one layer; the other stays
+    assert rows["attention", "host"] == 2 * attention
+    assert run(command(folder, "--place", "kv=ldram", "--gen-len", "6", "--output", str(file))) == 0
+    assert json.loads(file.read_text())["tokens"] == report["tokens"]

@@ -13,6 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cxl_offload import Session
 from cxl_offload.integrations.transformers import by_kernel, first_rooms, offload
+from cxl_offload.integrations.transformers.parted_states import PartedStates
+from cxl_offload.ops.threads import team_for
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
 
 PRODUCTS = ("mm", "addmm", "bmm", "linear")
@@ -102,3 +104,31 @@ def test_a_generation_takes_as_many_calls_and_instructions_as_the_planner_counts
     assert found[1] == pytest.approx(
         (engine.layer_instructions, engine.step_instructions, engine.start_instructions), rel=0.1
     )
+
+
+def test_attention_over_a_cache_in_two_places_takes_as_many_calls_as_the_planner_counts() -> None:
+    """More than over one on the host; products count here, as they are of one query."""
+    query = torch.randn(2, 8, 1, 64, dtype=torch.bfloat16)
+    kept = torch.randn(2, 2, 2, 40, 64, dtype=torch.bfloat16)
+    scores, team = by_kernel.Scores(None, None, {}), team_for(1)
+
+    def calls(attend: Any, *states: torch.Tensor) -> int:
+        with AllCallsOfTorch() as counted:
+            attend(query, *states, scores, team)
+        return counted.count
+
+    parted = (PartedStates(each[:, :, :10], each[:, :, 10:], each.device) for each in kept)
+    more = calls(by_kernel.by_kernel_and_accelerator, *parted) - calls(by_kernel.by_kernel, *kept)
+    assert more == pytest.approx(TRANSFORMERS.joined_calls, rel=0.1)
+
+
+class AllCallsOfTorch(TorchDispatchMode):
+    """Counts what reaches torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))

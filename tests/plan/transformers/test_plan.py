@@ -12,6 +12,7 @@ import pytest
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory.policy import Weighted, parse_policy
+from cxl_offload.plan.decoding.engine import OWN
 from cxl_offload.plan.decoding.phases import Block, phases_of_block
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.kv_types import KV_TYPES
@@ -125,10 +126,10 @@ def test_program_takes_as_long_as_the_equations(model: str) -> None:
             weights_host=spread(layout.streamed, STREAMED),
             weight_shares=found.of.get(STREAMED),
             kv_drive=0,
-            kv_host=found.of.get(KV, none),
-            kv_gpu=float(layout.kv_on_gpu),
+            kv_host=tuple(each * (1 - found.kv_gpu) for each in found.of.get(KV, none)),
+            kv_gpu=found.kv_gpu,
             kv_shares=found.of.get(KV),
-            activations_gpu=float(layout.act_on_gpu),
+            activations_gpu=1.0,
             weights_cpu=spread(layout.on_cpu, ON_CPU),
             cpu_shares=found.of.get(ON_CPU),
             params_cpu=sum(job.kinds[kind].met for kind in layout.on_cpu),
@@ -154,16 +155,19 @@ def random_block(
         for raw in [[draw.random() ** 2 for _ in hardware.nodes]]
         for shares in [[each / sum(raw) for each in raw]]
     }
+    there = {"gpu": 1.0, "both": draw.uniform(0.01, 0.99), "host": 0.0}[layout.kv]
+    kv = count * layout.rows * job.kv_sequence_bytes
+    resident = draw.choice((0.0, draw.random())) * layout.layered_bytes(job)
     nbytes = {
-        STREAMED: layout.bytes_of(job, layout.streamed),
+        STREAMED: layout.bytes_of(job, layout.streamed) - resident,
         ON_CPU: layout.bytes_of(job, layout.on_cpu),
-        KV: 0 if layout.kv_on_gpu else count * layout.rows * job.kv_sequence_bytes,
+        KV: kv * (1 - there),
     }
     placed = {name: [nbytes[name] * part / 100 for part in parts[name]] for name in parts}
     used = [sum(column) for column in zip(*placed.values(), strict=True)]
     fits = all(have <= n.usable_bytes for have, n in zip(used, hardware.nodes, strict=True))
     gpu = float(layout.gpu_bytes(job) + count * layout.held_bytes(job, layout.rows))
-    gpu += count * layout.rows * job.kv_sequence_bytes * layout.kv_on_gpu
+    gpu += kv * there + resident
     shares = {name: [part / 100 for part in each] for name, each in parts.items()}
     block = Block(
         sequences=count * layout.rows,
@@ -173,10 +177,10 @@ def random_block(
         weights_host=placed[STREAMED],
         weight_shares=shares[STREAMED] if nbytes[STREAMED] else None,
         kv_drive=0,
-        kv_host=[0.0] * len(used) if layout.kv_on_gpu else shares[KV],
-        kv_gpu=float(layout.kv_on_gpu),
-        kv_shares=None if layout.kv_on_gpu else shares[KV],
-        activations_gpu=float(layout.act_on_gpu),
+        kv_host=[each * (1 - there) for each in shares[KV]],
+        kv_gpu=there,
+        kv_shares=None if layout.kv == "gpu" else shares[KV],
+        activations_gpu=1.0,
         weights_cpu=placed[ON_CPU],
         cpu_shares=shares[ON_CPU] if nbytes[ON_CPU] else None,
         params_cpu=sum(job.kinds[kind].met for kind in layout.on_cpu),
@@ -228,9 +232,10 @@ def test_plan_for_a_gpu_offers_what_the_integration_carries_out(model: str, mach
     for kind, text in plan.policies.items():
         if is_shared(text):
             share, rest = parse_shared(text)
-            assert kind not in ("kv", "activations", "embedding", "head")
+            assert kind not in ("activations", "embedding", "head")
             homes, layers = plan.of(kind), load_model(model).layers
-            assert share * layers == pytest.approx(round(share * layers), abs=1e-3)
+            whole = 100 if kind == "kv" else layers
+            assert share * whole == pytest.approx(round(share * whole), abs=1e-3)
             assert homes["gpu"] / sum(homes.values()) == pytest.approx(share, abs=1e-6)
             text = rest
         if text != "gpu":
@@ -249,6 +254,52 @@ def test_layers_stay_on_the_gpu_as_room_allows() -> None:
         shares.append(sum(home.get("gpu", 0) for home in homes))
     assert shares == sorted(shares)
     assert shares[0] < shares[-1]
+
+
+def test_cache_in_two_places_is_charged_for_both_and_for_joining_them() -> None:
+    """By hand, against the equations; the GPU writes and reads its part as float32."""
+    executor = Transformers(request("llama-65b", "gh200"))
+    job, hardware = job_of(executor), executor.hardware()
+    found = executor.search(hardware)
+    assert found is not None
+    block = executor.block(found)
+    share = block.kv_gpu
+    assert 0 < share < 1
+    host, there, whole = (
+        phases_of_block(job, hardware, block_with_kv(block, part)).decode_terms[MEMORY]
+        for part in (0.0, share, 1.0)
+    )
+    kv = block.sequences * job.mean_kv_tokens * job.kv_bytes_per_token
+    rate = hardware.gpu.memory_bytes_per_s
+    assert whole - host == pytest.approx(kv / rate - cpu_seconds(kv, hardware, block))
+    calls = block.batches * job.layers * job.engine.joined_calls * job.engine.call_s
+    read = share * kv * (2 + 8) / 2 / rate
+    assert there - host == pytest.approx(calls + read - share * cpu_seconds(kv, hardware, block))
+
+
+MEMORY = "GPU work + CPU attention (memory)"
+
+
+def block_with_kv(block: Block, there: float) -> Block:
+    """The same with another share of the cache on the GPU."""
+    shares = block.kv_shares
+    assert shares is not None
+    return replace(block, kv_gpu=there, kv_host=[share * (1 - there) for share in shares])
+
+
+def cpu_seconds(nbytes: float, hardware: Hardware, block: Block) -> float:
+    """CPUs read what is striped as the cache is."""
+    assert block.kv_shares is not None
+    rates = [node.read_bytes_per_s for node in hardware.nodes]
+    slowest = max(share / rate for share, rate in zip(block.kv_shares, rates, strict=True))
+    return nbytes * slowest / OWN.attention_share
+
+
+def test_cache_of_several_batches_on_the_gpu_is_one_that_layers_compute_parts_of() -> None:
+    plan = plan_transformers(request("mistral-7b", "gh200"))
+    assert plan.batch.count > 1
+    assert set(plan.of("kv")) == {"gpu"}
+    assert plan.policies["kv"] == "gpu:1,bind:ldram"
 
 
 def test_plan_without_the_gpu_has_no_accelerator() -> None:
@@ -353,7 +404,7 @@ def test_types_that_lose_precision_are_only_taken_where_they_are_allowed() -> No
 def test_smaller_cache_is_attended_to_by_cpus() -> None:
     job = decoder_job(load_model("opt-1.3b"), prompt=64, generated=8, kv_dtype="int4")
     hardware = Transformers(request("opt-1.3b")).hardware()
-    assert not any(layout.kv_on_gpu for layout in layouts(job, hardware))
+    assert {layout.kv for layout in layouts(job, hardware)} == {"host"}
 
 
 def test_cache_of_a_type_that_is_none_is_refused() -> None:

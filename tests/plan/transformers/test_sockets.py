@@ -140,7 +140,7 @@ def random_rate(executor: Transformers, layout: Layout, draw: random.Random) -> 
     for name in (ON_CPU, IDLE, KV):
         raw = [draw.random() ** 2 * node.read_bytes_per_s for node in hardware.nodes]
         shares[name] = tuple(each / sum(raw) for each in raw)
-    found = homes_of(job, hardware, layout, Shares(shares, 1.0, rows, 1.0))
+    found = homes_of(job, hardware, layout, Shares(shares, 0.0, 0.0, rows, 1.0))
     if found is None:
         return 0.0
     return phases_of_block(job, hardware, block_of(job, hardware, found)).tokens_per_s
