@@ -40,7 +40,7 @@ def test_every_tier_and_kind_has_a_reason_that_is_not_faster() -> None:
     for kind in ("attention", "mlp", "kv"):
         assert any(reason.startswith(f"{kind} ") for reason in plan.why)
     faster = [reason for reason in plan.why if "faster" in reason]
-    assert [reason for reason in faster if "--sockets 2" in reason]  # cores that were not asked for
+    assert any("--sockets 2" in reason for reason in plan.why)  # cores that were not asked for
     faster = [reason for reason in faster if "--sockets" not in reason]
     if not plan.cxl.used:  # then it brings less than the margin
         faster = [reason for reason in faster if " on cxl too: " not in reason]
@@ -52,7 +52,7 @@ def test_every_tier_and_kind_has_a_reason_that_is_not_faster() -> None:
 
 def test_cost_of_a_tier_is_that_of_planning_without_it() -> None:
     plan = plan_transformers(ASKED)
-    alone = plan_transformers(replace(ASKED, tiers=("ldram",), why=False))
+    alone = plan_transformers(replace(ASKED, tiers=("ldram", "cxl"), why=False))
     assert "rdram" in {home.where for home in plan.homes}
     assert rate_in(plan.why, "without rdram") == pytest.approx(alone.tokens_per_s, rel=1e-3)
     assert alone.why == ()

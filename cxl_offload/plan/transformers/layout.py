@@ -81,6 +81,10 @@ class Layout:
         """Of what is streamed, what is in layers, of which some may stay on the GPU."""
         return self.bytes_of(job, self.streamed - {HEAD})
 
+    def most_resident_bytes(self, job: DecoderJob) -> float:
+        """Of that, all but one layer: a kind of which all stay is another layout."""
+        return self.layered_bytes(job) * (1 - 1 / job.layers)
+
     def held_bytes(self, job: DecoderJob, rows: int) -> int:
         """Of all rows of a block, what the accelerator holds while layers compute some of them."""
         return job.inputs_bytes(rows) + job.between_bytes(rows)
@@ -138,12 +142,13 @@ def most_batches(job: DecoderJob, hardware: Hardware, layout: Layout) -> int:
     """No block of a layout has more batches than all memory has room for."""
     each = layout.rows * job.kv_sequence_bytes
     gpu = hardware.gpu_usable_bytes - layout.gpu_bytes(job) if hardware.has_gpu else 0.0
+    staying = min(gpu, layout.most_resident_bytes(job))
     host = sum(node.usable_bytes for node in hardware.nodes)
-    host -= layout.host_bytes(job, hardware)
+    host += staying - layout.host_bytes(job, hardware)
     if host < 0 or gpu < 0:
         return 0
     if not hardware.has_gpu:
-        host, each = host, each + job.work_bytes(1)
+        each += job.work_bytes(1)
     room = {"gpu": gpu, "both": gpu + host, "host": host}[layout.kv]
     most = COPIED_ROWS if layout.copied else max(1, MOST_SEQUENCES // layout.rows)
     return min(int(room // each), most)

@@ -348,10 +348,10 @@ class Transformers(DecodingExecutor[BestHomes]):
     def notes(self, found: Candidate[BestHomes]) -> list[str]:
         """Usable shares, what CPUs do, and where rates are from."""
         request, layout = self._request, found.choice.homes.layout
-        notes = [
-            self.memory_shares(found.hardware),
-            "no speed of this engine is published, so no error is known",
-        ]
+        unknown = "no speed of this engine is published, so no error is known"
+        if found.hardware.has_gpu:
+            unknown += "; no GPU has run a plan of it yet"
+        notes = [self.memory_shares(found.hardware), unknown]
         if request.operators is not None:
             notes.append(
                 f"work of the CPUs at rates measured with {request.operators.threads} threads"

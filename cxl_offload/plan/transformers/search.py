@@ -35,6 +35,10 @@ from cxl_offload.plan.transformers.layout import BATCHES, Layout, layouts, most_
 from cxl_offload.plan.transformers.program import Fixed, Shares, SharesProgram, gpu_part_seconds
 
 _TIE = 1e-9
+_JOINED_MARGIN = 0.01
+"""By how much a cache in two places has to be faster than one in one place: no GPU has measured
+what joining the two takes."""
+
 _LARGER = 16
 """Batches of a block up to which their rows are any number."""
 
@@ -103,15 +107,16 @@ def search(
         top = most_batches(job, hardware, layout)
         top = top if most is None else min(top, most)
         if top >= 1 and wish.allows(layout):
-            queue.append((least_seconds(job, hardware, layout, top), at, top, layout))
-    queue.sort(key=lambda each: each[:2])
+            bound = least_seconds(job, hardware, layout, top)
+            queue.append((bound, at, top, layout))
+    queue.sort(key=lambda each: (weighed(each[3], each[0]), each[1]))
     run = _Search(job, hardware, wish)
     if like is not None:
         for bound, _, top, layout in queue:
             if run.is_like(layout, like.homes.layout):
                 run.consider(layout, top, bound)
     for bound, _, top, layout in queue:
-        if not run.may_be_better(bound):
+        if not run.may_be_better(layout, bound):
             break
         run.consider(layout, top, bound)
     if most is None:
@@ -119,8 +124,13 @@ def search(
     return run.placed()
 
 
+def weighed(layout: Layout, seconds: float) -> float:
+    """Seconds of a sequence as layouts are compared by."""
+    return seconds * (1 + _JOINED_MARGIN) if layout.kv == "both" else seconds
+
+
 class _Search:
-    """The best shares so far."""
+    """The best shares so far, and their seconds, weighed."""
 
     def __init__(self, job: DecoderJob, hardware: Hardware, wish: Wish) -> None:
         self._job, self._hardware, self._wish = job, hardware, wish
@@ -131,22 +141,23 @@ class _Search:
         """Whether a layout differs from another in nothing but the rows of a batch, or less."""
         return not self._hardware.has_gpu or replace(layout, rows=other.rows) == other
 
-    def may_be_better(self, seconds: float) -> bool:
+    def may_be_better(self, layout: Layout, seconds: float) -> bool:
         """Whether so many seconds a sequence beat the best."""
-        return seconds < self._seconds * (1 - _TIE)
+        return weighed(layout, seconds) < self._seconds * (1 - _TIE)
 
     def consider(self, layout: Layout, most: int, bound: float) -> None:
         """The best of a layout, with the whole numbers of batches beside the best of all."""
-        if not self.may_be_better(bound):
+        if not self.may_be_better(layout, bound):
             return
         relaxed = self._relaxed(layout, None, most, bound)
-        if relaxed is None or not self.may_be_better(relaxed.seconds / layout.rows):
+        if relaxed is None or not self.may_be_better(layout, relaxed.seconds / layout.rows):
             return
         below = max(1, int(relaxed.batches + 1e-6))
         for count in dict.fromkeys((below, min(below + 1, most))):
             shares = self._solved(layout, count, most, bound)
-            if shares is not None and self.may_be_better(shares.seconds / layout.rows):
-                self._best, self._seconds = (layout, shares), shares.seconds / layout.rows
+            if shares is not None and self.may_be_better(layout, shares.seconds / layout.rows):
+                self._best = layout, shares
+                self._seconds = weighed(layout, shares.seconds / layout.rows)
 
     def _solved(self, layout: Layout, count: int, most: int, bound: float) -> Shares | None:
         """With as many whole layers, and percents of the cache, on the accelerator as are best."""
@@ -273,9 +284,8 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
 
 def least_streamed_bytes(job: DecoderJob, hardware: Hardware, layout: Layout) -> float:
     """What is streamed for a pass when as many layers as there is room for stay on the GPU."""
-    layered = layout.layered_bytes(job)
     room = max(0.0, hardware.gpu_usable_bytes - layout.gpu_bytes(job))
-    return layout.bytes_of(job, layout.streamed) - min(room, layered * (1 - 1 / job.layers))
+    return layout.bytes_of(job, layout.streamed) - min(room, layout.most_resident_bytes(job))
 
 
 def most_kv_there(job: DecoderJob, hardware: Hardware, layout: Layout) -> float:

@@ -19,6 +19,7 @@ from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import parse_plan, plan_text
 from cxl_offload.plan.replay_check import simulated_seconds
+from cxl_offload.plan.transformers import layout as layout_room
 from cxl_offload.plan.transformers.homes import block_of, percents
 from cxl_offload.plan.transformers.job import DecoderJob, decoder_job
 from cxl_offload.plan.transformers.layout import Layout, layouts, most_batches
@@ -295,11 +296,44 @@ def cpu_seconds(nbytes: float, hardware: Hardware, block: Block) -> float:
     return nbytes * slowest / OWN.attention_share
 
 
+def test_cache_is_in_two_places_only_where_that_brings_a_hundredth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def best(machine: str, *homes: str) -> Any:
+        monkeypatch.setattr(layout_room, "_KV_HOMES", homes)
+        executor = Transformers(request("llama-65b", machine, tiers=("ldram",)))
+        found = executor.search(executor.hardware())
+        assert found is not None
+        return found
+
+    gains = {}
+    for machine in ("epyc9354-cxl-a", "gh200"):
+        one, two = best(machine, "gpu", "host"), best(machine, "both")
+        chosen = best(machine, "gpu", "both", "host").choice.homes.layout.kv
+        gains[machine] = two.tokens_per_s / one.tokens_per_s - 1
+        assert (chosen == "both") is (gains[machine] > 0.01)
+    assert gains["gh200"] > 0.01
+    assert gains["epyc9354-cxl-a"] < 0.01
+
+
 def test_cache_of_several_batches_on_the_gpu_is_one_that_layers_compute_parts_of() -> None:
     plan = plan_transformers(request("mistral-7b", "gh200"))
     assert plan.batch.count > 1
     assert set(plan.of("kv")) == {"gpu"}
     assert plan.policies["kv"] == "gpu:1,bind:ldram"
+
+
+def test_layers_on_the_gpu_make_room_for_sequences_on_the_host() -> None:
+    """Of the host alone, with all that is streamed on it, one batch less would be the most."""
+    executor = Transformers(request("llama-65b", tiers=("ldram",), batches=(4,)))
+    job, hardware = job_of(executor), executor.hardware()
+    found = executor.search(hardware)
+    assert found is not None
+    homes = found.choice.homes
+    assert homes.resident
+    weights = homes.layout.host_bytes(job, hardware)
+    kv = homes.rows * homes.batches * job.kv_sequence_bytes
+    assert weights + kv > hardware.nodes[0].usable_bytes
 
 
 def test_plan_without_the_gpu_has_no_accelerator() -> None:
