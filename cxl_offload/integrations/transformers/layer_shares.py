@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -73,14 +73,23 @@ class SplitPolicies:
 
 
 def split_for(accelerator: object, policies: Mapping[str, PolicyLike]) -> SplitPolicies:
-    """Policies for a model that computes there; None: on the CPU, which has no shares.
+    """Policies for a model that computes there; None: on the CPU.
 
     Raises
     ------
     ConfigError
-        As of :func:`split_shares` and :func:`host_policies`.
+        Shares without an accelerator, and as of :func:`split_shares` and :func:`host_policies`.
     """
-    return SplitPolicies(policies) if accelerator is None else split_shares(host_policies(policies))
+    if accelerator is not None:
+        split = split_shares(policies)
+        return replace(split, on_host=host_policies(split.on_host))
+    for kind, policy in policies.items():
+        if is_shared(policy):
+            raise ConfigError(
+                f"policy of {kind}: {policy}: no accelerator computes; name one with accelerator, "
+                f"or give {str(policy).partition(',')[2] or 'a tier'} alone"
+            )
+    return SplitPolicies(policies)
 
 
 def split_shares(policies: Mapping[str, PolicyLike]) -> SplitPolicies:

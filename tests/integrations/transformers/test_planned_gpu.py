@@ -251,3 +251,41 @@ def test_planned_room_of_joining_is_what_the_operator_takes() -> None:
 def test_odd_shares_are_refused(policies: dict[str, str], message: str, session: Session) -> None:
     with pytest.raises(ConfigError, match=message):
         offload(llama(), policies, accelerator="cuda", session=session)
+
+
+def test_shares_without_an_accelerator_are_refused(session: Session) -> None:
+    with pytest.raises(ConfigError, match=r"gpu:0.5,cxl: no accelerator computes; .* cxl alone"):
+        offload(llama(), {"mlp": "gpu:0.5,cxl"}, session=session)
+
+
+def test_share_of_all_weights_is_of_those_in_layers_that_are_not_named(session: Session) -> None:
+    model = llama()
+    stock = answers(model, 4, "sdpa")
+    policies = {"weights": "gpu:0.5,cxl", "norm": "gpu"}
+    with offload(model, policies, accelerator="cuda", session=session) as done:
+        assert torch.equal(answers(model, 4), stock)
+        found = placed(model, done, session)
+    for kind in ("attention", "mlp"):
+        assert found[kind]["gpu"] == found[kind]["cxl"]
+    assert set(found["norm"]) == {"gpu"}
+    assert set(found["embedding"]) == set(found["head"]) == {"cxl"}
+
+
+def test_plan_that_keeps_all_on_the_gpu_is_carried_out(tmp_path: Path, session: Session) -> None:
+    """With one batch the cache is transformers' own; with several it is one of parts."""
+    made = planned(tmp_path, llama(), gpu_bytes=1 << 30, most_batches=2, batches=(2,))
+    assert made.batch.count == 2
+    llama().save_pretrained(tmp_path / "saved")
+    alone = replace(made, policies=dict.fromkeys(made.policies, "gpu"))
+    alone = replace(alone, batch=replace(made.batch, size=4, count=1))
+    stock = answers(llama(), 4, "sdpa")
+    for plan in (made, alone):
+        model = load(tmp_path / "saved", plan, session=session)
+        model.generation_config.eos_token_id = None
+        with offload(model, plan, session=session) as done:
+            assert torch.equal(answers(model, 4), stock)
+            found = placed(model, done, session)
+        assert all(set(places) == {"gpu"} for kind, places in found.items() if kind != "kv")
+        assert done.accelerator_kv_bytes > 0 or plan is alone
+        assert done.rows_at_once == (2 if plan is made else None)
+        del model, done
