@@ -106,11 +106,15 @@ class Layout:
         return [k for k in job.kinds if k != EMBEDDING and job.kinds[k].bytes >= least]
 
     def gpu_bytes(self, job: DecoderJob) -> int:
-        """What the accelerator holds beside keys, values and hidden states of a block."""
+        """What the accelerator holds beside layers that stay, keys, values and hidden states."""
         resident = job.weight_bytes - self.bytes_of(job, self.streamed | self.idle)
         moving = job.buffers_bytes(self.streamed) if self.streamed else 0
         joining = min(JOINED_BYTES, job.layer_kv_as_float(self.rows)) if self.kv == "both" else 0
         return resident + moving + joining + job.work_bytes(self.rows)
+
+    def gpu_room(self, job: DecoderJob, hardware: Hardware) -> float:
+        """What the accelerator has left for those."""
+        return hardware.gpu_usable_bytes - self.gpu_bytes(job)
 
 
 def layouts(
@@ -141,14 +145,18 @@ def layouts(
 def most_batches(job: DecoderJob, hardware: Hardware, layout: Layout) -> int:
     """No block of a layout has more batches than all memory has room for."""
     each = layout.rows * job.kv_sequence_bytes
-    gpu = hardware.gpu_usable_bytes - layout.gpu_bytes(job) if hardware.has_gpu else 0.0
-    staying = min(gpu, layout.most_resident_bytes(job))
     host = sum(node.usable_bytes for node in hardware.nodes)
-    host += staying - layout.host_bytes(job, hardware)
-    if host < 0 or gpu < 0:
-        return 0
+    host -= layout.host_bytes(job, hardware)
     if not hardware.has_gpu:
-        each += job.work_bytes(1)
-    room = {"gpu": gpu, "both": gpu + host, "host": host}[layout.kv]
-    most = COPIED_ROWS if layout.copied else max(1, MOST_SEQUENCES // layout.rows)
-    return min(int(room // each), most)
+        found = host / (each + job.work_bytes(1))
+        return min(max(0, int(found)), COPIED_ROWS if layout.copied else MOST_SEQUENCES)
+    gpu, held = layout.gpu_room(job, hardware), layout.held_bytes(job, layout.rows)
+    with_layers = host + min(gpu, layout.most_resident_bytes(job))
+    if gpu < 0 or with_layers < 0:
+        return 0
+    bounds = {
+        "gpu": (gpu / (each + held),),
+        "both": (gpu / held, (host + gpu) / (each + held)),
+        "host": (gpu / held, (host + gpu) / (each + held), with_layers / each),
+    }
+    return min(int(min(bounds[layout.kv])), max(1, MOST_SEQUENCES // layout.rows))

@@ -109,7 +109,7 @@ def search(
         if top >= 1 and wish.allows(layout):
             bound = least_seconds(job, hardware, layout, top)
             queue.append((bound, at, top, layout))
-    queue.sort(key=lambda each: (weighed(each[3], each[0]), each[1]))
+    queue.sort(key=lambda each: (compared(each[3], each[0]), each[1]))
     run = _Search(job, hardware, wish)
     if like is not None:
         for bound, _, top, layout in queue:
@@ -124,13 +124,13 @@ def search(
     return run.placed()
 
 
-def weighed(layout: Layout, seconds: float) -> float:
+def compared(layout: Layout, seconds: float) -> float:
     """Seconds of a sequence as layouts are compared by."""
     return seconds * (1 + _JOINED_MARGIN) if layout.kv == "both" else seconds
 
 
 class _Search:
-    """The best shares so far, and their seconds, weighed."""
+    """The best shares so far, and their seconds as layouts are compared by."""
 
     def __init__(self, job: DecoderJob, hardware: Hardware, wish: Wish) -> None:
         self._job, self._hardware, self._wish = job, hardware, wish
@@ -143,7 +143,7 @@ class _Search:
 
     def may_be_better(self, layout: Layout, seconds: float) -> bool:
         """Whether so many seconds a sequence beat the best."""
-        return weighed(layout, seconds) < self._seconds * (1 - _TIE)
+        return compared(layout, seconds) < self._seconds * (1 - _TIE)
 
     def consider(self, layout: Layout, most: int, bound: float) -> None:
         """The best of a layout, with the whole numbers of batches beside the best of all."""
@@ -154,16 +154,20 @@ class _Search:
             return
         below = max(1, int(relaxed.batches + 1e-6))
         for count in dict.fromkeys((below, min(below + 1, most))):
-            shares = self._solved(layout, count, most, bound)
+            shares: Shares | None = relaxed
+            if abs(relaxed.batches - count) > _TIE:
+                shares = self._relaxed(layout, count, most, bound)
+            if shares is None or not self.may_be_better(layout, shares.seconds / layout.rows):
+                continue
+            shares = self._whole(layout, count, most, bound, shares)
             if shares is not None and self.may_be_better(layout, shares.seconds / layout.rows):
                 self._best = layout, shares
-                self._seconds = weighed(layout, shares.seconds / layout.rows)
+                self._seconds = compared(layout, shares.seconds / layout.rows)
 
-    def _solved(self, layout: Layout, count: int, most: int, bound: float) -> Shares | None:
-        """With as many whole layers, and percents of the cache, on the accelerator as are best."""
-        shares = self._relaxed(layout, count, most, bound)
-        if shares is None:
-            return None
+    def _whole(
+        self, layout: Layout, count: int, most: int, bound: float, shares: Shares
+    ) -> Shares | None:
+        """The same with whole layers, and percents of the cache, on the accelerator."""
         resident = kv_gpu = None
         if shares.resident:
             resident = whole_layers(self._job, shares.resident) / self._job.layers
@@ -233,7 +237,9 @@ class _Search:
             layout = replace(layout, rows=min(layout.rows - 1, int(layout.rows * share)))
         if count < 1 or layout.rows < 1:
             return None
-        shares = self._solved(layout, count, count, self._seconds)
+        shares = self._relaxed(layout, count, count, self._seconds)
+        if shares is not None:
+            shares = self._whole(layout, count, count, self._seconds, shares)
         return None if shares is None else (layout, shares)
 
 
@@ -245,7 +251,7 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
     engine, rows, link = job.engine, layout.rows, hardware.link_bytes_per_s
     reads = sum(node.read_bytes_per_s for node in hardware.nodes)
     copies = min(link, sum(node.copy_bytes_per_s for node in hardware.nodes))
-    streamed = least_streamed_bytes(job, hardware, layout) / copies / most
+    streamed = least_streamed_bytes(job, hardware, layout, most) / copies
     on_cpu = layout.bytes_of(job, layout.on_cpu)
     params = sum(job.kinds[kind].met for kind in layout.multiplied)
     mean = rows * job.mean_kv_tokens * job.kv_bytes_per_token
@@ -282,16 +288,31 @@ def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int
     return (prefill + (job.generated - 1) * max(streamed, work)) / rows
 
 
-def least_streamed_bytes(job: DecoderJob, hardware: Hardware, layout: Layout) -> float:
-    """What is streamed for a pass when as many layers as there is room for stay on the GPU."""
-    room = max(0.0, hardware.gpu_usable_bytes - layout.gpu_bytes(job))
-    return layout.bytes_of(job, layout.streamed) - min(room, layout.most_resident_bytes(job))
+def least_streamed_bytes(job: DecoderJob, hardware: Hardware, layout: Layout, most: int) -> float:
+    """What is streamed for a batch when as many layers as there is room for stay on the GPU.
+
+    Every batch takes a part of that room, so that with fewer batches more layers stay, but each
+    batch has more of what is streamed.
+    """
+    total, room = layout.bytes_of(job, layout.streamed), layout.gpu_room(job, hardware)
+    top = layout.most_resident_bytes(job)
+    if total <= room:
+        return (total - top) / most
+    held: float = layout.held_bytes(job, layout.rows)
+    if layout.kv == "gpu":
+        held += layout.rows * job.kv_sequence_bytes
+    one = max(1.0, layout.layered_bytes(job) / job.layers)
+    layers = int(max(0.0, min(top, room - most * held)) / one + 1e-6)
+    with_most = (total - layers * one) / most
+    if most == 1:
+        return with_most
+    return min(with_most, max(total - top, total - room + (most - 1) * held) / (most - 1))
 
 
 def most_kv_there(job: DecoderJob, hardware: Hardware, layout: Layout) -> float:
     """The largest share of the cache that the GPU has room for, with one batch."""
-    room = max(0.0, hardware.gpu_usable_bytes - layout.gpu_bytes(job))
-    return float(min(1.0, room / (layout.rows * job.kv_sequence_bytes)))
+    room = layout.gpu_room(job, hardware) - layout.held_bytes(job, layout.rows)
+    return float(min(1.0, max(0.0, room) / (layout.rows * job.kv_sequence_bytes)))
 
 
 def _least_prefill(

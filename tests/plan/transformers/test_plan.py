@@ -20,7 +20,7 @@ from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import parse_plan, plan_text
 from cxl_offload.plan.replay_check import simulated_seconds
 from cxl_offload.plan.transformers import layout as layout_room
-from cxl_offload.plan.transformers.homes import block_of, percents
+from cxl_offload.plan.transformers.homes import block_of, percents, whole_layers
 from cxl_offload.plan.transformers.job import DecoderJob, decoder_job
 from cxl_offload.plan.transformers.layout import Layout, layouts, most_batches
 from cxl_offload.plan.transformers.on_gpu import is_shared, parse_shared
@@ -29,7 +29,7 @@ from cxl_offload.plan.transformers.plan import (
     TransformersRequest,
     plan_transformers,
 )
-from cxl_offload.plan.transformers.program import KV, ON_CPU, STREAMED, SharesProgram
+from cxl_offload.plan.transformers.program import KV, ON_CPU, STREAMED, Fixed, SharesProgram
 from cxl_offload.plan.transformers.search import least_seconds
 from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
 from cxl_offload.plan.what_if import with_gpu
@@ -139,9 +139,14 @@ def test_program_takes_as_long_as_the_equations(model: str) -> None:
         )
         phases = phases_of_block(job, hardware, block)
         assert found.seconds * count == pytest.approx(phases.total_s, rel=1e-5)
-        bound = least_seconds(job, hardware, layout, most)
-        assert bound <= found.seconds / layout.rows * (1 + 1e-9)
         compared += 1
+        fixed = Fixed(resident=whole_layers(job, found.resident) / job.layers)
+        program = SharesProgram(
+            job, hardware, layout, batches=count, most=most, unit_s=10.0, fixed=fixed
+        )
+        found = program.solve()
+        bound = least_seconds(job, hardware, layout, most)
+        assert found is None or bound <= found.seconds / layout.rows * (1 + 1e-9)
     assert compared >= 5
 
 
