@@ -8,6 +8,8 @@ weights and buffers are on the accelerator while the block lasts.
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -262,7 +264,33 @@ def compute_on(
     stack.callback(stream.close)
     for hook in _hooks(model, homes, stream, device):
         stack.callback(hook.remove)
+    _let_threads_take_turns(model, stream, stack)
     return stream
+
+
+def _let_threads_take_turns(
+    model: nn.Module, stream: WeightStream, stack: contextlib.ExitStack
+) -> None:
+    """One pass over the weights at a time: all threads share the buffers that they come to.
+
+    Hooks would not do: torch calls none of them when an interrupt ends a pass.
+    """
+    inner, turn = model.forward, threading.RLock()
+
+    @functools.wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with turn:
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                stream.end_all()
+
+    before = vars(model).get("forward")
+    model.forward = forward
+    if before is None:
+        stack.callback(delattr, model, "forward")
+    else:
+        stack.callback(setattr, model, "forward", before)
 
 
 class ModelDevice:
@@ -347,7 +375,7 @@ def _bring_back(model: nn.Module, stayed: list[torch.Tensor]) -> None:
 def _hooks(
     model: nn.Module, homes: WeightHomes, stream: WeightStream, device: torch.device
 ) -> Iterator[Any]:
-    given = _given_on(stream, homes, device)
+    given = _given_on(homes, device)
     yield model.register_forward_pre_hook(given, with_kwargs=True, prepend=True)
     for module in homes.looked_up:
         yield module.register_forward_pre_hook(on_the_host, with_kwargs=True)
@@ -360,7 +388,7 @@ def _hooks(
             yield experts.module.register_forward_pre_hook(ask, with_kwargs=True)
 
 
-def _given_on(stream: WeightStream, homes: WeightHomes, device: torch.device) -> Callable[..., Any]:
+def _given_on(homes: WeightHomes, device: torch.device) -> Callable[..., Any]:
     """All that a model is given goes to the accelerator, but token ids that the CPU looks up."""
     stays = {_IDS} if homes.looked_up else set[str]()
 
@@ -371,7 +399,6 @@ def _given_on(stream: WeightStream, homes: WeightHomes, device: torch.device) ->
                 f"{type(model).__name__} computes with weights that are streamed, which carry no "
                 "gradients; call it under torch.no_grad(), in eval mode"
             )
-        stream.end_all()
         named = {
             name: given if name in stays else moved(given, device) for name, given in kwargs.items()
         }
