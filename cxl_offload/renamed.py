@@ -211,6 +211,9 @@ _PLANNED_TRACE = (
 )
 
 GONE: dict[str, str] = {
+    "cxl_offload.plan.gpu.TRAINING_EFFICIENCY": (
+        "cxl_offload.plan.gpu.assumed_training_share has the share of every kind of GPU"
+    ),
     "cxl_offload.sim.InferenceWork": _PLANNED_TRACE,
     "cxl_offload.sim.inference": _PLANNED_TRACE,
     "cxl_offload.sim.sharing": "cxl_offload.sim.replay shares resources in the core",

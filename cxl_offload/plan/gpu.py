@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from cxl_offload.renamed import old_names
+
 MOST_GPUS = 64
 """Of one host that a plan is made for."""
 
@@ -13,9 +15,45 @@ PREFILL_EFFICIENCY = 0.52
 312 TFLOP/s (Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, SC
 2021, Table 1). That of a GPU of which no more is known."""
 
-TRAINING_EFFICIENCY = 0.32
-"""Share of the peak that forward and backward of ZeRO-Offload reach: 40 of a V100's 125 TFLOP/s
-(Ren et al., ZeRO-Offload, USENIX ATC 2021, section 6)."""
+TRAINING_SHARES: tuple[tuple[str, float], ...] = (
+    # ZeRO-Offload: 40 of 125 TFLOP/s (Ren et al., USENIX ATC 2021, section 6); Megatron-LM: 39 of
+    # 130 (Shoeybi et al., 2019, section 1).
+    (r"V100", 0.32),
+    # FlexGen's calibration of a T4 (cost_model.py), a card of 70 W that its power limit throttles;
+    # an L4 has 72 W.
+    (r"T4|L4", 0.33),
+    # A100: the middle of 0.44, Megatron-LM with 1.7 and 3.6 billion parameters (Narayanan et al.,
+    # SC 2021, Table 1), and of 0.59, llm-foundry with 1 to 7 billion and 2048 tokens (MosaicML,
+    # scripts/train/benchmarking/README.md, rows without checkpointing).
+    (r"A100|A800|A10G?|A30|A40|A6000|RTX A\d+|RTX 30\d0", 0.51),
+    # RTX 4090: ZeRO-2 and 3 with offload by LLaMA-Factory, which recomputes activations, Qwen2.5 of
+    # 0.5 to 14 billion: 30183 to 1135 tokens/s (llmq, benchmarks/4090x1.md). Geometric mean.
+    (r"RTX 40\d0|L40S?|RTX 6000 Ada", 0.77),
+    # H100: llm-foundry as above, 1 to 7 billion and 2048 tokens.
+    (r"G?H100|G?H200|H800", 0.42),
+)
+"""Shares of a GPU's dense peak that forward and backward of a training reach, by its name.
+
+Recomputed arithmetic counts, and of attention what a causal mask leaves. What is published are
+whole steps, so the shares are a little too low where the rest of a step is long."""
+
+UNKNOWN_TRAINING_SHARE = min(share for _, share in TRAINING_SHARES)
+"""Of a GPU without a published one: the lowest."""
+
+
+def training_share(name: str) -> float | None:
+    """Share of its peak that a GPU of this name reaches in training; None where none is known."""
+    for pattern, share in TRAINING_SHARES:
+        if re.search(rf"(?<![A-Za-z0-9])({pattern})(?![A-Za-z0-9])", name, re.IGNORECASE):
+            return share
+    return None
+
+
+def assumed_training_share(name: str) -> float:
+    """The same, and the lowest for a GPU whose own is not known."""
+    known = training_share(name)
+    return UNKNOWN_TRAINING_SHARE if known is None else known
+
 
 MEMORY_SHARE = 0.82
 """Share of its data sheet's memory rate at which a GPU reads weights and KV while it decodes.
@@ -91,3 +129,6 @@ def roofline_seconds(gpu: GpuRates, *, flops: float, nbytes: float) -> float:
     (``LAYER_S``).
     """
     return max(flops / gpu.products_flops_per_s, nbytes / gpu.memory_bytes_per_s)
+
+
+__getattr__ = old_names(__name__)

@@ -57,6 +57,9 @@ class TrainingWork:
     early_return
         Whether parameters of a finished layer return while the next one is updated, as the paper
         has it. DeepSpeed sends them when all are updated.
+    cast_apart
+        Whether the CPU reads updated parameters once more to convert them, as DeepSpeed does; a
+        fused kernel writes both.
     """
 
     shape: ModelShape
@@ -75,6 +78,7 @@ class TrainingWork:
     zero_stage: int = 2
     overlap: bool = True
     early_return: bool = True
+    cast_apart: bool = False
 
     def __post_init__(self) -> None:
         if self.zero_stage not in (1, 2, 3):
@@ -203,6 +207,8 @@ class _StepTrace:
                 reads[node] = reads.get(node, 0) + count
                 if kind != "gradients":
                     writes[node] = writes.get(node, 0) + count
+                if kind == "master" and work.cast_apart:
+                    reads[node] += count
         in_gpu = sum(p.gpu * (1 if kind == "gradients" else 2) for kind, p in states.items())
         add("compute", "gpu", "optimizer", accelerator_bytes=in_gpu)
         for node, count in self._updated(layer).items():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cxl_offload.plan.equations import copies
 from cxl_offload.plan.equations.adam_bytes import OPTIMIZER_BYTES_PER_PARAM
-from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
+from cxl_offload.plan.gpu import assumed_training_share
 from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.plan.training import zero_offload
 from cxl_offload.units import GB, GIB
@@ -103,9 +103,11 @@ def interleaved_step(
     bucket = min(training.params, BUCKET_ELEMENTS) * HALF_PRECISION_BYTES
     buckets = training.params * HALF_PRECISION_BYTES / bucket
     one_way = buckets * copies.copy_seconds(path, by_tier, bucket)
+    gpu = numbers.gpu()
+    share = assumed_training_share(f"{gpu.name} {gpu.model}")
+    reached = training.gpu_flops_per_s * share
     forward, backward = (
-        flops / (training.gpu_flops_per_s * TRAINING_EFFICIENCY)
-        for flops in zero_offload.training_flops(training.params, training.tokens)
+        flops / reached for flops in zero_offload.training_flops(training.params, training.tokens)
     )
     step = zero_offload.StepInputs(
         forward_s=forward,

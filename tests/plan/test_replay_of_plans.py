@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
-from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
+from cxl_offload.plan.gpu import assumed_training_share
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.plan.replay_check import ReplayCheck, simulated_seconds
@@ -94,7 +94,7 @@ def test_training_trace_moves_every_state_once() -> None:
     shape = model_shape(TRAINING.model)
     low = 2 * (shape.layers * shape.layer_params + shape.head_params)
     read, written = bytes_of(trace, "optimizer", "cpu")
-    assert read.total() == 4 * 2 * low  # four fp32 values a parameter
+    assert read.total() == 5 * 2 * low  # four fp32 values a parameter, and one to convert it
     assert written.total() == 3 * 2 * low + low  # three of them, and the low-precision copy
     assert bytes_of(trace, "backward", "d2h")[1].total() == 2 * low  # gradients, in fp32
     assert bytes_of(trace, "optimizer", "h2d")[0].total() == low
@@ -134,10 +134,8 @@ def test_replay_of_accumulated_gradients_agrees_with_the_equations(
     hardware, params = asked.hardware(), given.parameters
     for passes, tokens in itertools.product(PASSES, (64, 1024)):
         job = TrainingJob(model=given, batch=passes, tokens=tokens)
-        forward, backward = (
-            each / hardware.gpu.flops_per_s / TRAINING_EFFICIENCY
-            for each in job.flops(checkpointing=True)
-        )
+        share = assumed_training_share(machine.gpus[0].name)
+        forward, backward = job.passes(hardware.gpu, share, micro=1, checkpointing=True)
         step = TrainingStep(
             kinds=host_kinds(params, stage, passes), stage=stage, forward_s=forward,
             backward_s=backward, accumulation=passes, cpu_bytes_per_s=100e9,

@@ -126,7 +126,12 @@ class ModelConfig:
     @property
     def multiplied_parameters(self) -> int:
         """Numbers that one token is multiplied by: without embeddings that it looks up."""
-        return self.active_parameters - sum(tensor.elements for tensor in self._tables)
+        return self.active_parameters - self.looked_up_parameters
+
+    @property
+    def looked_up_parameters(self) -> int:
+        """Numbers of embeddings that are looked up only, and are not the output layer too."""
+        return sum(tensor.elements for tensor in self._tables)
 
     def bytes_of(self, tensor: TensorKind) -> float:
         """Bytes of all tensors of a kind, as the checkpoint keeps them."""

@@ -106,7 +106,8 @@ def kinds_in_memory(
     left = [kind for kind in kinds if kind.name not in on_drive.kinds]
     if on_drive.params:
         nbytes = PARAM_BUFFERS * LOW_BYTES * gpus * buffer_elements(largest)
-        left.append(HostKind("params", nbytes, 0.0, copied=True))
+        cast = sum(kind.traffic for kind in kinds if kind.name == "params")
+        left.append(HostKind("params", nbytes, cast, copied=True))
     return (HostKind(BUFFERS, states, traffic), *left)
 
 

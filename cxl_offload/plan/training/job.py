@@ -8,8 +8,10 @@ computes with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from cxl_offload.plan.gpu import GpuRates, roofline_seconds
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.training.gradients import Stage as Stage
 from cxl_offload.plan.training.gradients import keeps_a_sum
@@ -94,6 +96,36 @@ class TrainingJob:
             flash_attention=self.flash_attention,
         )
 
+    def passes(self, gpu: GpuRates, share: float, *, micro: int, checkpointing: bool) -> Passes:
+        """Seconds of forward and backward of a micro-batch on a GPU.
+
+        A pass reads the weights, and the activations between layers once and writes them; forward
+        is one, backward two, and one more where it computes forward again.
+
+        Parameters
+        ----------
+        share
+            Of the GPU's peak that its arithmetic reaches.
+        """
+        model = self.model
+        weights = LOW_BYTES * (model.parameters - model.looked_up_parameters)
+        between = 2 * LOW_BYTES * micro * self.tokens * model.hidden * model.layers
+        forward, backward = self.flops(checkpointing=checkpointing)
+        training, times = replace(gpu, arithmetic_share=share), 3 if checkpointing else 2
+        return Passes(
+            *(
+                roofline_seconds(training, flops=micro * flops, nbytes=each * (weights + between))
+                for flops, each in ((forward, 1), (backward, times))
+            )
+        )
+
+
+class Passes(NamedTuple):
+    """Seconds of a micro-batch on the GPU."""
+
+    forward_s: float
+    backward_s: float
+
 
 @dataclass(frozen=True, slots=True)
 class HostKind:
@@ -111,22 +143,25 @@ class HostKind:
 def host_kinds(params: int, stage: Stage, accumulation: int = 1) -> tuple[HostKind, ...]:
     """Kinds of host tensors, names as DeepSpeed's objects are called in the documentation.
 
-    AdamW in fp32 reads four values a parameter and writes three: 28 bytes. What is copied to and
-    from the GPU stands apart from what the CPU streams. ``staging`` is what parameters return
-    from in stages 1 and 2, and what low-precision gradients are added up in in stage 3. Source:
-    ``training.zero_offload``; DeepSpeed 0.19, stage_1_and_2.py and stage3.py.
+    AdamW in fp32 reads four values a parameter and writes three: 28 bytes. Then DeepSpeed reads the
+    parameters once more and writes them in low precision, 6 bytes, in all stages: to ``staging``,
+    from where they return to the GPU in stages 1 and 2, or to ``params``. What is copied to and
+    from the GPU stands apart from what the CPU streams. In stage 3 low-precision gradients are
+    added up in ``staging``. Source: ``training.zero_offload``; DeepSpeed 0.19, stage_1_and_2.py
+    (``step``) and stage3.py (``_reassign_or_swap_out_partitioned_parameters``).
     """
+    low, cast = LOW_BYTES * params, float(LOW_BYTES * params)
     streamed = [
-        HostKind("fp32_master", 4 * params, 8.0 * params),
+        HostKind("fp32_master", 4 * params, 12.0 * params),
         HostKind("fp32_grad", 4 * params, 4.0 * params),
         HostKind("exp_avg", 4 * params, 8.0 * params),
         HostKind("exp_avg_sq", 4 * params, 8.0 * params),
     ]
-    copied = [HostKind("staging", LOW_BYTES * params, 0.0, copied=True)]
+    copied = [HostKind("staging", low, 0.0 if stage == 3 else cast, copied=True)]
     if keeps_a_sum(stage, accumulation):
-        copied.append(HostKind("grad_accumulation", LOW_BYTES * params, 0.0, copied=True))
+        copied.append(HostKind("grad_accumulation", low, 0.0, copied=True))
     if stage == 3:
-        copied.append(HostKind("params", LOW_BYTES * params, 0.0, copied=True))
+        copied.append(HostKind("params", low, cast, copied=True))
     return (*streamed, *copied)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.executor import Candidate, Executor, KindBytes
-from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
+from cxl_offload.plan.gpu import assumed_training_share
 from cxl_offload.plan.hardware import NVME, Hardware
 from cxl_offload.plan.missing import MissingNumberError
 from cxl_offload.plan.pipeline import make_plan
@@ -23,6 +23,12 @@ from cxl_offload.plan.training.job import (
     gpu_bytes,
     host_kinds,
     micro_batches,
+)
+from cxl_offload.plan.training.notes import (
+    FLASH_NOTE,
+    about_checkpoints,
+    about_drive,
+    about_gpu,
 )
 from cxl_offload.plan.training.placement import (
     StepEstimate,
@@ -41,7 +47,7 @@ ADAM_SHARE = 0.79
 """Share of the memory's rate that DeepSpeedCPUAdam reaches on torch's memory: measured with fp32
 states, 50 M parameters and AVX-512 on a machine of two cores; the bound was the same traffic."""
 
-ADAM_SHARE_OF_UPPER_BOUND = 0.26
+ADAM_SHARE_OF_UPPER_BOUND = 0.48
 """The same where a machine file gives only an upper bound of its rate: 31 % of a step of GPT-2 8B
 with batch 3 is the optimizer (Wang et al., Performance Characterization of CXL Memory, IV-A),
 beside the GPU's work at the training efficiency that is planned with and sequences of 1024."""
@@ -50,11 +56,6 @@ STAGES: tuple[Stage, ...] = (2, 1, 3)
 """In the order in which one has to be faster than those before it."""
 
 DRIVE_TERM = "reads and writes of the drive"
-
-FLASH_NOTE = (
-    "planned for attention that keeps no scores, which the script has to use (in transformers "
-    'attn_implementation="flash_attention_2", or "sdpa" where torch takes its flash kernel)'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,11 @@ class DeepSpeed(Executor[PlannedStep]):
         found = self._request.hardware().of_gpus(self._request.ranks.gpus)
         return found.without(NVME) if self._request.nvme_path is None else found
 
+    @property
+    def _gpu_name(self) -> str:
+        gpus = self._request.machine.gpus
+        return f"{gpus[0].name} {gpus[0].model}".rstrip() if gpus else ""
+
     def _between(self, hardware: Hardware) -> float:
         ranks, nbytes = self._request.ranks, LOW_BYTES * self._job.model.parameters
         return ranks.exchange_seconds(nbytes, hardware.link_bytes_per_s / ranks.gpus)
@@ -164,21 +170,21 @@ class DeepSpeed(Executor[PlannedStep]):
     def _steps(self, hardware: Hardware) -> Iterator[_Candidate]:
         """Micro-batches that the GPU holds, and what a step of them does."""
         job, rate, gpus = self._job, self._optimizer_rate(hardware), self._request.ranks.gpus
-        flops = hardware.gpu.flops_per_s * TRAINING_EFFICIENCY
+        share = assumed_training_share(self._gpu_name)
         stages = STAGES if self._request.stage is None else (self._request.stage,)
         for stage, checkpointing in itertools.product(stages, (False, True)):
-            forward, backward = (each / flops for each in job.flops(checkpointing=checkpointing))
             for micro in micro_batches(job):
                 need = gpu_bytes(job, micro, stage, checkpointing=checkpointing)
                 if need > hardware.gpu_usable_bytes:
                     break
+                passes = job.passes(hardware.gpu, share, micro=micro, checkpointing=checkpointing)
                 kinds = host_kinds(self._held, stage, job.batch // micro)
                 for there in choices(stage, hardware):
                     step = TrainingStep(
                         kinds=kinds_in_memory(kinds, there, gpus=gpus, largest=self._largest),
                         stage=stage,
-                        forward_s=micro * forward,
-                        backward_s=micro * backward,
+                        forward_s=passes.forward_s,
+                        backward_s=passes.backward_s,
                         accumulation=job.batch // micro,
                         cpu_bytes_per_s=rate,
                         between_s=self._between(hardware),
@@ -337,20 +343,16 @@ class DeepSpeed(Executor[PlannedStep]):
     def notes(self, found: Candidate[PlannedStep]) -> list[str]:
         """What the script has to do, and what is not known."""
         request = self._request
-        checkpoints = (
-            "with activation checkpointing, which the script has to switch on (in transformers "
-            "model.gradient_checkpointing_enable()): the micro-batch fits only so"
-            if found.choice.checkpointing
-            else "without activation checkpointing"
-        )
+        checkpoints = about_checkpoints(found.choice.checkpointing)
         return [
             f"ZeRO stage {found.choice.stage}, bf16, {request.ranks}, {checkpoints}",
             *request.ranks.notes(),
-            *self._about_drive(found),
+            *about_drive(found.drive_bytes, request.nvme_path),
             *([FLASH_NOTE] if request.flash_attention else ()),
             f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
             "memory",
             "the script gives the optimizer: DeepSpeedCPUAdam, or this package's CPUAdam",
+            about_gpu(self._gpu_name),
             *self._about_optimizer(found.hardware),
             "no absolute step time is published for these machines, so no error is known",
         ]
@@ -366,16 +368,6 @@ class DeepSpeed(Executor[PlannedStep]):
         return [
             f"optimizer assumed at {rate}, {self._adam_share():.0%} of what local memory gives; "
             "cxl-offload profile --operators cpu measures it, --optimizer-gb-s says it"
-        ]
-
-    def _about_drive(self, found: Candidate[PlannedStep]) -> list[str]:
-        """Whose files are there, and what is not known of it."""
-        if not found.drive_bytes:
-            return []
-        return [
-            f"DeepSpeed keeps {format_bytes(found.drive_bytes)} in files in "
-            f"{self._request.nvme_path} and writes most of them in every step, which wears a drive",
-            "not replayed: the simulator's training step has no drive",
         ]
 
 

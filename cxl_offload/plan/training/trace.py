@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cxl_offload.core import LINE_BYTES
-from cxl_offload.plan.gpu import TRAINING_EFFICIENCY
+from cxl_offload.plan.gpu import assumed_training_share
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.config import ModelConfig
+from cxl_offload.plan.planned_machine import at_decoding_rates
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.training.job import TrainingJob
 from cxl_offload.plan.training.placement import StepEstimate, TrainingStep, Weights
@@ -57,6 +58,7 @@ def planned_work(
         stage=hardware.nodes[staging.index(max(staging))].node,
         zero_stage=step.stage,
         early_return=False,
+        cast_apart=True,
     )
 
 
@@ -67,15 +69,15 @@ def replayed_phases(
 
     Steps of a trace are barriers, so all passes between the first and the last take the same: three
     are replayed, and the one in the middle counts for the rest. The GPU gets the share of its peak
-    that training reaches, the CPU as many cache lines in flight as give the planned rate on local
-    memory.
+    that training reaches, and of its memory's rate that plans count on, the CPU as many cache lines
+    in flight as give the planned rate on local memory.
 
     Raises
     ------
     ConfigError
         The machine lacks a number that the replay needs.
     """
-    gpus = tuple(_at_training_rate(gpu) for gpu in machine.gpus)
+    gpus = tuple(_at_training_rate(gpu) for gpu in at_decoding_rates(machine).gpus)
     lines = step.cpu_bytes_per_s * hardware.local_latency_ns * 1e-9 / LINE_BYTES
     there = replace(machine, gpus=gpus)
     engines = Engines(lines_in_flight=max(1.0, lines))
@@ -92,7 +94,8 @@ def replayed_phases(
 
 def _at_training_rate(gpu: Gpu) -> Gpu:
     peak = gpu.peak_flops_per_s
-    return gpu if peak is None else replace(gpu, peak_flops_per_s=peak * TRAINING_EFFICIENCY)
+    share = assumed_training_share(f"{gpu.name} {gpu.model}")
+    return gpu if peak is None else replace(gpu, peak_flops_per_s=peak * share)
 
 
 def equation_phases(estimate: StepEstimate) -> dict[str, float]:

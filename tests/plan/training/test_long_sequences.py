@@ -125,3 +125,17 @@ def test_equations_and_replay_agree_on_long_sequences() -> None:
         )  # fmt: skip
         assert not any("the equations say" in note for note in made.notes), made.notes
         assert not any("not replayed" in note for note in made.notes)
+
+
+def test_a_short_pass_lasts_as_long_as_the_gpu_reads_its_weights() -> None:
+    """One sequence of 16 tokens: every weight is read forward, and twice backward."""
+    machine = load_machine("spr3-h100")
+    memory = machine.gpus[0].memory_bandwidth_bytes_per_s
+    model = load_model("opt-6.7b")
+    made = plan(model, "spr3-h100", 16, batch=1)
+    assert memory
+    weights = 2 * sum(t.elements for t in model.tensors() if t.kind in ("attention", "mlp"))
+    terms = made.phases[0].terms
+    assert terms["forward (GPU)"] >= weights / memory
+    assert terms["backward (GPU)"] >= 2 * weights / memory
+    assert terms["forward (GPU)"] < 1.5 * weights / memory

@@ -1,0 +1,39 @@
+"""What a plan of training tells its reader: what the script does, and what is not known."""
+
+from __future__ import annotations
+
+from cxl_offload.plan.gpu import assumed_training_share, training_share
+from cxl_offload.units import format_bytes
+
+FLASH_NOTE = (
+    "planned for attention that keeps no scores, which the script has to use (in transformers "
+    'attn_implementation="flash_attention_2", or "sdpa" where torch takes its flash kernel)'
+)
+
+
+def about_gpu(name: str) -> str:
+    """Which share of its peak the GPU is planned with."""
+    known = training_share(name) is not None
+    whose = "published for its kind" if known else "the lowest published one, none of its kind"
+    return f"GPU {name} planned at {assumed_training_share(name):.0%} of its peak, {whose}"
+
+
+def about_checkpoints(checkpointing: bool) -> str:
+    """Whether activations are computed again."""
+    if not checkpointing:
+        return "without activation checkpointing"
+    return (
+        "with activation checkpointing, which the script has to switch on (in transformers "
+        "model.gradient_checkpointing_enable()): the micro-batch fits only so"
+    )
+
+
+def about_drive(nbytes: int, path: str | None) -> list[str]:
+    """Whose files are there, and what is not known of it."""
+    if not nbytes:
+        return []
+    return [
+        f"DeepSpeed keeps {format_bytes(nbytes)} in files in {path} and writes most of them in "
+        "every step, which wears a drive",
+        "not replayed: the simulator's training step has no drive",
+    ]
