@@ -152,6 +152,12 @@ class MachineRates:
         """Why nothing can be planned for a GPU; None: it can."""
         try:
             self.gpu_rates()
+            if self.gpu().memory_node == self.machine.initiator:
+                return (
+                    f"machine {self.machine.name}: GPU {self.gpu().name} and the CPUs share one "
+                    "memory, and plans for a GPU count on two; give it another GPU on paper "
+                    "(--gpu h100)"
+                )
             self.link_bytes_per_s()
         except ValueError as error:
             return str(error)

@@ -157,11 +157,12 @@ def test_what_is_refused_says_why() -> None:
     assert {check_bound(*case) for case in random.Random(15).sample(refused, 60)} == {"refused"}
 
 
-@pytest.mark.slow(reason="2310 plans, a minute together")
+@pytest.mark.slow(reason="a third of all plans: each machine a third of the models, in turn")
 @pytest.mark.parametrize("machine", MACHINES)
 def test_no_plan_beats_a_bound_anywhere(machine: str) -> None:
-    found = [check_bound(machine, model, build) for model in MODELS for build in BUILDS]
-    assert found.count("planned") >= 10
+    models = MODELS[MACHINES.index(machine) % 3 :: 3]
+    found = [check_bound(machine, model, build) for model in models for build in BUILDS]
+    assert found.count("planned") >= 3
 
 
 CHANGES = (
@@ -293,7 +294,7 @@ def test_more_of_any_resource_is_never_slower(seed: int) -> None:
 def test_draws_reach_every_resource_and_executor() -> None:
     """Of what the seeds ask; links between sockets and drives are rare."""
     draw, met, names = random.Random(0), set(), set()
-    for _ in range(150):
+    for _ in range(100):
         executor = random_request(draw)
         names.add(executor.name)
         hardware = executor.hardware()

@@ -164,7 +164,7 @@ def test_nothing_fits_is_said_with_numbers() -> None:
         ({"cxl_margin": -0.1}, "margin -0.1"),
         ({"host_usable": 1.5}, "usable share of host memory 1.5"),
         ({"machine": "zen4-1"}, "zen4-1 has no GPU"),
-        ({"machine": "zen4-2-mi300a"}, "GPU MI300A-0 has no peak rates"),
+        ({"machine": "zen4-2-mi300a"}, "GPU MI300A-0 and the CPUs share one memory"),
     ],
 )
 def test_impossible_requests_are_refused(extra: dict[str, Any], message: str) -> None:
