@@ -173,7 +173,7 @@ def test_gpus_stage_sockets_and_kv_types_reach_the_planner() -> None:
     trained |= {"batch": 16, "metric": "step_s", "prompt_len": 512}
     seconds = [
         answered(**trained, **more).predicted
-        for more in ({}, {"gpus": 4}, {"gpus": 4, "hosts": 2, "network_gb_s": 1}, {"stage": 1})
+        for more in ({}, {"gpus": 4}, {"gpus": 4, "hosts": 2, "network_gb_s": 1}, {"stage": 3})
     ]
     assert len(set(seconds)) == 4
     assert None not in seconds
