@@ -110,6 +110,7 @@ RENAMED = {
     "cxl_offload.plan.vllm.offload.mean_throughput_ratio": (
         "cxl_offload.validation.offload_sizes.mean_throughput_ratio"
     ),
+    "cxl_offload.plan.training.plan.ADAM_SHARE": "cxl_offload.plan.training.adam_rate.ADAM_SHARE",
     "cxl_offload.plan.training.zero_offload.OPTIMIZER_BYTES_PER_PARAM": (
         "cxl_offload.plan.equations.adam_bytes.OPTIMIZER_BYTES_PER_PARAM"
     ),

@@ -17,7 +17,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import pairs
 from cxl_offload.plan.vllm.defaults import MOST_RUNNING
 from cxl_offload.report.sections import DRAWN_STEPS
-from cxl_offload.units import parse_latency_ns
+from cxl_offload.units import parse_bandwidth, parse_latency_ns
 
 if TYPE_CHECKING:
     from cxl_offload.plan.flexgen.planner import StripeWish
@@ -101,6 +101,14 @@ KvTypes = Annotated[
         rich_help_panel="transformers and vLLM",
     ),
 ]
+StateTypes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TYPE[,TYPE]",
+        help="Types that momentum and variance may also be kept in, of bfloat16 and uint8 (8 bits, "
+        "in blocks); each loses precision and needs this package's CPUAdam, the fastest is taken.",
+    ),
+]
 SharingGpus = Annotated[
     int | None,
     typer.Option(
@@ -170,6 +178,20 @@ def seconds_asked(option: str, text: str | None) -> float:
         return parse_latency_ns(text) * 1e-9
     except ValueError as error:
         raise ConfigError(f"{option}: {error}") from None
+
+
+def network_rate(text: str | None) -> float | None:
+    """What ``--network`` says, in bytes/s.
+
+    Raises
+    ------
+    ConfigError
+        It is no rate.
+    """
+    try:
+        return None if text is None else parse_bandwidth(text)
+    except ValueError as error:
+        raise ConfigError(f"--network: {error}") from None
 
 
 def measured_operators(profile: str | None) -> OperatorProfile | None:

@@ -30,6 +30,7 @@ from cxl_offload.cli._plan_inputs import (
     Output,
     ProfileFile,
     SharingGpus,
+    StateTypes,
     Tiers,
     TimelineFile,
     Why,
@@ -37,6 +38,7 @@ from cxl_offload.cli._plan_inputs import (
     drawn,
     measured_operators,
     names_the_line,
+    network_rate,
     read_machine,
     seconds_asked,
     stripes_asked,
@@ -49,7 +51,6 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import limits, size
 from cxl_offload.plan.usable import CXL_MARGIN, GPU_USABLE, HOST_USABLE
 from cxl_offload.plan.vllm.defaults import GPU_UTILIZATION
-from cxl_offload.units import parse_bandwidth
 
 if TYPE_CHECKING:
     from cxl_offload.plan.plan_file import Plan
@@ -285,6 +286,7 @@ def training(
     optimizer_gb_s: Annotated[
         float | None, typer.Option(help="What the CPU optimizer draws from local memory, GB/s.")
     ] = None,
+    state_dtype: StateTypes = None,
     flash_attention: Annotated[
         bool,
         typer.Option(
@@ -340,9 +342,10 @@ def training(
             operators=measured_operators(profile),
             optimizer_bytes_per_s=None if optimizer_gb_s is None else optimizer_gb_s * 1e9,
             script=script,
-            ranks=Ranks(gpus=gpus, hosts=hosts, network_bytes_per_s=_rate(network)),
+            ranks=Ranks(gpus=gpus, hosts=hosts, network_bytes_per_s=network_rate(network)),
             flash_attention=flash_attention,
             nvme_path=nvme_path,
+            state_dtypes=() if state_dtype is None else names(state_dtype) or (state_dtype,),
             bind_cores=bind_cores,
             host_usable=host_usable,
             gpu_usable=gpu_usable,
@@ -366,13 +369,6 @@ def training(
             )
 
     deliver(plan, output, as_json, write_report)
-
-
-def _rate(text: str | None) -> float | None:
-    try:
-        return None if text is None else parse_bandwidth(text)
-    except ValueError as error:
-        raise ConfigError(f"--network: {error}") from None
 
 
 def show_plan(

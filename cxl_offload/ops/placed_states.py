@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,7 +22,9 @@ class PlacedStates:
     codes: ClassVar[Mapping[str, Code]] = {}
     """How each state is kept in 8 bits; empty where none can be."""
 
+    state: defaultdict[torch.Tensor, Any]
     state_dtype: torch.dtype
+    rounding_seed: int | None
     policy: PolicyLike | None
     pages: Pages
     session: Session | None = None
@@ -54,6 +57,24 @@ class PlacedStates:
         if not self.codes:
             raise ValueError(f"{type(self).__name__} has no rounding_seed; leave it out")
         return seed
+
+    def keep_states_as(self, dtype: torch.dtype, *, rounding_seed: int = 0) -> None:
+        """Makes states of another type than the constructor was told, rounded at random.
+
+        Raises
+        ------
+        ValueError
+            No type of this class's states, or there are states already.
+        """
+        self._check_state_dtype(dtype)
+        if any(self.state.values()):
+            raise ValueError(
+                f"{type(self).__name__}: its states are in {self.state_dtype} already; load them "
+                f"into an optimizer made with state_dtype={dtype}"
+            )
+        self.state_dtype = dtype
+        if self.rounding_seed is None:
+            self.rounding_seed = self._seed(rounding_seed)
 
     @property
     def in_codes(self) -> bool:

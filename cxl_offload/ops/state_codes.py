@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-BLOCK = 128
-"""Elements that share a scale."""
+from cxl_offload.plan.equations.adam_bytes import STATE_BLOCK as BLOCK
 
 Code = Literal["signed", "root"]
 """How a state is kept: with a sign, or its root."""

@@ -150,6 +150,10 @@ class Executor(ABC, Generic[T]):
         """What keys and values are kept as; empty: what they are computed in."""
         return ""
 
+    def state_dtype(self) -> str:
+        """What an optimizer's states are kept as; empty: float32."""
+        return ""
+
     def serving(self, found: Candidate[T]) -> Serving | None:
         """What a request sees of a server; None: the executor runs batches."""
         return None

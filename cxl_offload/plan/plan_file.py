@@ -18,6 +18,7 @@ import yaml
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import decode_document, encode, read_document, read_text, write_text
+from cxl_offload.plan.equations.adam_bytes import STATE_TYPES
 from cxl_offload.plan.kv_types import KV_TYPES
 
 PLAN_VERSION = 1
@@ -183,6 +184,8 @@ class Plan:
         transformers: kinds of weights that CPUs multiply where they lie, beside a GPU.
     kv_dtype
         transformers, vLLM: what keys and values are kept as; empty: what they are computed in.
+    state_dtype
+        DeepSpeed: what momentum and variance are kept as; empty: float32.
     copies
         Whether weights have a copy near each socket; None: one socket computes, or a GPU.
     serving
@@ -214,6 +217,7 @@ class Plan:
     policies: dict[str, str] = field(default_factory=dict)
     on_cpu: tuple[str, ...] = ()
     kv_dtype: str = ""
+    state_dtype: str = ""
     copies: CopiesUse | None = None
     serving: Serving | None = None
     why: tuple[str, ...] = ()
@@ -231,6 +235,11 @@ class Plan:
             raise ValueError(f"kv_dtype {self.kv_dtype!r}: it is one of {', '.join(KV_TYPES)}")
         if self.kv_dtype and self.executor not in ("transformers", "vllm"):
             raise ValueError(f"kv_dtype {self.kv_dtype}: {self.executor} takes none from a plan")
+        if self.state_dtype and self.state_dtype not in STATE_TYPES:
+            known = ", ".join(STATE_TYPES)
+            raise ValueError(f"state_dtype {self.state_dtype!r}: it is one of {known}")
+        if self.state_dtype and self.executor != "deepspeed":
+            raise ValueError(f"state_dtype {self.state_dtype}: {self.executor} has no optimizer")
         if self.runs and not self.command:
             raise ValueError("a plan that runs needs a command")
         for name in self.settings:

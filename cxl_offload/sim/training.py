@@ -60,6 +60,8 @@ class TrainingWork:
     cast_apart
         Whether the CPU reads updated parameters once more to convert them, as DeepSpeed does; a
         fused kernel writes both.
+    moment_bytes
+        Of an element of momentum or variance.
     """
 
     shape: ModelShape
@@ -79,6 +81,7 @@ class TrainingWork:
     overlap: bool = True
     early_return: bool = True
     cast_apart: bool = False
+    moment_bytes: float = _FULL_BYTES
 
     def __post_init__(self) -> None:
         if self.zero_stage not in (1, 2, 3):
@@ -197,7 +200,7 @@ class _StepTrace:
             self.schedule.from_drive("load_state", kind, placed.drive)
 
     def update(self, layer: int) -> None:
-        """Adam: reads four fp32 values a parameter, writes three and one in low precision."""
+        """Adam: reads four values a parameter, writes three and one in low precision."""
         work, add = self._work, self.schedule.add
         states = self._states(layer)
         reads: dict[int, int] = {}
@@ -244,12 +247,13 @@ class _StepTrace:
         return max(0, in_gpu - there)
 
     def _states(self, layer: int) -> dict[str, PlacedBytes]:
-        work, nbytes = self._work, self._params(layer) * _FULL_BYTES
+        work, params = self._work, self._params(layer)
+        nbytes, moment = params * _FULL_BYTES, round(params * work.moment_bytes)
         return {
             "master": work.master.place(nbytes),
             "gradients": work.gradients.place(nbytes),
-            "momentum": work.momentum.place(nbytes),
-            "variance": work.variance.place(nbytes),
+            "momentum": work.momentum.place(moment),
+            "variance": work.variance.place(moment),
         }
 
     def _params(self, layer: int) -> int:

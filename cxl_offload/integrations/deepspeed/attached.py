@@ -18,6 +18,7 @@ from cxl_offload.integrations.deepspeed.kinds import KINDS, cxl_note
 from cxl_offload.integrations.deepspeed.objects import HostObject
 from cxl_offload.integrations.deepspeed.phases import PhasedEngine
 from cxl_offload.integrations.deepspeed.report import KindRow, table
+from cxl_offload.integrations.deepspeed.states import keep_states_as
 from cxl_offload.integrations.deepspeed.store import Store
 from cxl_offload.integrations.deepspeed.tuning import TunedEngine
 from cxl_offload.ops.optimizer import OnePassOptimizer
@@ -69,6 +70,7 @@ class AttachedEngine:
         self.settle()
         if inner is None:
             return
+        keep_states_as(inner, store.policies.state_dtype)
         for master in objects.masters(zero):
             self._seed(inner, master, inner.param_groups[0])
         self.settle()

@@ -38,10 +38,15 @@ PlanOrPolicy: TypeAlias = Plan | PolicyLike | Mapping[str, PolicyLike] | Path | 
 
 @dataclass(frozen=True, slots=True)
 class KindPolicies:
-    """The policy of every kind, and in words where it is from."""
+    """The policy of every kind, and in words where it is from.
+
+    ``state_dtype`` is what the plan counts on that momentum and variance are kept as; empty: it
+    says nothing.
+    """
 
     by_kind: Mapping[str, Policy]
     source: str
+    state_dtype: str = ""
 
 
 def kind_policies(
@@ -80,11 +85,13 @@ def kind_policies(
         request = parse_request(request)
     if request is None:
         return KindPolicies(policies, "defaults")
+    state_dtype = ""
     if isinstance(request, Path):
         request = load_plan(request)
     if isinstance(request, Plan):
         chosen: Mapping[str, PolicyLike] = _of_plan(request)
         source = f"plan of {request.model} on {request.machine}"
+        state_dtype = request.state_dtype
     elif isinstance(request, Mapping) and all(isinstance(key, str) for key in request):
         chosen = cast("Mapping[str, PolicyLike]", request)
         source = "policies of the caller"
@@ -97,7 +104,7 @@ def kind_policies(
     policies |= {kind: as_policy(each, machine) for kind, each in chosen.items()}
     for kind, policy in policies.items():
         refuse_copies(policy, f"{kind} of DeepSpeed")
-    return KindPolicies(policies, source)
+    return KindPolicies(policies, source, state_dtype)
 
 
 def cxl_note(kind: str, policy: Policy, machine: Machine) -> str | None:

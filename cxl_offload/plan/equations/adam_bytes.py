@@ -7,3 +7,17 @@ HOST_BYTES_PER_PARAM = 16
 
 OPTIMIZER_BYTES_PER_PARAM = 28
 """Memory traffic of one AdamW update in fp32: four values read, three written."""
+
+STATE_BLOCK = 128
+"""Elements of a state in 8 bits that share a scale, which has a byte (docs/adam.md)."""
+
+STATE_TYPES = ("bfloat16", "uint8")
+"""What this package's CPUAdam keeps momentum and variance as beside float32, by torch's names. Both
+lose precision."""
+
+
+def moment_bytes(params: int, dtype: str = "") -> int:
+    """Bytes of the momentum, or of the variance, of so many parameters; no name: float32."""
+    if dtype == "uint8":
+        return params + -(-params // STATE_BLOCK)
+    return params * (2 if dtype == "bfloat16" else 4)

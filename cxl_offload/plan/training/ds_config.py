@@ -59,6 +59,9 @@ def config_text(
         "gradient_accumulation_steps": accumulation,
         "bf16": {"enabled": True},
         "zero_optimization": zero,
+        # Without them DeepSpeed refuses optimizers of others, such as this package's CPUAdam.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
     }
     if checkpointing:
         config["activation_checkpointing"] = {"partition_activations": False}

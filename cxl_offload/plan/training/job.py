@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from cxl_offload.plan.equations.adam_bytes import moment_bytes
 from cxl_offload.plan.gpu import GpuRates, roofline_seconds
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.training.gradients import Stage as Stage
@@ -140,10 +141,13 @@ class HostKind:
     copied: bool = False
 
 
-def host_kinds(params: int, stage: Stage, accumulation: int = 1) -> tuple[HostKind, ...]:
+def host_kinds(
+    params: int, stage: Stage, accumulation: int = 1, *, state_dtype: str = ""
+) -> tuple[HostKind, ...]:
     """Kinds of host tensors, names as DeepSpeed's objects are called in the documentation.
 
-    AdamW in fp32 reads four values a parameter and writes three: 28 bytes. Then DeepSpeed reads the
+    AdamW in fp32 reads four values a parameter and writes three: 28 bytes; momentum and variance of
+    ``state_dtype``, one of ``STATE_TYPES``, are fewer. Then DeepSpeed reads the
     parameters once more and writes them in low precision, 6 bytes, in all stages: to ``staging``,
     from where they return to the GPU in stages 1 and 2, or to ``params``. What is copied to and
     from the GPU stands apart from what the CPU streams. In stage 3 low-precision gradients are
@@ -151,11 +155,12 @@ def host_kinds(params: int, stage: Stage, accumulation: int = 1) -> tuple[HostKi
     (``step``) and stage3.py (``_reassign_or_swap_out_partitioned_parameters``).
     """
     low, cast = LOW_BYTES * params, float(LOW_BYTES * params)
+    moment = moment_bytes(params, state_dtype)
     streamed = [
         HostKind("fp32_master", 4 * params, 12.0 * params),
         HostKind("fp32_grad", 4 * params, 4.0 * params),
-        HostKind("exp_avg", 4 * params, 8.0 * params),
-        HostKind("exp_avg_sq", 4 * params, 8.0 * params),
+        HostKind("exp_avg", moment, 2.0 * moment),
+        HostKind("exp_avg_sq", moment, 2.0 * moment),
     ]
     copied = [HostKind("staging", low, 0.0 if stage == 3 else cast, copied=True)]
     if keeps_a_sum(stage, accumulation):

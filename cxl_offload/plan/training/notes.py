@@ -18,6 +18,16 @@ def about_gpu(name: str) -> str:
     return f"GPU {name} planned at {assumed_training_share(name):.0%} of its peak, {whose}"
 
 
+def about_states(dtype: str) -> str:
+    """Whose optimizer the script gives, and what it keeps its states as."""
+    if not dtype:
+        return "the script gives the optimizer: DeepSpeedCPUAdam, or this package's CPUAdam"
+    return (
+        f"momentum and variance are kept as {dtype}, rounded at random, which loses precision: the "
+        "script gives this package's CPUAdam, and the hook of `cxl-offload run` makes its states so"
+    )
+
+
 def about_checkpoints(checkpointing: bool) -> str:
     """Whether activations are computed again."""
     if not checkpointing:

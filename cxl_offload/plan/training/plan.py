@@ -7,17 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.equations.adam_bytes import moment_bytes
 from cxl_offload.plan.executor import Candidate, Executor, KindBytes
 from cxl_offload.plan.gpu import assumed_training_share
 from cxl_offload.plan.hardware import NVME, Hardware
-from cxl_offload.plan.missing import MissingNumberError
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import Batch, PhaseEstimate, Plan
 from cxl_offload.plan.replay_check import Replay
+from cxl_offload.plan.training.adam_rate import about_optimizer, optimizer_rate
 from cxl_offload.plan.training.drive import BUFFERS, NOWHERE, OnDrive, choices, kinds_in_memory
 from cxl_offload.plan.training.ds_config import CONFIG, config_text
 from cxl_offload.plan.training.job import (
     LOW_BYTES,
+    HostKind,
     Stage,
     TrainingJob,
     gpu_bytes,
@@ -29,6 +31,7 @@ from cxl_offload.plan.training.notes import (
     about_checkpoints,
     about_drive,
     about_gpu,
+    about_states,
 )
 from cxl_offload.plan.training.placement import (
     StepEstimate,
@@ -39,21 +42,15 @@ from cxl_offload.plan.training.placement import (
 )
 from cxl_offload.plan.training.request import TrainingRequest as TrainingRequest
 from cxl_offload.plan.training.trace import equation_phases, planned_work, replayed_phases
-from cxl_offload.profile.operators.model import AdamPoint
+from cxl_offload.renamed import old_names
 from cxl_offload.topology.cpulist import format_cpulist
-from cxl_offload.units import format_bandwidth, format_bytes
-
-ADAM_SHARE = 0.79
-"""Share of the memory's rate that DeepSpeedCPUAdam reaches on torch's memory: measured with fp32
-states, 50 M parameters and AVX-512 on a machine of two cores; the bound was the same traffic."""
-
-ADAM_SHARE_OF_UPPER_BOUND = 0.48
-"""The same where a machine file gives only an upper bound of its rate: 31 % of a step of GPT-2 8B
-with batch 3 is the optimizer (Wang et al., Performance Characterization of CXL Memory, IV-A),
-beside the GPU's work at the training efficiency that is planned with and sequences of 1024."""
+from cxl_offload.units import format_bytes
 
 STAGES: tuple[Stage, ...] = (2, 1, 3)
 """In the order in which one has to be faster than those before it."""
+
+_AS_FAST = 1e-6
+"""States in fewer bytes have to be faster by more than this share: they lose precision."""
 
 DRIVE_TERM = "reads and writes of the drive"
 
@@ -96,17 +93,29 @@ def plan_training(request: TrainingRequest) -> Plan:
     ValueError
         A batch or a sequence the model cannot have.
     """
-    return make_plan(DeepSpeed(request))
+    executors = [DeepSpeed(request, kept) for kept in ("", *dict.fromkeys(request.state_dtypes))]
+    if len(executors) == 1:
+        return make_plan(executors[0])
+    found = [executor.search(executor.hardware()) for executor in executors]
+    rates = [0.0 if best is None else best.tokens_per_s for best in found]
+    enough = max(rates) * (1 - _AS_FAST)
+    return make_plan(executors[next(at for at, rate in enumerate(rates) if rate >= enough)])
 
 
 class DeepSpeed(Executor[PlannedStep]):
-    """DeepSpeed's search and homes."""
+    """DeepSpeed's search and homes.
+
+    Parameters
+    ----------
+    state_dtype
+        What momentum and variance are kept as; empty: float32.
+    """
 
     kind = "training"
     name = "deepspeed"
 
-    def __init__(self, request: TrainingRequest) -> None:
-        self._request = request
+    def __init__(self, request: TrainingRequest, state_dtype: str = "") -> None:
+        self._request, self._state_dtype = request, state_dtype
         ranks, model = request.ranks, request.model
         self._job = TrainingJob(
             model=model,
@@ -143,33 +152,19 @@ class DeepSpeed(Executor[PlannedStep]):
         ranks, nbytes = self._request.ranks, LOW_BYTES * self._job.model.parameters
         return ranks.exchange_seconds(nbytes, hardware.link_bytes_per_s / ranks.gpus)
 
-    def _measured_adam(self) -> AdamPoint | None:
-        operators = self._request.operators
-        return None if operators is None else operators.adam
+    def _kinds(self, stage: Stage, accumulation: int = 1) -> tuple[HostKind, ...]:
+        return host_kinds(self._held, stage, accumulation, state_dtype=self._state_dtype)
 
-    def _optimizer_rate(self, hardware: Hardware) -> float:
-        if self._request.optimizer_bytes_per_s is not None:
-            return self._request.optimizer_bytes_per_s
-        if (adam := self._measured_adam()) is not None:
-            return adam.bytes_per_s
-        local = hardware.nodes[0]
-        if local.read_bytes_per_s == float("inf"):
-            raise MissingNumberError(
-                f"machine {hardware.machine} has no read_bandwidth from its initiator to node "
-                f"{local.node} ({local.name}); profile it, or give --optimizer-gb-s",
-                section="accesses",
-            )
-        return self._adam_share() * local.read_bytes_per_s
-
-    def _adam_share(self) -> float:
-        machine = self._request.machine
-        what = f"access {machine.initiator}->{machine.initiator} read bandwidth"
-        bounds = [each.bound for each in machine.citations if each.what == what]
-        return ADAM_SHARE_OF_UPPER_BOUND if "upper" in bounds else ADAM_SHARE
+    def _places(self, stage: Stage, hardware: Hardware) -> Iterable[OnDrive]:
+        """What may be on the drive: DeepSpeed reads states in float32 there and no others."""
+        return [
+            each for each in choices(stage, hardware) if not (each.optimizer and self._state_dtype)
+        ]
 
     def _steps(self, hardware: Hardware) -> Iterator[_Candidate]:
         """Micro-batches that the GPU holds, and what a step of them does."""
-        job, rate, gpus = self._job, self._optimizer_rate(hardware), self._request.ranks.gpus
+        job, gpus = self._job, self._request.ranks.gpus
+        rate = optimizer_rate(self._request, hardware)
         share = assumed_training_share(self._gpu_name)
         stages = STAGES if self._request.stage is None else (self._request.stage,)
         for stage, checkpointing in itertools.product(stages, (False, True)):
@@ -178,8 +173,8 @@ class DeepSpeed(Executor[PlannedStep]):
                 if need > hardware.gpu_usable_bytes:
                     break
                 passes = job.passes(hardware.gpu, share, micro=micro, checkpointing=checkpointing)
-                kinds = host_kinds(self._held, stage, job.batch // micro)
-                for there in choices(stage, hardware):
+                kinds = self._kinds(stage, job.batch // micro)
+                for there in self._places(stage, hardware):
                     step = TrainingStep(
                         kinds=kinds_in_memory(kinds, there, gpus=gpus, largest=self._largest),
                         stage=stage,
@@ -242,7 +237,7 @@ class DeepSpeed(Executor[PlannedStep]):
         job, request = self._job, self._request
         stages = STAGES if request.stage is None else (request.stage,)
         least = min(gpu_bytes(job, 1, stage) for stage in stages)
-        host = sum(kind.bytes for kind in host_kinds(self._held, request.stage or 2))
+        host = sum(kind.bytes for kind in self._kinds(request.stage or 2))
         rooms = ", ".join(f"{n.name} {format_bytes(n.usable_bytes)}" for n in hardware.nodes)
         drive = ""
         if hardware.drive_usable_bytes:
@@ -265,7 +260,7 @@ class DeepSpeed(Executor[PlannedStep]):
     def kinds(self, found: Candidate[PlannedStep]) -> Iterable[KindBytes]:
         """Host tensors; what the GPU holds is in its own bytes."""
         there, none = found.choice.on_drive.kinds, (0,) * len(found.hardware.nodes)
-        whole = {kind.name: kind.bytes for kind in host_kinds(self._held, found.choice.stage)}
+        whole = {kind.name: kind.bytes for kind in self._kinds(found.choice.stage)}
         for kind in found.choice.step.kinds:
             weights = found.choice.weights[kind.name]
             drive = whole[kind.name] if kind.name in there else 0
@@ -304,6 +299,10 @@ class DeepSpeed(Executor[PlannedStep]):
         )
         return {CONFIG: text}
 
+    def state_dtype(self) -> str:
+        """What momentum and variance are kept as; empty: float32."""
+        return self._state_dtype
+
     def threads(self, found: Candidate[PlannedStep]) -> dict[int, int]:
         """All cores of the initiator update parameters."""
         machine = self._request.machine
@@ -328,7 +327,9 @@ class DeepSpeed(Executor[PlannedStep]):
             return {}
         step, weights, hardware = found.choice.step, found.choice.weights, found.hardware
         work = planned_work(self._job, step, hardware, weights)
-        work = replace(work, checkpointing=found.choice.checkpointing)
+        moment = moment_bytes(self._held, self._state_dtype) / self._held
+        checkpointing = found.choice.checkpointing
+        work = replace(work, checkpointing=checkpointing, moment_bytes=moment)
         return replayed_phases(replay, work, step, hardware, self.machine(found))
 
     def other_homes(
@@ -337,7 +338,7 @@ class DeepSpeed(Executor[PlannedStep]):
         """The other stages."""
         for stage in STAGES if self._request.stage is None else ():
             if stage != found.choice.stage:
-                other = DeepSpeed(replace(self._request, stage=stage))
+                other = DeepSpeed(replace(self._request, stage=stage), self._state_dtype)
                 yield f"ZeRO stage {stage}", other.search(found.hardware)
 
     def notes(self, found: Candidate[PlannedStep]) -> list[str]:
@@ -351,23 +352,10 @@ class DeepSpeed(Executor[PlannedStep]):
             *([FLASH_NOTE] if request.flash_attention else ()),
             f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
             "memory",
-            "the script gives the optimizer: DeepSpeedCPUAdam, or this package's CPUAdam",
+            about_states(self._state_dtype),
             about_gpu(self._gpu_name),
-            *self._about_optimizer(found.hardware),
+            *about_optimizer(request, found.hardware),
             "no absolute step time is published for these machines, so no error is known",
-        ]
-
-    def _about_optimizer(self, hardware: Hardware) -> list[str]:
-        """Whose rate the optimizer's is."""
-        request, rate = self._request, format_bandwidth(self._optimizer_rate(hardware))
-        if request.optimizer_bytes_per_s is not None:
-            return []
-        if request.operators is not None and self._measured_adam() is not None:
-            threads = request.operators.threads
-            return [f"optimizer at {rate}, measured with this package's Adam on {threads} threads"]
-        return [
-            f"optimizer assumed at {rate}, {self._adam_share():.0%} of what local memory gives; "
-            "cxl-offload profile --operators cpu measures it, --optimizer-gb-s says it"
         ]
 
 
@@ -390,3 +378,6 @@ def _phases(estimate: StepEstimate) -> tuple[PhaseEstimate, ...]:
     bottleneck = max(terms, key=lambda term: terms[term])
     step = PhaseEstimate(name="step", seconds=estimate.step_s, bottleneck=bottleneck, terms=terms)
     return (step,)
+
+
+__getattr__ = old_names(__name__)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.equations.adam_bytes import STATE_TYPES
 from cxl_offload.plan.request import PlanRequest
 from cxl_offload.plan.training.job import Stage
 from cxl_offload.plan.training.ranks import ONE_GPU, Ranks
@@ -36,6 +38,8 @@ class TrainingRequest(PlanRequest):
     nvme_path
         A folder on the drive, which stage 3 may then keep optimizer states and parameters on; None:
         the drive is left alone.
+    state_dtypes
+        What momentum and variance may also be kept as, of ``STATE_TYPES``; the fastest is taken.
     bind_cores
         Whether the launcher binds every rank to cores of the socket that is planned with.
     """
@@ -48,6 +52,7 @@ class TrainingRequest(PlanRequest):
     ranks: Ranks = ONE_GPU
     flash_attention: bool = False
     nvme_path: str | None = None
+    state_dtypes: Sequence[str] = ()
     bind_cores: bool = False
     gpu_usable: float = GPU_USABLE
 
@@ -56,6 +61,12 @@ class TrainingRequest(PlanRequest):
         rate = self.optimizer_bytes_per_s
         if rate is not None and not 1e3 <= rate <= 1e15:
             raise ConfigError(f"optimizer rate {rate / 1e9:g} GB/s: from 1e-6 to 1e6")
+        for name in self.state_dtypes:
+            if name not in STATE_TYPES:
+                raise ConfigError(
+                    f"state dtype {name!r}: it is one of {', '.join(STATE_TYPES)}; float32 is "
+                    "always tried"
+                )
         if self.batch % self.ranks.count:
             raise ConfigError(
                 f"batch {self.batch} over {self.ranks.count} GPUs: a multiple of them is needed"

@@ -1,0 +1,35 @@
+"""Optimizer states of the type that a plan counts on, set before they are made."""
+
+from __future__ import annotations
+
+import torch
+
+from cxl_offload.errors import ConfigError
+from cxl_offload.ops.optimizer import OnePassOptimizer
+
+
+def keep_states_as(inner: torch.optim.Optimizer, name: str) -> None:
+    """Has an optimizer of this package make its states in a type; no name: as it was told.
+
+    DeepSpeed makes no states before the first step.
+
+    Raises
+    ------
+    ConfigError
+        Another optimizer, or one with states of another type: they would need more memory than was
+        planned.
+    """
+    if not name:
+        return
+    dtype: torch.dtype = getattr(torch, name)
+    if not isinstance(inner, OnePassOptimizer):
+        raise ConfigError(
+            f"the plan counts on optimizer states in {name}, which {type(inner).__name__} does not "
+            "have: give cxl_offload.CPUAdam, or plan without --state-dtype"
+        )
+    if inner.state_dtype is dtype:
+        return
+    try:
+        inner.keep_states_as(dtype)
+    except ValueError as error:
+        raise ConfigError(f"the plan counts on optimizer states in {name}: {error}") from None

@@ -1,0 +1,121 @@
+"""States of the type that a plan counts on, made by the hook in a script that does not name it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cxl_offload.plan.model.file import load_model
+from cxl_offload.plan.plan_file import save_plan
+from cxl_offload.plan.training.job import Stage
+from cxl_offload.plan.training.plan import TrainingRequest, plan_training
+from cxl_offload.topology import load_machine
+
+from .conftest import ROOT, environment
+
+MACHINE = "epyc9354-cxl-a"
+
+SCRIPT = f"""
+import argparse, json
+import cxl_offload
+memory = cxl_offload.Session.simulated(cxl_offload.load_machine({MACHINE!r}))
+scope = cxl_offload.use(memory)
+scope.__enter__()
+
+import deepspeed
+import torch
+from cxl_offload import CPUAdam
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from tests.integrations.deepspeed.tiny import TinyModel, batches
+
+torch.manual_seed(0)
+parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
+parser.add_argument("--local_rank", type=int, default=0)
+args = parser.parse_args()
+model = TinyModel()
+adam = ADAM(model.parameters(), lr=1e-3)
+engine, *_ = deepspeed.initialize(args=args, model=model, optimizer=adam)
+losses = []
+for inputs, targets in batches(2 * engine.gradient_accumulation_steps(), seed=0, rank=0):
+    loss = engine(inputs, targets)
+    engine.backward(loss)
+    engine.step()
+    losses.append(float(loss))
+kept = {{}}
+for state in adam.state.values():
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor) and value.dim():
+            kept[name] = str(value.dtype)
+print("SAID " + json.dumps({{"losses": losses, "kept": kept}}))
+"""
+
+
+def ran(
+    folder: Path, adam: str, state_dtypes: tuple[str, ...], stage: Stage
+) -> subprocess.CompletedProcess[str]:
+    plan = plan_training(
+        TrainingRequest(
+            model=load_model("gpt2"),
+            machine=load_machine(MACHINE),
+            batch=2,
+            tokens=512,
+            tiers=("ldram",),
+            stage=stage,
+            state_dtypes=state_dtypes,
+        )
+    )
+    assert plan.state_dtype == (state_dtypes[0] if state_dtypes else "")
+    save_plan(plan, folder / "plan.yaml")
+    (folder / "train.py").write_text(SCRIPT.replace("ADAM(", f"{adam}("))
+    given = environment(1)
+    return subprocess.run(
+        [sys.executable, "-m", "cxl_offload.cli.main", "run", "plan.yaml"],
+        cwd=folder,
+        env=given | {"PYTHONPATH": os.pathsep.join([str(ROOT), given["PYTHONPATH"]])},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stage", "kept"),
+    [
+        ("bfloat16", 2, {"exp_avg": "torch.bfloat16", "exp_avg_sq": "torch.bfloat16"}),
+        (
+            "uint8",
+            3,
+            {
+                f"exp_avg{sq}_{part}": "torch.uint8"
+                for sq in ("", "_sq")
+                for part in ("codes", "scales")
+            },
+        ),
+        ("", 2, {"exp_avg": "torch.float32", "exp_avg_sq": "torch.float32"}),
+    ],
+)
+def test_states_are_of_the_type_of_the_plan(
+    deepspeed_there: None, tmp_path: Path, dtype: str, stage: Stage, kept: dict[str, str]
+) -> None:
+    """The control is a plan that allows no type: its states are those of the constructor."""
+    done = ran(tmp_path, "CPUAdam", (dtype,) if dtype else (), stage)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    line = next(line for line in done.stdout.splitlines() if "SAID " in line)
+    said = json.loads(line.partition("SAID ")[2])
+    assert said["kept"] == kept
+    assert said["losses"][-1] == pytest.approx(said["losses"][0], rel=0.5)
+
+
+def test_an_optimizer_without_such_states_is_refused_before_it_trains(
+    deepspeed_there: None, tmp_path: Path
+) -> None:
+    done = ran(tmp_path, "DeepSpeedCPUAdam", ("uint8",), 2)
+    assert done.returncode != 0
+    assert "states in uint8, which DeepSpeedCPUAdam does not have" in done.stdout + done.stderr
+    assert "SAID" not in done.stdout
