@@ -141,11 +141,17 @@ _FOLDERS = {
 """Where the model of a command comes from, where it is no folder here."""
 
 
+def _kept_as(plan: Plan, kind: str) -> str:
+    """What a kind is kept in, where that is not what is computed in."""
+    dtype = {"kv": plan.kv_dtype, "exp_avg": plan.state_dtype, "exp_avg_sq": plan.state_dtype}
+    return f" ({dtype[kind]})" if dtype.get(kind) else ""
+
+
 def _print_homes(console: Console, plan: Plan) -> None:
     made = table("Placement", "kind", "where", "bytes", "share", "policy", right=("bytes", "share"))
     for home in plan.homes:
         share = f"{home.percent:.1f} %"
-        kept_as = f" ({plan.kv_dtype})" if plan.kv_dtype and home.kind == "kv" else ""
+        kept_as = _kept_as(plan, home.kind)
         made.add_row(
             home.kind + kept_as, home.where, format_bytes(home.bytes), share, home.policy or NONE
         )

@@ -154,6 +154,10 @@ class Executor(ABC, Generic[T]):
         """What an optimizer's states are kept as; empty: float32."""
         return ""
 
+    def checkpointing(self, found: Candidate[T]) -> bool:
+        """Whether a backward computes the activations of every layer again."""
+        return False
+
     def serving(self, found: Candidate[T]) -> Serving | None:
         """What a request sees of a server; None: the executor runs batches."""
         return None

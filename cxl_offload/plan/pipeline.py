@@ -53,6 +53,7 @@ def make_plan(executor: Executor[T]) -> Plan:
         on_cpu=executor.on_cpu(found),
         kv_dtype=executor.kv_dtype(),
         state_dtype=executor.state_dtype(),
+        checkpointing=executor.checkpointing(found),
         copies=copies,
         serving=executor.serving(found),
         why=tuple(reasons(executor, found)) if request.why else (),

@@ -186,6 +186,9 @@ class Plan:
         transformers, vLLM: what keys and values are kept as; empty: what they are computed in.
     state_dtype
         DeepSpeed: what momentum and variance are kept as; empty: float32.
+    checkpointing
+        DeepSpeed: whether the backward computes the activations of every layer again; the hook of
+        ``cxl-offload run`` has the model do so.
     copies
         Whether weights have a copy near each socket; None: one socket computes, or a GPU.
     serving
@@ -218,6 +221,7 @@ class Plan:
     on_cpu: tuple[str, ...] = ()
     kv_dtype: str = ""
     state_dtype: str = ""
+    checkpointing: bool = False
     copies: CopiesUse | None = None
     serving: Serving | None = None
     why: tuple[str, ...] = ()
@@ -240,6 +244,8 @@ class Plan:
             raise ValueError(f"state_dtype {self.state_dtype!r}: it is one of {known}")
         if self.state_dtype and self.executor != "deepspeed":
             raise ValueError(f"state_dtype {self.state_dtype}: {self.executor} has no optimizer")
+        if self.checkpointing and self.executor != "deepspeed":
+            raise ValueError(f"checkpointing: {self.executor} has no backward")
         if self.runs and not self.command:
             raise ValueError("a plan that runs needs a command")
         for name in self.settings:

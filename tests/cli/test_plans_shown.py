@@ -128,6 +128,19 @@ def test_plan_that_keeps_the_cache_in_a_smaller_type_names_it(tmp_path: Path) ->
     assert "kv (" not in run("plan", "show", str(own))[1]
 
 
+def test_plan_that_keeps_states_in_a_smaller_type_names_it(tmp_path: Path) -> None:
+    homes = tuple(
+        Home(kind=kind, where="ldram", percent=100.0, bytes=1 << 20, policy="bind:ldram")
+        for kind in ("fp32_master", "exp_avg", "exp_avg_sq")
+    )
+    given = {"kind": "training", "executor": "deepspeed", "homes": homes}
+    text = run("plan", "show", str(planned(tmp_path, "a.yaml", state_dtype="uint8", **given)))[1]
+    assert "exp_avg (uint8) " in text
+    assert "exp_avg_sq (uint8) " in text
+    assert "fp32_master (" not in text
+    assert "(uint8)" not in run("plan", "show", str(planned(tmp_path, "b.yaml", **given)))[1]
+
+
 def test_policy_that_is_too_long_is_broken_behind_a_comma(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

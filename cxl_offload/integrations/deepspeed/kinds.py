@@ -41,12 +41,13 @@ class KindPolicies:
     """The policy of every kind, and in words where it is from.
 
     ``state_dtype`` is what the plan counts on that momentum and variance are kept as; empty: it
-    says nothing.
+    says nothing. ``checkpointing``: it counts on a backward that computes activations again.
     """
 
     by_kind: Mapping[str, Policy]
     source: str
     state_dtype: str = ""
+    checkpointing: bool = False
 
 
 def kind_policies(
@@ -85,13 +86,13 @@ def kind_policies(
         request = parse_request(request)
     if request is None:
         return KindPolicies(policies, "defaults")
-    state_dtype = ""
+    state_dtype, checkpointing = "", False
     if isinstance(request, Path):
         request = load_plan(request)
     if isinstance(request, Plan):
         chosen: Mapping[str, PolicyLike] = _of_plan(request)
         source = f"plan of {request.model} on {request.machine}"
-        state_dtype = request.state_dtype
+        state_dtype, checkpointing = request.state_dtype, request.checkpointing
     elif isinstance(request, Mapping) and all(isinstance(key, str) for key in request):
         chosen = cast("Mapping[str, PolicyLike]", request)
         source = "policies of the caller"
@@ -104,7 +105,7 @@ def kind_policies(
     policies |= {kind: as_policy(each, machine) for kind, each in chosen.items()}
     for kind, policy in policies.items():
         refuse_copies(policy, f"{kind} of DeepSpeed")
-    return KindPolicies(policies, source, state_dtype)
+    return KindPolicies(policies, source, state_dtype, checkpointing)
 
 
 def cxl_note(kind: str, policy: Policy, machine: Machine) -> str | None:

@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from cxl_offload.integrations.deepspeed.accelerator import Capture, installed
 from cxl_offload.integrations.deepspeed.attached import AttachedEngine
+from cxl_offload.integrations.deepspeed.checkpoints import compute_again
 from cxl_offload.integrations.deepspeed.kinds import (
     PlanOrPolicy,
     kind_policies,
@@ -119,6 +120,8 @@ def _engines() -> list[Any]:
 
 def _attach(engine: Any, store: Store, capture: Capture) -> AttachedEngine:
     attached = AttachedEngine(engine, store, capture)
+    if store.policies.checkpointing and (why := compute_again(engine.module)) is not None:
+        _LOG.warning("the plan counts on activation checkpointing: %s", why)
     if engine.global_rank == 0 and _LOG.isEnabledFor(logging.INFO):
         _LOG.info("%s", attached.table())
     missed = attached.missed()

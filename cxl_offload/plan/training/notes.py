@@ -33,8 +33,8 @@ def about_checkpoints(checkpointing: bool) -> str:
     if not checkpointing:
         return "without activation checkpointing"
     return (
-        "with activation checkpointing, which the script has to switch on (in transformers "
-        "model.gradient_checkpointing_enable()): the micro-batch fits only so"
+        "with activation checkpointing, as the micro-batch fits only so: the hook of `cxl-offload "
+        "run` switches it on in models of transformers, in others the script has to"
     )
 
 

@@ -303,6 +303,10 @@ class DeepSpeed(Executor[PlannedStep]):
         """What momentum and variance are kept as; empty: float32."""
         return self._state_dtype
 
+    def checkpointing(self, found: Candidate[PlannedStep]) -> bool:
+        """Whether the micro-batch fits only with checkpoints."""
+        return found.choice.checkpointing
+
     def threads(self, found: Candidate[PlannedStep]) -> dict[int, int]:
         """All cores of the initiator update parameters."""
         machine = self._request.machine

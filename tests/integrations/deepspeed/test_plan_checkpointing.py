@@ -1,0 +1,142 @@
+"""Activation checkpointing that a plan counts on is switched on in the run, and keeps its room."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cxl_offload.plan.model.file import load_model
+from cxl_offload.plan.plan_file import Plan, save_plan
+from cxl_offload.plan.training.job import (
+    LAYER_BYTES_PER_ELEMENT,
+    LOGIT_BYTES,
+    LOW_BYTES,
+    SCORE_BYTES,
+    Stage,
+    TrainingJob,
+    gpu_bytes,
+)
+from cxl_offload.plan.training.plan import TrainingRequest, plan_training
+from cxl_offload.topology import load_machine
+
+from .conftest import ROOT, environment
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
+
+MACHINE = "epyc9354-cxl-a"
+LAYERS, WIDTH, HEADS, VOCAB, TOKENS = 8, 64, 4, 128, 64
+
+SCRIPT = f"""
+import argparse, json
+import cxl_offload
+memory = cxl_offload.Session.simulated(cxl_offload.load_machine({MACHINE!r}))
+scope = cxl_offload.use(memory)
+scope.__enter__()
+
+import deepspeed
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from transformers import GPT2Config, GPT2LMHeadModel
+
+torch.manual_seed(0)
+parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
+parser.add_argument("--local_rank", type=int, default=0)
+args = parser.parse_args()
+config = GPT2Config(
+    n_layer={LAYERS}, n_embd={WIDTH}, n_head={HEADS}, vocab_size={VOCAB}, n_positions={TOKENS},
+    resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, attn_implementation="eager", use_cache=False,
+)
+model = GPT2LMHeadModel(config)
+adam = DeepSpeedCPUAdam(model.parameters(), lr=1e-2)
+engine, *_ = deepspeed.initialize(args=args, model=model, optimizer=adam)
+kept = {{}}
+
+def keep(tensor):
+    storage = tensor.untyped_storage()
+    if not isinstance(tensor, torch.nn.Parameter) and storage.data_ptr() not in own:
+        kept[storage.data_ptr()] = storage.nbytes()
+    return tensor
+
+losses = []
+text = torch.randint(0, {VOCAB}, (1, {TOKENS}))
+for _ in range(3):
+    kept.clear()
+    own = {{each.untyped_storage().data_ptr() for each in model.parameters()}}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = engine(input_ids=text, labels=text).loss
+    engine.backward(loss)
+    engine.step()
+    losses.append(loss.item())
+on = model.is_gradient_checkpointing
+print("SAID " + json.dumps({{"losses": losses, "kept": sum(kept.values()), "on": on}}))
+"""
+
+
+def planned(stage: Stage, *, checkpointing: bool) -> Plan:
+    """A model that fits a GPU only with checkpoints, or one that fits as it is."""
+    machine, model = load_machine(MACHINE), load_model("gpt2-xl")
+    job = TrainingJob(model=model, batch=1, tokens=1024)
+    memory = machine.gpus[0].memory_bytes
+    assert memory
+    need = gpu_bytes(job, 1, stage, checkpointing=checkpointing)
+    return plan_training(
+        TrainingRequest(
+            model=model, machine=machine, batch=1, tokens=1024, stage=stage, tiers=("ldram",),
+            gpu_usable=1.01 * need / memory,
+        )
+    )  # fmt: skip
+
+
+def ran(folder: Path, plan: Plan, script: str = SCRIPT) -> tuple[dict[str, Any], str]:
+    save_plan(plan, folder / "plan.yaml")
+    (folder / "train.py").write_text(script)
+    given = environment(1)
+    done = subprocess.run(
+        [sys.executable, "-m", "cxl_offload.cli.main", "run", "plan.yaml"],
+        cwd=folder,
+        env=given | {"PYTHONPATH": os.pathsep.join([str(ROOT), given["PYTHONPATH"]])},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    line = next(line for line in done.stdout.splitlines() if "SAID " in line)
+    said: dict[str, Any] = json.loads(line.partition("SAID ")[2])
+    return said, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_the_backward_is_kept_is_what_the_plan_counts(
+    deepspeed_there: None, tmp_path: Path, stage: Stage
+) -> None:
+    """The control is a plan without checkpoints: it keeps all layers, and has the same losses."""
+    runs = {}
+    for checkpointing in (True, False):
+        (folder := tmp_path / str(checkpointing)).mkdir()
+        plan = planned(stage, checkpointing=checkpointing)
+        assert plan.checkpointing is checkpointing
+        runs[checkpointing], _ = ran(folder, plan)
+        assert runs[checkpointing]["on"] is checkpointing
+    layer = LAYER_BYTES_PER_ELEMENT * TOKENS * WIDTH + SCORE_BYTES * HEADS * TOKENS**2
+    logits = LOGIT_BYTES * TOKENS * VOCAB
+    checkpoints = LOW_BYTES * TOKENS * WIDTH * LAYERS
+    assert runs[True]["kept"] + checkpoints <= checkpoints + max(layer, logits)
+    assert runs[False]["kept"] > 3 * (checkpoints + max(layer, logits))
+    assert runs[True]["losses"] == runs[False]["losses"]
+    assert len(set(runs[True]["losses"])) == 3
+
+
+def test_a_model_of_its_own_is_said_to_need_it(deepspeed_there: None, tmp_path: Path) -> None:
+    hidden = "model.gradient_checkpointing_enable = None\nadam = Deep"
+    _, output = ran(tmp_path, planned(2, checkpointing=True), SCRIPT.replace("adam = Deep", hidden))
+    assert "the plan counts on activation checkpointing: GPT2LMHeadModel has no" in output
