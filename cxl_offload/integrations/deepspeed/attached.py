@@ -70,7 +70,8 @@ class AttachedEngine:
         self.settle()
         if inner is None:
             return
-        keep_states_as(inner, store.policies.state_dtype)
+        if keep_states_as(inner, store.policies.state_dtype):
+            objects.relink(zero)
         for master in objects.masters(zero):
             self._seed(inner, master, inner.param_groups[0])
         self.settle()

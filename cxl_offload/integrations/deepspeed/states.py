@@ -8,19 +8,24 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.ops.optimizer import OnePassOptimizer
 
 
-def keep_states_as(inner: torch.optim.Optimizer, name: str) -> None:
-    """Has an optimizer of this package make its states in a type; no name: as it was told.
+def keep_states_as(inner: torch.optim.Optimizer, name: str) -> bool:
+    """Has an optimizer of this package keep its states in a type; no name: as it was told.
 
-    DeepSpeed makes no states before the first step.
+    DeepSpeed makes no states before the first step. Those that a checkpoint brought before are
+    converted; both are in memory for that long.
+
+    Returns
+    -------
+    bool
+        Whether states were exchanged.
 
     Raises
     ------
     ConfigError
-        Another optimizer, or one with states of another type: they would need more memory than was
-        planned.
+        Another optimizer, whose states would need more memory than was planned.
     """
     if not name:
-        return
+        return False
     dtype: torch.dtype = getattr(torch, name)
     if not isinstance(inner, OnePassOptimizer):
         raise ConfigError(
@@ -28,8 +33,14 @@ def keep_states_as(inner: torch.optim.Optimizer, name: str) -> None:
             "have: give cxl_offload.CPUAdam, or plan without --state-dtype"
         )
     if inner.state_dtype is dtype:
-        return
+        return False
+    loaded = inner.state_dict() if any(inner.state.values()) else None
+    inner.state.clear()
     try:
         inner.keep_states_as(dtype)
     except ValueError as error:
         raise ConfigError(f"the plan counts on optimizer states in {name}: {error}") from None
+    finally:
+        if loaded is not None:
+            inner.load_state_dict(loaded)
+    return loaded is not None

@@ -21,7 +21,7 @@ from .conftest import ROOT, environment
 MACHINE = "epyc9354-cxl-a"
 
 SCRIPT = f"""
-import argparse, json
+import argparse, json, os
 import cxl_offload
 memory = cxl_offload.Session.simulated(cxl_offload.load_machine({MACHINE!r}))
 scope = cxl_offload.use(memory)
@@ -40,12 +40,16 @@ args = parser.parse_args()
 model = TinyModel()
 adam = ADAM(model.parameters(), lr=1e-3)
 engine, *_ = deepspeed.initialize(args=args, model=model, optimizer=adam)
+if (folder := os.environ.get("RESUME")) and os.path.exists(folder):
+    engine.load_checkpoint(folder)
 losses = []
 for inputs, targets in batches(2 * engine.gradient_accumulation_steps(), seed=0, rank=0):
     loss = engine(inputs, targets)
     engine.backward(loss)
     engine.step()
     losses.append(float(loss))
+if folder and not os.path.exists(folder):
+    engine.save_checkpoint(folder)
 kept = {{}}
 for state in adam.state.values():
     for name, value in state.items():
@@ -56,7 +60,7 @@ print("SAID " + json.dumps({{"losses": losses, "kept": kept}}))
 
 
 def ran(
-    folder: Path, adam: str, state_dtypes: tuple[str, ...], stage: Stage
+    folder: Path, adam: str, state_dtypes: tuple[str, ...], stage: Stage, resume: str = ""
 ) -> subprocess.CompletedProcess[str]:
     plan = plan_training(
         TrainingRequest(
@@ -73,10 +77,11 @@ def ran(
     save_plan(plan, folder / "plan.yaml")
     (folder / "train.py").write_text(SCRIPT.replace("ADAM(", f"{adam}("))
     given = environment(1)
+    paths = os.pathsep.join([str(ROOT), given["PYTHONPATH"]])
     return subprocess.run(
         [sys.executable, "-m", "cxl_offload.cli.main", "run", "plan.yaml"],
         cwd=folder,
-        env=given | {"PYTHONPATH": os.pathsep.join([str(ROOT), given["PYTHONPATH"]])},
+        env=given | {"RESUME": resume, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
         timeout=600,
@@ -119,3 +124,19 @@ def test_an_optimizer_without_such_states_is_refused_before_it_trains(
     assert done.returncode != 0
     assert "states in uint8, which DeepSpeedCPUAdam does not have" in done.stdout + done.stderr
     assert "SAID" not in done.stdout
+
+
+def test_states_of_a_checkpoint_are_converted(deepspeed_there: None, tmp_path: Path) -> None:
+    """A run in float32 saves, one whose plan has 8 bits goes on; a fresh one is the control."""
+    losses = {}
+    for name, dtypes in (("saved", ()), ("resumed", ("uint8",)), ("fresh", ("uint8",))):
+        resume = "" if name == "fresh" else str(tmp_path / "kept")
+        (folder := tmp_path / name).mkdir()
+        done = ran(folder, "CPUAdam", dtypes, 2, resume)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        line = next(line for line in done.stdout.splitlines() if "SAID " in line)
+        said = json.loads(line.partition("SAID ")[2])
+        assert set(said["kept"].values()) == {"torch.uint8" if dtypes else "torch.float32"}
+        losses[name] = said["losses"]
+    assert losses["fresh"][0] == losses["saved"][0]
+    assert losses["resumed"][0] < losses["fresh"][0]
