@@ -24,12 +24,11 @@ TOLERANCE = 1e-9
 
 
 _ATTEMPTS = {
-    False: (("choose", TOLERANCE), ("off", TOLERANCE), ("off", 1e-7)),
-    True: (("off", TOLERANCE), ("choose", TOLERANCE), ("off", 1e-7)),
+    True: (("choose", TOLERANCE), ("off", TOLERANCE), ("off", 1e-7)),
+    False: (("off", TOLERANCE), ("choose", TOLERANCE), ("off", 1e-7)),
 }
-"""By whether columns are whole: presolve of such a program of a few hundred columns takes longer
-than its solution. HiGHS reports a solve error when its own check of a solution fails; it then
-solves the other way, and at last with its usual tolerance."""
+"""By whether presolve comes first. HiGHS reports a solve error when its own check of a solution
+fails; it then solves the other way, and at last with its usual tolerance."""
 
 
 def _solver(presolve: str, tolerance: float) -> highspy.Highs:
@@ -113,8 +112,14 @@ class Program:
         self._row_high.append(high)
         return len(self.row_names) - 1
 
-    def solve(self) -> Solution | None:
+    def solve(self, *, presolve: bool | None = None) -> Solution | None:
         """The optimum, or None where no point keeps all rows.
+
+        Parameters
+        ----------
+        presolve
+            Whether HiGHS simplifies the program first; by default only where no column is whole:
+            of a few hundred whole columns that may take longer than the solution.
 
         Raises
         ------
@@ -122,8 +127,9 @@ class Program:
             HiGHS gives up or finds the program unbounded: a mistake in the program.
         """
         model = self._model()
-        for presolve, tolerance in _ATTEMPTS[any(self._whole)]:
-            solver = _solver(presolve, tolerance)
+        first = not any(self._whole) if presolve is None else presolve
+        for how, tolerance in _ATTEMPTS[first]:
+            solver = _solver(how, tolerance)
             solver.passModel(model)
             solver.run()
             status = solver.getModelStatus()

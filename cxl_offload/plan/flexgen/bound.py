@@ -24,6 +24,9 @@ from cxl_offload.plan.hardware import Hardware
 _FLOOR = 1e-9
 """A quotient this close below a whole number is that number."""
 
+_ROUGH = 1 - 1e-6
+"""Of a rough bound: more than what ``_FLOOR`` lets fit that fits nowhere, and costs nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
@@ -73,14 +76,82 @@ def least_seconds(
     numpy.ndarray
         float64 ``(B,)``.
     """
+    return _least_of(job, hardware, mode, _cuts(hardware, mode, levels), batches)
+
+
+def rough_seconds(
+    job: FlexGenJob,
+    hardware: Hardware,
+    mode: Mode,
+    levels: tuple[WeightLevel, ...],
+    batches: Floats,
+) -> Floats:
+    """The same, and never above it, without a look at every pair of cuts: whatever the drive is
+    given, its time and the link's are the least, and the host's room is the most, of any part.
+    """
+    cuts = _cuts(hardware, mode, levels).by_rest()
+    return _ROUGH * _least_of(job, hardware, mode, cuts, batches)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """Cuts of the weights to look at, float64 ``(C, 1)`` each.
+
+    Bytes off the GPU; of them on the drive at least and at most; seconds of the drive, of the link,
+    and of both in turn, at least.
+    """
+
+    off_gpu: Floats
+    drive_least: Floats
+    drive_most: Floats
+    drive_s: Floats
+    load_s: Floats
+    both_s: Floats
+
+    def by_rest(self) -> _Cuts:
+        """One entry for all that leave the same off the GPU."""
+        rest, at = np.unique(self.off_gpu[:, 0], return_inverse=True)
+
+        def least(values: Floats) -> Floats:
+            found = np.full(len(rest), np.inf)
+            np.minimum.at(found, at, values[:, 0])
+            return found[:, None]
+
+        return _Cuts(
+            off_gpu=rest[:, None],
+            drive_least=least(self.drive_least),
+            drive_most=-least(-self.drive_most),
+            drive_s=least(self.drive_s),
+            load_s=least(self.load_s),
+            both_s=least(self.both_s),
+        )
+
+
+def _cuts(hardware: Hardware, mode: Mode, levels: tuple[WeightLevel, ...]) -> _Cuts:
+    """Every pair of a cut at the drive's end and one at the GPU's."""
     below = np.array([level.bytes_below for level in levels], dtype=np.float64)
     first, last = np.triu_indices(len(levels))
     if not hardware.drive_usable_bytes:
         first, last = first[first == 0], last[first == 0]
     on_drive, off_gpu = below[first][:, None], below[last][:, None]
+    link = hardware.link_bytes_per_s
+    dma = [min(link, tier.copy_bytes_per_s) for tier in hardware.nodes]
+    striped = 0.0 if mode.weight_stripe is None else _stripe_cost(mode.weight_stripe, dma)
+    buckets = _host_buckets(hardware, mode.weight_stripe, [1 / rate for rate in dma], striped)
+    load = _least_cost(off_gpu - on_drive, buckets) + on_drive / dma[0]
+    drive_s = on_drive * 0.0
+    if hardware.drive_usable_bytes:
+        drive_s = on_drive / hardware.drive_read_bytes_per_s
+    return _Cuts(off_gpu, on_drive, on_drive, drive_s, load, load + drive_s)
+
+
+def _least_of(
+    job: FlexGenJob, hardware: Hardware, mode: Mode, cuts: _Cuts, batches: Floats
+) -> Floats:
+    """The least over all cuts, with hidden states on the host and on the GPU."""
     best = np.full(len(batches), np.inf)
     for act in (0.0, 1.0):
-        seconds = _bound(job, hardware, mode, (on_drive, off_gpu), batches[None, :], act)
+        seconds = _bound(job, hardware, mode, cuts, batches[None, :], act)
         best = np.minimum(best, seconds.min(axis=0))
     return best
 
@@ -120,19 +191,19 @@ def _split(
     job: FlexGenJob,
     hardware: Hardware,
     mode: Mode,
-    weights: tuple[Floats, Floats],
+    cuts: _Cuts,
     n: Floats,
     act: float,
 ) -> _Split:
-    on_drive, off_gpu = weights
-    size, hidden = mode.gpu_batch, job.hidden_bytes(mode.gpu_batch)
+    size, hidden, off_gpu = mode.gpu_batch, job.hidden_bytes(mode.gpu_batch), cuts.off_gpu
     sequence = n * job.kv_sequence_bytes
     loaded = np.where(off_gpu > 0, job.gpu_loaded_bytes, 0)
     held = 2 + (n - 2) * act
     room = hardware.gpu_usable_bytes - (job.weight_bytes - off_gpu) - loaded
     room = room - held * hidden - job.gpu_work_bytes(size)
     most = _whole(room / sequence)
-    feasible = (most >= (size if mode.kv_on_gpu else 0)) & (on_drive <= hardware.drive_usable_bytes)
+    feasible = most >= (size if mode.kv_on_gpu else 0)
+    feasible = feasible & (cuts.drive_least <= hardware.drive_usable_bytes)
     gpu = np.minimum(most, size if mode.kv_on_gpu else size - 1)
     scratch = (1 - act) * (n + 1) * hidden
     if not mode.kv_on_gpu:
@@ -140,7 +211,7 @@ def _split(
         several, one = (job.workspace_bytes(batches, size) for batches in (2, 1))
         scratch = scratch + np.where(n > 1, several, one)
     total = sum(tier.usable_bytes for tier in hardware.nodes)
-    host_room = total - (off_gpu - on_drive) - scratch
+    host_room = total - (off_gpu - cuts.drive_most) - scratch
     feasible &= host_room >= 0
     host_most = _whole(host_room / sequence)
     if mode.kv_stripe is not None:
@@ -148,9 +219,9 @@ def _split(
             host_most, _stripe_room(hardware, mode.kv_stripe) / sequence + _FLOOR
         )
     if mode.weight_stripe is not None:
-        feasible &= off_gpu - on_drive <= _stripe_room(hardware, mode.weight_stripe)
+        feasible &= off_gpu - cuts.drive_most <= _stripe_room(hardware, mode.weight_stripe)
     off = size - gpu
-    drive_most = _whole((hardware.drive_usable_bytes - on_drive) / sequence)
+    drive_most = _whole((hardware.drive_usable_bytes - cuts.drive_least) / sequence)
     if not job.engine.kv_drive_store_bytes_per_s:
         drive_most = np.minimum(drive_most, 0)
     drive_least = np.ceil(np.maximum(0.0, off - host_most) - _FLOOR)
@@ -162,22 +233,13 @@ def _bound(
     job: FlexGenJob,
     hardware: Hardware,
     mode: Mode,
-    weights: tuple[Floats, Floats],
+    cuts: _Cuts,
     n: Floats,
     act: float,
 ) -> Floats:
-    on_drive, off_gpu = weights
-    split = _split(job, hardware, mode, weights, n, act)
-    rates = hardware.nodes
+    split = _split(job, hardware, mode, cuts, n, act)
     link = hardware.link_bytes_per_s
-    dma = [min(link, tier.copy_bytes_per_s) for tier in rates]
-    striped = 0.0 if mode.weight_stripe is None else _stripe_cost(mode.weight_stripe, dma)
-    buckets = _host_buckets(hardware, mode.weight_stripe, [1 / rate for rate in dma], striped)
-    load = _least_cost(off_gpu - on_drive, buckets) + on_drive / dma[0]
-    drive_s = on_drive * 0.0
-    if hardware.drive_usable_bytes:
-        drive_s = on_drive / hardware.drive_read_bytes_per_s
-    prefill = np.maximum(load + drive_s, _stores(job, hardware, mode, split, n))
+    prefill = np.maximum(cuts.both_s, _stores(job, hardware, mode, split, n))
     flops = prefill_flops(job, mode.gpu_batch) * n
     work = flops / hardware.gpu.products_flops_per_s
     prefill = np.maximum(prefill, work)
@@ -189,8 +251,8 @@ def _bound(
     )
     if hardware.drive_usable_bytes:
         kv = n * split.drive_least * job.mean_kv_tokens * job.kv_bytes_per_token
-        slowest = np.maximum(slowest, drive_s + kv / hardware.drive_read_bytes_per_s)
-    load = load + hidden / link
+        slowest = np.maximum(slowest, cuts.drive_s + kv / hardware.drive_read_bytes_per_s)
+    load = cuts.load_s + hidden / link
     token = np.maximum(load, slowest) if job.engine.overlaps else load + slowest
     total = prefill + (job.generated - 1) * token
     return np.where(split.feasible, total, np.inf)

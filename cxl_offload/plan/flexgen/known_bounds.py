@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cxl_offload.arrays import Floats
+from cxl_offload.plan.better_hardware import gains_of
 from cxl_offload.plan.flexgen.program import Mode
 from cxl_offload.plan.hardware import Hardware, HostNode
 
@@ -22,9 +22,6 @@ BoundOf = Callable[[Hardware, Mode], Floats]
 """Seconds that no block of 1, 2, 3, ... GPU batches undercuts; may have no entry."""
 
 _ROUNDING = 1 - 1e-12
-_NODE_RATES = ("read_bytes_per_s", "copy_bytes_per_s")
-_RATES = ("link_bytes_per_s", "drive_read_bytes_per_s", "drive_write_bytes_per_s")
-_ROOMS = ("gpu_usable_bytes", "drive_usable_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,41 +66,6 @@ class KnownBounds:
         if key not in self._kept:
             self._kept[key] = self.bound_of(_with_room(self.hardware, more_bytes), mode)
         return self._kept[key]
-
-
-def gains_of(known: Hardware, better: Hardware) -> tuple[float, float] | None:
-    """By which factor any rate is better at most, and by how many bytes any room.
-
-    None where something is worse, or is not alike otherwise.
-    """
-    if len(known.nodes) != len(better.nodes) or _alike(known) != _alike(better):
-        return None
-    rates = _values(known, _RATES, _NODE_RATES)
-    faster = _values(better, _RATES, _NODE_RATES)
-    rooms = _values(known, _ROOMS, ("usable_bytes",))
-    larger = _values(better, _ROOMS, ("usable_bytes",))
-    pairs = [*zip(rates, faster, strict=True), *zip(rooms, larger, strict=True)]
-    if any(new < old or (old == 0 and new > 0) for old, new in pairs):
-        return None
-    factor = max(new / old if new != old else 1.0 for old, new in zip(rates, faster, strict=True))
-    return factor, max(new - old for old, new in zip(rooms, larger, strict=True))
-
-
-def _values(
-    hardware: Hardware, fields: tuple[str, ...], node_fields: tuple[str, ...]
-) -> list[float]:
-    values = [getattr(hardware, name) for name in fields]
-    return values + [getattr(node, name) for node in hardware.nodes for name in node_fields]
-
-
-def _alike(hardware: Hardware) -> Hardware:
-    """The same with rooms and rates that are not looked at."""
-    nodes = tuple(
-        replace(node, usable_bytes=0.0, read_bytes_per_s=0.0, copy_bytes_per_s=0.0)
-        for node in hardware.nodes
-    )
-    none: dict[str, Any] = dict.fromkeys((*_RATES, *_ROOMS), 0.0)
-    return replace(hardware, nodes=nodes, gpu_memory_bytes=0.0, notes=(), **none)
 
 
 def _with_room(hardware: Hardware, more_bytes: float) -> Hardware:

@@ -8,18 +8,18 @@ that ``flexgen.choice`` can express.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from cxl_offload.arrays import Floats
+from cxl_offload.plan.better_hardware import better_everywhere
 from cxl_offload.plan.decoding.phases import Phases
 from cxl_offload.plan.decoding.sizes import MOST_SEQUENCES
 from cxl_offload.plan.equations.interleave import best_weights
-from cxl_offload.plan.flexgen.bound import least_seconds, most_sequences
+from cxl_offload.plan.flexgen.bound import most_sequences, rough_seconds
 from cxl_offload.plan.flexgen.choice import (
     Choice,
     Loads,
@@ -32,6 +32,7 @@ from cxl_offload.plan.flexgen.choice import (
 from cxl_offload.plan.flexgen.job import FlexGenJob
 from cxl_offload.plan.flexgen.known_bounds import KnownBounds
 from cxl_offload.plan.flexgen.program import Mode, PlacementProgram
+from cxl_offload.plan.flexgen.turns import Turns
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.renamed import old_names
 
@@ -42,6 +43,8 @@ _STRIPE_TOTAL = 16
 """Sum of interleave weights: steps of 6 % are finer than bandwidths are known."""
 
 _TIE = 1e-9
+_ROUNDING = 1e-12
+"""Share of seconds by which sums in another order may differ."""
 
 _LIKE_PROGRAMS = 48
 """Programs times nodes after which a search from a known choice ends."""
@@ -59,7 +62,8 @@ class Optimum:
     """The best choice, what it holds and what the equations say of it.
 
     ``programs`` counts the mixed-integer programs that were solved; ``bounds`` are those of the
-    hardware that was searched.
+    hardware that was searched. ``least`` keeps seconds a sequence that no homes of this batch
+    undercut on hardware that is better everywhere, by what it has more.
     """
 
     choice: Choice
@@ -67,6 +71,7 @@ class Optimum:
     phases: Phases
     programs: int
     bounds: KnownBounds
+    least: dict[tuple[float, ...], float] = field(default_factory=dict)
 
 
 def _stripes(hardware: Hardware, rates: Sequence[float]) -> Iterator[Stripe]:
@@ -158,31 +163,29 @@ def plan_flexgen(
     def bound_of(offered: Hardware, mode: Mode) -> Floats:
         top = _most_batches(job, offered, mode, most_batches)
         batches = np.arange(1, top + 1, dtype=np.float64)
-        return least_seconds(job, offered, mode, levels, batches)
+        return rough_seconds(job, offered, mode, levels, batches)
 
     known = KnownBounds(hardware, bound_of)
     best = None if like is None else _known(job, hardware, like.choice)
     known_bounds = None if like is None or best is None else like.bounds.on(hardware)
-    queue: list[tuple[float, int, int, Mode]] = []
-    for at, mode in enumerate(modes(job, hardware, gpu_batches=gpu_batches, interleave=interleave)):
+    turns = Turns(job, hardware, levels)
+    for mode in modes(job, hardware, gpu_batches=gpu_batches, interleave=interleave):
         top = _most_batches(job, hardware, mode, most_batches)
         batches = np.arange(1, top + 1, dtype=np.float64)
         if known_bounds is not None and best is not None:
             worth = best[0] * (1 - tie) * batches * mode.gpu_batch
             batches = batches[known_bounds.may_be_below(mode, worth)]
-        if not len(batches):
-            continue
-        seconds = least_seconds(job, hardware, mode, levels, batches)
-        each = seconds / batches / mode.gpu_batch
-        fits = np.flatnonzero(each < np.inf)
-        queue += [(float(each[n]), at, int(batches[n]), mode) for n in fits]
-    heapq.heapify(queue)
+        if len(batches):
+            turns.offer(mode, batches)
     programs = 0
-    if like is not None:  # its own batch first, placed again
-        queue.insert(0, (-1.0, -1, like.choice.batches, _mode_of(like.choice)))
+    if like is not None:
+        if best is None or _may_gain(job, hardware, turns, like, best[0] * (1 - _ROUNDING)):
+            turns.put_first(_mode_of(like.choice), like.choice.batches)  # placed again
+        else:
+            programs += 1  # no homes are faster: solved without a program
     enough = max(2, _LIKE_PROGRAMS // max(1, len(hardware.nodes)))
-    while queue and (like is None or programs < enough):
-        bound, _, count, mode = heapq.heappop(queue)
+    while (like is None or programs < enough) and (turn := turns.next()):
+        bound, count, mode = turn
         if best is not None and bound >= best[0] * (1 - tie):
             break
         if bound < 0:
@@ -226,6 +229,33 @@ def _known(job: FlexGenJob, hardware: Hardware, choice: Choice) -> tuple[float, 
     if not _holds(hardware, loads):
         return None
     return phases_of(job, hardware, choice, loads).total_s / choice.sequences, choice
+
+
+def _may_gain(
+    job: FlexGenJob, hardware: Hardware, turns: Turns, like: Optimum, seconds: float
+) -> bool:
+    """Whether other homes of a known batch may take less than so many seconds a sequence."""
+    choice = like.choice
+    mode = _mode_of(choice)
+    if turns.bound(mode, choice.batches) >= seconds:
+        return False
+    shared = better_everywhere(like.bounds.hardware, hardware)
+    if shared is None:
+        return True
+    if shared.more not in like.least:
+        unit = like.phases.total_s
+        program = PlacementProgram(
+            job,
+            shared.hardware,
+            mode,
+            batches=choice.batches,
+            levels=job.levels(),
+            most_seconds=unit * (1 + _TIE),
+            unit_s=unit,
+        )
+        found = program.solve()
+        like.least[shared.more] = 0.0 if found is None else found[1] / choice.sequences
+    return like.least[shared.more] < seconds
 
 
 def _mode_of(choice: Choice) -> Mode:
