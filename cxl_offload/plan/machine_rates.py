@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from cxl_offload.plan.equations.copies import CopyPath
 from cxl_offload.plan.gpu import MEMORY_SHARE, PREFILL_EFFICIENCY, GpuRates, arithmetic_share
+from cxl_offload.plan.gpu_kinds import completed, how_to_give_peaks
 from cxl_offload.topology import Access, Gpu, Machine
 
 UNBOUND = float("inf")
@@ -140,13 +141,16 @@ class MachineRates:
         return (known[0] if known else 1.0,) * len(found)
 
     def gpu(self) -> Gpu:
-        """The machine's first GPU."""
+        """The machine's first GPU; what it lacks is assumed by its kind, where that is known."""
         if not self.machine.gpus:
             raise ValueError(
                 f"machine {self.machine.name} has no GPU; name one that has, or give it one on "
                 "paper (--gpu h100)"
             )
-        return self.machine.gpus[0]
+        gpu, assumed = completed(self.machine.gpus[0])
+        if assumed:
+            self.note(assumed)
+        return gpu
 
     def why_no_gpu(self) -> str | None:
         """Why nothing can be planned for a GPU; None: it can."""
@@ -169,7 +173,10 @@ class MachineRates:
         """Peak of that GPU, and what it reads of its memory while it decodes."""
         gpu = self.gpu()
         if gpu.peak_flops_per_s is None or gpu.memory_bandwidth_bytes_per_s is None:
-            raise ValueError(f"machine {self.machine.name}: GPU {gpu.name} has no peak rates")
+            raise ValueError(
+                f"machine {self.machine.name}: GPU {gpu.name} has no peak rates"
+                f"{how_to_give_peaks(gpu)}"
+            )
         share = arithmetic_share(f"{gpu.name} {gpu.model}")
         memory = MEMORY_SHARE * gpu.memory_bandwidth_bytes_per_s
         return GpuRates(gpu.peak_flops_per_s, memory, share or PREFILL_EFFICIENCY)
@@ -180,6 +187,12 @@ class MachineRates:
         rate = gpu.link.h2d_bandwidth_bytes_per_s if gpu.link else None
         if rate is None:
             raise ValueError(f"machine {self.machine.name}: link of GPU {gpu.name} has no rate")
+        peak = gpu.link.peak_bandwidth_bytes_per_s if gpu.link else None
+        if rate == peak and not any(path.gpu == gpu.name for path in self.machine.dma_paths):
+            self.note(
+                f"copies to GPU {gpu.name} assumed to reach the signalling rate of its link, "
+                f"{rate / 1e9:.4g} GB/s; cxl-offload profile measures them"
+            )
         return rate
 
     def copy_bytes_per_s(self, tier: str, nodes: Sequence[int] | None = None) -> float:

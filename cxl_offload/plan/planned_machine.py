@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cxl_offload.plan.gpu import MEMORY_SHARE
+from cxl_offload.plan.gpu_kinds import completed
 from cxl_offload.plan.hardware import Hardware, HostNode
 from cxl_offload.topology import Access, DmaPath, Gpu, Link, Machine
 
@@ -82,7 +83,8 @@ def _path(known: DmaPath, node: HostNode) -> DmaPath:
     return replace(known, h2d_bandwidth_bytes_per_s=there, d2h_bandwidth_bytes_per_s=back)
 
 
-def _gpu(gpu: Gpu) -> Gpu:
+def _gpu(known: Gpu) -> Gpu:
+    gpu, _ = completed(known)
     if gpu.link is None:
         return gpu
     link: Link = gpu.link

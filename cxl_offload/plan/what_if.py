@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.gpu_kinds import known_gpus
 from cxl_offload.topology import (
     Access,
     DmaPath,
-    Gpu,
     Machine,
     Node,
     NodeKind,
     Tier,
-    load_machine,
-    machine_names,
 )
 from cxl_offload.units import parse_bandwidth, parse_bytes, parse_latency_ns
 
@@ -150,21 +148,9 @@ def with_gpu(machine: Machine, name: str) -> Machine:
     """
     if name.lower() == NO_GPU:
         return replace(machine, gpus=(), dma_paths=())
-    known = _gpus()
+    known = {each.gpu.name.lower(): each.gpu for each in known_gpus()}
     found = known.get(name.lower())
     if found is None:
         raise ConfigError(f"--gpu {name}: no machine file has it; known are {', '.join(known)}")
     placed = replace(found, node=machine.initiator, memory_node=None)
     return replace(machine, gpus=(placed,), dma_paths=())
-
-
-def _gpus() -> dict[str, Gpu]:
-    """GPUs of the machine files by their names in lower case."""
-    machines = [load_machine(each) for each in machine_names()]
-    return {
-        gpu.name.lower(): gpu
-        for machine in machines
-        for gpu in machine.gpus
-        if None not in (gpu.memory_bytes, gpu.peak_flops_per_s, gpu.memory_bandwidth_bytes_per_s)
-        and gpu.link is not None
-    }

@@ -24,7 +24,7 @@ from cxl_offload.profile.curves import (
 )
 from cxl_offload.profile.operators.model import CachePoint, LayerPoint, LinearPoint, OperatorProfile
 from cxl_offload.renamed import old_names
-from cxl_offload.topology import Access, DmaPath, Machine
+from cxl_offload.topology import Access, DmaPath, Gpu, Machine
 from cxl_offload.topology.node import Pages
 from cxl_offload.units import format_bytes
 
@@ -38,6 +38,7 @@ __all__ = [
     "CopyProfile",
     "Estimate",
     "Fingerprint",
+    "GpuFacts",
     "InterleavePoint",
     "InterleaveSweep",
     "Latency",
@@ -134,6 +135,19 @@ class CopyProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """A GPU as its driver lists it; ``name`` is the machine's own for it.
+
+    ``memory_bytes`` is None where the driver did not say.
+    """
+
+    name: str
+    model: str
+    pci_address: str
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """A node as it was when the profile was made."""
 
@@ -220,6 +234,8 @@ class Profile:
         How long the measuring took.
     operators
         Those of torch, on every device that was asked for.
+    gpus
+        What the driver says of every GPU, where copies were measured.
     """
 
     version: int = PROFILE_VERSION
@@ -232,6 +248,7 @@ class Profile:
     sweeps: tuple[InterleaveSweep, ...] = ()
     copies: tuple[CopyProfile, ...] = ()
     operators: tuple[OperatorProfile, ...] = ()
+    gpus: tuple[GpuFacts, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     def path(self, initiator: int, node: int) -> PathProfile:
@@ -306,6 +323,7 @@ class Profile:
     def applied_to(self, machine: Machine) -> Machine:
         """``machine`` with what was measured in place of its own numbers for the same paths.
 
+        Its GPUs have the names of models and the memory that their driver says.
         Where one number of a path was not measured (there was no time for it), the machine's own
         stays, and the source says that too.
 
@@ -322,12 +340,25 @@ class Profile:
         accesses |= {(access.initiator, access.target): access for access in own}
         paths = {(path.gpu, path.node): path for path in machine.dma_paths}
         paths |= {(path.gpu, path.node): path for path in self.dma_paths(machine)}
-        return replace(machine, accesses=tuple(accesses.values()), dma_paths=tuple(paths.values()))
+        listed = {gpu.name: gpu for gpu in self.gpus}
+        return replace(
+            machine,
+            accesses=tuple(accesses.values()),
+            dma_paths=tuple(paths.values()),
+            gpus=tuple(_as_listed(gpu, listed.get(gpu.name)) for gpu in machine.gpus),
+        )
 
     @property
     def _source(self) -> str:
         how = "measured" if self.measured else "simulated"
         return f"{how} on {self.machine.cpu_model}, {self.date}"
+
+
+def _as_listed(gpu: Gpu, listed: GpuFacts | None) -> Gpu:
+    """A GPU with what its driver says of it."""
+    if listed is None:
+        return gpu
+    return replace(gpu, model=listed.model, memory_bytes=listed.memory_bytes or gpu.memory_bytes)
 
 
 def _completed(found: Access, known: Access | None) -> Access:

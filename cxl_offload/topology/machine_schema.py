@@ -158,7 +158,7 @@ class Sections:
 
     def _gpu(self, item: Field, ids: set[int]) -> Gpu:
         numbers = ["memory", "memory_bandwidth", "peak_flops", "link"]
-        optional = [*numbers, "node", "memory_node", "peer_to_peer_cxl", "when"]
+        optional = [*numbers, "model", "node", "memory_node", "peer_to_peer_cxl", "when"]
         parts = item.mapping(["name"], optional)
         name, cite = parts["name"].text(), self.citations
         before, what = len(cite.collected), f"GPU {name}"
@@ -178,6 +178,7 @@ class Sections:
             else None,
             link=self._link(parts["link"], f"{what} link") if "link" in parts else None,
             peer_to_peer_cxl="peer_to_peer_cxl" in parts and parts["peer_to_peer_cxl"].boolean(),
+            model=parts["model"].text() if "model" in parts else "",
         )
         return replace(gpu, source=self._sources_since(before))
 

@@ -83,6 +83,16 @@ def test_measured_copies_become_paths_of_the_machines_own_gpus(machine: Machine)
         assert path.extra_latency_ns >= 0
 
 
+def test_profile_keeps_what_the_driver_says_of_its_gpus(machine: Machine) -> None:
+    found = measured(machine, FakeGpus(GpuName("H9000", "0000:3b:00.0", 80 << 30)))
+    (facts,) = found.gpus
+    assert (facts.name, facts.model, facts.memory_bytes) == ("gpu0", "H9000", 80 << 30)
+    (gpu,) = found.applied_to(machine).gpus
+    assert (gpu.name, gpu.model, gpu.memory_bytes) == ("gpu0", "H9000", 80 << 30)
+    silent = measured(machine, FakeGpus(GpuName("H9000", "0000:3b:00.0")))
+    assert silent.applied_to(machine).gpus[0].memory_bytes == machine.gpus[0].memory_bytes
+
+
 @pytest.mark.parametrize(
     ("gpus", "note"),
     [

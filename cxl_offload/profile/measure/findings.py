@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cxl_offload.profile.model import CopyProfile, InterleaveSweep, PathProfile
+from cxl_offload.profile.model import CopyProfile, GpuFacts, InterleaveSweep, PathProfile
 from cxl_offload.profile.schedule import Schedule
 
 
@@ -17,6 +17,7 @@ class Findings:
     paths: list[PathProfile] = field(default_factory=list)
     sweeps: list[InterleaveSweep] = field(default_factory=list)
     copies: list[CopyProfile] = field(default_factory=list)
+    gpus: list[GpuFacts] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def not_measured(self, labels: Sequence[str]) -> None:

@@ -8,11 +8,11 @@ from typing import Protocol
 
 from cxl_offload import _C
 from cxl_offload.profile.copies import CopyCall, CopyDirection, measure_copies
-from cxl_offload.profile.measure import probe
+from cxl_offload.profile.measure import nvml, probe
 from cxl_offload.profile.measure.effort import Effort
 from cxl_offload.profile.measure.findings import Findings
 from cxl_offload.profile.measure.probe import Allocator, Buffer
-from cxl_offload.profile.model import CopyProfile
+from cxl_offload.profile.model import CopyProfile, GpuFacts
 from cxl_offload.profile.schedule import Schedule
 from cxl_offload.topology import Machine, Node
 from cxl_offload.units import MIB, format_bytes
@@ -23,10 +23,14 @@ _PAIR_STEPS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class GpuName:
-    """A GPU as its driver lists it; ``pci_address`` such as ``0000:3b:00.0``."""
+    """A GPU as its driver lists it; ``pci_address`` such as ``0000:3b:00.0``.
+
+    ``memory_bytes`` is None where the driver does not say.
+    """
 
     name: str
     pci_address: str
+    memory_bytes: int | None = None
 
 
 class Gpus(Protocol):
@@ -53,13 +57,16 @@ class CudaGpus:
     Opening a GPU takes its primary context, and makes it where the process has none.
     """
 
-    def __init__(self, library: str = "libcuda.so.1") -> None:
+    def __init__(self, library: str = "libcuda.so.1", *, nvml: str = nvml.LIBRARY) -> None:
         self._library = library
+        self._nvml = nvml
 
     def list(self) -> tuple[tuple[GpuName, ...], str]:
         """As :meth:`Gpus.list`."""
         found, reason = _C.list_gpus(self._library)
-        return tuple(GpuName(*gpu) for gpu in found), reason
+        sizes = nvml.memory_bytes([address for _, address in found], library=self._nvml)
+        named = (GpuName(name, address, sizes.get(address)) for name, address in found)
+        return tuple(named), reason
 
     def open(self, ordinal: int, buffer: Buffer) -> CopyCall:
         """As :meth:`Gpus.open`."""
@@ -119,6 +126,15 @@ class CopyProbe:
     def collect(self, skipped: Sequence[str], into: Findings) -> None:
         """Adds what was found."""
         into.copies += self._found
+        into.gpus += [
+            GpuFacts(
+                name=gpu_name(self._allocator.machine, listed, ordinal),
+                model=listed.name,
+                pci_address=listed.pci_address,
+                memory_bytes=listed.memory_bytes,
+            )
+            for ordinal, listed in enumerate(self._names)
+        ]
         into.notes += self._notes
         into.not_measured(skipped)
 

@@ -147,6 +147,7 @@ class Measurement:
             paths=tuple(found.paths),
             sweeps=tuple(found.sweeps),
             copies=tuple(found.copies),
+            gpus=tuple(found.gpus),
             notes=tuple(found.notes),
         )
 
