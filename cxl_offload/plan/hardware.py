@@ -33,7 +33,8 @@ class HostNode:
     ``name`` is how policies call it: its tier, or its number where the tier has several nodes.
     ``latency_ns`` is that of the initiator's CPUs, ``read_bytes_per_s`` what the node gives to all
     CPUs that compute, ``copy_bytes_per_s`` what it delivers to the GPU's copy engine, apart from
-    the link.
+    the link; ``other_copies`` is that of the machine's other GPUs in their order, each from its
+    socket, and ``given_bytes_per_s`` the most that it is known to give the CPUs of any of these.
     """
 
     name: str
@@ -43,6 +44,8 @@ class HostNode:
     read_bytes_per_s: float
     latency_ns: float
     copy_bytes_per_s: float
+    other_copies: tuple[float, ...] = ()
+    given_bytes_per_s: float = 0.0
 
     @property
     def where(self) -> str:
@@ -50,10 +53,14 @@ class HostNode:
         return self.tier if self.name == self.tier else f"{self.tier} node {self.name}"
 
     def copy_bytes_per_s_of(self, gpus: int) -> float:
-        """What the node delivers to several GPUs at once; ``copy_bytes_per_s`` is of one."""
-        one = self.copy_bytes_per_s
-        most = self.read_bytes_per_s if one == UNBOUND else max(one, self.read_bytes_per_s)
-        return min(gpus * one, most)
+        """What the node delivers to several GPUs at once; ``copy_bytes_per_s`` is of the first.
+
+        Those that the machine does not have are like the first.
+        """
+        one, others = self.copy_bytes_per_s, self.other_copies[: gpus - 1]
+        most = max(self.read_bytes_per_s, self.given_bytes_per_s)
+        most = most if one == UNBOUND else max(one, most)
+        return min((gpus - len(others)) * one + sum(others), most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +72,8 @@ class Hardware:
 
     ``local_latency_ns`` is that of local DRAM, which calibrated rates refer to. ``cores`` are those
     of all ``sockets`` that compute, of which there are none named where it is the initiator's
-    alone; ``copies`` says whether weights may have a copy near each. ``notes`` say what had to be
-    assumed of the machine.
+    alone; ``copies`` says whether weights may have a copy near each. ``other_links`` are those of
+    the machine's other GPUs. ``notes`` say what had to be assumed of the machine.
     """
 
     machine: str
@@ -83,6 +90,7 @@ class Hardware:
     notes: tuple[str, ...] = ()
     sockets: tuple[Socket, ...] = ()
     copies: bool = True
+    other_links: tuple[float, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -136,14 +144,17 @@ class Hardware:
     def of_gpus(self, gpus: int) -> Hardware:
         """Links and copies of several GPUs together, each with a link of its own to the host.
 
-        A node gives each of them what it gives one, until it gives all that CPUs can read there.
+        A node gives each of them what it gives that GPU on its socket, until it gives all that CPUs
+        can read there. GPUs that the machine does not have are like its first.
         """
         if gpus == 1:
             return self
         nodes = [
             replace(node, copy_bytes_per_s=node.copy_bytes_per_s_of(gpus)) for node in self.nodes
         ]
-        return replace(self, link_bytes_per_s=gpus * self.link_bytes_per_s, nodes=tuple(nodes))
+        others = self.other_links[: gpus - 1]
+        links = (gpus - len(others)) * self.link_bytes_per_s + sum(others)
+        return replace(self, link_bytes_per_s=links, nodes=tuple(nodes))
 
     def node_bytes(self, host: Sequence[int]) -> dict[int, int]:
         """Bytes by the number of the node, of bytes in the order of ``nodes``."""
@@ -260,6 +271,7 @@ def _read(
         drive_write_bytes_per_s=write,
         drive_usable_bytes=room,
         notes=tuple(rates.notes),
+        other_links=rates.other_links() if has_gpu else (),
     )
 
 
@@ -361,6 +373,8 @@ def _nodes(
             read_bytes_per_s=read,
             latency_ns=latency,
             copy_bytes_per_s=rates.copy_bytes_per_s(tier, [node.id]) if has_gpu else read,
+            other_copies=rates.other_copies(tier, node.id) if has_gpu else (),
+            given_bytes_per_s=rates.given_bytes_per_s(node.id) if has_gpu else 0.0,
         )
 
 

@@ -212,6 +212,35 @@ class MachineRates:
             self.note(f"{self.machine.name} prints no copy rate of {tier}: CPU reads bound it")
         return bound
 
+    def other_links(self) -> tuple[float, ...]:
+        """Rates of the links of all GPUs but the first; that of the first where one has none."""
+        first = self.link_bytes_per_s()
+        return tuple(
+            (gpu.link.h2d_bandwidth_bytes_per_s if gpu.link else None) or first
+            for gpu in self.machine.gpus[1:]
+        )
+
+    def other_copies(self, tier: str, node: int) -> tuple[float, ...]:
+        """What a node delivers to all GPUs but the first, apart from their links.
+
+        The printed copy rate; else what the CPUs of that GPU's socket read there, and where
+        neither is known, what the first GPU gets.
+        """
+        first = self.copy_bytes_per_s(tier, [node])
+        return tuple(
+            self.machine.dma_bandwidth(gpu, node) or self._read_from(gpu.node, node) or first
+            for gpu in self.machine.gpus[1:]
+        )
+
+    def given_bytes_per_s(self, node: int) -> float:
+        """The most that the CPUs of a socket with a GPU are known to read of a node."""
+        return max((self._read_from(gpu.node, node) for gpu in self.machine.gpus), default=0.0)
+
+    def _read_from(self, initiator: int | None, node: int) -> float:
+        """0 where it is not known."""
+        access = None if initiator is None else self.machine.access(initiator, node)
+        return 0.0 if access is None else access.read_bandwidth_bytes_per_s or 0.0
+
     def _copy_setup_s(self, tier: str) -> float:
         gpu, nodes = self.gpu(), self.machine.tier(tier).nodes
         paths = [self.machine.dma_path(gpu, node) for node in nodes]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.hardware import NVME, hardware_of
 from cxl_offload.plan.usable import GPU_USABLE
-from cxl_offload.topology import load_machine
+from cxl_offload.topology import Access, DmaPath, Machine, load_machine
 
 GIB = 1 << 30
 MACHINE = load_machine("epyc9354-cxl-a")
@@ -86,3 +88,54 @@ def test_machine_without_a_gpu_is_planned_for_where_none_is_needed() -> None:
     found = hardware_of(machine, needs_gpu=False)
     assert (found.has_gpu, found.gpu_usable_bytes) == (False, 0.0)
     assert any(note.startswith("CPUs compute: ") for note in found.notes)
+
+
+def two_sockets_with_a_gpu_each(*, paths: bool = True) -> Machine:
+    """System A with a second GPU on the other socket, and copies as a profile measures them."""
+    first = MACHINE.gpus[0]
+    assert first.link is not None
+    link = replace(first.link, h2d_bandwidth_bytes_per_s=12e9)
+    second = replace(first, name="second", node=1, link=link)
+    rates = {first.name: (24e9, 15e9, 10e9), "second": (14e9, 23e9, 8e9)}
+    return replace(
+        MACHINE,
+        gpus=(first, second),
+        dma_paths=tuple(
+            DmaPath(gpu, node, rate, rate)
+            for gpu, each in rates.items()
+            for node, rate in enumerate(each)
+            if paths or gpu == first.name
+        ),
+        accesses=(
+            *MACHINE.accesses,
+            Access(1, 1, None, None, 380e9),
+            Access(1, 0, None, None, 9e9),
+        ),
+    )
+
+
+def test_every_gpu_copies_over_its_own_link_from_its_own_socket() -> None:
+    one = hardware_of(two_sockets_with_a_gpu_each())
+    two, three = one.of_gpus(2), one.of_gpus(3)
+    assert one.link_bytes_per_s == 25e9
+    assert (two.link_bytes_per_s, three.link_bytes_per_s) == (37e9, 62e9)
+    rates = {node.node: node.copy_bytes_per_s for node in two.nodes}
+    assert rates == {0: 38e9, 1: 38e9, 2: 18e9}
+    assert {node.node: node.copy_bytes_per_s for node in three.nodes} == {0: 62e9, 1: 53e9, 2: 28e9}
+    assert {node.node: node.copy_bytes_per_s for node in one.nodes} == {0: 24e9, 1: 15e9, 2: 10e9}
+
+
+def test_gpu_without_measured_copies_gets_what_cpus_of_its_socket_read() -> None:
+    two = hardware_of(two_sockets_with_a_gpu_each(paths=False)).of_gpus(2)
+    rates = {node.node: node.copy_bytes_per_s for node in two.nodes}
+    # nobody printed what socket 1 reads of the card: as of the first GPU
+    assert rates == {0: 33e9, 1: 380e9, 2: 20e9}
+
+
+def test_second_gpu_of_a_machine_changes_no_plan_for_one() -> None:
+    machine = two_sockets_with_a_gpu_each()
+    alone = hardware_of(replace(machine, gpus=machine.gpus[:1], dma_paths=machine.dma_paths[:3]))
+    both = hardware_of(machine)
+    assert (both.link_bytes_per_s, both.gpu) == (alone.link_bytes_per_s, alone.gpu)
+    assert [n.copy_bytes_per_s for n in both.nodes] == [n.copy_bytes_per_s for n in alone.nodes]
+    assert both.of_gpus(1) == both
