@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.plan.equations.stripe import stripe_bytes
@@ -26,6 +26,9 @@ from cxl_offload.plan.training.zero_offload import (
 
 GRID = 8
 """Sum of the interleave weights of a kind."""
+
+_ROUNDING = 1e-7
+"""Share of a step by which the solver's answer may exceed the shortest."""
 
 FP32_OVER_LOW = 2
 """Bytes of a gradient in fp32 over those in low precision."""
@@ -186,17 +189,34 @@ def _late_gradients(
     return exposed
 
 
+def least_step_s(step: TrainingStep, hardware: Hardware) -> float:
+    """Seconds that no placement undercuts: those with nodes that nobody waits for."""
+    ideal = replace(
+        hardware.nodes[0],
+        read_bytes_per_s=math.inf,
+        copy_bytes_per_s=math.inf,
+        latency_ns=hardware.local_latency_ns,
+    )
+    weights = {kind.name: (1,) for kind in step.kinds}
+    return estimate(step, replace(hardware, nodes=(ideal,)), weights).step_s
+
+
 def place(
-    step: TrainingStep, hardware: Hardware, *, grid: int = GRID
+    step: TrainingStep, hardware: Hardware, *, grid: int = GRID, most_s: float = math.inf
 ) -> tuple[Weights, StepEstimate] | None:
     """The placement with the shortest step, or None where the host has no room.
 
-    Of placements that are equally fast the one nearest to the front of the hardware's nodes.
+    Of placements that are equally fast the one nearest to the front of the hardware's nodes. None
+    also where it is sure to take longer than ``most_s``.
     """
+    if least_step_s(step, hardware) > most_s * (1 + _ROUNDING):
+        return None
     best = _solve(step, hardware, grid, None)
     if best is None:
         return None
     seconds = estimate(step, hardware, best)
+    if seconds.step_s > most_s * (1 + _ROUNDING):
+        return None
     nearest = _solve(step, hardware, grid, seconds.step_s * (1 + 1e-6))
     if nearest is not None:
         best, seconds = nearest, estimate(step, hardware, nearest)
@@ -208,7 +228,8 @@ def _solve(
 ) -> Weights | None:
     """The fastest weights; with ``most_s`` the nearest ones that are as fast."""
     program = _StepProgram(step, hardware, grid, most_s)
-    found = program.program.solve()
+    # presolve halves the time; it takes others of equally fast weights, which are told apart later
+    found = program.program.solve(presolve=most_s is None)
     if found is None:
         return None
     return {

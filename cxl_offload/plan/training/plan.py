@@ -200,18 +200,18 @@ class DeepSpeed(Executor[PlannedStep]):
         need = 0
         for each in self._steps(hardware):
             step = each.step
-            placed = place(step, hardware)
-            if placed is None or each.drive_bytes > hardware.drive_usable_bytes:
-                continue
-            weights, estimate = placed
+            most_s = float("inf")
             if best is not None:
                 slack = -1e-6 if each.checkpointing > best.checkpointing else 1e-6
                 if STAGES.index(step.stage) > STAGES.index(best.stage):
                     slack = -self._request.cxl_margin
-                if estimate.step_s > best.estimate.step_s * (1 + slack):
-                    continue
+                most_s = best.estimate.step_s * (1 + slack)
+            placed = place(step, hardware, most_s=most_s)
+            fits = each.drive_bytes <= hardware.drive_usable_bytes
+            if placed is None or placed[1].step_s > most_s or not fits:
+                continue
             best = PlannedStep(
-                each.micro, step.stage, each.checkpointing, step, weights, estimate,
+                each.micro, step.stage, each.checkpointing, step, *placed,
                 each.on_drive, each.drive_bytes,
             )  # fmt: skip
             need = each.gpu_bytes
