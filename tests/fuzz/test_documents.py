@@ -24,7 +24,8 @@ from cxl_offload.topology.machine_file import parse_machine
 from cxl_offload.units import parse_bytes
 from cxl_offload.validation.casefile import parse_cases
 
-from .documents import READERS, check_document
+from .documents import check_document
+from .readers import READERS
 
 _PLAN = "version: 1\nmodel: "
 _BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

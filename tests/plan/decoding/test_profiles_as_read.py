@@ -15,7 +15,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
 from cxl_offload.plan.decoding.measured import measured_engine
 from cxl_offload.profile.store import parse_profile
-from tests.fuzz.documents import READERS
+from tests.fuzz.readers import READERS
 
 MATRICES = ((1 << 20, 3), (5 << 20, 2))
 COUNTS = (0, -1, 1, 2, 7, 8, 768, 10**6, 2**53, 2**62)
