@@ -15,10 +15,12 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
+from cxl_offload import _C
 from cxl_offload.kept import kept_path
 from cxl_offload.memory import Session
 from cxl_offload.topology import Machine, Node, NodeKind, Tier
 
+from .fake_accelerator import FakeCopies, fake_accelerator
 from .models import VOCAB, make
 
 GIB = 1 << 30
@@ -58,6 +60,19 @@ def session() -> Iterator[Session]:
     if session.stats().asked_bytes.current:
         gc.collect()  # a failed test's frames, or a cycle of transformers' own
     assert session.stats().asked_bytes.current == 0
+
+
+@pytest.fixture
+def driver() -> _C.FakeDriver:
+    """Of the GPU that is not there."""
+    return _C.FakeDriver()
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch, driver: _C.FakeDriver) -> str:
+    """The name of an accelerator whose memory is the CPU's."""
+    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
+    return "cuda"
 
 
 @pytest.fixture

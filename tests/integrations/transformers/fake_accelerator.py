@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from cxl_offload import _C
 from cxl_offload.integrations.transformers import generation, on_accelerator, scope
 from cxl_offload.integrations.transformers.streamed_weights import WeightCopies
 from cxl_offload.memory import Session
+from cxl_offload.topology import Machine
 from cxl_offload.transfer import CopyEngine, CopyHandle
 
 COMPUTE = 99
@@ -43,6 +45,35 @@ class FakeCopies:
 
     def close(self) -> None:
         self.engine.close()
+
+
+class LateCopies(FakeCopies):
+    """Waits as a GPU does: what is queued later runs behind the copy, and nothing runs yet."""
+
+    fenced = True
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Sequence[int]) -> CopyHandle:
+        return super().copy(target, source, after if self.fenced else ())
+
+    def wait_for(self, handle: CopyHandle) -> None:
+        handle.stream_wait(self.stream())
+
+
+class UnfencedCopies(LateCopies):
+    """A control: copies do not wait for who reads their target."""
+
+    fenced = False
+
+
+@contextmanager
+def pinning_session(machine: Machine, driver: _C.FakeDriver) -> Iterator[Session]:
+    """Simulated nodes with a driver that pins; what is left of either at the end is a leak."""
+    session = Session.simulated(machine, driver=driver)
+    yield session
+    assert session.stats().asked_bytes.current == 0
+    session.trim()
+    assert driver.registered_bytes == 0
+    assert driver.events == 0
 
 
 def fake_accelerator(

@@ -18,7 +18,7 @@ from cxl_offload.memory import Session
 from cxl_offload.ops.attention import Partial
 
 from .conftest import machine
-from .fake_accelerator import FakeCopies, fake_accelerator
+from .fake_accelerator import pinning_session
 from .models import FAMILIES, ONLY_EAGER, generate, in_double, make, prompts
 from .test_tokens import _after, _step_logits, _whole
 
@@ -27,31 +27,19 @@ SHARES = [0, 0.05, 0.5, 1]
 
 
 @pytest.fixture
-def driver() -> _C.FakeDriver:
-    return _C.FakeDriver()
-
-
-@pytest.fixture
 def session(driver: _C.FakeDriver) -> Iterator[Session]:
-    """Simulated nodes with a driver that pins; what is left of either at the end is a leak."""
-    session = Session.simulated(machine(), driver=driver)
-    yield session
-    assert session.stats().asked_bytes.current == 0
-    session.trim()
-    assert driver.registered_bytes == 0
+    with pinning_session(machine(), driver) as session:
+        yield session
 
 
 @pytest.fixture
-def parted(
-    monkeypatch: pytest.MonkeyPatch, session: Session, driver: _C.FakeDriver
-) -> Iterator[Any]:
+def parted(session: Session, accelerator: str) -> Iterator[Any]:
     """``offload`` with a share of the cache on an accelerator whose memory is the CPU's."""
-    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
     opened = []
 
     def open_block(model: nn.Module, share: float, **options: Any) -> Any:
         made = offload(
-            model, FAR, accelerator="cuda", accelerator_kv=share, session=session, **options
+            model, FAR, accelerator=accelerator, accelerator_kv=share, session=session, **options
         )
         opened.append(made)
         return made

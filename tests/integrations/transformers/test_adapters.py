@@ -17,7 +17,6 @@ from cxl_offload.memory import Session
 
 from .commands import run
 from .conftest import machine
-from .fake_accelerator import FakeCopies, fake_accelerator
 from .models import generate, make
 
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
@@ -119,15 +118,13 @@ def test_adapter_whose_model_is_not_there_is_refused_in_one_line(
 
 
 def test_wrapped_model_on_an_accelerator_has_its_adapters_streamed(
-    monkeypatch: pytest.MonkeyPatch,
+    driver: _C.FakeDriver, accelerator: str
 ) -> None:
-    driver = _C.FakeDriver()
     session = Session.simulated(machine(), driver=driver)
-    fake_accelerator(monkeypatch, lambda given: FakeCopies(given, driver))
     adapted = lora(make("llama"))
     expected = generate(adapted)
     policies = {"weights": "bind:2", "kv": "bind:0"}
-    with offload(adapted, policies, accelerator="cuda", session=session) as done:
+    with offload(adapted, policies, accelerator=accelerator, session=session) as done:
         assert torch.equal(generate(adapted), expected)
         assert done.streamed is not None
         layers = adapted.get_base_model().model.layers

@@ -18,7 +18,6 @@ from cxl_offload.ops.measured_linear import MeasuredLinear
 from cxl_offload.topology import load_machine
 
 from .commands import MACHINE, command, run
-from .fake_accelerator import FakeCopies, fake_accelerator
 from .models import VOCAB
 
 
@@ -153,11 +152,13 @@ def test_linear_layers_are_computed_by_whoever_is_fastest(
 def test_accelerator_streams_weights_and_is_named_in_the_report(
     folder: Path,
     tmp_path: Path,
+    driver: _C.FakeDriver,
+    accelerator: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Beside a run on the CPU; the accelerator is one that is not there."""
-    driver, file = _C.FakeDriver(), tmp_path / "report.json"
+    file = tmp_path / "report.json"
     places = ("--place", "weights=cxl", "--place", "norm=gpu", "--place", "kv=ldram")
     asked = ("--gen-len", "6", "--output", str(file))
     assert run(command(folder, "--place", "weights=cxl", *asked)) == 0
@@ -165,9 +166,8 @@ def test_accelerator_streams_weights_and_is_named_in_the_report(
     assert expected["accelerator"] is None
     session = Session.simulated(load_machine(MACHINE), driver=driver)
     monkeypatch.setattr(fit, "session_on", lambda *_: session)
-    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
     capsys.readouterr()
-    assert run(command(folder, *places, *asked, "--accelerator", "cuda")) == 0
+    assert run(command(folder, *places, *asked, "--accelerator", accelerator)) == 0
     report = json.loads(file.read_text())
     assert report["tokens"] == expected["tokens"]
     assert report["accelerator"] == "cpu"  # what stands for it here
@@ -179,15 +179,16 @@ def test_accelerator_streams_weights_and_is_named_in_the_report(
 def test_share_of_the_cache_on_the_accelerator_has_its_row_in_the_report(
     folder: Path,
     tmp_path: Path,
+    driver: _C.FakeDriver,
+    accelerator: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The row of the tier has less by as much; tokens are those of all in the tier."""
-    driver, file = _C.FakeDriver(), tmp_path / "report.json"
+    file = tmp_path / "report.json"
     session = Session.simulated(load_machine(MACHINE), driver=driver)
     monkeypatch.setattr(fit, "session_on", lambda *_: session)
-    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
-    places = ("--place", "weights=cxl", "--place", "kv=ldram", "--accelerator", "cuda")
+    places = ("--place", "weights=cxl", "--place", "kv=ldram", "--accelerator", accelerator)
     asked = ("--gen-len", "20", "--json", str(file))
     assert run(command(folder, *places, *asked)) == 0
     whole = json.loads(file.read_text())

@@ -143,9 +143,11 @@ def test_accelerator_that_is_not_there_is_refused_before_the_model_loads(
 
 
 def test_accelerator_without_room_is_refused_before_the_model_loads(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    driver: _C.FakeDriver,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    driver = _C.FakeDriver()
     fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver), free=1000)
     monkeypatch.setattr(generation, "load", None)  # would be called
     assert run(command(folder, "--place", "weights=cxl", "--accelerator", "cuda")) == 2
@@ -163,11 +165,10 @@ def test_share_of_the_cache_that_cannot_be_is_refused_before_the_model_loads(
     options: list[str],
     said: str,
     folder: Path,
+    accelerator: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    driver = _C.FakeDriver()
-    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
     monkeypatch.setattr(generation, "load", None)  # would be called
     places = ("--place", "weights=cxl", "--accelerator-kv", "0.5", *options)
     assert run(command(folder, *places)) == 2
@@ -175,10 +176,12 @@ def test_share_of_the_cache_that_cannot_be_is_refused_before_the_model_loads(
 
 
 def test_keys_and_values_count_in_the_room_of_the_accelerator(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    driver: _C.FakeDriver,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A share that is too large is refused where none at all would fit."""
-    driver = _C.FakeDriver()
     free = 600 << 10
     fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver), free=free)
     monkeypatch.setattr(generation, "load", None)  # would be called

@@ -17,7 +17,6 @@ from cxl_offload.integrations.transformers import offload
 from cxl_offload.memory import Session
 
 from .conftest import machine
-from .fake_accelerator import FakeCopies, fake_accelerator
 from .models import VOCAB, generate, make
 
 POLICIES = {"kv": "bind:2", "weights": "bind:1"}
@@ -48,15 +47,13 @@ def test_compiled_layers_give_the_same_tokens(rows_at_once: int | None, session:
 
 @pytest.mark.slow(reason="torch's compiler traces a layer for every shape")
 def test_compiled_layers_read_a_cache_in_two_places(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    driver: _C.FakeDriver, accelerator: str
 ) -> None:
     """What is around attention is compiled; states in two places are passed from it to it."""
-    driver = _C.FakeDriver()
-    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
     model = make("llama")
     stock = generate(model, "sdpa", max_new_tokens=3)
     ours = Session.simulated(machine(), driver=driver)
-    options = {"accelerator": "cuda", "accelerator_kv": 0.5, "session": ours}
+    options = {"accelerator": accelerator, "accelerator_kv": 0.5, "session": ours}
     with offload(model, POLICIES, **options) as done:
         for layer in model.model.layers:
             layer.self_attn.compile(backend="eager", dynamic=True)

@@ -23,32 +23,23 @@ from cxl_offload.tensor import empty
 from cxl_offload.transfer import CopyHandle
 
 from .conftest import machine
-from .fake_accelerator import COMPUTE, FakeCopies, fake_accelerator
+from .fake_accelerator import (
+    COMPUTE,
+    FakeCopies,
+    LateCopies,
+    UnfencedCopies,
+    fake_accelerator,
+    pinning_session,
+)
 from .models import FAMILIES, generate, make
 
 FAR = {"weights": "bind:2", "kv": "bind:0"}
 
 
 @pytest.fixture
-def driver() -> _C.FakeDriver:
-    return _C.FakeDriver()
-
-
-@pytest.fixture
 def session(driver: _C.FakeDriver) -> Iterator[Session]:
-    """Simulated nodes with a driver that pins; what is left of either at the end is a leak."""
-    session = Session.simulated(machine(), driver=driver)
-    yield session
-    assert session.stats().asked_bytes.current == 0
-    session.trim()
-    assert driver.registered_bytes == 0
-    assert driver.events == 0
-
-
-@pytest.fixture
-def accelerator(monkeypatch: pytest.MonkeyPatch, driver: _C.FakeDriver) -> str:
-    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
-    return "cuda"
+    with pinning_session(machine(), driver) as session:
+        yield session
 
 
 def saved(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -234,22 +225,6 @@ def test_gradients_and_training_are_refused_when_they_are_asked_for(
 
 
 # The stream alone -------------------------------------------------------------------------------
-
-
-class LateCopies(FakeCopies):
-    """Waits as a GPU does: what is queued later runs behind the copy, and nothing runs yet."""
-
-    fenced = True
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Any) -> CopyHandle:
-        return super().copy(target, source, after if self.fenced else ())
-
-    def wait_for(self, handle: CopyHandle) -> None:
-        handle.stream_wait(self.stream())
-
-
-class UnfencedCopies(LateCopies):
-    fenced = False
 
 
 def stages(session: Session, count: int) -> list[WeightStage]:
