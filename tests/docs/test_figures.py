@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,28 @@ def numbers(value: object) -> Iterator[float]:
         yield float(value)  # type: ignore[arg-type]
 
 
+@cache
+def cases() -> list[dict[str, Any]]:
+    files = (ROOT / "cxl_offload/validation/cases").glob("*.json")
+    return [one for file in files for one in json.loads(file.read_text())]
+
+
+@cache
+def facts(machine: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load(
+        (ROOT / f"configs/machines/{machine}.yaml").read_text()
+    )["facts"]
+    return found
+
+
 def published_in(held: str) -> list[float]:
     """What the file itself says there; fractions count as per cent too."""
     if held.startswith("case "):
-        files = (ROOT / "cxl_offload/validation/cases").glob("*.json")
-        entries = [one for file in files for one in json.loads(file.read_text())]
-        (entry,) = (one for one in entries if one["id"] == held[5:])
+        (entry,) = (one for one in cases() if one["id"] == held[5:])
         found = [*numbers(entry["expected"]), *numbers(entry.get("printed"))]
     else:
         machine, _, fact = held.partition(": ")
-        text = (ROOT / f"configs/machines/{machine}.yaml").read_text()
-        (entry,) = (one for one in yaml.safe_load(text)["facts"] if one["name"] == fact)
+        (entry,) = (one for one in facts(machine) if one["name"] == fact)
         found = list(numbers(entry["value"]))
     return [*found, *(100 * each for each in found)]
 
