@@ -2,8 +2,8 @@
 
 Each scenario is first run without faults while the calls it makes are counted; then it is run again
 for every call of every operation, with that call failing in every way that it can. The test's id
-names scenario, call, effect and errno, and that is all that decides what happens: a failure is
-repeated by its id.
+names scenario, operation, effect and errno, and each of its calls is a scenario run anew; the
+number of a call that loses something is in the traceback. Nothing else decides what happens.
 """
 
 from __future__ import annotations
@@ -213,9 +213,9 @@ def sites() -> Iterator[Any]:
     for scenario in scenarios():
         calls = calls_made(scenario)
         for way in WAYS:
-            for call in range(1, calls[way.operation] + 1):
-                name = f"{scenario.name}:{way.operation}#{call}:{way}"
-                yield pytest.param(scenario, way, call, id=name)
+            if count := calls[way.operation]:
+                name = f"{scenario.name}:{way.operation}:{way}"
+                yield pytest.param(scenario, way, count, id=name)
 
 
 def act_under(
@@ -248,10 +248,17 @@ def check_error(way: Way, error: Exception | None) -> None:
         assert way.operation in str(error)
 
 
-@pytest.mark.parametrize(("scenario", "way", "call"), list(sites()))
-def test_nothing_is_lost_when_one_call_fails(scenario: Scenario, way: Way, call: int) -> None:
+@pytest.mark.parametrize(("scenario", "way", "count"), list(sites()))
+def test_nothing_is_lost_when_one_call_fails(scenario: Scenario, way: Way, count: int) -> None:
     clean = scenario.stage()
     wanted = places_of(clean, scenario.act(clean))
+    for call in range(1, count + 1):
+        check_nothing_is_lost(scenario, way, call, wanted)
+
+
+def check_nothing_is_lost(
+    scenario: Scenario, way: Way, call: int, wanted: list[dict[int, int]]
+) -> None:
     stage = scenario.stage()
     before = Account.of(stage.session), places_of(stage, None)
     result, error = act_under(scenario, stage, way, call)
