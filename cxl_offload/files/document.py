@@ -6,6 +6,7 @@ Documents come from anywhere: what is nested without end, or huge by its aliases
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ _TAG = "tag:yaml.org,2002:"
 _MOST_LEVELS = 100
 _MOST_REPEATED = 100_000
 _MOST_DIGITS = 19
+_MOST_KEPT_CHARACTERS = 1 << 14
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters but line ends and tabs: YAML and JSON can escape them, and whoever prints
 such a text would write to the reader's terminal."""
@@ -224,6 +226,16 @@ def _parts(node: yaml.Node | None) -> Iterable[yaml.Node]:
     return node.value if isinstance(node, yaml.SequenceNode) else ()
 
 
+def _composed(text: str) -> yaml.Node | None:
+    node: yaml.Node | None = yaml.compose(text, Loader=_Composer)
+    return node
+
+
+_composed_once = functools.lru_cache(maxsize=64)(_composed)
+"""For texts as short as machine and model files, which one run reads again and again: composing
+takes nearly all of the time of loading a machine. Nobody changes what is composed."""
+
+
 def read_document(text: str, *, file: str) -> Field:
     """The root of a YAML document.
 
@@ -233,7 +245,7 @@ def read_document(text: str, *, file: str) -> Field:
         If the text is not YAML, empty, nested too deeply, or huge by its aliases; with the line.
     """
     try:
-        node = yaml.compose(text, Loader=_Composer)
+        node = (_composed_once if len(text) <= _MOST_KEPT_CHARACTERS else _composed)(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
