@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import importlib
 import io
 import os
@@ -120,25 +121,41 @@ def _start(
         print(context.get_help())
 
 
-def _make_app() -> typer.Typer:
+def _modules() -> list[str]:
+    """Of the subcommands, each of which has a module of its name."""
+    found = [module.name for module in pkgutil.iter_modules(cli.__path__)]
+    return [name for name in found if not name.startswith("_") and name != "main"]
+
+
+@functools.cache
+def _make_app(only: str | None = None) -> typer.Typer:
+    """The command line with all subcommands, or with that of one module.
+
+    Only what the called one needs is imported then, which is less than half for most.
+    """
     made = typer.Typer(
         cls=_OneLineErrors,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     made.callback(invoke_without_command=True)(_start)
-    for module in pkgutil.iter_modules(cli.__path__):
-        if module.name.startswith("_") or module.name == "main":
-            continue
-        register = getattr(
-            importlib.import_module(f"{cli.__name__}.{module.name}"), "register", None
-        )
-        if register is not None:
-            register(made)
+    for name in [only] if only else _modules():
+        importlib.import_module(f"{cli.__name__}.{name}").register(made)
     return made
 
 
-app = _make_app()
+def _app_for(words: Sequence[str]) -> typer.Typer:
+    """With the one subcommand that is called, or with all where a name is missing or unknown."""
+    called = next((word for word in words if not word.startswith("-")), "")
+    name = called.replace("-", "_")
+    return _make_app(name if "_" not in called and name in _modules() else None)
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """``app``, the whole command line, is made where somebody asks for it."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _make_app()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -154,7 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 still gets the tables
-    app(args=arguments, prog_name="cxl-offload")
+    words = sys.argv[1:] if arguments is None else arguments
+    _app_for(words)(args=arguments, prog_name="cxl-offload")
 
 
 if __name__ == "__main__":
