@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def write_initrd(target: Path, *, busybox: Path, modules: Sequence[Path]) -> Non
         _record(number, name, mode, content)
         for number, (name, mode, content) in enumerate(entries, start=1)
     )
-    partial = target.with_suffix(".partial")
+    partial = target.with_suffix(f".{os.getpid()}")  # guests boot beside each other
     partial.write_bytes(gzip.compress(b"".join(records), compresslevel=1))
     partial.replace(target)
 
