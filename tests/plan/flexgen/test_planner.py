@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
 from cxl_offload.plan.flexgen.bound import least_seconds
 from cxl_offload.plan.flexgen.choice import granule_bytes, loads_of, phases_of
-from cxl_offload.plan.flexgen.planner import TIE_LOSS, modes, plan_flexgen
+from cxl_offload.plan.flexgen.planner import TIE_LOSS, Optimum, modes, plan_flexgen
 from cxl_offload.plan.flexgen.program import PlacementProgram
 
 from .brute_force import best_by_hand, choices, fits, random_instance
@@ -15,12 +17,19 @@ from .brute_force import best_by_hand, choices, fits, random_instance
 SMALL = (1, 2)
 
 
+@functools.cache
+def planned(seed: int) -> Optimum | None:
+    """The planner's answer to a random instance, for all tests that look at it."""
+    job, hardware = random_instance(seed)
+    return plan_flexgen(job, hardware, gpu_batches=SMALL, most_batches=3)
+
+
 @pytest.mark.parametrize("block", range(10))
 def test_planner_is_optimal_on_random_small_instances(block: int) -> None:
     for seed in range(20 * block, 20 * block + 20):
         job, hardware = random_instance(seed)
 
-        found = plan_flexgen(job, hardware, gpu_batches=SMALL, most_batches=3)
+        found = planned(seed)
         by_hand = best_by_hand(job, hardware, SMALL, 3)
 
         assert (found is None) == (by_hand is None), seed
@@ -35,8 +44,7 @@ def test_random_instances_are_of_every_kind() -> None:
     """What the comparison above is worth: all homes and modes are best somewhere."""
     seen: set[str] = set()
     for seed in range(200):
-        job, hardware = random_instance(seed)
-        found = plan_flexgen(job, hardware, gpu_batches=SMALL, most_batches=3)
+        found = planned(seed)
         if found is None:
             seen.add("nothing")
             continue
