@@ -231,3 +231,14 @@ def test_guest_that_does_not_come_up_is_started_anew(
 def test_guest_that_never_comes_up_is_an_error(hanging: Callable[[int], list[str]]) -> None:
     with pytest.raises(HarnessError, match="did not come up in 3 attempts"):
         hanging(9)
+
+
+@pytest.mark.parametrize(("given", "patience"), [(None, "10"), ("3", "30"), ("1.5", "15")])
+def test_guest_is_ten_times_as_patient_as_its_host(
+    given: str | None, patience: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXL_OFFLOAD_TEST_PATIENCE", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CXL_OFFLOAD_TEST_PATIENCE", given)
+    text = guest.job_text(load("cxl-kernel"), ["true"])
+    assert f"export CXL_OFFLOAD_TEST_PATIENCE={patience}\n" in text

@@ -40,12 +40,15 @@ BOOT_ATTEMPTS = 3
 STARTED = "started"
 """A file that the guest's job makes in the folder of results before it does anything else."""
 
+_EMULATION = 10.0
+"""How many times the host's patience a guest's tests have: every instruction is emulated."""
+
 # Runs as the guest's only job, with the host's files as its root and `results` at /mnt.
 _JOB = """\
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export HOME=/run/tmp TMPDIR=/run/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
 export CXL_OFFLOAD_TEST_MACHINE={machine} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
-export CXL_OFFLOAD_TEST_PATIENCE=10  # every instruction is emulated
+export CXL_OFFLOAD_TEST_PATIENCE={patience:g}
 : > /mnt/{started}
 cd {repository} && {bring_up} && {job}
 echo $? > /mnt/status
@@ -147,6 +150,7 @@ def job_text(spec: MachineSpec, command: Sequence[str]) -> str:
     return _JOB.format(
         machine=shlex.quote(spec.name),
         started=STARTED,
+        patience=_EMULATION * float(os.environ.get("CXL_OFFLOAD_TEST_PATIENCE", "1")),
         repository=shlex.quote(str(REPOSITORY)),
         bring_up=shlex.join(bring_up),
         job=shlex.join(command),
