@@ -126,6 +126,7 @@ class OfTransformers:
                 generated=asked.generated,
                 model_name=asked.model_name,
                 replay=None,
+                prices=False,
                 operators=operators,
                 most_batches=self._rows,
             )
@@ -198,6 +199,7 @@ def transformers_runs(
                 generated=9 if quick else 17,
                 model_name="llama",
                 replay=None,
+                prices=False,
             ),
             rows,
         )

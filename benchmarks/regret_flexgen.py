@@ -67,6 +67,7 @@ def flexgen_cases(setting: Setting) -> Iterator[Case]:
             generated=generated,
             model_name="opt",
             replay=None,
+            prices=False,
             operators=setting.operators,
             limits={"ldram": int(host * weights)},
             gpu_usable=1.0,

@@ -92,6 +92,7 @@ def transformers_cases(setting: Setting) -> Iterator[Case]:
             generated=generated,
             model_name="llama",
             replay=None,
+            prices=False,
             operators=setting.operators,
             limits={"ldram": limit},
             kv_dtypes=smaller,

@@ -45,7 +45,7 @@ def make_plan(executor: Executor[T]) -> Plan:
         tokens_per_s=found.tokens_per_s,
         phases=executor.phases(found),
         cxl=cxl,
-        prices=prices(executor, found),
+        prices=prices(executor, found) if request.prices else (),
         error=executor.error(),
         settings=executor.settings(found),
         threads=executor.threads(found),

@@ -36,6 +36,9 @@ class PlanRequest:
         Measured operators of the CPUs, whose rates replace those of the engine.
     why
         Whether to say what the next best placements would have cost.
+    prices
+        Whether to say what a little more of each resource would bring: a search for each of them,
+        which takes more than half of the time. It changes nothing else of a plan.
     """
 
     model: ModelConfig
@@ -48,6 +51,7 @@ class PlanRequest:
     replay: Replay | None = simulated_seconds
     operators: OperatorProfile | None = None
     why: bool = False
+    prices: bool = True
 
     def __post_init__(self) -> None:
         if not self.cxl_margin >= 0:

@@ -69,6 +69,7 @@ def _asked_of(inputs: Inputs) -> dict[str, Any]:
         "model": load_model(inputs.text("plan_model")),
         "machine": load_machine(machine_name(inputs)),
         "replay": None,
+        "prices": False,  # no metric asks for them
     }
     if "tiers" in inputs:
         made["tiers"] = inputs.texts("tiers")

@@ -78,6 +78,7 @@ def test_the_grid_keeps_to_the_limits_of_the_plan() -> None:
         gpu_batches=(4,),
         most_batches=1,
         replay=None,
+        prices=False,
     )
     plan = plan_inference(asked)
     assert keeps_to_limits(asked, plan, 50, 0)

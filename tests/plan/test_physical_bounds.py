@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from cxl_offload.plan import pipeline
 from cxl_offload.plan.equations.sockets import Crossing, Socket
 from cxl_offload.plan.executor import Executor
 from cxl_offload.plan.flexgen.plan import FlexGen, InferenceRequest
@@ -31,12 +30,6 @@ MACHINES = ("epyc9354-cxl-a", "spr3-h100", "gh200")
 LENGTHS = ((32, 8), (512, 32), (1000, 400))
 
 
-@pytest.fixture(autouse=True)
-def _without_prices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take a search for every resource, and no bound looks at them."""
-    monkeypatch.setattr(pipeline, "prices", lambda *_: ())
-
-
 def flexgen(model: str, machine: str, engine: str = "own", **extra: Any) -> FlexGen:
     prompt, generated = extra.pop("lengths", (512, 32))
     return FlexGen(
@@ -50,6 +43,7 @@ def flexgen(model: str, machine: str, engine: str = "own", **extra: Any) -> Flex
             gpu_batches=(4, 64),
             most_batches=8,
             replay=None,
+            prices=False,
             **extra,
         )
     )
@@ -69,6 +63,7 @@ def vllm(model: str, machine: str, **extra: Any) -> Vllm:
             generated=generated,
             model_name=model,
             replay=None,
+            prices=False,
             **extra,
         )
     )
@@ -84,6 +79,7 @@ def transformers(model: str, machine: str, **extra: Any) -> Transformers:
             generated=generated,
             model_name=model,
             replay=None,
+            prices=False,
             **extra,
         )
     )
@@ -99,6 +95,7 @@ def deepspeed(model: str, machine: str, **extra: Any) -> DeepSpeed:
             tokens=512,
             optimizer_bytes_per_s=1e11,
             replay=None,
+            prices=False,
             **extra,
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,6 +67,14 @@ def test_reasons_are_worked_out_only_when_asked_for() -> None:
     asked, explained = planned(why=True)
     assert explained.why
     assert len(asked.seen) > len(toy.seen)
+
+
+def test_prices_are_searched_for_unless_nobody_asks_and_the_plan_is_the_same() -> None:
+    priced, plan = planned()
+    toy, plain = planned(prices=False)
+    assert plan.prices
+    assert plain == replace(plan, prices=())
+    assert len(toy.seen) < len(priced.seen)
 
 
 def test_model_that_the_executor_refuses_is_advice() -> None:

@@ -58,7 +58,7 @@ def test_plans_of_engines_whose_cpus_read_name_their_threads(gpu: str) -> None:
     plan = plan_transformers(
         TransformersRequest(
             model=load_model("llama-65b"), machine=machine, prompt=512, generated=32,
-            model_name="llama-65b", replay=None, cxl_margin=0.0,
+            model_name="llama-65b", replay=None, prices=False, cxl_margin=0.0,
         )
     )  # fmt: skip
     read = [node for node, nbytes in plan.node_bytes.items() if nbytes]

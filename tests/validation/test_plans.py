@@ -64,6 +64,7 @@ def test_answer_is_what_the_planner_says() -> None:
             generated=32,
             model_name="llama-3-8b",
             replay=None,
+            prices=False,
         )
     )
     assert answered(metric="tokens_per_s").predicted == pytest.approx(plan.tokens_per_s)

@@ -173,6 +173,7 @@ def test_plan_says_what_is_assumed_of_a_smaller_type_until_it_is_measured() -> N
         generated=64,
         model_name="llama-3-8b",
         replay=None,
+        prices=False,
         kv_dtypes=("int4",),
     )
     measured = with_cache_types(operators(flops=80e9, bytes_per_s=10e9, attention=15e9))
@@ -195,6 +196,7 @@ def test_a_step_of_measured_rows_is_the_sum_of_its_parts() -> None:
         generated=32,
         model_name="llama-2-7b",
         replay=None,
+        prices=False,
     )
     job = Transformers(asked).job
     model = job.model
@@ -214,6 +216,7 @@ def test_step_of_a_small_model_takes_as_long_as_its_calls(machine: str) -> None:
             generated=64,
             model_name="opt-125m",
             replay=None,
+            prices=False,
             most_batches=1,
         )
     )
@@ -230,6 +233,7 @@ def test_plan_follows_the_profile() -> None:
         generated=64,
         model_name="llama-3-8b",
         replay=None,
+        prices=False,
     )
     slow, fast = (
         plan_transformers(
@@ -249,6 +253,7 @@ def test_cpus_in_the_place_of_a_gpu_do_one_thing_after_the_other() -> None:
         generated=32,
         model_name="opt-1.3b",
         replay=None,
+        prices=False,
         operators=operators(flops=80e9, bytes_per_s=10e9, attention=15e9),
     )
     beside, in_turn = (FlexGen(replace(asked, accelerator=each)) for each in ("cuda", "host"))

@@ -42,7 +42,7 @@ MODELS = ("opt-6.7b", "llama-65b", "llama-3-70b", "mixtral-8x7b", "mistral-7b", 
 def request(model: str = "llama-65b", machine: str = "epyc9354-cxl-a", **extra: Any) -> Any:
     given: dict[str, Any] = {"prompt": 512, "generated": 32, "model_name": model, **extra}
     return TransformersRequest(
-        model=load_model(model), machine=load_machine(machine), replay=None, **given
+        model=load_model(model), machine=load_machine(machine), replay=None, prices=False, **given
     )
 
 
@@ -61,6 +61,7 @@ def test_llama_65b_keeps_its_cache_on_the_host_and_is_faster_for_it() -> None:
             generated=32,
             model_name="llama-65b",
             replay=None,
+            prices=False,
         )
     )
     assert plan.policies["kv"] != "gpu"

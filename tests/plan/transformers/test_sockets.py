@@ -38,6 +38,7 @@ def request(model: str = "llama-65b", machine: str = "spr-2", **extra: Any) -> T
         machine=load_machine(machine),
         model_name=model,
         replay=None,
+        prices=False,
         **given,
     )
 
