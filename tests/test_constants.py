@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 from typing import get_args
 
 from cxl_offload import _C, core
@@ -12,7 +11,8 @@ from cxl_offload.memory import Pages, Session
 from cxl_offload.memory.rules import PAGE_KINDS
 from cxl_offload.topology import load_machine
 
-PACKAGE = Path(__file__).resolve().parents[1] / "cxl_offload"
+from .house.sources import PACKAGE, parse
+
 CSRC = PACKAGE.parent / "csrc"
 
 # Names that say that a number is the core's, and numbers that it has.
@@ -52,7 +52,7 @@ def value_of(node: ast.expr) -> object:
 def test_no_module_types_a_constant_of_the_core_again() -> None:
     offenders = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.parse(path.read_text()).body:
+        for node in parse(path).body:
             if not isinstance(node, ast.Assign) or path.name == "core.py":
                 continue
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
@@ -68,7 +68,7 @@ def test_no_module_types_the_bytes_of_a_page() -> None:
     found = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parse(path))
         if isinstance(node, ast.Constant) and node.value == 4096
     }
     assert found == set(OTHER_4096)
@@ -80,7 +80,7 @@ def test_kinds_of_pages_are_the_cores() -> None:
     typed = [
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parse(path))
         if isinstance(node, ast.Subscript)
         and ast.unparse(node.value) == "Literal"
         and value_of(node.slice) == get_args(Pages)

@@ -6,15 +6,15 @@ Each test names every offender at once.
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "cxl_offload"
+from .house.sources import PACKAGE, parse
+
+ROOT = PACKAGE.parent
 
 # A module may import from its own room and from the rooms of every layer below its own. A room
 # inside of another stands by itself here.
@@ -98,11 +98,6 @@ def modules() -> dict[str, Path]:
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
-
-
-@functools.cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
 
 
 def imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
