@@ -1,10 +1,16 @@
-"""One rank of tests/ranks/test_ranks.py: joins a gloo group, says what it gets, a line a time."""
+"""The ranks of tests/ranks/test_ranks.py: each joins a gloo group and writes what it gets.
+
+They are forked from one process, which has imported torch for all of them and begun no thread.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -52,24 +58,42 @@ def asked(machine: Machine | None, options: dict[str, Any], node: int | None) ->
     return answer
 
 
+def run_rank(rank: int, args: argparse.Namespace) -> None:
+    """Writes a line for each of the options to the file of this rank beside the store."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{args.store}", rank=rank, world_size=args.size
+    )
+    machine = load_machine(args.machine) if args.machine else None
+    answers = []
+    for options in json.loads(args.options):
+        answers.append(json.dumps(asked(machine, options.get(str(rank), {}), args.fill)))
+        dist.barrier()
+    Path(f"{args.store}.{rank}").write_text("\n".join(answers))
+    dist.destroy_process_group()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--size", type=int, required=True)
     parser.add_argument("--store", required=True)
     parser.add_argument("--machine")
     parser.add_argument("--options", default="[{}]")
     parser.add_argument("--fill", type=int)
     args = parser.parse_args()
-    dist.init_process_group(
-        "gloo", init_method=f"file://{args.store}", rank=args.rank, world_size=args.size
-    )
-    machine = load_machine(args.machine) if args.machine else None
-    for options in json.loads(args.options):
-        answer = asked(machine, options.get(str(args.rank), {}), args.fill)
-        dist.barrier()
-        sys.stdout.write(json.dumps(answer) + "\n")
-    dist.destroy_process_group()
+    ranks = set()
+    for rank in range(args.size):
+        if child := os.fork():
+            ranks.add(child)
+        else:
+            run_rank(rank, args)
+            return
+    while ranks:
+        ended, status = os.wait()
+        ranks.remove(ended)
+        if status:  # the others would wait for it
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -22,18 +22,13 @@ ROOT = Path(__file__).parents[2]
 def run_ranks(
     folder: Path, size: int, *flags: str, options: tuple[dict[int, Any], ...] = ({},)
 ) -> list[list[dict[str, Any]]]:
-    """What every rank printed, for each of ``options``; they ask one after the other."""
+    """What every rank wrote, for each of ``options``; they ask one after the other."""
+    store = folder / "store"
     command = [sys.executable, "-m", "tests.ranks.rank_worker", "--size", str(size)]
-    command += ["--store", str(folder / "store"), "--options", json.dumps(options), *flags]
-    started = [
-        subprocess.Popen(
-            [*command, "--rank", str(rank)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(size)
-    ]
-    printed = [process.communicate(timeout=120)[0] for process in started]
-    assert [process.returncode for process in started] == [0] * size
-    told = ([json.loads(line) for line in text.splitlines()[-len(options) :]] for text in printed)
+    command += ["--store", str(store), "--options", json.dumps(options), *flags]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    written = [Path(f"{store}.{rank}").read_text().splitlines() for rank in range(size)]
+    told = [[json.loads(line) for line in lines] for lines in written]
     return [list(each) for each in zip(*told, strict=True)]
 
 
