@@ -28,7 +28,7 @@ from cxl_offload.plan.transformers.on_gpu import is_shared, parse_shared
 from cxl_offload.plan.transformers.plan import TransformersRequest, plan_transformers
 from cxl_offload.topology import load_machine
 
-from .fake_accelerator import FakeCopies, fake_accelerator
+from .fake_accelerator import pinning_session
 from .models import PAD, generate, prompts
 
 MACHINE = load_machine("epyc9354-cxl-a")
@@ -36,19 +36,9 @@ LAYERS, PROMPT, NEW = 8, 20, 12
 
 
 @pytest.fixture
-def driver() -> _C.FakeDriver:
-    return _C.FakeDriver()
-
-
-@pytest.fixture
-def session(driver: _C.FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """Simulated nodes with a driver that pins, and an accelerator; what is left is a leak."""
-    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
-    session = Session.simulated(MACHINE, driver=driver)
-    yield session
-    assert session.stats().asked_bytes.current == 0
-    session.trim()
-    assert driver.registered_bytes == 0
+def session(driver: _C.FakeDriver, accelerator: str) -> Iterator[Session]:
+    with pinning_session(MACHINE, driver) as session:
+        yield session
 
 
 def llama(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
