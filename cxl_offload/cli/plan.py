@@ -222,7 +222,7 @@ def inference(
         return made
 
     def for_machine(other: Machine) -> Plan:
-        common["machine"] = other
+        common.update(machine=other, prices=False)  # the page looks at its speed and batch
         return fastest({name: plans[name] for name in wanted}, lines=not as_json)
 
     with names_the_line(machine), drawn(timeline, None if report is None else seen) as replay:
@@ -365,7 +365,7 @@ def training(
                 plan,
                 request.machine,
                 seen[0] if seen else None,
-                lambda other: plan_training(replace(request, machine=other)),
+                lambda other: plan_training(replace(request, machine=other, prices=False)),
             )
 
     deliver(plan, output, as_json, write_report)
