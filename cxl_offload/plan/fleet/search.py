@@ -36,7 +36,8 @@ class Target:
     def __post_init__(self) -> None:
         if not self.first_token > 0 < self.per_token:
             raise ConfigError(
-                f"targets of {self.first_token:g} and {self.per_token:g} s: above 0 is needed"
+                f"first tokens within {self.first_token:g} s and later ones within "
+                f"{self.per_token:g} s: a number above 0 is needed (--ttft, --per-token)"
             )
 
 
