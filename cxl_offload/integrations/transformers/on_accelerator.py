@@ -8,8 +8,6 @@ weights and buffers are on the accelerator while the block lasts.
 from __future__ import annotations
 
 import contextlib
-import functools
-import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +37,7 @@ from cxl_offload.integrations.transformers.stage_hooks import (
     asking,
     before,
     found_rows,
+    let_threads_take_turns,
     on_the_host,
 )
 from cxl_offload.integrations.transformers.streamed_weights import (
@@ -264,33 +263,8 @@ def compute_on(
     stack.callback(stream.close)
     for hook in _hooks(model, homes, stream, device):
         stack.callback(hook.remove)
-    _let_threads_take_turns(model, stream, stack)
+    let_threads_take_turns(model, stream, stack)
     return stream
-
-
-def _let_threads_take_turns(
-    model: nn.Module, stream: WeightStream, stack: contextlib.ExitStack
-) -> None:
-    """One pass over the weights at a time: all threads share the buffers that they come to.
-
-    Hooks would not do: torch calls none of them when an interrupt ends a pass.
-    """
-    inner, turn = model.forward, threading.RLock()
-
-    @functools.wraps(inner)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        with turn:
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                stream.end_all()
-
-    before = vars(model).get("forward")
-    model.forward = forward
-    if before is None:
-        stack.callback(delattr, model, "forward")
-    else:
-        stack.callback(setattr, model, "forward", before)
 
 
 class ModelDevice:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -69,3 +72,28 @@ def after(stream: WeightStream, at: int) -> Callable[..., None]:
         stream.end(at)
 
     return hook
+
+
+def let_threads_take_turns(
+    model: nn.Module, stream: WeightStream, stack: contextlib.ExitStack
+) -> None:
+    """One pass over the weights at a time: all threads share the buffers that they come to.
+
+    Hooks would not do: torch calls none of them when an interrupt ends a pass.
+    """
+    inner, turn = model.forward, threading.RLock()
+
+    @functools.wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with turn:
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                stream.end_all()
+
+    before = vars(model).get("forward")
+    model.forward = forward
+    if before is None:
+        stack.callback(delattr, model, "forward")
+    else:
+        stack.callback(setattr, model, "forward", before)
