@@ -130,7 +130,7 @@ class Run {
     }
   }
 
-  // How much a thread writes to while it works: elements of the vectors below.
+  // How many elements of each of the vectors below belong to one thread, which writes to them.
   size_t scores_each() const { return static_cast<size_t>(work_.tile) * group_ * kAttentionBlock; }
   size_t scales_each() const {
     if (lanes_ == 0) return 0;

@@ -21,8 +21,8 @@ constexpr float kSmallest = 1e-30f;     // the least divisor
 constexpr float kGreatest = 1e30f;
 
 // A vector has 64 bytes of codes: a row of two groups, or two rows of one group that are four rows
-// apart. Each half of it has scales of its own. Returns with which of 16 rows vector `index`
-// begins.
+// apart. Its two halves have different scales. Returns the first row of vector `index`, counted
+// among 16 rows.
 template <size_t kGroups>
 constexpr size_t first_row(size_t index) {
   return kGroups == 2 ? index : index / 4 * 8 + index % 4;

@@ -61,9 +61,9 @@ struct alignas(kLineBytes) StagedLine {
 };
 
 // A query as whole numbers, for products with codes. Each number of q is `unit` times a whole
-// number, which has three signed digits (attention_integers.inc.h says what each stands for). The
-// digits have two halves, as a vector of codes has: one half for each of two groups, or the only
-// group twice.
+// number, which has three signed digits (attention_integers.inc.h says what each stands for). A
+// vector of codes has two halves, and so have the digits. With two groups each half has the digits
+// of one group. With one group both halves have the same digits.
 struct WholeQuery {
   // [upper codes of bytes, lower ones][digit][code of the vector]
   alignas(kLineBytes) int8_t digits[2][3][kGroupCodes];

@@ -24,9 +24,9 @@ struct NearCopy {
   const std::byte* groups = nullptr;
 };
 
-// How weights are multiplied by x of bfloat16. A processor with the instructions for it can
-// multiply them as bfloat16, where the weights convert to bfloat16 exactly. Products are exact then
-// too, but the instructions take subnormal numbers for zero.
+// Which instructions multiply weights by x of bfloat16. If the weights convert to bfloat16 exactly,
+// a processor may multiply them as bfloat16. These products are exact too, but subnormal numbers
+// count as zero.
 enum class Bf16Products {
   kNone,
   kVectors,  // vectors of AVX512-BF16

@@ -8,8 +8,8 @@
 
 // What one thread needs while it multiplies a panel.
 struct Room {
-  // These are for codes. Arrays of groups have groups_of() numbers in a row, and zeros where there
-  // is no group.
+  // These are used where weights are 4-bit codes. Each row of these arrays has groups_of() numbers:
+  // one for each group, then zeros.
   std::unique_ptr<float[]> steps;            // [outputs][groups], and more
   std::unique_ptr<float[]> lows;             // [outputs][groups]: low - 16 * step
   std::unique_ptr<float[]> sums;             // [rows][groups]: sums of x

@@ -60,9 +60,9 @@ struct Order {
     return static_cast<ptrdiff_t>(output * panel.weight_step + column / line * kLineBytes);
   }
 
-  // Returns how many bytes after the weights of a strip of R outputs those lie that are prefetched
-  // meanwhile. The prefetchers of the hardware stop at the end of a page and at the end of a strip.
-  // The outputs are [block, stop). Returns 0 if no weights are left.
+  // Returns the distance in bytes from the weights of this strip of R outputs to those that are
+  // prefetched while it is multiplied. The hardware's own prefetchers stop at the end of a page and
+  // of a strip. The block has the outputs [block, stop). Returns 0 if no weights are left.
   template <size_t R>
   ptrdiff_t ahead(const Step& step, size_t block, size_t stop) const {
     const size_t strip = std::max(columns / line * kLineBytes, size_t{kLineBytes}) * R;

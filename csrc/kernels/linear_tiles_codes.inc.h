@@ -46,8 +46,8 @@ struct Bf16Reader<CodeBlock<kColumns>> {
 
 // How many groups have their sums kept before these are multiplied by steps.
 constexpr size_t kGroupsWaiting = 4;
-// How far ahead codes are prefetched. Converting a line takes so many instructions that a processor
-// does not yet see the loads of the next one.
+// How far ahead codes are prefetched. A processor looks some hundred instructions ahead. Converting
+// a line takes more than that, so the processor would begin to load the next line too late.
 constexpr size_t kCodesAhead = 128;  // in bytes
 
 // Numbers of one group: one for each output of a tile, or one for each of its rows of x.

@@ -11,10 +11,10 @@ CXL_OFFLOAD_VECTOR uint64_t mixed(uint64_t value) {  // the finalizer of splitmi
   return value ^ (value >> 31);
 }
 
-// Random bits of one element after another. They depend on the seed, the step and the element
-// alone. For one element, they are evenly distributed over the steps, and every step has bits of
-// its own. Within a block the bits of two elements differ by a multiple of 2^20 divided by the
-// golden ratio. This mixes roundings up and down more evenly than chance does.
+// Makes the random bits of the elements of a block, one after another. They depend only on the
+// seed, the step and the element. Each element adds a fixed number, 2^20 divided by the golden
+// ratio, to the bits of the one before. Such a sequence fills its range evenly, so a block rounds
+// up about as often as it should.
 class Noise {
  public:
   CXL_OFFLOAD_VECTOR Noise() {}
@@ -59,9 +59,9 @@ CXL_OFFLOAD_VECTOR Words size_bits(Vector value) {
 
 constexpr uint32_t kLeastBits = 112u << 23;  // the bits of 2^-15 as float32
 
-// A code that has a sign and 7 bits of the magnitude. These are bits of a float32, with 3 bits of
-// its fraction. 2^-15 is first added to the magnitude, so that numbers around zero are evenly
-// spaced.
+// A code is a sign and 7 bits of a magnitude. The magnitude is a float32, of which the code keeps
+// the lowest 4 bits of the exponent and the highest 3 bits of the fraction. Before that 2^-15 is
+// added to the magnitude, so that codes near zero are evenly spaced.
 struct SignedCode {
   static constexpr bool kSigned = true;
 
@@ -84,8 +84,9 @@ struct SignedCode {
   }
 };
 
-// A code of 8 bits for a number that is not negative. These are bits of a float32 of at least
-// 2^-15, with 4 bits of its fraction. Zero has no code, because the number is a divisor.
+// A code of 8 bits for a number that is not negative. The number is a float32 of at least 2^-15, of
+// which the code keeps the lowest 4 bits of the exponent and the highest 4 bits of the fraction.
+// Zero has no code, because the number is a divisor.
 struct RootCode {
   static constexpr bool kSigned = false;
 
@@ -103,9 +104,9 @@ struct RootCode {
   }
 };
 
-// One state of a block. It is read vector by vector; the new values are kept, and written once all
-// of the block is known. What every vector needs is a member of this local object. The compiler can
-// keep that in registers, because no store through a pointer can change it.
+// Reads and writes one state of a block. The new values are written after all of them are known,
+// because their scale depends on the greatest. The scale is a member of a local object: no store
+// through a pointer can change it, so the compiler keeps it in a register.
 template <class Code>
 struct CodedState {
   using Element = uint8_t;
