@@ -95,7 +95,7 @@ class RunSizes:
 
     def activations(self, part: Part) -> Iterable[Need]:
         """Hidden states of every batch and one being moved; masks when the CPU computes."""
-        run, count = self.run, self.run.num_gpu_batches + 1
+        run, count = self.run, self.tensors.copies_on_host(self.run.num_gpu_batches)
         if not self.homes.hidden_on_accelerator:
             hidden = self.tensors.hidden_bytes(run.gpu_batch_size)
             yield Need("act", part.name, part.policy, hidden, count)
@@ -109,9 +109,9 @@ class RunSizes:
         loaded = tensors.gpu_loaded_bytes if self.homes.weights_off_accelerator else 0
         if not self.homes.kv_on_accelerator and not run.cpu_cache_compute:
             loaded += 4 * sum(self.kv(run.gpu_batch_size))
-        held = run.num_gpu_batches if self.homes.hidden_on_accelerator else 2
-        hidden = held * tensors.hidden_bytes(run.gpu_batch_size)
-        return loaded + hidden + tensors.gpu_work_bytes(run.gpu_batch_size)
+        return loaded + tensors.gpu_batch_bytes(
+            run.gpu_batch_size, run.num_gpu_batches, activations=self.homes.hidden_on_accelerator
+        )
 
 
 def _compressed(shape: tuple[int, ...], how: CompressionConfig) -> list[int]:

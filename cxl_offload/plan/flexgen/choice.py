@@ -166,7 +166,7 @@ def tensors_between(sizes: tuple[int, ...], low: float, high: float) -> list[int
 
 def scratch_bytes(job: FlexGenJob, choice: Choice) -> int:
     """Workspace and masks of CPU attention, and hidden states that are not on the GPU."""
-    size, copies = choice.gpu_batch, choice.batches + 1
+    size, copies = choice.gpu_batch, job.copies_on_host(choice.batches)
     total = 0 if choice.activations_on_gpu else copies * job.hidden_bytes(size)
     if choice.cpu_attention:
         total += copies * job.mask_bytes(size)
@@ -178,8 +178,9 @@ def gpu_need_bytes(job: FlexGenJob, choice: Choice, levels: tuple[WeightLevel, .
     """What the GPU must hold: homes, weights on their way, hidden states, intermediates."""
     weights = job.weight_bytes - levels[choice.cuts[-1]].bytes_below
     loaded = 0 if choice.cuts[-1] == 0 else job.gpu_loaded_bytes
-    held = choice.batches if choice.activations_on_gpu else 2
-    work = held * job.hidden_bytes(choice.gpu_batch) + job.gpu_work_bytes(choice.gpu_batch)
+    work = job.gpu_batch_bytes(
+        choice.gpu_batch, choice.batches, activations=choice.activations_on_gpu
+    )
     return weights + choice.batches * choice.kv[-1] * job.kv_sequence_bytes + loaded + work
 
 

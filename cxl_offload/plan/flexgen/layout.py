@@ -191,6 +191,16 @@ class TensorSizes:
         """Weights on their way: the largest group twice."""
         return 2 * max(2 * sum(group.sizes) for group in self.groups)
 
+    @staticmethod
+    def copies_on_host(batches: int) -> int:
+        """How many hidden states, or masks, the host holds: every batch's, and one being moved."""
+        return batches + 1
+
+    def gpu_batch_bytes(self, gpu_batch: int, batches: int, *, activations: bool) -> int:
+        """Intermediates on the GPU, and hidden states: all batches', or two on their way."""
+        held = batches if activations else 2
+        return held * self.hidden_bytes(gpu_batch) + self.gpu_work_bytes(gpu_batch)
+
     def gpu_work_bytes(self, gpu_batch: int) -> int:
         """Intermediates of one batch: the most of scores, MLP and logits."""
         hidden = self.hidden_bytes(gpu_batch)

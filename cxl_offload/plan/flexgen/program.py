@@ -253,7 +253,7 @@ class PlacementProgram:
         Products with the whole ``scratch`` column: exact when it is 0 or 1, below the truth else.
         """
         job, size, add = self.job, self.mode.gpu_batch, self.program
-        copies = self.batches + 1.0
+        copies = float(job.copies_on_host(self.batches))
         terms[self.act_scratch[at]] = copies * hidden
         needed = {self.act_scratch[at]: 1.0, self.scratch[at]: -1.0, self.act: 1.0}
         add.row("activations on scratch", needed, low=0.0)
