@@ -34,6 +34,7 @@ RENAMED = {
     "cxl_offload.memory.policy.PlacementLike": "cxl_offload.memory.PolicyLike",
     "cxl_offload.memory.session.Memory": "cxl_offload.memory.Session",
     # plan
+    "cxl_offload.plan.cache": "cxl_offload.plan.fleet.cache",
     "cxl_offload.plan.equations.loaded_latency": "cxl_offload.validation.loaded_latency",
     "cxl_offload.plan.equations.mixed_tier": "cxl_offload.validation.mixed_tier",
     "cxl_offload.plan.equations.pages": "cxl_offload.validation.pages",

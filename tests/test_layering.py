@@ -84,7 +84,7 @@ PLANNED_FRAMEWORKS = tuple(
 PLANNED_FRAMEWORK_USERS = {
     "plan.flexgen": ("integrations.flexgen",),
     "plan.transformers": ("integrations.transformers",),
-    "plan.vllm": ("plan.fleet", "plan.cache"),  # whose servers run vLLM
+    "plan.vllm": ("plan.fleet",),  # whose servers run vLLM
     "plan.training": (),
 }
 """Besides the framework's own room, the command line and the validation, which know all of them,

@@ -27,7 +27,7 @@ from cxl_offload.plan.headline import copies_in_words
 from cxl_offload.units import GIB, format_bytes, format_number, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
-    from cxl_offload.plan.cache import CachedRequest, PromptCosts, TierSize
+    from cxl_offload.plan.fleet.cache import CachedRequest, PromptCosts, TierSize
     from cxl_offload.plan.hardware import HostNode
     from cxl_offload.plan.model.config import ModelConfig
     from cxl_offload.plan.plan_file import Plan
@@ -60,7 +60,7 @@ def cache(
 
     Example: cxl-offload plan cache --trace t.jsonl --model llama-3-8b --machine epyc9354-cxl-a
     """
-    from cxl_offload.plan.cache import load_requests
+    from cxl_offload.plan.fleet.cache import load_requests
     from cxl_offload.plan.model.file import load_model
 
     config, read = load_model(model), read_machine(machine, profile, add, gpu)
@@ -110,7 +110,7 @@ def _curve(
     named: tuple[str, int, int],
 ) -> _Curve:
     """With vLLM as it is planned for the mean of the requests; ``named``: model, answer, block."""
-    from cxl_offload.plan.cache import PromptCosts
+    from cxl_offload.plan.fleet.cache import PromptCosts
     from cxl_offload.plan.vllm.plan import VllmRequest, planned_server
 
     model, generated, block_tokens = named
@@ -133,7 +133,7 @@ class _Curve:
 
     def row(self, nbytes: int, upper: Mapping[str, int]) -> dict[str, Any]:
         """So many bytes in each tier alone, below those of ``upper``."""
-        from cxl_offload.plan.cache import hit_rate, mean_ttft_s
+        from cxl_offload.plan.fleet.cache import hit_rate, mean_ttft_s
 
         nodes = {node.where: node for node in self.costs.hardware.nodes}
         for tier in upper:
@@ -157,7 +157,7 @@ class _Curve:
         return {"bytes": nbytes, "hit_rate": hit_rate(self.requests, blocks), "ttft_s": ttft}
 
     def _tier(self, node: HostNode, nbytes: int) -> TierSize:
-        from cxl_offload.plan.cache import TierSize
+        from cxl_offload.plan.fleet.cache import TierSize
 
         return TierSize(nbytes / self.costs.block_bytes, node.copy_bytes_per_s)
 

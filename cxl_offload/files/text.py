@@ -46,6 +46,40 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise ConfigError(f"no name of a file: {error}", file=str(path)) from error
 
 
+def read_json_lines(
+    path: str | os.PathLike[str], make: Callable[[dict[str, Any]], T], wanted: str
+) -> list[T]:
+    """What ``make`` makes of the object of each line; empty lines are left out.
+
+    Parameters
+    ----------
+    make
+        Raises KeyError, TypeError or ValueError for an object that is wrong.
+    wanted
+        What lines are to have, for messages.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`read_text`; and with file and line, where one is no object or ``make`` raises.
+    """
+    made = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            if not isinstance(entry, dict):
+                raise TypeError(f"this is {shown(entry)}")
+            made.append(make(entry))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            said = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise ConfigError(
+                f"want JSON with {wanted}: {said}", file=str(path), line=number
+            ) from None
+    return made
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes a file; one of that name is replaced as a whole or not at all.
 

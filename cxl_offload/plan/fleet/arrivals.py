@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.files import read_text
-from cxl_offload.plan.cache import MOST_TOKENS, block_needs
+from cxl_offload.files import read_json_lines
+from cxl_offload.plan.fleet.cache import MOST_TOKENS, block_needs
 
 _LATEST = 1e15
 """Milliseconds; beyond, two moments are no longer apart as numbers."""
@@ -28,7 +28,7 @@ class Arrival:
         Tokens.
     needs
         For each block of the prompt, the smallest cache, in blocks, that has it and all before it
-        (:class:`cxl_offload.plan.cache.CachedRequest`); empty where nothing is known of reuse.
+        (:class:`cxl_offload.plan.fleet.cache.CachedRequest`); empty where nothing is known of it.
     """
 
     seconds: float
@@ -49,16 +49,7 @@ def load_arrivals(path: str | Path) -> list[Arrival]:
     ConfigError
         With file and line: no JSON, a key that is missing or no number, or fewer than two requests.
     """
-    found: list[tuple[float, int, int, list[int]]] = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            found.append(_request(json.loads(line)))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ConfigError(
-                f"want JSON with {_KEYS}: {error}", file=str(path), line=number
-            ) from None
+    found = read_json_lines(path, _request, _KEYS)
     found.sort(key=lambda each: each[0])
     if len(found) < 2 or found[-1][0] <= found[0][0]:
         raise ConfigError("needs requests at two times at least", file=str(path))
@@ -70,7 +61,7 @@ def load_arrivals(path: str | Path) -> list[Arrival]:
     ]
 
 
-def _request(entry: dict[str, object]) -> tuple[float, int, int, list[int]]:
+def _request(entry: dict[str, Any]) -> tuple[float, int, int, list[int]]:
     time, prompt, generated = (entry[key] for key in ("timestamp", "input_length", "output_length"))
     blocks = entry.get("hash_ids", [])
     if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) <= _LATEST:

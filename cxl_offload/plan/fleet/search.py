@@ -10,9 +10,9 @@ from functools import cache
 import numpy as np
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.cache import PromptCosts, TierSize, blocks_found
 from cxl_offload.plan.executor import Candidate
 from cxl_offload.plan.fleet.arrivals import Arrival
+from cxl_offload.plan.fleet.cache import PromptCosts, TierSize, blocks_found
 from cxl_offload.plan.fleet.prices import Prices, ServerMemory, break_even_card, cost_per_hour
 from cxl_offload.plan.fleet.server import Served, ServerRates, serve
 from cxl_offload.plan.fleet.streams import RequestStream, TraceStream

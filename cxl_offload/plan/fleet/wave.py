@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cxl_offload.plan.cache import PromptCosts
 from cxl_offload.plan.fleet.arrivals import Arrival
+from cxl_offload.plan.fleet.cache import PromptCosts
 from cxl_offload.plan.fleet.server import Served, ServerRates, serve
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.vllm.plan import VllmRequest, planned_server

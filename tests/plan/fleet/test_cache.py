@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.cache import (
+from cxl_offload.plan.fleet.cache import (
     CachedRequest,
     PromptCosts,
     TierSize,

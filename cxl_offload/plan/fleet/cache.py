@@ -12,14 +12,14 @@ and ``input_length``, its tokens (the format of the Mooncake traces: Qin et al.,
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.files import read_text
+from cxl_offload.files import read_json_lines
 from cxl_offload.plan.gpu import REQUEST_S
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.config import ModelConfig
@@ -96,31 +96,21 @@ def load_requests(path: str | Path) -> list[CachedRequest]:
     ConfigError
         With file and line: no JSON, a key that is missing, or no requests.
     """
-    lengths: list[int] = []
-    prompts: list[list[int]] = []
-    for number, line in enumerate(read_text(Path(path)).splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            blocks, tokens = entry["hash_ids"], entry["input_length"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ConfigError(
-                f"want JSON with hash_ids and input_length: {error}", file=str(path), line=number
-            ) from None
-        whole = isinstance(blocks, list) and all(type(each) is int for each in blocks)
-        if not whole or type(tokens) is not int or not 1 <= tokens <= MOST_TOKENS:
-            raise ConfigError(
-                f"hash_ids is a list of whole numbers, input_length one from 1 to {MOST_TOKENS:,}",
-                file=str(path),
-                line=number,
-            )
-        prompts.append(blocks)
-        lengths.append(tokens)
-    if not prompts:
+    found = read_json_lines(path, _lengths_and_blocks, "hash_ids and input_length")
+    if not found:
         raise ConfigError("no request in it", file=str(path))
-    needs = block_needs(prompts)
-    return [CachedRequest(*each) for each in zip(lengths, needs, strict=True)]
+    needs = block_needs([blocks for _, blocks in found])
+    return [CachedRequest(tokens, need) for (tokens, _), need in zip(found, needs, strict=True)]
+
+
+def _lengths_and_blocks(entry: dict[str, Any]) -> tuple[int, list[int]]:
+    blocks, tokens = entry["hash_ids"], entry["input_length"]
+    whole = isinstance(blocks, list) and all(type(each) is int for each in blocks)
+    if not whole or type(tokens) is not int or not 1 <= tokens <= MOST_TOKENS:
+        raise ValueError(
+            f"hash_ids is a list of whole numbers, input_length one from 1 to {MOST_TOKENS:,}"
+        )
+    return tokens, blocks
 
 
 def block_needs(prompts: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
