@@ -305,6 +305,8 @@ class Rule:
     ) -> None: ...
 
 LINE_BYTES: int
+MOST_BYTES: int
+STATE_BLOCK: int
 BASE_PAGE_BYTES: int
 HUGE_PAGE_BYTES: int
 GIGANTIC_PAGE_BYTES: int

@@ -16,6 +16,12 @@ HUGE_PAGE_BYTES = _C.HUGE_PAGE_BYTES
 GIGANTIC_PAGE_BYTES = _C.GIGANTIC_PAGE_BYTES
 """Of ``pages="1GiB"``."""
 
+MOST_BYTES = _C.MOST_BYTES
+"""Of one allocation; more than any address space has."""
+
+STATE_BLOCK = _C.STATE_BLOCK
+"""Elements of an optimizer state in 8 bits that share a scale, which has a byte (docs/adam.md)."""
+
 POOL_SLACK_SHARE = _C.POOL_SLACK_SHARE
 """Of the peak of live blocks: what pools may have mapped beyond them."""
 

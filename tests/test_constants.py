@@ -16,8 +16,8 @@ from .house.sources import PACKAGE, parse
 CSRC = PACKAGE.parent / "csrc"
 
 # Names that say that a number is the core's, and numbers that it has.
-WORDS = ("LINE", "PAGE", "GRANULE", "RESERVE", "HUGE")
-NUMBERS = {64, 4096, 2 << 20, 1 << 30, 1 / 128}
+WORDS = ("LINE", "PAGE", "GRANULE", "RESERVE", "HUGE", "MOST_BYTES", "MAX_BYTES", "STATE_BLOCK")
+NUMBERS = {64, 128, 4096, 2 << 20, 1 << 30, 1 << 62, 1 / 128}
 
 # Where 4096 is not a page, or the core is not there to ask.
 OTHER_4096 = {

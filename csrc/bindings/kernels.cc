@@ -146,6 +146,7 @@ void bind_kernels(py::module_& module) {
   bind_rules(module);
   bind_team(module);
   bind_updates(module);
+  module.attr("STATE_BLOCK") = kernels::kCodedElements;
   module.def(
       "update_traffic",
       [](const std::vector<std::tuple<uintptr_t, size_t, bool>>& streams, size_t blocks,

@@ -9,6 +9,7 @@
 #include "bindings/bind.h"
 #include "bindings/dlpack.h"
 #include "core/error.h"
+#include "core/rounding.h"
 #include "core/sizes.h"
 #include "memory/block_copies.h"
 #include "memory/block_heap.h"
@@ -158,6 +159,7 @@ void bind_rule(py::module_& module) {
            py::arg("pages") = os::PageKind::kBase, py::arg("device") = "")
       .def("__str__", &Rule::describe);
   module.attr("LINE_BYTES") = kLineBytes;
+  module.attr("MOST_BYTES") = kMostBytes;
   module.attr("BASE_PAGE_BYTES") = kBasePageBytes;
   module.attr("HUGE_PAGE_BYTES") = os::kHugePageBytes;
   module.attr("GIGANTIC_PAGE_BYTES") = os::kGiganticPageBytes;

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from cxl_offload import _C
+from cxl_offload.core import MOST_BYTES
 from cxl_offload.memory.asked_pages import AskedPages
 from cxl_offload.memory.bounds import whole_number
 from cxl_offload.memory.move_events import moving
@@ -33,9 +34,6 @@ Capacities: TypeAlias = Mapping[int, int] | Mapping[str, int] | Mapping[int | st
 
 Allocation: TypeAlias = _C.Allocation
 """Owns bytes of a session; see :meth:`Session.allocate`."""
-
-MAX_BYTES = 1 << 62
-"""Of one allocation; more than any address space has."""
 
 
 def _check_machine(machine: object) -> None:
@@ -190,7 +188,7 @@ class Session(AskedPages):
         rule = rule_of(as_policy(policy, self.machine), pages, bool(strict))
         if nbytes < 1:
             raise ValueError(f"allocate {nbytes} bytes; ask for at least one")
-        if nbytes > MAX_BYTES:
+        if nbytes > MOST_BYTES:
             raise MemoryError(f"allocate {nbytes} bytes: more than an address space holds")
         return self._session.allocate(nbytes, rule, self.gpu_driver() if pin else None)
 
@@ -352,7 +350,7 @@ class Session(AskedPages):
         """
         rule = rule_of(as_policy(policy, self.machine), "base", strict)
         for name, size in (("offset", offset), ("nbytes", nbytes)):
-            if not 0 <= size <= MAX_BYTES:
+            if not 0 <= size <= MOST_BYTES:
                 raise ValueError(f"move a part with {name}={size}: outside 0..2**62")
         with moving(allocation, nbytes, policy):
             allocation.move_part(offset, nbytes, rule)

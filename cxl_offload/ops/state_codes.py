@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from cxl_offload.plan.equations.adam_bytes import STATE_BLOCK as BLOCK
+from cxl_offload.core import STATE_BLOCK as BLOCK
 
 Code = Literal["signed", "root"]
 """How a state is kept: with a sign, or its root."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from cxl_offload.core import STATE_BLOCK
+
 HOST_BYTES_PER_PARAM = 16
 """fp32 parameter, gradient, momentum and variance."""
 
 OPTIMIZER_BYTES_PER_PARAM = 28
 """Memory traffic of one AdamW update in fp32: four values read, three written."""
-
-STATE_BLOCK = 128
-"""Elements of a state in 8 bits that share a scale, which has a byte (docs/adam.md)."""
 
 STATE_TYPES = ("bfloat16", "uint8")
 """What this package's CPUAdam keeps momentum and variance as beside float32, by torch's names. Both
