@@ -143,6 +143,7 @@ compress_cache
             0.1.8 cannot compute.
         """
         _check_numbers(self)
+        _check_accelerator(self)
         if self.plan is not None:
             _check_plan(self, self.plan)
         else:
@@ -169,14 +170,6 @@ def _check_numbers(run: FlexGenRun) -> None:
         raise ConfigError(f"--cpu-attention {run.cpu_attention}: must be in-place or workspace")
     if run.cpu_linear not in ("fastest", "single", "half"):
         raise ConfigError(f"--cpu-linear {run.cpu_linear}: must be fastest, single or half")
-    if run.accelerator not in ("cuda", "host"):
-        raise ConfigError(f"--accelerator {run.accelerator}: must be cuda or host")
-    if run.copies not in ("stream", "engine"):
-        raise ConfigError(f"--copies {run.copies}: must be stream or engine")
-    if run.copies == "engine" and run.accelerator == "host":
-        raise ConfigError(
-            "--copies engine: without a GPU there is no link to copy over; leave it out"
-        )
     if not run.temperature > 0:
         raise ConfigError(f"--temperature {run.temperature}: must be above 0")
     given = len(run.prompts) or len(run.token_ids)
@@ -186,6 +179,22 @@ def _check_numbers(run: FlexGenRun) -> None:
         raise ConfigError(
             f"{given} prompts, but --gpu-batch-size {run.gpu_batch_size} x --num-gpu-batches "
             f"{run.num_gpu_batches} are {run.rows} rows; make them equal"
+        )
+
+
+def _check_accelerator(run: FlexGenRun) -> None:
+    """Options that only one accelerator has."""
+    if run.accelerator not in ("cuda", "host"):
+        raise ConfigError(f"--accelerator {run.accelerator}: must be cuda or host")
+    if run.copies not in ("stream", "engine"):
+        raise ConfigError(f"--copies {run.copies}: must be stream or engine")
+    if run.copies == "engine" and run.accelerator == "host":
+        raise ConfigError(
+            "--copies engine: without a GPU there is no link to copy over; leave it out"
+        )
+    if run.cpu_linear != "fastest" and run.accelerator == "cuda":
+        raise ConfigError(
+            f"--cpu-linear {run.cpu_linear}: the GPU computes linear layers; leave it out"
         )
 
 
@@ -263,6 +272,11 @@ def _check_combinations(run: FlexGenRun) -> None:
     if run.compress_cache and run.cpu_cache_compute and kv_host != 100:
         raise ConfigError(
             "--compress-cache with --cpu-cache-compute needs the KV cache on the host (0 100)"
+        )
+    if run.cpu_attention == "workspace" and run.accelerator == "cuda" and not run.cpu_cache_compute:
+        raise ConfigError(
+            "--cpu-attention workspace: the GPU computes attention; give --cpu-cache-compute, or "
+            "leave it out"
         )
     for kind, policy in run.place.items():
         if kind not in _SPLITTABLE and is_split(policy):

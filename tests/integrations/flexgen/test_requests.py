@@ -67,6 +67,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a tier on an absent node": ({"tiers": (TierLimit("cxl", (9,)),)}, "node 9"),
     "an unknown tier name": ({"tiers": (TierLimit("fast", (0,)),)}, "fast"),
     "an unknown accelerator": ({"accelerator": "tpu"}, "tpu"),
+    "linear layers of the CPU with a GPU": (
+        {"accelerator": "cuda", "cpu_linear": "half"},
+        "--cpu-linear half: the GPU computes linear layers",
+    ),
+    "attention of the CPU with a GPU that computes it": (
+        {"accelerator": "cuda", "cpu_attention": "workspace"},
+        "--cpu-attention workspace: the GPU computes attention",
+    ),
     "no such model": ({"model": "/nowhere/opt"}, "/nowhere/opt does not exist"),
     "a model nobody knows": ({"model": "gpt-7"}, "gpt-7"),
     "a model of another architecture": ({"model": "opt-350m"}, "architecture"),
@@ -98,6 +106,21 @@ def test_cuda_without_a_device_is_refused(
         run(replace(request_tiny, accelerator="cuda"), session=session)
 
     assert session.stats().asked_bytes.total == 0
+
+
+@pytest.mark.parametrize("linear", ["fastest", "single", "half"])
+@pytest.mark.parametrize("accelerator", ["cuda", "host"])
+def test_ways_of_the_cpu_are_those_of_the_host(
+    accelerator: Any, linear: Any, request_tiny: FlexGenRun
+) -> None:
+    """A default is never refused, and what the CPU does beside a GPU may be chosen."""
+    asked = replace(request_tiny, accelerator=accelerator, cpu_linear=linear)
+    for request in (asked, replace(asked, cpu_cache_compute=True, cpu_attention="workspace")):
+        if accelerator == "cuda" and linear != "fastest":
+            with pytest.raises(ConfigError, match=f"--cpu-linear {linear}"):
+                request.check()
+        else:
+            request.check()
 
 
 def test_accelerator_of_the_machine_that_is_too_small_is_refused(
