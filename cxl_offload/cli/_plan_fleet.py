@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cxl_offload.plan.fleet.streams import RequestStream
 
 _REQUESTS, _SERVERS, _TARGET = "Requests", "Servers", "Target"
+_PROMPT, _ANSWER, _BLOCK = 512, 128, 512
 
 
 def fleet(
@@ -62,14 +63,25 @@ def fleet(
         float | None, typer.Option(help="Requests/s, without a trace.", rich_help_panel=_REQUESTS)
     ] = None,
     prompt_len: Annotated[
-        int, typer.Option(help="Tokens of a prompt.", rich_help_panel=_REQUESTS)
-    ] = 512,
+        int | None,
+        typer.Option(
+            help=f"With --rate: tokens of a prompt; default {_PROMPT}.", rich_help_panel=_REQUESTS
+        ),
+    ] = None,
     gen_len: Annotated[
-        int, typer.Option(help="Tokens to generate.", rich_help_panel=_REQUESTS)
-    ] = 128,
+        int | None,
+        typer.Option(
+            help=f"With --rate: tokens to generate; default {_ANSWER}.", rich_help_panel=_REQUESTS
+        ),
+    ] = None,
     block_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of a block of the trace.", rich_help_panel=_REQUESTS)
-    ] = 512,
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"With --trace: tokens of a block of it; default {_BLOCK}.",
+            rich_help_panel=_REQUESTS,
+        ),
+    ] = None,
     per_token: Annotated[
         str | None,
         typer.Option(help="Time between later tokens, e.g. 50ms.", rich_help_panel=_TARGET),
@@ -108,7 +120,7 @@ def fleet(
     from cxl_offload.plan.vllm.plan import VllmRequest
 
     read = read_machine(machine, profile, add, gpu)
-    stream = _stream(trace, rate, prompt_len, gen_len)
+    stream = _stream(trace, rate, prompt_len, gen_len, block_tokens)
     prompt, generated = (math.ceil(each) for each in stream.lengths())
     request = VllmRequest(
         model=load_model(model), machine=read, prompt=prompt, generated=generated,
@@ -119,7 +131,7 @@ def fleet(
         per_token=seconds_asked("--per-token", per_token),
     )
     prices = prices_of(pairs("--price", price, float, form="NAME=AMOUNT, such as server=40000"))
-    planner = FleetPlanner(request, stream, target, block_tokens=block_tokens)
+    planner = FleetPlanner(request, stream, target, block_tokens=block_tokens or _BLOCK)
     installed = {
         kind: sum(node.capacity_bytes for node in read.usable_nodes() if node.kind.value == kind)
         for kind in ("dram", "cxl")
@@ -151,14 +163,32 @@ def fleet(
     )
 
 
-def _stream(trace: Path | None, rate: float | None, prompt: int, generated: int) -> RequestStream:
+def _stream(
+    trace: Path | None,
+    rate: float | None,
+    prompt_len: int | None,
+    gen_len: int | None,
+    block_tokens: int | None,
+) -> RequestStream:
+    """The requests of ``--trace`` or of ``--rate``; an option of the other one is refused."""
     from cxl_offload.plan.fleet.arrivals import load_arrivals
     from cxl_offload.plan.fleet.streams import DrawnStream, TraceStream
 
     if (trace is None) == (rate is None):
         raise ConfigError("requests: give --trace FILE or --rate REQUESTS/S, one of them")
     if rate is not None:
-        return DrawnStream(rate, prompt, generated)
+        if block_tokens is not None:
+            raise ConfigError(
+                f"--block-tokens {block_tokens}: requests of --rate have no blocks; leave it out"
+            )
+        return DrawnStream(
+            rate,
+            _PROMPT if prompt_len is None else prompt_len,
+            _ANSWER if gen_len is None else gen_len,
+        )
+    for option, value in (("--prompt-len", prompt_len), ("--gen-len", gen_len)):
+        if value is not None:
+            raise ConfigError(f"{option} {value}: --trace says the lengths; leave it out")
     return TraceStream(load_arrivals(trace))  # type: ignore[arg-type]
 
 

@@ -329,6 +329,10 @@ def training(
 
     written = {"--output": output, "--report": report, "--timeline": timeline}
     check_outputs(written, {"--model": model, "--machine": machine, "--profile": profile})
+    if network is not None and hosts == 1:
+        raise ConfigError(
+            f"--network {network}: one host sends to no other; give --hosts, or leave it out"
+        )
     seen: list[Timeline] = []
     with names_the_line(machine), drawn(timeline, None if report is None else seen) as replay:
         request = TrainingRequest(

@@ -63,12 +63,21 @@ def tco_command(
     --rl-d 0.1 --rl-c 0.125 --c 2 --r-t 1.1
     """
     _check_above_zero(r_t=r_t, n_baseline=n_baseline, server_cost=server_cost, d=d, w=w)
+    _check_together(without=without, having=having)
+    if server_cost is not None and n_baseline is None:
+        raise ConfigError("--server-cost: the cost of no number of servers; give --n-baseline too")
     fleet = _Fleet(n_baseline, server_cost, d, w)
     if without is not None and having is not None:
+        _check_no_ratios(
+            rl_d=rl_d, rl_c=rl_c, c=c, n_threads=n_threads, n_congest=n_congest, d=d, w=w
+        )
         _show_found({"planned": _planned(without, having, r_t, fleet)}, as_json)
         return
     if rl_d is None or rl_c is None or c is None:
         raise ConfigError("tco: give --rl-d, --rl-c and --c, or two plans (--without, --having)")
+    _check_together(n_threads=n_threads, n_congest=n_congest)
+    if d is not None or w is not None:  # of times, which are those of so many servers
+        _check_together(d=d, w=w, n_baseline=n_baseline)
     forms: list[tuple[str, tco.TcoForm, tco.Congestion]] = [("corrected", "corrected", "none")]
     if n_threads is not None and n_congest is not None:
         forms.insert(0, ("printed", "printed", "none"))
@@ -86,7 +95,29 @@ def _check_above_zero(**given: float | None) -> None:
     """Refuses options, by their names in Python, that are given and no numbers above 0."""
     for name, value in given.items():
         if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"--{name.replace('_', '-')} {value:g}: a number above 0")
+            raise ConfigError(f"{_flag(name)} {value:g}: a number above 0")
+
+
+def _check_together(**options: object) -> None:
+    """Refuses options, by their names in Python, of which some are given and others are not."""
+    given = [_flag(name) for name, value in options.items() if value is not None]
+    missing = [_flag(name) for name, value in options.items() if value is None]
+    if given and missing:
+        raise ConfigError(
+            f"{given[0]}: does nothing without {' and '.join(missing)}; give "
+            f"{'both' if len(options) == 2 else 'all'}, or leave it out"
+        )
+
+
+def _check_no_ratios(**options: float | None) -> None:
+    """Refuses what the formula takes, by names in Python, beside two plans that say the ratio."""
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"{_flag(name)} {value:g}: two plans say the ratio; leave it out")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _show_found(found: dict[str, dict[str, object]], as_json: bool) -> None:

@@ -43,6 +43,10 @@ def topology(
     """
     console = console_of(piped_width=WIDE)
     if known:
+        one = {"--machine": machine, "--sysfs": sysfs, "--sources": sources, "--json": as_json}
+        for option, value in one.items():
+            if value:
+                raise ConfigError(f"{option}: --list prints names, and no machine; leave one out")
         print_machine_list(console)
         return
     if sources and machine is None:

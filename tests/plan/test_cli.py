@@ -110,6 +110,38 @@ def test_tco_without_threads_has_the_form_that_needs_none(app: typer.Typer) -> N
     assert "break-even cost of a server with CXL" in table.stdout
 
 
+_PLANS = ["--r-t", "1.1", "--without", "a.yaml", "--having", "b.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *(
+            ([*_PLANS, option, "0.5"], f"{option} 0.5: two plans say the ratio; leave it out")
+            for option in ("--rl-d", "--rl-c", "--c", "--n-threads", "--n-congest", "--d", "--w")
+        ),
+        ([*EXAMPLE[1:], "--without", "a.yaml"], "--without: does nothing without --having"),
+        ([*EXAMPLE[1:], "--having", "b.yaml"], "--having: does nothing without --without"),
+        ([*EXAMPLE[1:], "--n-threads", "12"], "--n-threads: does nothing without --n-congest"),
+        ([*EXAMPLE[1:], "--n-congest", "8"], "--n-congest: does nothing without --n-threads"),
+        ([*EXAMPLE[1:], "--server-cost", "5"], "--server-cost: the cost of no number of servers"),
+        ([*_PLANS, "--server-cost", "5"], "--server-cost: the cost of no number of servers"),
+        ([*EXAMPLE[1:], "--d", "1"], "--d: does nothing without --w and --n-baseline"),
+        (
+            [*EXAMPLE[1:], "--w", "9", "--n-baseline", "2"],
+            "--w: does nothing without --d; give all",
+        ),
+    ],
+)
+def test_tco_refuses_an_option_that_changes_no_figure(words: list[str], said: str) -> None:
+    from cxl_offload.cli.main import app as whole
+
+    done = runner.invoke(whole, ["tco", *words])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -223,6 +223,18 @@ def test_command_line_prints_the_cheapest_first() -> None:
         (["--ttft", "1s", "--rate", "5", "--servers", "0"], "1 to 10000"),
         (["--ttft", "1s", "--rate", "5", "--dram", "0GiB"], "no host tier"),
         (["--ttft", "1s", "--rate", "5", "--dram", ","], "no size in it"),
+        (
+            ["--ttft", "1s", "--rate", "5", "--block-tokens", "16"],
+            "--block-tokens 16: requests of --rate have no blocks",
+        ),
+        (
+            ["--ttft", "1s", "--trace", "t.jsonl", "--prompt-len", "512"],
+            "--prompt-len 512: --trace says the lengths",
+        ),
+        (
+            ["--ttft", "1s", "--trace", "t.jsonl", "--gen-len", "9"],
+            "--gen-len 9: --trace says the lengths",
+        ),
     ],
 )
 def test_options_that_mean_nothing_are_refused(words: list[str], message: str) -> None:

@@ -105,6 +105,8 @@ def test_a_slower_network_is_never_faster() -> None:
         (["--hosts", "2"], "network between them has no rate"),
         (["--hosts", "2", "--network", "fast"], "--network"),
         (["--hosts", "2", "--network", "1B/s"], "from 0.001 to 10000"),
+        (["--network", "25GB/s"], "--network 25GB/s: one host sends to no other; give --hosts"),
+        (["--gpus", "2", "--network", "25GB/s"], "--network 25GB/s: one host"),
     ],
 )
 def test_ranks_that_mean_nothing_are_refused(words: list[str], message: str) -> None:
