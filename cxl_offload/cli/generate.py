@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -83,13 +84,13 @@ def generate(
         ),
     ] = None,
     ranks: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="rows|tensors",
-            help="What processes divide that torchrun started: rows (every process has the whole "
-            "model) or tensors (the weights and heads of every layer).",
+            help="What processes divide that torchrun started: rows (the default; every process "
+            "has the whole model) or tensors (the weights and heads of every layer).",
         ),
-    ] = "rows",
+    ] = None,
     machine: SimulatedMachine = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder with tokenizer files (default: the model's).")
@@ -189,8 +190,7 @@ def generate(
     check_outputs(written, read)
     check_checkpoint(model)
     texts = read_prompts(prompts)
-    if ranks not in ("rows", "tensors"):
-        raise ConfigError(f"--ranks {ranks}: rows or tensors")
+    divided = _divided(ranks)
     if planned is None and not places:
         raise ConfigError("--place: name at least one kind, such as kv=cxl, or give --plan")
     simulated = None if machine is None else load_machine(machine)
@@ -242,7 +242,7 @@ def generate(
     )
     watch = functools.partial(observed, metrics, events)
     report = _run(
-        request, divided=ranks, machine=simulated, tiers=tiers, limit=limits(limit), watch=watch
+        request, divided=divided, machine=simulated, tiers=tiers, limit=limits(limit), watch=watch
     )
     if report is None:
         return
@@ -261,10 +261,22 @@ def generate(
     write_all(*writes)
 
 
+def _divided(ranks: str | None) -> Divided:
+    """What ``--ranks`` says, which is for processes that torchrun started."""
+    if ranks not in (None, "rows", "tensors"):
+        raise ConfigError(f"--ranks {ranks}: rows or tensors")
+    if ranks is not None and "RANK" not in os.environ:
+        raise ConfigError(
+            f"--ranks {ranks}: there are no ranks to divide it; start it with torchrun, or leave "
+            "it out"
+        )
+    return cast("Divided", ranks or "rows")
+
+
 def _run(
     request: GenerateRun,
     *,
-    divided: str,
+    divided: Divided,
     machine: Machine | None,
     tiers: tuple[TierLimit, ...],
     limit: dict[str, int],
@@ -292,7 +304,7 @@ def _run(
     with joined_group():
         share = share_machine(machine)
         held_to = tier_limits(share.machine, limit)
-        part = RankPart(share.rank, share.world_size, cast("Divided", divided))
+        part = RankPart(share.rank, share.world_size, divided)
         session = session_of(share, capacities(held_to))
         with watch(session):
             report = run(replace(request, limits=held_to), session=session, part=part)

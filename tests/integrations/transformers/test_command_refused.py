@@ -290,3 +290,21 @@ def test_ranks_are_checked_without_torchrun(
 ) -> None:
     assert run(command(folder, "--place", "kv=cxl", "--ranks", "foo")) == 2
     assert "--ranks foo: rows or tensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("divided", ["rows", "tensors"])
+def test_ranks_without_torchrun_are_refused_and_one_rank_of_it_is_taken(
+    divided: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = command(folder, "--place", "kv=cxl", "--gen-len", "2", "--ranks", divided)
+    with monkeypatch.context() as alone:
+        alone.setattr(generation, "load", lambda *_, **__: pytest.fail("weights were loaded"))
+        assert run(asked) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"--ranks {divided}: there are no ranks to divide it" in line
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")  # as `torchrun --nproc_per_node 1` does
+    assert run(asked) == 0
