@@ -88,8 +88,8 @@ def run(
     """
     read = {"--plan": plan, "PLAN": words[0] if words[0].endswith(_FILES) else None}
     check_outputs({"--report": page, "--events": events}, read)
-    plan = _asked(plan, place)
-    base = {**os.environ, **_watched(metrics, events)}
+    plan = _asked(plan, place, words)
+    base = {**os.environ, **(watched := _watched(metrics, events))}
     text = os.environ.get(PLAN_VARIABLE, "") if plan is None else plan
     with tempfile.TemporaryDirectory(prefix="cxl-offload-run-") as folder:
         (marks := Path(folder, "placed")).mkdir()
@@ -99,14 +99,14 @@ def run(
             found = _read(text := words[0])
             words = plan_command(found, text, None if dry_run else Path(folder))
             if found.executor != "deepspeed":
-                words += _reported(found.executor, words, page, as_json and not dry_run)
+                words += _reported(found.executor, words, page, as_json and not dry_run, watched)
                 base[PLAN_VARIABLE] = str(Path(text).resolve())
                 _finish(_shown(words, base, as_json) if dry_run else _run(words, base))
         # A plan by itself may be for another machine: its command is printed or fails there.
         text = _checked(text, elsewhere=is_plan or runs_elsewhere(words))
         environment = launch_environment(text, base, str(marks))
         if dry_run:
-            _finish(_shown(words, environment, as_json))
+            _finish(_shown(words, environment, as_json, page))
         _finish(_run_and_tell(words, environment, marks, page, as_json))
 
 
@@ -147,20 +147,48 @@ def _watched(metrics: str | None, events: str | None) -> dict[str, str]:
     return made
 
 
-def _reported(executor: str, words: Sequence[str], page: Path | None, as_json: bool) -> list[str]:
-    """The options with which the command of a plan reports what it did itself."""
+def _reported(
+    executor: str,
+    words: Sequence[str],
+    page: Path | None,
+    as_json: bool,
+    watched: Mapping[str, str],
+) -> list[str]:
+    """The options with which the command of a plan reports what it did itself.
+
+    ``watched`` is what its environment says of metrics and events. What this process's own said
+    is for other commands too, and is not refused.
+    """
     given = [] if page is None else ["--report", str(page)]
     given += ["--json"] if as_json else []
-    if not given or words[1:3] == ["-m", _PROGRAM]:
+    if words[1:3] == ["-m", _PROGRAM]:
         return given
+    here = {name: os.environ.get(name, "") for name in watched}
+    own = {name: (value, str(Path(value).resolve())) for name, value in here.items()}
+    unread = [name for name, value in watched.items() if value not in own[name]]
+    refused = given[:1] + [f"--{name.rpartition('_')[2].lower()}" for name in unread]
+    if not refused:
+        return []
     raise ConfigError(
-        f"{given[0]}: a plan for {executor} runs a program of others, which writes no report"
+        f"{refused[0]}: a plan for {executor} runs a program of others, which does not know it"
         + ("; cxl-offload vllm-report reads its metrics" if executor == "vllm" else "")
     )
 
 
-def _asked(plan: str | None, place: list[str] | None) -> str | None:
+def _asked(plan: str | None, place: list[str] | None, words: Sequence[str]) -> str | None:
     """What is to be placed: a plan, or the policies of kinds."""
+    if words[0].endswith(_FILES) and shutil.which(words[0]) is None:  # no program of that name
+        given = f"--plan {plan}" if plan is not None else f"--place {place[0]}" if place else ""
+        if given:
+            raise ConfigError(
+                f"{given}: {words[0]} is a plan, which says where tensors go; leave one out, or "
+                "name a program to run"
+            )
+        if words[1:] not in ([], ["--dry-run"]):
+            raise ConfigError(
+                f"{words[1]}: {words[0]} is a plan, which runs its own command; an option goes "
+                "before it"
+            )
     if not place:
         return plan
     if plan is not None:
@@ -263,15 +291,25 @@ def _check_policies(text: str) -> None:
         raise ConfigError(f"run: {text}: {error}") from None
 
 
-def _shown(command: Sequence[str], environment: Mapping[str, str], as_json: bool) -> int:
-    """Prints what would be run."""
+def _shown(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    as_json: bool,
+    page: Path | None = None,
+) -> int:
+    """Prints what would be run; ``page`` would be written behind it, and cannot be."""
+    if page is not None:
+        raise ConfigError(f"--report {page}: --dry-run runs nothing to report; leave one out")
+    from cxl_offload.metrics.environment import METRICS_VARIABLE
+    from cxl_offload.metrics.event_log import EVENTS_VARIABLE
+
+    names = (PLAN_VARIABLE, METRICS_VARIABLE, EVENTS_VARIABLE)
+    own = {name: environment[name] for name in names if name in environment}
     if as_json:
-        own = {PLAN_VARIABLE: environment[PLAN_VARIABLE]}
         write_json("-", {"command": list(command), "environment": own})
     else:
-        typer.echo(
-            f"{PLAN_VARIABLE}={shlex.quote(environment[PLAN_VARIABLE])} {shlex.join(command)}"
-        )
+        settings = [f"{name}={shlex.quote(value)}" for name, value in own.items()]
+        typer.echo(" ".join([*settings, shlex.join(command)]))
     return 0
 
 

@@ -221,6 +221,52 @@ def test_places_are_the_policies_of_the_environment_and_not_beside_a_plan() -> N
     assert "--place exp_avg=bind:0: --plan says where tensors go" in both.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--place", "exp_avg=cxl", "p.yaml"], "--place exp_avg=cxl: p.yaml is a plan, which says"),
+        (["--plan", "bind:0", "p.yaml"], "--plan bind:0: p.yaml is a plan, which says"),
+        (["--plan", "", "p.yml"], "--plan : p.yml is a plan, which says"),
+        (["p.yaml", "--report", "p.html"], "--report: p.yaml is a plan, which runs its own"),
+        (
+            ["--report", "p.html", "--dry-run", "--", "python", "train.py"],
+            "--report p.html: --dry-run runs nothing to report",
+        ),
+    ],
+)
+def test_option_that_would_change_nothing_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *words])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_program_whose_name_ends_like_a_plan_is_placed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    book = folder / "book.yml"
+    book.write_text('#!/bin/sh\necho "$1 at $CXL_OFFLOAD_PLAN"\n')
+    book.chmod(0o755)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--plan", "bind:0", "--", str(book), "--tags"])
+    assert ended.value.code == 0
+    assert capfd.readouterr().out == "--tags at bind:0\n"
+
+
+def test_dry_run_shows_what_the_environment_says_of_metrics_and_events(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "events.jsonl"
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--metrics", "9400", "--events", str(file), "--dry-run", "--", "torchrun"])
+    assert ended.value.code == 0
+    said = f"CXL_OFFLOAD_PLAN='' CXL_OFFLOAD_METRICS=9400 CXL_OFFLOAD_EVENTS={file} torchrun\n"
+    assert capsys.readouterr().out == said
+
+
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return plan_inference(
@@ -323,6 +369,40 @@ def test_training_plan_is_executed_with_its_configuration_and_its_places(
     assert training.settings["ds_config.json"] in done.stdout
     assert f"plan {folder / 'plan.yaml'} engine loaded" in said
     assert "nothing was placed" not in done.stderr
+
+
+def test_metrics_and_events_of_a_program_of_others_are_refused(
+    plan: Plan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Those of the environment are not: they are for other commands too."""
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    file = str(tmp_path / "plan.yaml")
+    save_plan(replace(plan, executor="vllm", command=("vllm", "serve", "opt-6.7b")), file)
+    monkeypatch.setenv("CXL_OFFLOAD_METRICS", "9400")
+    monkeypatch.setenv("CXL_OFFLOAD_EVENTS", "others.jsonl")
+    monkeypatch.chdir(tmp_path)
+    events = str(tmp_path / "events.jsonl")
+    for option, value in (("--metrics", "9401"), ("--events", events)):
+        with pytest.raises(SystemExit) as ended:
+            main(["run", option, value, file])
+        assert ended.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"{option}: a plan for vllm runs a program of others, which does not know it" in line
+    with pytest.raises(SystemExit) as ended:
+        main(["run", file])
+    assert ended.value.code == 0
+    ours = replace(plan, executor="flexgen", command=("cxl-offload", "env"))
+    save_plan(ours, file)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--metrics", "9401", "--events", events, "--dry-run", file])
+    assert ended.value.code == 0
+    assert "CXL_OFFLOAD_METRICS=9401" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("where", ["absolute", "above", "below", "here", "nameless"])
