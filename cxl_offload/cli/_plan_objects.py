@@ -70,9 +70,18 @@ def _uses(given: list[str], trace: str | None) -> tuple[ObjectUse, ...]:
         if len(each) not in (1, 3):
             raise ConfigError(f"--object {name}: expected {form}")
     footprint = {name: each[0] for name, each in counts.items()}
+    has_counts = {name: len(each) == 3 for name, each in counts.items()}
+    counted = next((name for name, has in has_counts.items() if has), None)
+    if counted is not None and (trace is not None or not all(has_counts.values())):
+        why = (
+            "--trace says what was read and written"
+            if trace is not None
+            else "READ,WRITTEN are compared, so all objects need them"
+        )
+        raise ConfigError(f"--object {counted}: {why}; leave them out")
     if trace is not None:
         return uses_of_trace(Trace.load(trace), footprint)
-    if all(len(each) == 3 for each in counts.values()):
+    if counted is not None:
         return tuple(
             ObjectUse(name, nbytes, read, written)
             for name, (nbytes, read, written) in counts.items()

@@ -59,6 +59,7 @@ def flexgen(context: typer.Context) -> None:
         ) from None
     args = parse_flags(_PROGRAM, words)
     request = request_from(args)
+    _check_shown(args)
     _check_outputs(args)
     operators = None if args.profile is None else _operators(args.profile, request.accelerator)
     machine = None if args.machine is None else load_machine(args.machine)
@@ -105,12 +106,23 @@ def _check_files(words: Sequence[str]) -> None:
         load_machine(given["--machine"])
 
 
+def _check_shown(args: Namespace) -> None:
+    """Refuses what another option would keep from being shown or written."""
+    if args.profile is not None and args.json:
+        raise ConfigError(
+            f"--profile {args.profile}: --json does not hold what is predicted from it; "
+            "--output FILE writes the same JSON beside the tables"
+        )
+    if args.log_file is not None and args.no_log:
+        raise ConfigError(f"--log-file {args.log_file}: --no-log writes none; leave one out")
+
+
 def _check_outputs(args: Namespace) -> None:
     written = {
         "--output": args.output,
         "--trace": args.trace,
         "--report": args.report,
-        "--log-file": None if args.no_log else args.log_file,
+        "--log-file": args.log_file,
         "--events": args.events,
         "--tune-state": args.tune_state,
     }
@@ -132,7 +144,7 @@ def _write_files(
         writes.append(lambda: _write_page(args.report, report, timeline, session))
     if args.trace is not None:
         writes.append(lambda: report.trace.save(args.trace))
-    if args.log_file is not None and not args.no_log:
+    if args.log_file is not None:
         writes.append(lambda: write_flexgen_log(report, args.log_file))
     write_all(*writes)
 

@@ -16,6 +16,7 @@ from cxl_offload.cli._outputs import check_outputs
 from cxl_offload.cli._progress import counted, progress_bar
 from cxl_offload.cli._report_table import WIDE, console_of, need_matplotlib, show, table
 from cxl_offload.cli._run_report import write_json
+from cxl_offload.errors import ConfigError
 from cxl_offload.units import format_number
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def validate_command(
     from cxl_offload.validation import SHIPPED, absolute_errors, load_cases, validate
 
     check_outputs({"--plot": plot}, {"CASES": cases})
+    if failed_only and as_json:
+        raise ConfigError("--failed: --json says of each case whether it passes; leave one out")
     if plot is not None:
         need_matplotlib("--plot")
     with progress_bar(keep=False, lines=not as_json) as tell:

@@ -82,6 +82,14 @@ def test_validate_of_no_cases_prints_empty_rates(app: typer.Typer, tmp_path: Pat
     }
 
 
+def test_validate_refuses_to_list_only_failures_as_json() -> None:
+    from cxl_offload.cli.main import app as whole
+
+    done = runner.invoke(whole, ["validate", str(PUBLISHED_CASES), "--failed", "--json"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "--failed: --json says of each case whether it passes" in done.stderr
+
+
 def test_validate_plot_writes_a_picture(app: typer.Typer, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib, an optional dependency")
     picture = tmp_path / "accuracy.png"

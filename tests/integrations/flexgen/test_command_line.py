@@ -118,6 +118,8 @@ def test_prompt_of_flexgen_itself_without_a_file(
         (("--prompts", "/nowhere/prompts.txt"), "/nowhere/prompts.txt"),
         (("--debug-mode", "breakdown"), "--cut-gen-len"),
         (("--log-file", "auto"), "--log-file auto"),
+        (("--log-file", "a.log", "--no-log"), "--log-file a.log: --no-log writes none"),
+        (("--profile", "p.json", "--json"), "--profile p.json: --json does not hold"),
         (("--accelerator", "tpu"), "tpu"),
         (("--gen-len", "many"), "--gen-len"),
         (("--no-such-flag",), "--no-such-flag"),

@@ -264,6 +264,24 @@ def test_objects_are_given_policies_on_the_command_line() -> None:
     assert "expected NAME=SIZE or" in wrong.output
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--object", "x=1GiB"], "--object kv: READ,WRITTEN are compared, so all objects need"),
+        (["--trace", "t.json"], "--object kv: --trace says what was read and written; leave"),
+    ],
+)
+def test_accesses_of_an_object_that_would_not_count_are_refused(more: list[str], said: str) -> None:
+    """They were left out in silence, and the policy was one of the kind alone."""
+    arguments = ["plan", "objects", "--machine", "epyc9354-cxl-a"]
+    arguments += ["--object", "kv=60GiB,1TiB,1GiB"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    refused = CliRunner().invoke(app, [*arguments, *more])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert said in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
 def test_missing_number_is_named_with_the_line_of_the_machine_file(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "configs/machines/epyc9354-cxl-a.yaml").read_text()
     without = "".join(
