@@ -164,6 +164,21 @@ def read_machine(
     return found if gpu is None else with_gpu(found, gpu)
 
 
+def gpu_share(gpu_usable: float | None, machine: Machine) -> dict[str, float]:
+    """What ``--gpu-usable`` says, as options of a request; none where it is not given.
+
+    Raises
+    ------
+    ConfigError
+        There is no GPU of whose memory it could be a share.
+    """
+    if gpu_usable is None:
+        return {}
+    if not machine.gpus:
+        raise ConfigError(f"--gpu-usable {gpu_usable:g}: {machine.name} has no GPU; leave it out")
+    return {"gpu_usable": gpu_usable}
+
+
 def seconds_asked(option: str, text: str | None) -> float:
     """A time such as 2s or 50ms, in seconds; none is no limit.
 

@@ -36,6 +36,7 @@ from cxl_offload.cli._plan_inputs import (
     Why,
     as_advice,
     drawn,
+    gpu_share,
     measured_operators,
     names_the_line,
     network_rate,
@@ -173,8 +174,7 @@ def inference(
         "why": why,
         "operators": measured_operators(profile),
     }
-    if gpu_usable is not None:
-        common["gpu_usable"] = gpu_usable
+    common |= gpu_share(gpu_usable, common["machine"])
     kept_as = () if kv_dtype is None else names(kv_dtype) or (kv_dtype,)
     asked = {"most_sequences": max_num_seqs, "gpus": gpus}
     served: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}

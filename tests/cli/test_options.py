@@ -69,6 +69,18 @@ def test_option_of_the_other_executor_is_refused(executor: str, option: str, val
     assert f"{option}: {executor} has no such option" in error
 
 
+@pytest.mark.parametrize(
+    "machine", [["--machine", "spr-1"], ["--machine", "epyc9354-cxl-a", "--gpu", "none"]]
+)
+def test_share_of_a_gpu_that_is_not_there_is_refused(machine: list[str]) -> None:
+    asked = ["plan", "inference", "--model", "opt-125m", *machine, "--executor", "transformers"]
+    assert run(*asked)[0] == 0
+    code, out, error = run(*asked, "--gpu-usable", "0.5")
+    assert (code, out) == (2, "")
+    name = machine[1]
+    assert f"--gpu-usable 0.5: {name} has no GPU; leave it out" in error
+
+
 def test_picture_that_was_not_drawn_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
