@@ -38,18 +38,14 @@ RENAMED = {
     "cxl_offload.plan.equations.loaded_latency": "cxl_offload.validation.loaded_latency",
     "cxl_offload.plan.equations.mixed_tier": "cxl_offload.validation.mixed_tier",
     "cxl_offload.plan.equations.pages": "cxl_offload.validation.pages",
-    "cxl_offload.plan.laws.loaded_latency": "cxl_offload.validation.loaded_latency",
-    "cxl_offload.plan.laws.mixed_tier": "cxl_offload.validation.mixed_tier",
-    "cxl_offload.plan.laws.pages": "cxl_offload.validation.pages",
     "cxl_offload.validation.threads": "cxl_offload.plan.equations.threads",
-    "cxl_offload.plan.laws.threads": "cxl_offload.plan.equations.threads",
-    "cxl_offload.plan.laws.interleave.concurrency_bound": (
+    "cxl_offload.plan.equations.interleave.concurrency_bound": (
         "cxl_offload.validation.mixed_tier.concurrency_bound"
     ),
-    "cxl_offload.plan.laws.interleave.interleaved_bandwidth": (
+    "cxl_offload.plan.equations.interleave.interleaved_bandwidth": (
         "cxl_offload.validation.mixed_tier.interleaved_bandwidth"
     ),
-    "cxl_offload.plan.laws.interleave.optimal_shares": (
+    "cxl_offload.plan.equations.interleave.optimal_shares": (
         "cxl_offload.plan.equations.interleave.shares_of_weights"
     ),
     "cxl_offload.plan.equations.footprint": "cxl_offload.validation.footprint",
@@ -74,19 +70,19 @@ RENAMED = {
     "cxl_offload.plan.hardware.HostRoom": "cxl_offload.plan.hardware.HostNode",
     "cxl_offload.plan.laws": "cxl_offload.plan.equations",
     "cxl_offload.plan.rank_shares.Request": "cxl_offload.plan.rank_shares.NodeRequest",
-    "cxl_offload.plan.laws.footprint": "cxl_offload.validation.footprint",
+    "cxl_offload.plan.transformers.kv_types": "cxl_offload.plan.kv_types",
     "cxl_offload.plan.preset": "cxl_offload.plan.machine_rates",
     "cxl_offload.plan.preset.MachineNumbers": "cxl_offload.plan.machine_rates.MachineRates",
-    "cxl_offload.plan.laws.caption": "cxl_offload.tune.caption",
+    "cxl_offload.plan.equations.caption": "cxl_offload.tune.caption",
     "cxl_offload.plan.validate": "cxl_offload.validation",
     "cxl_offload.plan.vllm.flags.placement_text": "cxl_offload.plan.vllm.flags.policy_of_bytes",
-    "cxl_offload.plan.laws.caption.replay_on_bandwidth": (
+    "cxl_offload.plan.equations.caption.replay_on_bandwidth": (
         "cxl_offload.validation.caption_replay.replay_on_bandwidth"
     ),
-    "cxl_offload.plan.laws.caption.replay_on_states": (
+    "cxl_offload.plan.equations.caption.replay_on_states": (
         "cxl_offload.validation.caption_replay.replay_on_states"
     ),
-    "cxl_offload.plan.laws.threads.assign_threads": (
+    "cxl_offload.plan.equations.threads.assign_threads": (
         "cxl_offload.validation.thread_assignment.assign_threads"
     ),
     "cxl_offload.plan.training.zero_offload.HOST_BYTES_PER_PARAM": (
@@ -155,10 +151,12 @@ RENAMED = {
     "cxl_offload.profile.model.Mode": "cxl_offload.profile.model.MeasureMode",
     "cxl_offload.sim.machine.Way": "cxl_offload.sim.machine.ReadOrWrite",
     "cxl_offload.plan.laws.mixed_tier.Access": "cxl_offload.sim.machine.ReadOrWrite",
-    "cxl_offload.plan.laws.tco.Form": "cxl_offload.plan.equations.tco.TcoForm",
     # files
     "cxl_offload.profile.codec": "cxl_offload.files.codec",
     "cxl_offload.topology.document": "cxl_offload.files.document",
+    # metrics
+    "cxl_offload.metrics.prometheus.MetricsServer": "cxl_offload.metrics.MetricsServer",
+    "cxl_offload.metrics.prometheus.serve": "cxl_offload.metrics.serve",
     # integrations
     "cxl_offload.integrations.deepspeed.placement": "cxl_offload.integrations.deepspeed.placing",
     "cxl_offload.integrations.deepspeed.scope.placement": (
@@ -202,7 +200,8 @@ RENAMED = {
         "cxl_offload.integrations.flexgen.LoadedModel"
     ),
 }
-"""Old dotted name to new; what begins with an old name and a dot follows it."""
+"""Old dotted name to new, which may have moved again; what begins with an old name and a dot
+follows it."""
 
 _REACH = "give Cache the bytes by node; Machine.node(...).llc_bytes is the size of a cache"
 _PLAN_IS_EXECUTED = "a plan is executed as data: cxl-offload flexgen --plan"
@@ -271,8 +270,11 @@ def _longest(old: str, table: Mapping[str, str]) -> tuple[str, str] | None:
 
 def new_name(old: str) -> str | None:
     """What a dotted name is called now; None for a name that was not renamed."""
-    found = _longest(old, RENAMED)
-    return None if found is None else "".join(found)
+    new, found = None, _longest(old, RENAMED)
+    while found is not None:
+        new = "".join(found)
+        found = _longest(new, RENAMED)
+    return new
 
 
 def old_names(module: str, *, depth: int = 2) -> Callable[[str], Any]:
@@ -290,7 +292,7 @@ def old_names(module: str, *, depth: int = 2) -> Callable[[str], Any]:
         old = f"{module}.{name}"
         is_public = not name.startswith("__") or name == "__all__"
         gone = _longest(old, GONE) if is_public else None
-        new = new_name(old) if is_public and gone is None else None
+        new = new_name(old) if is_public and (gone is None or old in RENAMED) else None
         if new is None:
             raise AttributeError(
                 f"module {module!r} has no attribute {name!r}" + (f": {gone[0]}" if gone else "")
@@ -331,10 +333,12 @@ class _GoneModules(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         if not fullname.startswith("cxl_offload."):
             return None
+        holds_renamed = any(old.startswith(f"{fullname}.") for old in RENAMED)
         gone = _longest(fullname, GONE)
-        if gone is not None:
-            raise ModuleNotFoundError(f"{fullname} is gone: {gone[0]}", name=fullname)
-        if any(old.startswith(f"{fullname}.") for old in RENAMED) or _is_module(fullname):
+        if gone is not None and not holds_renamed:
+            # With its name, ``from module import name`` would hide the sentence behind its own.
+            raise ModuleNotFoundError(f"{fullname} is gone: {gone[0]}")
+        if holds_renamed or _is_module(fullname):
             return ModuleSpec(fullname, self, is_package=True)
         return None
 

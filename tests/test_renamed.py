@@ -6,6 +6,10 @@ import ast
 import functools
 import importlib
 import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -69,6 +73,7 @@ def test_every_public_name_of_the_version_before_is_there_or_names_its_successor
         for dotted in (module, *(f"{module}.{name}" for name in names)):
             is_gone = any(dotted == old or dotted.startswith(f"{old}.") for old in GONE)
             is_gone |= dotted == module and any(old.startswith(f"{dotted}.") for old in RENAMED)
+            is_gone &= dotted not in RENAMED
             new = new_name(dotted)
             if is_there(dotted) or is_gone:
                 continue
@@ -83,6 +88,86 @@ def test_importer_finds_every_module_of_the_version_before() -> None:
     moved = [name for name in modules if file_of(name) is None and name not in GONE]
     lost = [name for name in moved if importlib.util.find_spec(name) is None]
     assert lost == []
+
+
+# Imports every old name that it is given, and prints those that fail, do not warn or warn of
+# another place, by what is wrong. Old names that need a framework which is not here are left out.
+USE_OLD_NAMES = """
+import importlib, json, sys, warnings
+from cxl_offload.renamed import new_name
+
+def use(old):
+    home, _, name = old.rpartition(".")
+    try:
+        getattr(importlib.import_module(home), name)
+        return new_name(old)
+    except AttributeError:
+        module = importlib.import_module(old)
+    name = next(each for each in vars(importlib.import_module(new_name(old))) if each[0] != "_")
+    getattr(module, name)
+    return new_name(f"{old}.{name}")
+
+wrong = {}
+for old in json.load(sys.stdin):
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            new = use(old)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("cxl_offload"):
+                wrong[old] = repr(error)
+            continue
+        except Exception as error:
+            wrong[old] = repr(error)
+            continue
+    said = [str(each.message) for each in warned if each.category is DeprecationWarning]
+    if not any(one.startswith(old) and f" is now {new};" in one for one in said):
+        wrong[old] = f"no warning of {new}: {said}"
+json.dump(wrong, open(sys.argv[1], "w"))
+"""
+
+
+def what_is_wrong(old_names: Sequence[str], tmp_path: Path) -> dict[str, str]:
+    """Old name to what is wrong with it, of a process that has imported nothing yet."""
+    answer = tmp_path / "wrong.json"
+    subprocess.run(
+        [sys.executable, "-c", USE_OLD_NAMES, str(answer)],
+        input=json.dumps(old_names),
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    found: dict[str, str] = json.loads(answer.read_text())
+    return found
+
+
+def test_every_old_name_is_imported_with_a_warning_of_the_new_place(tmp_path: Path) -> None:
+    gone, new = "cxl_offload.plan.flexgen.terms.rates", "cxl_offload.sim.TensorHome"
+    # A module before its names: their import makes it an attribute of its package, without warning.
+    wrong = what_is_wrong([*sorted(RENAMED), gone, new], tmp_path)
+    assert "rates are in cxl_offload.plan.decoding.engine" in wrong.pop(gone)
+    assert "no warning" in wrong.pop(new)
+    assert not wrong, "\n".join(f"{old}: {why}" for old, why in wrong.items())
+
+
+def test_old_name_that_moved_twice_is_found_where_it_is_now() -> None:
+    old, new = "validation.threads.assign_threads", "validation.thread_assignment.assign_threads"
+    assert new_name(f"cxl_offload.{old}") == f"cxl_offload.{new}"
+    with pytest.warns(DeprecationWarning, match=f"{old} is now cxl_offload.{new}"):
+        from cxl_offload.validation.threads import assign_threads  # type: ignore[import-not-found]
+    from cxl_offload.validation import thread_assignment
+
+    assert assign_threads is thread_assignment.assign_threads
+
+
+def test_module_without_successor_hands_out_what_was_renamed_and_says_the_rest() -> None:
+    with pytest.warns(DeprecationWarning, match=r"flexgen_shape\.throughput"):
+        from cxl_offload.plan.flexgen.model import throughput  # type: ignore[import-not-found]
+    from cxl_offload.validation import flexgen_shape
+
+    assert throughput is flexgen_shape.throughput
+    with pytest.raises(ImportError, match=r"plan\.decoding\.phases has the equations"):
+        from cxl_offload.plan.flexgen.model import decode  # noqa: F401
 
 
 def test_module_without_successor_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

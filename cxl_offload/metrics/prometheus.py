@@ -9,6 +9,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.memory import Session
 from cxl_offload.metrics.reader import MetricsReader
 from cxl_offload.metrics.table import METRICS
+from cxl_offload.renamed import old_names
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -58,3 +59,6 @@ def prometheus_client() -> Any:
             "metrics: prometheus_client is not installed; pip install prometheus-client"
         ) from None
     return client
+
+
+__getattr__ = old_names(__name__)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from cxl_offload.plan.exact import exact
+from cxl_offload.renamed import old_names
 
 
 def shares_of_weights(weights: Sequence[float]) -> tuple[float, ...]:
@@ -88,3 +89,6 @@ def best_weights(bandwidth_bytes_per_s: Sequence[float], *, total: int) -> tuple
         weights.append(weight)
         left -= weight
     return tuple(weights)
+
+
+__getattr__ = old_names(__name__)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cxl_offload.plan.exact import exact
+from cxl_offload.renamed import old_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +65,6 @@ def threads_for_bytes(
         hungry = [at for at in read if threads[at] < most[at]] or read[:1]
         threads[max(hungry, key=lambda at: (left_s(at), nbytes[at], -at))] += 1
     return tuple(threads)
+
+
+__getattr__ = old_names(__name__)
