@@ -81,10 +81,10 @@ def _usage_message(error: Any) -> str:
 
 
 def _message(error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
         return (
             f"needs the Python package {error.name!r}, which is not installed: "
-            f"pip install {_INSTALLED_AS.get(error.name or '', error.name)}"
+            f"pip install {_INSTALLED_AS.get(error.name, error.name)}"
         )
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
