@@ -217,6 +217,7 @@ GONE: dict[str, str] = {
     ),
     "cxl_offload.sim.InferenceWork": _PLANNED_TRACE,
     "cxl_offload.sim.inference": _PLANNED_TRACE,
+    "cxl_offload.sim.resources.Demand": "it was another name of Mapping[int, float]",
     "cxl_offload.sim.sharing": "cxl_offload.sim.replay shares resources in the core",
     "cxl_offload.sim.inference_trace": _PLANNED_TRACE,
     "cxl_offload.sim.llc_reach_bytes": _REACH,

@@ -8,7 +8,6 @@ The resources themselves are in :mod:`cxl_offload.sim.machine`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from cxl_offload.arrays import Floats
 from cxl_offload.core import LINE_BYTES
 from cxl_offload.errors import ConfigError
+from cxl_offload.renamed import old_names
 from cxl_offload.sim.cache import Cache
 from cxl_offload.sim.columns import Group, Kind
 from cxl_offload.sim.fabric import Fabric
@@ -23,9 +23,6 @@ from cxl_offload.sim.loaded import loaded_latency_ns
 from cxl_offload.sim.machine import Costs, Rates, ReadOrWrite
 from cxl_offload.topology import Machine
 from cxl_offload.units import NS
-
-Demand = Mapping[int, float]
-"""Resource number to seconds that one event alone would occupy it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,3 +215,6 @@ def _charge(charged: dict[int, Floats], costs: Costs, amounts: Floats) -> None:
     for resource, seconds in costs:
         before = charged.get(resource)
         charged[resource] = seconds * amounts if before is None else before + seconds * amounts
+
+
+__getattr__ = old_names(__name__)

@@ -34,6 +34,26 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.Asy
             yield owner.get(node, "") + node.name, node
 
 
+def assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """What a module's body gives names to, several at once too: each name, and its value."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from _pairs(target, node.value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield from _pairs(node.target, node.value)
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Tuple | ast.List):
+        is_each = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
+        values = value.elts if is_each else [value] * len(target.elts)
+        for each, its in zip(target.elts, values, strict=True):
+            yield from _pairs(each, its)
+
+
 def parameters_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     return [each.arg for each in given if each.arg not in ("self", "cls")]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from .sources import modules, parameters_of, texts
+from .sources import assigned, modules, parameters_of, texts
 
 # Words that say nothing, or that have another name in this house (docs/adr/0007).
 WORDS = {
@@ -51,8 +51,10 @@ SENTENCES_ALLOWED = {
 
 
 def named(name: str, tree: ast.Module) -> Iterator[str]:
-    """What a module names for others: itself, classes, functions, parameters, attributes."""
+    """What a module names: itself, what its body assigns, classes, functions, parameters,
+    attributes."""
     yield Path(name).stem
+    yield from (each for each, _ in assigned(tree))
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             yield node.name
@@ -77,6 +79,12 @@ def test_words_that_the_house_has_another_name_for_are_not_used() -> None:
                 f"{name}: {each}: {word} -> {WORDS[word]}" for word in words_of(each) & set(WORDS)
             ]
     assert not offenders, "\n".join(offenders)
+
+
+def test_words_are_found_in_what_a_module_assigns() -> None:
+    tree = ast.parse("_TIDY = 1e-7\nA, COLD_ROWS = 1, 2\nlocal_roles: int = 3")
+    words = set().union(*map(words_of, named("room/module.py", tree)))
+    assert words & set(WORDS) == {"tidy", "cold", "roles"}
 
 
 def said(text: str) -> list[str]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from cxl_offload import _C
 from cxl_offload.sim import Event
-from cxl_offload.sim.resources import Demand
 from cxl_offload.topology import Access, DmaPath, Drive, Gpu, Link, Machine, Node, NodeKind
 
 GB = 10**9
@@ -44,13 +43,16 @@ def machine(**changes: Any) -> Machine:
     return Machine(**{**fields, **changes})
 
 
-def speeds(demands: Sequence[Demand], losses: Mapping[int, float] | None = None) -> list[float]:
+def speeds(
+    demands: Sequence[Mapping[int, float]], losses: Mapping[int, float] | None = None
+) -> list[float]:
     """What the core gives each of several events: 1 where its own largest demand alone bounds it.
 
     Parameters
     ----------
     demands
-        Seconds of every event on its resources, each with a largest demand above 0.
+        Of every event, number of a resource to the seconds that the event alone would occupy it;
+        each with a largest demand above 0.
     losses
         Resource -> largest share of it that congestion costs.
     """

@@ -30,7 +30,7 @@ from cxl_offload.plan.transformers.layout import Layout
 
 STREAMED, ON_CPU, IDLE, KV = "streamed", "cpu", "idle", "kv"
 
-_TIDY = 1e-7
+_FIRST_PREFERRED = 1e-7
 """Cost of a slow home, in units of the seconds of a batch: of equals, the fast homes."""
 
 
@@ -159,7 +159,7 @@ class SharesProgram:
         banned = self._banned.get(name, frozenset())
         return [
             self.program.column(
-                name, high=0.0 if at in banned else float("inf"), cost=_TIDY * (at + 1)
+                name, high=0.0 if at in banned else float("inf"), cost=_FIRST_PREFERRED * (at + 1)
             )
             for at in range(len(self.hardware.nodes))
         ]
