@@ -8,7 +8,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-_OPTION, _STDOUT = "--json", "-"
+from cxl_offload.cli._outputs import STDOUT
+
+_OPTION = "--json"
 
 
 def in_new_form(command: str, words: Sequence[str]) -> list[str]:
@@ -32,7 +34,7 @@ def in_new_form(command: str, words: Sequence[str]) -> list[str]:
             continue
         if not is_joined:
             file = left.pop(0)
-        new = [_OPTION] if file == _STDOUT else ["--output", file]
+        new = [_OPTION] if file == STDOUT else ["--output", file]
         typer.echo(
             f"cxl-offload: warning: {command}: {_OPTION} {file} is now {' '.join(new)}; the old "
             "form goes with the next version",
@@ -43,7 +45,7 @@ def in_new_form(command: str, words: Sequence[str]) -> list[str]:
 
 
 def _is_file(word: str) -> bool:
-    return word == _STDOUT or not word.startswith("-")
+    return word == STDOUT or not word.startswith("-")
 
 
 class OldJsonCommand(TyperCommand):

@@ -9,7 +9,7 @@ from pathlib import Path
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import why_not_writable
 
-_STDOUT = "-"
+STDOUT = "-"
 _MODEL_FILES = ("config.json", "tokenizer*", "*.safetensors*")
 """Of a folder that is read."""
 
@@ -36,9 +36,9 @@ def check_outputs(written: NamedFiles, read: NamedFiles | None = None) -> None:
     files = {
         option: os.fspath(file)
         for option, file in written.items()
-        if file is not None and os.fspath(file) != _STDOUT
+        if file is not None and os.fspath(file) != STDOUT
     }
-    if written.get("--output") is not None and os.fspath(written["--output"] or "") == _STDOUT:
+    if written.get("--output") is not None and os.fspath(written["--output"] or "") == STDOUT:
         raise ConfigError("--output -: it names a file; --json prints")
     for option, file in files.items():
         if reason := why_not_writable(file):
@@ -60,7 +60,7 @@ def check_outputs(written: NamedFiles, read: NamedFiles | None = None) -> None:
 
 def outputs(as_json: bool, output: str | None) -> list[str]:
     """Where a report goes as JSON: ``-`` for stdout, and a file."""
-    return [*([_STDOUT] if as_json else []), *([] if output is None else [output])]
+    return [*([STDOUT] if as_json else []), *([] if output is None else [output])]
 
 
 def _files_of(path: Path) -> list[Path]:

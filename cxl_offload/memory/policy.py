@@ -17,7 +17,7 @@ from cxl_offload.memory.bandwidth_weights import weights_by_bandwidth
 from cxl_offload.memory.bounds import quoted
 from cxl_offload.renamed import old_names, renamed_keywords
 from cxl_offload.topology import Machine
-from cxl_offload.topology.model import TIER_NAMES
+from cxl_offload.topology.model import MAX_WEIGHT, TIER_NAMES
 from cxl_offload.units import format_bytes, parse_bytes
 
 DEFAULT_GRANULE_BYTES = HUGE_PAGE_BYTES
@@ -29,9 +29,6 @@ _DAX_NAME = re.compile(r"dax[0-9]+\.[0-9]+")
 
 MAX_GRANULE_BYTES = 1 << 61
 """A cycle of two such granules is all that sizes of memory are counted in."""
-
-MAX_WEIGHT = 255
-"""The kernel's own bound for an interleave weight; larger ratios make cycles of many GiB."""
 
 
 def _check_nodes(nodes: tuple[int, ...]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Literal, TypeVar
 
-from cxl_offload.plan.hardware import NVME, Hardware
+from cxl_offload.plan.hardware import GPU, NVME, Hardware
 from cxl_offload.plan.plan_file import (
     Batch,
     ErrorEstimate,
@@ -188,7 +188,7 @@ def homes(hardware: Hardware, kinds: Iterable[KindBytes]) -> tuple[Home, ...]:
     made = []
     for each in kinds:
         total = each.gpu + sum(each.host) + each.drive
-        parts = [("gpu", each.gpu, "")]
+        parts = [(GPU, each.gpu, "")]
         for node, nbytes, policy in zip(hardware.nodes, each.host, each.policies, strict=True):
             parts.append((node.where, nbytes, policy))
         parts.append((NVME, each.drive, ""))

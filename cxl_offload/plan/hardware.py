@@ -17,7 +17,9 @@ from cxl_offload.renamed import old_names
 from cxl_offload.topology import Machine, Node, NodeKind
 from cxl_offload.topology.model import TIER_NAMES
 
-NVME = "nvme"
+GPU, NVME = "gpu", "nvme"
+"""What plans call the memory of the accelerator, and the drive."""
+
 LOCAL = "ldram"
 """The tier that calibrated rates refer to."""
 
@@ -130,7 +132,7 @@ class Hardware:
         """Usable bytes of every node, and of the GPU and the drive where there is one."""
         found = {node.name: node.usable_bytes for node in self.nodes}
         if self.has_gpu:
-            found["gpu"] = self.gpu_usable_bytes
+            found[GPU] = self.gpu_usable_bytes
         if self.drive_usable_bytes:
             found[NVME] = self.drive_usable_bytes
         return found

@@ -20,6 +20,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.files import decode_document, encode, read_document, read_text, write_text
 from cxl_offload.plan.equations.adam_bytes import STATE_TYPES
 from cxl_offload.plan.kv_types import KV_TYPES
+from cxl_offload.topology.model import MOST_CPUS
 
 PLAN_VERSION = 1
 
@@ -50,10 +51,6 @@ class Batch:
     def __post_init__(self) -> None:
         if min(self.size, self.count, self.tokens) < 1 or self.prompt < 0:
             raise ValueError("size, count and tokens are at least 1, prompt is not negative")
-
-
-_MOST_CPUS = 8192
-"""That Linux is built for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,8 +230,8 @@ class Plan:
         if not 0 <= self.tokens_per_s < math.inf:
             raise ValueError(f"{self.tokens_per_s} tokens/s is no speed")
         for node, count in self.threads.items():
-            if not 1 <= count <= _MOST_CPUS:
-                raise ValueError(f"threads of node {node}: {count}; from 1 to {_MOST_CPUS}")
+            if not 1 <= count <= MOST_CPUS:
+                raise ValueError(f"threads of node {node}: {count}; from 1 to {MOST_CPUS}")
         if self.kv_dtype and self.kv_dtype not in KV_TYPES:
             raise ValueError(f"kv_dtype {self.kv_dtype!r}: it is one of {', '.join(KV_TYPES)}")
         if self.kv_dtype and self.executor not in ("transformers", "vllm"):

@@ -50,6 +50,12 @@ Variant = dict[str, str | int | bool]
 NO_PATH_DISTANCE = 255
 """ACPI's distance between nodes without a path."""
 
+MOST_CPUS = 8192
+"""As many as a kernel of Linux is built for at most (CONFIG_NR_CPUS)."""
+
+MAX_WEIGHT = 255
+"""The kernel's own bound for an interleave weight; larger ratios make cycles of many GiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tier:

@@ -10,11 +10,9 @@ from typing import Literal, get_args
 from cxl_offload.errors import ConfigError
 from cxl_offload.memory.bounds import check_number, quoted
 from cxl_offload.topology import Machine
+from cxl_offload.topology.model import MOST_CPUS
 from cxl_offload.tune.machine import tier_ratios
 from cxl_offload.tune.tiers import near_and_far
-
-MOST_THREADS = 8192
-"""As many CPUs as a kernel of Linux is built for at most (CONFIG_NR_CPUS)."""
 
 Signal = Literal["step_time", "phase_time"]
 """What a tuner measures: the time of whole steps, or of each phase by itself."""
@@ -82,10 +80,10 @@ def read_tuning(
     if tune not in signals:
         known = " or ".join(repr(each) for each in signals)
         raise ConfigError(f"tune={tune!r}; known is {known}")
-    sound = all(isinstance(one, int) and 1 <= one <= MOST_THREADS for one in threads)
+    sound = all(isinstance(one, int) and 1 <= one <= MOST_CPUS for one in threads)
     if not sound or len(set(threads)) != len(threads):
         raise ConfigError(
-            f"tune_threads {quoted(list(threads))}: numbers from 1 to {MOST_THREADS}, each once"
+            f"tune_threads {quoted(list(threads))}: numbers from 1 to {MOST_CPUS}, each once"
         )
     if threads and tune != "phase_time":
         raise ConfigError("tune_threads: threads belong to phases; give tune='phase_time'")

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from .sources import PACKAGE, modules, texts
+from .sources import PACKAGE, assigned, modules, texts
 
 SAID_TWICE = {
     "T": "a type variable, whose name is its value",
@@ -19,6 +19,7 @@ SAID_TWICE = {
     "TIE": "how near two floats count as one: of searches that compare other things",
     "ROUNDING": "the same of gains and of scores",
     "TURNS": "of measurements of other things",
+    "WEIGHTS": "the name of a kind of tensor, of vLLM's plans and of runs of transformers",
 }
 """Constants that two modules may have with one value, since it is not one fact."""
 
@@ -26,15 +27,9 @@ SAID_TWICE = {
 def constants() -> Iterator[tuple[str, str, str]]:
     """Name without underscores, value as it is written, and module, of every constant."""
     for name, tree in modules():
-        for node in tree.body:
-            if isinstance(node, ast.Assign):
-                target, value = node.targets[0], node.value
-            elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                target, value = node.target, node.value
-            else:
-                continue
-            if isinstance(target, ast.Name) and re.fullmatch(r"_?[A-Z][A-Z0-9_]*", target.id):
-                yield target.id.strip("_"), ast.unparse(value), name
+        for constant, value in assigned(tree):
+            if re.fullmatch(r"_?[A-Z][A-Z0-9_]*", constant):
+                yield constant.strip("_"), ast.unparse(value), name
 
 
 def test_no_two_modules_know_the_same_constant() -> None:
@@ -53,6 +48,13 @@ def test_no_two_modules_know_the_same_constant() -> None:
         if not any(constant == each for each, _ in doubled)
     ]
     assert not offenders, "\n".join(offenders)
+
+
+def test_constants_are_seen_one_by_one_and_several_at_once() -> None:
+    tree = ast.parse("A = B = 1\nC: int = 2\nD, (E, F) = 3, (4, 5)\nG, H = pair()\nx.y = 6\nI: int")
+    found = {name: ast.unparse(value) for name, value in assigned(tree)}
+    numbers = {name: str(at) for at, name in enumerate("CDEF", 2)}
+    assert found == {"A": "1", "B": "1", **numbers, "G": "pair()", "H": "pair()"}
 
 
 ONE_PLACE = {

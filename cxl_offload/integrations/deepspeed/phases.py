@@ -9,13 +9,14 @@ from weakref import ref
 import torch
 
 from cxl_offload.integrations.deepspeed.kinds import STREAMED
+from cxl_offload.tune.optimizer import OPTIMIZER
 from cxl_offload.tune.options import TuneOptions
 from cxl_offload.tune.phase_steps import PhaseSteps, follow_phases
 
 if TYPE_CHECKING:
     from cxl_offload.integrations.deepspeed.attached import AttachedEngine
 
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+FORWARD, BACKWARD = "forward", "backward"
 BOTH = "forward and backward"
 """One phase where gradients accumulate over several passes: pages do not move between those."""
 

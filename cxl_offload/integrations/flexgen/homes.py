@@ -24,10 +24,8 @@ from cxl_offload.integrations.flexgen.shares import (
     realised_weights,
 )
 from cxl_offload.plan.flexgen.layout import TensorSizes, cuts_at
+from cxl_offload.plan.hardware import GPU, NVME
 from cxl_offload.plan.plan_file import Plan
-
-GPU, NVME = "gpu", "nvme"
-"""A plan's names of the accelerator and the disk."""
 
 
 @dataclass(frozen=True, slots=True)

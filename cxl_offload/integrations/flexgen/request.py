@@ -13,6 +13,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.fit import TierLimit
 from cxl_offload.integrations.flexgen.places import KINDS, FlexGenKind, is_split
 from cxl_offload.integrations.named_tiers import check_tiers
+from cxl_offload.plan.hardware import GPU
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.tune import Signal
 
@@ -209,7 +210,7 @@ def planned_options(plan: Plan) -> dict[str, Any]:
     if plan.executor != "flexgen" or not plan.runs:
         why = plan.advice or f"it is for {plan.executor}"
         raise ConfigError(f"--plan: FlexGen cannot run this plan: {why}")
-    on_host = any(where != "gpu" for where in plan.of("kv"))
+    on_host = any(where != GPU for where in plan.of("kv"))
     return {
         "prompt_len": plan.batch.prompt,
         "gen_len": plan.batch.tokens,

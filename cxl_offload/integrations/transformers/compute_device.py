@@ -11,7 +11,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.kinds import named_experts
 from cxl_offload.memory import PolicyLike, Session
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
-from cxl_offload.plan.transformers.on_gpu import GPU
+from cxl_offload.plan.hardware import GPU
 from cxl_offload.transfer import CopyEngine, CopyHandle
 
 _LEAST_UNFINISHED = 1 << 30

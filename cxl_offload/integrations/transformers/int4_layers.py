@@ -8,9 +8,7 @@ from torch.nn import functional
 
 from cxl_offload.ops.int4_weight import Int4Weight
 from cxl_offload.ops.linear import linear
-
-MOST_ROWS = 64
-"""Up to so many rows the kernel multiplies; more, as of a prompt, are torch's over numbers."""
+from cxl_offload.plan.transformers.layout import COPIED_ROWS
 
 _AT_ONCE = 1 << 22
 """Weights that are numbers at a time, so that a prompt needs no second copy of a layer."""
@@ -29,6 +27,8 @@ def packed_rows(weight: Int4Weight) -> torch.Tensor:
 
 class Int4Linear(nn.Module):
     """``y = x w^T + bias`` with weights ``(code - zero) * step``.
+
+    Up to :data:`COPIED_ROWS` rows are the kernel's; more, as of a prompt, are torch's over numbers.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Int4Linear(nn.Module):
         wanted = torch.is_grad_enabled() and (
             x.requires_grad or (self.bias is not None and self.bias.requires_grad)
         )
-        if x.numel() > MOST_ROWS * self.in_features or wanted or torch.compiler.is_compiling():
+        if x.numel() > COPIED_ROWS * self.in_features or wanted or torch.compiler.is_compiling():
             return self._by_torch(x)
         return linear(x, self.int4(), self.bias)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.room import KeptAs, kept_as
 from cxl_offload.memory import PolicyLike
+from cxl_offload.plan.hardware import GPU
 from cxl_offload.plan.plan_file import Plan, load_plan
-from cxl_offload.plan.transformers.on_gpu import GPU
 
 Asked = Mapping[str, PolicyLike] | Plan | str | Path
 """Policies by kind, a plan, or the file of one."""

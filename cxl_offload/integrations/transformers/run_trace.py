@@ -27,9 +27,10 @@ from cxl_offload.memory import NOT_FAULTED_IN, Session
 from cxl_offload.objects.weight_kinds import kind_of
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
 from cxl_offload.plan.equations.experts import asked_share
+from cxl_offload.plan.transformers.program import KV
 from cxl_offload.sim.trace import Event, Trace
 
-_WEIGHTS, _KV = "weights", "kv"
+_WEIGHTS = "weights"
 _OF_PRODUCTS = TRANSFORMERS.attention_flops_per_core / TRANSFORMERS.products_flops_per_core
 """A replay has one rate of arithmetic on CPUs, attention's; products count by theirs."""
 
@@ -123,8 +124,8 @@ class RunTrace:
         first = tokens > 1 and tokens >= positions
         seen = positions / 2 if first else positions
         flops = 4.0 * rows * tokens * seen * layer.query_width
-        self._add("compute", _KV, read={} if first else read, flops=flops)
-        self._add("store_cache", _KV, write=new)
+        self._add("compute", KV, read={} if first else read, flops=flops)
+        self._add("store_cache", KV, write=new)
 
     def _module_ends(self, weights: list[torch.Tensor]) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:

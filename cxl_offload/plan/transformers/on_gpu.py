@@ -1,13 +1,14 @@
-"""How policies of transformers say that a kind, or a share of its layers, is on the accelerator."""
+"""How policies of transformers say that a kind, or a share of its layers, is on the accelerator.
+
+All of a kind: :data:`cxl_offload.plan.hardware.GPU` in place of a policy.
+"""
 
 from __future__ import annotations
 
 import math
 
 from cxl_offload.errors import ConfigError
-
-GPU = "gpu"
-"""In place of a policy: all of a kind is on the accelerator."""
+from cxl_offload.plan.hardware import GPU
 
 _SHARE = f"{GPU}:"
 

@@ -11,7 +11,7 @@ from cxl_offload.plan.decoding.engine import TRANSFORMERS
 from cxl_offload.plan.decoding.executor import DecodingExecutor, DecodingRequest
 from cxl_offload.plan.decoding.phases import Block
 from cxl_offload.plan.executor import Candidate, KindBytes
-from cxl_offload.plan.hardware import NVME, Hardware
+from cxl_offload.plan.hardware import GPU, NVME, Hardware
 from cxl_offload.plan.kv_types import KV_TYPES, kv_type_remedy
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import OWN_FILE, Batch, Plan
@@ -28,7 +28,7 @@ from cxl_offload.plan.transformers.homes import (
 )
 from cxl_offload.plan.transformers.job import HEAD, DecoderJob, decoder_job
 from cxl_offload.plan.transformers.layout import BATCHES, COPIED, COPIED_ROWS
-from cxl_offload.plan.transformers.on_gpu import GPU, shared_policy
+from cxl_offload.plan.transformers.on_gpu import shared_policy
 from cxl_offload.plan.transformers.program import KV
 from cxl_offload.plan.transformers.search import ANYTHING, BestHomes, Wish, search
 from cxl_offload.units import format_bytes

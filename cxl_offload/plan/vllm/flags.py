@@ -12,15 +12,17 @@ from typing import Any, Literal
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.gpu import MOST_GPUS
+from cxl_offload.plan.hardware import GPU
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.renamed import old_names
+from cxl_offload.topology.model import MAX_WEIGHT
 from cxl_offload.units import GIB
 
 Shape = Literal["short", "long"]
 """``--kv-offloading-size`` with what it leaves open, or all of it in ``--kv-transfer-config``."""
 
-WEIGHTS, KV, GPU = "weights", "kv evicted", "gpu"
-"""Kinds of a plan's homes, and the home that needs no flag."""
+WEIGHTS, KV = "weights", "kv evicted"
+"""Kinds of a plan's homes; those on the GPU need no flag."""
 
 PARALLEL = "--tensor-parallel-size"
 
@@ -29,9 +31,6 @@ _SPEC_MODULE = {
     "spec_name": "CxlOffloadingSpec",
     "spec_module_path": "cxl_offload.integrations.vllm.kv_spec",
 }
-_MOST_WEIGHT = 255
-"""The largest weight of a policy."""
-
 _FEWEST_SLACK, _MOST_SLACK = 1 << 20, 16 << 20
 """Added to ``--cpu-offload-gb``, which counts whole pages: 4 KiB at most for a parameter, of which
 a layer has about ten. Less than a matrix of a layer of any model that is worth offloading."""
@@ -50,9 +49,9 @@ def policy_of_bytes(shares: Mapping[str, int]) -> str:
     unit = math.gcd(*shares.values())
     weights = {name: count // unit for name, count in shares.items()}
     most = max(weights.values())
-    if most > _MOST_WEIGHT:
+    if most > MAX_WEIGHT:
         weights = {
-            name: max(1, round(weight * _MOST_WEIGHT / most)) for name, weight in weights.items()
+            name: max(1, round(weight * MAX_WEIGHT / most)) for name, weight in weights.items()
         }
     return "weighted:" + ",".join(f"{name}={weight}" for name, weight in weights.items())
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.executor import Candidate, Executor, KindBytes
 from cxl_offload.plan.gpu import LAYER_S, REQUEST_S, SEQUENCE_S
-from cxl_offload.plan.hardware import NVME, Hardware
+from cxl_offload.plan.hardware import GPU, NVME, Hardware
 from cxl_offload.plan.known_errors import VLLM_ERROR
 from cxl_offload.plan.lack_of_room import rooms_in_words, weights_lack_room
 from cxl_offload.plan.pipeline import make_plan
@@ -261,9 +261,9 @@ class Vllm(Executor[LayersOffGpu]):
                 f"{what}: no number of layers off the GPU and of sequences at once gives "
                 f"{request.targets} (predicted); plan without to see what it takes"
             )
-        of_gpus = {"gpu": request.gpus * max(0.0, each - request.gpu_reserved_bytes)}
+        of_gpus = {GPU: request.gpus * max(0.0, each - request.gpu_reserved_bytes)}
         count = "GPU" if request.gpus == 1 else f"each of {request.gpus} GPUs"
-        rooms.pop("gpu", None)
+        rooms.pop(GPU, None)
         return weights_lack_room(what, weights, rooms | of_gpus) or (
             f"{what}: {format_bytes(int(weights))} of weights and one sequence fit in no way; "
             f"{count} {format_bytes(each)}, host {rooms_in_words(rooms)}"

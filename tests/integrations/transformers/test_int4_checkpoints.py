@@ -18,9 +18,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers import load, offload
-from cxl_offload.integrations.transformers.int4_layers import MOST_ROWS, Int4Linear
+from cxl_offload.integrations.transformers.int4_layers import Int4Linear
 from cxl_offload.integrations.transformers.weights import meta_model, weight_bytes
 from cxl_offload.memory import Session
+from cxl_offload.plan.transformers.layout import COPIED_ROWS
 
 from .commands import command, run
 from .conftest import machine
@@ -133,7 +134,7 @@ def test_checkpoint_says_what_its_formula_says(
     with torch.no_grad():
         wanted = exact(**given).logits
         torch.testing.assert_close(model(**given).logits, wanted, atol=2e-4, rtol=2e-4)
-        one = {"input_ids": given["input_ids"][:1, -MOST_ROWS // 8 :]}
+        one = {"input_ids": given["input_ids"][:1, -COPIED_ROWS // 8 :]}
         torch.testing.assert_close(model(**one).logits, exact(**one).logits, atol=2e-4, rtol=2e-4)
     with offload(model, POLICIES, session=session) as done:
         assert torch.equal(generate(model), generate(exact))
