@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -236,6 +237,19 @@ def test_missing_package_is_named_with_how_to_install_it(monkeypatch: pytest.Mon
     code, _, said = run("plan", "training", "--model", "gpt2", "--machine", "epyc9354-cxl-a")
     assert code == 2
     assert "needs the Python package 'highspy', which is not installed: pip install highspy" in said
+
+
+def test_module_without_successor_is_no_package_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_plan(_: Path) -> object:
+        return importlib.import_module("cxl_offload.sim.sharing")
+
+    monkeypatch.setattr("cxl_offload.plan.plan_file.load_plan", load_plan)
+    code, _, said = run("plan", "show", str(planned(tmp_path, "a.yaml")))
+    assert code == 2
+    assert "sim.sharing is gone: cxl_offload.sim.replay shares resources in the core" in said
+    assert "pip install" not in said
 
 
 def test_costs_are_printed_with_their_units(monkeypatch: pytest.MonkeyPatch) -> None:
