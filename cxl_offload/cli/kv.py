@@ -12,6 +12,7 @@ from cxl_offload.cli._options import AsJson
 from cxl_offload.cli._progress import progress_bar
 from cxl_offload.cli._report_table import console_of, show, table
 from cxl_offload.cli._run_report import write_json
+from cxl_offload.errors import ConfigError
 from cxl_offload.units import format_bytes
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def _folder(given: str | None) -> Path:
 def _chosen(folder: str | None, names: list[str] | None) -> list[KeptFile]:
     from cxl_offload.kept import find_kept, find_kept_devices, is_device, look_at
 
+    if folder is not None and names and all(map(is_device, names)):
+        raise ConfigError(f"--folder {folder}: {names[0]} is a device; leave it out")
     devices = {name: look_at(Path(name)) for name in names or () if is_device(name)}
     found = {each.name: each for each in find_kept(_folder(folder))}
     unknown = [name for name in names or () if name not in found and name not in devices]
@@ -133,8 +136,10 @@ def drop(
 
     Example: cxl-offload kv drop chat
     """
-    from cxl_offload.kept import drop_kept
+    from cxl_offload.kept import drop_kept, is_device
 
+    if force and not any(map(is_device, names)):
+        raise ConfigError(f"--force: {names[0]} is no device; leave it out")
     rows = [
         {"name": each.name, "freed_bytes": drop_kept(each.path, force=force)}
         for each in _chosen(folder, names)

@@ -86,6 +86,18 @@ def test_drop_takes_names_only_and_leaves_what_an_engine_writes(tmp_path: Path) 
     assert (done.exit_code, "no such folder" in done.stderr) == (2, True)
 
 
+def test_option_of_a_device_is_refused_for_a_file_and_the_other_way_round(tmp_path: Path) -> None:
+    """The device need not be there: what it holds is not looked at."""
+    kept = make(tmp_path, "chat", 1)
+    done = run("drop", "chat", "--force", "--folder", str(tmp_path))
+    assert (done.exit_code, kept.exists()) == (2, True)
+    assert "--force: chat is no device; leave it out" in done.stderr
+    for command in ("verify", "drop"):
+        done = run(command, "/dev/dax99.9", "--folder", str(tmp_path))
+        assert done.exit_code == 2
+        assert f"--folder {tmp_path}: /dev/dax99.9 is a device" in done.stderr
+
+
 @pytest.mark.parametrize("command", [["list"], ["verify"], ["drop", "chat"]], ids=" ".join)
 def test_folder_without_a_name_is_not_the_working_directory(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
