@@ -164,17 +164,20 @@ def read_machine(
     return found if gpu is None else with_gpu(found, gpu)
 
 
-def gpu_share(gpu_usable: float | None, machine: Machine) -> dict[str, float]:
+def gpu_share(
+    gpu_usable: float | None, machine: Machine, executors: Sequence[str]
+) -> dict[str, float]:
     """What ``--gpu-usable`` says, as options of a request; none where it is not given.
 
     Raises
     ------
     ConfigError
-        There is no GPU of whose memory it could be a share.
+        There is no GPU of whose memory it could be a share, and transformers would plan without.
+        Other executors say themselves that they need one.
     """
     if gpu_usable is None:
         return {}
-    if not machine.gpus:
+    if not machine.gpus and "transformers" in executors:
         raise ConfigError(f"--gpu-usable {gpu_usable:g}: {machine.name} has no GPU; leave it out")
     return {"gpu_usable": gpu_usable}
 

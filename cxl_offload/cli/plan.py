@@ -174,7 +174,7 @@ def inference(
         "why": why,
         "operators": measured_operators(profile),
     }
-    common |= gpu_share(gpu_usable, common["machine"])
+    common |= gpu_share(gpu_usable, common["machine"], wanted)
     kept_as = () if kv_dtype is None else names(kv_dtype) or (kv_dtype,)
     asked = {"most_sequences": max_num_seqs, "gpus": gpus}
     served: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}

@@ -48,6 +48,8 @@ BENCHMARKS = {
 }
 PEERS = ("bitsandbytes", "deepspeed", "torchao")
 """Left out: the first step of some compiles kernels for minutes, and their names are no keys."""
+HIDDEN = tuple(f"{peer}." for peer in PEERS)
+"""Their modules that are loaded already: an import would find them without their package."""
 
 _DEPTH = 2
 """Of a benchmark's keys: below are names of what was compared, which depend on the machine."""
@@ -80,8 +82,8 @@ def keys_of_command(name: str) -> set[str]:
 def keys_of_benchmark(name: str) -> set[str]:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         file = Path(folder) / "result.json"
-        for peer in PEERS:
-            patch.setitem(sys.modules, peer, None)
+        for module in {*PEERS, *(each for each in sys.modules if each.startswith(HIDDEN))}:
+            patch.setitem(sys.modules, module, None)
         patch.setattr(sys, "argv", [name, *BENCHMARKS[name], "--json", str(file)])
         threads = torch.get_num_threads()
         # It ends with 1 where a figure is not as good as it should be; the file is written first.
