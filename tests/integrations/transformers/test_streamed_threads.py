@@ -13,7 +13,7 @@ from cxl_offload.integrations.transformers import offload
 from cxl_offload.memory import Session
 
 from .conftest import machine
-from .fake_accelerator import FakeCopies, fake_accelerator
+from .fake_accelerator import pinning_session
 from .models import generate, make
 
 FAR = {"weights": "bind:2", "kv": "bind:0"}
@@ -21,12 +21,9 @@ THREADS = 3
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    driver = _C.FakeDriver()
-    session = Session.simulated(machine(), driver=driver)
-    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
-    yield session
-    assert session.stats().asked_bytes.current == 0
+def session(driver: _C.FakeDriver, accelerator: str) -> Iterator[Session]:
+    with pinning_session(machine(), driver) as session:
+        yield session
 
 
 @pytest.mark.parametrize("share", [None, 0.5])
