@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import itertools
 from typing import Any
 
@@ -157,3 +158,23 @@ def test_copies_of_the_code_do_the_same_from_memory_of_their_own() -> None:
     one = first()
     one.work()
     assert one.count == 15
+
+
+def test_what_others_run_when_garbage_is_collected_is_not_counted() -> None:
+    def collected(phase: str, info: dict[str, int]) -> None:
+        seen.append((phase, info["generation"]))
+
+    seen: list[tuple[str, int]] = []
+    code, thresholds = FrameworkCode(), gc.get_threshold()
+    alone = code.instructions()
+    gc.callbacks.append(collected)
+    gc.set_threshold(1)
+    try:
+        counted = code.instructions()
+        made = [[] for _ in range(100)]
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(collected)
+    assert (len(made), counted) == (100, alone)
+    assert seen, "the collector ran once it was allowed to"
+    assert gc.isenabled()
