@@ -73,8 +73,8 @@ class Run {
         group_(static_cast<size_t>(heads_ / kv_heads_)),
         dim_(static_cast<size_t>(attention.q.shape[2])),
         padded_(padded_dim(attention)),
-        lanes_(attention.k.dtype == Dtype::kUint8 ? isa_lanes(isa) : 0) {
-    find_places();
+        codes_(attention.k.dtype == Dtype::kUint8) {
+    find_places(isa_lanes(isa));
     read_queries();
     sums_ = std::make_unique_for_overwrite<float[]>(work_.queries * padded_);
     most_.assign(work_.queries, kLowest);
@@ -122,9 +122,11 @@ class Run {
 
   size_t kv_head(size_t query) const { return query % static_cast<size_t>(heads_) / group_; }
 
-  void find_places() {
+  void find_places(size_t lanes) {
+    const bool pairs = a_.k.dtype == Dtype::kBfloat16;
     for (size_t i = 0; i < dim_; ++i) {
-      const size_t place = lanes_ == 0 ? i : code_place(i, lanes_);
+      const size_t in_pair = pairs ? pair_place(i, lanes, dim_) : i;
+      const size_t place = codes_ ? code_place(i, lanes) : in_pair;
       places_.push_back(place);
       sum_places_.push_back(integers_ == nullptr ? place : integer_place(i, padded_ / kGroupCodes));
     }
@@ -133,7 +135,7 @@ class Run {
   // How many elements of each of the vectors below belong to one thread, which writes to them.
   size_t scores_each() const { return static_cast<size_t>(work_.tile) * group_ * kAttentionBlock; }
   size_t scales_each() const {
-    if (lanes_ == 0) return 0;
+    if (!codes_) return 0;
     const auto groups = static_cast<size_t>(work_.tile * a_.k_groups.shape[3]);
     return kAttentionScaleRows * groups * 2 + kAttentionPad;
   }
@@ -164,12 +166,12 @@ class Run {
     state.total = total_.data() + unit.place;
     state.scores = scores_.data() + slot * scores_each();
     const ScoreRules rules = rules_of(unit);
-    const bool ruled = rules.soft_cap != 0 || rules.need_positions();
+    const bool ruled = rules.soft_cap != 0 || a_.needs_positions();
     state.rules = ruled ? &rules : nullptr;
     AttentionRows rows;
     rows.k_step = static_cast<size_t>(a_.k.strides[1]) * dtype_bytes(a_.k.dtype);
     rows.v_step = static_cast<size_t>(a_.v.strides[1]) * dtype_bytes(a_.v.dtype);
-    if (lanes_ != 0) {
+    if (codes_) {
       rows.k_groups_step = static_cast<size_t>(a_.k_groups.strides[1]) * sizeof(F16);
       rows.v_groups_step = static_cast<size_t>(a_.v_groups.strides[1]) * sizeof(F16);
       state.groups = static_cast<size_t>(a_.k_groups.shape[3]);
@@ -202,7 +204,7 @@ class Run {
       rules.query_step = steps[2];
       rules.step = steps[3];
     }
-    rules.limited = a_.queries > 1 && a_.causal;
+    rules.limited = a_.limits_queries();
     rules.end = Work::first_end(a_, unit.batch);
     rules.begin = a_.window == 0 ? std::numeric_limits<int32_t>::min() : rules.end - a_.window;
     return rules;
@@ -264,7 +266,7 @@ class Run {
   const size_t group_;
   const size_t dim_;
   const size_t padded_;
-  const size_t lanes_;              // those of the instruction set where caches are codes, else 0
+  const bool codes_;                // whether caches are codes
   std::vector<size_t> places_;      // where the numbers of a head are in a query
   std::vector<size_t> sum_places_;  // where they are in the sums
   std::vector<float> q_;

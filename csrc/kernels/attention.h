@@ -68,6 +68,11 @@ struct Attention {
   // (batch, heads * queries): the logarithm of the sum of the exponentials of the scores. Null
   // where nobody wants it.
   float* log_sum_exp = nullptr;
+
+  // Whether a query may see other positions than the next one of its head does.
+  bool limits_queries() const { return queries > 1 && causal; }
+  // Whether the score of a row depends on its position.
+  bool needs_positions() const { return bias.data != nullptr || limits_queries(); }
 };
 
 // Whether this processor can multiply codes as integers.

@@ -205,7 +205,7 @@ inline void visit(const CodesOf& of, const AttentionRows& all, const AttentionSt
     for (size_t head = 0; head < state.kv_heads; ++head) {
       for (size_t i = from + all.ahead; i < from + all.ahead + count; ++i) {
         prefetch_row(of.rows[i] + head * of.step, Cut::codes(state) / 2);
-        __builtin_prefetch(of.groups[i] + head * of.groups_step, 0, 3);
+        prefetch_line(of.groups[i] + head * of.groups_step);
       }
       const CodeRows rows{of.rows + from, head * of.step, state.scales + head * each,
                           state.kv_heads * each};

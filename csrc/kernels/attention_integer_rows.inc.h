@@ -81,12 +81,12 @@ struct StagedRows {
   CXL_OFFLOAD_VECTOR static void ask_for(const CodesOf& of, size_t row, size_t head) {
 #pragma GCC unroll 16
     for (size_t i = 0; i < kStagedRows; ++i) {
-      __builtin_prefetch(of.rows[row + i] + head * of.step, 0, 3);
+      prefetch_line(of.rows[row + i] + head * of.step);
     }
     if (head % (kLineBytes / kScaleBytes) != 0) return;
 #pragma GCC unroll 16
     for (size_t i = 0; i < kStagedRows; ++i) {
-      __builtin_prefetch(of.groups[row + i] + head * of.groups_step, 0, 3);
+      prefetch_line(of.groups[row + i] + head * of.groups_step);
     }
   }
 

@@ -6,54 +6,142 @@ inline const T* head_of(const std::byte* row, size_t head, size_t step) {
   return reinterpret_cast<const T*>(row + head * step);
 }
 
+// Prefetches a line into the second cache. The nearest cache has fewer places for lines that are on
+// their way. When all are taken, a thread waits for one and multiplies nothing meanwhile.
+CXL_OFFLOAD_VECTOR void prefetch_line(const std::byte* at) { __builtin_prefetch(at, 0, 2); }
+
 inline void prefetch_row(const std::byte* row, size_t bytes) {
-  for (size_t at = 0; at < bytes; at += kLineBytes) __builtin_prefetch(row + at, 0, 3);
+  for (size_t at = 0; at < bytes; at += kLineBytes) prefetch_line(row + at);
 }
 
-// Computes the scores of N rows of a head for the queries of the head, as N independent sums.
+// Rows that will be needed soon.
+struct SoonRows {
+  const std::byte* row(size_t i, size_t head) const { return rows[i] + head * step; }
+
+  const std::byte* const* rows;
+  size_t step;  // bytes from one head to the next
+};
+
+// Return the rows to prefetch while `count` rows from row `first` on are read. The rows of V in a
+// block follow its rows of K, and the next block's rows of K follow those.
+inline SoonRows soon_after_k(const AttentionRows& rows, size_t first, size_t count) {
+  const size_t at = first + rows.ahead;
+  if (at + count <= rows.count) return {rows.k + at, rows.k_step};
+  return {rows.v + (std::max(at, rows.count) - rows.count), rows.v_step};
+}
+inline SoonRows soon_after_v(const AttentionRows& rows, size_t first, size_t count) {
+  const size_t at = first + rows.ahead;
+  if (at + count <= rows.count) return {rows.v + at, rows.v_step};
+  return {rows.k + std::max(at, rows.count), rows.k_step};
+}
+
+// How many queries of a head use a row that has become float. Their sums have to fit the registers.
+constexpr size_t kTogether = Vector::kLanes == 1 ? 1 : Vector::kRegisters < 32 ? 2 : 4;
+
+// Reads C vectors of a row as float. Two vectors of bfloat16 become one of the even elements and
+// one of the odd ones, in the order of pair_place().
+template <class T, size_t C>
+inline void load_part(const T* from, Vector (&to)[C]) {
+  if constexpr (std::is_same_v<T, Bf16> && C % 2 == 0) {
+#pragma GCC unroll 4
+    for (size_t c = 0; c < C; c += 2) {
+      Vector::load_pair(from + c * Vector::kLanes, to[c], to[c + 1]);
+    }
+  } else {
+#pragma GCC unroll 8
+    for (size_t c = 0; c < C; ++c) to[c] = Vector::load(from + c * Vector::kLanes);
+  }
+}
+
+// The sums of the scores of N rows for Q queries.
+template <class T, size_t N, size_t Q>
+struct Scores {
+  Scores(const T* const* row, const float* q, size_t q_step) : row(row), q(q), q_step(q_step) {
+#pragma GCC unroll 16
+    for (size_t i = 0; i < Q * N; ++i) sum[i / N][i % N] = Vector::all(0);
+  }
+
+  // Adds the products of C vectors.
+  template <size_t C>
+  CXL_OFFLOAD_VECTOR void add(size_t at) {
+    Vector part[N][C];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < N; ++i) load_part<T, C>(row[i] + at, part[i]);
+#pragma GCC unroll 4
+    for (size_t j = 0; j < Q; ++j) {
+#pragma GCC unroll 2
+      for (size_t c = 0; c < C; ++c) {
+        const Vector number = Vector::load(q + j * q_step + at + c * Vector::kLanes);
+#pragma GCC unroll 4
+        for (size_t i = 0; i < N; ++i) sum[j][i] = mul_add(part[i][c], number, sum[j][i]);
+      }
+    }
+  }
+
+  // Adds the products of fewer numbers than a vector has.
+  CXL_OFFLOAD_VECTOR void add_some(size_t at, size_t count) {
+#pragma GCC unroll 4
+    for (size_t i = 0; i < N; ++i) {
+      const Vector part = Vector::load_some(row[i] + at, count);
+#pragma GCC unroll 4
+      for (size_t j = 0; j < Q; ++j) {
+        sum[j][i] = mul_add(part, Vector::load(q + j * q_step + at), sum[j][i]);
+      }
+    }
+  }
+
+  const T* const* row;
+  const float* q;
+  size_t q_step;
+  Vector sum[Q][N];
+};
+
+// Computes the scores of N rows for Q queries, from `query` on.
+template <class T, size_t N, size_t Q>
+inline void score_queries(const T* const* row, const AttentionState& state, size_t query,
+                          size_t first) {
+  constexpr size_t kLanes = Vector::kLanes;
+  Scores<T, N, Q> scores(row, state.q + query * state.padded, state.padded);
+  size_t at = 0;
+  for (; at + 2 * kLanes <= state.dim; at += 2 * kLanes) scores.template add<2>(at);
+  if (at + kLanes <= state.dim) {
+    scores.template add<1>(at);
+    at += kLanes;
+  }
+  if (at != state.dim) scores.add_some(at, state.dim - at);
+#pragma GCC unroll 4
+  for (size_t j = 0; j < Q; ++j) {
+    float* to = state.scores + (query + j) * kAttentionBlock + first;
+    if constexpr (N == 4) {
+      Vector::totals(scores.sum[j], to);
+    } else {
+      to[0] = scores.sum[j][0].total();
+    }
+  }
+}
+
+// Computes the scores of N rows of a head for the queries of the head.
 template <class T, size_t N>
 inline void score_head_rows(const T* const* row, const AttentionState& state, size_t head,
                             size_t first) {
-  const size_t whole = state.dim - state.dim % Vector::kLanes;
-  for (size_t query = head * state.group; query < (head + 1) * state.group; ++query) {
-    const float* q = state.q + query * state.padded;
-    Vector sum[N];
-#pragma GCC unroll 4
-    for (size_t i = 0; i < N; ++i) sum[i] = Vector::all(0);
-    size_t at = 0;
-#pragma GCC unroll 2
-    for (; at < whole; at += Vector::kLanes) {
-      const Vector part = Vector::load(q + at);
-#pragma GCC unroll 4
-      for (size_t i = 0; i < N; ++i) sum[i] = mul_add(Vector::load(row[i] + at), part, sum[i]);
-    }
-    if (at != state.dim) {
-      const Vector part = Vector::load(q + at);
-#pragma GCC unroll 4
-      for (size_t i = 0; i < N; ++i) {
-        sum[i] = mul_add(Vector::load_some(row[i] + at, state.dim - at), part, sum[i]);
-      }
-    }
-    float* scores = state.scores + query * kAttentionBlock + first;
-    if constexpr (N == 4) {
-      Vector::totals(sum, scores);
-    } else {
-      scores[0] = sum[0].total();
+  size_t query = head * state.group;
+  const size_t end = query + state.group;
+  if constexpr (kTogether > 1) {
+    for (; query + kTogether <= end; query += kTogether) {
+      score_queries<T, N, kTogether>(row, state, query, first);
     }
   }
+  for (; query < end; ++query) score_queries<T, N, 1>(row, state, query, first);
 }
 
-// Calls visit(rows) with `count` rows of a head, at most N, and prefetches later ones. Some types
-// have a cheaper conversion for numbers that are not NaN. It is used where no row has a NaN.
+// Calls visit(rows) with `count` rows of a head, at most N. Some types have a cheaper conversion
+// for numbers that are not NaN. It is used where no row has a NaN.
 template <class T, size_t N, class Visit>
 inline void for_rows(const std::byte* const* rows, size_t count, size_t head, size_t step,
-                     size_t ahead, size_t dim, const Visit& visit) {
+                     size_t dim, const Visit& visit) {
   using NoNan = Vector::NoNan<T>;
   const T* row[N];
-  for (size_t i = 0; i < count; ++i) {
-    row[i] = head_of<T>(rows[i], head, step);
-    prefetch_row(rows[i + ahead] + head * step, dim * sizeof(T));
-  }
+  for (size_t i = 0; i < count; ++i) row[i] = head_of<T>(rows[i], head, step);
   if constexpr (!std::is_same_v<NoNan, T>) {
     if (!NoNan::any_nan(row, count, dim)) {
       const NoNan* plain[N];
@@ -68,8 +156,10 @@ inline void for_rows(const std::byte* const* rows, size_t count, size_t head, si
 // Computes the scores of N rows, from row `first` on, for every query.
 template <class T, size_t N>
 inline void score_rows(const AttentionRows& rows, const AttentionState& state, size_t first) {
+  const SoonRows soon = soon_after_k(rows, first, N);
   for (size_t head = 0; head < state.kv_heads; ++head) {
-    for_rows<T, N>(rows.k + first, N, head, rows.k_step, rows.ahead, state.dim,
+    for (size_t i = 0; i < N; ++i) prefetch_row(soon.row(i, head), state.dim * sizeof(T));
+    for_rows<T, N>(rows.k + first, N, head, rows.k_step, state.dim,
                    [&]<class R>(const R* const* row) __attribute__((always_inline)) {
                      score_head_rows<R, N>(row, state, head, first);
                    });
@@ -138,50 +228,89 @@ inline void scores_to_weights(const AttentionRows& rows, const AttentionState& s
   }
 }
 
-// Adds C vectors of each of some rows, times their weights, to sums that stay in registers.
-template <class T, size_t C>
-inline void add_part(const T* const* row, size_t count, const float* weights, float* sums,
-                     size_t at) {
-  Vector sum[C];
+// Some rows of V of one head, and the rows to prefetch while they are read.
+template <class T>
+struct ValueRows {
+  const T* const* row;
+  size_t count;
+  size_t head;
+  SoonRows soon;
+};
+
+// Where the sums of some queries are, and the weights of rows for them.
+struct Sums {
+  float* sums;
+  size_t step;  // from one query to the next
+  const float* weights;
+  bool prefetch;  // whether these queries are the first for which the rows are read
+};
+
+// Adds C vectors of each row, times their weights, to sums of Q queries that stay in registers.
+template <class T, size_t C, size_t Q>
+inline void add_part(const ValueRows<T>& rows, const Sums& to, size_t at) {
+  float* sums = to.sums + at;
+  Vector sum[Q][C];
+#pragma GCC unroll 16
+  for (size_t i = 0; i < Q * C; ++i) {
+    sum[i / C][i % C] = Vector::load(sums + i / C * to.step + i % C * Vector::kLanes);
+  }
+  for (size_t i = 0; i < rows.count; ++i) {
+    Vector part[C];
+    load_part<T, C>(rows.row[i] + at, part);
+    if (to.prefetch) {
+      prefetch_row(rows.soon.row(i, rows.head) + at * sizeof(T), C * Vector::kLanes * sizeof(T));
+    }
+#pragma GCC unroll 4
+    for (size_t j = 0; j < Q; ++j) {
+      const Vector weight = Vector::all(to.weights[j * kAttentionBlock + i]);
 #pragma GCC unroll 8
-  for (size_t c = 0; c < C; ++c) sum[c] = Vector::load(sums + at + c * Vector::kLanes);
-  for (size_t i = 0; i < count; ++i) {
-    const Vector weight = Vector::all(weights[i]);
-    const T* from = row[i] + at;
-#pragma GCC unroll 8
-    for (size_t c = 0; c < C; ++c) {
-      sum[c] = mul_add(Vector::load(from + c * Vector::kLanes), weight, sum[c]);
+      for (size_t c = 0; c < C; ++c) sum[j][c] = mul_add(part[c], weight, sum[j][c]);
     }
   }
-#pragma GCC unroll 8
-  for (size_t c = 0; c < C; ++c) sum[c].store(sums + at + c * Vector::kLanes);
+#pragma GCC unroll 16
+  for (size_t i = 0; i < Q * C; ++i) {
+    sum[i / C][i % C].store(sums + i / C * to.step + i % C * Vector::kLanes);
+  }
 }
 
-// Adds rows of a head to the sums of its queries.
-template <class T>
-inline void add_head_rows(const T* const* row, size_t count, const AttentionState& state,
-                          size_t head, size_t first) {
-  constexpr size_t kMany = 8;
-  const size_t whole = state.dim - state.dim % Vector::kLanes;
-  for (size_t query = head * state.group; query < (head + 1) * state.group; ++query) {
-    float* sums = state.sums + query * state.padded;
-    const float* weights = state.scores + query * kAttentionBlock + first;
-    size_t at = 0;
-    for (; at + kMany * Vector::kLanes <= whole; at += kMany * Vector::kLanes) {
-      add_part<T, kMany>(row, count, weights, sums, at);
-    }
-    for (; at + 4 * Vector::kLanes <= whole; at += 4 * Vector::kLanes) {
-      add_part<T, 4>(row, count, weights, sums, at);
-    }
-    for (; at < whole; at += Vector::kLanes) add_part<T, 1>(row, count, weights, sums, at);
-    if (at == state.dim) continue;
-    Vector sum = Vector::load(sums + at);
-    for (size_t i = 0; i < count; ++i) {
-      const Vector last = Vector::load_some(row[i] + at, state.dim - at);
-      sum = mul_add(last, Vector::all(weights[i]), sum);
-    }
-    sum.store(sums + at);
+// Adds rows to the sums of Q queries.
+template <class T, size_t Q>
+inline void add_to_queries(const ValueRows<T>& rows, const Sums& to, size_t dim) {
+  constexpr size_t kLanes = Vector::kLanes;
+  size_t at = 0;
+  if constexpr (Q == 1) {
+    for (; at + 8 * kLanes <= dim; at += 8 * kLanes) add_part<T, 8, Q>(rows, to, at);
   }
+  for (; at + 4 * kLanes <= dim; at += 4 * kLanes) add_part<T, 4, Q>(rows, to, at);
+  for (; at + 2 * kLanes <= dim; at += 2 * kLanes) add_part<T, 2, Q>(rows, to, at);
+  for (; at + kLanes <= dim; at += kLanes) add_part<T, 1, Q>(rows, to, at);
+  if (at == dim) return;
+  for (size_t j = 0; j < Q; ++j) {
+    float* sums = to.sums + j * to.step + at;
+    Vector sum = Vector::load(sums);
+    for (size_t i = 0; i < rows.count; ++i) {
+      const Vector last = Vector::load_some(rows.row[i] + at, dim - at);
+      sum = mul_add(last, Vector::all(to.weights[j * kAttentionBlock + i]), sum);
+    }
+    sum.store(sums);
+  }
+}
+
+// Adds rows, from row `first` of the block on, to the sums of the queries of their head.
+template <class T>
+inline void add_head_rows(const ValueRows<T>& rows, const AttentionState& state, size_t first) {
+  const size_t begin = rows.head * state.group, end = begin + state.group;
+  size_t query = begin;
+  const auto sums = [&]() __attribute__((always_inline)) {
+    return Sums{state.sums + query * state.padded, state.padded,
+                state.scores + query * kAttentionBlock + first, query == begin};
+  };
+  if constexpr (kTogether > 1) {
+    for (; query + kTogether <= end; query += kTogether) {
+      add_to_queries<T, kTogether>(rows, sums(), state.dim);
+    }
+  }
+  for (; query < end; ++query) add_to_queries<T, 1>(rows, sums(), state.dim);
 }
 
 template <class T>
@@ -197,10 +326,11 @@ void attend(const AttentionRows& rows, const AttentionState& state) {
   const size_t each = state.kv_heads == 1 ? kMost : kRows;
   for (size_t from = 0; from < rows.count; from += each) {
     const size_t count = std::min(rows.count - from, each);
+    const SoonRows soon = soon_after_v(rows, from, count);
     for (size_t head = 0; head < state.kv_heads; ++head) {
-      for_rows<T, kMost>(rows.v + from, count, head, rows.v_step, rows.ahead, state.dim,
+      for_rows<T, kMost>(rows.v + from, count, head, rows.v_step, state.dim,
                          [&]<class R>(const R* const* row) __attribute__((always_inline)) {
-                           add_head_rows<R>(row, count, state, head, from);
+                           add_head_rows<R>({row, count, head, soon}, state, from);
                          });
     }
   }

@@ -37,6 +37,16 @@ constexpr size_t code_place(size_t index, size_t lanes) {
   return unit + in_unit % 4 * lanes + in_unit / 4;
 }
 
+// Where rows of bfloat16 become float, an instruction set of `lanes` lanes reads twice as many
+// numbers at a time and takes the even ones and the odd ones apart. Queries and sums are kept in
+// that order, up to the last whole pair of vectors in `dim` numbers. Returns the place of number
+// `index`.
+constexpr size_t pair_place(size_t index, size_t lanes, size_t dim) {
+  const size_t pair = index / (2 * lanes) * (2 * lanes);
+  if (pair + 2 * lanes > dim) return index;
+  return pair + index % 2 * lanes + index % (2 * lanes) / 2;
+}
+
 // The place of the sum of code `index` when rows of one or two groups of 64 are multiplied as
 // integers. Four bytes of codes make eight sums: first those of the upper codes, then those of the
 // lower ones. The sums of the same four bytes of every 16 lie beside each other.
@@ -87,7 +97,7 @@ struct AttentionRows {
   const std::byte* v_groups[kAttentionBlock + kAttentionAhead];
   size_t k_groups_step = 0;
   size_t v_groups_step = 0;
-  // The position of each row in its sequence, which ScoreRules may need.
+  // The position of each row in its sequence, written where Attention::needs_positions().
   int32_t positions[kAttentionBlock + kAttentionAhead];
   // Whether k (or v) are codes, and those of the first head lie directly one row after another.
   bool k_in_line = false;
@@ -111,8 +121,6 @@ struct ScoreRules {
   bool limited = false;
   int64_t begin = 0;
   int64_t end = 0;
-
-  bool need_positions() const { return bias != nullptr || limited; }
 };
 
 // The state of the queries of some heads after the rows so far.

@@ -50,6 +50,7 @@ class RowSource {
     if (a.mask != nullptr) mask_ = a.mask + batch * a.mask_columns;
     if (a.table.data != nullptr) blocks_ = a.table.data + batch * a.table.stride;
     block_ = a.k.shape[2];
+    numbered_ = a.needs_positions();
     has_groups_ = a.k.dtype == Dtype::kUint8;
     if (!has_groups_) return;
     k_groups_ = {a.k_groups, head};
@@ -69,11 +70,11 @@ class RowSource {
   // places are filled then.
   size_t fill(AttentionRows& rows, size_t held, size_t all) {
     if (!plain()) return fill_some(rows, held, all);
-    for (size_t i = held; i < all; ++i) {
-      rows.positions[i] = static_cast<int32_t>(at_ + static_cast<int64_t>(i - held));
-    }
     const auto left = static_cast<size_t>(end_ - at_);
     const size_t end = std::min(all, held + left);
+    for (size_t i = held; numbered_ && i < end; ++i) {
+      rows.positions[i] = static_cast<int32_t>(at_ + static_cast<int64_t>(i - held));
+    }
     k_.fill(batch_, at_, rows.k + held, rows.k + end);
     v_.fill(batch_, at_, rows.v + held, rows.v + end);
     if (has_groups_) {
@@ -84,13 +85,23 @@ class RowSource {
     return end;
   }
 
+  // Copies what is known of a row to another place.
+  void copy(AttentionRows& rows, size_t from, size_t to) const {
+    rows.k[to] = rows.k[from];
+    rows.v[to] = rows.v[from];
+    if (numbered_) rows.positions[to] = rows.positions[from];
+    if (!has_groups_) return;
+    rows.k_groups[to] = rows.k_groups[from];
+    rows.v_groups[to] = rows.v_groups[from];
+  }
+
  private:
   size_t fill_some(AttentionRows& rows, size_t held, size_t all) {
     for (; held < all && at_ < end_; ++at_) {
       if (mask_ != nullptr && mask_[at_] == 0) continue;
       const int64_t outer = blocks_ == nullptr ? batch_ : blocks_[at_ / block_];
       const int64_t row = blocks_ == nullptr ? at_ : at_ % block_;
-      rows.positions[held] = static_cast<int32_t>(at_);
+      if (numbered_) rows.positions[held] = static_cast<int32_t>(at_);
       rows.k[held] = k_.at(outer, row);
       rows.v[held] = v_.at(outer, row);
       if (has_groups_) {
@@ -109,6 +120,7 @@ class RowSource {
   HeadRows k_groups_;
   HeadRows v_groups_;
   bool has_groups_ = false;
+  bool numbered_ = false;
   const uint8_t* mask_ = nullptr;
   const int32_t* blocks_ = nullptr;
   int64_t block_ = 1;
@@ -128,23 +140,15 @@ class RowBlocks {
   bool next() {
     constexpr size_t kAll = kAttentionBlock + kAttentionAhead;
     const size_t kept = held_ - rows_.count;
-    for (size_t i = 0; i < kept; ++i) put(rows_.count + i, i);
+    for (size_t i = 0; i < kept; ++i) source_.copy(rows_, rows_.count + i, i);
     held_ = source_.fill(rows_, kept, kAll);
     rows_.count = std::min(held_, kAttentionBlock);
     if (held_ == 0) return false;
-    for (size_t i = held_; i < kAll; ++i) put(held_ - 1, i);
+    for (size_t i = held_; i < kAll; ++i) source_.copy(rows_, held_ - 1, i);
     return true;
   }
 
  private:
-  void put(size_t from, size_t to) {
-    rows_.positions[to] = rows_.positions[from];
-    rows_.k[to] = rows_.k[from];
-    rows_.v[to] = rows_.v[from];
-    rows_.k_groups[to] = rows_.k_groups[from];
-    rows_.v_groups[to] = rows_.v_groups[from];
-  }
-
   RowSource source_;
   AttentionRows& rows_;
   size_t held_ = 0;

@@ -76,7 +76,7 @@ def test_attention_follows_oracle_for_odd_sizes_and_offsets(
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8, 24])
-@pytest.mark.parametrize("dtype", [F32, F16])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
 def test_flexgen_layout_gives_same_bits_as_contiguous_copy(heads: int, dtype: torch.dtype) -> None:
     q = draw(3, heads, 64, dtype=dtype)
     caches = [draw(200, 3 * heads, 64, dtype=dtype, seed=seed) for seed in (1, 2)]
@@ -101,6 +101,18 @@ def test_ragged_lengths_and_grouped_queries_follow_oracle(
     out, sums = oracle(q, k, v, attended)
     assert_close(found.out, out)
     assert_close(found.log_sum_exp, sums)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+@pytest.mark.parametrize("group", [2, 3, 4, 5, 9])
+@pytest.mark.parametrize("dim", [15, 40, 96, 136])
+def test_queries_that_share_a_head_follow_oracle_each(
+    isa: str, dtype: torch.dtype, group: int, dim: int
+) -> None:
+    q = draw(1, 2 * group, dim, dtype=dtype, offset=1)
+    k, v = (draw(1, 2, 67, dim, dtype=dtype, seed=seed, offset=3) for seed in (1, 2))
+    assert_close(decode_attention(q, k, v, isa=isa), oracle(q, k, v)[0], dtype)
 
 
 @pytest.mark.parametrize("window", [None, 1, 100, 5000])
@@ -140,7 +152,7 @@ def test_paged_cache_follows_oracle_of_gathered_cache() -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["q", "k", "v"])
-@pytest.mark.parametrize("dtype", [F32, F16])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
 def test_nan_and_infinity_follow_oracle(
     isa: str, value: float, where: str, dtype: torch.dtype
 ) -> None:
