@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 import os
@@ -31,6 +32,29 @@ SLOW_ROOMS = {
 }
 """Rooms whose tests are marked slow as a whole, and why."""
 
+LONGEST = (
+    "packaging/test_wheel.py",
+    "examples/test_demo.py",
+    "examples/test_train_gpt.py",
+    "integrations/transformers/test_ranks.py",
+    "integrations/flexgen/test_plan_realised.py",
+    "plan/test_same_plans.py",
+    "ops/test_checkpoint_ranks.py",
+    "integrations/test_run_deepspeed.py",
+    "integrations/test_activations_deepspeed.py",
+    "integrations/transformers/test_memory_while_loading.py",
+    "integrations/test_run.py",
+    "plan/test_bounds_everywhere.py",
+    "soak/test_rounds.py",
+    "cli/test_json_keys.py",
+    "integrations/transformers/test_lost_memory.py",
+    "integrations/flexgen/test_against_stock.py",
+    "faults/test_fork.py",
+    "faults/test_exit.py",
+)
+"""Files of many seconds and few tests, about the longest first. Where processes share the tests,
+each takes the next file as it becomes free: these begin first, so that none of them ends alone."""
+
 # Processor seconds of this process and of children it waited for: other programs do not count.
 _STARTED = pytest.StashKey[float]()
 
@@ -45,14 +69,31 @@ def _survives_memory_errors() -> bool:
     return lost is not None and bool(lost.survives())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of slow rooms."""
+def _place(item: pytest.Item) -> str:
     root = Path(__file__).parent
+    return item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Marks the tests of slow rooms; a process that shares the tests begins with the longest."""
     for item in items:
-        room = item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else ""
+        place = _place(item)
         for name, why in SLOW_ROOMS.items():
-            if room.startswith(f"{name}/"):
+            if place.startswith(f"{name}/"):
                 item.add_marker(pytest.mark.slow(reason=why))
+    yield
+    if hasattr(config, "workerinput"):
+        begin_with_the_longest(items)
+
+
+def begin_with_the_longest(items: list[pytest.Item]) -> None:
+    """Sorts the files of a run: those of ``LONGEST``, then those of the most tests."""
+    tests = collections.Counter(map(_place, items))
+    rank = {name: at - len(LONGEST) for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (rank.get(_place(item), 0), -tests[_place(item)]))
 
 
 def pytest_collection_finish() -> None:

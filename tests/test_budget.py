@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+
+from .conftest import LONGEST
 
 pytest_plugins = ["pytester"]
 
@@ -36,3 +39,37 @@ def test_test_over_its_budget_fails_unless_it_is_marked(
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(["*test_long took 0.* s of at most 0.? s; make it smaller*"])
+
+
+def order_of_files(pytester: pytest.Pytester, *options: str) -> list[str]:
+    """In which a run began the tests of its files, if one process takes them all."""
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-v", *options)
+    result.assert_outcomes(passed=7)
+    lines = [line for line in result.stdout.lines if "PASSED" in line]
+    names = [re.sub(r".*?(test_\w+)\.py.*", r"\1", line) for line in lines]
+    return list(dict.fromkeys(names))
+
+
+def test_processes_begin_with_the_longest_files_then_with_those_of_most_tests(
+    pytester: pytest.Pytester,
+) -> None:
+    """Which a scheduler of files keeps only with the option that the Makefile gives it."""
+    pytest.importorskip("xdist")
+    source = Path(__file__).with_name("conftest.py").read_text()
+    first = LONGEST[0]
+    assert f'"{first}"' in source
+    pytester.makeconftest(source.replace(f'"{first}"', '"test_long.py"'))
+    pytester.makeini("[pytest]\nmarkers = slow: as here\n")
+    each = "import pytest\n@pytest.mark.parametrize('at', range({}))\ndef test(at): pass\n"
+    pytester.makepyfile(
+        test_a_few=each.format(2), test_long=each.format(1), test_many=each.format(4)
+    )
+    shared = ("-n", "1", "--dist", "loadfile", "--no-loadscope-reorder")
+    assert "--no-loadscope-reorder" in (Path(__file__).parents[1] / "Makefile").read_text()
+    assert order_of_files(pytester, *shared) == ["test_long", "test_many", "test_a_few"]
+    assert order_of_files(pytester) == ["test_a_few", "test_long", "test_many"]
+
+
+def test_the_longest_files_are_there() -> None:
+    here = Path(__file__).parent
+    assert [name for name in LONGEST if not (here / name).is_file()] == []

@@ -6,6 +6,7 @@ Each test names every offender at once.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -102,22 +103,30 @@ def modules() -> dict[str, Path]:
 
 def imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
     """Absolute names that a module imports; without ``lazy``, only those at import time."""
-    tree = parse(path)
-    late = {
-        child
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        or (isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"))
-        for child in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if not lazy and node in late:
-            continue
+    return (name for name, is_late in _imports(path) if lazy or not is_late)
+
+
+@functools.cache
+def _imports(path: Path) -> list[tuple[str, bool]]:
+    """Each name, and whether it is imported in a function or for types alone."""
+    found: list[tuple[str, bool]] = []
+
+    def look(node: ast.AST, is_late: bool) -> None:
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.extend((alias.name, is_late) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             assert node.level == 0, f"{path}: relative imports hide the layer"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found.extend((f"{node.module}.{alias.name}", is_late) for alias in node.names)
+        is_late = is_late or (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            or (isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"))
+        )
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+                look(child, is_late)
+
+    look(parse(path), False)
+    return found
 
 
 def is_inside(name: str, homes: Collection[str]) -> bool:
