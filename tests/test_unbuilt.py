@@ -58,7 +58,7 @@ def test_core_in_a_subinterpreter_is_refused_in_one_line(statement: str) -> None
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.strip().splitlines()

@@ -34,7 +34,7 @@ def train(folder: Path, *flags: str, launcher: tuple[str, ...] = ()) -> tuple[di
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -55,7 +55,7 @@ def test_daemon_thread_does_not_end_the_process_by_a_signal() -> None:
     """The last one is the control: the signal that ends it is seen."""
     works = ["move", "update"] * 2 + ["killed"]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *works], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PROGRAM, *works], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-2000:]
     ended = [tuple(each) for each in json.loads(done.stdout)]

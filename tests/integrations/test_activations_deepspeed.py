@@ -78,7 +78,7 @@ def test_losses_of_stages_2_and_3_are_the_same_bits(tmp_path: Path) -> None:
         env={**os.environ, **alone, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -67,7 +67,7 @@ def run(
     given = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]), **environment}
     command = [sys.executable, "-m", "cxl_offload.cli.main", "run", *words]
     return subprocess.run(
-        command, env=given, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        command, env=given, cwd=folder, capture_output=True, text=True, timeout=600, check=False
     )
 
 

@@ -88,7 +88,7 @@ def train(folder: Path, launcher: str, prefix: list[str]) -> tuple[list[dict[str
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -34,7 +34,7 @@ def mapped_and_given_back(*, keep: bool) -> tuple[int, int]:
     """Bytes of a block of 20 MiB that were mapped for it, and that left the heap with it."""
     code = BLOCKS.format(keep=keep)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600
     )
     mapped, left = map(int, done.stdout.split())
     return mapped, left

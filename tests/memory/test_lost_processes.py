@@ -16,7 +16,7 @@ def ran(code: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         cwd=Path(__file__).parents[2],
         check=False,
     )
@@ -136,5 +136,5 @@ def test_processes_of_run_survive_unless_they_are_told_not_to(
         **({} if variable is None else {name: variable}),
     }
     code = "import cxl_offload.memory.lost as lost; raise SystemExit(lost.survives())"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False, timeout=600)
     assert done.returncode == expected

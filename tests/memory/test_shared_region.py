@@ -98,7 +98,7 @@ def test_processes_see_the_same_bytes_and_the_name_goes_with_the_last_to_map(nam
     assert not path_of(name).exists(), "both have mapped it"
     assert region.mapping[:5] == b"other"
     assert region.mapping[MIB : MIB + 3] == b"own", "who came second placed nothing anew"
-    other.communicate("\n", timeout=20)
+    other.communicate("\n", timeout=600)
     region.close()
 
 
@@ -109,7 +109,7 @@ def test_name_of_a_killed_process_is_removed_at_the_next_start(name: str) -> Non
     assert path_of(name) not in remove_leftovers(), "its owner lives"
     assert path_of(name).exists()
     victim.kill()
-    victim.wait(timeout=20)
+    victim.wait(timeout=600)
     assert path_of(name).exists(), "a killed process removes nothing"
     other = f"{name}-next"
     SharedRegion(other, MIB, Bind((NODE,))).close()

@@ -48,7 +48,7 @@ def test_program_that_cannot_be_changed_serves_at_its_rank_s_port(tmp_path: Path
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

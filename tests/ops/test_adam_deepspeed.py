@@ -64,7 +64,7 @@ def train(stage: int, which: str, port: int) -> dict[str, Any]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

@@ -29,7 +29,7 @@ def run_ranks(folder: Path, *flags: str) -> list[dict[str, Any]]:
         )
         for rank in range(2)
     ]
-    printed = [process.communicate(timeout=120)[0] for process in started]
+    printed = [process.communicate(timeout=600)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0]
     return [json.loads(text.splitlines()[-1]) for text in printed]
 

@@ -39,7 +39,7 @@ def library(folder: Path, *, start: int = 0) -> str:
     source, made = folder / "nvml.c", folder / f"libnvml{start}.so"
     source.write_text(SOURCE, encoding="utf-8")
     command = [compiler, "-shared", "-fPIC", f"-DSTART={start}", "-x", "c", str(source)]
-    subprocess.run([*command, "-o", str(made)], check=True, timeout=60)
+    subprocess.run([*command, "-o", str(made)], check=True, timeout=600)
     return str(made)
 
 

@@ -26,7 +26,7 @@ def run_ranks(
     store = folder / "store"
     command = [sys.executable, "-m", "tests.ranks.rank_worker", "--size", str(size)]
     command += ["--store", str(store), "--options", json.dumps(options), *flags]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
     written = [Path(f"{store}.{rank}").read_text().splitlines() for rank in range(size)]
     told = [[json.loads(line) for line in lines] for lines in written]
     return [list(each) for each in zip(*told, strict=True)]

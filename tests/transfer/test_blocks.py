@@ -31,7 +31,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [str(CXX), "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-x", "c++"]
     command += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests/cpp'}", "-o", str(path)]
     command += [str(source) for source in sorted((ROOT / "csrc/gpu").glob("*.cu"))]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=600)
     return path
 
 

@@ -99,7 +99,7 @@ def stock(
     command = [sys.executable, "-W", "ignore", STOCK, folder / "jobs.json"]
     names = "".join(f"{name}\n" for name in CASES)
     done = subprocess.run(
-        command, input=names, check=True, timeout=120, capture_output=True, text=True
+        command, input=names, check=True, timeout=600, capture_output=True, text=True
     )
     results = [json.loads(line) for line in done.stdout.splitlines()]
     return {name: np.array(one["tokens"]) for name, one in zip(CASES, results, strict=True)}

@@ -47,7 +47,7 @@ def run_ranks(*arguments: str, size: int = 2) -> list[subprocess.CompletedProces
     ]
     ended = []
     for process in started:
-        out, said = process.communicate(timeout=300)
+        out, said = process.communicate(timeout=900)
         ended.append(subprocess.CompletedProcess([], process.returncode, out, said))
     return ended
 
