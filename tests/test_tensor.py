@@ -234,7 +234,7 @@ class Rows(torch.utils.data.Dataset[torch.Tensor]):
         return self.rows[index]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_data_loader_workers_read_tensors(session: Session) -> None:
     rows = cxl_offload.from_tensor(torch.arange(64.0).view(32, 2), policy="bind:0")
     loader = torch.utils.data.DataLoader(

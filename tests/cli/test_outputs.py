@@ -59,7 +59,7 @@ def bad(tmp_path: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("command", "option"), EVERY)
 def test_every_command_refuses_first_what_it_cannot_write(
     command: str, option: str, bad: dict[str, str]

@@ -50,7 +50,7 @@ else:
 """
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_daemon_thread_does_not_end_the_process_by_a_signal() -> None:
     """The last one is the control: the signal that ends it is seen."""
     works = ["move", "update"] * 2 + ["killed"]

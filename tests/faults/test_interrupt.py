@@ -155,7 +155,7 @@ class ResidentBytes:
                 sent = True
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_fault_in_on_this_machine_is_undone_before_it_is_whole() -> None:
     session = Session.linux()
     with pytest.raises(KeyboardInterrupt), ResidentBytes(64 * MIB) as resident:

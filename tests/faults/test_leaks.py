@@ -69,7 +69,7 @@ def in_threads(work: Callable[[int], None]) -> None:
         raise failures[0]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_simulated_nodes_get_every_page_back() -> None:
     session = simulated(GIB)
     in_threads(lambda seed: churn(session, seed, ALLOCATIONS // THREADS))
@@ -84,7 +84,7 @@ def resident_and_mappings() -> tuple[int, int]:
         return resident, sum(1 for _ in lines)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_this_kernel_gets_every_page_back() -> None:
     session = Session.linux()
     in_threads(lambda seed: churn(session, seed, 1000))  # so that arenas and stacks are there

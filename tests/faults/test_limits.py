@@ -106,7 +106,7 @@ def run(script: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_holes_give_their_pages_back_at_the_limit_of_mappings() -> None:
     limit = int(MAX_MAP_COUNT.read_text())
     if limit > 300_000:

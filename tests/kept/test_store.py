@@ -204,7 +204,7 @@ def make_open_to_all(path: Path) -> None:
     path.chmod(0o644)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "make", [make_fifo, make_link, make_broken_link, Path.mkdir, make_open_to_all]
 )

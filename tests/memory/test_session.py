@@ -297,7 +297,7 @@ def test_pinning_without_a_driver_says_what_to_do() -> None:
         Session.linux().allocate(4 * MIB, Bind((0,)), pin=True)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_four_threads_leak_nothing(session: Session) -> None:
     """10^5 allocations and frees in all, sizes from bytes to a few pages, some held for a while."""
     rounds = 25_000

@@ -124,7 +124,7 @@ class AnswersLate(Session):
 
     def free_bytes(self, node: int, pages: Any = "base") -> int:
         self.asked.set()
-        assert self.may_answer.wait(30)
+        assert self.may_answer.wait(300)
         return super().free_bytes(node, pages)
 
 
@@ -137,7 +137,7 @@ def test_nobody_waits_for_a_scrape_whose_kernel_does_not_answer() -> None:
     reader = MetricsReader(session)
     scraping = threading.Thread(target=reader.read)
     scraping.start()
-    assert session.asked.wait(30)
+    assert session.asked.wait(300)
 
     def train() -> None:
         tensor = store.empty("kv", 0, (4 * MIB,), torch.uint8, pin=False)
@@ -150,10 +150,10 @@ def test_nobody_waits_for_a_scrape_whose_kernel_does_not_answer() -> None:
 
     training = threading.Thread(target=train, daemon=True)
     training.start()
-    training.join(30)
+    training.join(300)
     waited = training.is_alive()
     session.may_answer.set()
-    scraping.join(30)
+    scraping.join(300)
     assert not waited
 
 

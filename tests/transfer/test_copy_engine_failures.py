@@ -133,7 +133,7 @@ def test_engine_that_is_dropped_finishes_what_is_under_way(
     assert session.stats().allocations.current == 0
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(600)
 def test_dropping_an_engine_waits_without_the_interpreter_s_lock(
     session: Session, driver: _C.FakeDriver
 ) -> None:

@@ -196,7 +196,7 @@ def test_keys_and_values_count_in_the_room_of_the_accelerator(
     assert "which has 600 KiB left; give a smaller share of them (accelerator_kv)" in said
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["/dev/zero", "/dev/full"])
 def test_prompts_without_an_end_are_refused(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
