@@ -30,12 +30,15 @@ _DOCUMENTATION = {
     "evicted": "Chunks that left the tier to make room.",
     "damaged": "Chunks that were no longer what had been written, and were dropped.",
     "refused": "Chunks that the tier did not take: it was full of chunks in use, or too busy.",
+    "declined": "Chunks that were not stored, because few like them come back.",
 }
-
+_OF_THE_FIRST = ("declined",)
+"""Events that concern all tiers, and are counted where stores arrive."""
 
 _DECISIONS = "vllm:cxl_offload_tune_decisions"
 _CHUNK_BYTES = "vllm:cxl_offload_kv_chunk_bytes"
 _CAPACITY = "vllm:cxl_offload_kv_capacity_chunks"
+_RETURNING = "vllm:cxl_offload_kv_returning_share"
 
 
 def _name(event: str) -> str:
@@ -56,6 +59,9 @@ def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
         ),
         _CHUNK_BYTES: OffloadingGaugeMetadata("Bytes of a chunk, all ranks together.", tier),
         _CAPACITY: OffloadingGaugeMetadata("Chunks that the tier has room for.", tier),
+        _RETURNING: OffloadingGaugeMetadata(
+            "Of the chunks that were new of late, the share that came back.", tier
+        ),
     }
 
 
@@ -73,7 +79,8 @@ class TierCounts:
     def __init__(self, tier: str, chunk_bytes: int, capacity: int) -> None:
         self.tier = tier
         self._gauges = {_CHUNK_BYTES: chunk_bytes, _CAPACITY: capacity}
-        self.totals = dict.fromkeys(_DOCUMENTATION, 0)
+        events = [event for event in _DOCUMENTATION if tier == HOT or event not in _OF_THE_FIRST]
+        self.totals = dict.fromkeys(events, 0)
         self._told = dict(self.totals)
 
     def add(self, event: str, chunks: int) -> None:
@@ -86,6 +93,11 @@ class TierCounts:
         self._told = dict(self.totals)
         for name, value in self._gauges.items():
             stats.set_gauge(name, value, (self.tier,))
+
+
+def report_admission(stats: OffloadingConnectorStats, share: float) -> None:
+    """Says how many chunks come back, which decides whether new ones are stored."""
+    stats.set_gauge(_RETURNING, share, (HOT,))
 
 
 _told_decisions: Counter[tuple[str, str]] = Counter()

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cxl_offload.integrations.vllm.kv_admission import Rule
 from cxl_offload.integrations.vllm.kv_plugin import TIER_TYPE
 from cxl_offload.integrations.vllm.kv_read import (
     FACTS_KEY,
     check_names,
+    counts_sightings,
+    read_admission,
     read_bytes,
     read_count,
     read_kept,
@@ -40,6 +43,7 @@ _OWN_KEYS = (
     *_PLACE_KEYS,
     "copy_threads",
     "cold",
+    "admission",
     "prefill_tokens_per_s",
     "tune",
     "tune_state",
@@ -175,6 +179,8 @@ class KvOptions:
         The file from which the share of the pool on the far tier is tuned; None: it is not.
     tuned_policy
         Whether the hot tier's policy is what that file says; else the tuner only advises.
+    admission
+        Which chunks are stored.
     """
 
     hot: KvTier
@@ -184,6 +190,7 @@ class KvOptions:
     secondary: tuple[ColdTier, ...] = ()
     tune_state: Path | None = None
     tuned_policy: bool = False
+    admission: Rule = "all"
 
     @classmethod
     def read(cls, config: Mapping[str, Any], machine: Machine) -> KvOptions:
@@ -219,6 +226,7 @@ class KvOptions:
             secondary=_read_secondary(config, machine),
             tune_state=state,
             tuned_policy=tuned,
+            admission=read_admission(config),
         )
         for name in ("blocks_per_chunk", "block_size"):  # vLLM divides by them
             read_count(name, config.get(name))
@@ -282,10 +290,7 @@ def _read_cold(config: Mapping[str, Any], machine: Machine) -> ColdTier | None:
         return None
     if not isinstance(cold, Mapping):
         raise wrong("cold", f"is {cold!r}; give a mapping, such as {{'bytes': '64GiB'}}")
-    threshold = config.get("store_threshold", 0)
-    if isinstance(threshold, bool) or not isinstance(threshold, int):
-        raise wrong("store_threshold", f"is {threshold!r}; give a whole number")
-    if threshold >= 2:
+    if counts_sightings(config):
         raise wrong("store_threshold", "does not go with cold: vLLM's tiers do not have it")
     return ColdTier.read(cold, machine)
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import hint
+from cxl_offload.integrations.vllm.kv_admission import Rule
 from cxl_offload.integrations.vllm.old_policies import (
     LISTED,
     policy_text,
@@ -22,6 +23,9 @@ from cxl_offload.units import whole_bytes
 
 FACTS_KEY = "kept_facts"
 """Not an option of people: what the check of the configuration hands to the scheduler's process."""
+
+ADMISSIONS: tuple[Rule, ...] = ("adaptive", "all")
+"""Rules by which chunks are stored."""
 
 
 def wrong(name: str, problem: str) -> ConfigError:
@@ -63,6 +67,30 @@ def read_rate(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise wrong("prefill_tokens_per_s", f"is {value!r}; give tokens a second, above 0")
     return float(value)
+
+
+def counts_sightings(config: Mapping[str, Any]) -> bool:
+    """Whether vLLM itself stores only what it has seen several times."""
+    threshold = config.get("store_threshold", 0)
+    if isinstance(threshold, bool) or not isinstance(threshold, int):
+        raise wrong("store_threshold", f"is {threshold!r}; give a whole number")
+    return threshold >= 2
+
+
+def read_admission(config: Mapping[str, Any]) -> Rule:
+    """The rule that is asked for, or the one that cannot lose here."""
+    rule = config.get("admission")
+    if rule not in (None, *ADMISSIONS):
+        raise wrong("admission", f"is {rule!r}; known are {', '.join(ADMISSIONS)}")
+    has_threshold = counts_sightings(config)
+    if rule == "adaptive" and has_threshold:
+        raise wrong("admission", "is 'adaptive', which store_threshold is too; leave one out")
+    if rule is not None:
+        return cast("Rule", rule)
+    # Who reads a tier that outlives or is shared by engines is not seen by the one that stores.
+    cold = config.get("cold") or {}
+    others = cold.get("persist") is not None or config.get("secondary_tiers")
+    return "all" if others or has_threshold else "adaptive"
 
 
 def read_tune_state(config: Mapping[str, Any]) -> Path | None:

@@ -32,6 +32,8 @@ from vllm.v1.kv_offload.tiering.manager import (
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from cxl_offload.integrations.vllm.block_swap import tune_worker
+from cxl_offload.integrations.vllm.kv_admission import Admission
+from cxl_offload.integrations.vllm.kv_admitted import AdmittedStores
 from cxl_offload.integrations.vllm.kv_eviction import CostPolicy
 from cxl_offload.integrations.vllm.kv_metrics import HOT, CountedChunks, metric_definitions
 from cxl_offload.integrations.vllm.kv_options import KvOptions
@@ -48,7 +50,7 @@ from cxl_offload.units import format_bytes
 _logger = init_logger(f"vllm.{__name__}")
 
 
-class CountedManager(CountedChunks, CPUOffloadingManager):  # type: ignore[misc]
+class CountedManager(AdmittedStores, CountedChunks, CPUOffloadingManager):  # type: ignore[misc]
     """vLLM's manager of a pool of one tier, with counters."""
 
 
@@ -56,7 +58,7 @@ class CountedPrimary(CountedChunks, CPUPrimaryTierOffloadingManager):  # type: i
     """vLLM's manager of the first tier of several, with counters."""
 
 
-class TieredManager(TieringOffloadingManager):  # type: ignore[misc]
+class TieredManager(AdmittedStores, TieringOffloadingManager):  # type: ignore[misc]
     """vLLM's manager of several tiers."""
 
     def reset_cache(self) -> None:
@@ -137,6 +139,7 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
             max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000)),
         )
         self._set_cost(manager, None, lambda: 0.0)
+        self._set_admission(manager, manager, self.num_chunks)
         return manager
 
     def _make_tiers(self) -> OffloadingManager:
@@ -155,7 +158,10 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
             if cold is not None:
                 self._set_cost(primary, cold.books, lambda: cold.copy_seconds)
                 self._set_cost(cold.books, primary, lambda: cold.copy_seconds)
-            return TieredManager(primary_tier=primary, secondary_tiers=tiers)
+            manager = TieredManager(primary_tier=primary, secondary_tiers=tiers)
+            behind = [tier.slots for tier in tiers if isinstance(tier, ColdTierManager)]
+            self._set_admission(manager, primary, max([self.num_chunks, *behind]))
+            return manager
         except BaseException:
             for tier in reversed(tiers):
                 tier.shutdown()
@@ -177,6 +183,26 @@ class CxlOffloadingSpec(TieringOffloadingSpec):  # type: ignore[misc]
         policy.cost = cost
         if other is not None:
             other.on_change = policy.rank_again
+
+    def _set_admission(self, manager: AdmittedStores, first: Any, chunks: int) -> None:
+        """Declines what few read again, unless all is to be stored.
+
+        Parameters
+        ----------
+        first
+            The books of the first tier.
+        chunks
+            Of the largest tier.
+        """
+        if self.options.admission == "all":
+            return
+        if len(self.tokens_per_block) != 1:
+            # Windows and states are no beginning of a request that comes back.
+            _logger.info("KV offload: this model has several kinds of KV blocks; all are stored")
+            return
+        chunk_tokens = self.tokens_per_block[0] * self.blocks_per_chunk
+        admission = Admission(chunks, chunk_tokens)
+        manager.admit_by(admission, first.tier_counts, first._policy.get)
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """Copies for one rank, over the region that all ranks share."""

@@ -200,6 +200,19 @@ def trouble(engine: Engine) -> Answer:
     return {"answers": answers, "in_use": in_use, "counters": found, "said": said}
 
 
+def declined(engine: Engine) -> Answer:
+    """Prompts that never come back, until none is stored; then some that come back twice."""
+    counted = [counters(engine)]
+    engine.ask(*range(100, 205))
+    counted.append(counters(engine))
+    answers = []
+    for _ in range(3):
+        engine.forget()
+        answers.append([engine.ask(seed)[0] for seed in range(4)])
+        counted.append(counters(engine))
+    return {"answers": answers, "counted": counted}
+
+
 def kept(engine: Engine) -> Answer:
     """Prompts one by one, twice, for an engine before which another may have kept chunks."""
     seeds = range(6)
@@ -271,6 +284,7 @@ SCENARIOS: dict[str, Callable[[Engine], Answer]] = {
     "tiers": tiers,
     "parallel": parallel,
     "trouble": trouble,
+    "declined": declined,
     "kept": kept,
     "kept and reset": kept_and_reset,
 }

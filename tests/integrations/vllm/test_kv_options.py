@@ -183,6 +183,13 @@ def test_what_vllm_reads_itself_is_left_to_it() -> None:
             {"cold": {"bytes": 1, "policy": "cxl"}, "store_threshold": 2},
             "store_threshold does not go with cold",
         ),
+        ({"admission": "lazy"}, "admission is 'lazy'; known are adaptive, all"),
+        ({"admission": True}, "admission is True; known are adaptive, all"),
+        (
+            {"admission": "adaptive", "store_threshold": 2},
+            "admission is 'adaptive', which store_threshold is too; leave one out",
+        ),
+        ({"store_threshold": "many"}, "store_threshold is 'many'; give a whole number"),
         ({"tune": "step_time"}, "tune is 'step_time'; give 'copy_time'"),
         ({"tune": "copy_time"}, "tune_state is None; give a file"),
         ({"tune_state": "x.json"}, "tune is None; give 'copy_time'"),
@@ -214,6 +221,26 @@ def test_wrong_options_are_named_in_one_line(config: dict[str, Any], message: st
     assert line.startswith("kv_connector_extra_config: ")
     assert message in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("config", "rule"),
+    [
+        ({}, "adaptive"),
+        ({"store_threshold": 1}, "adaptive"),
+        ({"cold": {"bytes": GIB, "policy": "cxl"}}, "adaptive"),
+        ({"admission": "all"}, "all"),
+        # What is read by another engine, or after a restart, is not seen by the one that stores.
+        ({"cold": KEPT}, "all"),
+        ({"secondary_tiers": [{"type": "fs"}]}, "all"),
+        ({"store_threshold": 2}, "all"),
+        ({"cold": KEPT, "admission": "adaptive"}, "adaptive"),
+    ],
+)
+def test_rule_of_admission_is_what_was_asked_or_cannot_lose(
+    config: dict[str, Any], rule: str
+) -> None:
+    assert read(**config).admission == rule
 
 
 def test_weights_of_nodes_of_unknown_bandwidth_are_asked_for() -> None:

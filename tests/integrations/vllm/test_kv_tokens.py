@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -57,12 +58,14 @@ def test_tokens_are_the_same_when_the_kv_cache_comes_back_from_the_pool(
     assert seen["pool"]["granted"] == {"0": seen["pool"]["nbytes"]}
     assert not seen["pool"]["named"], "the name of the region goes once all have mapped it"
     chunks = 4 * whole // block
+    assert seen["counters"].pop("returning_share hot") > 0.8
     assert seen["counters"] == {
         "stored hot": chunks,
         "loaded hot": 2 * chunks + chunks // 2,
         "evicted hot": 0,
         "damaged hot": 0,
         "refused hot": 0,
+        "declined hot": 0,
         "chunk_bytes hot": CHUNK // 32 * block,
         "capacity hot": (32 << 20) // (CHUNK // 32 * block),
     }
@@ -98,3 +101,33 @@ def test_tokens_are_the_same_when_chunks_come_back_from_the_cold_tier(
     assert any(a != b for a, b in zip(tokens(seen["damaged"]), plain_six, strict=True))
     assert tokens(seen["after"]) == plain_six
     assert cached(seen["after"]) == [0] * 6
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rule", ["adaptive", "all"])
+def test_tokens_are_the_same_when_what_never_comes_back_is_not_stored(
+    rule: str, run_engine: RunEngine, plain_tokens: list[list[int]]
+) -> None:
+    seen = run_engine(
+        "declined", kv_offload(cpu_bytes_to_use=2000 * CHUNK, policy="bind:0", admission=rule)
+    )
+    assert [tokens(each) for each in seen["answers"]] == [plain_tokens] * 3
+
+    def added(event: str) -> list[float]:
+        totals = [each.get(f"{event} hot", 0.0) for each in seen["counted"]]
+        return [after - before for before, after in itertools.pairwise(totals)]
+
+    hits = [cached(each) for each in seen["answers"]]
+    if rule == "all":  # the control
+        assert added("stored") == [105 * 9, 36, 0, 0]
+        assert added("declined") == [0] * 4
+        assert hits == [[0] * 4, [288] * 4, [288] * 4]
+        return
+    # Then four prompts that are new, and are known the second time, and are there the third time.
+    assert 850 < added("stored")[0] < 900
+    assert added("stored")[0] + added("declined")[0] == 105 * 9
+    assert added("stored")[1:] == [0, 36, 0]
+    assert added("declined")[1:] == [36, 0, 0]
+    assert added("loaded") == [0, 0, 0, 36]
+    assert hits == [[0] * 4, [0] * 4, [288] * 4]
+    assert "Traceback" not in seen["log"]
