@@ -37,7 +37,7 @@ from benchmarks.vllm_server import Server, make_model, plugin_folder
 from cxl_offload.integrations.vllm.serving_report import parse_metrics, serving_report
 from cxl_offload.kept import kept_path
 
-BAR_THROUGHPUT, BAR_COPY, BAR_KEPT = 1.5, 0.8, 0.97
+BAR_THROUGHPUT, BAR_COPY, BAR_KEPT, BAR_NEVER = 1.5, 0.8, 0.97, 0.98
 
 LAYERS, HIDDEN, BLOCK_TOKENS = 8, 768, 32
 BYTES_PER_TOKEN = LAYERS * 2 * (HIDDEN // 128) * 64 * 2
@@ -334,6 +334,10 @@ def bars_missed(document: dict[str, Any]) -> list[str]:
         beside = found.get("over_two_tiers")
         if beside is not None and beside["median"] < BAR_KEPT:
             missed.append(f"{server}: {beside['median']:.2f} of two tiers, the bar is {BAR_KEPT}")
+    for server, found in document["results"][NEVER].items():
+        kept = found["throughput_ratio"]["median"]
+        if kept < BAR_NEVER:
+            missed.append(f"{server}: {kept:.2f} of no offload for {NEVER}, the bar is {BAR_NEVER}")
     for row in document["copies"]:
         if row["of_this_load"] and row["ratio"]["median"] < BAR_COPY:
             missed.append(f"copy worker: {row['ratio']['median']:.2f} of memcpy, bar {BAR_COPY}")
