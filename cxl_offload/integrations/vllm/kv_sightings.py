@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _WAYS = 4
 """Entries that a key may lie in; the one not seen for the longest makes room."""
@@ -12,15 +12,17 @@ _TIME_BITS = 39
 _TIME = (1 << _TIME_BITS) - 1
 _BACK = 1 << _TIME_BITS
 _TAG_SHIFT = _TIME_BITS + 1
-_TAG_BITS = 64 - _TAG_SHIFT
+_TAGS = (1 << 64 - _TAG_SHIFT) - 1
 
 LEAST_ENTRIES, MOST_ENTRIES = 1 << 12, 1 << 22
 """32 KiB and 32 MiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """When a chunk was last seen, and whether it has come back since it was first seen."""
+class Sighting(NamedTuple):
+    """When a chunk was last seen, and whether it has come back since it was first seen.
+
+    A tuple, because one is made for every chunk of every request.
+    """
 
     at: int
     came_back: bool
@@ -52,24 +54,25 @@ class Sightings:
 
     def find(self, key: bytes) -> Sighting | None:
         """What is known of a key."""
-        tag, first = self._place(key)
-        for entry in self._entries[first : first + _WAYS]:
-            if entry >> _TAG_SHIFT == tag:
-                return Sighting(entry & _TIME, bool(entry & _BACK))
-        return None
+        _, _, entry = self._place(key)
+        return Sighting(entry & _TIME, bool(entry & _BACK)) if entry else None
 
     def add(self, key: bytes, seen: Sighting) -> None:
         """Replaces what is known of a key, or of the one that was not seen for the longest."""
-        tag, first = self._place(key)
-        bucket = self._entries[first : first + _WAYS]
-        tags = [entry >> _TAG_SHIFT for entry in bucket]
-        oldest = min(range(_WAYS), key=lambda way: bucket[way] & _TIME)
-        way = tags.index(tag) if tag in tags else oldest
+        place, tag, _ = self._place(key)
         back = _BACK if seen.came_back else 0
-        self._entries[first + way] = tag << _TAG_SHIFT | back | (seen.at & _TIME)
+        self._entries[place] = tag << _TAG_SHIFT | back | (seen.at & _TIME)
 
-    def _place(self, key: bytes) -> tuple[int, int]:
-        """Tag, never 0, which is that of an empty entry, and first entry of the bucket."""
+    def _place(self, key: bytes) -> tuple[int, int, int]:
+        """Where a key is or would be, its tag, and its entry: 0 where it is not."""
         number = hash(key)
-        tag = (number >> 8) % ((1 << _TAG_BITS) - 1) + 1
-        return tag, (number >> 32) % self._buckets * _WAYS
+        tag = (number >> 8) % _TAGS + 1  # 0 is that of an empty entry
+        first = (number >> 32) % self._buckets * _WAYS
+        oldest, since = first, _TIME
+        for place in range(first, first + _WAYS):
+            entry = self._entries[place]
+            if entry >> _TAG_SHIFT == tag:
+                return place, tag, entry
+            if entry & _TIME < since:
+                oldest, since = place, entry & _TIME
+        return oldest, tag, 0

@@ -94,6 +94,28 @@ def test_parts_that_are_reused_are_made_as_before() -> None:
     assert parameters(inspect.unwrap(VllmConfig._post_init_kv_transfer_config)) == ""
 
 
+def test_calls_that_admission_stands_before_are_as_before() -> None:
+    from vllm.v1.kv_offload.base import OffloadPolicy, PrepareStoreOutput, ReqContext
+    from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+    from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
+
+    for manager in (CPUOffloadingManager, TieringOffloadingManager):
+        where = " exclude_tier_idx" if manager is TieringOffloadingManager else ""
+        assert parameters(manager.lookup) == f"key req_context{where}"
+        assert parameters(manager.on_new_request) == f"req_context{where}"
+        assert parameters(manager.prepare_load) == "keys req_context"
+        assert parameters(manager.prepare_store) == "keys req_context"
+    assert [each.name for each in OffloadPolicy] == ["CHUNK_LEVEL", "REQUEST_LEVEL"]
+    made = " ".join(field.name for field in fields(PrepareStoreOutput))
+    assert made == "keys_to_store store_spec evicted_keys"
+    context = ReqContext("r")
+    context.set_offload_key_position(b"key", 32)
+    context.set_state("state")
+    assert context.get_offload_key_position(b"key") == 32
+    assert context.get_offload_key_position(b"other") is None
+    assert (context.get_state(str), context.get_state(int)) == ("state", None)
+
+
 def test_messages_between_the_parts_have_these_fields() -> None:
     from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, TransferResult
     from vllm.v1.kv_offload.config import OffloadingConfig
@@ -152,7 +174,7 @@ def test_metrics_of_vllms_managers_are_defined_beside_ours() -> None:
     from cxl_offload.integrations.vllm.kv_spec import CxlOffloadingSpec
 
     ours = set(metric_definitions())
-    assert len(ours) == 8
+    assert len(ours) == 10
     one = CxlOffloadingSpec.build_metric_definitions({"cpu_bytes_to_use": 1})
     assert set(one) == ours | set(CPUOffloadingSpec.build_metric_definitions({}))
     config = {"cpu_bytes_to_use": 1, "cold": {"bytes": 1, "policy": "bind:0"}}
