@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from cxl_offload.kept import kept_path
 from tests.integrations.vllm.traffic import (
     CHUNK_TOKENS,
     Prompt,
@@ -259,6 +262,31 @@ def test_chunks_of_an_engine_before_count_when_they_are_read() -> None:
         admission.loaded(RequestPrefix(), keys, range(16, 41 * 16, 16))
     assert admission.share > BEGINS_ABOVE
     assert all(once(31))
+
+
+@pytest.mark.parametrize("rule", ["default", "adaptive"])
+def test_chunks_that_outlive_the_engine_are_found_by_the_next_one(
+    rule: str, serve: Serve, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    facts = dict.fromkeys(("dtype", "hash", "hash seed", "revision"), "None")
+    name = f"test-{uuid4().hex}"
+    options = {"kept_facts": facts | {"model": str(tmp_path), "download_dir": ""}}
+    if rule == "adaptive":
+        options["admission"] = rule
+    once = never_again(40, chunks=42, name="once")
+    talk = conversations(6, turns=3, chunks=20, name="talk")
+    try:
+        first = Server(make_manager(hot=200, cold=HOLDS, persist=name, **options), 128)
+        first.play(talk + once)
+        first.manager.shutdown()
+        after = serve(hot=200, cold=HOLDS, persist=name, **options)
+        assert after.play(talk[-6:]) == 0
+        assert after.play(once) == first.declined
+    finally:
+        kept_path(name).unlink(missing_ok=True)
+    # That the next engine asks again is not seen: by default all is stored.
+    assert (first.declined > 500) == (rule == "adaptive")
 
 
 def test_request_that_a_tier_wants_whole_is_stored_whole() -> None:

@@ -19,21 +19,27 @@ CHUNK_TOKENS = 16
 Prompt = list[str]
 
 
-def make_manager(*, hot: int, cold: int | None = None, **extra: Any) -> Any:
+def make_manager(
+    *, hot: int, cold: int | None = None, persist: str | None = None, **extra: Any
+) -> Any:
     """The manager of an engine of one rank, by way of the spec.
 
     Parameters
     ----------
     hot, cold
         Chunks that the tiers hold.
+    persist
+        Name of the file in which the cold one's outlive it.
     """
     from cxl_offload.integrations.vllm.kv_spec import CxlOffloadingSpec
     from tests.integrations.vllm.test_kv_books import ROW
     from tests.integrations.vllm.test_kv_kept import offloading_config
 
-    options = {"cpu_bytes_to_use": hot * ROW, "policy": "bind:0"} | extra
+    options: dict[str, Any] = {"cpu_bytes_to_use": hot * ROW, "policy": "bind:0"} | extra
     if cold is not None:
-        options["cold"] = {"bytes": cold * ROW, "policy": "bind:0"} | options.get("cold", {})
+        options["cold"] = {"bytes": cold * ROW, "policy": "bind:0"}
+        if persist is not None:
+            options["cold"]["persist"] = persist
     config = replace(
         offloading_config(), extra_config=options, engine_id=f"traffic-{uuid4().hex[:8]}"
     )
