@@ -12,11 +12,14 @@ did not have it, within as many new chunks as the largest tier holds, for the fi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from cxl_offload.integrations.vllm.kv_sightings import Sighting, Sightings
+
+_logger = logging.getLogger(f"vllm.{__name__}")
 
 Rule = Literal["adaptive", "all"]
 """``"all"`` stores every chunk."""
@@ -63,8 +66,8 @@ class Admission:
     """Decides which chunks of a request are stored; always the beginning of it.
 
     It begins by storing everything, and stops when new chunks no longer come back: where none ever
-    did, after as many as half the largest tier holds, else after twice as many as there were
-    before those came back that did.
+    did, after as many as half the largest tier holds, else after twice as many as there usually
+    are before one comes back.
 
     Parameters
     ----------
@@ -130,6 +133,7 @@ class Admission:
             if not 0 < number <= request.judged + 1:
                 # Windows or states: there is no beginning that all else is useless without.
                 self._has_prefixes, self.stores_new = False, True
+                _logger.info("KV offload: chunks of this model are no prefixes; all are stored")
                 return [True] * len(keys)
             if number <= request.judged:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -234,15 +235,22 @@ def test_what_the_kv_cache_still_had_counts_for_nothing(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("wide", ["a window", "a state"])
-def test_model_whose_chunks_are_no_prefix_has_them_all_stored(wide: str) -> None:
+def test_model_whose_chunks_are_no_prefix_has_them_all_stored(
+    wide: str, caplog: pytest.LogCaptureFixture
+) -> None:
     from cxl_offload.integrations.vllm.kv_admission import Admission, RequestPrefix
 
     admission = Admission(HOLDS, CHUNK_TOKENS)
+    caplog.set_level("INFO", "vllm")
+    logging.getLogger("vllm").addHandler(caplog.handler)  # vLLM's do not reach the root
     for number in range(200):
         keys = [bytes([number, at]) * 16 for at in range(30)]
         ends = [CHUNK_TOKENS * (at + 1) for at in range(30)]
         kept = ends[-4:] if wide == "a window" else [end + 5 for end in ends[-4:]]
         assert all(admission.admit(RequestPrefix(), keys[-4:], kept))
+    logging.getLogger("vllm").removeHandler(caplog.handler)
+    told = {id(each) for each in caplog.records if "all are stored" in each.getMessage()}
+    assert len(told) == 1
 
 
 def test_chunks_of_an_engine_before_count_when_they_are_read() -> None:
