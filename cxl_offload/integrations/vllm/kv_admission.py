@@ -28,10 +28,10 @@ STOPS_BELOW, BEGINS_ABOVE = 1 / 32, 1 / 16
 """Shares of new chunks that come back: below the one new chunks are no longer stored, above the
 other they are again. Between them nothing changes, so that a load in between does not flap.
 
-What a store costs, as a share of the prefill of its chunk, differs: its copy took 0.2 % of the
-model's time on two cores, and a whole run was once slower by 5 %. Storing pays from a share that
-is as large as that cost. At 1/32, storing on loses 2 % at most if the cost is 5 %, and to stop
-loses 3 % at most if it is nothing.
+What a store costs, as a share of the prefill of its chunk, differs: copies took 0.2 to 0.5 % of the
+CPU time of the model on two cores, and a whole run was once slower by 5 %. Storing pays from a
+share that is as large as that cost. At 1/32, storing on loses 2 % at most if the cost is 5 %, and
+to stop loses 3 % at most if it is nothing.
 """
 
 _LEAST_WINDOW = 256
