@@ -297,6 +297,26 @@ def test_chunks_that_outlive_the_engine_are_found_by_the_next_one(
     assert (first.declined > 500) == (rule == "adaptive")
 
 
+def test_request_whose_beginning_was_declined_is_declined_to_its_end() -> None:
+    from cxl_offload.integrations.vllm.kv_admission import Admission, RequestPrefix
+
+    admission = Admission(HOLDS, CHUNK_TOKENS)
+    ends = range(16, 41 * 16, 16)
+
+    def keys(number: int) -> list[bytes]:
+        return [number.to_bytes(4, "big") + bytes([at]) for at in range(40)]
+
+    for number in range(30):
+        admission.admit(RequestPrefix(), keys(number), ends)
+    request = RequestPrefix()
+    assert not any(admission.admit(request, keys(30)[:20], ends[:20]))
+    for number in (27, 28, 29):  # they come back, so that new ones are stored again
+        other = RequestPrefix(looked_up_from=16)
+        assert all(admission.admit(other, keys(number), ends))
+    assert all(admission.admit(RequestPrefix(), keys(31), ends))
+    assert not any(admission.admit(request, keys(30)[20:], ends[20:]))
+
+
 def test_request_that_a_tier_wants_whole_is_stored_whole() -> None:
     from cxl_offload.integrations.vllm.kv_admission import Admission, RequestPrefix
 
