@@ -35,6 +35,8 @@ class Homes:
         Percents of every class on every node.
     kinds
         Bytes on every node by kind of weight that has a policy, and of ``kv``.
+    work
+        Bytes on every node that CPUs work in.
     resident
         Layers whose streamed kinds stay on the accelerator.
     kv_gpu
@@ -45,7 +47,7 @@ class Homes:
     batches: int
     parts: Mapping[str, tuple[int, ...]]
     kinds: Mapping[str, tuple[int, ...]]
-    work: int
+    work: tuple[int, ...]
     resident: int
     kv_gpu: float
 
@@ -57,9 +59,7 @@ class Homes:
     @property
     def host(self) -> tuple[int, ...]:
         """All bytes of every node."""
-        total = [sum(part) for part in zip(*self.kinds.values(), strict=True)]
-        total[0] += self.work
-        return tuple(total)
+        return tuple(sum(part) for part in zip(self.work, *self.kinds.values(), strict=True))
 
     def class_of(self, kind: str) -> str:
         """Which percents a kind has."""
@@ -214,8 +214,22 @@ def _placed_kinds(
         made[KV] = tuple(placed)
     if not made:
         made["kv"] = (0,) * len(hardware.nodes)
-    work = 0 if hardware.has_gpu else job.work_bytes(layout.rows)
+    work = _worked_in(job, hardware, layout.rows, made)
     return Homes(layout, batches, parts, made, work, resident, kv_gpu)
+
+
+def _worked_in(
+    job: DecoderJob, hardware: Hardware, rows: int, kinds: Mapping[str, tuple[int, ...]]
+) -> tuple[int, ...]:
+    """Working memory of the CPUs: on the first node, and on the next where that is full."""
+    left = 0 if hardware.has_gpu else job.work_bytes(rows)
+    made = []
+    for node, held in zip(hardware.nodes, zip(*kinds.values(), strict=True), strict=True):
+        here = min(left, max(0, int(node.usable_bytes) - sum(held)))
+        made.append(here)
+        left -= here
+    made[0] += left  # what has no room is missing there
+    return tuple(made)
 
 
 def resident_bytes(job: DecoderJob, homes: Homes, kind: str) -> int:

@@ -208,7 +208,7 @@ class Transformers(DecodingExecutor[BestHomes]):
         if found.hardware.has_gpu:
             yield made("activations", job.between_bytes(rows))
         else:
-            yield KindBytes("workspace", 0, (homes.work, *none[1:]), 0, ("",) * len(none))
+            yield KindBytes("workspace", 0, homes.work, 0, ("",) * len(none))
 
     def _host_policies(self, found: Candidate[BestHomes]) -> dict[str, str]:
         """Policies of the kinds that have bytes on the host."""

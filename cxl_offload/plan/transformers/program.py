@@ -71,9 +71,9 @@ class SharesProgram:
     Parameters
     ----------
     batches
-        Number of batches, or None: as many as are best, not only whole ones.
-    most
-        Most batches.
+        Fewest and most batches: the number where they are equal, or else as many as are best, not
+        only whole ones. Without a GPU a pass over them then reads what the fewest ask for of
+        experts, which is a bound.
     unit_s
         Seconds near the answer.
     banned
@@ -88,8 +88,7 @@ class SharesProgram:
         hardware: Hardware,
         layout: Layout,
         *,
-        batches: int | None,
-        most: int,
+        batches: tuple[int, int],
         unit_s: float,
         banned: Mapping[str, frozenset[int]] | None = None,
         fixed: Fixed | None = None,
@@ -97,14 +96,13 @@ class SharesProgram:
         self.job, self.hardware, self.layout = job, hardware, layout
         self._banned = banned or {}
         self._batches, self._fixed = batches, fixed or Fixed()
+        fewest, most = batches
         self._unit_b, self._unit_s = float(job.weight_bytes), unit_s
         self.program = Program()
         self.resident: int | None = None
         self.kv_there: int | None = None
         self.copied = layout.bytes_of(job, layout.copied)
-        least = 1.0 / (most if batches is None else batches)
-        high = 1.0 if batches is None else least
-        self.inverse = self.program.column("1 / batches", low=least, high=high)
+        self.inverse = self.program.column("1 / batches", low=1.0 / most, high=1.0 / fewest)
         self._columns()
         self._rooms()
         self._decode()
@@ -180,13 +178,17 @@ class SharesProgram:
         self.program.row(name, row, high=-least / self._unit_s)
 
     def _rooms(self) -> None:
-        job, hardware, layout = self.job, self.hardware, self.layout
+        hardware, held = self.hardware, list(self.on.values())
+        if not hardware.has_gpu:  # the first node falls short of working memory: the next has it
+            work = self._on_nodes("workspace")
+            nbytes = self.job.work_bytes(self.layout.rows)
+            self._row("all workspace", dict.fromkeys(work, 1.0), equal=nbytes / self._unit_b)
+            held.append(work)
         for at, node in enumerate(hardware.nodes):
-            terms: Terms = {columns[at]: 1.0 for columns in self.on.values()}
+            terms: Terms = {columns[at]: 1.0 for columns in held}
             room = node.usable_bytes - (self.copied if at in hardware.copy_nodes else 0)
             terms[self.inverse] = -room / self._unit_b
-            beside = job.work_bytes(layout.rows) if at == 0 and not hardware.has_gpu else 0
-            self.program.row(f"room of {node.name}", terms, high=-beside / self._unit_b)
+            self.program.row(f"room of {node.name}", terms, high=0.0)
         if hardware.has_gpu:
             self._room_of_gpu()
 
@@ -290,12 +292,15 @@ class SharesProgram:
     @property
     def rows(self) -> int:
         """Of one batch; the fewest there can be where their number is not fixed yet."""
-        return self.layout.rows if self.hardware.has_gpu else self._batches or 1
+        return self.layout.rows if self.hardware.has_gpu else self._batches[0]
 
     @property
     def passes(self) -> int | None:
         """How often a block reads what CPUs multiply; None: not fixed yet."""
-        return self._batches if self.hardware.has_gpu else 1
+        if not self.hardware.has_gpu:
+            return 1
+        fewest, most = self._batches
+        return fewest if fewest == most else None
 
     def _shared(self, share: float) -> None:
         """No node gives more than its rate to copies, attention and products together."""

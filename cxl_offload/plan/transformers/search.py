@@ -6,6 +6,8 @@ and with the whole numbers beside its answer, until no bound is left above the b
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -146,27 +148,51 @@ class _Search:
         return compared(layout, seconds) < self._seconds * (1 - _TIE)
 
     def consider(self, layout: Layout, most: int, bound: float) -> None:
-        """The best of a layout, with the whole numbers of batches beside the best of all."""
-        if not self.may_be_better(layout, bound):
-            return
-        relaxed = self._relaxed(layout, None, most, bound)
-        if relaxed is None or not self.may_be_better(layout, relaxed.seconds / layout.rows):
-            return
-        below = max(1, int(relaxed.batches + 1e-6))
-        for count in dict.fromkeys((below, min(below + 1, most))):
-            shares: Shares | None = relaxed
-            if abs(relaxed.batches - count) > _TIE:
-                shares = self._relaxed(layout, count, most, bound)
-            if shares is None or not self.may_be_better(layout, shares.seconds / layout.rows):
-                continue
-            shares = self._whole(layout, count, most, bound, shares)
-            if shares is not None and self.may_be_better(layout, shares.seconds / layout.rows):
-                self._best = layout, shares
-                self._seconds = compared(layout, shares.seconds / layout.rows)
+        """The best of a layout, with the whole numbers of batches beside the best of all.
 
-    def _whole(
-        self, layout: Layout, count: int, most: int, bound: float, shares: Shares
-    ) -> Shares | None:
+        Where the fewest rows of a range of numbers read fewer experts than others of it, its
+        program is a bound only, and both halves of the range are looked at.
+        """
+        ranges = [(bound, 1, most)]
+        while ranges:
+            least_s, fewest, most = heapq.heappop(ranges)
+            if not self.may_be_better(layout, least_s):
+                return
+            relaxed = self._relaxed(layout, (fewest, most), bound)
+            if relaxed is None or not self.may_be_better(layout, relaxed.seconds / layout.rows):
+                continue
+            below = min(max(fewest, int(relaxed.batches + 1e-6)), most)
+            for count in dict.fromkeys((below, min(below + 1, most))):
+                same = abs(relaxed.batches - count) <= _TIE
+                same = same and self._reads_the_same(layout, fewest, count)
+                self._consider_count(layout, count, bound, relaxed if same else None)
+            if not self._reads_the_same(layout, fewest, most):
+                middle = math.isqrt(fewest * most)
+                seconds = relaxed.seconds / layout.rows
+                for half in ((fewest, middle), (middle + 1, most)):
+                    heapq.heappush(ranges, (seconds, *half))
+
+    def _reads_the_same(self, layout: Layout, fewest: int, most: int) -> bool:
+        """Whether every number of batches of a range reads the same share of the weights."""
+        if self._hardware.has_gpu:  # a pass is over the rows of one batch
+            return True
+        least, largest = (layout.cpu_read_share(self._job, rows) for rows in (fewest, most))
+        return least >= largest * (1 - _TIE)
+
+    def _consider_count(
+        self, layout: Layout, count: int, bound: float, shares: Shares | None
+    ) -> None:
+        """The best of a layout with a number of batches, of which the shares may be known."""
+        if shares is None:
+            shares = self._relaxed(layout, (count, count), bound)
+        if shares is None or not self.may_be_better(layout, shares.seconds / layout.rows):
+            return
+        shares = self._whole(layout, count, bound, shares)
+        if shares is not None and self.may_be_better(layout, shares.seconds / layout.rows):
+            self._best = layout, shares
+            self._seconds = compared(layout, shares.seconds / layout.rows)
+
+    def _whole(self, layout: Layout, count: int, bound: float, shares: Shares) -> Shares | None:
         """The same with whole layers, and percents of the cache, on the accelerator."""
         resident = kv_gpu = None
         if shares.resident:
@@ -174,13 +200,12 @@ class _Search:
         if layout.kv == "both":
             kv_gpu = whole_percents(shares.kv_gpu) / 100
         fixed = Fixed(resident, kv_gpu)
-        return shares if fixed == Fixed() else self._relaxed(layout, count, most, bound, fixed)
+        return shares if fixed == Fixed() else self._relaxed(layout, (count, count), bound, fixed)
 
     def _relaxed(
         self,
         layout: Layout,
-        count: int | None,
-        most: int,
+        batches: tuple[int, int],
         bound: float,
         fixed: Fixed | None = None,
     ) -> Shares | None:
@@ -188,8 +213,7 @@ class _Search:
             self._job,
             self._hardware,
             layout,
-            batches=count,
-            most=most,
+            batches=batches,
             unit_s=bound * layout.rows,
             banned=self._wish.banned,
             fixed=fixed,
@@ -237,9 +261,9 @@ class _Search:
             layout = replace(layout, rows=min(layout.rows - 1, int(layout.rows * share)))
         if count < 1 or layout.rows < 1:
             return None
-        shares = self._relaxed(layout, count, count, self._seconds)
+        shares = self._relaxed(layout, (count, count), self._seconds)
         if shares is not None:
-            shares = self._whole(layout, count, count, self._seconds, shares)
+            shares = self._whole(layout, count, self._seconds, shares)
         return None if shares is None else (layout, shares)
 
 

@@ -108,7 +108,7 @@ def test_program_takes_as_long_as_the_equations(model: str) -> None:
         if not most:
             continue
         count = draw.randint(1, most)
-        program = SharesProgram(job, hardware, layout, batches=count, most=most, unit_s=10.0)
+        program = SharesProgram(job, hardware, layout, batches=(count, count), unit_s=10.0)
         found = program.solve()
         if found is None:
             continue
@@ -143,7 +143,7 @@ def test_program_takes_as_long_as_the_equations(model: str) -> None:
         compared += 1
         fixed = Fixed(resident=whole_layers(job, found.resident) / job.layers)
         program = SharesProgram(
-            job, hardware, layout, batches=count, most=most, unit_s=10.0, fixed=fixed
+            job, hardware, layout, batches=(count, count), unit_s=10.0, fixed=fixed
         )
         found = program.solve()
         bound = least_seconds(job, hardware, layout, most)

@@ -51,7 +51,7 @@ def rows_of_seconds(model: str, machine: str) -> list[tuple[float, float, float]
     for layout in layouts(job, hardware):
         top = most_batches(job, hardware, layout)
         for count in {1, *(draw.randint(1, max(1, top)) for _ in range(3))} if top else ():
-            program = SharesProgram(job, hardware, layout, batches=count, most=top, unit_s=1.0)
+            program = SharesProgram(job, hardware, layout, batches=(count, count), unit_s=1.0)
             shares = program.solve()
             homes = None if shares is None else homes_of(job, hardware, layout, shares)
             if shares is None or homes is None:
