@@ -9,8 +9,8 @@ and the others here.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cxl_offload.plan.decoding.sizes import MOST_SEQUENCES
@@ -140,6 +140,35 @@ def layouts(
             layout = Layout(rows, streamed, frozenset(), away, kv)
             if layout.gpu_bytes(job) <= hardware.gpu_usable_bytes:
                 yield layout
+
+
+def fullest(
+    job: DecoderJob, hardware: Hardware, layout: Layout, known: Mapping[int, int], *, counts: int
+) -> Iterator[tuple[Layout, int]]:
+    """A layout with as many rows as all memory has room for in 1, 2 and more batches of them.
+
+    No batch is part empty then. Each comes with the most batches of it.
+
+    Parameters
+    ----------
+    known
+        Most batches by rows, of some rows; none has more rows than the most of them.
+    counts
+        Most batches to fill memory with.
+    """
+    found, count = dict(known), 1
+    while count <= counts:
+        low = max((rows for rows, fit in found.items() if fit >= count), default=0)
+        high = min((rows for rows in found if rows > low), default=low + 1) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            found[middle] = most_batches(job, hardware, replace(layout, rows=middle))
+            low, high = (middle, high) if found[middle] >= count else (low, middle - 1)
+        if not low:
+            return
+        if low not in known:
+            yield replace(layout, rows=low), found[low]
+        count = found[low] + 1
 
 
 def most_batches(job: DecoderJob, hardware: Hardware, layout: Layout) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cxl_offload.plan.decoding.engine import kv_store_costs
@@ -33,7 +33,7 @@ from cxl_offload.plan.transformers.homes import (
     whole_percents,
 )
 from cxl_offload.plan.transformers.job import DecoderJob
-from cxl_offload.plan.transformers.layout import BATCHES, Layout, layouts, most_batches
+from cxl_offload.plan.transformers.layout import BATCHES, Layout, fullest, layouts, most_batches
 from cxl_offload.plan.transformers.program import Fixed, Shares, SharesProgram, gpu_part_seconds
 
 _TIE = 1e-9
@@ -42,7 +42,7 @@ _JOINED_MARGIN = 0.01
 what joining the two takes."""
 
 _LARGER = 16
-"""Batches of a block up to which their rows are any number."""
+"""Batches of a block up to which their rows are as many as there is room for."""
 
 _SMALLER, _LEAST_LOSS = 9, 1e-3
 """How many smaller blocks are tried where whole percents do not fit, and the share of the sequences
@@ -105,10 +105,10 @@ def search(
         What is to be kept to.
     """
     queue = []
-    for at, layout in enumerate(layouts(job, hardware, batches=batches)):
-        top = most_batches(job, hardware, layout)
-        top = top if most is None else min(top, most)
-        if top >= 1 and wish.allows(layout):
+    counts = _LARGER if most is None else min(most, _LARGER)
+    for at, (layout, fit) in enumerate(_every(job, hardware, batches, counts, wish)):
+        top = fit if most is None else min(fit, most)
+        if top >= 1:
             bound = least_seconds(job, hardware, layout, top)
             queue.append((bound, at, top, layout))
     queue.sort(key=lambda each: (compared(each[3], each[0]), each[1]))
@@ -121,9 +121,21 @@ def search(
         if not run.may_be_better(layout, bound):
             break
         run.consider(layout, top, bound)
-    if most is None:
-        run.fill_batches()
     return run.placed()
+
+
+def _every(
+    job: DecoderJob, hardware: Hardware, batches: Sequence[int], counts: int, wish: Wish
+) -> Iterator[tuple[Layout, int]]:
+    """Layouts with their most batches: of the listed rows, and of what fills all memory."""
+    known: dict[Layout, dict[int, int]] = {}
+    for layout in layouts(job, hardware, batches=batches):
+        if wish.allows(layout):
+            fit = most_batches(job, hardware, layout)
+            yield layout, fit
+            known.setdefault(replace(layout, rows=1), dict.fromkeys(batches, 0))[layout.rows] = fit
+    for layout, found in known.items() if hardware.has_gpu else ():
+        yield from fullest(job, hardware, layout, found, counts=counts)
 
 
 def compared(layout: Layout, seconds: float) -> float:
@@ -219,21 +231,6 @@ class _Search:
             fixed=fixed,
         )
         return program.solve()
-
-    def fill_batches(self) -> None:
-        """Puts the same sequences into fewer, larger batches, so that no batch is part empty."""
-        job, hardware = self._job, self._hardware
-        if not hardware.has_gpu or self._best is None:
-            return
-        first = self._best[0]
-        top = most_batches(job, hardware, replace(first, rows=1))
-        for count in range(1, _LARGER + 1):
-            layout = replace(first, rows=top // count)
-            fits = layout.gpu_bytes(job) <= hardware.gpu_usable_bytes
-            if not 1 <= layout.rows <= max(BATCHES) or not fits:
-                continue
-            if most := most_batches(job, hardware, layout):
-                self.consider(layout, most, least_seconds(job, hardware, layout, most))
 
     def placed(self) -> BestHomes | None:
         """The best in whole percents; with fewer batches where they need some room beside."""

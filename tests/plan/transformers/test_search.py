@@ -3,19 +3,30 @@ the neighbours that ``why`` weighs, and machines with less memory."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from cxl_offload.errors import ConfigError
+from cxl_offload.plan.compare import best_without_idle_tiers
+from cxl_offload.plan.hardware import NVME
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.transformers.layout import layouts, most_batches
 from cxl_offload.plan.transformers.plan import Transformers, TransformersRequest
 from cxl_offload.plan.transformers.program import SharesProgram
-from cxl_offload.topology import load_machine
+from cxl_offload.topology import load_machine, machine_names
 
 GIB = 1 << 30
+
+MACHINES = ("desktop-4090", "dgx2-v100", "epyc9354-cxl-a", "xeon-t4", "zen4-1", "zen4-3")
+LENGTHS = ((512, 32), (64, 512))
+LARGE = "every machine file with five models: several minutes"
+LOST = 0.01
+"""By which a neighbour may be faster: percents that do not fit cost one sequence in a hundred, and
+a cache in two places is taken only where it brings as much."""
 
 
 def request(model: str, machine: str, prompt: int, generated: int, **extra: Any) -> Any:
@@ -81,3 +92,73 @@ def test_working_memory_of_cpus_lies_where_the_first_node_is_full() -> None:
     alone = roomy.search(roomy.hardware())
     assert alone is not None
     assert alone.choice.homes.work == (roomy.job.work_bytes(1), 0)
+
+
+def check_neighbours(model: str, machine: str, prompt: int, generated: int) -> int:
+    """No single change is faster; returns how many there are, none where nothing fits."""
+    executor = Transformers(request(model, machine, prompt, generated, cxl_margin=0.0))
+    try:
+        found, _, _ = best_without_idle_tiers(executor)
+    except MemoryError:
+        return 0
+    others = [
+        (what, other)
+        for what, other in executor.other_homes(found)
+        if other is not None and "of 2 sockets" not in what  # more cores than were asked for
+    ]
+    for what, other in others:
+        assert other.tokens_per_s <= found.tokens_per_s * (1 + LOST), (model, machine, what)
+    return len(others)
+
+
+def check_limits(model: str, machine: str, prompt: int, generated: int) -> int:
+    """No tier with more room makes a plan slower; returns how many plans are compared."""
+    compared = 0
+    tiers = [tier.name for tier in load_machine(machine).tiers if tier.name != NVME]
+    for tier in tiers:
+        best = 0.0
+        for room in (0.1, 1, 16, 64, 256, None):
+            limits = {} if room is None else {tier: int(room * GIB)}
+            asked = request(model, machine, prompt, generated, cxl_margin=0.0, limits=limits)
+            try:
+                found, _, _ = best_without_idle_tiers(Transformers(asked))
+            except (ConfigError, MemoryError):  # more than there is, or too little for one sequence
+                continue
+            compared += 1
+            assert found.tokens_per_s >= best * (1 - LOST), (model, machine, tier, room)
+            best = max(best, found.tokens_per_s)
+    return compared
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_neighbour_is_faster_than_the_plan(machine: str) -> None:
+    pairs = itertools.product(("llama-2-7b", "mixtral-8x7b"), LENGTHS)
+    assert sum(check_neighbours(model, machine, *tokens) for model, tokens in pairs) >= 4
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "prompt", "generated"),
+    [
+        ("mixtral-8x7b", "zen4-3", 64, 512),
+        ("mixtral-8x7b", "xeon6430", 512, 32),
+        ("mixtral-8x7b", "zen5-1", 64, 512),
+        ("opt-30b", "dgx-h100", 64, 512),
+        ("llama-3-70b", "epyc9354-cxl-a", 512, 32),
+        ("llama-2-7b", "desktop-4090", 512, 32),
+    ],
+)
+def test_more_room_in_a_tier_is_never_slower(
+    model: str, machine: str, prompt: int, generated: int
+) -> None:
+    assert check_limits(model, machine, prompt, generated) > 2
+
+
+@pytest.mark.slow(reason=LARGE)
+@pytest.mark.parametrize("machine", machine_names())
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_no_neighbour_and_no_smaller_tier_is_faster_on_any_machine(
+    machine: str, tokens: tuple[int, int]
+) -> None:
+    for model in ("llama-2-7b", "llama-3-70b", "mixtral-8x7b", "opt-66b", "qwen2.5-0.5b"):
+        check_neighbours(model, machine, *tokens)
+        check_limits(model, machine, *tokens)
