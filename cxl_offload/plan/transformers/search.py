@@ -48,6 +48,10 @@ _SMALLER, _LEAST_LOSS = 9, 1e-3
 """How many smaller blocks are tried where whole percents do not fit, and the share of the sequences
 that the first of them does without; every other one loses twice as many more."""
 
+_LESS_ROOM, _LEAST_WORTH = (0.005, 0.01, 0.02), 0.004
+"""Where smaller blocks lose more than the second: shares of the room that another search does
+without, so that its percents fit as they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class BestHomes:
@@ -117,11 +121,23 @@ def search(
         for bound, _, top, layout in queue:
             if run.is_like(layout, like.homes.layout):
                 run.consider(layout, top, bound)
-    for bound, _, top, layout in queue:
-        if not run.may_be_better(layout, bound):
+    run.consider_all(queue)
+    found = run.placed(hardware)
+    for share in _LESS_ROOM:
+        if found is None or found.tokens_per_s >= run.tokens_per_s * (1 - _LEAST_WORTH):
             break
-        run.consider(layout, top, bound)
-    return run.placed()
+        less = _Search(job, _with_less_room(hardware, share), wish)
+        less.consider_all(queue)
+        other = less.placed(hardware)
+        if other is not None and other.tokens_per_s > found.tokens_per_s:
+            found = other
+    return found
+
+
+def _with_less_room(hardware: Hardware, share: float) -> Hardware:
+    """All nodes without a share of their room, which is left to whole percents."""
+    nodes = (replace(node, usable_bytes=node.usable_bytes * (1 - share)) for node in hardware.nodes)
+    return replace(hardware, nodes=tuple(nodes))
 
 
 def _every(
@@ -158,6 +174,21 @@ class _Search:
     def may_be_better(self, layout: Layout, seconds: float) -> bool:
         """Whether so many seconds a sequence beat the best."""
         return compared(layout, seconds) < self._seconds * (1 - _TIE)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the best, before its shares are whole percents; 0 where nothing fits."""
+        if self._best is None:
+            return 0.0
+        layout, shares = self._best
+        return layout.rows * self._job.generated / shares.seconds
+
+    def consider_all(self, queue: Sequence[tuple[float, int, int, Layout]]) -> None:
+        """Layouts with their bounds and most batches, in the order of their bounds."""
+        for bound, _, top, layout in queue:
+            if not self.may_be_better(layout, bound):
+                break
+            self.consider(layout, top, bound)
 
     def consider(self, layout: Layout, most: int, bound: float) -> None:
         """The best of a layout, with the whole numbers of batches beside the best of all.
@@ -232,16 +263,19 @@ class _Search:
         )
         return program.solve()
 
-    def placed(self) -> BestHomes | None:
-        """The best in whole percents; with fewer batches where they need some room beside."""
+    def placed(self, hardware: Hardware) -> BestHomes | None:
+        """The best in whole percents; with fewer batches where they need some room beside.
+
+        ``hardware`` may have more room than the search had.
+        """
         if self._best is None:
             return None
         layout, shares = self._best
         for lost in range(_SMALLER):
-            homes = homes_of(self._job, self._hardware, layout, shares)
+            homes = homes_of(self._job, hardware, layout, shares)
             if homes is not None:
-                block = block_of(self._job, self._hardware, homes)
-                phases = phases_of_block(self._job, self._hardware, block)
+                block = block_of(self._job, hardware, homes)
+                phases = phases_of_block(self._job, hardware, block)
                 rate = layout.rows * self._job.generated / shares.seconds
                 return BestHomes(homes, shares, phases, rate)
             smaller = self._smaller(layout, round(shares.batches), 1 - _LEAST_LOSS * 2**lost)

@@ -3,7 +3,6 @@ the neighbours that ``why`` weighs, and machines with less memory."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -131,9 +130,10 @@ def check_limits(model: str, machine: str, prompt: int, generated: int) -> int:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_no_neighbour_is_faster_than_the_plan(machine: str) -> None:
-    pairs = itertools.product(("llama-2-7b", "mixtral-8x7b"), LENGTHS)
-    assert sum(check_neighbours(model, machine, *tokens) for model, tokens in pairs) >= 4
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_no_neighbour_is_faster_than_the_plan(machine: str, tokens: tuple[int, int]) -> None:
+    models = ("llama-2-7b", "mixtral-8x7b")
+    assert sum(check_neighbours(model, machine, *tokens) for model in models) >= 2
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_no_neighbour_is_faster_than_the_plan(machine: str) -> None:
         ("mixtral-8x7b", "xeon6430", 512, 32),
         ("mixtral-8x7b", "zen5-1", 64, 512),
         ("opt-30b", "dgx-h100", 64, 512),
-        ("llama-3-70b", "epyc9354-cxl-a", 512, 32),
+        ("opt-66b", "epyc9354-cxl-a", 512, 32),
         ("llama-2-7b", "desktop-4090", 512, 32),
     ],
 )
