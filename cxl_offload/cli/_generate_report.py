@@ -10,6 +10,7 @@ from cxl_offload.cli._report_file import write_run_page
 from cxl_offload.errors import ConfigError
 
 if TYPE_CHECKING:
+    from cxl_offload.integrations.run_report import RunReport
     from cxl_offload.integrations.transformers import GenerateReport
     from cxl_offload.plan.plan_file import Plan
     from cxl_offload.sim import Timeline
@@ -37,21 +38,32 @@ def replayed(report: GenerateReport, machine: Machine | None) -> Timeline | None
         return None
 
 
-def beside_plan(report: GenerateReport, planned: Plan | None) -> list[str]:
-    """The speed of the run beside that of its plan, where one predicted it."""
-    from cxl_offload.plan.headline import beside_measured
+def beside_plan(
+    report: RunReport, planned: Plan | None, *, model: str, on: str | None
+) -> list[str]:
+    """The speed of a run beside that of its plan, where it had one.
 
-    if planned is None or report.predicted_tokens_per_s is None:
+    Parameters
+    ----------
+    model
+        The folder or name that the run was given.
+    on
+        The accelerator; None: CPUs computed.
+    """
+    from cxl_offload.plan.headline import WhatRan, beside_measured, sizes_of
+
+    if planned is None:
         return []
-    said = beside_measured(
-        report.tokens_per_s,
-        report.predicted_tokens_per_s,
-        planned.batch,
+    ran = WhatRan(
         rows=report.rows,
         prompt=report.prompt_len,
         generated=report.gen_len,
+        model=report.model,
+        shape=sizes_of(model),
+        machine=report.machine,
+        accelerator=on,
     )
-    return [said]
+    return [beside_measured(report.tokens_per_s, planned, ran)]
 
 
 def write_page(

@@ -59,8 +59,8 @@ def check_outputs(written: NamedFiles, read: NamedFiles | None = None) -> None:
 
 
 def outputs(as_json: bool, output: str | None) -> list[str]:
-    """Where a report goes as JSON: ``-`` for stdout, and a file."""
-    return [*([STDOUT] if as_json else []), *([] if output is None else [output])]
+    """Where a report goes as JSON: a file, then ``-`` for stdout, whose reader may stop early."""
+    return [*([] if output is None else [output]), *([STDOUT] if as_json else [])]
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -75,7 +75,8 @@ def _files_of(path: Path) -> list[Path]:
 def write_all(*writes: Callable[[], object]) -> None:
     """Writes every file also where one fails, and raises the first error then.
 
-    What was computed for minutes is not lost to a full drive.
+    What was computed for minutes is not lost to a full drive. What prints comes last: a reader such
+    as ``head`` that has seen enough ends it.
     """
     first: OSError | None = None
     for write in writes:

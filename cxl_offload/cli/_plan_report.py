@@ -31,7 +31,7 @@ def deliver(
     *,
     file: Path | None = None,
 ) -> None:
-    """Prints a plan, then writes it and what else is asked for.
+    """Writes a plan and what else is asked for, then prints it: whoever reads may stop early.
 
     Parameters
     ----------
@@ -42,19 +42,24 @@ def deliver(
     file
         Where the plan was read.
     """
-    if as_json:
-        print(json.dumps(encode(plan), indent=1, allow_nan=False))
-    else:
-        shown = output or file
-        print_plan(console_of(), plan, None if shown is None else str(shown))
+    written = ""
 
     def write_plan() -> None:
+        nonlocal written
         if output is not None:
             save_plan(plan, output)
-            if not as_json:
-                print(f"\nwritten: {output}")
+            written = f"written: {output}"
 
-    write_all(write_plan, *([] if write_report is None else [write_report]))
+    def show_it() -> None:
+        if as_json:
+            print(json.dumps(encode(plan), indent=1, allow_nan=False))
+            return
+        shown = output or file
+        print_plan(console_of(), plan, None if shown is None else str(shown))
+        if written:
+            print(f"\n{written}")
+
+    write_all(write_plan, *([] if write_report is None else [write_report]), show_it)
 
 
 def print_plan(console: Console, plan: Plan, file: str | None = None) -> None:

@@ -43,15 +43,15 @@ def doctor(
     """
     check_outputs({"--report": report})
     hazards = hazards_here() if sysfs is None else find_hazards(sysfs)
+    if report is not None:  # before what is printed, whose reader may stop early
+        found = discover("/" if sysfs is None else sysfs)
+        sections = [findings_section(hazards), machine_section(found)]
+        write_page(report, f"Doctor: {found.name}", sections)
     if as_json:
         rows = [asdict(hazard) for hazard in hazards]
         write_json("-", {"hazards": rows})
     else:
         print_hazards(console_of(piped_width=WIDE), hazards)
-    if report is not None:
-        found = discover("/" if sysfs is None else sysfs)
-        sections = [findings_section(hazards), machine_section(found)]
-        write_page(report, f"Doctor: {found.name}", sections)
     if strict and any(hazard.severity != "note" for hazard in hazards):
         raise typer.Exit(1)
 

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cxl_offload.cli._generate_report import beside_plan
 from cxl_offload.cli._observed import observed
 from cxl_offload.cli._old_json import in_new_form
 from cxl_offload.cli._outputs import check_outputs, outputs, write_all
@@ -69,14 +70,20 @@ def flexgen(context: typer.Context) -> None:
     with observed(args.metrics, args.events, session), progress_bar() as progress:
         report = run(request, session=session, progress=progress)
     timeline, why_not = _replayed(report, session)
-    console = console_of()
-    if not args.json:
+
+    def show_it() -> None:
+        console = console_of()
         print_report(console, report, timeline, answers=args.verbose >= 2)
+        on = None if report.accelerator == "host" else report.accelerator
+        for said in beside_plan(report, request.plan, model=args.model, on=on):
+            console.print(f"{said}.")
         if operators is not None:
             console.print(_expected(request, report, operators))
         if why_not:
             console.print(f"Note: no simulated tokens/s: {why_not}")
-    _write_files(args, report, timeline, session)
+
+    writes = _writes(args, report, timeline, session)
+    write_all(*writes, *([] if args.json else [show_it]))
 
 
 def _check_files(words: Sequence[str]) -> None:
@@ -130,23 +137,23 @@ def _check_outputs(args: Namespace) -> None:
     check_outputs(written, {f"--{name}": getattr(args, name) for name in names})
 
 
-def _write_files(
+def _writes(
     args: Namespace, report: FlexGenReport, timeline: Timeline | None, session: Session
-) -> None:
+) -> list[Callable[[], object]]:
+    """What writes each file that is asked for, and prints JSON last."""
     from cxl_offload.integrations.flexgen.options import write_flexgen_log
 
     writes: list[Callable[[], object]] = []
-    simulated = None if timeline is None else timeline.to_json()
-    document = {**report.to_json(), "simulated": simulated}
-    for file in outputs(args.json, args.output):
-        writes.append(partial(write_json, file, document))
     if args.report is not None:
         writes.append(lambda: _write_page(args.report, report, timeline, session))
     if args.trace is not None:
         writes.append(lambda: report.trace.save(args.trace))
     if args.log_file is not None:
         writes.append(lambda: write_flexgen_log(report, args.log_file))
-    write_all(*writes)
+    simulated = None if timeline is None else timeline.to_json()
+    document = {**report.to_json(), "simulated": simulated}
+    files = outputs(args.json, args.output)
+    return [*writes, *(partial(write_json, file, document) for file in files)]
 
 
 def _write_page(

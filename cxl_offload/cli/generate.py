@@ -246,18 +246,18 @@ def generate(
     )
     if report is None:
         return
-    beside = beside_plan(report, planned)
+    beside = beside_plan(report, planned, model=model, on=report.accelerator)
     timeline = replayed(report, simulated)
-    if not as_json:
-        _print(console_of(), report, beside, timeline, answers=answers)
     writes: list[Callable[[], object]] = []
-    simulation = None if timeline is None else timeline.to_json()
-    document = {**report.to_json(), "simulated": simulation}
-    writes += [functools.partial(write_json, file, document) for file in outputs(as_json, output)]
     if trace is not None:
         writes.append(lambda: report.trace.save(trace))
     if page is not None:
         writes.append(lambda: write_page(page, report, here, beside, timeline))
+    simulation = None if timeline is None else timeline.to_json()
+    document = {**report.to_json(), "simulated": simulation}
+    writes += [functools.partial(write_json, file, document) for file in outputs(as_json, output)]
+    if not as_json:
+        writes.append(lambda: _print(console_of(), report, beside, timeline, answers=answers))
     write_all(*writes)
 
 

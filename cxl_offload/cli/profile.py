@@ -105,17 +105,12 @@ def profile(
         )
     if operators:
         found = replace(found, operators=tuple(map(_operators, dict.fromkeys(operators))))
-    if as_json:
-        typer.echo(profile_text(found), nl=False)
-    else:
-        print_profile(console_of(piped_width=WIDE), found)
-    console = Console(stderr=True) if as_json else console_of(piped_width=WIDE)
-    if output is not None:
+    said: list[str] = []
+    if output is not None:  # all files before what is printed, whose reader may stop early
         save_profile(found, output)
-        console.print(f"\nwritten: {output}", soft_wrap=True)
+        said.append(f"\nwritten: {output}")
     if copy_rules is not None:
-        said = _measure_copies(session, copy_rules)
-        console.print(f"\nhost copies: {said}", soft_wrap=True)
+        said.append(f"\nhost copies: {_measure_copies(session, copy_rules)}")
     if report is not None:
         machine = found.applied_to(session.machine)
         sections = [*profile_sections(found), machine_section(machine), *findings_here(machine)]
@@ -123,8 +118,14 @@ def profile(
     if plot is not None:
         from cxl_offload.profile.plot import save_plots
 
-        for picture in save_plots(found, plot):
-            console.print(f"written: {picture}", soft_wrap=True)
+        said += [f"written: {picture}" for picture in save_plots(found, plot)]
+    if as_json:
+        typer.echo(profile_text(found), nl=False)
+    else:
+        print_profile(console_of(piped_width=WIDE), found)
+    console = Console(stderr=True) if as_json else console_of(piped_width=WIDE)
+    for line in said:
+        console.print(line, soft_wrap=True)
 
 
 def _check_device(device: str) -> None:

@@ -117,11 +117,11 @@ def _run_and_tell(
     began = time.monotonic()
     code = _run(words, environment, stdout=_STDERR if json else None)
     seconds = time.monotonic() - began
+    if page is not None:  # before what is printed, whose reader may stop early
+        write_marked_page(page, shlex.join(words), marks, seconds=seconds, code=code)
     if json:
         facts = {"command": list(words), "status": code, "seconds": seconds}
         write_json("-", {**facts, "processes": read_marks(marks)})
-    if page is not None:
-        write_marked_page(page, shlex.join(words), marks, seconds=seconds, code=code)
     if code == 0 and not os.listdir(marks):
         typer.echo(
             "cxl-offload: warning: nothing was placed: no process on this machine trained with "

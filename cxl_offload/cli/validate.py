@@ -56,6 +56,10 @@ def validate_command(
         files = SHIPPED if cases is None else (cases,)
         asked = [case for file in files for case in load_cases(file)]
         results = validate(counted(asked, "cases predicted", tell))
+    if plot is not None:  # before what is printed: a reader such as `head` may end the program
+        from cxl_offload.validation.plot import plot_results
+
+        plot_results(results, plot)
     if as_json:
         entries = [result.as_json() for result in results]
         found = absolute_errors(results)
@@ -63,10 +67,6 @@ def validate_command(
         write_json("-", {"cases": entries, **absolute})
     else:
         _print_report(results, failed_only=failed_only)
-    if plot is not None:
-        from cxl_offload.validation.plot import plot_results
-
-        plot_results(results, plot)
     if strict and not all(result.passes for result in results):
         raise typer.Exit(1)
 

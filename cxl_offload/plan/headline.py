@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from cxl_offload.plan.plan_file import Batch, CopiesUse, Plan, Serving
+from cxl_offload.errors import ConfigError
+from cxl_offload.plan.model.config import ModelConfig
+from cxl_offload.plan.model.file import load_model, model_names
+from cxl_offload.plan.plan_file import CopiesUse, Plan, Serving
 from cxl_offload.plan.replay_check import stated_differences
 from cxl_offload.units import format_number, format_seconds
 
@@ -59,18 +64,77 @@ def waits(plan: Plan) -> Iterator[str]:
     )
 
 
-def beside_measured(
-    measured: float, predicted: float, planned: Batch, *, rows: int, prompt: int, generated: int
-) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatRan:
+    """Of a run what its plan may have been made for otherwise.
+
+    Attributes
+    ----------
+    rows, prompt, generated
+        Sequences, and tokens of each.
+    model, shape
+        Its name, and its sizes where they are known.
+    machine
+        The name of the one whose nodes held its bytes.
+    accelerator
+        What computed; None: the CPUs.
+    """
+
+    rows: int
+    prompt: int
+    generated: int
+    model: str
+    shape: ModelConfig | None
+    machine: str
+    accelerator: str | None
+
+
+def beside_measured(measured: float, plan: Plan, ran: WhatRan) -> str:
     """A run's tokens/s beside those of its plan, and whether they can be compared at all."""
-    count = planned.size * planned.count
     said = (
         f"Of the whole run {format_number(measured)} tokens/s measured; the plan predicted "
-        f"{format_number(predicted)}"
+        f"{format_number(plan.tokens_per_s)}"
     )
-    if (count, planned.prompt, planned.tokens) == (rows, prompt, generated):
+    unlike = [*_unlike(plan, ran)]
+    if not unlike:
         return said
-    return (
-        f"{said}, planned for {count} sequences of {planned.prompt} + {planned.tokens} tokens, "
-        f"this run had {rows} of {prompt} + {generated}: not comparable"
+    planned, had = (", ".join(sides) for sides in zip(*unlike, strict=True))
+    return f"{said}, planned for {planned}, this run had {had}: not comparable"
+
+
+def _unlike(plan: Plan, ran: WhatRan) -> Iterator[tuple[str, str]]:
+    """What was planned and what ran, of each thing that differs."""
+    batch = plan.batch
+    count = batch.size * batch.count
+    if (count, batch.prompt, batch.tokens) != (ran.rows, ran.prompt, ran.generated):
+        yield (
+            f"{count} sequences of {batch.prompt} + {batch.tokens} tokens",
+            f"{ran.rows} of {ran.prompt} + {ran.generated}",
+        )
+    if not _is_planned_model(plan, ran):
+        other = "another of that name" if plan.model == ran.model else f"model {ran.model}"
+        yield f"model {plan.model}", other
+    if plan.machine != ran.machine:
+        yield f"machine {plan.machine}", f"machine {ran.machine}"
+    if bool(plan.gpu_bytes) != (ran.accelerator is not None):
+        computing = ("a GPU" if plan.gpu_bytes else "CPUs", ran.accelerator or "CPUs")
+        yield computing
+
+
+def _is_planned_model(plan: Plan, ran: WhatRan) -> bool:
+    """By their sizes, since a folder may have any name; by their names where sizes are unknown."""
+    name = (
+        plan.model if plan.model in model_names() else dict(pairwise(plan.command)).get("--model")
     )
+    planned = None if name is None else sizes_of(name)
+    if planned is None or planned.name != plan.model or ran.shape is None:
+        return plan.model == ran.model
+    return replace(planned, name="") == replace(ran.shape, name="")
+
+
+def sizes_of(model: str) -> ModelConfig | None:
+    """The sizes of a folder or a name; None where the planner cannot read them."""
+    try:
+        return load_model(model)
+    except (ConfigError, OSError):
+        return None

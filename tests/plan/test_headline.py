@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from cxl_offload.plan.headline import beside_measured, speed, waits
+from cxl_offload.files import read_text, shipped_file
+from cxl_offload.plan.headline import WhatRan, beside_measured, speed, waits
+from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import Batch, CxlUse, PhaseEstimate, Plan
 from cxl_offload.plan.replay_check import ReplayCheck
 
@@ -64,16 +70,54 @@ def test_plan_with_short_blocks_or_without_blocks_says_nothing_of_waiting() -> N
     assert not [*waits(plan(phases=plan().phases[1:]))]
 
 
-def test_run_of_another_size_than_its_plan_is_not_compared() -> None:
-    planned = Batch(size=4096, count=2, prompt=64, tokens=16)
-    same = beside_measured(194.7234, 26158.123, planned, rows=8192, prompt=64, generated=16)
-    assert same == "Of the whole run 194.7 tokens/s measured; the plan predicted 26,160"
-    for rows, prompt, generated in ((4, 64, 16), (8192, 16, 16), (8192, 64, 8)):
-        said = beside_measured(
-            194.7234, 26158.123, planned, rows=rows, prompt=prompt, generated=generated
-        )
-        assert said.startswith(same)
-        assert said.endswith(
-            "planned for 8192 sequences of 64 + 16 tokens, this run had "
-            f"{rows} of {prompt} + {generated}: not comparable"
-        )
+def ran(**changes: Any) -> WhatRan:
+    """What :func:`plan` was made for."""
+    made: dict[str, Any] = {
+        "rows": 20, "prompt": 100, "generated": 11, "model": "m", "shape": None,
+        "machine": "here", "accelerator": None,
+    }  # fmt: skip
+    return WhatRan(**{**made, **changes})
+
+
+SAME = "Of the whole run 194.7 tokens/s measured; the plan predicted 398.8"
+
+
+@pytest.mark.parametrize(
+    ("change", "planned", "had"),
+    [
+        ({"rows": 4}, "20 sequences of 100 + 11 tokens", "4 of 100 + 11"),
+        ({"prompt": 16}, "20 sequences of 100 + 11 tokens", "20 of 16 + 11"),
+        ({"generated": 8}, "20 sequences of 100 + 11 tokens", "20 of 100 + 8"),
+        ({"model": "my-opt"}, "model m", "model my-opt"),
+        ({"machine": "there"}, "machine here", "machine there"),
+        ({"accelerator": "cuda:0"}, "CPUs", "cuda:0"),
+        ({"model": "n", "machine": "x"}, "model m, machine here", "model n, machine x"),
+    ],
+)
+def test_run_of_something_else_than_its_plan_is_not_compared(
+    change: dict[str, Any], planned: str, had: str
+) -> None:
+    assert beside_measured(194.7234, plan(), ran()) == SAME
+    said = beside_measured(194.7234, plan(), ran(**change))
+    assert said == f"{SAME}, planned for {planned}, this run had {had}: not comparable"
+
+
+def test_model_is_known_by_its_sizes_whatever_its_folder_is_called() -> None:
+    made, shape = plan(model="opt-1.3b"), load_model("opt-1.3b")
+    own = ran(model="my-opt", shape=replace(shape, name="my-opt"))
+    assert beside_measured(194.7234, made, own) == SAME
+    larger = ran(model="opt-1.3b", shape=replace(shape, layers=48))
+    said = beside_measured(194.7234, made, larger)
+    assert said.endswith("model opt-1.3b, this run had another of that name: not comparable")
+
+
+def test_sizes_of_a_planned_folder_are_those_of_its_command(tmp_path: Path) -> None:
+    folder, shape = tmp_path / "mine", load_model("opt-1.3b")
+    folder.mkdir()
+    text = read_text(shipped_file("models", "opt-1.3b"))
+    (folder / "config.json").write_text(json.dumps(yaml.safe_load(text)["config"]))
+    made = plan(model="mine", command=("run", "--model", str(folder)))
+    copied = ran(model="copied", shape=shape)
+    assert beside_measured(194.7234, made, copied) == SAME
+    moved = replace(made, command=("run", "--model", str(tmp_path / "gone")))
+    assert "this run had model copied" in beside_measured(194.7234, moved, copied)

@@ -291,7 +291,7 @@ def run(arguments: list[str]) -> object:
 
 
 def test_command_of_a_plan_realises_its_bytes_on_every_node(
-    plan_file: Path, tmp_path: Path
+    plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = load_plan(plan_file)
     report_file = tmp_path / "report.json"
@@ -299,6 +299,8 @@ def test_command_of_a_plan_realises_its_bytes_on_every_node(
 
     assert run([*command, "--output", str(report_file)]) == 0
 
+    said = " ".join(capsys.readouterr().out.split())
+    assert "planned for a GPU, this run had CPUs: not comparable." in said  # and nothing else
     report = json.loads(report_file.read_text())
     assert (report["prompt_len"], report["gen_len"]) == (plan.batch.prompt, plan.batch.tokens)
     granted: Counter[int] = Counter()

@@ -60,6 +60,17 @@ def test_plan_is_run_as_it_says(
     ) in said
 
 
+def test_plan_of_another_model_and_machine_is_not_compared(
+    folder: Path, plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = replace(load_plan(plan_file), model="llama-2-7b", machine="spr-1")
+    save_plan(other, tmp_path / "other.yaml")
+    assert run(command(folder, "--plan", str(tmp_path / "other.yaml"))) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "tokens, model llama-2-7b, machine spr-1, this run had" in said
+    assert f"model {folder.name}, machine {MACHINE}: not comparable." in said
+
+
 def test_cache_is_kept_as_the_plan_says(
     folder: Path, plan_file: Path, tmp_path: Path, session: Session
 ) -> None:
