@@ -119,7 +119,7 @@ def fleet(
     from cxl_offload.plan.model.file import load_model
     from cxl_offload.plan.vllm.plan import VllmRequest
 
-    read = read_machine(machine, profile, add, gpu)
+    read = read_machine(machine, profile, add, gpu, gpus)
     stream = _stream(trace, rate, prompt_len, gen_len, block_tokens)
     prompt, generated = (math.ceil(each) for each in stream.lengths())
     request = VllmRequest(

@@ -149,8 +149,15 @@ def read_machine(
     profile: str | None,
     add: Sequence[str] | None = None,
     gpu: str | None = None,
+    gpus: int | None = None,
 ) -> Machine:
-    """The machine to plan for, with what was measured on it and what it does not have yet."""
+    """The machine to plan for, with what was measured on it and what it does not have yet.
+
+    Raises
+    ------
+    ConfigError
+        A file or a name that is wrong, or ``--gpus`` of several and ``--gpu none``.
+    """
     from cxl_offload.plan.what_if import with_gpu, with_memory
     from cxl_offload.profile import load_profile
     from cxl_offload.topology import discover, load_machine
@@ -161,7 +168,10 @@ def read_machine(
         found = measured.applied_to(found)
     for text in add or ():
         found = with_memory(found, text)
-    return found if gpu is None else with_gpu(found, gpu)
+    planned = found if gpu is None else with_gpu(found, gpu)
+    if gpu is not None and gpus is not None and gpus > 1 and not planned.gpus:
+        raise ConfigError(f"--gpus {gpus}: --gpu {gpu} plans without any; leave one of them out")
+    return planned
 
 
 def gpu_share(
@@ -220,13 +230,29 @@ def measured_operators(profile: str | None) -> OperatorProfile | None:
     return next((each for each in found if each.device == "cpu"), None)
 
 
-def as_advice(plan: Plan, add: Sequence[str] | None, gpu: str | None) -> Plan:
-    """A plan for what is not there is advice."""
+def as_advice(
+    plan: Plan, add: Sequence[str] | None, gpu: str | None, machine: Machine, gpus: int | None
+) -> Plan:
+    """A plan for what is not there is advice.
+
+    Parameters
+    ----------
+    machine, gpus
+        What was planned for, and how many GPUs of it.
+    """
     is_supposed = gpu is not None and gpu.lower() != "none"
     supposed = [*(add or ()), *([f"GPU {gpu}"] if is_supposed else [])]
+    notes, there = plan.notes, len(machine.gpus)
+    if gpus is not None and gpus > there:
+        supposed.append(f"{gpus} GPUs")
+        notes += (
+            f"{machine.name} has {'one GPU' if there == 1 else f'{there} GPUs'}, and the plan is "
+            f"for {gpus} like it; a machine whose file names {gpus} runs it",
+        )
     if not supposed:
         return plan
-    return replace(plan, runs=False, advice=f"planned as if {' and '.join(supposed)} were there")
+    advice = f"planned as if {' and '.join(supposed)} were there"
+    return replace(plan, runs=False, advice=advice, notes=notes)
 
 
 @contextmanager
@@ -248,7 +274,7 @@ def drawn(timeline: Path | None, seen: list[Timeline] | None = None) -> Iterator
         yield simulated_seconds
         return
     if timeline is not None:
-        need_matplotlib("--timeline")
+        need_matplotlib("--timeline", timeline)
     is_drawn = False
 
     def draw(trace: Trace, machine: Machine, engines: Engines) -> Mapping[str, float]:

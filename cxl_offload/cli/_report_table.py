@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from rich import box
@@ -95,10 +96,25 @@ def or_none(value: int | None) -> str:
     return NONE if value is None else str(value)
 
 
-def need_matplotlib(option: str) -> None:
-    """Refuses an option that draws where nothing can draw, before any work is done."""
+def need_matplotlib(option: str, file: Path | None = None) -> None:
+    """Refuses an option that draws where nothing can draw, before any work is done.
+
+    Parameters
+    ----------
+    file
+        The picture, where the option names one; its ending is a format.
+    """
     if find_spec("matplotlib") is None:
         raise ConfigError(f"{option} needs matplotlib; install it, e.g. pip install matplotlib")
+    if file is None or not file.suffix:
+        return
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if file.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise ConfigError(
+            f"{option} {file}: no picture is written as {file.suffix}; end its name in .png, .svg "
+            "or .pdf"
+        )
 
 
 class Marks:

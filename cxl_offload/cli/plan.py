@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from cxl_offload.sim import Timeline
     from cxl_offload.topology import Machine
 
-_FLEXGEN, _DECODERS = "FlexGen only", "transformers only"
+_FLEXGEN, _DECODERS, _BATCHED = "FlexGen only", "transformers only", "FlexGen and transformers"
 
 
 def register(app: typer.Typer) -> None:
@@ -85,7 +85,7 @@ def inference(
     tiers: Tiers = None,
     limit: Limit = None,
     max_batches: Annotated[
-        int | None, typer.Option(help="Most GPU batches in a block.", rich_help_panel=_FLEXGEN)
+        int | None, typer.Option(help="Most batches in a block.", rich_help_panel=_BATCHED)
     ] = None,
     executor: Annotated[
         str,
@@ -163,7 +163,7 @@ def inference(
     wanted = _executors(executor, options, runs_in_flexgen(config) is None)
     common: dict[str, Any] = {
         "model": config,
-        "machine": read_machine(machine, profile, add, gpu),
+        "machine": read_machine(machine, profile, add, gpu, gpus),
         "prompt": prompt_len,
         "generated": gen_len,
         "model_name": model,
@@ -230,7 +230,7 @@ def inference(
         here = machine is None and add is None and gpu is None
         asked_of = {name: partial(noted, name) for name in wanted}
         plan = fastest(asked_of, lines=not as_json, here=here)
-    plan = as_advice(plan, add, gpu)
+    plan = as_advice(plan, add, gpu, common["machine"], gpus)
 
     def write_report() -> None:
         if report is not None:
@@ -337,7 +337,7 @@ def training(
     with names_the_line(machine), drawn(timeline, None if report is None else seen) as replay:
         request = TrainingRequest(
             model=load_model(model),
-            machine=read_machine(machine, profile, add, gpu),
+            machine=read_machine(machine, profile, add, gpu, gpus),
             batch=batch,
             tokens=seq_len,
             stage=None if stage is None else cast("Stage", stage),
@@ -360,7 +360,7 @@ def training(
         with progress_bar(keep=False, lines=False) as tell:
             tell("planning", 0, 1)
             plan = plan_training(request)
-    plan = as_advice(plan, add, gpu)
+    plan = as_advice(plan, add, gpu, request.machine, gpus)
 
     def write_report() -> None:
         if report is not None:

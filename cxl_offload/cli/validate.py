@@ -51,7 +51,7 @@ def validate_command(
     if failed_only and as_json:
         raise ConfigError("--failed: --json says of each case whether it passes; leave one out")
     if plot is not None:
-        need_matplotlib("--plot")
+        need_matplotlib("--plot", plot)
     with progress_bar(keep=False, lines=not as_json) as tell:
         files = SHIPPED if cases is None else (cases,)
         asked = [case for file in files for case in load_cases(file)]

@@ -22,6 +22,7 @@ from cxl_offload.cli.main import app
 from cxl_offload.topology import load_machine
 
 PLAN = ["plan", "inference", "--model", "opt-30b", "--machine", "epyc9354-cxl-a"]
+MOST = ["--executor", "transformers", "--max-batches", "1"]
 TRAINING = ["plan", "training", "--model", "opt-1.3b", "--machine", "epyc9354-cxl-a"]
 
 
@@ -96,6 +97,27 @@ def test_picture_that_was_not_drawn_is_an_error(
     code, _, error = run(*TRAINING, "--timeline", str(picture))
     assert (code, picture.exists()) == (2, False)
     assert "nothing was drawn" in error
+
+
+def test_picture_of_an_unknown_format_is_refused_by_the_name_of_its_option(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    wrong, right = str(tmp_path / "step.xyz"), str(tmp_path / "step.SVG")
+    for command in ([*TRAINING, "--timeline"], ["validate", "--plot"]):
+        code, out, error = run(*command, wrong)
+        assert (code, out) == (2, "")
+        option = command[-1]
+        assert f"{option} {wrong}: no picture is written as .xyz; end its name in .png" in error
+    assert run(*TRAINING, "--timeline", right)[0] == 0
+    assert Path(right).read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_help_names_every_executor_that_takes_an_option() -> None:
+    """Panels of the help are of those executors that do not refuse what is in them."""
+    text = run("plan", "inference", "--help")[1]
+    panel = text[text.index("FlexGen only") :].partition("─╯")[0]
+    assert "--interleave" in panel
+    assert "--max-batches" not in panel
+    assert run(*PLAN[:3], "opt-125m", *PLAN[4:], *MOST)[0] == 0
 
 
 def test_picture_without_matplotlib_is_refused_before_any_work(

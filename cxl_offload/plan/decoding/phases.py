@@ -332,6 +332,15 @@ def _decode_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, flo
         "hidden loads": hidden / hardware.link_bytes_per_s,
         "hidden stores": hidden / min(engine.hidden_store_bytes_per_s, hardware.link_bytes_per_s),
         "drive reads": _drive_seconds(drive, hardware.drive_read_bytes_per_s),
+        **_work_terms(block, work, arithmetic=arithmetic, memory=memory),
+    }
+
+
+def _work_terms(block: Block, work: float, *, arithmetic: float, memory: float) -> dict[str, float]:
+    """The GPU's work with attention of CPUs, which there is none of where it has all of the KV."""
+    if block.kv_gpu >= 1:
+        return {f"GPU work{' + CPU products' * bool(sum(block.weights_cpu))}": work}
+    return {
         "GPU work + CPU attention (arithmetic)": work + arithmetic,
         "GPU work + CPU attention (memory)": work + memory,
     }

@@ -239,17 +239,30 @@ class DeepSpeed(Executor[PlannedStep]):
         least = min(gpu_bytes(job, 1, stage) for stage in stages)
         host = sum(kind.bytes for kind in self._kinds(request.stage or 2))
         rooms = ", ".join(f"{n.name} {format_bytes(n.usable_bytes)}" for n in hardware.nodes)
-        drive = ""
         if hardware.drive_usable_bytes:
             rooms += f", nvme {format_bytes(hardware.drive_usable_bytes)}"
-        elif request.stage in (None, 3):
-            drive = " or a folder on a drive (--nvme-path)"
+        on_gpu, on_host = self._remedies(hardware)
+        there = sum(node.usable_bytes for node in hardware.nodes) + hardware.drive_usable_bytes
+        lacking = [*(on_gpu * (least > hardware.gpu_usable_bytes)), *(on_host * (host > there))]
         return (
             f"train {job.model.name} on {hardware.machine}: one sequence needs "
             f"{format_bytes(least)} of the GPU's usable {format_bytes(hardware.gpu_usable_bytes)}, "
-            f"and the optimizer {format_bytes(host)} of the host's usable {rooms}; shorten "
-            f"sequences, or give more memory (--add){drive}"
+            f"and the optimizer {format_bytes(host)} of the host's usable {rooms}; "
+            f"{' and '.join(lacking or [*on_gpu, *on_host])}"
         )
+
+    def _remedies(self, hardware: Hardware) -> tuple[list[str], list[str]]:
+        """What would make room on the GPU, and what on the host."""
+        job, request = self._job, self._request
+        stages = STAGES if request.stage is None else (request.stage,)
+        shortest = min(gpu_bytes(replace(job, tokens=1), 1, stage) for stage in stages)
+        on_gpu = "plan with more of the GPU (--gpu-usable) or another one (--gpu)"
+        if shortest <= hardware.gpu_usable_bytes:
+            on_gpu = "shorten sequences (--seq-len)"
+        on_host = "give the host more memory (--add)"
+        if not hardware.drive_usable_bytes and request.stage in (None, 3):
+            on_host += " or a folder on a drive (--nvme-path)"
+        return [on_gpu], [on_host]
 
     def batch(self, found: Candidate[PlannedStep]) -> Batch:
         """Micro-batch and accumulation steps."""

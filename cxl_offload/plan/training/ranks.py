@@ -72,7 +72,10 @@ class Ranks:
             "the host; with links of their own (NVLink) the machine is faster than planned"
         ]
         if self.hosts > 1:
-            said.append("DeepSpeed's launcher reads the hosts from its host file (--hostfile)")
+            said.append(
+                f"the machine is one host, and the plan is for {self.hosts} like it; DeepSpeed's "
+                "launcher reads them from its host file (--hostfile)"
+            )
         return [*said, NOT_SIMULATED]
 
     def __str__(self) -> str:

@@ -255,22 +255,31 @@ class Vllm(Executor[LayersOffGpu]):
         request, model = self._request, self._request.model
         what = f"plan {model.name} on {hardware.machine} for vLLM"
         each = hardware.gpu_memory_bytes * request.gpu_usable
-        weights, rooms = model.checkpoint_bytes, hardware.rooms()
+        weights, on_host = model.checkpoint_bytes, hardware.rooms()
+        on_host.pop(GPU, None)
         if request.targets.any and self._without_targets().search(hardware) is not None:
             return (
                 f"{what}: no number of layers off the GPU and of sequences at once gives "
                 f"{request.targets} (predicted); plan without to see what it takes"
             )
+        if request.kv_host_bytes and self._without_kv_host().search(hardware) is not None:
+            return (
+                f"{what}: --kv-host {format_bytes(request.kv_host_bytes)}: usable are "
+                f"{rooms_in_words(on_host)}, for these blocks and the layers "
+                "off the GPU; give less, or leave it out"
+            )
         of_gpus = {GPU: request.gpus * max(0.0, each - request.gpu_reserved_bytes)}
         count = "GPU" if request.gpus == 1 else f"each of {request.gpus} GPUs"
-        rooms.pop(GPU, None)
-        return weights_lack_room(what, weights, rooms | of_gpus) or (
+        return weights_lack_room(what, weights, on_host | of_gpus) or (
             f"{what}: {format_bytes(int(weights))} of weights and one sequence fit in no way; "
-            f"{count} {format_bytes(each)}, host {rooms_in_words(rooms)}"
+            f"{count} {format_bytes(each)}, host {rooms_in_words(on_host)}"
         )
 
     def _without_targets(self) -> Vllm:
         return Vllm(replace(self._request, targets=NO_TARGETS), self._kv_dtype)
+
+    def _without_kv_host(self) -> Vllm:
+        return Vllm(replace(self._request, kv_host_bytes=0), self._kv_dtype)
 
     def batch(self, found: Candidate[LayersOffGpu]) -> Batch:
         """Sequences that run at once, in the mean."""

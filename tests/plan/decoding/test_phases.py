@@ -73,6 +73,13 @@ def test_decoded_token_with_kv_on_the_gpu_is_weights_over_the_link_and_gpu_memor
     assert found.decode_token_s == pytest.approx(WEIGHTS / 25e9 + KERNELS_S + kv / 600e9)
 
 
+def test_no_term_is_of_attention_on_cpus_where_the_gpu_has_the_whole_cache() -> None:
+    whole, most = (phases(block((1.0, 0.0), kv_gpu=share)).decode_terms for share in (1.0, 0.9))
+    assert "GPU work" in whole
+    assert not [name for name in whole if "CPU" in name]
+    assert "GPU work + CPU attention (memory)" in most
+
+
 def test_cpu_attention_is_bound_by_arithmetic_or_by_the_slowest_node() -> None:
     terms = phases(block()).decode_terms
     tokens = 16 * JOB.mean_kv_tokens

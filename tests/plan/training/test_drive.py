@@ -91,7 +91,7 @@ def test_only_stage_three_has_a_drive(stage: Any) -> None:
 
 
 def test_plan_that_does_not_fit_says_what_the_drive_holds_and_asks_for_no_other() -> None:
-    with pytest.raises(MemoryError, match=r"nvme .*iB; shorten sequences") as refused:
+    with pytest.raises(MemoryError, match=r"nvme .*iB; give the host more memory") as refused:
         planned(limits={"ldram": 1 << 20, "nvme": 1 << 20}, tiers=("ldram", "nvme"))
     assert "--nvme-path" not in str(refused.value)
     with pytest.raises(MemoryError, match="--nvme-path"):

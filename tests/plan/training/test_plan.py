@@ -326,6 +326,27 @@ def test_impossible_training_is_refused(
         plan_training(request(**extra))
 
 
+@pytest.mark.parametrize(
+    ("extra", "remedy"),
+    [
+        ({"model": "opt-175b", "stage": 3}, "give the host more memory (--add) or a folder on a"),
+        ({"model": "gpt2", "gpu_usable": 1e-9}, "plan with more of the GPU (--gpu-usable) or"),
+        ({"model": "gpt2", "tokens": 1024, "gpu_usable": 0.03}, "shorten sequences (--seq-len)"),
+    ],
+)
+def test_remedy_is_for_what_lacks_room(extra: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(MemoryError) as refused:
+        plan_training(request(**extra))
+    said = str(refused.value).rpartition("; ")[2]
+    assert said.startswith(remedy)
+    assert " and " not in said, "the other has room"
+
+
+def test_remedies_are_for_both_where_both_lack_room() -> None:
+    with pytest.raises(MemoryError, match=r"--gpu-usable.* and give the host more memory"):
+        plan_training(request("opt-175b", gpu_usable=1e-9))
+
+
 def test_prices_say_what_another_plan_would_bring() -> None:
     plan = plan_training(request(gpu_usable=0.9))
     prices = {price.what: price.gain_tokens_per_s for price in plan.prices}

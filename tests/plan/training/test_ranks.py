@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -122,3 +123,17 @@ def test_the_plan_of_several_gpus_says_what_is_assumed() -> None:
     assert any("not replayed" in note for note in plan.notes)
     with pytest.raises(ConfigError, match="1 to 64"):
         Ranks(gpus=65)
+
+
+def test_gpus_beyond_those_of_the_machine_are_advice() -> None:
+    line = ["plan", "training", "--model", "gpt2-xl", "--machine", "epyc9354-cxl-a", "--json"]
+    gpus = ([], ["--gpus", "2"])
+    one, two = (json.loads(CliRunner().invoke(app, [*line, *more]).stdout) for more in gpus)
+    assert one["runs"]
+    assert (two["runs"], two["advice"]) == (False, "planned as if 2 GPUs were there")
+    assert any("epyc9354-cxl-a has one GPU" in note for note in two["notes"])
+
+
+def test_the_plan_of_several_hosts_says_that_the_machine_is_one() -> None:
+    plan = planned(Ranks(hosts=2, network_bytes_per_s=1e10), batch=8, model="gpt2-xl")
+    assert any("the machine is one host, and the plan is for 2 like it" in n for n in plan.notes)

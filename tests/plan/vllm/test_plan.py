@@ -188,6 +188,7 @@ def test_model_that_fits_the_gpu_stays_there() -> None:
             MemoryError,
             "one sequence fit in no way; GPU 17",
         ),
+        ({"kv_host_bytes": 1 << 60}, MemoryError, r"--kv-host .*iB: usable are ldram .*give less"),
     ],
 )
 def test_impossible_requests_are_refused(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cxl_offload.cli._plan_inputs import as_advice
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.equations.collectives import all_reduce_seconds
@@ -16,6 +17,7 @@ from cxl_offload.plan.gpu import LAYER_S, MEMORY_SHARE, REQUEST_S, SEQUENCE_S
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.vllm.flags import flags_of_plan
 from cxl_offload.plan.vllm.tensor_parallel import kv_parts
+from cxl_offload.topology import load_machine
 
 from ..model.test_config import SMALL
 from .test_plan import flag, plan_vllm, request
@@ -139,6 +141,27 @@ def test_command_line_plans_for_several_gpus_and_only_for_vllm() -> None:
     assert document["executor"] == "vllm"
     assert "--tensor-parallel-size" in document["command"]
     assert any("4 GPUs compute every layer together" in note for note in document["notes"])
+    assert (document["runs"], document["advice"]) == (False, "planned as if 4 GPUs were there")
+    assert any("spr3-h100 has one GPU" in note for note in document["notes"])
     refused = RUN.invoke(app, [*words, "--executor", "flexgen"])
     assert refused.exit_code == 2
     assert "--gpus: flexgen has no such option" in refused.output
+
+
+def test_gpus_that_the_machine_has_are_no_supposition() -> None:
+    plan, machine = plan_vllm(request("llama-3-70b", gpus=2)), load_machine("spr3-h100")
+    gpus = tuple(replace(machine.gpus[0], name=f"H100-{at}") for at in range(2))
+    two = replace(machine, gpus=gpus, dma_paths=())
+    assert as_advice(plan, None, None, two, 2) is plan
+    assert as_advice(plan, None, None, machine, None) is plan
+    assert not as_advice(plan, None, None, machine, 2).runs
+    assert as_advice(plan, None, "h100", two, 2).advice == "planned as if GPU h100 were there"
+
+
+@pytest.mark.parametrize("kind", ["inference", "training"])
+def test_several_gpus_of_a_machine_without_any_are_refused(kind: str) -> None:
+    words = ["plan", kind, "--model", "opt-1.3b", "--machine", "spr3-h100", "--gpus", "3"]
+    refused = RUN.invoke(app, [*words, "--gpu", "none"])
+    assert refused.exit_code == 2
+    assert "--gpus 3: --gpu none plans without any; leave one of them out" in refused.output
+    assert "heads" not in refused.output
