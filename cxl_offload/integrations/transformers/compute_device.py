@@ -12,13 +12,19 @@ from cxl_offload.integrations.transformers.kinds import named_experts
 from cxl_offload.memory import PolicyLike, Session
 from cxl_offload.objects.weight_kinds import KINDS as WEIGHT_KINDS
 from cxl_offload.plan.hardware import GPU
+from cxl_offload.plan.plan_file import Plan
 from cxl_offload.transfer import CopyEngine, CopyHandle
 
 _LEAST_UNFINISHED = 1 << 30
 
 
-def chosen_device(name: str | torch.device) -> torch.device:
+def chosen_device(name: str | torch.device, plan: Plan | None = None) -> torch.device:
     """The accelerator of a name such as ``"cuda"`` or ``"cuda:0"``, with its number.
+
+    Parameters
+    ----------
+    plan
+        What is run; CPUs take another one where it is for an accelerator.
 
     Raises
     ------
@@ -29,16 +35,20 @@ def chosen_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError):
         raise ConfigError(f"accelerator {name!r}: give cuda, or cuda:0") from None
+    on_cpus = (
+        "the plan is for one; for CPUs plan again, with cxl-offload plan inference --gpu none"
+        if plan is not None and plan.accelerator is not None
+        else "leave accelerator out to compute on the CPU"
+    )
     if device.type != "cuda":
         raise ConfigError(
-            f"accelerator {name}: weights are streamed to CUDA devices; give cuda, or cuda:0, or "
-            "leave accelerator out to compute on the CPU"
+            f"accelerator {name}: weights are streamed to CUDA devices, such as cuda or cuda:0; "
+            f"{on_cpus}"
         )
     count = torch.cuda.device_count()
     if not count:
         raise ConfigError(
-            f"accelerator {name}: torch {torch.__version__} finds no CUDA device; leave "
-            "accelerator out, or plan with --gpu none, to compute on the CPU"
+            f"accelerator {name}: torch {torch.__version__} finds no CUDA device; {on_cpus}"
         )
     number = torch.cuda.current_device() if device.index is None else device.index
     if number >= count:

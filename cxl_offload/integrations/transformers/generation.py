@@ -38,7 +38,14 @@ from cxl_offload.integrations.transformers.prefixes import checked_prefixes
 from cxl_offload.integrations.transformers.prompt_ids import tokenized
 from cxl_offload.integrations.transformers.ranked import RankPart, report_of_all
 from cxl_offload.integrations.transformers.room import KeptAs, KvMemory, kept_as
-from cxl_offload.integrations.transformers.run_checks import RunTuning, check_options, check_stop
+from cxl_offload.integrations.transformers.run_checks import (
+    RunTuning,
+    check_alone,
+    check_options,
+    check_rows_at_once,
+    check_stop,
+    check_whole_sequences,
+)
 from cxl_offload.integrations.transformers.run_trace import RunTrace
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.token_clock import TokenClock
@@ -281,9 +288,10 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     request.kept_as()  # refuses what nothing is kept as
     check_options(request)
     split = split_for(request.computes_on, {**asked.policies, **request.place})
-    rows_at_once = request.rows_at_once or asked.rows_at_once
+    rows_at_once = check_rows_at_once(request, asked, split)
     device = _device(request, session, part, split)
     policies = chosen_policies(split.on_host, session, on_accelerator=device is not None)
+    check_whole_sequences(request, policies)
     check_checkpoint(request.model)
     inputs, tokenizer = tokenized(Path(request.tokenizer or request.model), request.prompts)
     mine = part.rows(inputs["input_ids"].shape[0])
@@ -309,15 +317,11 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
 def _device(
     request: GenerateRun, session: Session, part: RankPart, split: SplitPolicies
 ) -> ModelDevice | None:
-    if request.record:
-        part.check_alone("a run is recorded")
+    check_alone(request, part)
     if request.computes_on is None:
         return None
-    if request.record:
-        raise ConfigError("a trace is of what CPUs compute; leave it or accelerator out")
-    part.check_alone("an accelerator computes")
     ModelDevice.refuse(tune=request.tuning.signal, prefixes=request.prefixes)
-    return ModelDevice(chosen_device(request.computes_on), session, split.layers)
+    return ModelDevice(chosen_device(request.computes_on, request.plan), session, split.layers)
 
 
 def _report(

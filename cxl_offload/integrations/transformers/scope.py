@@ -174,7 +174,7 @@ def offload(
     accelerator = asked.accelerator if accelerator is None else accelerator
     split, device = split_for(accelerator, asked.policies), None
     if accelerator is not None:
-        device = ModelDevice(chosen_device(accelerator), session, split.layers)
+        device = ModelDevice(chosen_device(accelerator, asked.plan), session, split.layers)
         device.refuse(tune=tune, hot_expert_bytes=hot_expert_bytes, prefixes=prefixes)
     store = store_for(
         chosen_policies(split.on_host, session, on_accelerator=device is not None),
@@ -252,7 +252,11 @@ class Offloaded:
         if rows_at_once is not None and rows_at_once < 1:
             raise ConfigError(f"rows_at_once {rows_at_once}: at least 1, or None for all")
         if rows_at_once is not None and "kv" not in store.parts:
-            raise ConfigError("rows_at_once needs the cache in tiers; give a policy of kv")
+            raise ConfigError(
+                f"rows_at_once {rows_at_once}: rows in turn need the cache in a tier; give a "
+                "policy of kv, such as bind:ldram, or gpu:1,bind:ldram for all of it on the "
+                "accelerator"
+            )
         if rows_at_once is None and "activations" in store.parts:
             raise ConfigError(
                 "a policy of activations is for hidden states of rows that are computed in parts; "

@@ -92,4 +92,4 @@ def fake_accelerator(
 
     for module in (scope, generation):
         monkeypatch.setattr(module, "ModelDevice", FakeDevice)
-        monkeypatch.setattr(module, "chosen_device", lambda name: torch.device("cpu"))
+        monkeypatch.setattr(module, "chosen_device", lambda *_: torch.device("cpu"))

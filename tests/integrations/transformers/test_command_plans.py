@@ -12,7 +12,7 @@ import pytest
 
 from cxl_offload import _C
 from cxl_offload.integrations import fit
-from cxl_offload.integrations.transformers import load, offload
+from cxl_offload.integrations.transformers import generation, load, offload
 from cxl_offload.integrations.transformers.plans import policies_of
 from cxl_offload.memory import Session, as_policy
 from cxl_offload.plan.plan_file import Batch, load_plan, save_plan
@@ -160,7 +160,9 @@ def test_plan_for_a_gpu_is_run_there_without_being_told(
     assert run(asked) == 2
     said = capsys.readouterr().err.strip()
     assert "finds no CUDA device" in said
-    assert "plan with --gpu none" in said
+    assert "the plan is for one; for CPUs plan again, with cxl-offload plan inference --gpu" in said
+    assert run([*asked, "--accelerator", "cpu"]) == 2
+    assert "leave accelerator out" not in (said + capsys.readouterr().err)
     shares = {"mlp": "gpu:0.5,cxl", "attention": "ldram", "kv": "gpu:0.5,ldram"}
     save_plan(replace(plan, policies={**plan.policies, **shares}), made)
     session = Session.simulated(load_machine(MACHINE), driver=driver)
@@ -179,3 +181,34 @@ def test_plan_for_a_gpu_is_run_there_without_being_told(
     assert rows["attention", "host"] == 2 * attention
     assert run(command(folder, "--place", "kv=ldram", "--gen-len", "6", "--output", str(file))) == 0
     assert json.loads(file.read_text())["tokens"] == report["tokens"]
+
+
+@pytest.mark.parametrize("place", [None, "gpu"])
+def test_cache_that_rows_in_turn_cannot_use_is_refused_before_loading(
+    place: str | None,
+    folder: Path,
+    plan_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, made, plan = _C.FakeDriver(), tmp_path / "gpu.yaml", load_plan(plan_file)
+    policies = {kind: text for kind, text in plan.policies.items() if kind != "kv"}
+    words = (*plan.command, "--accelerator", "cuda")
+    save_plan(replace(plan, policies=policies, command=words), made)
+    session = Session.simulated(load_machine(MACHINE), driver=driver)
+    monkeypatch.setattr(fit, "session_on", lambda *_: session)
+    fake_accelerator(monkeypatch, lambda session: FakeCopies(session, driver))
+    asked = command(folder, "--plan", str(made))
+    with monkeypatch.context() as patched:
+        patched.setattr(generation, "load", lambda *_, **__: pytest.fail("loaded"))
+        assert run([*asked, *([] if place is None else ["--place", f"kv={place}"])]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "the plan's batches of 1: rows in turn need a policy of kv" in said
+    assert ("--place kv=gpu is none" if place else "it has no policy") in said
+    assert "--place kv=gpu:1,bind:ldram for all of it on the accelerator" in said
+    assert run([*asked, "--place", "kv=gpu:1,bind:ldram"]) == 0, "what it names works"
+    assert run(command(folder, "--place", "weights=ldram", "--rows-at-once", "1")) == 2
+    said = capsys.readouterr().err.strip()
+    assert "--rows-at-once 1: rows in turn" in said
+    assert said.endswith("give --place kv=bind:ldram")

@@ -35,6 +35,8 @@ from .models import VOCAB
         (("--place", "kv=cxl", "--attention", "flash"), "flash"),
         (("--place", "kv=cxl", "--dtype", "float3"), "float3"),
         (("--place", "kv=cxl", "--kv-dtype", "int3"), "kv_dtype int3"),
+        (("--place", "kv=bind:cxl", "--whole-sequences"), "--whole-sequences: kv="),
+        (("--place", "mlp=cxl", "--whole-sequences"), "--whole-sequences: kv has no policy"),
     ],
 )
 def test_bad_input_is_one_line_before_the_model_loads(
