@@ -109,5 +109,5 @@ def test_room_of_plans_plans_saves_loads_and_compares(tmp_path: Path) -> None:
     assert room.load_plan(tmp_path / "plan.yaml") == made[1]
     bigger = room.with_memory(machine, "cxl=128GiB:38.4GB/s:250ns")
     with_card = room.plan_vllm(room.VllmRequest(**{**asked, "machine": bigger}, **lengths))
-    assert room.compare_plans(made[1], with_card).gain >= 0
+    assert (room.compare_plans(made[1], with_card).gain or 0) >= 0
     assert room.compare_plans(*made[:2]).notes, "two executors"

@@ -198,8 +198,11 @@ def compare(
     for name, cells in _rows(plans, PLACES).items():
         made.add_row(_ROWS.get(name, name), *cells)
     show(console, made)
-    faster = "faster" if gain >= 0 else "slower"
-    console.print(f"\nThe second is {abs(gain):.1%} {faster} than the first (predicted).")
+    said = "How much faster the second is cannot be said"
+    if gain is not None:
+        faster = "faster" if gain >= 0 else "slower"
+        said = f"The second is {abs(gain):.1%} {faster} than the first (predicted)"
+    console.print(f"\n{said}.")
     for note in compared.notes:
         console.print(f"Note: {note}.")
 

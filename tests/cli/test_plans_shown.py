@@ -50,6 +50,9 @@ def test_comparison_says_in_words_what_else_than_memory_differs(tmp_path: Path) 
     assert "the first is for flexgen, the second for vllm" in text
     assert "plan both with the same --executor" in text
     assert "the models differ: opt-30b and opt-13b" in text
+    assert "How much faster the second is cannot be said." in text
+    assert "%" not in text
+    assert json.loads(run("plan", "compare", str(first), str(second), "--json")[1])["gain"] is None
     assert "the lengths of prompts or answers differ" in run(
         "plan", "compare", str(first), str(third)
     )[1].replace("\n", " ")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.plan.plan_file import Batch, CxlUse, Plan
 from cxl_offload.plan.two_plans import compare_plans
 
@@ -41,3 +42,18 @@ def test_what_differs_besides_memory_is_noted_once_each() -> None:
     assert "other work" in lengths
     (programs,) = compare_plans(FIRST, replace(FIRST, executor="flexgen")).notes
     assert "for vllm, the second for flexgen" in programs
+
+
+def test_no_gain_is_of_other_models_or_lengths() -> None:
+    other = replace(FIRST, batch=replace(FIRST.batch, tokens=9))
+    assert compare_plans(FIRST, replace(FIRST, model="n")).gain is None
+    assert compare_plans(FIRST, other).gain is None
+    assert compare_plans(other, other).gain == 0
+    assert compare_plans(replace(FIRST, tokens_per_s=0.0), FIRST).gain is None
+
+
+def test_inference_is_not_compared_with_training() -> None:
+    training = replace(FIRST, kind="training", executor="deepspeed")
+    with pytest.raises(ConfigError, match="the first plan is of inference and the second of train"):
+        compare_plans(FIRST, training)
+    assert compare_plans(training, training).gain == 0
