@@ -104,9 +104,10 @@ KvTypes = Annotated[
 StateTypes = Annotated[
     str | None,
     typer.Option(
-        metavar="TYPE[,TYPE]",
+        metavar="auto|TYPE[,TYPE]",
         help="Types that momentum and variance may also be kept in, of bfloat16 and uint8 (8 bits, "
-        "in blocks); each loses precision and needs this package's CPUAdam, the fastest is taken.",
+        "in blocks); each loses precision and needs this package's CPUAdam, the fastest is taken. "
+        "auto: compare them; fewer bits only for --cxl-margin or more, or if float32 lacks room.",
     ),
 ]
 SharingGpus = Annotated[

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.compare import best_without_idle_tiers
 from cxl_offload.plan.equations.adam_bytes import moment_bytes
 from cxl_offload.plan.executor import Candidate, Executor, KindBytes
-from cxl_offload.plan.gpu import assumed_training_share
 from cxl_offload.plan.hardware import NVME, Hardware
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import Batch, PhaseEstimate, Plan
 from cxl_offload.plan.replay_check import Replay
-from cxl_offload.plan.training.adam_rate import about_optimizer, optimizer_rate
-from cxl_offload.plan.training.drive import BUFFERS, NOWHERE, OnDrive, choices, kinds_in_memory
+from cxl_offload.plan.training.adam_rate import about_optimizer
+from cxl_offload.plan.training.drive import BUFFERS
 from cxl_offload.plan.training.ds_config import CONFIG, config_text
-from cxl_offload.plan.training.job import (
-    LOW_BYTES,
-    HostKind,
-    Stage,
-    TrainingJob,
-    gpu_bytes,
-    host_kinds,
-    micro_batches,
-)
+from cxl_offload.plan.training.job import TrainingJob, gpu_bytes
 from cxl_offload.plan.training.notes import (
     FLASH_NOTE,
     about_checkpoints,
@@ -33,52 +25,16 @@ from cxl_offload.plan.training.notes import (
     about_gpu,
     about_states,
 )
-from cxl_offload.plan.training.placement import (
-    StepEstimate,
-    TrainingStep,
-    Weights,
-    kind_bytes,
-    place,
-)
+from cxl_offload.plan.training.placement import StepEstimate, kind_bytes
 from cxl_offload.plan.training.request import TrainingRequest as TrainingRequest
+from cxl_offload.plan.training.search import STAGES, PlannedStep, StepSearch
+from cxl_offload.plan.training.state_choice import AS_FAST, AUTO, WIDEST_FIRST, ComparedTypes
 from cxl_offload.plan.training.trace import equation_phases, planned_work, replayed_phases
 from cxl_offload.renamed import old_names
 from cxl_offload.topology.cpulist import format_cpulist
 from cxl_offload.units import format_bytes
 
-STAGES: tuple[Stage, ...] = (2, 1, 3)
-"""In the order in which one has to be faster than those before it."""
-
-_AS_FAST = 1e-6
-"""States in fewer bytes have to be faster by more than this share: they lose precision."""
-
 DRIVE_TERM = "reads and writes of the drive"
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """Micro-batch, stage and interleave weights of every kind, and what they take."""
-
-    micro: int
-    stage: Stage
-    checkpointing: bool
-    step: TrainingStep
-    weights: Weights
-    estimate: StepEstimate
-    on_drive: OnDrive = NOWHERE
-    drive_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A micro-batch that the GPU holds, before anything is placed on the host."""
-
-    micro: int
-    checkpointing: bool
-    gpu_bytes: int
-    step: TrainingStep
-    on_drive: OnDrive
-    drive_bytes: int
 
 
 def plan_training(request: TrainingRequest) -> Plan:
@@ -93,13 +49,27 @@ def plan_training(request: TrainingRequest) -> Plan:
     ValueError
         A batch or a sequence the model cannot have.
     """
+    if AUTO in request.state_dtypes:
+        compared = _compared(request)
+        return make_plan(DeepSpeed(request, compared.chosen(), compared=compared))
     executors = [DeepSpeed(request, kept) for kept in ("", *dict.fromkeys(request.state_dtypes))]
     if len(executors) == 1:
         return make_plan(executors[0])
     found = [executor.search(executor.hardware()) for executor in executors]
     rates = [0.0 if best is None else best.tokens_per_s for best in found]
-    enough = max(rates) * (1 - _AS_FAST)
+    enough = max(rates) * (1 - AS_FAST)
     return make_plan(executors[next(at for at, rate in enumerate(rates) if rate >= enough)])
+
+
+def _compared(request: TrainingRequest) -> ComparedTypes:
+    """The step that would be planned with each type of states, without tiers that bring little."""
+    seconds: dict[str, float | None] = {}
+    for kept in WIDEST_FIRST:
+        seconds[kept] = None
+        with contextlib.suppress(MemoryError):
+            best, _, _ = best_without_idle_tiers(DeepSpeed(request, kept))
+            seconds[kept] = best.choice.estimate.step_s
+    return ComparedTypes(seconds, request.cxl_margin)
 
 
 class DeepSpeed(Executor[PlannedStep]):
@@ -109,22 +79,28 @@ class DeepSpeed(Executor[PlannedStep]):
     ----------
     state_dtype
         What momentum and variance are kept as; empty: float32.
+    compared
+        What was compared where the planner chose it.
     """
 
     kind = "training"
     name = "deepspeed"
 
-    def __init__(self, request: TrainingRequest, state_dtype: str = "") -> None:
-        self._request, self._state_dtype = request, state_dtype
-        ranks, model = request.ranks, request.model
+    def __init__(
+        self,
+        request: TrainingRequest,
+        state_dtype: str = "",
+        *,
+        compared: ComparedTypes | None = None,
+    ) -> None:
+        self._request, self._state_dtype, self._compared = request, state_dtype, compared
         self._job = TrainingJob(
-            model=model,
-            batch=request.batch // ranks.count,
+            model=request.model,
+            batch=request.batch // request.ranks.count,
             tokens=request.tokens,
             flash_attention=request.flash_attention,
         )
-        self._held = -(-model.parameters // ranks.hosts)  # parameters whose states a host has
-        self._largest = max(tensor.elements // tensor.count for tensor in model.tensors())
+        self._space = StepSearch(request, self._job, state_dtype)
         if request.nvme_path is None and NVME in (request.tiers or ()):
             raise ConfigError("tier nvme: name a folder of the drive by --nvme-path")
         if request.nvme_path is not None and not request.hardware().drive_usable_bytes:
@@ -143,101 +119,17 @@ class DeepSpeed(Executor[PlannedStep]):
         found = self._request.hardware().of_gpus(self._request.ranks.gpus)
         return found.without(NVME) if self._request.nvme_path is None else found
 
-    @property
-    def _gpu_name(self) -> str:
-        gpus = self._request.machine.gpus
-        return f"{gpus[0].name} {gpus[0].model}".rstrip() if gpus else ""
-
-    def _between(self, hardware: Hardware) -> float:
-        ranks, nbytes = self._request.ranks, LOW_BYTES * self._job.model.parameters
-        return ranks.exchange_seconds(nbytes, hardware.link_bytes_per_s / ranks.gpus)
-
-    def _kinds(self, stage: Stage, accumulation: int = 1) -> tuple[HostKind, ...]:
-        return host_kinds(self._held, stage, accumulation, state_dtype=self._state_dtype)
-
-    def _places(self, stage: Stage, hardware: Hardware) -> Iterable[OnDrive]:
-        """What may be on the drive: DeepSpeed reads states in float32 there and no others."""
-        return [
-            each for each in choices(stage, hardware) if not (each.optimizer and self._state_dtype)
-        ]
-
-    def _steps(self, hardware: Hardware) -> Iterator[_Candidate]:
-        """Micro-batches that the GPU holds, and what a step of them does."""
-        job, gpus = self._job, self._request.ranks.gpus
-        rate = optimizer_rate(self._request, hardware)
-        share = assumed_training_share(self._gpu_name)
-        stages = STAGES if self._request.stage is None else (self._request.stage,)
-        for stage, checkpointing in itertools.product(stages, (False, True)):
-            for micro in micro_batches(job):
-                need = gpu_bytes(job, micro, stage, checkpointing=checkpointing)
-                if need > hardware.gpu_usable_bytes:
-                    break
-                passes = job.passes(hardware.gpu, share, micro=micro, checkpointing=checkpointing)
-                kinds = self._kinds(stage, job.batch // micro)
-                for there in self._places(stage, hardware):
-                    step = TrainingStep(
-                        kinds=kinds_in_memory(kinds, there, gpus=gpus, largest=self._largest),
-                        stage=stage,
-                        forward_s=passes.forward_s,
-                        backward_s=passes.backward_s,
-                        accumulation=job.batch // micro,
-                        cpu_bytes_per_s=rate,
-                        between_s=self._between(hardware),
-                        drive=there.seconds(kinds, hardware),
-                        edge=1 / (job.model.layers + 1),  # with the head
-                    )
-                    yield _Candidate(micro, checkpointing, need, step, there, there.nbytes(kinds))
-
     def search(
         self, hardware: Hardware, *, like: Candidate[PlannedStep] | None = None
     ) -> Candidate[PlannedStep] | None:
-        """The shortest step; of equals the largest micro-batch, without checkpointing if it can be.
-
-        Stages 1 and 3 have to bring more than the margin: how much less small micro-batches reach
-        of the GPU, and what gathers cost beside the copies, is not in the equations.
-        """
-        best: PlannedStep | None = None
-        need = 0
-        for each in self._steps(hardware):
-            step = each.step
-            most_s = float("inf")
-            if best is not None:
-                slack = -1e-6 if each.checkpointing > best.checkpointing else 1e-6
-                if STAGES.index(step.stage) > STAGES.index(best.stage):
-                    slack = -self._request.cxl_margin
-                most_s = best.estimate.step_s * (1 + slack)
-            placed = place(step, hardware, most_s=most_s)
-            fits = each.drive_bytes <= hardware.drive_usable_bytes
-            if placed is None or placed[1].step_s > most_s or not fits:
-                continue
-            best = PlannedStep(
-                each.micro, step.stage, each.checkpointing, step, *placed,
-                each.on_drive, each.drive_bytes,
-            )  # fmt: skip
-            need = each.gpu_bytes
-        if best is None:
-            return None
-        job = self._job
-        host = [0] * len(hardware.nodes)
-        for kind in best.step.kinds:
-            for at, nbytes in enumerate(kind_bytes(kind, best.weights[kind.name])):
-                host[at] += nbytes
-        return Candidate(
-            hardware=hardware,
-            choice=best,
-            tokens_per_s=self._request.batch * job.tokens / best.estimate.step_s,
-            sequences=best.micro,
-            host=tuple(host),
-            gpu_bytes=need,
-            drive_bytes=best.drive_bytes,
-        )
+        """The shortest step."""
+        return self._space.best(hardware)
 
     def why_nothing_fits(self, hardware: Hardware) -> str:
         """What is needed and what there is."""
         job, request = self._job, self._request
-        stages = STAGES if request.stage is None else (request.stage,)
-        least = min(gpu_bytes(job, 1, stage) for stage in stages)
-        host = sum(kind.bytes for kind in self._kinds(request.stage or 2))
+        least = min(gpu_bytes(job, 1, stage) for stage in self._space.stages)
+        host = sum(kind.bytes for kind in self._space.kinds(request.stage or 2))
         rooms = ", ".join(f"{n.name} {format_bytes(n.usable_bytes)}" for n in hardware.nodes)
         if hardware.drive_usable_bytes:
             rooms += f", nvme {format_bytes(hardware.drive_usable_bytes)}"
@@ -273,7 +165,7 @@ class DeepSpeed(Executor[PlannedStep]):
     def kinds(self, found: Candidate[PlannedStep]) -> Iterable[KindBytes]:
         """Host tensors; what the GPU holds is in its own bytes."""
         there, none = found.choice.on_drive.kinds, (0,) * len(found.hardware.nodes)
-        whole = {kind.name: kind.bytes for kind in self._kinds(found.choice.stage)}
+        whole = {kind.name: kind.bytes for kind in self._space.kinds(found.choice.stage)}
         for kind in found.choice.step.kinds:
             weights = found.choice.weights[kind.name]
             drive = whole[kind.name] if kind.name in there else 0
@@ -308,7 +200,7 @@ class DeepSpeed(Executor[PlannedStep]):
             checkpointing=choice.checkpointing,
             on_drive=choice.on_drive,
             nvme_path=self._request.nvme_path,
-            largest=self._largest,
+            largest=self._space.largest,
         )
         return {CONFIG: text}
 
@@ -344,7 +236,7 @@ class DeepSpeed(Executor[PlannedStep]):
             return {}
         step, weights, hardware = found.choice.step, found.choice.weights, found.hardware
         work = planned_work(self._job, step, hardware, weights)
-        moment = moment_bytes(self._held, self._state_dtype) / self._held
+        moment = moment_bytes(self._space.held, self._state_dtype) / self._space.held
         checkpointing = found.choice.checkpointing
         work = replace(work, checkpointing=checkpointing, moment_bytes=moment)
         return replayed_phases(replay, work, step, hardware, self.machine(found))
@@ -370,7 +262,8 @@ class DeepSpeed(Executor[PlannedStep]):
             f"planned with {request.host_usable:.0%} of host and {request.gpu_usable:.0%} of GPU "
             "memory",
             about_states(self._state_dtype),
-            about_gpu(self._gpu_name),
+            *(self._compared.notes() if self._compared else ()),
+            about_gpu(self._space.gpu_name),
             *about_optimizer(request, found.hardware),
             "no absolute step time is published for these machines, so no error is known",
         ]

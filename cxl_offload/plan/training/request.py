@@ -11,6 +11,7 @@ from cxl_offload.plan.equations.adam_bytes import STATE_TYPES
 from cxl_offload.plan.request import PlanRequest
 from cxl_offload.plan.training.job import Stage
 from cxl_offload.plan.training.ranks import ONE_GPU, Ranks
+from cxl_offload.plan.training.state_choice import AUTO
 from cxl_offload.plan.usable import GPU_USABLE
 
 
@@ -40,6 +41,8 @@ class TrainingRequest(PlanRequest):
         the drive is left alone.
     state_dtypes
         What momentum and variance may also be kept as, of ``STATE_TYPES``; the fastest is taken.
+        ``("auto",)``: any of them, and fewer bits only where they bring more than ``cxl_margin``,
+        or where float32 does not fit.
     bind_cores
         Whether the launcher binds every rank to cores of the socket that is planned with.
     """
@@ -61,18 +64,26 @@ class TrainingRequest(PlanRequest):
         rate = self.optimizer_bytes_per_s
         if rate is not None and not 1e3 <= rate <= 1e15:
             raise ConfigError(f"optimizer rate {rate / 1e9:g} GB/s: from 1e-6 to 1e6")
-        for name in self.state_dtypes:
-            if name not in STATE_TYPES:
-                raise ConfigError(
-                    f"state dtype {name!r}: it is one of {', '.join(STATE_TYPES)}; float32 is "
-                    "always tried"
-                )
+        self._check_states()
         if self.batch % self.ranks.count:
             raise ConfigError(
                 f"batch {self.batch} over {self.ranks.count} GPUs: a multiple of them is needed"
             )
         if self.nvme_path is not None:
             self._check_drive(self.nvme_path)
+
+    def _check_states(self) -> None:
+        if AUTO in self.state_dtypes and len(self.state_dtypes) > 1:
+            raise ConfigError(
+                f"state dtypes {', '.join(self.state_dtypes)}: {AUTO} compares all of them; give "
+                "it alone, or name types without it"
+            )
+        for name in self.state_dtypes:
+            if name not in (AUTO, *STATE_TYPES):
+                raise ConfigError(
+                    f"state dtype {name!r}: it is {AUTO}, or of {', '.join(STATE_TYPES)}; "
+                    "float32 is always tried"
+                )
 
     def _check_drive(self, path: str) -> None:
         """The plan may be for another machine, so its folder need not be on this one."""

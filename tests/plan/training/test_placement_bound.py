@@ -9,7 +9,7 @@ import pytest
 
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.file import load_model
-from cxl_offload.plan.training import placement, plan
+from cxl_offload.plan.training import placement, search
 from cxl_offload.plan.training.placement import TrainingStep, least_step_s, place
 from cxl_offload.plan.training.plan import DeepSpeed
 from cxl_offload.plan.training.request import TrainingRequest
@@ -30,7 +30,7 @@ def every_step() -> list[tuple[TrainingStep, Hardware]]:
         replace(node, read_bytes_per_s=2e9, copy_bytes_per_s=1e9) for node in hardware.nodes
     )
     every = (hardware, replace(hardware, nodes=slower))
-    return [(each.step, offered) for offered in every for each in executor._steps(offered)]
+    return [(each.step, offered) for offered in every for each in executor._space.steps(offered)]
 
 
 def test_no_placement_undercuts_the_least_seconds() -> None:
@@ -63,7 +63,7 @@ def test_plan_is_the_same_where_every_step_is_placed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(placement, "_solve", counted)
     found = executor.search(executor.hardware())
     few = len(solved)
-    monkeypatch.setattr(plan, "place", lambda step, hardware, most_s: place(step, hardware))
+    monkeypatch.setattr(search, "place", lambda step, hardware, most_s: place(step, hardware))
     solved.clear()
     assert executor.search(executor.hardware()) == found
     assert 0 < few < len(solved)

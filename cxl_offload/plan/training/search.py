@@ -1,0 +1,172 @@
+"""The shortest step of a training: micro-batch and stage, what is computed again, places of all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from cxl_offload.plan.executor import Candidate
+from cxl_offload.plan.gpu import assumed_training_share
+from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.training.adam_rate import optimizer_rate
+from cxl_offload.plan.training.drive import NOWHERE, OnDrive, choices, kinds_in_memory
+from cxl_offload.plan.training.job import (
+    LOW_BYTES,
+    HostKind,
+    Stage,
+    TrainingJob,
+    gpu_bytes,
+    host_kinds,
+    micro_batches,
+)
+from cxl_offload.plan.training.placement import (
+    StepEstimate,
+    TrainingStep,
+    Weights,
+    kind_bytes,
+    place,
+)
+from cxl_offload.plan.training.request import TrainingRequest
+
+STAGES: tuple[Stage, ...] = (2, 1, 3)
+"""In the order in which one has to be faster than those before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """Micro-batch, stage and interleave weights of every kind, and what they take."""
+
+    micro: int
+    stage: Stage
+    checkpointing: bool
+    step: TrainingStep
+    weights: Weights
+    estimate: StepEstimate
+    on_drive: OnDrive = NOWHERE
+    drive_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepChoice:
+    """A micro-batch that the GPU holds, before anything is placed on the host."""
+
+    micro: int
+    checkpointing: bool
+    gpu_bytes: int
+    step: TrainingStep
+    on_drive: OnDrive
+    drive_bytes: int
+
+
+class StepSearch:
+    """All steps of a request with optimizer states of one type, and the shortest.
+
+    Parameters
+    ----------
+    state_dtype
+        What momentum and variance are kept as; empty: float32.
+    """
+
+    def __init__(self, request: TrainingRequest, job: TrainingJob, state_dtype: str) -> None:
+        self._request, self._job, self._state_dtype = request, job, state_dtype
+        model = job.model
+        self.held = -(-model.parameters // request.ranks.hosts)
+        """Parameters whose states a host has."""
+        self.largest = max(tensor.elements // tensor.count for tensor in model.tensors())
+        """Elements of the largest parameter."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Those that are allowed."""
+        return STAGES if self._request.stage is None else (self._request.stage,)
+
+    @property
+    def gpu_name(self) -> str:
+        """Whose share of the peak is planned with."""
+        gpus = self._request.machine.gpus
+        return f"{gpus[0].name} {gpus[0].model}".rstrip() if gpus else ""
+
+    def kinds(self, stage: Stage, accumulation: int = 1) -> tuple[HostKind, ...]:
+        """Of host tensors, wherever they are."""
+        return host_kinds(self.held, stage, accumulation, state_dtype=self._state_dtype)
+
+    def steps(self, hardware: Hardware) -> Iterator[StepChoice]:
+        """Micro-batches that the GPU holds, and what a step of them does."""
+        job, gpus = self._job, self._request.ranks.gpus
+        rate = optimizer_rate(self._request, hardware)
+        share = assumed_training_share(self.gpu_name)
+        for stage, checkpointing in itertools.product(self.stages, (False, True)):
+            for micro in micro_batches(job):
+                need = gpu_bytes(job, micro, stage, checkpointing=checkpointing)
+                if need > hardware.gpu_usable_bytes:
+                    break
+                passes = job.passes(hardware.gpu, share, micro=micro, checkpointing=checkpointing)
+                kinds = self.kinds(stage, job.batch // micro)
+                for there in self._places(stage, hardware):
+                    step = TrainingStep(
+                        kinds=kinds_in_memory(kinds, there, gpus=gpus, largest=self.largest),
+                        stage=stage,
+                        forward_s=passes.forward_s,
+                        backward_s=passes.backward_s,
+                        accumulation=job.batch // micro,
+                        cpu_bytes_per_s=rate,
+                        between_s=self._between(hardware),
+                        drive=there.seconds(kinds, hardware),
+                        edge=1 / (job.model.layers + 1),  # with the head
+                    )
+                    yield StepChoice(micro, checkpointing, need, step, there, there.nbytes(kinds))
+
+    def best(self, hardware: Hardware) -> Candidate[PlannedStep] | None:
+        """The shortest step; of equals the largest micro-batch, without checkpointing if it can be.
+
+        Stages 1 and 3 have to bring more than the margin: how much less small micro-batches reach
+        of the GPU, and what gathers cost beside the copies, is not in the equations.
+        """
+        best: PlannedStep | None = None
+        need = 0
+        for each in self.steps(hardware):
+            step = each.step
+            most_s = float("inf")
+            if best is not None:
+                slack = -1e-6 if each.checkpointing > best.checkpointing else 1e-6
+                if STAGES.index(step.stage) > STAGES.index(best.stage):
+                    slack = -self._request.cxl_margin
+                most_s = best.estimate.step_s * (1 + slack)
+            placed = place(step, hardware, most_s=most_s)
+            fits = each.drive_bytes <= hardware.drive_usable_bytes
+            if placed is None or placed[1].step_s > most_s or not fits:
+                continue
+            best = PlannedStep(
+                each.micro, step.stage, each.checkpointing, step, *placed,
+                each.on_drive, each.drive_bytes,
+            )  # fmt: skip
+            need = each.gpu_bytes
+        return None if best is None else self._candidate(hardware, best, need)
+
+    def _candidate(
+        self, hardware: Hardware, best: PlannedStep, need: int
+    ) -> Candidate[PlannedStep]:
+        host = [0] * len(hardware.nodes)
+        for kind in best.step.kinds:
+            for at, nbytes in enumerate(kind_bytes(kind, best.weights[kind.name])):
+                host[at] += nbytes
+        return Candidate(
+            hardware=hardware,
+            choice=best,
+            tokens_per_s=self._request.batch * self._job.tokens / best.estimate.step_s,
+            sequences=best.micro,
+            host=tuple(host),
+            gpu_bytes=need,
+            drive_bytes=best.drive_bytes,
+        )
+
+    def _between(self, hardware: Hardware) -> float:
+        ranks, nbytes = self._request.ranks, LOW_BYTES * self._job.model.parameters
+        return ranks.exchange_seconds(nbytes, hardware.link_bytes_per_s / ranks.gpus)
+
+    def _places(self, stage: Stage, hardware: Hardware) -> Iterable[OnDrive]:
+        """What may be on the drive: DeepSpeed reads states in float32 there and no others."""
+        return [
+            each for each in choices(stage, hardware) if not (each.optimizer and self._state_dtype)
+        ]
