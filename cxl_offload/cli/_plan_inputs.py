@@ -110,6 +110,20 @@ StateTypes = Annotated[
         "auto: compare them; fewer bits only for --cxl-margin or more, or if float32 lacks room.",
     ),
 ]
+BoundCores = Annotated[
+    bool,
+    typer.Option(
+        help="Let DeepSpeed's launcher bind ranks (numactl) to the socket that is planned for.",
+    ),
+]
+OffloadCheckpoints = Annotated[
+    bool,
+    typer.Option(
+        "--offload-checkpoints",
+        help="Let checkpoints of activations lie on the host between forward and backward, where "
+        "that brings more than --cxl-margin or nothing else fits.",
+    ),
+]
 SharingGpus = Annotated[
     int | None,
     typer.Option(

@@ -17,6 +17,7 @@ from cxl_offload.cli._plan_choice import fastest
 from cxl_offload.cli._plan_fleet import fleet
 from cxl_offload.cli._plan_inputs import (
     AddedMemory,
+    BoundCores,
     CxlMargin,
     FirstTokenMost,
     GpuOnPaper,
@@ -27,6 +28,7 @@ from cxl_offload.cli._plan_inputs import (
     MachineName,
     ModelName,
     MostSequences,
+    OffloadCheckpoints,
     Output,
     ProfileFile,
     SharingGpus,
@@ -287,6 +289,7 @@ def training(
         float | None, typer.Option(help="What the CPU optimizer draws from local memory, GB/s.")
     ] = None,
     state_dtype: StateTypes = None,
+    offload_checkpoints: OffloadCheckpoints = False,
     flash_attention: Annotated[
         bool,
         typer.Option(
@@ -301,12 +304,7 @@ def training(
             rich_help_panel=LIMITS,
         ),
     ] = None,
-    bind_cores: Annotated[
-        bool,
-        typer.Option(
-            help="Let DeepSpeed's launcher bind ranks (numactl) to the socket that is planned for."
-        ),
-    ] = False,
+    bind_cores: BoundCores = False,
     script: Annotated[str, typer.Option(help="The training script of the command.")] = "train.py",
     host_usable: HostUsable = HOST_USABLE,
     gpu_usable: Annotated[
@@ -350,6 +348,7 @@ def training(
             flash_attention=flash_attention,
             nvme_path=nvme_path,
             state_dtypes=() if state_dtype is None else names(state_dtype) or (state_dtype,),
+            offload_checkpoints=offload_checkpoints,
             bind_cores=bind_cores,
             host_usable=host_usable,
             gpu_usable=gpu_usable,

@@ -16,11 +16,10 @@ from cxl_offload import tensor as tiers
 from cxl_offload.memory import Pages, PolicyLike, Session, current_session, known_policy
 from cxl_offload.ops.saved import HostWay, Order, Saved, StreamWay, Way, as_bytes, part_of
 from cxl_offload.ops.view import untraced
+from cxl_offload.plan.equations.activation_bytes import COPIES_AHEAD
 from cxl_offload.renamed import renamed_keywords
 
 Reason = Literal["parameter", "small", "placed", "thin", "kind"]
-
-_PREFETCH_ON_GPU = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +212,7 @@ class OffloadedActivations:
     def _ahead(self, device: torch.device) -> int:
         if self._prefetch is not None:
             return self._prefetch
-        return _PREFETCH_ON_GPU if device.type == "cuda" else 0
+        return COPIES_AHEAD if device.type == "cuda" else 0
 
     def _way(self, device: torch.device) -> Way:
         if device not in self._ways:

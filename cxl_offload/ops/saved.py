@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from cxl_offload import tensor
 from cxl_offload.memory import Session
 from cxl_offload.ops.beside import OneThread
+from cxl_offload.plan.equations.activation_bytes import LEAVING_BYTES as _LEAVING_BYTES
 from cxl_offload.renamed import old_names
 from cxl_offload.tensor_bytes import check_whole
 
@@ -21,9 +22,6 @@ _ALIGNMENT_BYTES = 64
 
 _THIN = 8
 """A view brings along what lies between its elements, or the whole storage, up to this factor."""
-
-_LEAVING_BYTES = 256 << 20
-"""GPU memory that copies under way may hold back; at 25 GB/s some 10 ms of copying."""
 
 
 class Order:

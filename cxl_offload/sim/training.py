@@ -62,6 +62,8 @@ class TrainingWork:
         fused kernel writes both.
     moment_bytes
         Of an element of momentum or variance.
+    checkpoints
+        Where the input of every layer lies between forward and backward; None: in GPU memory.
     """
 
     shape: ModelShape
@@ -82,6 +84,7 @@ class TrainingWork:
     early_return: bool = True
     cast_apart: bool = False
     moment_bytes: float = _FULL_BYTES
+    checkpoints: TensorHome | None = None
 
     def __post_init__(self) -> None:
         if self.zero_stage not in (1, 2, 3):
@@ -105,12 +108,14 @@ def training_trace(work: TrainingWork) -> Trace:
         for layer in range(last + 1):
             if layer < last:  # backward begins with the layer that forward ends with
                 run.load_parameters(layer + 1)
+            run.store_checkpoint(layer)
             run.compute(layer)
             run.schedule.barrier()
         run.schedule.phase = "backward"
         for layer in range(last, -1, -1):
             if layer > 0:
                 run.load_parameters(layer - 1)
+                run.load_checkpoint(layer - 1)
             if layer < last:
                 run.store_gradients(layer + 1, number)
             run.compute_back(layer)
@@ -142,6 +147,24 @@ class _StepTrace:
         """To the GPU, what is not there."""
         placed = self._work.parameters.place(self._low_bytes(layer))
         self.schedule.load("load_weight", "weights", placed)
+
+    def store_checkpoint(self, layer: int) -> None:
+        """The input of a layer leaves while the layer computes; that of the head stays."""
+        placed = self._checkpoint(layer)
+        host = placed.on_host(self._work.stage)
+        nbytes = sum(host.values())
+        self.schedule.add("checkpoints", "d2h", "act", write=host, accelerator_bytes=nbytes)
+        self.schedule.to_drive("checkpoints", "act", placed.drive)
+
+    def load_checkpoint(self, layer: int) -> None:
+        """It comes back while the layer above it computes."""
+        self.schedule.load("checkpoints", "act", self._checkpoint(layer))
+
+    def _checkpoint(self, layer: int) -> PlacedBytes:
+        home = self._work.checkpoints
+        if home is None or layer == self._shape.layers:
+            return _ON_GPU.place(0)
+        return home.place(self._work.micro_batch * self._work.tokens * self._shape.token_bytes)
 
     def compute(self, layer: int) -> None:
         """Forward is one pass over a layer."""

@@ -18,6 +18,7 @@ from cxl_offload.memory import (
     as_policy,
 )
 from cxl_offload.memory.policy import refuse_copies
+from cxl_offload.plan.equations.activation_bytes import ACTIVATIONS
 from cxl_offload.plan.plan_file import Plan, load_plan
 from cxl_offload.topology import Machine
 
@@ -41,13 +42,15 @@ class KindPolicies:
     """The policy of every kind, and in words where it is from.
 
     ``state_dtype`` is what the plan counts on that momentum and variance are kept as; empty: it
-    says nothing. ``checkpointing``: it counts on a backward that computes activations again.
+    says nothing. ``checkpointing``: it counts on a backward that computes activations again, and
+    that what is kept for it lies by the policy ``activations``; None: on the GPU.
     """
 
     by_kind: Mapping[str, Policy]
     source: str
     state_dtype: str = ""
     checkpointing: bool = False
+    activations: Policy | None = None
 
 
 def kind_policies(
@@ -86,13 +89,14 @@ def kind_policies(
         request = parse_request(request)
     if request is None:
         return KindPolicies(policies, "defaults")
-    state_dtype, checkpointing = "", False
+    state_dtype, checkpointing, activations = "", False, None
     if isinstance(request, Path):
         request = load_plan(request)
     if isinstance(request, Plan):
         chosen: Mapping[str, PolicyLike] = _of_plan(request)
         source = f"plan of {request.model} on {request.machine}"
         state_dtype, checkpointing = request.state_dtype, request.checkpointing
+        activations = _of_activations(request, machine)
     elif isinstance(request, Mapping) and all(isinstance(key, str) for key in request):
         chosen = cast("Mapping[str, PolicyLike]", request)
         source = "policies of the caller"
@@ -105,7 +109,7 @@ def kind_policies(
     policies |= {kind: as_policy(each, machine) for kind, each in chosen.items()}
     for kind, policy in policies.items():
         refuse_copies(policy, f"{kind} of DeepSpeed")
-    return KindPolicies(policies, source, state_dtype, checkpointing)
+    return KindPolicies(policies, source, state_dtype, checkpointing, activations)
 
 
 def cxl_note(kind: str, policy: Policy, machine: Machine) -> str | None:
@@ -133,6 +137,14 @@ def _of_plan(plan: Plan) -> dict[str, PolicyLike]:
         if like in chosen:
             chosen.setdefault(kind, chosen[like])
     return chosen
+
+
+def _of_activations(plan: Plan, machine: Machine) -> Policy | None:
+    """Where checkpoints of activations go; None: they stay on the GPU."""
+    for home in plan.homes:
+        if home.kind == ACTIVATIONS and home.policy:
+            return as_policy(home.policy, machine)
+    return None
 
 
 def parse_request(text: str) -> PlanOrPolicy:

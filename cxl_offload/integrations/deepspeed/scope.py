@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from cxl_offload.integrations.deepspeed.accelerator import Capture, installed
 from cxl_offload.integrations.deepspeed.attached import AttachedEngine
-from cxl_offload.integrations.deepspeed.checkpoints import compute_again
+from cxl_offload.integrations.deepspeed.checkpoints import compute_again, leave_for
 from cxl_offload.integrations.deepspeed.kinds import (
     PlanOrPolicy,
     kind_policies,
@@ -118,9 +118,15 @@ def _engines() -> list[Any]:
     return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
 
+def _keep_little(model: Any, store: Store) -> str | None:
+    """Has a model keep one tensor a layer, where the plan has it; why it cannot, or None."""
+    why, offload = compute_again(model), store.offloaded_activations()
+    return leave_for(model, offload) if why is None and offload is not None else why
+
+
 def _attach(engine: Any, store: Store, capture: Capture) -> AttachedEngine:
     attached = AttachedEngine(engine, store, capture)
-    if store.policies.checkpointing and (why := compute_again(engine.module)) is not None:
+    if store.policies.checkpointing and (why := _keep_little(engine.module, store)) is not None:
         _LOG.warning("the plan counts on activation checkpointing: %s", why)
     if engine.global_rank == 0 and _LOG.isEnabledFor(logging.INFO):
         _LOG.info("%s", attached.table())

@@ -11,6 +11,7 @@ from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.integrations.deepspeed.kinds import KindPolicies
 from cxl_offload.memory import Dax, Interleave, Pages, Policy, Session, Weighted
 from cxl_offload.objects.kind_counts import LiveKind, count_kinds_of, known_nodes
+from cxl_offload.ops.activations import OffloadedActivations, offload_activations
 from cxl_offload.ranks import RankShare
 
 
@@ -74,6 +75,14 @@ class Store:
         if made.numel():
             self._given[made.data_ptr()] = (kind, site)
         return made
+
+    def offloaded_activations(self) -> OffloadedActivations | None:
+        """What has activations go to their place; None where they stay on the GPU."""
+        policy = self.policies.activations
+        if policy is None:
+            return None
+        pages = _pages_of(policy, self._pages)
+        return offload_activations(policy, pages=pages, session=self.session)
 
     def owns(self, value: torch.Tensor) -> bool:
         """Whether a tensor lies in memory of this store."""

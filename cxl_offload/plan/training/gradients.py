@@ -43,6 +43,11 @@ class GradientCopies:
     final: int
     back_first: bool = False
 
+    @property
+    def sends(self) -> bool:
+        """Whether gradients are copied at all."""
+        return bool(self.out or self.back or self.final)
+
 
 def gradient_copies(stage: Stage, accumulation: int) -> tuple[GradientCopies, ...]:
     """What the micro-batches of a step copy; those that copy nothing are left out."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from cxl_offload.plan.equations.activation_bytes import held_on_gpu
 from cxl_offload.plan.equations.adam_bytes import moment_bytes
 from cxl_offload.plan.gpu import GpuRates, roofline_seconds
 from cxl_offload.plan.model.config import ModelConfig
@@ -83,6 +84,10 @@ class TrainingJob:
             return full
         near = window - window * (window - 1) / (2 * tokens)
         return full + (near - full) * model.windowed_layers / model.layers
+
+    def checkpoint_bytes(self, micro: int) -> int:
+        """One tensor a layer, its input, of a micro-batch."""
+        return LOW_BYTES * micro * self.tokens * self.model.hidden * self.model.layers
 
     def flops(self, *, checkpointing: bool) -> tuple[float, float]:
         """Operations of ``(forward, backward)`` of one sequence, scores and logits included."""
@@ -171,13 +176,19 @@ def host_kinds(
 
 
 def gpu_bytes(
-    job: TrainingJob, micro_batch: int, stage: Stage, *, checkpointing: bool = True
+    job: TrainingJob,
+    micro_batch: int,
+    stage: Stage,
+    *,
+    checkpointing: bool = True,
+    offloaded: bool = False,
 ) -> int:
     """What the GPU must hold at the peak of a micro-batch's backward.
 
     Parameters (stage 3: two layers of them and the embeddings' largest tensor), in stage 1 as many
     bytes of gradients, two gradient buckets, logits, and with checkpointing one checkpoint a layer
-    and one layer's activations, else those of all layers.
+    and one layer's activations, else those of all layers. Checkpoints that are ``offloaded`` are on
+    the GPU only while they are copied.
     """
     model = job.model
     parameters = model.parameters
@@ -188,7 +199,9 @@ def gpu_bytes(
         3: 2 * (parameters // model.layers) + largest,
     }[stage]
     rows = micro_batch * job.tokens
-    checkpoints = LOW_BYTES * rows * model.hidden * model.layers
+    checkpoints = job.checkpoint_bytes(micro_batch)
+    if offloaded:
+        checkpoints = held_on_gpu(checkpoints, model.layers)
     layer = LAYER_BYTES_PER_ELEMENT * rows * model.hidden
     if not job.flash_attention:
         layer += SCORE_BYTES * micro_batch * model.heads * job.tokens**2

@@ -28,10 +28,17 @@ def about_states(dtype: str) -> str:
     )
 
 
-def about_checkpoints(checkpointing: bool) -> str:
-    """Whether activations are computed again."""
+def about_checkpoints(checkpointing: bool, offloaded_bytes: int) -> str:
+    """Whether activations are computed again, and how many bytes of them lie on the host."""
     if not checkpointing:
         return "without activation checkpointing"
+    if offloaded_bytes:
+        return (
+            f"with activation checkpointing, and {format_bytes(offloaded_bytes)} of checkpoints on "
+            "the host between forward and backward: the hook of `cxl-offload run` does both in "
+            "models of transformers; others train as the plan counts on only where their script "
+            "uses cxl_offload.offload_activations around its checkpoints"
+        )
     return (
         "with activation checkpointing, as the micro-batch fits only so: the hook of `cxl-offload "
         "run` switches it on in models of transformers, in others the script has to"

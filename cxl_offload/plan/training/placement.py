@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cxl_offload.core import HUGE_PAGE_BYTES
+from cxl_offload.plan.equations.activation_bytes import ACTIVATIONS
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.solve import Program
@@ -68,9 +69,21 @@ class TrainingStep:
         return sum(kind.traffic for kind in self.kinds)
 
     @property
+    def activation_bytes(self) -> int:
+        """Checkpoints that leave in every forward and come back in its backward; 0: they stay."""
+        return sum(kind.bytes for kind in self.kinds if kind.name == ACTIVATIONS)
+
+    @property
     def copies(self) -> tuple[GradientCopies, ...]:
-        """How gradients cross the link; stage 3 fetches parameters in all these passes too."""
-        return gradient_copies(self.stage, self.accumulation)
+        """How gradients cross the link; stage 3 fetches parameters in all these passes too.
+
+        Passes that copy no gradients are among them only where checkpoints cross the link.
+        """
+        copies = gradient_copies(self.stage, self.accumulation)
+        others = self.accumulation - sum(each.passes for each in copies)
+        if not (self.activation_bytes and others):
+            return copies
+        return (GradientCopies(others, out=0, back=0, final=0), *copies)
 
     @property
     def final_kind(self) -> str:
@@ -135,7 +148,8 @@ def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEs
 
     The copies of gradients of a micro-batch follow each other during its backward; stage 3 also
     fetches parameters for forward and backward, hidden behind them as far as they last, and in
-    the same direction of the link as gradients that come back. Parameters return once.
+    the same direction of the link as gradients that come back. Parameters return once. Checkpoints
+    of activations leave beside the forward, and come back beside the backward in that direction.
     """
     shares = [0.0] * len(hardware.nodes)
     for kind in step.kinds:
@@ -156,8 +170,11 @@ def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEs
         fetch = _copy_seconds(hardware, weights["params"], step.low_bytes)
         fetch = max(fetch, step.drive.fetch) + step.between_s
         back = 0.0  # parameters stay on the host
-    late = _late_gradients(step, hardware, weights, fetch)
-    in_forward = step.accumulation * max(0.0, fetch - step.forward_s)
+    kept = 0.0
+    if step.activation_bytes:
+        kept = _copy_seconds(hardware, weights[ACTIVATIONS], step.activation_bytes)
+    late = _late_copies(step, hardware, weights, fetch=fetch, kept=kept)
+    in_forward = step.accumulation * max(0.0, max(fetch, kept) - step.forward_s)
     work = step.accumulation * (step.forward_s + step.backward_s)
     return StepEstimate(
         step_s=work + late + in_forward + back + optimizer + step.drive_s,
@@ -171,18 +188,25 @@ def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEs
     )
 
 
-def _late_gradients(
-    step: TrainingStep, hardware: Hardware, weights: Weights, fetch: float
+def _late_copies(
+    step: TrainingStep, hardware: Hardware, weights: Weights, *, fetch: float, kept: float
 ) -> float:
-    """Seconds by which copies of gradients, and of parameters, outlast the backwards of a step."""
+    """Seconds by which copies of gradients outlast the backwards of a step, and those to the GPU.
+
+    Parameters
+    ----------
+    fetch, kept
+        Seconds of a backward in which parameters, and checkpoints, are copied to the GPU.
+    """
     low = float(step.low_bytes)
     added = _copy_seconds(hardware, weights[step.sum_kind], low)
     final = _copy_seconds(hardware, weights[step.final_kind], FP32_OVER_LOW * low)
     exposed = 0.0
     for each in step.copies:
-        gradients = (each.out + each.back) * added + each.final * final + step.between_s
-        gradients += max(0.0, fetch - step.between_s) if each.back_first else 0.0
-        to_gpu = fetch + each.back * added
+        between = step.between_s if each.sends else 0.0
+        gradients = (each.out + each.back) * added + each.final * final + between
+        gradients += max(0.0, fetch - step.between_s) + kept if each.back_first else 0.0
+        to_gpu = fetch + kept + each.back * added
         beside = max(gradients + step.edge * step.backward_s, to_gpu)
         late = step_times(StepInputs(0.0, step.backward_s, beside, 0.0, 0.0)).exposed_transfer_s
         exposed += each.passes * max(late, step.edge * gradients)
@@ -285,6 +309,7 @@ class _StepProgram:
         self.added, self.final, self.fetched = (
             seconds(name, 0.0) for name in ("added", "final", "fetched")
         )
+        self.kept = seconds("activations", 0.0) if self.step.activation_bytes else None
         for name, columns in self.weights.items():
             self.program.row(name, dict.fromkeys(columns, 1.0), low=self.grid, high=self.grid)
 
@@ -331,18 +356,30 @@ class _StepProgram:
             row("fetch behind forward", fetches, high=forward - between)
         else:
             self._copied("staging", self.back, beside_s=step.between_s)
+        if self.kept is not None:
+            self._copied(ACTIVATIONS, self.kept, step.activation_bytes / step.low_bytes)
+            row("activations behind forward", {self.kept: 1.0, self.fetch: -1.0}, high=forward)
+        self._behind_backward(between, backward)
+
+    def _behind_backward(self, between: float, backward: float) -> None:
+        """What each pass copies, less the backward; both in units of the program."""
+        step, row = self.step, self.program.row
         for each, column in zip(step.copies, self.exposed, strict=True):
             out = {self.added: float(each.out + each.back), self.final: float(each.final)}
-            if step.stage == 3 and each.back_first:
-                out[self.fetched] = 1.0
-            hidden = (1 - step.edge) * backward - between
+            to_gpu = {self.fetched: 1.0} if step.stage == 3 else {}
+            to_gpu |= {} if self.kept is None else {self.kept: 1.0}
+            if each.back_first:
+                out |= to_gpu
+            sent = between if each.sends else 0.0
+            hidden = (1 - step.edge) * backward - sent
             row("gradients", {**out, column: -1.0}, high=hidden)
             if step.edge:
                 last = {which: step.edge * times for which, times in out.items()}
-                row("of the last layer", {**last, column: -1.0}, high=-step.edge * between)
-            if step.stage == 3:
-                to_gpu = {self.fetched: 1.0, self.added: float(each.back), column: -1.0}
-                row("fetch behind backward", to_gpu, high=backward - between)
+                row("of the last layer", {**last, column: -1.0}, high=-step.edge * sent)
+            if to_gpu:
+                to_gpu |= {self.added: float(each.back), column: -1.0}
+                fetched = between if step.stage == 3 else 0.0
+                row("fetch behind backward", to_gpu, high=backward - fetched)
 
     def _copied(
         self, kind: str, seconds: int, times: float = 1.0, *, beside_s: float = 0.0

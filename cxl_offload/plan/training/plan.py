@@ -128,7 +128,8 @@ class DeepSpeed(Executor[PlannedStep]):
     def why_nothing_fits(self, hardware: Hardware) -> str:
         """What is needed and what there is."""
         job, request = self._job, self._request
-        least = min(gpu_bytes(job, 1, stage) for stage in self._space.stages)
+        leave = request.offload_checkpoints
+        least = min(gpu_bytes(job, 1, stage, offloaded=leave) for stage in self._space.stages)
         host = sum(kind.bytes for kind in self._space.kinds(request.stage or 2))
         rooms = ", ".join(f"{n.name} {format_bytes(n.usable_bytes)}" for n in hardware.nodes)
         if hardware.drive_usable_bytes:
@@ -244,7 +245,11 @@ class DeepSpeed(Executor[PlannedStep]):
     def other_homes(
         self, found: Candidate[PlannedStep]
     ) -> Iterable[tuple[str, Candidate[PlannedStep] | None]]:
-        """The other stages."""
+        """The other stages, and checkpoints that stay on the GPU."""
+        if found.choice.step.activation_bytes:
+            stays = replace(self._request, offload_checkpoints=False)
+            other = DeepSpeed(stays, self._state_dtype)
+            yield "with checkpoints on the GPU", other.search(found.hardware)
         for stage in STAGES if self._request.stage is None else ():
             if stage != found.choice.stage:
                 other = DeepSpeed(replace(self._request, stage=stage), self._state_dtype)
@@ -253,9 +258,10 @@ class DeepSpeed(Executor[PlannedStep]):
     def notes(self, found: Candidate[PlannedStep]) -> list[str]:
         """What the script has to do, and what is not known."""
         request = self._request
-        checkpoints = about_checkpoints(found.choice.checkpointing)
+        choice = found.choice
+        checkpoints = about_checkpoints(choice.checkpointing, choice.step.activation_bytes)
         return [
-            f"ZeRO stage {found.choice.stage}, bf16, {request.ranks}, {checkpoints}",
+            f"ZeRO stage {choice.stage}, bf16, {request.ranks}, {checkpoints}",
             *request.ranks.notes(),
             *about_drive(found.drive_bytes, request.nvme_path),
             *([FLASH_NOTE] if request.flash_attention else ()),

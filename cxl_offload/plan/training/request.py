@@ -43,6 +43,9 @@ class TrainingRequest(PlanRequest):
         What momentum and variance may also be kept as, of ``STATE_TYPES``; the fastest is taken.
         ``("auto",)``: any of them, and fewer bits only where they bring more than ``cxl_margin``,
         or where float32 does not fit.
+    offload_checkpoints
+        Whether checkpoints of activations may lie on the host between forward and backward, where
+        that brings more than ``cxl_margin`` or nothing else fits.
     bind_cores
         Whether the launcher binds every rank to cores of the socket that is planned with.
     """
@@ -56,6 +59,7 @@ class TrainingRequest(PlanRequest):
     flash_attention: bool = False
     nvme_path: str | None = None
     state_dtypes: Sequence[str] = ()
+    offload_checkpoints: bool = False
     bind_cores: bool = False
     gpu_usable: float = GPU_USABLE
 

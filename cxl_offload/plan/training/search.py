@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from cxl_offload.plan.equations.activation_bytes import ACTIVATIONS
 from cxl_offload.plan.executor import Candidate
 from cxl_offload.plan.gpu import assumed_training_share
 from cxl_offload.plan.hardware import Hardware
@@ -96,13 +97,18 @@ class StepSearch:
         job, gpus = self._job, self._request.ranks.gpus
         rate = optimizer_rate(self._request, hardware)
         share = assumed_training_share(self.gpu_name)
-        for stage, checkpointing in itertools.product(self.stages, (False, True)):
-            for micro in micro_batches(job):
-                need = gpu_bytes(job, micro, stage, checkpointing=checkpointing)
-                if need > hardware.gpu_usable_bytes:
-                    break
+        ways = [(False, each) for each in itertools.product(self.stages, (False, True))]
+        if self._request.offload_checkpoints:
+            ways += [(True, (stage, True)) for stage in self.stages]
+        for offloaded, (stage, checkpointing) in ways:
+            for micro, need in self._micro_batches(
+                stage, hardware, checkpointing=checkpointing, offloaded=offloaded
+            ):
                 passes = job.passes(hardware.gpu, share, micro=micro, checkpointing=checkpointing)
                 kinds = self.kinds(stage, job.batch // micro)
+                if offloaded:
+                    nbytes = gpus * job.checkpoint_bytes(micro)
+                    kinds = (*kinds, HostKind(ACTIVATIONS, nbytes, 0.0, copied=True))
                 for there in self._places(stage, hardware):
                     step = TrainingStep(
                         kinds=kinds_in_memory(kinds, there, gpus=gpus, largest=self.largest),
@@ -117,11 +123,25 @@ class StepSearch:
                     )
                     yield StepChoice(micro, checkpointing, need, step, there, there.nbytes(kinds))
 
+    def _micro_batches(
+        self, stage: Stage, hardware: Hardware, *, checkpointing: bool, offloaded: bool
+    ) -> Iterator[tuple[int, int]]:
+        """Those that the GPU holds, and the bytes there; offloaded only where it does not else."""
+        job, room = self._job, hardware.gpu_usable_bytes
+        for micro in micro_batches(job):
+            if offloaded and gpu_bytes(job, micro, stage) <= room:
+                continue
+            need = gpu_bytes(job, micro, stage, checkpointing=checkpointing, offloaded=offloaded)
+            if need > room:
+                return
+            yield micro, need
+
     def best(self, hardware: Hardware) -> Candidate[PlannedStep] | None:
         """The shortest step; of equals the largest micro-batch, without checkpointing if it can be.
 
         Stages 1 and 3 have to bring more than the margin: how much less small micro-batches reach
-        of the GPU, and what gathers cost beside the copies, is not in the equations.
+        of the GPU, and what gathers cost beside the copies, is not in the equations. So have
+        checkpoints on the host, over the best step without them.
         """
         best: PlannedStep | None = None
         need = 0
@@ -130,7 +150,8 @@ class StepSearch:
             most_s = float("inf")
             if best is not None:
                 slack = -1e-6 if each.checkpointing > best.checkpointing else 1e-6
-                if STAGES.index(step.stage) > STAGES.index(best.stage):
+                leaves = bool(step.activation_bytes) > bool(best.step.activation_bytes)
+                if leaves or STAGES.index(step.stage) > STAGES.index(best.stage):
                     slack = -self._request.cxl_margin
                 most_s = best.estimate.step_s * (1 + slack)
             placed = place(step, hardware, most_s=most_s)

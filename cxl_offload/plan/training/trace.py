@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cxl_offload.core import LINE_BYTES
+from cxl_offload.plan.equations.activation_bytes import ACTIVATIONS
 from cxl_offload.plan.gpu import assumed_training_share
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.config import ModelConfig
@@ -50,6 +51,7 @@ def planned_work(
         tokens=job.tokens,
         attended=job.attended,
         recomputed_scores=job.flash_attention,
+        checkpoints=_home(hardware, weights[ACTIVATIONS]) if ACTIVATIONS in weights else None,
         parameters=_home(hardware, weights["params"]) if step.stage == 3 else TensorHome(gpu=1.0),
         gradients=_home(hardware, weights["fp32_grad"]),
         master=_home(hardware, weights["fp32_master"]),

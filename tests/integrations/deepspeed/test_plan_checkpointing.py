@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +82,18 @@ print("SAID " + json.dumps({{"losses": losses, "kept": sum(kept.values()), "on":
 """
 
 
-def planned(stage: Stage, *, checkpointing: bool) -> Plan:
+def planned(stage: Stage, *, checkpointing: bool, offloaded: bool = False) -> Plan:
     """A model that fits a GPU only with checkpoints, or one that fits as it is."""
-    machine, model = load_machine(MACHINE), load_model("gpt2-xl")
-    job = TrainingJob(model=model, batch=1, tokens=1024)
+    machine, model = load_machine(MACHINE), load_model("opt-6.7b" if offloaded else "gpt2-xl")
+    tokens = model.positions
+    job = TrainingJob(model=model, batch=1, tokens=tokens)
     memory = machine.gpus[0].memory_bytes
     assert memory
-    need = gpu_bytes(job, 1, stage, checkpointing=checkpointing)
+    need = gpu_bytes(job, 1, stage, checkpointing=checkpointing, offloaded=offloaded)
     return plan_training(
         TrainingRequest(
-            model=model, machine=machine, batch=1, tokens=1024, stage=stage, tiers=("ldram",),
-            gpu_usable=1.01 * need / memory,
+            model=model, machine=machine, batch=1, tokens=tokens, stage=stage, tiers=("ldram",),
+            gpu_usable=1.001 * need / memory, offload_checkpoints=offloaded,
         )
     )  # fmt: skip
 
@@ -140,3 +142,56 @@ def test_a_model_of_its_own_is_said_to_need_it(deepspeed_there: None, tmp_path: 
     hidden = "model.gradient_checkpointing_enable = None\nadam = Deep"
     _, output = ran(tmp_path, planned(2, checkpointing=True), SCRIPT.replace("adam = Deep", hidden))
     assert "the plan counts on activation checkpointing: GPT2LMHeadModel has no" in output
+
+
+WIDE_SCRIPT = (
+    SCRIPT.replace(f"n_embd={WIDTH}", "n_embd=512")
+    .replace(f"n_layer={LAYERS}", "n_layer=3")
+    .replace(f"n_positions={TOKENS}", "n_positions=256")
+    .replace(f"(1, {TOKENS})", "(1, 256)")
+    .replace(
+        "kept = {}", "kept, there = {}, []\nasked = lambda: memory.stats().asked_bytes.current"
+    )
+    .replace("    kept.clear()", "    kept.clear()\n    before = asked()")
+    .replace(
+        "    engine.backward(loss)", "    there.append(asked() - before)\n    engine.backward(loss)"
+    )
+    .replace('"on": on}', '"on": on, "there": there, "tier": tier.current_bytes}')
+    .replace("print(", "tier = memory.stats().tiers['cxl']\nprint(")
+)
+"""The same with checkpoints that are large enough to leave, 256 KiB each."""
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_checkpoints_lie_on_the_tier_of_the_plan_between_forward_and_backward(
+    deepspeed_there: None, tmp_path: Path, stage: Stage
+) -> None:
+    """The control keeps them where they were made, and has the same losses."""
+    runs = {}
+    for offloaded in (True, False):
+        (folder := tmp_path / str(offloaded)).mkdir()
+        plan = planned(stage, checkpointing=True, offloaded=offloaded)
+        assert plan.checkpointing
+        assert bool(plan.of("activations")) is offloaded
+        homes = [
+            replace(home, policy="bind:cxl") if home.kind == "activations" else home
+            for home in plan.homes
+        ]
+        runs[offloaded], _ = ran(folder, replace(plan, homes=tuple(homes)), WIDE_SCRIPT)
+    checkpoints = LOW_BYTES * 256 * 512 * 3
+    # The engine's own tensors come at its first forward.
+    assert runs[True]["there"][1:] == [checkpoints] * 2
+    assert runs[False]["there"][1:] == [0] * 2
+    assert runs[True]["tier"] >= checkpoints > runs[False]["tier"] == 0
+    assert runs[False]["kept"] - runs[True]["kept"] >= 0.99 * checkpoints
+    assert runs[True]["losses"] == runs[False]["losses"]
+    assert len(set(runs[True]["losses"])) == 3
+
+
+def test_a_model_whose_layers_make_checkpoints_otherwise_is_said_to_need_it(
+    deepspeed_there: None, tmp_path: Path
+) -> None:
+    own = "model.gradient_checkpointing_enable = lambda **_: None\nadam = Deep"
+    plan = planned(2, checkpointing=True, offloaded=True)
+    _, output = ran(tmp_path, plan, SCRIPT.replace("adam = Deep", own))
+    assert "GPT2LMHeadModel has no _gradient_checkpointing_func in its layers" in output
