@@ -14,6 +14,7 @@ from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.plan.solve import Program
+from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.plan.transformers.plan import Transformers, TransformersRequest
 from cxl_offload.plan.what_if import with_memory
 from cxl_offload.topology import Machine, load_machine
@@ -58,6 +59,25 @@ def test_few_programs_are_solved_for_a_plan_over_twelve_nodes(
     assert len(solved) < MOST_PROGRAMS
     assert len(plan.prices) > 30
     assert plan.cxl.used
+
+
+@pytest.mark.parametrize(("model", "most"), [("gpt2-40b", 160), ("mixtral-8x7b", 160)])
+def test_few_programs_are_solved_for_a_training_over_twelve_nodes(
+    model: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two or three for each of 40 hardwares: one for each step took 316 and 435, 4 s of Mixtral."""
+    solved = []
+    solve = Program.solve
+    monkeypatch.setattr(
+        Program, "solve", lambda self, **how: solved.append(1) or solve(self, **how)
+    )
+    plan = plan_training(
+        TrainingRequest(
+            model=load_model(model), machine=machine_of_twelve_nodes(), batch=16, tokens=1024
+        )
+    )
+    assert 39 < len(solved) < most
+    assert len(plan.prices) > 30
 
 
 @pytest.mark.parametrize(("model", "most"), [("opt-175b", 8), ("gpt2-40b", 8), ("opt-66b", 25)])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from cxl_offload.plan.equations.activation_bytes import ACTIVATIONS
 from cxl_offload.plan.executor import Candidate
@@ -25,10 +26,12 @@ from cxl_offload.plan.training.placement import (
     StepEstimate,
     TrainingStep,
     Weights,
+    fastest,
     kind_bytes,
-    place,
+    nearest,
 )
 from cxl_offload.plan.training.request import TrainingRequest
+from cxl_offload.plan.training.state_choice import AS_FAST
 
 STAGES: tuple[Stage, ...] = (2, 1, 3)
 """In the order in which one has to be faster than those before it."""
@@ -145,25 +148,25 @@ class StepSearch:
         """
         best: PlannedStep | None = None
         need = 0
-        for each in self.steps(hardware):
-            step = each.step
-            most_s = float("inf")
-            if best is not None:
-                slack = -1e-6 if each.checkpointing > best.checkpointing else 1e-6
-                leaves = bool(step.activation_bytes) > bool(best.step.activation_bytes)
-                if leaves or STAGES.index(step.stage) > STAGES.index(best.stage):
-                    slack = -self._request.cxl_margin
-                most_s = best.estimate.step_s * (1 + slack)
-            placed = place(step, hardware, most_s=most_s)
-            fits = each.drive_bytes <= hardware.drive_usable_bytes
-            if placed is None or placed[1].step_s > most_s or not fits:
-                continue
-            best = PlannedStep(
-                each.micro, step.stage, each.checkpointing, step, *placed,
-                each.on_drive, each.drive_bytes,
-            )  # fmt: skip
-            need = each.gpu_bytes
-        return None if best is None else self._candidate(hardware, best, need)
+        for _, group in itertools.groupby(self.steps(hardware), key=_alike):
+            choices = list(group)
+            found = _shortest(choices, hardware, self._most_s(choices[0], best))
+            if found is not None:
+                best, need = found
+        if best is None:
+            return None
+        weights, estimate = nearest(best.step, hardware, best.weights, best.estimate)
+        return self._candidate(hardware, replace(best, weights=weights, estimate=estimate), need)
+
+    def _most_s(self, each: StepChoice, best: PlannedStep | None) -> float:
+        """Seconds that a step may take to be preferred to the best of other groups."""
+        if best is None:
+            return math.inf
+        slack = -AS_FAST if each.checkpointing > best.checkpointing else AS_FAST
+        leaves = bool(each.step.activation_bytes) > bool(best.step.activation_bytes)
+        if leaves or STAGES.index(each.step.stage) > STAGES.index(best.stage):
+            slack = -self._request.cxl_margin
+        return best.estimate.step_s * (1 + slack)
 
     def _candidate(
         self, hardware: Hardware, best: PlannedStep, need: int
@@ -191,3 +194,30 @@ class StepSearch:
         return [
             each for each in choices(stage, hardware) if not (each.optimizer and self._state_dtype)
         ]
+
+
+def _alike(each: StepChoice) -> tuple[Stage, bool, bool]:
+    """Steps that differ in this are not told apart by their seconds alone."""
+    return each.step.stage, each.checkpointing, bool(each.step.activation_bytes)
+
+
+def _shortest(
+    choices: Sequence[StepChoice], hardware: Hardware, most_s: float
+) -> tuple[PlannedStep, int] | None:
+    """The shortest of steps that are alike, of equals the last, and the GPU's bytes.
+
+    The last has the largest micro-batch, which is mostly the fastest: few of the others are placed.
+    """
+    found: tuple[PlannedStep, int] | None = None
+    for each in reversed(choices):
+        if each.drive_bytes > hardware.drive_usable_bytes:
+            continue
+        placed = fastest(each.step, hardware, most_s=most_s)
+        if placed is None or placed[1].step_s > most_s:
+            continue
+        planned = PlannedStep(
+            each.micro, each.step.stage, each.checkpointing, each.step, *placed,
+            each.on_drive, each.drive_bytes,
+        )  # fmt: skip
+        found, most_s = (planned, each.gpu_bytes), placed[1].step_s * (1 - AS_FAST)
+    return found

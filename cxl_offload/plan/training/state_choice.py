@@ -21,8 +21,8 @@ FLOAT32 = ""
 WIDEST_FIRST = (FLOAT32, *STATE_TYPES)
 
 AS_FAST = 1e-6
-"""States in fewer bytes have to be faster by more than this share, whatever the margin is: they
-lose precision."""
+"""Share of a step by which another is as fast. States in fewer bytes have to bring more than it,
+whatever the margin is: they lose precision."""
 
 _NUMERICS = (
     "fewer bits change the numerics of the training, so no plan takes them unasked; one type holds "

@@ -10,7 +10,7 @@ import pytest
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.training import placement, search
-from cxl_offload.plan.training.placement import TrainingStep, least_step_s, place
+from cxl_offload.plan.training.placement import TrainingStep, fastest, least_step_s, place
 from cxl_offload.plan.training.plan import DeepSpeed
 from cxl_offload.plan.training.request import TrainingRequest
 from cxl_offload.topology import load_machine
@@ -63,7 +63,7 @@ def test_plan_is_the_same_where_every_step_is_placed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(placement, "_solve", counted)
     found = executor.search(executor.hardware())
     few = len(solved)
-    monkeypatch.setattr(search, "place", lambda step, hardware, most_s: place(step, hardware))
+    monkeypatch.setattr(search, "fastest", lambda step, hardware, most_s: fastest(step, hardware))
     solved.clear()
     assert executor.search(executor.hardware()) == found
     assert 0 < few < len(solved)
