@@ -216,6 +216,23 @@ def offload(
     )
 
 
+def _check_rows(rows_at_once: int | None, store: TierStore) -> None:
+    """Refuses rows in turn without what they need, and what only they need without them."""
+    if rows_at_once is not None and rows_at_once < 1:
+        raise ConfigError(f"rows_at_once {rows_at_once}: at least 1, or None for all")
+    if rows_at_once is not None and "kv" not in store.parts:
+        raise ConfigError(
+            f"rows_at_once {rows_at_once}: rows in turn need the cache in a tier; give a "
+            "policy of kv, such as bind:ldram, or gpu:1,bind:ldram for all of it on the "
+            "accelerator"
+        )
+    if rows_at_once is None and "activations" in store.parts:
+        raise ConfigError(
+            "a policy of activations is for hidden states of rows that are computed in parts; "
+            "give rows_at_once, or leave the policy out"
+        )
+
+
 class Offloaded:
     """A model whose KV cache and weights are in tiers, inside of the ``with`` block.
 
@@ -249,19 +266,7 @@ class Offloaded:
         refuse_copies(store, tuning)
         if few_queries < 1:
             raise ConfigError(f"few_queries {few_queries}: at least 1")
-        if rows_at_once is not None and rows_at_once < 1:
-            raise ConfigError(f"rows_at_once {rows_at_once}: at least 1, or None for all")
-        if rows_at_once is not None and "kv" not in store.parts:
-            raise ConfigError(
-                f"rows_at_once {rows_at_once}: rows in turn need the cache in a tier; give a "
-                "policy of kv, such as bind:ldram, or gpu:1,bind:ldram for all of it on the "
-                "accelerator"
-            )
-        if rows_at_once is None and "activations" in store.parts:
-            raise ConfigError(
-                "a policy of activations is for hidden states of rows that are computed in parts; "
-                "give rows_at_once, or leave the policy out"
-            )
+        _check_rows(rows_at_once, store)
         self.model = model
         self.rows_at_once = rows_at_once
         self.linear_rows = linear_rows
