@@ -20,7 +20,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.files import decode_document, encode, read_document, read_text, write_text
 from cxl_offload.plan.equations.adam_bytes import STATE_TYPES
 from cxl_offload.plan.kv_types import KV_TYPES
-from cxl_offload.topology.model import MOST_CPUS
+from cxl_offload.topology.model import MOST_CPUS, TIER_NAMES
 
 PLAN_VERSION = 1
 
@@ -30,6 +30,7 @@ ExecutorName = Literal["flexgen", "deepspeed", "transformers", "vllm"]
 OWN_FILE = "plan.yaml"
 """In a command: the file of the plan that it is in."""
 
+_GPU = "gpu"
 _ACCELERATOR = "--accelerator"
 _PERCENT_SLACK = 1e-3
 _OWN_KEY = re.compile(r"\b(executor|homes|tokens_per_s)\b")
@@ -66,6 +67,8 @@ class Home:
     def __post_init__(self) -> None:
         if self.bytes < 0 or not 0 <= self.percent <= 100 + _PERCENT_SLACK:
             raise ValueError(f"{self.bytes} bytes, {self.percent:g} %: 0 or more, at most 100 %")
+        if self.where.partition(" ")[0] not in (_GPU, *TIER_NAMES):
+            raise ValueError(f"where {self.where!r}: {_GPU}, or one of {', '.join(TIER_NAMES)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +235,15 @@ class Plan:
         for node, count in self.threads.items():
             if not 1 <= count <= MOST_CPUS:
                 raise ValueError(f"threads of node {node}: {count}; from 1 to {MOST_CPUS}")
+            if self.node_bytes and node not in self.node_bytes:
+                known = ", ".join(map(str, self.node_bytes))
+                raise ValueError(f"threads of node {node}: the plan is for nodes {known}")
+        if self.kind == "training" and self.executor != "deepspeed":
+            raise ValueError(f"kind {self.kind}: {self.executor} does not run it; deepspeed trains")
+        for kind in self.on_cpu:
+            if kind not in self.policies:
+                known = ", ".join(self.policies) or "none"
+                raise ValueError(f"on_cpu {kind!r}: it is a kind that has a policy: {known}")
         if self.kv_dtype and self.kv_dtype not in KV_TYPES:
             raise ValueError(f"kv_dtype {self.kv_dtype!r}: it is one of {', '.join(KV_TYPES)}")
         if self.kv_dtype and self.executor not in ("transformers", "vllm"):

@@ -95,6 +95,14 @@ def test_plan_that_does_not_run_says_why(plan: Plan) -> None:
         (r"tokens_per_s: .*", "tokens_per_s: -1.0", "-1.0 tokens/s is no speed"),
         (r"kv_dtype: .*", "kv_dtype: int3", "kv_dtype 'int3': it is one of float8_e4m3fn"),
         (r"kv_dtype: .*", "kv_dtype: int4", "kv_dtype int4: flexgen takes none from a plan"),
+        (r"kind: inference", "kind: training", "kind training: flexgen does not run it"),
+        (r"  where: \w+", "  where: attic", "where 'attic': gpu, or one of ldram, rdram"),
+        (
+            r"threads:(?: .*|(?:\n  .*)+)",
+            "threads: {9: 1}",
+            "threads of node 9: the plan is for nodes 0",
+        ),
+        (r"on_cpu: .*", "on_cpu: [foo]", "on_cpu 'foo': it is a kind that has a policy"),
     ],
 )
 def test_plan_that_cannot_be_is_refused_when_it_is_read(
