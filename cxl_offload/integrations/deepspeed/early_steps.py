@@ -14,6 +14,7 @@ from weakref import ref
 import torch
 from deepspeed.accelerator import get_accelerator
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.deepspeed import objects
 from cxl_offload.ops.optimizer import OnePassOptimizer
 from cxl_offload.ops.overlap import EarlyUpdates
@@ -27,14 +28,14 @@ class EarlySteps:
 
     Raises
     ------
-    ValueError
-        Its settings need all gradients before the first update; names the setting.
+    ConfigError
+        Its settings need all gradients before the first update; names them all.
     """
 
     def __init__(self, zero: Any, early: EarlyUpdates) -> None:
         why = _why_not(zero)
         if why is not None:
-            raise ValueError(
+            raise ConfigError(
                 f"{type(zero.optimizer).__name__}(overlap=True) under DeepSpeed: {why}, or leave "
                 "overlap out"
             )
@@ -83,8 +84,13 @@ def _why_not(zero: Any) -> str | None:
     if any(not hasattr(zero, name) for name in (*_USED, "_pending_offload_events")):
         return "this version of DeepSpeed copies gradients in another way; use 0.19.8"
     inner = zero.optimizer
+    clips = (
+        f"gradients are clipped to a norm of {float(zero.clip_grad or 0):g}, for which all of them "
+        "have to be there (1 where the configuration says nothing); give gradient_clipping and "
+        "set it to 0"
+    )
     reasons = {
-        "gradient_clipping needs the norm of all gradients first; set it to 0": zero.clip_grad > 0,
+        clips: zero.clip_grad > 0,
         "late_max_norm knows this rank's part of the gradients only; leave it out": (
             inner.late_max_norm is not None
         ),
@@ -97,4 +103,4 @@ def _why_not(zero: Any) -> str | None:
         ),
         "ZenFlow has updates of its own; turn it off": bool(getattr(zero, "zenflow", False)),
     }
-    return next((why for why, holds in reasons.items() if holds), None)
+    return "; ".join(why for why, holds in reasons.items() if holds) or None

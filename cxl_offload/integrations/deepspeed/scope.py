@@ -27,6 +27,7 @@ from cxl_offload.integrations.deepspeed.kinds import (
     kind_policies,
     parse_request,
 )
+from cxl_offload.integrations.deepspeed.one_line import in_one_line, name_the_missing_optimizer
 from cxl_offload.integrations.deepspeed.phases import PhasedEngine
 from cxl_offload.integrations.deepspeed.store import Store
 from cxl_offload.integrations.deepspeed.tuning import TunedEngine, state_of_rank
@@ -284,12 +285,14 @@ def start_from_environment(
                 )
                 placed, attached = True, None
             else:
-                attached = _attach(module, store(), capture)
+                with in_one_line():
+                    attached = _attach(module, store(), capture)
                 placed = any(row.requested for row in attached.rows())
             if on_placed is not None and placed:
                 on_placed(attached)
 
     register_module_forward_pre_hook(first_forward)
+    name_the_missing_optimizer()
     return True
 
 

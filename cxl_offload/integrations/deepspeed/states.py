@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.ops.optimizer import OnePassOptimizer
+
+_LOG = logging.getLogger(__name__)
 
 
 def keep_states_as(inner: torch.optim.Optimizer, name: str) -> bool:
@@ -34,6 +38,13 @@ def keep_states_as(inner: torch.optim.Optimizer, name: str) -> bool:
         )
     if inner.state_dtype is dtype:
         return False
+    if inner.state_dtype is not torch.float32:  # which is what nobody asked for
+        _LOG.warning(
+            "the plan's optimizer states in %s are kept, not those in %s that the script gives %s",
+            name,
+            str(inner.state_dtype).removeprefix("torch."),
+            type(inner).__name__,
+        )
     loaded = inner.state_dict() if any(inner.state.values()) else None
     inner.state.clear()
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cxl_offload.plan.model.file import load_model
-from cxl_offload.plan.plan_file import save_plan
+from cxl_offload.plan.plan_file import load_plan, save_plan
 from cxl_offload.plan.training.job import Stage
 from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.topology import load_machine
@@ -60,7 +60,12 @@ print("SAID " + json.dumps({{"losses": losses, "kept": kept}}))
 
 
 def ran(
-    folder: Path, adam: str, state_dtypes: tuple[str, ...], stage: Stage, resume: str = ""
+    folder: Path,
+    adam: str,
+    state_dtypes: tuple[str, ...],
+    stage: Stage,
+    resume: str = "",
+    options: str = "",
 ) -> subprocess.CompletedProcess[str]:
     plan = plan_training(
         TrainingRequest(
@@ -75,7 +80,14 @@ def ran(
     )
     assert plan.state_dtype == (state_dtypes[0] if state_dtypes else "")
     save_plan(plan, folder / "plan.yaml")
-    (folder / "train.py").write_text(SCRIPT.replace("ADAM(", f"{adam}("))
+    (folder / "train.py").write_text(
+        SCRIPT.replace("ADAM(", f"{adam}(").replace("lr=1e-3", f"lr=1e-3{options}")
+    )
+    return started(folder, resume)
+
+
+def started(folder: Path, resume: str = "") -> subprocess.CompletedProcess[str]:
+    """The plan and the script of a folder, run."""
     given = environment(1)
     paths = os.pathsep.join([str(ROOT), given["PYTHONPATH"]])
     return subprocess.run(
@@ -140,3 +152,55 @@ def test_states_of_a_checkpoint_are_converted(deepspeed_there: None, tmp_path: P
         losses[name] = said["losses"]
     assert losses["fresh"][0] == losses["saved"][0]
     assert losses["resumed"][0] < losses["fresh"][0]
+
+
+def line_of_refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """What the script ends with: one line, and no traceback of its own."""
+    assert done.returncode != 0
+    assert "SAID" not in done.stdout
+    assert "Traceback" not in done.stderr
+    lines = (done.stdout + done.stderr).splitlines()
+    (line,) = [each for each in lines if "cxl-offload: error:" in each]
+    return line
+
+
+def test_overlap_under_a_plan_says_in_one_line_what_keeps_it_from_beginning(
+    deepspeed_there: None, tmp_path: Path
+) -> None:
+    """The configuration of the plan says nothing of clipping, and DeepSpeed's default clips."""
+    done = ran(tmp_path, "CPUAdam", (), 2, options=", overlap=True")
+    planned = load_plan(tmp_path / "plan.yaml")
+    assert "gradient_clipping" not in planned.settings["ds_config.json"]
+    line = line_of_refusal(done)
+    assert "clipped to a norm of 1, for which all of them have to be there" in line
+    assert "(1 where the configuration says nothing); give gradient_clipping and set it" in line
+    assert "check_grad_overflow may skip a step; set it to false" in line, "all that keeps it"
+
+
+def test_script_without_an_optimizer_ends_with_the_line_that_names_the_remedy(
+    deepspeed_there: None, tmp_path: Path
+) -> None:
+    plan = plan_training(
+        TrainingRequest(
+            model=load_model("gpt2"), machine=load_machine(MACHINE), batch=2, tokens=512, stage=2
+        )
+    )
+    save_plan(plan, tmp_path / "plan.yaml")
+    script = SCRIPT.replace("adam = ADAM(model.parameters(), lr=1e-3)", "adam = None")
+    (tmp_path / "train.py").write_text(script)
+    line = line_of_refusal(started(tmp_path))
+    assert "the script gives DeepSpeed no optimizer" in line
+    assert "cxl_offload.CPUAdam(model.parameters(), lr=...)" in line
+
+
+def test_states_that_the_script_asks_for_give_way_to_those_of_the_plan_with_a_line(
+    deepspeed_there: None, tmp_path: Path
+) -> None:
+    done = ran(tmp_path, "CPUAdam", ("bfloat16",), 2, options=", state_dtype=torch.uint8")
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "states in" in line]
+    assert len(said) == 1
+    assert (
+        "states in bfloat16 are kept, not those in uint8 that the script gives CPUAdam" in said[0]
+    )
+    assert "torch.bfloat16" in done.stdout
