@@ -30,7 +30,6 @@ ExecutorName = Literal["flexgen", "deepspeed", "transformers", "vllm"]
 OWN_FILE = "plan.yaml"
 """In a command: the file of the plan that it is in."""
 
-_GPU = "gpu"
 _ACCELERATOR = "--accelerator"
 _PERCENT_SLACK = 1e-3
 _OWN_KEY = re.compile(r"\b(executor|homes|tokens_per_s)\b")
@@ -67,8 +66,8 @@ class Home:
     def __post_init__(self) -> None:
         if self.bytes < 0 or not 0 <= self.percent <= 100 + _PERCENT_SLACK:
             raise ValueError(f"{self.bytes} bytes, {self.percent:g} %: 0 or more, at most 100 %")
-        if self.where.partition(" ")[0] not in (_GPU, *TIER_NAMES):
-            raise ValueError(f"where {self.where!r}: {_GPU}, or one of {', '.join(TIER_NAMES)}")
+        if self.where.partition(" ")[0] not in ("gpu", *TIER_NAMES):
+            raise ValueError(f"where {self.where!r}: gpu, or one of {', '.join(TIER_NAMES)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,14 +235,12 @@ class Plan:
             if not 1 <= count <= MOST_CPUS:
                 raise ValueError(f"threads of node {node}: {count}; from 1 to {MOST_CPUS}")
             if self.node_bytes and node not in self.node_bytes:
-                known = ", ".join(map(str, self.node_bytes))
-                raise ValueError(f"threads of node {node}: the plan is for nodes {known}")
+                raise ValueError(f"threads of node {node}: the plan is for {[*self.node_bytes]}")
         if self.kind == "training" and self.executor != "deepspeed":
             raise ValueError(f"kind {self.kind}: {self.executor} does not run it; deepspeed trains")
         for kind in self.on_cpu:
             if kind not in self.policies:
-                known = ", ".join(self.policies) or "none"
-                raise ValueError(f"on_cpu {kind!r}: it is a kind that has a policy: {known}")
+                raise ValueError(f"on_cpu {kind!r}: it is a kind that has a policy")
         if self.kv_dtype and self.kv_dtype not in KV_TYPES:
             raise ValueError(f"kv_dtype {self.kv_dtype!r}: it is one of {', '.join(KV_TYPES)}")
         if self.kv_dtype and self.executor not in ("transformers", "vllm"):

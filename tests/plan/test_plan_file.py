@@ -100,7 +100,7 @@ def test_plan_that_does_not_run_says_why(plan: Plan) -> None:
         (
             r"threads:(?: .*|(?:\n  .*)+)",
             "threads: {9: 1}",
-            "threads of node 9: the plan is for nodes 0",
+            "threads of node 9: the plan is for [0",
         ),
         (r"on_cpu: .*", "on_cpu: [foo]", "on_cpu 'foo': it is a kind that has a policy"),
     ],
