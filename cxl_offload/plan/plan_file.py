@@ -234,8 +234,6 @@ class Plan:
         for node, count in self.threads.items():
             if not 1 <= count <= MOST_CPUS:
                 raise ValueError(f"threads of node {node}: {count}; from 1 to {MOST_CPUS}")
-            if self.node_bytes and node not in self.node_bytes:
-                raise ValueError(f"threads of node {node}: the plan is for {[*self.node_bytes]}")
         if self.kind == "training" and self.executor != "deepspeed":
             raise ValueError(f"kind {self.kind}: {self.executor} does not run it; deepspeed trains")
         for kind in self.on_cpu:

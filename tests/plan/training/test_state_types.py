@@ -113,7 +113,7 @@ def test_a_plan_keeps_what_states_are_in() -> None:
     for wrong, said in (("float16", "it is one of bfloat16, uint8"), ("int4", "it is one of")):
         with pytest.raises(ConfigError, match=said):
             parse_plan(text.replace("state_dtype: bfloat16", f"state_dtype: {wrong}"), file="p")
-    with pytest.raises(ConfigError, match="vllm has no optimizer"):
+    with pytest.raises(ConfigError, match="vllm does not run it"):
         parse_plan(text.replace("executor: deepspeed", "executor: vllm"), file="plan.yaml")
 
 

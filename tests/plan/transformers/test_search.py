@@ -1,5 +1,5 @@
 """The search for transformers leaves nothing better in its own space: numbers of rows one by one,
-the neighbours that ``why`` weighs, and machines with less memory."""
+the neighbours that ``why`` compares, and machines with less memory."""
 
 from __future__ import annotations
 
