@@ -175,7 +175,7 @@ def test_generate_on_an_accelerator_refuses_copies_before_it_loads(
     folder: Path, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_accelerator(monkeypatch, Mock())
-    monkeypatch.setattr(generation, "chosen_device", lambda name: torch.device("cpu"))
+    monkeypatch.setattr(generation, "chosen_device", lambda *_: torch.device("cpu"))
     request = GenerateRun(
         model=str(folder), prompts=("40 41",), place={"mlp": "replicate:0,1"}, accelerator="cuda"
     )
