@@ -40,7 +40,8 @@ from cxl_offload.integrations.flexgen.checkpoint import convert_checkpoint
 from cxl_offload.integrations.flexgen.model import config_of_checkpoint
 from cxl_offload.integrations.flexgen.wiring import flexgen_policy
 
-STOCK = Path(__file__).with_name("stock_flexgen.py")
+ROOT = Path(__file__).resolve().parents[1]
+STOCK = "benchmarks.stock_flexgen"
 SHAPE = OptShape(layers=12, hidden=768, heads=12)
 """Width and depth of OPT-125M, with byte-level tokens."""
 
@@ -92,11 +93,13 @@ class StockProcess:
 
     def __init__(self, jobs: dict[str, Any], folder: Path) -> None:
         (folder / "jobs.json").write_text(json.dumps(jobs))
+        self._errors = (folder / "stock.err").open("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", STOCK, folder / "jobs.json"],
+            [sys.executable, "-W", "ignore", "-m", STOCK, folder / "jobs.json"],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
         )
 
@@ -108,7 +111,10 @@ class StockProcess:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"stock FlexGen ended with {self._process.wait()} in {case!r}")
+            status = self._process.wait()
+            self._errors.seek(0)
+            last = (self._errors.read().strip().splitlines() or ["nothing on stderr"])[-1]
+            raise RuntimeError(f"stock FlexGen ended with {status} in {case!r}: {last}")
         return dict(json.loads(line))
 
     def close(self) -> None:
@@ -116,6 +122,7 @@ class StockProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+        self._errors.close()
 
 
 def policy_fields(request: FlexGenRun) -> list[Any]:

@@ -1,12 +1,12 @@
 """FlexGen as it is, on a machine without CUDA: the peer that tokens and times are compared with.
 
-A process of its own, because it changes torch for FlexGen's sake: ``python stock_flexgen.py
-JOBS.json``. JOBS has ``weights`` (the parent of a ``NAME-np`` folder), ``config`` (fields of
-FlexGen's OptConfig), ``offload_dir``, ``threads`` and ``cases``: a name and its ``inputs``,
-``gen_len``, ``policy`` (the positional fields of FlexGen's Policy, without the two compression
-configurations) and, optionally, ``skip_prompt``. Every line on stdin names a case to run; every
-line on stdout is a JSON object with its ``tokens`` and the ``seconds`` of every token, the prompt's
-first.
+A process of its own, because it changes torch for FlexGen's sake: ``python -m
+benchmarks.stock_flexgen JOBS.json``. JOBS has ``weights`` (the parent of a ``NAME-np`` folder),
+``config`` (fields of FlexGen's OptConfig), ``offload_dir``, ``threads`` and ``cases``: a name and
+its ``inputs``, ``gen_len``, ``policy`` (the positional fields of FlexGen's Policy, without the two
+compression configurations) and, optionally, ``skip_prompt``. Every line on stdin names a case to
+run; every line on stdout is a JSON object with its ``tokens`` and the ``seconds`` of every token,
+the prompt's first. It ends with 1, and a traceback on stderr, when a case fails.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,9 @@ class Stock:
         return OptLM(OptConfig(**self._jobs["config"]), env, self._jobs["weights"], policy)
 
 
-if __name__ == "__main__":
-    jobs = json.loads(Path(sys.argv[1]).read_text())
+def main(path: Path) -> None:
+    """Runs the cases that stdin names until it ends."""
+    jobs = json.loads(path.read_text())
     torch.set_num_threads(jobs["threads"])
     stand_in_for_cuda()
     stock = Stock(jobs)
@@ -94,4 +96,14 @@ if __name__ == "__main__":
     results, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         print(json.dumps(stock.run(line.strip())), file=results, flush=True)
-    os._exit(0)  # its copy threads never end by themselves
+
+
+if __name__ == "__main__":
+    status = 0
+    try:
+        main(Path(sys.argv[1]))
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)  # its copy threads never end by themselves: who waits for it would hang

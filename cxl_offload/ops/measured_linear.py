@@ -27,19 +27,25 @@ KERNEL, SINGLE, TORCH = "kernel", "single", "torch"
 HALF_PRECISION = frozenset({torch.float16})
 ALL_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
-LinearKey = tuple[torch.dtype, int, int, int]
-"""Type, number of rows (the next power of two), outputs and width."""
+LinearKey = tuple[torch.dtype, int, int, int, bool]
+"""Type, number of rows (the next power of two), outputs, width, and whether the weights were read a
+moment ago, as by the batch before: they lie in a cache then, where other ways are fastest."""
 
 TRIALS = 4
-"""Calls that take each way. The shortest counts, since other programs only make a call longer. They
-are calls of different layers as a rule: the same weights again would lie in a cache, where other
-ways are fastest."""
+"""Calls that take each way. The shortest counts, since other programs only make a call longer."""
 
 PARTS = 8
 """A way is first tried on two of so many parts of the outputs: it may be a hundred times slower."""
 
 HOPELESS = 2
-"""A way that took so many times as long as another one is not tried again."""
+"""A way that took so many times as long as another one is not tried again..."""
+
+SHORT_S = 1e-3
+"""...unless its part took no longer than this: what calls and threads need to begin then counts
+more than what whole layers need, and trials cost little."""
+
+MOST_WEIGHTS = 1 << 16
+"""Whose last reading is known. Weights that are made for each call would be new ones for ever."""
 
 
 def _kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -59,6 +65,8 @@ class MeasuredLinear:
     ways
         How each way is called, by name; :data:`TORCH` is one of them. None: all three, which take
         one caller at a time.
+    model_bytes
+        Of all weights; 0: as many as the calls have shown.
 
     Attributes
     ----------
@@ -70,8 +78,13 @@ class MeasuredLinear:
         self,
         types: Collection[torch.dtype] = HALF_PRECISION,
         ways: Mapping[str, LinearWay] | None = None,
+        model_bytes: int = 0,
     ) -> None:
         self.chosen: dict[LinearKey, str] = {}
+        self._read_bytes = 0  # of weights, by all calls
+        self._model_bytes = model_bytes
+        self._seen_bytes = 0  # of different weights
+        self._last_read: dict[int, int] = {}  # address of a weight -> bytes read until then
         self._types = types
         self._taken: dict[LinearKey, dict[str, list[float]]] = {}
         self._ways: Mapping[str, LinearWay] = ways or {
@@ -100,16 +113,43 @@ class MeasuredLinear:
         dtype = inputs.dtype
         if dtype not in self._types or weight.dtype is not dtype or weight.device.type != "cpu":
             return functional.linear(inputs, weight, bias)
-        name = self.chosen.get(key := self.key(inputs, weight))
+        return self.by(self.key(inputs, weight), inputs, weight, bias)
+
+    def by(
+        self,
+        key: LinearKey,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As a call, by the way of a key that :meth:`key` has just returned for it."""
+        name = self.chosen.get(key)
         if name is None:
             return self._tried(key, inputs, weight, bias)
         return self._ways[name](inputs, weight, bias)
 
-    @staticmethod
-    def key(inputs: torch.Tensor, weight: torch.Tensor) -> LinearKey:
-        """What layers and inputs have in common whose fastest way is the same."""
+    def key(self, inputs: torch.Tensor, weight: torch.Tensor) -> LinearKey:
+        """What layers and inputs have in common whose fastest way is the same.
+
+        Notes that the weights are read now; so ask once for each call.
+        """
         outputs, width = weight.shape
-        return (weight.dtype, (inputs.numel() // width - 1).bit_length(), outputs, width)
+        rows = (inputs.numel() // width - 1).bit_length()
+        return (weight.dtype, rows, outputs, width, self._reads_again(weight))
+
+    def _reads_again(self, weight: torch.Tensor) -> bool:
+        """Whether less than half of the model was read since these weights were."""
+        address, before = weight.data_ptr(), self._read_bytes
+        last = self._last_read.get(address)
+        self._read_bytes = before + weight.nbytes
+        if last is None:
+            if len(self._last_read) >= MOST_WEIGHTS:
+                self._last_read.clear()
+                self._seen_bytes = 0
+            self._seen_bytes += weight.nbytes
+        self._last_read[address] = before
+        model = max(self._model_bytes, self._seen_bytes)
+        return last is not None and 2 * (before - last) < model
 
     @property
     def is_trying(self) -> bool:
@@ -148,5 +188,5 @@ class MeasuredLinear:
                 way(inputs, part, None)
                 taken = time.perf_counter() - before
                 best[name] = min(best.get(name, taken), taken)
-        least = HOPELESS * min(best.values())
+        least = max(HOPELESS * min(best.values()), SHORT_S)
         return [name for name, taken in best.items() if taken <= least]

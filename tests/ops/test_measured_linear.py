@@ -76,7 +76,7 @@ def test_way_that_is_much_faster_is_found_in_the_first_call_and_kept(
     x, weight, bias = layer(8)
     found = ours(x, weight, bias)
     torch.testing.assert_close(found, functional.linear(x, weight, bias), rtol=2**-9, atol=2**-9)
-    assert ours.chosen == {(torch.float16, 3, 96, 64): fast}
+    assert ours.chosen == {(torch.float16, 3, 96, 64, False): fast}
     calls.clear()
     ours(x, weight, bias)
     ours(x[:5], weight, bias)  # as many rows, to the next power of two
@@ -105,10 +105,77 @@ def test_ways_that_are_nearly_as_fast_are_tried_in_turns_by_calls_of_whole_layer
         assert not ours.chosen
         torch.testing.assert_close(ours(x, weight, bias), expected, rtol=2**-9, atol=2**-9)
     assert {name: calls[name, 96] for name in seconds} == dict.fromkeys(seconds, TRIALS)
-    assert ours.chosen == {(torch.float16, 3, 96, 64): SINGLE}
+    assert ours.chosen == {(torch.float16, 3, 96, 64, False): SINGLE}
     assert not ours.is_trying
     ours(x[:1], weight, bias)
     assert ours.is_trying
+
+
+def test_way_whose_calls_are_slow_to_begin_is_tried_on_whole_layers(clock: Clock) -> None:
+    """A few rows of a small layer: two threads take 60 us to begin, and then are twice as fast."""
+
+    def way(start: float, second_an_output: float) -> Any:
+        def call(x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+            clock.now += start + weight.shape[0] * second_an_output
+            return functional.linear(x, weight, bias)
+
+        return call
+
+    ours = MeasuredLinear(ways={KERNEL: way(60e-6, 0.08e-6), TORCH: way(2e-6, 0.17e-6)})
+    x, weight, bias = layer(4, outputs=768)
+    for _ in range(2 * TRIALS):
+        ours(x, weight, bias)
+
+    assert list(ours.chosen.values()) == [KERNEL]
+
+
+@pytest.mark.parametrize("batches", [1, 2, 4])
+def test_weights_that_the_batch_before_read_have_a_way_of_their_own(
+    batches: int, clock: Clock
+) -> None:
+    """Each layer is computed for all batches before the next one, so the first finds it cold."""
+    cold, warm = {KERNEL: 0.010, TORCH: 0.014}, {KERNEL: 0.009, TORCH: 0.006}
+    weights = [torch.randn(96, 64).half() for _ in range(8)]
+    cached, cold_calls = [0], Counter[str]()
+
+    def way(name: str) -> Any:
+        def call(x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+            layer = weight.untyped_storage().data_ptr()
+            is_cold = layer != cached[0]
+            cached[0] = layer
+            clock.now += (cold if is_cold else warm)[name]
+            cold_calls[name] += is_cold
+            return functional.linear(x, weight, bias)
+
+        return call
+
+    ours = MeasuredLinear(ways={name: way(name) for name in cold})
+    prompt, x = torch.randn(128, 64).half(), torch.randn(4, 64).half()
+
+    def forward(x: torch.Tensor) -> None:
+        for weight in weights:
+            for _ in range(batches):
+                ours(x, weight)
+
+    forward(prompt)  # which shows how large the model is
+    for _ in range(6):
+        forward(x)
+    cold_calls.clear()
+    forward(x)
+
+    found = {key[-1]: name for key, name in ours.chosen.items() if key[1] == 2}  # of 4 rows
+    assert found == ({False: KERNEL} if batches == 1 else {False: KERNEL, True: TORCH})
+    assert cold_calls[KERNEL] == len(weights)
+    assert cold_calls[TORCH] == 0
+
+
+def test_weights_made_for_every_call_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_linear, "MOST_WEIGHTS", 8)
+    ours, x = MeasuredLinear(), torch.randn(4, 64).half()
+    kept = [torch.randn(96, 64).half() for _ in range(40)]
+    for weight in kept:
+        ours(x, weight)
+    assert len(ours._last_read) <= 8
 
 
 def test_other_types_are_left_to_torch() -> None:
@@ -125,5 +192,5 @@ def test_types_and_ways_are_those_that_were_asked_for(dtype: torch.dtype) -> Non
     x, weight, bias = (each.to(dtype) for each in layer(4))
     for _ in range(2 * TRIALS):
         assert torch.equal(ours(x, weight, bias), functional.linear(x, weight, bias))
-    assert list(ours.chosen) == [ours.key(x, weight)] == [(dtype, 2, 96, 64)]
+    assert list(ours.chosen) == [ours.key(x, weight)] == [(dtype, 2, 96, 64, False)]
     assert all(way.called for way in ways.values())

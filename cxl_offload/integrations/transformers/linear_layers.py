@@ -97,22 +97,25 @@ def take_linear_layers(
     int
         Layers that were taken.
     """
-    taken = 0
+    layers = [
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear and "forward" not in vars(module)
+    ]
     measured = None
     if rows == "fastest":
         ways: dict[str, LinearWay] = {
             KERNEL: lambda x, weight, bias: linear(x, weight, bias, threads=block.team),
             TORCH: functional.linear,
         }
-        measured = MeasuredLinear(ALL_TYPES, ways)
+        read = sum(layer.weight.nbytes for layer in layers)
+        measured = MeasuredLinear(ALL_TYPES, ways, model_bytes=read)
     most = COPIED_ROWS if rows == "fastest" else rows
-    for module in model.modules():
-        if type(module) is nn.Linear and "forward" not in vars(module):
-            forward = _forward(most, block, measured)
-            module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
-            stack.callback(delattr, module, "forward")
-            taken += 1
-    return taken
+    for layer in layers:
+        forward = _forward(most, block, measured)
+        layer.forward = types.MethodType(forward, layer)  # type: ignore[method-assign]
+        stack.callback(delattr, layer, "forward")
+    return len(layers)
 
 
 def _forward(
@@ -133,9 +136,10 @@ def _forward(
             and not torch.is_grad_enabled()
             and (not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") is x.dtype)
         ):
-            if measured is not None and measured.chosen.get(measured.key(x, weight)) != KERNEL:
-                by = functional.linear if weight.stride(1) != 1 else measured
-                return by(x, weight, bias)
+            if measured is not None and weight.stride(1) == 1:
+                key = measured.key(x, weight)
+                if measured.chosen.get(key) != KERNEL:
+                    return measured.by(key, x, weight, bias)
             found = prepared  # of its own: a deep copy of the layer shares this function
             if found is None or not found.is_of(weight, bias):
                 if weight.stride(1) != 1:  # turned: the kernel reads rows

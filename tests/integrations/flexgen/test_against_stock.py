@@ -21,8 +21,6 @@ from cxl_offload.memory import Session
 from .damage import generate_damaged
 from .reference import Reference
 
-STOCK = Path(__file__).parents[3] / "benchmarks" / "stock_flexgen.py"
-
 # FlexGen unpads narrow heads with a list of slices; real heads are a multiple of 64 wide.
 pytestmark = pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
 
@@ -96,7 +94,8 @@ def stock(
         },
     }
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, "-W", "ignore", STOCK, folder / "jobs.json"]
+    module = "benchmarks.stock_flexgen"
+    command = [sys.executable, "-W", "ignore", "-m", module, folder / "jobs.json"]
     names = "".join(f"{name}\n" for name in CASES)
     done = subprocess.run(
         command, input=names, check=True, timeout=600, capture_output=True, text=True

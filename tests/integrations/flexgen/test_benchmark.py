@@ -1,0 +1,57 @@
+"""The benchmark against stock FlexGen, on a tiny model: that both sides run, and end."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import bench_flexgen
+from cxl_offload.integrations.flexgen import OptShape
+
+TINY = OptShape(layers=2, hidden=128, heads=2, positions=64)
+SETTINGS: dict[str, Any] = {
+    "grid": False,
+    "rounds": 1,
+    "rows": 2,
+    "prompt_len": 8,
+    "gen_len": 4,
+    "cpu_linear": "half",
+}
+ALONE = "attention on the CPU"
+
+
+def _measure(monkeypatch: pytest.MonkeyPatch, folder: Path, case: str) -> dict[str, Any]:
+    monkeypatch.setattr(bench_flexgen, "SHAPE", TINY)
+    options = argparse.Namespace(**SETTINGS, cases=[case])
+    (result,) = bench_flexgen.measure(options, folder)
+    return result
+
+
+def test_both_phases_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    result = _measure(monkeypatch, tmp_path, ALONE)
+
+    assert result["prefill"]["ratio"]["median"] > 0
+    assert result["decode"]["stock_tokens_per_s"] > 0
+
+
+def test_long_prompts_are_passed_over_by_both_sides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bench_flexgen, "MOST_COMPUTED", 0)
+
+    result = _measure(monkeypatch, tmp_path, ALONE)
+
+    assert "prefill" not in result
+    assert result["decode"]["stock_tokens_per_s"] > 0
+
+
+def test_stock_process_that_fails_is_an_error_and_no_hang(tmp_path: Path) -> None:
+    jobs = {"threads": 1, "cases": {}}
+    stock = bench_flexgen.StockProcess(jobs, tmp_path)
+
+    with pytest.raises(RuntimeError, match="ended with 1 in 'no such case': KeyError"):
+        stock.run("no such case")
+    stock.close()
