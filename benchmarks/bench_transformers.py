@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import signal
 import statistics
 import tempfile
 import time
@@ -302,17 +303,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
     document: dict[str, Any] = {"machine": describe_machine(), "kind": "measured"}
     document["options"] = {name: str(value) for name, value in vars(args).items()}
-    for kind, source in sources.items():
-        document[kind] = []
-        for row in source:
-            document[kind].append(row)
-            print(f"  measured: {kind} {list(row.items())[:3]}", flush=True)
+    document |= {kind: [] for kind in sources}
+    try:
+        for kind, source in sources.items():
+            for row in source:
+                document[kind].append(row)
+                print(f"  measured: {kind} {list(row.items())[:3]}", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted: the rows below are those that were whole", flush=True)
     return document
 
 
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is measured is shown then
     document = measure(args)
     for kind, show in (("rows", print_generated), ("disk", print_disk), ("llama", print_llama)):
         if document[kind]:
