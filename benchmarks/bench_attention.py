@@ -5,11 +5,17 @@
 Over one KV cache in transparent huge pages: the bound (the bytes of K and V read once by pinned
 threads, csrc/probe), this package in the contiguous and in FlexGen's layout, torch's SDPA, and what
 FlexGen does on the CPU (K and V copied into float32 workspaces, then products and a softmax; its
-code is not needed). Beside them, the same cache in 8-bit floats and in 4-bit codes: their share of
-the bound is that of fewer bytes, and what they are to be compared with is this package on the
-uncompressed cache. Every contender is first compared with float64 on a few heads; then they take
-turns in a rotating order. Reported are medians in GB/s of KV, the share of the bound, the speed-up
-over the peers, and 95 % bootstrap intervals of the paired ratios. All figures are measured.
+code is not needed). Where they are installed, vLLM's own attention on the CPU over its blocks and
+llama.cpp's take part too; they have the same threads, and what they need in a layout of their own
+is copied before anything is timed. vLLM has an environment of its own:
+
+    .venv-vllm/bin/python -m benchmarks.bench_attention --peers vLLM
+
+Beside them, the same cache in 8-bit floats and in 4-bit codes: their share of the bound is that of
+fewer bytes, and what they are to be compared with is this package on the uncompressed cache. Every
+contender is first compared with float64 on a few heads; then they take turns in a rotating order.
+Reported are medians in GB/s of KV, the share of the bound, the speed-up over the peers, and 95 %
+bootstrap intervals of the paired ratios. All figures are measured.
 
 On a machine that is busy with other work `--clock cpu` takes CPU seconds a thread instead of wall
 time, which leaves out the time in which others had the CPUs but not what they took of the memory's
@@ -32,6 +38,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import cxl_offload
+from benchmarks.attention_peers import MODULES, peers_of, tolerance
 from benchmarks.compressed_caches import Cache, cache_bytes, fewer_bits, worth
 from benchmarks.measurements import describe_machine, paired_ratio, write_json
 from cxl_offload import _C
@@ -41,6 +48,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CHECKED_HEADS = 4
 OURS = "this, (b, h, s, d)"
 OURS_FLEXGEN = "this, FlexGen's layout"
+SDPA, FLEXGEN = "torch SDPA", "FlexGen's path"
+PEERS = (SDPA, FLEXGEN, *MODULES)
 
 Attend = Callable[[], torch.Tensor]
 
@@ -105,22 +114,31 @@ def flexgen_path(inputs: Inputs) -> Attend:
     return run
 
 
-def contenders(inputs: Inputs, args: argparse.Namespace) -> dict[str, Attend]:
+def contenders(
+    inputs: Inputs, args: argparse.Namespace
+) -> tuple[dict[str, Attend], dict[str, str]]:
+    """Who takes part, and why a peer does not; with ``--peers`` nothing in fewer bits does."""
     batch = inputs.q.shape[0]
     views = [from_flexgen(cache, batch) for cache in (inputs.k_flexgen, inputs.v_flexgen)]
     made: dict[str, Attend] = {
         OURS: lambda: decode_attention(inputs.q, inputs.k, inputs.v, threads=args.threads),
         OURS_FLEXGEN: lambda: decode_attention(inputs.q, *views, threads=args.threads),
-        "torch SDPA": lambda: scaled_dot_product_attention(
-            inputs.q.unsqueeze(2), inputs.k, inputs.v
-        ).squeeze(2),
-        "FlexGen's path": flexgen_path(inputs),
     }
-    for name, (k, v) in inputs.small.items():
+    asked = args.peers or PEERS
+    if SDPA in asked:
+        made[SDPA] = lambda: scaled_dot_product_attention(
+            inputs.q.unsqueeze(2), inputs.k, inputs.v
+        ).squeeze(2)
+    if FLEXGEN in asked:
+        made[FLEXGEN] = flexgen_path(inputs)
+    others, left_out = peers_of(asked, inputs.q, inputs.k, inputs.v, args.threads)
+    made |= others
+    small = {} if args.peers else inputs.small
+    for name, (k, v) in small.items():
         made[name] = lambda k=k, v=v: decode_attention(  # type: ignore[misc]
             inputs.q, k, v, threads=args.threads
         )
-    return made
+    return made, left_out
 
 
 def check(name: str, attend: Attend, inputs: Inputs) -> None:
@@ -131,7 +149,7 @@ def check(name: str, attend: Attend, inputs: Inputs) -> None:
     weights = (torch.einsum("hd,hsd->hs", q, k) * q.shape[1] ** -0.5).softmax(dim=1)
     expected = torch.einsum("hs,hsd->hd", weights, v)
     off = float((found - expected).abs().max())
-    if not off <= 4 * float(torch.finfo(inputs.q.dtype).eps) * float(expected.abs().max()) + 1e-5:
+    if not off <= tolerance(name, inputs.k) * float(expected.abs().max()) + 1e-5:
         raise SystemExit(f"{name}: wrong by {off:.3g}")
 
 
@@ -160,8 +178,9 @@ def bound_s(inputs: Inputs, args: argparse.Namespace) -> float:
     return total
 
 
-def measure(inputs: Inputs, args: argparse.Namespace) -> dict[str, list[float]]:
-    attends = contenders(inputs, args)
+def measure(
+    inputs: Inputs, attends: dict[str, Attend], args: argparse.Namespace
+) -> dict[str, list[float]]:
     for name, attend in attends.items():
         check(name, attend, inputs)
     steps: dict[str, Callable[[], float]] = {"read bound": lambda: bound_s(inputs, args)}
@@ -196,7 +215,8 @@ def report(inputs: Inputs, samples: dict[str, list[float]]) -> dict[str, Any]:
             ("over_ours" if name in inputs.small else "ours_over_it"): asdict(ahead),
             "samples_s": values,
         }
-    print("* in fewer bits: it over this package on the uncompressed cache")
+    if samples.keys() & inputs.small.keys():
+        print("* in fewer bits: it over this package on the uncompressed cache")
     return rows
 
 
@@ -209,6 +229,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seq", type=int, default=2048)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["bf16", "fp16"])
+    parser.add_argument("--peers", nargs="+", choices=PEERS, help="these only, and no fewer bits")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=len(_C.allowed_cpus()))
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
@@ -230,17 +251,22 @@ def main() -> int:
     print(
         f"{args.batch} x {args.heads} heads x {args.seq} x {args.dim}, commit {machine['commit']}"
     )
-    cases = {}
+    cases, missing = {}, {}
     for name in args.dtypes:
         inputs = make_inputs(args, DTYPES[name])
         print(f"\n{name}: {inputs.nbytes / 2**20:.0f} MiB of KV")
-        cases[name] = report(inputs, measure(inputs, args))
+        attends, left_out = contenders(inputs, args)
+        for peer, reason in left_out.items():
+            print(f"{peer} is left out: {reason}")
+        cases[name] = report(inputs, measure(inputs, attends, args))
+        missing[name] = left_out
     loads = machine["load_average"], os.getloadavg()
     print(f"\nload average {loads[0][0]:.1f} before, {loads[1][0]:.1f} after")
     if args.json:
         settings = {key: str(value) for key, value in vars(args).items()}
         document = {"kind": "measured", "machine": machine, "settings": settings, "cases": cases}
-        write_json(args.json, {**document, "load_after": loads[1]})
+        about = {"peers": args.peers, "left_out": missing, "load_after": loads[1]}
+        write_json(args.json, document | about)
     return 0
 
 

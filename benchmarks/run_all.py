@@ -62,6 +62,7 @@ BENCHMARKS = (
     Benchmark("adam", quick=("--rounds", "7")),
     Benchmark("states", ("--numel", "50e6"), ("--rounds", "7")),
     Benchmark("attention", quick=("--rounds", "7")),
+    Benchmark("attention", ("--peers", "vLLM"), ("--rounds", "7"), environment=".venv-vllm"),
     Benchmark("linear", quick=("--rounds", "5")),
     Benchmark("copy", quick=("--largest", "256MiB")),
     Benchmark("load", quick=("--gib", "1", "--rounds", "3")),
@@ -85,7 +86,7 @@ def wait_for_quiet(patience_s: float) -> bool:
 
 def run(benchmark: Benchmark, folder: Path, *, quick: bool, quiet: bool) -> dict[str, Any]:
     """Runs one; what it printed is shown, and how it ended is kept beside its rows."""
-    path = folder / f"{benchmark.name}.json"
+    path = folder / f"{benchmark.name}{benchmark.environment}.json"
     command = benchmark.command(quick=quick, result=path)
     begin, load = time.monotonic(), os.getloadavg()[0]
     try:
