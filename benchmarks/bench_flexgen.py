@@ -9,19 +9,18 @@ is told (`--cpu-linear half` multiplies as FlexGen does). Every figure is measur
 Cases with more than 2,048 tokens of prompts fill their KV cache with seeded numbers instead of
 computing it (skipped_prompt.py): only their decoding is timed.
 
-    python -m benchmarks.bench_flexgen [--grid] [--rounds N] [--json FILE]
+    python -m benchmarks.bench_flexgen [--grid] [--neighbour] [--rounds N] [--json FILE]
 
 `--grid` runs the four ways at 1, 4, 8 and 32 rows of 32, 128 and 512 tokens instead: the first bar
-is 0.98 of stock in every case. It takes about an hour.
+is 0.98 of stock in every case. It takes about an hour. `--neighbour` also measures every case
+beside a process that keeps a CPU and the memory busy (neighbour.py), in every round once: it tells
+how much stock loses by it, and how much this package.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -30,18 +29,26 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.measurements import Ratio, describe_machine, paired_ratio, write_json
+from benchmarks.flexgen_report import OURS, PHASES, STOCK, Seconds, falls, phase_result, show
+from benchmarks.measurements import describe_machine, write_json
+from benchmarks.neighbour import (
+    Neighbour,
+    add_option,
+    conditions,
+    during,
+    falls_document,
+    falls_table,
+    neighbour_if,
+)
 from benchmarks.skipped_prompt import skipped_prompt
+from benchmarks.stock_process import StockProcess
 from cxl_offload import Session
 from cxl_offload.integrations.flexgen import FlexGenRun, LoadedModel, OptShape, make_opt
 from cxl_offload.integrations.flexgen.checkpoint import convert_checkpoint
 from cxl_offload.integrations.flexgen.model import config_of_checkpoint
 from cxl_offload.integrations.flexgen.wiring import flexgen_policy
 
-ROOT = Path(__file__).resolve().parents[1]
-STOCK = "benchmarks.stock_flexgen"
 SHAPE = OptShape(layers=12, hidden=768, heads=12)
 """Width and depth of OPT-125M, with byte-level tokens."""
 
@@ -60,6 +67,9 @@ LEAST_EQUAL_PACKED = 0.75
 
 Case = dict[str, Any]
 """Fields of a FlexGenRun, and ``rows`` and ``prompt_len`` where they are the case's own."""
+
+Costs = dict[str, dict[str, list[tuple[float, float]]]]
+"""Seconds of the prompt and of all later tokens, by condition and side."""
 
 WAYS: dict[str, Case] = {
     "all on the host": {},
@@ -86,43 +96,6 @@ GRID: dict[str, Case] = {
     for length in (32, 128, 512)
     for way, case in WAYS.items()
 }
-
-
-class StockProcess:
-    """Stock FlexGen in a process of its own, which runs one case at a time."""
-
-    def __init__(self, jobs: dict[str, Any], folder: Path) -> None:
-        (folder / "jobs.json").write_text(json.dumps(jobs))
-        self._errors = (folder / "stock.err").open("w+")
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", STOCK, folder / "jobs.json"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
-
-    def run(self, case: str) -> dict[str, Any]:
-        """Tokens and seconds of one case."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{case}\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            status = self._process.wait()
-            self._errors.seek(0)
-            last = (self._errors.read().strip().splitlines() or ["nothing on stderr"])[-1]
-            raise RuntimeError(f"stock FlexGen ended with {status} in {case!r}: {last}")
-        return dict(json.loads(line))
-
-    def close(self) -> None:
-        """Ends the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._errors.close()
 
 
 def policy_fields(request: FlexGenRun) -> list[Any]:
@@ -173,7 +146,9 @@ def shortcut(request: FlexGenRun) -> contextlib.AbstractContextManager[None]:
     return skipped_prompt() if only_decodes(request) else contextlib.nullcontext()
 
 
-def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+def measure(
+    options: argparse.Namespace, folder: Path, neighbour: Neighbour | None
+) -> list[dict[str, Any]]:
     """All cases, each on both sides in turn."""
     model = make_opt(folder / "opt", SHAPE, seed=1)
     config = config_of_checkpoint(model)
@@ -202,7 +177,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     session = Session.linux()
     try:
         return [
-            one_case(name, request, stock, session, options.rounds)
+            one_case(name, request, stock, session, options.rounds, neighbour)
             for name, request in cases.items()
         ]
     finally:
@@ -210,41 +185,47 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
 
 def one_case(
-    name: str, request: FlexGenRun, stock: StockProcess, session: Session, rounds: int
+    name: str,
+    request: FlexGenRun,
+    stock: StockProcess,
+    session: Session,
+    rounds: int,
+    neighbour: Neighbour | None,
 ) -> dict[str, Any]:
     """Medians and ratios of one case; the first run of both sides warms up and is compared."""
-    times: dict[str, list[tuple[float, float]]] = {"stock": [], "cxl_offload": []}
+    costs: Costs = {condition: {STOCK: [], OURS: []} for condition in conditions(neighbour, 0)}
     with LoadedModel(request, session=session) as loaded, shortcut(request):
         expected, ours = stock.run(name), loaded.generate()
         equal = equal_share(np.array(expected["tokens"]), ours.tokens, ours.prompt_len)
         if equal < least_equal(request):
             raise RuntimeError(f"{name}: only {equal:.0%} of the tokens are those of stock FlexGen")
-        for _ in range(rounds):
-            costs = stock.run(name)["seconds"]
-            times["stock"].append((costs[0], sum(costs[1:])))
-            report = loaded.generate()
-            times["cxl_offload"].append((report.prefill_seconds, report.decode_seconds))
-    tokens = {
-        "prefill": request.rows * ours.prompt_len,
-        "decode": request.rows * (ours.gen_len - 1),
-    }
+        for number in range(rounds):
+            for condition in conditions(neighbour, number):
+                with during(neighbour, condition):
+                    first, *rest = stock.run(name)["seconds"]
+                    costs[condition][STOCK].append((first, sum(rest)))
+                    report = loaded.generate()
+                    mine = report.prefill_seconds, report.decode_seconds
+                    costs[condition][OURS].append(mine)
+    tokens = (request.rows * ours.prompt_len, request.rows * (ours.gen_len - 1))
     result: dict[str, Any] = {
         "case": name,
         "kind": "measured",
         "rounds": rounds,
         "equal_tokens": equal,
     }
-    for at, phase in enumerate(tokens):
-        if phase == "prefill" and only_decodes(request):
-            continue
-        both = {side: [tokens[phase] / one[at] for one in runs] for side, runs in times.items()}
-        ratio = paired_ratio(both["cxl_offload"], both["stock"])
-        result[phase] = {
-            "stock_tokens_per_s": float(np.median(both["stock"])),
-            "cxl_offload_tokens_per_s": float(np.median(both["cxl_offload"])),
-            "ratio": asdict(ratio),
-        }
+    for at, phase in enumerate(PHASES):
+        if phase == "decode" or not only_decodes(request):
+            result[phase] = phase_result(seconds_of(costs, at), tokens[at])
     return result
+
+
+def seconds_of(costs: Costs, at: int) -> Seconds:
+    """Of one phase."""
+    return {
+        condition: {side: [one[at] for one in runs] for side, runs in sides.items()}
+        for condition, sides in costs.items()
+    }
 
 
 def equal_share(expected: Any, ours: Any, prompt_len: int) -> float:
@@ -256,29 +237,7 @@ def equal_share(expected: Any, ours: Any, prompt_len: int) -> float:
     return float(before.sum() / compared)
 
 
-def show(console: Console, results: list[dict[str, Any]]) -> None:
-    """The table."""
-    made = Table("case", "phase", title="FlexGen tokens/s (measured, host in place of a GPU)")
-    for heading in ("stock", "this package", "ratio", "95 % interval", "tokens equal"):
-        made.add_column(heading, justify="right")
-    for result in results:
-        phases = [phase for phase in ("prefill", "decode") if phase in result]
-        for phase in phases:
-            one, ratio = result[phase], Ratio(**result[phase]["ratio"])
-            made.add_row(
-                result["case"] if phase == phases[0] else "",
-                phase,
-                f"{one['stock_tokens_per_s']:.1f}",
-                f"{one['cxl_offload_tokens_per_s']:.1f}",
-                f"{ratio.median:.2f}",
-                f"{ratio.low:.2f} to {ratio.high:.2f}",
-                f"{result['equal_tokens']:.1%}" if phase == "decode" else "",
-            )
-    console.print(made)
-
-
-def main() -> None:
-    """Runs the benchmark."""
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--grid", action="store_true", help="rows and lengths instead of the cases")
     parser.add_argument("--rounds", type=int, default=7)
@@ -287,14 +246,27 @@ def main() -> None:
     parser.add_argument("--gen-len", type=int, default=16)
     parser.add_argument("--cpu-linear", choices=("fastest", "single", "half"), default="fastest")
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
+    add_option(parser)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="cxl-offload-bench-") as scratch:
-        results = measure(options, Path(scratch))
-    show(Console(), results)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    options = parse()
+    settings = {key: value for key, value in vars(options).items() if key != "json"}
+    document = {**describe_machine(), "settings": settings}
+    with (
+        tempfile.TemporaryDirectory(prefix="cxl-offload-bench-") as scratch,
+        neighbour_if(options.neighbour) as neighbour,
+    ):
+        document["results"] = measure(options, Path(scratch), neighbour)
+    show(Console(), document["results"])
+    if neighbour is not None:
+        found = falls(document["results"])
+        print(falls_table(found))
+        document["neighbour"] = falls_document(neighbour, found)
     if options.json is not None:
-        settings = {key: value for key, value in vars(options).items() if key != "json"}
-        document = {**describe_machine(), "settings": settings, "results": results}
         write_json(options.json, document)
 
 

@@ -50,12 +50,22 @@ def _row(benchmark: str, case: str, beside: str, found: Document | Sequence[floa
     return Row(benchmark, case, beside, *found)
 
 
+def _beside(benchmark: str, peer: str, document: Document) -> Iterator[Row]:
+    """What ``--neighbour`` adds: how fast both are beside it, and how much each loses by it."""
+    if "neighbour" in document:
+        for name, found in document["neighbour"]["cases"].items():
+            case = f"{name}, beside a neighbour"
+            yield _row(benchmark, case, peer, found["beside"])
+            yield _row(benchmark, case, f"{peer}'s own fall", found["falls"])
+
+
 def _flexgen(document: Document) -> Iterator[Row]:
     for result in document["results"]:
         for phase in ("prefill", "decode"):
             if phase in result:
                 case = f"{result['case']}: {phase}"
                 yield _row("flexgen", case, "stock FlexGen", result[phase]["ratio"])
+    yield from _beside("flexgen", "stock FlexGen", document)
 
 
 def _transformers(document: Document) -> Iterator[Row]:
@@ -86,6 +96,7 @@ def _vllm(document: Document) -> Iterator[Row]:
     if "restarts" in document:
         found = document["restarts"]["throughput_ratio"]
         yield _row("vllm_kv", "after a restart: two tiers, kept", "two tiers", found)
+    yield from _beside("vllm_kv", "no offload", document)
 
 
 def _zero(document: Document) -> Iterator[Row]:
@@ -93,6 +104,7 @@ def _zero(document: Document) -> Iterator[Row]:
         if not name.startswith("stock"):
             for part, found in parts.items():
                 yield _row("zero_offload", f"{name}: {part}", "stock DeepSpeed", found)
+    yield from _beside("zero_offload", "stock DeepSpeed", document)
 
 
 def _adam(document: Document) -> Iterator[Row]:

@@ -1,0 +1,52 @@
+"""benchmarks/bench_zero_offload.py on a tiny model: beside a neighbour."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.results import rows_of
+from benchmarks.zero_report import OURS, PARTS, STOCK
+
+from .conftest import ROOT, environment
+
+SIZE = ["--layers", "1", "--hidden", "64", "--vocabulary", "64", "--rounds", "2", "--threads", "1"]
+
+pytestmark = pytest.mark.usefixtures("deepspeed_there")
+
+
+def run(folder: Path, *options: str) -> tuple[Any, str]:
+    """The document of a quick run, and what it printed; such a small one may miss its bar."""
+    file = folder / "zero.json"
+    command = [sys.executable, "-m", "benchmarks.bench_zero_offload", *SIZE, *options]
+    done = subprocess.run(
+        [*command, "--json", str(file)],
+        cwd=ROOT,
+        env=environment(1),
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr[-3000:]
+    assert file.exists(), done.stdout[-2000:] + done.stderr[-3000:]
+    return json.loads(file.read_text()), done.stdout
+
+
+def test_every_sample_is_taken_beside_a_neighbour_too(tmp_path: Path) -> None:
+    size = ("--length", "16", "--micro-batch", "2")
+    document, told = run(tmp_path, "--neighbour", *size)
+    quiet, neighbour = document["s"], document["neighbour"]
+    assert {len(quiet[STOCK][part]) for part in PARTS} == {2}
+    assert {len(document["s_beside"][OURS][part]) for part in PARTS} == {2}
+    assert len(neighbour["cases"]) == 2 * len(PARTS)
+    assert neighbour["did"]["copied_bytes_per_s"] > 0
+    assert "losses of 3 steps" in told
+    assert "stock's fall" in told
+    rows = rows_of("zero_offload", document)
+    assert sum(row.case.endswith("beside a neighbour") for row in rows) == 4 * len(PARTS)
