@@ -94,6 +94,12 @@ class MachineRates:
         )
         return sum(known) + each * (len(rates) - len(known))
 
+    def local_bytes_per_s(self) -> float:
+        """What the initiator's CPUs read of their own node, printed or assumed as for plans."""
+        own = self.machine.initiator
+        tier = self.machine.tier_of(own)
+        return self.planned_read_bytes_per_s("ldram" if tier is None else tier.name, [own])
+
     def latency_ns(self, tier: str, nodes: Sequence[int] | None = None) -> float | None:
         """Idle read latency of a tier, the mean over its nodes; None where nothing gives it.
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cxl_offload.plan.gpu import MEMORY_SHARE
 from cxl_offload.plan.gpu_kinds import completed
-from cxl_offload.plan.hardware import Hardware, HostNode
+from cxl_offload.plan.hardware import Hardware
 from cxl_offload.topology import Access, DmaPath, Gpu, Link, Machine
 
 _ASSUMED = "assumed by the planner"
@@ -28,7 +28,8 @@ def as_planned(machine: Machine, hardware: Hardware) -> Machine:
         name = machine.gpus[0].name
         for number, node in planned.items():
             path = paths.get((name, number)) or DmaPath(name, number, source=_ASSUMED)
-            paths[name, number] = _path(path, node)
+            # what nothing bounds crosses the link at its rate
+            paths[name, number] = _path(path, min(node.copy_bytes_per_s, hardware.link_bytes_per_s))
     return replace(
         machine,
         accesses=tuple(accesses.values()),
@@ -75,10 +76,8 @@ def _access(known: Access, rate: float, latency_ns: float) -> Access:
     )
 
 
-def _path(known: DmaPath, node: HostNode) -> DmaPath:
-    if node.copy_bytes_per_s == float("inf"):  # the link alone bounds them
-        return known
-    there = known.h2d_bandwidth_bytes_per_s or node.copy_bytes_per_s
+def _path(known: DmaPath, bytes_per_s: float) -> DmaPath:
+    there = known.h2d_bandwidth_bytes_per_s or bytes_per_s
     back = known.d2h_bandwidth_bytes_per_s or there
     return replace(known, h2d_bandwidth_bytes_per_s=there, d2h_bandwidth_bytes_per_s=back)
 

@@ -9,6 +9,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.plan.decoding.engine import EngineRates
 from cxl_offload.plan.decoding.measured import measured_engine
 from cxl_offload.plan.hardware import Hardware, hardware_of
+from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.replay_check import Replay, simulated_seconds
 from cxl_offload.plan.usable import CXL_MARGIN, HOST_USABLE
@@ -71,11 +72,22 @@ class PlanRequest:
         return measured_engine(
             engine,
             self.operators,
-            read_bytes_per_s=hardware.nodes[0].read_bytes_per_s * times,
+            read_bytes_per_s=self.local_bytes_per_s(hardware) * times,
             cores=round(hardware.cores * times),
             width=self.model.hidden,
             matrices=_matrices(self.model),
         )
+
+    def local_bytes_per_s(self, hardware: Hardware) -> float:
+        """What the initiator's CPUs read of their own memory, which rates of their work refer to.
+
+        As the hardware has it, where that memory is planned with. The first node that is may be
+        another (``tiers``), of which nothing follows for the CPUs.
+        """
+        for node in hardware.nodes:
+            if node.node == self.machine.initiator:
+                return node.read_bytes_per_s
+        return MachineRates(self.machine).local_bytes_per_s()
 
     def hardware(self, *, needs_gpu: bool = True, sockets: int = 1) -> Hardware:
         """What may be planned with; without ``needs_gpu`` CPUs compute where there is none.

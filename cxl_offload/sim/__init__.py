@@ -10,7 +10,7 @@ from cxl_offload.sim.cache import Cache, WorkingSet
 from cxl_offload.sim.fabric import Fabric, SwitchLink
 from cxl_offload.sim.loaded import loaded_latency_ns
 from cxl_offload.sim.replay import replay
-from cxl_offload.sim.resources import Engines
+from cxl_offload.sim.resources import CpuStream, Engines
 from cxl_offload.sim.timeline import Timeline
 from cxl_offload.sim.trace import ENGINES, Engine, Event, Trace
 from cxl_offload.sim.training import TrainingWork, training_trace
@@ -19,6 +19,7 @@ from cxl_offload.sim.workload import ModelShape, TensorHome
 __all__ = [
     "ENGINES",
     "Cache",
+    "CpuStream",
     "Engine",
     "Engines",
     "Event",

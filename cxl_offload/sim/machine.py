@@ -6,8 +6,8 @@
 ``link GPU``      the GPU's link to the host, each way
 ``switch S``      the link of a switch towards the host, up (to the host) and down
 ``hbm GPU``, ``compute GPU``, ``drive`` (each way), ``cpu`` (arithmetic of the initiator, ``cpu I``
-of the CPUs that an event names) and ``lines`` (misses that the CPUs of the initiator can have in
-flight)
+of the CPUs that an event names), ``lines`` (misses that the CPUs of the initiator can have in
+flight) and ``stream`` (what those CPUs work through)
 """
 
 from __future__ import annotations

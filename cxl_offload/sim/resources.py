@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cxl_offload.arrays import Floats
-from cxl_offload.core import LINE_BYTES
+from cxl_offload.core import BASE_PAGE_BYTES, LINE_BYTES
 from cxl_offload.errors import ConfigError
 from cxl_offload.renamed import old_names
 from cxl_offload.sim.cache import Cache
@@ -23,6 +23,61 @@ from cxl_offload.sim.loaded import loaded_latency_ns
 from cxl_offload.sim.machine import Costs, Rates, ReadOrWrite
 from cxl_offload.topology import Machine
 from cxl_offload.units import NS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuStream:
+    """CPUs that work through data from one end to the other, with hardware prefetchers ahead.
+
+    Attributes
+    ----------
+    bytes_per_s
+        What all of them together read and write on memory of ``latency_ns``, however fast it is.
+    latency_ns
+        Of the memory on which they do so.
+    cores
+        Of them. Each waits for one line at a time that no prefetcher brought.
+    span_bytes
+        What a prefetcher stays within: the first line of each span is waited for, which on slower
+        memory takes longer by the difference of latencies; all other lines are there in time.
+    """
+
+    bytes_per_s: float
+    latency_ns: float
+    cores: int
+    span_bytes: int = BASE_PAGE_BYTES
+
+    def __post_init__(self) -> None:
+        if not (0 < self.bytes_per_s < float("inf") and 0 <= self.latency_ns < float("inf")):
+            raise ConfigError(
+                f"CPUs that work through {self.bytes_per_s:g} bytes/s on memory of "
+                f"{self.latency_ns:g} ns: give a finite rate above 0, and a latency of 0 or more"
+            )
+        if min(self.cores, self.span_bytes) < 1:
+            raise ConfigError(
+                f"{self.cores} cores with prefetchers that stay within {self.span_bytes} bytes: "
+                "each is at least 1"
+            )
+
+    def seconds(self, nbytes: Floats, latency_ns: Floats) -> Floats:
+        """Of all CPUs together.
+
+        Parameters
+        ----------
+        nbytes
+            float64 ``(n, nodes)``: what an event reads and writes on each node.
+        latency_ns
+            float64 ``(nodes,)``.
+
+        Returns
+        -------
+        numpy.ndarray
+            float64 ``(n,)``.
+        """
+        longer_ns = (nbytes * (latency_ns - self.latency_ns)).sum(axis=1) / self.span_bytes
+        seconds: Floats = nbytes.sum(axis=1) / self.bytes_per_s
+        seconds += np.maximum(longer_ns, 0.0) * NS / self.cores
+        return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +100,15 @@ class Engines:
     loaded_latency
         Whether latency grows with load (:mod:`cxl_offload.sim.loaded`) instead of staying idle
         until a node is saturated.
+    cpu_stream
+        How fast the initiator's CPUs work through what they read and write.
     """
 
     cpu_flops_per_s: float | None = None
     lines_in_flight: float | None = None
     mixed_lines_in_flight: float | None = None
     loaded_latency: bool = False
+    cpu_stream: CpuStream | None = None
 
     def __post_init__(self) -> None:
         for name in ("cpu_flops_per_s", "lines_in_flight", "mixed_lines_in_flight"):
@@ -129,6 +187,8 @@ class Resources:
                 _charge(charged, costs, amounts[:, at])
         if kind.engine == "cpu" and self._engines.lines_in_flight is not None:
             self._charge_lines(charged, kind, amounts)
+        if kind.engine == "cpu" and self._engines.cpu_stream is not None:
+            self._charge_stream(charged, kind, amounts, self._engines.cpu_stream)
         if used[-1]:
             peak = self._engines.cpu_flops_per_s
             costs = self.rates.operations(kind.engine, cpu_flops_per_s=peak, cpus=kind.cpus)
@@ -165,21 +225,10 @@ class Resources:
 
     def _charge_lines(self, charged: dict[int, Floats], kind: Kind, amounts: Floats) -> None:
         """Little's law: bytes over 64 are lines, each under way for the latency of its node."""
-        if kind.cpus is not None:
-            raise ConfigError(
-                f"lines_in_flight are those of the initiator's CPUs, and the trace has work of the "
-                f"CPUs of node {kind.cpus}; leave them out"
-            )
-        nodes = sorted({*kind.reads, *kind.writes})
-        on_node = np.zeros((len(amounts), len(nodes)))
-        for at, node in enumerate((*kind.reads, *kind.writes)):
-            on_node[:, nodes.index(node)] += amounts[:, at]
-        used = _any_of(on_node)
-        nodes = [node for node, is_used in zip(nodes, used, strict=True) if is_used]
-        on_node = on_node[:, np.array(used, dtype=np.bool_)]
+        nodes, on_node = self._own_work("lines_in_flight", kind, amounts)
         if not nodes:
             return
-        idle_ns = np.array([self.rates.latency_ns(node) for node in nodes])
+        idle_ns = self._idle_ns(nodes)
         spread = (on_node > 0).sum(axis=1)
         waited = np.zeros(len(amounts))
         for rows, is_mixed in ((spread == 1, False), (spread > 1, True)):
@@ -189,6 +238,33 @@ class Resources:
                 waited[rows] = (on_node[rows] * latency_ns).sum(axis=1) * NS / (LINE_BYTES * lines)
         number, _ = self.rates.cost("lines", 1.0)
         charged[number] = waited
+
+    def _charge_stream(
+        self, charged: dict[int, Floats], kind: Kind, amounts: Floats, stream: CpuStream
+    ) -> None:
+        """The CPUs' own time with the bytes, wherever these are, and what slower memory adds."""
+        nodes, on_node = self._own_work("cpu_stream", kind, amounts)
+        if nodes:
+            number, _ = self.rates.cost("stream", 1.0)
+            charged[number] = stream.seconds(on_node, self._idle_ns(nodes))
+
+    def _own_work(self, what: str, kind: Kind, amounts: Floats) -> tuple[list[int], Floats]:
+        """Nodes that the initiator's CPUs work on, and bytes read and written on each."""
+        if kind.cpus is not None:
+            raise ConfigError(
+                f"{what}: rates of the initiator's CPUs, and the trace has work of the CPUs of "
+                f"node {kind.cpus}; leave them out"
+            )
+        nodes = sorted({*kind.reads, *kind.writes})
+        on_node = np.zeros((len(amounts), len(nodes)))
+        for at, node in enumerate((*kind.reads, *kind.writes)):
+            on_node[:, nodes.index(node)] += amounts[:, at]
+        used = _any_of(on_node)
+        nodes = [node for node, is_used in zip(nodes, used, strict=True) if is_used]
+        return nodes, on_node[:, np.array(used, dtype=np.bool_)]
+
+    def _idle_ns(self, nodes: list[int]) -> Floats:
+        return np.array([self.rates.latency_ns(node) for node in nodes], dtype=np.float64)
 
     def _latency_ns(
         self, nodes: list[int], on_node: Floats, idle_ns: Floats, lines: float

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cxl_offload.errors import ConfigError
 from cxl_offload.sim import (
     Cache,
+    CpuStream,
     Engines,
     Event,
     Trace,
@@ -214,3 +215,37 @@ def test_copies_over_one_link_end_as_in_processor_sharing(sizes: list[int]) -> N
         0.001 + sum(min(other, size) for other in sizes) * 1e5 / (10 * GB) for size in sizes
     ]
     np.testing.assert_allclose(timeline.ends_s, expected, rtol=1e-6)
+
+
+STREAM = CpuStream(bytes_per_s=50e9, latency_ns=100.0, cores=4)
+
+
+def test_cpus_work_through_their_own_memory_at_their_own_rate() -> None:
+    """The test machine's node 0 gives 100 GB/s at 100 ns, CXL memory 20 GB/s at 300 ns."""
+    work = event("cpu", {0: 60 * GB}, {0: 40 * GB})
+    assert seconds(work, engines=Engines(cpu_stream=STREAM)) == pytest.approx(100 * GB / 50e9)
+
+
+def test_a_slower_node_bounds_cpus_that_could_do_more() -> None:
+    work = event("cpu", {2: 20 * GB})
+    assert seconds(work, engines=Engines(cpu_stream=STREAM)) == pytest.approx(1.0)
+
+
+def test_first_line_of_every_span_waits_for_slower_memory() -> None:
+    """4 KiB pages, one after the other on each core: 200 ns more for each on CXL memory."""
+    slow = dataclasses.replace(STREAM, bytes_per_s=4e9)
+    pages = 1_000_000
+    work = event("cpu", {0: pages * 4096, 2: pages * 4096})
+    by_hand = 2 * pages * 4096 / 4e9 + pages * 200e-9 / 4
+    assert seconds(work, engines=Engines(cpu_stream=slow)) == pytest.approx(by_hand)
+    near = dataclasses.replace(slow, latency_ns=1000.0)
+    assert seconds(work, engines=Engines(cpu_stream=near)) == pytest.approx(2 * pages * 4096 / 4e9)
+
+
+def test_streams_that_mean_nothing_are_refused() -> None:
+    for wrong in ({"bytes_per_s": 0.0}, {"bytes_per_s": math.inf}, {"latency_ns": -1.0}):
+        with pytest.raises(ConfigError, match="finite rate above 0"):
+            dataclasses.replace(STREAM, **wrong)
+    for wrong in ({"cores": 0}, {"span_bytes": 0}):
+        with pytest.raises(ConfigError, match="each is at least 1"):
+            dataclasses.replace(STREAM, **wrong)

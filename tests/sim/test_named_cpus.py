@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.sim import Engines, Trace, replay
+from cxl_offload.sim import CpuStream, Engines, Trace, replay
 from cxl_offload.sim.trace import Event
 from cxl_offload.topology import Access, Machine, Node, NodeKind
 
@@ -72,6 +72,9 @@ def test_what_named_cpus_cannot_do_is_refused() -> None:
         Event("decode", 0, "a", "h2d", "weights", {0: 1}, {}, cpus=1)
     with pytest.raises(ConfigError, match="work of the CPUs of node 1; leave them out"):
         seconds(event("a", 1, {0: 1}), engines=Engines(lines_in_flight=10))
+    stream = CpuStream(bytes_per_s=1e9, latency_ns=100, cores=1)
+    with pytest.raises(ConfigError, match=r"cpu_stream: .* node 1; leave them out"):
+        seconds(event("a", 1, {0: 1}), engines=Engines(cpu_stream=stream))
     lacking = Machine(name="x", nodes=machine().nodes, accesses=machine().accesses[:2])
     with pytest.raises(ConfigError, match="from node 1 to node 0"):
         replay(Trace([event("a", 1, {0: 1})]), lacking)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.plan.missing import MissingNumberError
+from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.plan.training.request import TrainingRequest
 from cxl_offload.topology import Machine
 from cxl_offload.units import format_bandwidth
@@ -21,23 +21,14 @@ beside the GPU's work at the training efficiency that is planned with and sequen
 def optimizer_rate(request: TrainingRequest, hardware: Hardware) -> float:
     """Bytes/s of the optimizer's states, whatever they are kept as, on local memory.
 
-    Raises
-    ------
-    MissingNumberError
-        Nothing is known to derive it from.
+    It is the CPUs' own, and the same where they are to keep nothing in local memory: the nodes that
+    hold the states bound the optimizer beside it.
     """
     if request.optimizer_bytes_per_s is not None:
         return request.optimizer_bytes_per_s
     if request.operators is not None and request.operators.adam is not None:
         return request.operators.adam.bytes_per_s
-    local = hardware.nodes[0]
-    if local.read_bytes_per_s == float("inf"):
-        raise MissingNumberError(
-            f"machine {hardware.machine} has no read_bandwidth from its initiator to node "
-            f"{local.node} ({local.name}); profile it, or give --optimizer-gb-s",
-            section="accesses",
-        )
-    return _adam_share(request.machine) * local.read_bytes_per_s
+    return _adam_share(request.machine) * request.local_bytes_per_s(hardware)
 
 
 def _adam_share(machine: Machine) -> float:
@@ -57,5 +48,13 @@ def about_optimizer(request: TrainingRequest, hardware: Hardware) -> list[str]:
         ]
     return [
         f"optimizer assumed at {rate}, {_adam_share(request.machine):.0%} of what local memory "
-        "gives; cxl-offload profile --operators cpu measures it, --optimizer-gb-s says it"
+        "gives; cxl-offload profile --operators cpu measures it, --optimizer-gb-s says it",
+        *_about_local(request.machine, hardware),
     ]
+
+
+def _about_local(machine: Machine, hardware: Hardware) -> list[str]:
+    """What was assumed of local memory, where the plan has none of it and so does not say so."""
+    rates = MachineRates(machine)
+    rates.local_bytes_per_s()
+    return [note for note in rates.notes if note not in hardware.notes]

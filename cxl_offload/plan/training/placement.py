@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from cxl_offload.core import HUGE_PAGE_BYTES
 from cxl_offload.plan.equations.activation_bytes import ACTIVATIONS
 from cxl_offload.plan.equations.stripe import stripe_bytes
-from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.hardware import Hardware, HostNode
 from cxl_offload.plan.solve import Program
 from cxl_offload.plan.training.job import HostKind
+from cxl_offload.plan.training.step import FP32_OVER_LOW
 from cxl_offload.plan.training.step import TrainingStep as TrainingStep
 from cxl_offload.plan.training.zero_offload import (
     PREFETCH_SPAN_BYTES,
@@ -29,9 +30,6 @@ GRID = 8
 
 _ROUNDING = 1e-7
 """Share of a step by which the solver's answer may exceed the shortest."""
-
-FP32_OVER_LOW = 2
-"""Bytes of a gradient in fp32 over those in low precision."""
 
 _ROOM_SLACK = 2 * HUGE_PAGE_BYTES
 """Bytes a kind may take beyond its share on a node: less than two granules."""
@@ -75,6 +73,21 @@ def _copy_seconds(hardware: Hardware, weights: Sequence[int], nbytes: float) -> 
     return nbytes * max(1 / hardware.link_bytes_per_s, *parts)
 
 
+def _both_ways_bytes_per_s(hardware: Hardware, node: HostNode) -> float:
+    """What a node gives to copies both ways together: the most that it is known to give."""
+    return max(node.read_bytes_per_s, min(node.copy_bytes_per_s, hardware.link_bytes_per_s))
+
+
+def _busiest_node_s(hardware: Hardware, weights: Weights, moved: Mapping[str, float]) -> float:
+    """Copies of so many bytes of each kind, whichever way they go, on the node with most to do."""
+    busy = [0.0] * len(hardware.nodes)
+    for kind, nbytes in moved.items():
+        for at, weight in enumerate(weights[kind]):
+            rate = _both_ways_bytes_per_s(hardware, hardware.nodes[at])
+            busy[at] += nbytes * weight / sum(weights[kind]) / rate
+    return max(busy)
+
+
 def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEstimate:
     """Seconds of a step, by the equations of ``training.zero_offload``.
 
@@ -82,6 +95,7 @@ def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEs
     fetches parameters for forward and backward, hidden behind them as far as they last, and in
     the same direction of the link as gradients that come back. Parameters return once. Checkpoints
     of activations leave beside the forward, and come back beside the backward in that direction.
+    Directions of the link are apart, but no node gives more than its rate to both together.
     """
     shares = [0.0] * len(hardware.nodes)
     for kind in step.kinds:
@@ -106,7 +120,8 @@ def estimate(step: TrainingStep, hardware: Hardware, weights: Weights) -> StepEs
     if step.activation_bytes:
         kept = _copy_seconds(hardware, weights[ACTIVATIONS], step.activation_bytes)
     late = _late_copies(step, hardware, weights, fetch=fetch, kept=kept)
-    in_forward = step.accumulation * max(0.0, max(fetch, kept) - step.forward_s)
+    copied = max(fetch, kept, _busiest_node_s(hardware, weights, step.forward_bytes))
+    in_forward = step.accumulation * max(0.0, copied - step.forward_s)
     work = step.accumulation * (step.forward_s + step.backward_s)
     return StepEstimate(
         step_s=work + late + in_forward + back + optimizer + step.drive_s,
@@ -140,6 +155,7 @@ def _late_copies(
         gradients += max(0.0, fetch - step.between_s) + kept if each.back_first else 0.0
         to_gpu = fetch + kept + each.back * added
         beside = max(gradients + step.edge * step.backward_s, to_gpu)
+        beside = max(beside, _busiest_node_s(hardware, weights, step.backward_bytes(each)))
         late = step_times(StepInputs(0.0, step.backward_s, beside, 0.0, 0.0)).exposed_transfer_s
         exposed += each.passes * max(late, step.edge * gradients)
     return exposed
@@ -312,6 +328,7 @@ class _StepProgram:
         if self.kept is not None:
             self._copied(ACTIVATIONS, self.kept, step.activation_bytes / step.low_bytes)
             row("activations behind forward", {self.kept: 1.0, self.fetch: -1.0}, high=forward)
+        self._both_ways(step.forward_bytes, self.fetch, forward)
         self._behind_backward(between, backward)
 
     def _behind_backward(self, between: float, backward: float) -> None:
@@ -324,6 +341,7 @@ class _StepProgram:
             if each.back_first:
                 out |= to_gpu
             sent = between if each.sends else 0.0
+            self._both_ways(step.backward_bytes(each), column, backward)
             hidden = (1 - step.edge) * backward - sent
             row("gradients", {**out, column: -1.0}, high=hidden)
             if step.edge:
@@ -333,6 +351,14 @@ class _StepProgram:
                 to_gpu |= {self.added: float(each.back), column: -1.0}
                 fetched = between if step.stage == 3 else 0.0
                 row("fetch behind backward", to_gpu, high=backward - fetched)
+
+    def _both_ways(self, moved: Mapping[str, float], exposed: int, hides: float) -> None:
+        """``exposed`` is what nodes need for copies in both directions beyond the work beside."""
+        for at, node in enumerate(self.hardware.nodes):
+            seconds = 1 / _both_ways_bytes_per_s(self.hardware, node) / self.grid / self._unit_s
+            terms = {self.weights[kind][at]: n * seconds for kind, n in moved.items() if n}
+            if terms:
+                self.program.row(f"copies on {node.name}", {**terms, exposed: -1.0}, high=hides)
 
     def _copied(
         self, kind: str, seconds: int, times: float = 1.0, *, beside_s: float = 0.0

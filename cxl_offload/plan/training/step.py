@@ -9,6 +9,9 @@ from cxl_offload.plan.training.drive import BUFFERS, IN_MEMORY, DriveSeconds
 from cxl_offload.plan.training.gradients import GradientCopies, gradient_copies
 from cxl_offload.plan.training.job import HostKind, Stage
 
+FP32_OVER_LOW = 2
+"""Bytes of a gradient in fp32 over those in low precision."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStep:
@@ -53,6 +56,24 @@ class TrainingStep:
         if not (self.activation_bytes and others):
             return copies
         return (GradientCopies(others, out=0, back=0, final=0), *copies)
+
+    @property
+    def forward_bytes(self) -> dict[str, float]:
+        """Of every kind, what copies read and write in host memory during a forward."""
+        moved = {"params": float(self.low_bytes)} if self.stage == 3 else {}
+        return moved | (
+            {ACTIVATIONS: float(self.activation_bytes)} if self.activation_bytes else {}
+        )
+
+    def backward_bytes(self, each: GradientCopies) -> dict[str, float]:
+        """The same during a backward that copies gradients as ``each`` says."""
+        moved, low = self.forward_bytes, float(self.low_bytes)
+        for kind, times in (
+            (self.sum_kind, each.out + each.back),
+            (self.final_kind, FP32_OVER_LOW * each.final),
+        ):
+            moved[kind] = moved.get(kind, 0.0) + times * low
+        return moved
 
     @property
     def final_kind(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from cxl_offload.core import LINE_BYTES
 from cxl_offload.plan.equations.activation_bytes import ACTIVATIONS
 from cxl_offload.plan.gpu import assumed_training_share
 from cxl_offload.plan.hardware import Hardware
@@ -14,7 +13,7 @@ from cxl_offload.plan.planned_machine import at_decoding_rates
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.training.job import TrainingJob
 from cxl_offload.plan.training.placement import StepEstimate, TrainingStep, Weights
-from cxl_offload.sim import Engines, ModelShape, TensorHome, TrainingWork, training_trace
+from cxl_offload.sim import CpuStream, Engines, ModelShape, TensorHome, TrainingWork, training_trace
 from cxl_offload.topology import Gpu, Machine
 
 
@@ -71,8 +70,9 @@ def replayed_phases(
 
     Steps of a trace are barriers, so all passes between the first and the last take the same: three
     are replayed, and the one in the middle counts for the rest. The GPU gets the share of its peak
-    that training reaches, and of its memory's rate that plans count on, the CPU as many cache lines
-    in flight as give the planned rate on local memory.
+    that training reaches, and of its memory's rate that plans count on. The CPU works through the
+    states at the planned rate on local memory, whatever bounds it there: it is no number of cache
+    lines in flight, with which it would be slower on all memory by as much as that is farther away.
 
     Raises
     ------
@@ -80,12 +80,16 @@ def replayed_phases(
         The machine lacks a number that the replay needs.
     """
     gpus = tuple(_at_training_rate(gpu) for gpu in at_decoding_rates(machine).gpus)
-    lines = step.cpu_bytes_per_s * hardware.local_latency_ns * 1e-9 / LINE_BYTES
     there = replace(machine, gpus=gpus)
-    engines = Engines(lines_in_flight=max(1.0, lines))
+    stream = CpuStream(
+        bytes_per_s=step.cpu_bytes_per_s,
+        latency_ns=hardware.local_latency_ns,
+        cores=hardware.cores,
+    )
 
     def of(passes: int) -> Mapping[str, float]:
-        return replay(training_trace(replace(work, accumulation=passes)), there, engines)
+        trace = training_trace(replace(work, accumulation=passes))
+        return replay(trace, there, Engines(cpu_stream=stream))
 
     replayed = of(min(3, step.accumulation))
     if step.accumulation <= 3:

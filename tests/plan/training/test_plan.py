@@ -201,8 +201,13 @@ def test_stage_one_is_taken_where_gradients_would_be_waited_for_often() -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("passes", [1, 2, 5])
 def test_gradients_take_the_copies_that_deepspeed_makes(seed: int, passes: int) -> None:
-    """One node, and nothing to hide behind: low-precision copies, and one twice as long."""
+    """One node, and nothing to hide behind: low-precision copies, and one twice as long.
+
+    The node gives more than both directions of the link together.
+    """
     step, hardware = random_step(seed)
+    roomy = tuple(replace(node, read_bytes_per_s=1e12) for node in hardware.nodes)
+    hardware = replace(hardware, nodes=roomy)
     params = 10**9
     low_s = 2 * params / min(hardware.link_bytes_per_s, hardware.nodes[0].copy_bytes_per_s)
     copies = {1: 2, 2: 2 if passes == 1 else 2 + passes + (passes - 1), 3: 2 + 2 * passes}
