@@ -189,6 +189,38 @@ def read_machine(
     return planned
 
 
+def named_gpu(gpu: str | None) -> str | None:
+    """``--gpu`` of a training, which needs a GPU.
+
+    Raises
+    ------
+    ConfigError
+        It is ``none``; says what to give in its place.
+    """
+    from cxl_offload.plan.what_if import NO_GPU
+
+    if gpu is not None and gpu.lower() == NO_GPU:
+        raise ConfigError(
+            f"--gpu {gpu}: no training is planned for CPUs alone; leave it out, or name a GPU, "
+            "such as --gpu h100"
+        )
+    return gpu
+
+
+def trained_on(machine: Machine, gpu: str | None) -> tuple[Machine, str | None]:
+    """What a training is planned for, and the GPU of it that is not there, asked for or assumed.
+
+    Parameters
+    ----------
+    gpu
+        That was asked for, and that the machine has on paper.
+    """
+    from cxl_offload.plan.training.assumed_gpu import ASSUMED_GPU, with_assumed_gpu
+
+    planned_for, assumed = with_assumed_gpu(machine)
+    return planned_for, ASSUMED_GPU if assumed else gpu
+
+
 def gpu_share(
     gpu_usable: float | None, machine: Machine, executors: Sequence[str]
 ) -> dict[str, float]:
@@ -255,10 +287,13 @@ def as_advice(
     machine, gpus
         What was planned for, and how many GPUs of it.
     """
-    is_supposed = gpu is not None and gpu.lower() != "none"
-    supposed = [*(add or ()), *([f"GPU {gpu}"] if is_supposed else [])]
-    notes, there = plan.notes, len(machine.gpus)
-    if gpus is not None and gpus > there:
+    from cxl_offload.plan.what_if import NO_GPU, planned_as_if
+
+    supposed, notes, there = list(add or ()), plan.notes, len(machine.gpus)
+    more = gpus is not None and gpus > there
+    if gpu is not None and gpu.lower() != NO_GPU:
+        supposed.append(f"{gpus} GPUs {gpu}" if more else f"GPU {gpu}")
+    elif more:
         supposed.append(f"{gpus} GPUs")
         notes += (
             f"{machine.name} has {'one GPU' if there == 1 else f'{there} GPUs'}, and the plan is "
@@ -266,8 +301,7 @@ def as_advice(
         )
     if not supposed:
         return plan
-    advice = f"planned as if {' and '.join(supposed)} were there"
-    return replace(plan, runs=False, advice=advice, notes=notes)
+    return replace(plan, runs=False, advice=planned_as_if(supposed), notes=notes)
 
 
 @contextmanager

@@ -40,11 +40,13 @@ from cxl_offload.cli._plan_inputs import (
     drawn,
     gpu_share,
     measured_operators,
+    named_gpu,
     names_the_line,
     network_rate,
     read_machine,
     seconds_asked,
     stripes_asked,
+    trained_on,
 )
 from cxl_offload.cli._plan_objects import objects
 from cxl_offload.cli._plan_report import deliver
@@ -335,7 +337,7 @@ def training(
     with names_the_line(machine), drawn(timeline, None if report is None else seen) as replay:
         request = TrainingRequest(
             model=load_model(model),
-            machine=read_machine(machine, profile, add, gpu, gpus),
+            machine=read_machine(machine, profile, add, named_gpu(gpu), gpus),
             batch=batch,
             tokens=seq_len,
             stage=None if stage is None else cast("Stage", stage),
@@ -359,14 +361,15 @@ def training(
         with progress_bar(keep=False, lines=False) as tell:
             tell("planning", 0, 1)
             plan = plan_training(request)
-    plan = as_advice(plan, add, gpu, request.machine, gpus)
+    planned_for, not_there = trained_on(request.machine, gpu)
+    plan = as_advice(plan, add, not_there, planned_for, gpus)
 
     def write_report() -> None:
         if report is not None:
             write_plan_page(
                 report,
                 plan,
-                request.machine,
+                planned_for,
                 seen[0] if seen else None,
                 lambda other: plan_training(replace(request, machine=other, prices=False)),
             )

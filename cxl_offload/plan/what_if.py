@@ -28,6 +28,11 @@ _KINDS = {
 }
 
 
+def planned_as_if(things: Sequence[str]) -> str:
+    """What a plan says of itself that is for things which the machine does not have."""
+    return f"planned as if {' and '.join(things)} were there"
+
+
 def with_memory(machine: Machine, text: str) -> Machine:
     """The machine with one node more.
 

@@ -24,6 +24,7 @@ from cxl_offload.plan.model import file as model_file
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import Plan
 from cxl_offload.plan.training.plan import DeepSpeed, TrainingRequest
+from cxl_offload.plan.what_if import with_gpu
 from cxl_offload.topology import Machine
 from cxl_offload.topology import load_machine as read_machine
 from tests.plan import test_physical_bounds as bounds
@@ -76,7 +77,7 @@ def refusal(machine: str, model: str, build: Callable[..., Executor[Any]]) -> st
     if build is not deepspeed and is_encoder(model):
         return "encoder"
     lacking = lack_of_gpu(machine)
-    return re.escape(lacking) if lacking and build is not transformers else None
+    return re.escape(lacking) if lacking and build not in (transformers, deepspeed) else None
 
 
 def least_training_seconds(plan: Plan, machine: Machine) -> float:
@@ -109,7 +110,9 @@ def least_cpu_seconds(plan: Plan, machine: Machine) -> float:
 
 def least_seconds(plan: Plan, machine: Machine) -> float:
     if plan.kind == "training":
-        return least_training_seconds(plan, machine)
+        lacks = lack_of_gpu(machine.name) is not None
+        assert plan.runs is not lacks, plan.advice
+        return least_training_seconds(plan, with_gpu(machine, "h100") if lacks else machine)
     if lack_of_gpu(machine.name) is None:
         return least_seconds_per_token(plan, machine)
     return least_cpu_seconds(plan, machine)

@@ -15,6 +15,7 @@ from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import Batch, PhaseEstimate, Plan
 from cxl_offload.plan.replay_check import Replay
 from cxl_offload.plan.training.adam_rate import about_optimizer
+from cxl_offload.plan.training.assumed_gpu import ASSUMED_GPU, with_assumed_gpu
 from cxl_offload.plan.training.drive import BUFFERS
 from cxl_offload.plan.training.ds_config import CONFIG, config_text
 from cxl_offload.plan.training.job import TrainingJob, gpu_bytes
@@ -30,6 +31,7 @@ from cxl_offload.plan.training.request import TrainingRequest as TrainingRequest
 from cxl_offload.plan.training.search import STAGES, PlannedStep, StepSearch
 from cxl_offload.plan.training.state_choice import AS_FAST, AUTO, WIDEST_FIRST, ComparedTypes
 from cxl_offload.plan.training.trace import equation_phases, planned_work, replayed_phases
+from cxl_offload.plan.what_if import planned_as_if
 from cxl_offload.renamed import old_names
 from cxl_offload.topology.cpulist import format_cpulist
 from cxl_offload.units import format_bytes
@@ -39,6 +41,8 @@ DRIVE_TERM = "reads and writes of the drive"
 
 def plan_training(request: TrainingRequest) -> Plan:
     """The plan with the shortest step.
+
+    Where the machine has no GPU one is assumed, and the plan is advice; its first note says which.
 
     Raises
     ------
@@ -93,6 +97,8 @@ class DeepSpeed(Executor[PlannedStep]):
         *,
         compared: ComparedTypes | None = None,
     ) -> None:
+        machine, self._assumed = with_assumed_gpu(request.machine)
+        request = replace(request, machine=machine)
         self._request, self._state_dtype, self._compared = request, state_dtype, compared
         self._job = TrainingJob(
             model=request.model,
@@ -111,12 +117,18 @@ class DeepSpeed(Executor[PlannedStep]):
 
     @property
     def request(self) -> TrainingRequest:
-        """What is asked for."""
+        """What is asked for, of a machine with a GPU."""
         return self._request
+
+    def refusal(self) -> str | None:
+        """That the machine lacks the GPU which is planned with."""
+        return planned_as_if([f"GPU {ASSUMED_GPU}"]) if self._assumed else None
 
     def hardware(self) -> Hardware:
         """With the links of all GPUs of a host; with the drive where a folder of it is named."""
         found = self._request.hardware().of_gpus(self._request.ranks.gpus)
+        if self._assumed:
+            found = replace(found, notes=(self._assumed, *found.notes))
         return found.without(NVME) if self._request.nvme_path is None else found
 
     def search(
