@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from benchmarks import grid
 from benchmarks.flexgen_report import OURS, PHASES, STOCK, Seconds, falls, phase_result, show
 from benchmarks.measurements import describe_machine, write_json
 from benchmarks.neighbour import (
@@ -91,9 +92,8 @@ CASES: dict[str, Case] = WAYS | {
     },
 }
 GRID: dict[str, Case] = {
-    f"{way}, {rows} x {length}": {**case, "rows": rows, "prompt_len": length}
-    for rows in (1, 4, 8, 32)
-    for length in (32, 128, 512)
+    f"{way}, {cell}": {**case, "rows": rows, "prompt_len": length}
+    for cell, (rows, length) in grid.CELLS.items()
     for way, case in WAYS.items()
 }
 
@@ -239,7 +239,7 @@ def equal_share(expected: Any, ours: Any, prompt_len: int) -> float:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--grid", action="store_true", help="rows and lengths instead of the cases")
+    grid.add_option(parser)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--prompt-len", type=int, default=128)

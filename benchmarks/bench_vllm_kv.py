@@ -11,8 +11,10 @@ Run it with the Python of an environment that has vLLM (``make test-vllm`` makes
 
     .venv-vllm/bin/python -m benchmarks.bench_vllm_kv [--rounds N] [--json FILE] [--plot FILE]
 
-``--neighbour`` also runs every load beside a process that keeps a CPU and the memory busy
-(neighbour.py), in every round once, and tells how much throughput is lost without offload and with.
+``--grid`` runs prompts that never come back instead: 1, 4, 8 and 32 at once, of 32, 128 and
+512 tokens; the bar is 0.98 of no offload in every case. ``--neighbour`` also runs every load beside
+a process that keeps a CPU and the memory busy (neighbour.py), in every round once, and tells how
+much throughput is lost without offload and with.
 ``--plot`` needs matplotlib; ``--from FILE`` draws and prints what an earlier run wrote.
 """
 
@@ -30,6 +32,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from benchmarks import grid
 from benchmarks.measurements import check_plot, describe_machine, paired_ratio, write_json
 from benchmarks.neighbour import (
     BESIDE,
@@ -47,7 +50,7 @@ from benchmarks.neighbour import (
 from benchmarks.vllm_cases import (
     BLOCK_TOKENS,
     BYTES_PER_TOKEN,
-    CACHE_TOKENS,
+    GRID,
     HIDDEN,
     KEPT,
     KEPT_NAME,
@@ -57,6 +60,8 @@ from benchmarks.vllm_cases import (
     ONE,
     REUSE,
     TWO,
+    TWO_LOADS,
+    Setting,
     flags_of,
 )
 from benchmarks.vllm_load import Load, LoadRun, ask, run_load
@@ -70,9 +75,9 @@ BESIDE_SEED = 250
 """Added beside a neighbour: prompts that no server has seen, as in the quiet half of a round."""
 
 
-def check_answers(servers: dict[str, Server], load: Load) -> dict[str, Any]:
+def check_answers(servers: dict[str, Server], load: Load, conversations: int) -> dict[str, Any]:
     """The same prompts, alone, twice: the second time from the tiers. All answers must be equal."""
-    few = replace(load, conversations=6, turns=1, generate=16)
+    few = replace(load, conversations=conversations, turns=1, generate=16)
     prompts = few.rounds(seed=10_000)[0]
     expected: list[tuple[int, ...]] = []
     found: dict[str, Any] = {}
@@ -203,15 +208,15 @@ def run_benchmark(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     model = folder / "model"
     make_model(model, layers=LAYERS, hidden=HIDDEN)
     plugin = plugin_folder(folder / "plugin")
-    working_set = LOADS[REUSE].working_set_tokens * BYTES_PER_TOKEN
+    setting = GRID if args.grid else TWO_LOADS
     console = Console(stderr=True)
     document: dict[str, Any] = {
         "machine": describe_machine(),
         "model": {"layers": LAYERS, "hidden": HIDDEN, "kv_bytes_per_token": BYTES_PER_TOKEN},
-        "cache_tokens": CACHE_TOKENS,
-        "working_set_bytes": working_set,
-        "loads": {name: load.describe() for name, load in LOADS.items()},
-        "copies": copy_bandwidth(LOADS[REUSE]),
+        "cache_tokens": setting.cache_tokens,
+        "working_set_bytes": setting.tier_tokens * BYTES_PER_TOKEN,
+        "loads": {name: load.describe() for name, load in setting.loads.items()},
+        "copies": [] if args.grid else copy_bandwidth(LOADS[REUSE]),
     }
     with contextlib.ExitStack() as stack:
         stack.callback(kept_path(KEPT_NAME).unlink, missing_ok=True)
@@ -219,16 +224,16 @@ def run_benchmark(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         def start(name: str) -> Server:
             console.print(f"starting vllm serve: {name}")
             log = folder / f"{name.replace(' ', '-')}.log"
-            server = Server(model, flags_of(name, working_set), log=log, plugin=plugin)
+            server = Server(model, flags_of(name, setting), log=log, plugin=plugin)
             stack.enter_context(server)
             server.wait_until_up()
             return server
 
         servers = {name: start(name) for name in args.servers}
         console.print("comparing answers")
-        document["answers"] = check_answers(servers, LOADS[REUSE])
-        document |= measure_loads(servers, args, console)
-        if args.restarts and {TWO, KEPT} <= servers.keys():
+        document["answers"] = check_answers(servers, LOADS[REUSE], setting.compared)
+        document |= measure_loads(servers, setting, args, console)
+        if args.restarts and not args.grid and {TWO, KEPT} <= servers.keys():
             console.print("measuring: after a restart")
             document["restarts"] = measure_restarts(
                 servers, start, (TWO, KEPT), LOADS[REUSE], args.restarts
@@ -238,12 +243,12 @@ def run_benchmark(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def measure_loads(
-    servers: dict[str, Server], args: argparse.Namespace, console: Console
+    servers: dict[str, Server], setting: Setting, args: argparse.Namespace, console: Console
 ) -> dict[str, Any]:
     """The results of all loads, and what a neighbour costs where one is asked for."""
     results: dict[str, Any] = {}
     with neighbour_if(args.neighbour) as neighbour:
-        for at, (name, load) in enumerate(LOADS.items()):
+        for at, (name, load) in enumerate(setting.loads.items()):
             console.print(f"measuring: {name}")
             run_load(servers[NONE].port, load, WARM_SEED)
             results[name] = measure(servers, load, args.rounds, 1000 * at, neighbour)
@@ -257,6 +262,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="of every load")
     parser.add_argument("--restarts", type=int, default=3, help="of the servers of two tiers")
     parser.add_argument("--servers", nargs="+", default=[NONE, ONE, TWO, KEPT])
+    grid.add_option(parser)
     add_option(parser)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
@@ -265,6 +271,8 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.servers[0] != NONE or not set(args.servers) <= {NONE, ONE, TWO, KEPT}:
         parser.error(f"--servers: {NONE!r} first, then any of {ONE!r}, {TWO!r} and {KEPT!r}")
+    if args.grid and args.plot:
+        parser.error("--plot: draws the two loads; leave out --grid")
     return args
 
 

@@ -1,6 +1,6 @@
 """ZeRO-Offload with and without this package: the CPU optimizer, ``engine.step()``, a whole step.
 
-    python -m benchmarks.bench_zero_offload [--rounds 15] [--stage 2] [--neighbour] [--json FILE]
+    python -m benchmarks.bench_zero_offload [--rounds 15] [--grid] [--neighbour] [--json FILE]
 
 Trains the same small OPT (bf16, micro-batch 4 x 256, on the CPU in the GPU's place) in engines that
 live side by side in one process and take turns, in a rotating order: DeepSpeed as it is with
@@ -15,6 +15,10 @@ to bf16, the whole step forward and backward. The bar is on the optimizer, at th
 end. A sample is taken again when something else ran on the CPUs during its
 optimizer. ``--clock cpu`` compares CPU seconds a thread where a machine is never quiet: an
 indication, not the bar's.
+
+`--grid` trains on micro-batches of 1, 4, 8 and 32 sequences of 32, 128 and 512 tokens instead, with
+the same engines and without the bound: the bar is 0.98 of stock's whole step in every case. Losses
+are compared at every size, so no sample is taken again there.
 
 `--neighbour` takes every sample also beside a process that keeps a CPU and the memory busy
 (neighbour.py), in every round once, and tells how much stock loses by it, and how much this
@@ -33,6 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import grid
 from benchmarks.measurements import check_plot, describe_machine, paired_ratio, write_json
 from benchmarks.neighbour import (
     BESIDE,
@@ -50,12 +55,13 @@ from benchmarks.neighbour import (
 from benchmarks.zero_contenders import (
     Bound,
     Contender,
+    batches,
     check_losses,
     contenders,
     make_model,
     window_of,
 )
-from benchmarks.zero_report import PARTS, STOCK, Sample, plot, show
+from benchmarks.zero_report import PARTS, STOCK, Sample, plot, show, show_grid
 from cxl_offload import _C
 
 Runs = dict[str, Contender | Bound]
@@ -134,10 +140,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(_C.allowed_cpus()))
     parser.add_argument("--tries", type=int, default=4, help="for a sample without other work")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    grid.add_option(parser)
     add_option(parser)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.grid:
+        if args.plot:
+            parser.error("--plot: draws one size; leave out --grid")
+        # Losses of all sizes are compared, so every contender has to make as many steps.
+        args.length, args.tries = max(grid.LENGTHS), 1
+    return args
 
 
 def ratios(table: Seconds) -> dict[str, dict[str, Any]]:
@@ -169,20 +182,55 @@ def run(args: argparse.Namespace, neighbour: Neighbour | None) -> tuple[dict[str
     """The document, and whether the bar is met."""
     found = contenders(args)
     numel = sum(param.numel() for param in make_model(args).parameters())
+    document = {"kind": "measured", "clock": args.clock, "parameters": numel}
+    if args.grid:
+        return run_grid(document, found, args, neighbour)
     check_losses(found, 3)
     runs: Runs = {"bound": Bound(numel, args.threads, window_of(args)), **found}
+    taken, lost = one_size(runs, args, neighbour)
+    good = show(taken["s"], numel, clock=args.clock, loud=taken["loud"])
+    return with_falls(document | taken, lost, neighbour), good
+
+
+def run_grid(
+    document: dict[str, Any],
+    found: dict[str, Contender],
+    args: argparse.Namespace,
+    neighbour: Neighbour | None,
+) -> tuple[dict[str, Any], bool]:
+    """The same engines train on every size in turn; losses are compared in each."""
+    cells: dict[str, Any] = {}
+    lost: dict[str, Falls] = {}
+    for cell, (rows, length) in grid.CELLS.items():
+        for contender in found.values():
+            contender.batches = batches(args.vocabulary, rows, length)
+        check_losses(found, 2)
+        cells[cell], falls_there = one_size(dict(found), args, neighbour)
+        lost |= {f"{cell}, {name}": each for name, each in falls_there.items()}
+    good = show_grid({cell: each["s"] for cell, each in cells.items()}, clock=args.clock)
+    return with_falls(document | {"grid": cells}, lost, neighbour), good
+
+
+def one_size(
+    runs: Runs, args: argparse.Namespace, neighbour: Neighbour | None
+) -> tuple[dict[str, Any], dict[str, Falls]]:
+    """Samples and ratios of all contenders on batches of one size, and their falls."""
     samples, loud = measure(runs, args, neighbour)
     seconds = {condition: seconds_of(each) for condition, each in samples.items()}
-    table = seconds[QUIET]
-    good = show(table, numel, clock=args.clock, loud=loud)
-    document = {"kind": "measured", "clock": args.clock, "parameters": numel, "loud": loud}
-    document |= {"speedup": ratios(table), "s": table}
-    if neighbour is not None:
-        lost = falls(seconds)
-        print(falls_table(lost))
-        document["neighbour"] = falls_document(neighbour, lost)
-        document["s_beside"] = seconds[BESIDE]
-    return document, good
+    found = {"loud": loud, "speedup": ratios(seconds[QUIET]), "s": seconds[QUIET]}
+    if neighbour is None:
+        return found, {}
+    return found | {"s_beside": seconds[BESIDE]}, falls(seconds)
+
+
+def with_falls(
+    document: dict[str, Any], lost: dict[str, Falls], neighbour: Neighbour | None
+) -> dict[str, Any]:
+    """The document with what a neighbour costs, which is printed; as it is where there was none."""
+    if neighbour is None:
+        return document
+    print(falls_table(lost))
+    return document | {"neighbour": falls_document(neighbour, lost)}
 
 
 def main() -> int:

@@ -100,10 +100,12 @@ def _vllm(document: Document) -> Iterator[Row]:
 
 
 def _zero(document: Document) -> Iterator[Row]:
-    for name, parts in document["speedup"].items():
-        if not name.startswith("stock"):
-            for part, found in parts.items():
-                yield _row("zero_offload", f"{name}: {part}", "stock DeepSpeed", found)
+    for size, table in document.get("grid", {"": document}).items():
+        for name, parts in table["speedup"].items():
+            if not name.startswith("stock"):
+                for part, found in parts.items():
+                    case = f"{size}, {name}: {part}" if size else f"{name}: {part}"
+                    yield _row("zero_offload", case, "stock DeepSpeed", found)
     yield from _beside("zero_offload", "stock DeepSpeed", document)
 
 

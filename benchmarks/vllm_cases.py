@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.grid import CELLS, ROWS
 from benchmarks.vllm_load import Load
 
 LAYERS, HIDDEN, BLOCK_TOKENS = 8, 768, 32
 BYTES_PER_TOKEN = LAYERS * 2 * (HIDDEN // 128) * 64 * 2
-CACHE_BLOCKS = 128
-CACHE_TOKENS = CACHE_BLOCKS * BLOCK_TOKENS
 
 REUSE = "conversations, shared prefix"
 NEVER = "prompts that never come back"
@@ -41,6 +41,67 @@ NONE, ONE, TWO, KEPT = "no offload", "one tier", "two tiers", "two tiers, kept"
 KEPT_NAME = f"benchmark-{os.getpid()}"
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is asked, and of how large servers.
+
+    Attributes
+    ----------
+    loads
+        By name.
+    cache_blocks
+        Of the KV cache.
+    sequences
+        That a server computes at once, at most.
+    tier_tokens
+        For whose KV the tiers are made.
+    compared
+        Conversations whose answers are compared: more than the KV cache holds, so that the second
+        time they come from the tiers.
+    """
+
+    loads: dict[str, Load]
+    cache_blocks: int
+    sequences: int
+    tier_tokens: int
+    compared: int
+
+    @property
+    def cache_tokens(self) -> int:
+        return self.cache_blocks * BLOCK_TOKENS
+
+
+def cell_load(rows: int, tokens: int) -> Load:
+    """Prompts that never come back, so many under way at once; at least eight of them."""
+    return Load(
+        conversations=rows * max(1, 8 // rows),
+        turns=1,
+        shared=0,
+        document=tokens - 8,
+        message=8,
+        answer=0,
+        generate=8,
+        clients=rows,
+    )
+
+
+GRID_LOADS = {name: cell_load(*cell) for name, cell in CELLS.items()}
+TWO_LOADS = Setting(
+    LOADS,
+    cache_blocks=128,
+    sequences=4,
+    tier_tokens=LOADS[REUSE].working_set_tokens,
+    compared=6,
+)
+GRID = Setting(
+    GRID_LOADS,
+    cache_blocks=576,  # 32 rows of 512 tokens and an answer
+    sequences=max(ROWS),
+    tier_tokens=max(load.working_set_tokens for load in GRID_LOADS.values()),
+    compared=26,
+)
+
+
 def tiers_of(name: str, working_set_bytes: int) -> dict[str, Any] | None:
     """Options of the connector; None for no offload."""
     if name == NONE:
@@ -55,11 +116,11 @@ def tiers_of(name: str, working_set_bytes: int) -> dict[str, Any] | None:
     return extra | {"cpu_bytes_to_use": working_set_bytes // 3, "cold": cold}
 
 
-def flags_of(name: str, working_set_bytes: int) -> list[str]:
-    flags = ["--enforce-eager", "--dtype", "bfloat16", "--max-num-seqs", "4"]
+def flags_of(name: str, setting: Setting) -> list[str]:
+    flags = ["--enforce-eager", "--dtype", "bfloat16", "--max-num-seqs", str(setting.sequences)]
     flags += ["--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS)]
-    flags += ["--num-gpu-blocks-override", str(CACHE_BLOCKS)]
-    extra = tiers_of(name, working_set_bytes)
+    flags += ["--num-gpu-blocks-override", str(setting.cache_blocks)]
+    extra = tiers_of(name, setting.tier_tokens * BYTES_PER_TOKEN)
     if extra is not None:
         connector = {
             "kv_connector": "OffloadingConnector",

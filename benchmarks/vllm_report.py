@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.grid import BAR as BAR_CELL
 from benchmarks.vllm_cases import KEPT, NEVER, NONE, REUSE, TWO
 
 BAR_THROUGHPUT, BAR_COPY, BAR_KEPT, BAR_NEVER = 1.5, 0.8, 0.97, 0.98
@@ -36,7 +37,8 @@ def print_tables(document: dict[str, Any], console: Console) -> None:
                 console.print(f"  {server}, {tier}: {told}")
     if "restarts" in document:
         print_restarts(document["restarts"], console)
-    console.print(copies_table(document["copies"]))
+    if document["copies"]:
+        console.print(copies_table(document["copies"]))
 
 
 def load_table(results: dict[str, Any]) -> Table:
@@ -98,6 +100,8 @@ def print_restarts(restarts: dict[str, Any], console: Console) -> None:
 
 def bars_missed(document: dict[str, Any]) -> list[str]:
     """What this run does not reach."""
+    if REUSE not in document["results"]:
+        return cells_missed(document["results"])
     missed = []
     for server, found in document["results"][REUSE].items():
         gained = found["throughput_ratio"]["median"]
@@ -114,6 +118,20 @@ def bars_missed(document: dict[str, Any]) -> list[str]:
         if row["of_this_load"] and row["ratio"]["median"] < BAR_COPY:
             missed.append(f"copy worker: {row['ratio']['median']:.2f} of memcpy, bar {BAR_COPY}")
     return missed
+
+
+def cells_missed(results: dict[str, Any]) -> list[str]:
+    """Of a grid."""
+    ratios = {
+        f"{cell}, {server}": found["throughput_ratio"]["median"]
+        for cell, servers in results.items()
+        for server, found in servers.items()
+    }
+    return [
+        f"{each}: {ratio:.2f} of no offload, the bar is {BAR_CELL}"
+        for each, ratio in ratios.items()
+        if ratio < BAR_CELL
+    ]
 
 
 def plot(document: dict[str, Any], path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.grid import BAR as BAR_CELL
 from benchmarks.measurements import paired_ratio
 
 STOCK = "stock, DeepSpeedCPUAdam"
@@ -40,6 +41,23 @@ def show(
     print(f"  the bound moved {rate:.2f} GB/s; {loud} samples were kept in spite of other work")
     good = paired_ratio(table[STOCK]["optimizer"], table[OURS]["optimizer"]).low >= BAR
     print(f"  bar: optimizer {BAR} x stock: {'met' if good else 'MISSED'}")
+    return good
+
+
+def show_grid(
+    cells: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], *, clock: str
+) -> bool:
+    """Prints the ratios of every size; whether no step is slower than the bar."""
+    how = "measured" if clock == "wall" else "measured, CPU seconds a thread"
+    print(f"\n{'sequences x tokens':20s}{'':20s}  speedup over stock: {', '.join(PARTS)} ({how})")
+    good = True
+    for cell, table in cells.items():
+        for name in (each for each in table if each != STOCK):
+            whole = paired_ratio(table[STOCK]["step"], table[name]["step"]).median
+            good &= whole >= BAR_CELL
+            mark = "" if whole >= BAR_CELL else f"  below {BAR_CELL}"
+            print(f"{cell:20s}{name:20s}  {_ratios(table, name)}{mark}")
+    print(f"  bar: whole step {BAR_CELL} x stock in every case: {'met' if good else 'MISSED'}")
     return good
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/bench_zero_offload.py on a tiny model: beside a neighbour."""
+"""benchmarks/bench_zero_offload.py on a tiny model: beside a neighbour, and at every size."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.grid import CELLS
 from benchmarks.results import rows_of
 from benchmarks.zero_report import OURS, PARTS, STOCK
 
@@ -50,3 +51,16 @@ def test_every_sample_is_taken_beside_a_neighbour_too(tmp_path: Path) -> None:
     assert "stock's fall" in told
     rows = rows_of("zero_offload", document)
     assert sum(row.case.endswith("beside a neighbour") for row in rows) == 4 * len(PARTS)
+
+
+def test_every_size_of_the_grid_is_compared_with_stock(tmp_path: Path) -> None:
+    document, told = run(tmp_path, "--grid")
+    assert list(document["grid"]) == list(CELLS)
+    steps = {cell: each["s"][STOCK]["step"] for cell, each in document["grid"].items()}
+    assert {len(each) for each in steps.values()} == {2}
+    assert min(steps["32 x 512"]) > max(steps["1 x 32"])  # the batches have those sizes
+    assert told.count("bit-identical") == len(CELLS)
+    assert "bar: whole step 0.98" in told
+    rows = rows_of("zero_offload", document)
+    assert len(rows) == len(CELLS) * 2 * len(PARTS)
+    assert rows[0].case == "1 x 32, placement: optimizer"

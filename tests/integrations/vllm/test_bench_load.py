@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
+from benchmarks.grid import CELLS, LENGTHS, ROWS
+from benchmarks.vllm_cases import (
+    BLOCK_TOKENS,
+    GRID,
+    LOADS,
+    NONE,
+    ONE,
+    REUSE,
+    TWO_LOADS,
+    cell_load,
+    flags_of,
+)
 from benchmarks.vllm_load import Load
+from benchmarks.vllm_report import bars_missed
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +66,34 @@ def test_stated_sizes_are_those_of_the_prompts(load: Load) -> None:
 def test_another_seed_has_other_prompts(load: Load) -> None:
     first = {tuple(prompt[:20]) for prompt in load.rounds(seed=1)[0]}
     assert first.isdisjoint(tuple(prompt[:20]) for prompt in load.rounds(seed=3)[0])
+
+
+@pytest.mark.parametrize(("rows", "tokens"), CELLS.values())
+def test_a_cell_of_the_grid_has_so_many_rows_of_so_many_tokens(rows: int, tokens: int) -> None:
+    load = cell_load(rows, tokens)
+    [prompts] = load.rounds(seed=1)
+    assert load.clients == rows
+    assert len(prompts) % rows == 0
+    assert {len(prompt) for prompt in prompts} == {tokens}
+    assert load.reusable_tokens == 0
+
+
+def test_servers_of_the_grid_hold_its_largest_cell_and_compare_more_than_that() -> None:
+    largest = cell_load(max(ROWS), max(LENGTHS))
+    blocks = -(-(largest.longest_prompt + largest.generate) // BLOCK_TOKENS)
+    assert GRID.cache_blocks >= max(ROWS) * blocks
+    flags = flags_of(NONE, GRID)
+    assert flags[flags.index("--max-num-seqs") + 1] == str(max(ROWS))
+    for setting in (TWO_LOADS, GRID):
+        compared = replace(LOADS[REUSE], conversations=setting.compared, turns=1)
+        assert compared.working_set_tokens > 1.5 * setting.cache_tokens
+
+
+def test_a_cell_below_its_bar_is_named() -> None:
+    def ratio(median: float) -> dict[str, dict[str, float]]:
+        return {"throughput_ratio": {"median": median}}
+
+    cells = {"1 x 32": {NONE: ratio(1), ONE: ratio(0.98)}, "8 x 32": {ONE: ratio(0.97)}}
+    assert bars_missed({"results": cells}) == [
+        "8 x 32, one tier: 0.97 of no offload, the bar is 0.98"
+    ]
