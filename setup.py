@@ -41,7 +41,7 @@ JOINED = {
     "transfer": 1,
 }
 # These stay apart: each is compiled for an instruction set of its own.
-APART = ("_scalar", "_neon", "_avx2", "_avx512", "_amx")
+APART = ("_scalar", "_neon", "_sve256", "_avx2", "_avx512", "_amx")
 
 
 def stays_apart(source: str) -> bool:
@@ -101,8 +101,26 @@ def processor_of(library: Path) -> bytes:
     return library.read_bytes()[18:20]
 
 
+# Every source gets these where the compiler can make SVE with vectors of 256 bits; the file says
+# what is asked and why it may be every source.
+SVE256 = ["-msve-vector-bits=256", "-DCXL_OFFLOAD_SVE256=1"]
+SVE256_CHECK = "csrc/kernels/vector/sve256_check.cc"
+
+
+def makes_sve256(compiler: list[str]) -> bool:
+    words = [*compiler, *SVE256, "-std=c++20", "-Icsrc", "-fsyntax-only", SVE256_CHECK]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
 class BuildWithCuda(build_ext):
     """``build_ext``, and the CUDA kernels into a library of their own that may be missing."""
+
+    def build_extensions(self) -> None:
+        compiler = getattr(self.compiler, "compiler_so_cxx", self.compiler.compiler_so)
+        if makes_sve256(compiler):
+            for extension in self.extensions:
+                extension.extra_compile_args += SVE256
+        super().build_extensions()
 
     def run(self) -> None:
         super().run()
@@ -167,7 +185,7 @@ setup(
             joined_sources(),
             include_dirs=["csrc"],
             # The joined sources only include the many, so a change in one of those would be missed.
-            depends=relative_sources("*/*.cc", "*/*.h"),
+            depends=relative_sources("*/*.cc", "*/*.h", "*/*/*.h"),
             cxx_std=20,
             extra_compile_args=CXX_FLAGS,
             extra_link_args=[*LINK_FLAGS, "-ldl", "-pthread"],

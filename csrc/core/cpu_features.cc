@@ -5,6 +5,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(__aarch64__)
+#include <sys/prctl.h>
+#endif
 
 #include <algorithm>
 
@@ -35,10 +38,24 @@ bool ask_for_tiles() {
 }
 #endif
 
+// The kernels are made for one length of vectors. Linux keeps a length for each thread, which the
+// threads that it starts take over. A program that changes it must do so before it asks here.
+bool has_sve256() {
+#if CXL_OFFLOAD_SVE256
+  constexpr int kGetLength = 51;        // PR_SVE_GET_VL of <linux/prctl.h>, since Linux 4.15
+  constexpr int kLength = 0xffff;       // the bits that are the length in bytes; others are flags
+  const int found = prctl(kGetLength);  // negative where there is no SVE
+  return found >= 0 && (found & kLength) == 256 / 8;
+#else
+  return false;
+#endif
+}
+
 // __builtin_cpu_supports also asks whether the operating system saves the wide registers.
 bool has(Isa isa) {
   if (isa == Isa::kScalar) return true;
   if (isa == Isa::kNeon) return CXL_OFFLOAD_NEON != 0;
+  if (isa == Isa::kSve256) return has_sve256();
 #if CXL_OFFLOAD_X86
   if (isa == Isa::kAvx2) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
@@ -50,7 +67,7 @@ bool has(Isa isa) {
 #endif
 }
 
-constexpr Isa kAll[] = {Isa::kScalar, Isa::kNeon, Isa::kAvx2, Isa::kAvx512};
+constexpr Isa kAll[] = {Isa::kScalar, Isa::kNeon, Isa::kSve256, Isa::kAvx2, Isa::kAvx512};
 
 // The processor is asked once only. In a virtual machine CPUID is handed to the host, which takes
 // as long as a kernel over a small tensor.
@@ -84,6 +101,8 @@ std::string isa_name(Isa isa) {
       return "scalar";
     case Isa::kNeon:
       return "neon";
+    case Isa::kSve256:
+      return "sve256";
     case Isa::kAvx2:
       return "avx2";
     case Isa::kAvx512:

@@ -20,12 +20,18 @@
 #else
 #define CXL_OFFLOAD_NEON 0
 #endif
+// 1 where the build found that the compiler makes SVE with vectors of 256 bits and has given all
+// sources the options for that; kernels/vector/sve256_check.cc says how.
+#ifndef CXL_OFFLOAD_SVE256
+#define CXL_OFFLOAD_SVE256 0
+#endif
 
 namespace cxl_offload {
 
 enum class Isa {
   kScalar,  // plain C++
   kNeon,    // Advanced SIMD of AArch64, which all of them have
+  kSve256,  // SVE of AArch64, where vectors have 256 bits
   kAvx2,    // with FMA and F16C
   kAvx512,  // F, BW, DQ and VL
 };
@@ -39,7 +45,7 @@ Isa best_isa();
 // processes forked later. Linux refuses where a signal stack is too small for these registers.
 bool has_tiles();
 
-// "scalar", "neon", "avx2", "avx512"
+// "scalar", "neon", "sve256", "avx2", "avx512"
 std::string isa_name(Isa isa);
 // Throws InvalidArgument for an unknown name, or for a level that this processor lacks.
 Isa parse_isa(const std::string& name);

@@ -27,6 +27,8 @@ AttentionPass find_pass(Dtype dtype, Isa isa) {
       return attention_pass_avx512(dtype);
     case Isa::kAvx2:
       return attention_pass_avx2(dtype);
+    case Isa::kSve256:
+      return attention_pass_sve256(dtype);
     case Isa::kNeon:
       return attention_pass_neon(dtype);
     case Isa::kScalar:
@@ -52,6 +54,7 @@ size_t isa_lanes(Isa isa) {
     case Isa::kAvx512:
       return 16;
     case Isa::kAvx2:
+    case Isa::kSve256:
       return 8;
     case Isa::kNeon:
       return 4;

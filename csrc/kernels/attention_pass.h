@@ -155,6 +155,7 @@ using AttentionPass = void (*)(const AttentionRows& rows, const AttentionState& 
 
 AttentionPass attention_pass_scalar(Dtype dtype);
 AttentionPass attention_pass_neon(Dtype dtype);
+AttentionPass attention_pass_sve256(Dtype dtype);
 AttentionPass attention_pass_avx2(Dtype dtype);
 AttentionPass attention_pass_avx512(Dtype dtype);
 // Returns the pass for rows of 4-bit codes of which fits_integers() is true. Its sums are in the

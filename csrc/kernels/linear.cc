@@ -29,6 +29,8 @@ LinearKernel kernel_for(Dtype weight, Isa isa) {
       return linear_kernel_avx512(weight);
     case Isa::kAvx2:
       return linear_kernel_avx2(weight);
+    case Isa::kSve256:
+      return linear_kernel_sve256(weight);
     case Isa::kNeon:
       return linear_kernel_neon(weight);
     case Isa::kScalar:

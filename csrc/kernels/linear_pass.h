@@ -85,6 +85,7 @@ struct LinearKernel {
 // Returns the kernel of an instruction set that this build has, for weights of a type.
 LinearKernel linear_kernel_scalar(Dtype weight);
 LinearKernel linear_kernel_neon(Dtype weight);
+LinearKernel linear_kernel_sve256(Dtype weight);
 LinearKernel linear_kernel_avx2(Dtype weight);
 LinearKernel linear_kernel_avx512(Dtype weight);
 

@@ -75,6 +75,8 @@ UpdatePass find_noisy_pass(const PassKey& key, Isa isa) {
       return noisy_pass_avx512(key);
     case Isa::kAvx2:
       return noisy_pass_avx2(key);
+    case Isa::kSve256:
+      return noisy_pass_sve256(key);
     case Isa::kNeon:
       return noisy_pass_neon(key);
     case Isa::kScalar:
@@ -92,6 +94,8 @@ UpdatePass find_pass(const Update& update, Isa isa) {
       return update_pass_avx512(key);
     case Isa::kAvx2:
       return update_pass_avx2(key);
+    case Isa::kSve256:
+      return update_pass_sve256(key);
     case Isa::kNeon:
       return update_pass_neon(key);
     case Isa::kScalar:

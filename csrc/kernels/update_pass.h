@@ -69,11 +69,13 @@ struct PassKey {
 // These return the pass that rounds at random, or null when there is none for the key.
 UpdatePass noisy_pass_scalar(const PassKey& key);
 UpdatePass noisy_pass_neon(const PassKey& key);
+UpdatePass noisy_pass_sve256(const PassKey& key);
 UpdatePass noisy_pass_avx2(const PassKey& key);
 UpdatePass noisy_pass_avx512(const PassKey& key);
 
 UpdatePass update_pass_scalar(const PassKey& key);
 UpdatePass update_pass_neon(const PassKey& key);
+UpdatePass update_pass_sve256(const PassKey& key);
 UpdatePass update_pass_avx2(const PassKey& key);
 UpdatePass update_pass_avx512(const PassKey& key);
 

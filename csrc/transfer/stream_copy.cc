@@ -96,6 +96,7 @@ StreamCopy stream_copy(Isa isa) {
       return copy_avx512;
     case Isa::kAvx2:
       return copy_avx2;
+    case Isa::kSve256:
     case Isa::kNeon:
     case Isa::kScalar:
       return copy_sse2;

@@ -13,7 +13,8 @@ namespace cxl_offload::transfer {
 // synchronise with this one see what was stored.
 using StreamCopy = void (*)(std::byte* target, const std::byte* source, size_t bytes);
 
-// This is memcpy where the architecture has no such stores.
+// This is memcpy where the architecture has no such stores. Those of Arm (STNP, and STNT1 of SVE)
+// are hints that need not change anything, and its memcpy chooses its vectors by the processor.
 StreamCopy stream_copy(Isa isa);
 
 }  // namespace cxl_offload::transfer

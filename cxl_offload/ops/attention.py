@@ -124,8 +124,8 @@ def decode_attention(
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
     isa
-        "scalar", "neon", "avx2" or "avx512"; "avx512vnni", which multiplies 4-bit codes as
-        integers; empty: the best that this processor has.
+        "scalar", "neon", "sve256", "avx2" or "avx512"; "avx512vnni", which multiplies 4-bit codes
+        as integers; empty: the best that this processor has.
 
     Returns
     -------

@@ -61,11 +61,11 @@ def linear(
         See :data:`cxl_offload.ops.threads.Threads`. On several nodes threads begin with the weights
         on their own.
     isa
-        "scalar", "neon", "avx2" or "avx512"; "avx512bf16" or "amxbf16", which multiply numbers that
-        are bfloat16 without loss as such, in vectors or in tiles, and take subnormal ones for zero;
-        empty: the best that this processor has, with products of bfloat16 where they apply; 4-bit
-        codes are then multiplied in vectors, which are faster at one row, while tiles are faster
-        from four rows on.
+        "scalar", "neon", "sve256", "avx2" or "avx512"; "avx512bf16" or "amxbf16", which multiply
+        numbers that are bfloat16 without loss as such, in vectors or in tiles, and take subnormal
+        ones for zero; empty: the best that this processor has, with products of bfloat16 where they
+        apply; 4-bit codes are then multiplied in vectors, which are faster at one row, while tiles
+        are faster from four rows on.
 
     Returns
     -------

@@ -134,8 +134,8 @@ def run(
     threads
         See :data:`cxl_offload.ops.threads.Threads`.
     isa
-        ``"scalar"``, ``"avx2"`` or ``"avx512"``; None takes the best of this processor. All give
-        the same bits.
+        ``"scalar"``, ``"neon"``, ``"sve256"``, ``"avx2"`` or ``"avx512"``; None takes the best of
+        this processor. All give the same bits.
 
     Raises
     ------

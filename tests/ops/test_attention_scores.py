@@ -17,7 +17,7 @@ from cxl_offload.ops.attention import (
 )
 from cxl_offload.ops.int4_cache import Int4Cache
 
-ISAS = [isa for isa in ("scalar", "neon", "avx2", "avx512") if isa in _C.supported_isas()]
+ISAS = _C.supported_isas()
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

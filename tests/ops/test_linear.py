@@ -11,7 +11,7 @@ from cxl_offload import _C
 from cxl_offload.ops.int4_weight import Int4Weight, int4_quantized
 from cxl_offload.ops.linear import WEIGHT_DTYPES, PreparedLinear, linear
 
-ISAS = [isa for isa in ("scalar", "neon", "avx2", "avx512") if isa in _C.supported_isas()]
+ISAS = _C.supported_isas()
 F8 = torch.float8_e4m3fn
 
 

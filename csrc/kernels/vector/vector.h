@@ -1,10 +1,10 @@
 // What the kernels need before they include the `Vector` of an instruction set.
 //
-// vector/{scalar,neon,avx2,avx512}.inc.h each define the same names: `Vector`, some float numbers
-// in a register; `add`, `mul`, `div`, `fma`, `mul_add`, `root`, `sign`, `larger`, `exponential`;
-// `load_pairs` and `Table` for 4-bit codes. A kernel writes its loop once over these names, in an
-// .inc.h file, and has one short source an instruction set that includes both inside of an unnamed
-// namespace: no function may be shared by two instruction sets.
+// vector/{scalar,neon,sve256,avx2,avx512}.inc.h each define the same names: `Vector`, some float
+// numbers in a register; `add`, `mul`, `div`, `fma`, `mul_add`, `root`, `sign`, `larger`,
+// `exponential`; `load_pairs` and `Table` for 4-bit codes. A kernel writes its loop once over these
+// names, in an .inc.h file, and has one short source an instruction set that includes both inside
+// of an unnamed namespace: no function may be shared by two instruction sets.
 #ifndef CXL_OFFLOAD_KERNELS_VECTOR_VECTOR_H_
 #define CXL_OFFLOAD_KERNELS_VECTOR_VECTOR_H_
 

@@ -1,0 +1,35 @@
+// The updates with SVE, in vectors of 256 bits.
+#include "kernels/update_pass.h"
+#include "kernels/vector/vector.h"
+
+#if CXL_OFFLOAD_SVE256
+
+#include "kernels/vector/target_sve256.inc.h"
+
+namespace cxl_offload::kernels {
+namespace {
+
+// The order matters: each file uses what those before it define.
+#include "kernels/vector/sve256.inc.h"
+//
+#include "kernels/update_rules.inc.h"
+//
+#include "kernels/update_loop.inc.h"
+
+}  // namespace
+
+UpdatePass update_pass_sve256(const PassKey& key) { return find_pass(key); }
+
+}  // namespace cxl_offload::kernels
+
+#include "kernels/vector/target_end.inc.h"
+
+#else
+
+namespace cxl_offload::kernels {
+
+UpdatePass update_pass_sve256(const PassKey&) { return nullptr; }
+
+}  // namespace cxl_offload::kernels
+
+#endif  // CXL_OFFLOAD_SVE256
