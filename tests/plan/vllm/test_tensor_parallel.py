@@ -158,10 +158,16 @@ def test_gpus_that_the_machine_has_are_no_supposition() -> None:
     assert as_advice(plan, None, "h100", two, 2).advice == "planned as if GPU h100 were there"
 
 
-@pytest.mark.parametrize("kind", ["inference", "training"])
-def test_several_gpus_of_a_machine_without_any_are_refused(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("inference", "--gpus 3: --gpu none plans without any; leave one of them out"),
+        ("training", "--gpu none: no training is planned for CPUs alone; leave it out"),
+    ],
+)
+def test_several_gpus_of_a_machine_without_any_are_refused(kind: str, message: str) -> None:
     words = ["plan", kind, "--model", "opt-1.3b", "--machine", "spr3-h100", "--gpus", "3"]
     refused = RUN.invoke(app, [*words, "--gpu", "none"])
     assert refused.exit_code == 2
-    assert "--gpus 3: --gpu none plans without any; leave one of them out" in refused.output
+    assert message in refused.output
     assert "heads" not in refused.output
