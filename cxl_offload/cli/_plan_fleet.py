@@ -114,7 +114,7 @@ def fleet(
     requests. Example: cxl-offload plan fleet --model llama-65b --machine spr3-h100 --rate 20
     --ttft 2s --dram 256GiB,512GiB --price server=40000 --price dram=5
     """
-    from cxl_offload.plan.fleet.prices import prices_of
+    from cxl_offload.plan.fleet.prices import prices_of, refuse_unused
     from cxl_offload.plan.fleet.search import FleetPlanner, Target, as_document, options
     from cxl_offload.plan.model.file import load_model
     from cxl_offload.plan.vllm.plan import VllmRequest
@@ -130,13 +130,15 @@ def fleet(
         first_token=seconds_asked("--ttft", ttft),
         per_token=seconds_asked("--per-token", per_token),
     )
-    prices = prices_of(pairs("--price", price, float, form="NAME=AMOUNT, such as server=40000"))
+    priced = pairs("--price", price, float, form="NAME=AMOUNT, such as server=40000")
+    prices = prices_of(priced)
     planner = FleetPlanner(request, stream, target, block_tokens=block_tokens or _BLOCK)
     installed = {
         kind: sum(node.capacity_bytes for node in read.usable_nodes() if node.kind.value == kind)
         for kind in ("dram", "cxl")
     }
     drams, cards = _sizes("dram", dram, installed["dram"]), _sizes("cxl", cxl, installed["cxl"])
+    refuse_unused(priced, has_cards=any(cards))
     sizes = list(product(drams, cards))
     with progress_bar(keep=False, lines=not as_json) as tell:
         found = options(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import typer
 from cxl_offload.cli._options import LIMITS, AsJson, Limit, names
 from cxl_offload.cli._outputs import check_outputs
 from cxl_offload.cli._plan_cache import cache, compare
-from cxl_offload.cli._plan_choice import fastest
+from cxl_offload.cli._plan_choice import executors_asked, fastest, refuse_idle_drive, without_drive
 from cxl_offload.cli._plan_fleet import fleet
 from cxl_offload.cli._plan_inputs import (
     AddedMemory,
@@ -72,10 +72,6 @@ def register(app: typer.Typer) -> None:
     for name, command in _COMMANDS.items():
         group.command(name)(command)
     app.add_typer(group, name="plan")
-
-
-_EXECUTORS = ("flexgen", "transformers", "vllm")
-"""Of inference, in the order in which equals are preferred."""
 
 
 def inference(
@@ -164,7 +160,7 @@ def inference(
             "--gpus": gpus,
         },
     }
-    wanted = _executors(executor, options, runs_in_flexgen(config) is None)
+    wanted = executors_asked(executor, options, runs_in_flexgen(config) is None)
     common: dict[str, Any] = {
         "model": config,
         "machine": read_machine(machine, profile, add, gpu, gpus),
@@ -178,6 +174,7 @@ def inference(
         "why": why,
         "operators": measured_operators(profile),
     }
+    refuse_idle_drive(common, wanted)
     common |= gpu_share(gpu_usable, common["machine"], wanted)
     kept_as = () if kv_dtype is None else names(kv_dtype) or (kv_dtype,)
     asked = {"most_sequences": max_num_seqs, "gpus": gpus}
@@ -195,7 +192,7 @@ def inference(
         ),
         "transformers": lambda: plan_transformers(
             TransformersRequest(
-                **common,
+                **without_drive(common, wanted),
                 machine_name=machine,
                 most_batches=max_batches,
                 kv_dtypes=kept_as,
@@ -204,7 +201,7 @@ def inference(
         ),
         "vllm": lambda: plan_vllm(
             VllmRequest(
-                **common,
+                **without_drive(common, wanted),
                 kv_host_bytes=0 if kv_host is None else size("--kv-host", kv_host),
                 targets=TokenTargets(
                     first_token=seconds_asked("--ttft", ttft),
@@ -242,31 +239,6 @@ def inference(
             write_plan_page(report, plan, own, timelines.get(plan.executor), for_machine)
 
     deliver(plan, output, as_json, write_report)
-
-
-def _executors(
-    asked: str,
-    options: Mapping[tuple[str, ...], Mapping[str, object]],
-    runs_in_flexgen: bool,
-) -> list[str]:
-    """Who is planned for; an option that only some of them have is refused with another."""
-    if asked not in ("auto", "flexgen-stock", *_EXECUTORS):
-        raise ConfigError(
-            f"--executor {asked}: must be auto, flexgen-stock, {', '.join(_EXECUTORS[:-1])} or "
-            f"{_EXECUTORS[-1]}"
-        )
-    asked = "flexgen" if asked == "flexgen-stock" else asked
-    wanted = [asked]
-    if asked == "auto":
-        wanted = [name for name in _EXECUTORS if name != "flexgen" or runs_in_flexgen]
-    for owners, given in options.items():
-        for name, value in given.items():
-            if value is None:
-                continue
-            if asked not in ("auto", *owners):
-                raise ConfigError(f"{name}: {asked} has no such option; leave it out")
-            wanted = [each for each in wanted if each in owners] or list(owners[:1])
-    return wanted
 
 
 def training(

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from cxl_offload.core import POOL_SLACK_SHARE, reserve_bytes
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.asked_tiers import NVME as NVME
+from cxl_offload.plan.asked_tiers import check_limits, has_drive, host_names
 from cxl_offload.plan.equations.sockets import Socket, even_rates, link_costs
 from cxl_offload.plan.gpu import NO_GPU, GpuRates
 from cxl_offload.plan.machine_rates import UNBOUND, MachineRates
@@ -15,10 +17,9 @@ from cxl_offload.plan.socket_rates import socket_rates
 from cxl_offload.plan.usable import GPU_USABLE, HOST_USABLE
 from cxl_offload.renamed import old_names
 from cxl_offload.topology import Machine, Node, NodeKind
-from cxl_offload.topology.model import TIER_NAMES
 
-GPU, NVME = "gpu", "nvme"
-"""What plans call the memory of the accelerator, and the drive."""
+GPU = "gpu"
+"""What plans call the memory of the accelerator."""
 
 LOCAL = "ldram"
 """The tier that calibrated rates refer to."""
@@ -171,25 +172,6 @@ def _usable(machine: Machine) -> tuple[Node, ...]:
     return (() if own else machine.usable_nodes()) or machine.usable_nodes(include_gpu_memory=True)
 
 
-def _host_names(machine: Machine, wanted: Sequence[str] | None) -> tuple[str, ...]:
-    usable = {node.id for node in _usable(machine)}
-    have = [
-        name
-        for name in TIER_NAMES
-        for tier in machine.tiers
-        if tier.name == name and usable & set(tier.nodes)
-    ]
-    if wanted is None:
-        return tuple(have)
-    for name in wanted:
-        if name != NVME and name not in have:
-            raise ConfigError(
-                f"tier {name}: {machine.name} has no such tier with memory that may be used; its "
-                f"tiers are {', '.join(have)}"
-            )
-    return tuple(name for name in have if name in wanted)
-
-
 def hardware_of(
     machine: Machine,
     *,
@@ -216,22 +198,18 @@ def hardware_of(
     Raises
     ------
     ConfigError
-        A tier or limit the machine does not have, a limit above the capacity, shares outside 0..1,
-        no usable memory, no GPU or one without peaks.
+        A tier or limit the machine does not have, a limit of a tier that is left out or above its
+        capacity, shares outside 0..1, no usable memory, no GPU or one without peaks.
     """
     for what, share in (("host", host_usable), ("GPU", gpu_usable)):
         if not 0 < share <= 1:
             raise ConfigError(f"usable share of {what} memory {share:g}: above 0 and at most 1")
-    names = _host_names(machine, tiers)
+    names = host_names(machine, {node.id for node in _usable(machine)}, tiers)
     if not names:
         message = f"{machine.name}: no host tier with memory to plan for"
         raise MissingNumberError(message, section="tiers")
     limits = dict(limits or {})
-    for name in limits:
-        if name not in names and not (name == NVME and machine.drives):
-            raise ConfigError(
-                f"limit of {name}: {machine.name} offers {', '.join(names)}; name one of them"
-            )
+    check_limits(machine, names, tiers, limits)
     try:
         rates = MachineRates(machine)
         missing = rates.why_no_gpu()
@@ -325,10 +303,10 @@ def _drive(
     machine: Machine, limits: Mapping[str, int], usable: float, wanted: bool
 ) -> tuple[float, float, float]:
     """Rates of reading and writing, and room; 0 without a drive of known rate."""
-    read = machine.drives[0].read_bandwidth_bytes_per_s if machine.drives and wanted else None
-    if not read:
+    if not (wanted and has_drive(machine)):
         return 0.0, 0.0, 0.0
     drive = machine.drives[0]
+    read = drive.read_bandwidth_bytes_per_s or 0.0
     write = min(drive.write_bandwidth_bytes_per_s or read, read)
     return read, write, _limited(NVME, drive.capacity_bytes, limits.get(NVME), usable)
 

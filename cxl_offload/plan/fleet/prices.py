@@ -65,6 +65,37 @@ def prices_of(given: Mapping[str, float]) -> Prices:
     return Prices(**given)
 
 
+def refuse_unused(given: Mapping[str, float], *, has_cards: bool) -> None:
+    """Refuses prices that would change no cost.
+
+    Parameters
+    ----------
+    has_cards
+        Whether a server of those that are compared has CXL memory.
+
+    Raises
+    ------
+    ConfigError
+        Names them, and what they need beside them.
+    """
+    cards = [name for name in ("cxl", "card", "card_watts") if name in given]
+    if cards and not has_cards:
+        raise ConfigError(
+            f"price {', '.join(cards)}: no server has CXL memory; name sizes of it (--cxl), or "
+            "leave it out"
+        )
+    watts = [name for name in ("watts", "card_watts") if name in given]
+    if watts and "kwh" not in given:
+        raise ConfigError(
+            f"price {', '.join(watts)}: power costs nothing without a price of it; give kwh too, "
+            "or leave it out"
+        )
+    if "kwh" in given and not watts:
+        raise ConfigError(
+            "price kwh: nothing draws power without watts; give them, or leave it out"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ServerMemory:
     """Host memory of one server, in bytes, and the cards that carry the CXL part."""

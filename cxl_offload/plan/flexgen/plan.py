@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from cxl_offload.errors import ConfigError
 from cxl_offload.plan.decoding.engine import OWN, STOCK, EngineRates
 from cxl_offload.plan.decoding.executor import DecodingExecutor, DecodingRequest
 from cxl_offload.plan.decoding.phases import Block
@@ -14,7 +15,13 @@ from cxl_offload.plan.flexgen.choice import block_of
 from cxl_offload.plan.flexgen.decode_time import CALLS
 from cxl_offload.plan.flexgen.flags import command_of, policies_of
 from cxl_offload.plan.flexgen.job import FlexGenJob, flexgen_job, runs_in_flexgen
-from cxl_offload.plan.flexgen.planner import GPU_BATCHES, Optimum, StripeWish, plan_flexgen
+from cxl_offload.plan.flexgen.planner import (
+    GPU_BATCHES,
+    Optimum,
+    StripeWish,
+    plan_flexgen,
+    stripes_of,
+)
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.known_errors import FLEXGEN_ERROR
 from cxl_offload.plan.pipeline import make_plan
@@ -110,6 +117,21 @@ class FlexGen(DecodingExecutor[Optimum]):
     def refusal(self) -> str | None:
         """Why FlexGen does not run this model."""
         return runs_in_flexgen(self._request.model)
+
+    def hardware(self) -> Hardware:
+        """What may be planned with: stripes that are asked for need nodes to lie on."""
+        found = self._request.hardware()
+        for kind, wish in self._request.interleave.items():
+            if wish != "always" or stripes_of(self._job, found, kind):
+                continue
+            names, why = ", ".join(found.names), "tensors are too small for a page on each"
+            if len(found.nodes) < 2:
+                why = "stripes lie on two nodes and more; allow another tier (--tiers)"
+            raise ConfigError(
+                f"--interleave {kind}=always: {found.machine} is planned with {names}, and {why}, "
+                "or leave it out"
+            )
+        return found
 
     def search(
         self, hardware: Hardware, *, like: Candidate[Optimum] | None = None

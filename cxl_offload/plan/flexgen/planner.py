@@ -93,6 +93,19 @@ def _stripes(hardware: Hardware, rates: Sequence[float]) -> Iterator[Stripe]:
             yield (*weights, *(0,) * (len(hardware.nodes) - count))
 
 
+def stripes_of(job: FlexGenJob, hardware: Hardware, kind: str) -> list[Stripe]:
+    """All that host tensors of a kind can have; none where there are not two nodes for one.
+
+    ``weights`` by what the nodes give copies, ``kv`` by what they give CPUs.
+    """
+    link, nodes = hardware.link_bytes_per_s, hardware.nodes
+    if kind == "weights":
+        rates = [min(node.copy_bytes_per_s, link) for node in nodes]
+        return [each for each in _stripes(hardware, rates) if weight_granule(job, each)]
+    rates = [node.read_bytes_per_s for node in nodes]
+    return [each for each in _stripes(hardware, rates) if kv_granule(job, each)]
+
+
 def modes(
     job: FlexGenJob,
     hardware: Hardware,
@@ -108,13 +121,10 @@ def modes(
     """
     wanted = {"weights": "auto", "kv": "auto", **(interleave or {})}
     dma = [tier.copy_bytes_per_s for tier in hardware.nodes]
-    reads = [tier.read_bytes_per_s for tier in hardware.nodes]
     weights: list[Stripe | None] = [None]
     if min(dma) < hardware.link_bytes_per_s or wanted["weights"] == "always":
-        capped = [min(rate, hardware.link_bytes_per_s) for rate in dma]
-        weights += [each for each in _stripes(hardware, capped) if weight_granule(job, each)]
-    kv: list[Stripe | None] = [None]
-    kv += [each for each in _stripes(hardware, reads) if kv_granule(job, each)]
+        weights += stripes_of(job, hardware, "weights")
+    kv: list[Stripe | None] = [None, *stripes_of(job, hardware, "kv")]
     weights = _kept(weights, wanted["weights"])
     kv = _kept(kv, wanted["kv"])
     return [

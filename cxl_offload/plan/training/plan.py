@@ -107,8 +107,6 @@ class DeepSpeed(Executor[PlannedStep]):
             flash_attention=request.flash_attention,
         )
         self._space = StepSearch(request, self._job, state_dtype)
-        if request.nvme_path is None and NVME in (request.tiers or ()):
-            raise ConfigError("tier nvme: name a folder of the drive by --nvme-path")
         if request.nvme_path is not None and not request.hardware().drive_usable_bytes:
             raise ConfigError(
                 f"--nvme-path {request.nvme_path}: {request.machine.name} has no drive whose read "
@@ -199,7 +197,7 @@ class DeepSpeed(Executor[PlannedStep]):
         """Of the launcher: ranks divide the cores that the optimizer's rate is of."""
         machine = self._request.machine
         cpus = machine.node(machine.initiator).cpus
-        if not self._request.bind_cores or not cpus:
+        if not self._request.bind_cores:
             return ()
         return ("--bind_cores_to_rank", f"--bind_core_list={format_cpulist(cpus)}")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.equations.adam_bytes import STATE_TYPES
+from cxl_offload.plan.hardware import NVME
 from cxl_offload.plan.request import PlanRequest
 from cxl_offload.plan.training.job import Stage
 from cxl_offload.plan.training.ranks import ONE_GPU, Ranks
@@ -75,6 +76,27 @@ class TrainingRequest(PlanRequest):
             )
         if self.nvme_path is not None:
             self._check_drive(self.nvme_path)
+        else:
+            self._check_no_drive()
+        self._check_binding()
+
+    def _check_no_drive(self) -> None:
+        """Nothing lies on a drive of which no folder is named."""
+        asked = {"tier": self.tiers or (), "limit of": self.limits}
+        for what, names in asked.items():
+            if NVME in names:
+                raise ConfigError(
+                    f"{what} nvme: without a folder of the drive nothing lies there; name one by "
+                    "--nvme-path, or leave it out"
+                )
+
+    def _check_binding(self) -> None:
+        machine = self.machine
+        if self.bind_cores and not machine.node(machine.initiator).cpus:
+            raise ConfigError(
+                f"--bind-cores: {machine.name} names no CPUs of node {machine.initiator}; give "
+                "them in its file (cpus), or leave it out"
+            )
 
     def _check_states(self) -> None:
         if AUTO in self.state_dtypes and len(self.state_dtypes) > 1:

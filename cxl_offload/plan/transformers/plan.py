@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.asked_tiers import refuse_drive
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
 from cxl_offload.plan.decoding.executor import DecodingExecutor, DecodingRequest
 from cxl_offload.plan.decoding.phases import Block
@@ -130,8 +131,7 @@ class Transformers(DecodingExecutor[BestHomes]):
             engine=request.with_measured(TRANSFORMERS, sockets=self._sockets),
             kv_dtype=kv_dtype,
         )
-        if request.tiers is not None and NVME in request.tiers:
-            raise ConfigError("tier nvme: transformers keeps nothing on a drive; leave it out")
+        refuse_drive(request.tiers, request.limits, "transformers keeps nothing on a drive")
 
     @property
     def request(self) -> TransformersRequest:

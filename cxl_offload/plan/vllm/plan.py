@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.asked_tiers import refuse_drive
 from cxl_offload.plan.executor import Candidate, Executor, KindBytes
 from cxl_offload.plan.gpu import LAYER_S, REQUEST_S, SEQUENCE_S
 from cxl_offload.plan.hardware import GPU, NVME, Hardware
@@ -155,8 +156,7 @@ class Vllm(Executor[LayersOffGpu]):
 
     def __init__(self, request: VllmRequest, kv_dtype: str = "") -> None:
         check_lengths(request.model, request.prompt, request.generated)
-        if request.tiers is not None and NVME in request.tiers:
-            raise ConfigError("tier nvme: vLLM's weight offload has no drive; leave it out")
+        refuse_drive(request.tiers, request.limits, "vLLM's weight offload has no drive")
         self._request = request
         self._each = layer_bytes(request.model)
         self._kv_dtype = kv_dtype
