@@ -101,7 +101,12 @@ def has_drive(machine: Machine) -> bool:
 
 
 def need_drive(machine: Machine, what: str) -> None:
-    """Refuses ``what`` is asked of a drive on a machine that has none.
+    """Refuses what is asked of a drive where the machine has none.
+
+    Parameters
+    ----------
+    what
+        As it begins the message, such as ``tier nvme``.
 
     Raises
     ------
