@@ -13,6 +13,7 @@
 #include "kernels/attention.h"
 #include "kernels/attention_queues.h"
 #include "memory/numa_region.h"
+#include "page_edge.h"
 #include "simulated_ground.h"
 
 namespace cxl_offload::kernels {
@@ -109,8 +110,9 @@ TEST(eight_bit_caches_are_read_to_their_edge_and_no_further) {
     for (int64_t dim : {1, 15, 16, 33, 129}) {
       Case c({1, 2, 1, 5, dim});
       const std::vector<uint8_t> ones(static_cast<size_t>(5 * dim), 0x38);  // 1 in E4M3
+      const PageEdge rows(ones.data(), ones.size());
       Attention a = c.attention();
-      a.k = a.v = view_of(ones.data(), Dtype::kFloat8E4m3, {1, 1, 5, dim});
+      a.k = a.v = view_of(rows.data(), Dtype::kFloat8E4m3, {1, 1, 5, dim});
       a.v_scales = {3};
       run_attention(a, team, isa);
       for (float value : c.out) CHECK(std::abs(value - 3) < 1e-5);
