@@ -146,8 +146,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     if args.grid:
-        if args.plot:
-            parser.error("--plot: draws one size; leave out --grid")
+        for name in ("plot", "length", "micro_batch", "tries"):
+            if getattr(args, name) != parser.get_default(name):
+                parser.error(f"--{name.replace('_', '-')}: is for one size; leave out --grid")
         # Losses of all sizes are compared, so every contender has to make as many steps.
         args.length, args.tries = max(grid.LENGTHS), 1
     return args
