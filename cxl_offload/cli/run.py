@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import cxl_offload
+from cxl_offload.cli._child import wait_for
 from cxl_offload.cli._observed import Events, Metrics
 from cxl_offload.cli._options import AsJson
 from cxl_offload.cli._outputs import check_outputs
@@ -324,16 +324,7 @@ def _run(
         kind = "file" if "/" in command[0] or Path(command[0]).suffix else "program on the PATH"
         raise ConfigError(f"{command[0]}: no such {kind}")
     child = subprocess.Popen(command, env=dict(environment), stdout=stdout)
-    ends = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, lambda n, _: child.send_signal(n)) for number in ends]
-    # A terminal sends its interrupts to the child as well, which then says how it ends.
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        code = child.wait()
-    finally:
-        signal.signal(signal.SIGINT, interrupt)
-        for number, handler in zip(ends, before, strict=True):
-            signal.signal(number, handler)
+    code = wait_for(child)
     return 128 - code if code < 0 else code
 
 

@@ -29,6 +29,7 @@ from cxl_offload.integrations.deepspeed.kinds import (
 )
 from cxl_offload.integrations.deepspeed.one_line import in_one_line, name_the_missing_optimizer
 from cxl_offload.integrations.deepspeed.phases import PhasedEngine
+from cxl_offload.integrations.deepspeed.states import keep_loaded_states_as
 from cxl_offload.integrations.deepspeed.store import Store
 from cxl_offload.integrations.deepspeed.tuning import TunedEngine, state_of_rank
 from cxl_offload.memory import Pages, Session, chosen_session, current_session
@@ -292,6 +293,9 @@ def start_from_environment(
                 on_placed(attached)
 
     register_module_forward_pre_hook(first_forward)
+    keep_loaded_states_as(
+        lambda engine: "" if capture.follows(engine) else store().policies.state_dtype
+    )
     name_the_missing_optimizer()
     return True
 

@@ -55,7 +55,8 @@ for state in adam.state.values():
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.dim():
             kept[name] = str(value.dtype)
-print("SAID " + json.dumps({{"losses": losses, "kept": kept}}))
+weights = torch.cat([each.detach().flatten().float() for each in model.parameters()])
+print("SAID " + json.dumps({{"losses": losses, "kept": kept, "weights": weights.tolist()}}))
 """
 
 
@@ -152,6 +153,21 @@ def test_states_of_a_checkpoint_are_converted(deepspeed_there: None, tmp_path: P
         losses[name] = said["losses"]
     assert losses["fresh"][0] == losses["saved"][0]
     assert losses["resumed"][0] < losses["fresh"][0]
+
+
+def test_states_of_a_checkpoint_in_the_type_of_the_plan_are_taken_as_they_are(
+    deepspeed_there: None, tmp_path: Path
+) -> None:
+    """The script names no type; the control names it, so that its optimizer reads codes at once."""
+    weights = {}
+    for name, options in (("saved", ""), ("resumed", ""), ("named", ", state_dtype=torch.uint8")):
+        (folder := tmp_path / name).mkdir()
+        done = ran(folder, "CPUAdam", ("uint8",), 2, str(tmp_path / "kept"), options)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        line = next(line for line in done.stdout.splitlines() if "SAID " in line)
+        weights[name] = json.loads(line.partition("SAID ")[2])["weights"]
+    assert weights["resumed"] == weights["named"]
+    assert weights["resumed"] != weights["saved"]
 
 
 def line_of_refusal(done: subprocess.CompletedProcess[str]) -> str:
