@@ -122,6 +122,28 @@ def test_kv_in_two_places_has_the_same_tokens(
     assert torch.equal(tokens, stock)
 
 
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("resident", [(), ("embedding", "head", "norm")])
+def test_hidden_states_in_a_tier_have_the_same_tokens(
+    resident: tuple[str, ...], busy: bool, session: Session, stock: torch.Tensor
+) -> None:
+    """Rows go to each layer and back; ``busy``: layers run long after they were queued."""
+    model = make()
+    policies = dict.fromkeys(("weights", "kv", "activations"), near(session))
+    policies |= dict.fromkeys(resident, "gpu")
+    with offload(model, policies, rows_at_once=1, accelerator="cuda", session=session) as done:
+        if busy:
+            for layer in model.model.layers:
+                layer.register_forward_pre_hook(
+                    lambda *_: keep_busy(torch.cuda.current_stream(), BUSY_CYCLES)
+                )
+        tokens = generate(model)
+        assert done.streamed_states is not None
+        assert done.streamed_states.copied_out_bytes > 0
+        assert done.store.use()[("activations", "host")].live_bytes == 0
+    assert torch.equal(tokens, stock)
+
+
 def test_beams_and_a_kept_cache_are_in_two_places_on_the_gpu(session: Session) -> None:
     """Orders the GPU's part, moves positions up when it grows, and gives its memory back."""
     ids = torch.randint(3, 512, (2, 20), generator=torch.Generator().manual_seed(0))

@@ -79,15 +79,15 @@ def host_policies(policies: Mapping[str, PolicyLike]) -> dict[str, PolicyLike]:
     return kept
 
 
-class CudaWeightCopies:
-    """A CUDA device, and the engine that copies weights to it.
+class CudaModelCopies:
+    """A CUDA device, and the engine that copies weights and hidden states to it, and these back.
 
     Parameters
     ----------
     device
         With its number.
     session
-        Has the weights, pinned.
+        Has what is copied, pinned.
     most_unfinished
         Bytes that may be under way at a time.
 
@@ -104,6 +104,7 @@ class CudaWeightCopies:
             self._engine = CopyEngine(
                 session, staging_bytes=0, limit_bytes=max(_LEAST_UNFINISHED, most_unfinished)
             )
+            self._order = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def stream(self) -> int:
         """What layers are queued on now."""
@@ -114,6 +115,30 @@ class CudaWeightCopies:
         handle = self._engine.to_device(target=target, source=source, after=after)
         assert handle is not None  # None is the answer of one that does not wait for room
         return handle
+
+    def copy_back(
+        self, target: torch.Tensor, source: torch.Tensor, after: Sequence[int]
+    ) -> CopyHandle:
+        """Queue a copy to the host behind what these streams have queued now."""
+        handle = self._engine.to_host(target=target, source=source, after=after)
+        assert handle is not None  # as above
+        return handle
+
+    def behind(self, handle: CopyHandle) -> int:
+        """A stream of no work that waits for a copy: what is put behind it comes after the copy.
+
+        Raises
+        ------
+        OSError
+            The driver refused the copy.
+        """
+        stream = int(self._order.cuda_stream)
+        handle.stream_wait(stream)
+        return stream
+
+    def drain(self) -> None:
+        """Wait until all copies are over, and hold nothing of them."""
+        self._engine.drain()
 
     def wait_for(self, handle: CopyHandle) -> None:
         """Layers that are queued from now on run behind a copy.

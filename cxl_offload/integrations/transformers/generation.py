@@ -31,7 +31,7 @@ from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.layer_shares import SplitPolicies, split_for
 from cxl_offload.integrations.transformers.linear_layers import rows_by
 from cxl_offload.integrations.transformers.loading import load
-from cxl_offload.integrations.transformers.on_accelerator import ModelDevice
+from cxl_offload.integrations.transformers.model_device import ModelDevice
 from cxl_offload.integrations.transformers.plans import planned_for
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
 from cxl_offload.integrations.transformers.prefixes import checked_prefixes

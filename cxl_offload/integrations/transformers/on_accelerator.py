@@ -23,15 +23,10 @@ from cxl_offload.integrations.transformers.asked_experts import (
     experts_per_token,
     stacked_experts_in,
 )
-from cxl_offload.integrations.transformers.compute_device import (
-    CudaWeightCopies,
-    free_bytes,
-    moved,
-)
+from cxl_offload.integrations.transformers.compute_device import moved
 from cxl_offload.integrations.transformers.conventions import text_config
 from cxl_offload.integrations.transformers.int4_layers import Int4Linear
 from cxl_offload.integrations.transformers.kinds import kind_of_weight
-from cxl_offload.integrations.transformers.layer_shares import LayerShares
 from cxl_offload.integrations.transformers.stage_hooks import (
     after,
     asking,
@@ -40,13 +35,13 @@ from cxl_offload.integrations.transformers.stage_hooks import (
     let_threads_take_turns,
     on_the_host,
 )
+from cxl_offload.integrations.transformers.streamed_states import StateStream
 from cxl_offload.integrations.transformers.streamed_weights import (
     WeightCopies,
     WeightStage,
     WeightStream,
 )
 from cxl_offload.integrations.transformers.weights import named_weights
-from cxl_offload.memory import Session
 from cxl_offload.ops.view import untraced
 from cxl_offload.units import format_bytes
 
@@ -231,6 +226,7 @@ def compute_on(
     homes: WeightHomes,
     copies: WeightCopies,
     stack: contextlib.ExitStack,
+    states: StateStream | None = None,
 ) -> WeightStream:
     """Let a model compute on the accelerator until the stack closes.
 
@@ -240,6 +236,8 @@ def compute_on(
         Of the model; what is streamed lies in its tiers already.
     copies
         To the accelerator.
+    states
+        Of rows that are computed in turn; they end with every pass, as the weights do.
 
     Returns
     -------
@@ -263,80 +261,9 @@ def compute_on(
     stack.callback(stream.close)
     for hook in _hooks(model, homes, stream, device):
         stack.callback(hook.remove)
-    let_threads_take_turns(model, stream, stack)
+    ends = (stream.end_all,) if states is None else (stream.end_all, states.end)
+    let_threads_take_turns(model, ends, stack)
     return stream
-
-
-class ModelDevice:
-    """The accelerator of a block: what it refuses, and how it is opened.
-
-    Parameters
-    ----------
-    device
-        With its number.
-    session
-        Has what lies in tiers.
-    shares
-        Of the layers that stay on the accelerator, by kind of weight.
-
-    Attributes
-    ----------
-    device
-        As given.
-    """
-
-    def __init__(
-        self, device: torch.device, session: Session, shares: LayerShares | None = None
-    ) -> None:
-        self.device = device
-        self._session = session
-        self._shares = shares or LayerShares()
-
-    @staticmethod
-    def refuse(*, tune: object = None, hot_expert_bytes: int = 0, prefixes: object = None) -> None:
-        """Refuse what moves weights that are pinned, or keeps what an accelerator computes.
-
-        Raises
-        ------
-        ConfigError
-            Names it.
-        """
-        asked = {"tune": tune, "hot_expert_bytes": hot_expert_bytes, "prefixes": prefixes}
-        for name, given in asked.items():
-            if given:
-                raise ConfigError(
-                    f"{name} is for models that compute on the CPU; leave it or accelerator out"
-                )
-
-    def __str__(self) -> str:
-        return str(self.device)
-
-    def free_bytes(self) -> int:
-        """What the device has left for this process."""
-        return free_bytes(self.device)
-
-    def open(self, most_unfinished: int) -> WeightCopies:
-        """Copies to the device; to be closed."""
-        return CudaWeightCopies(self.device, self._session, most_unfinished=most_unfinished)
-
-    def check(self, model: PreTrainedModel, kinds: Collection[str]) -> None:
-        """As :func:`check_streamable`."""
-        staying = self._shares.names(model)
-        check_streamable(model, kinds, self.device, self.free_bytes(), staying)
-
-    def check_room(self, model: PreTrainedModel, kinds: Collection[str], kv_bytes: int = 0) -> None:
-        """As :func:`check_room`, of a model that may be without its weights."""
-        homes = WeightHomes.of(model, kinds, self._shares.names(model))
-        check_room(type(model).__name__, homes, self.device, self.free_bytes(), kv_bytes)
-
-    def take(
-        self, model: PreTrainedModel, kinds: Collection[str], stack: contextlib.ExitStack
-    ) -> WeightStream:
-        """As :func:`compute_on`, with copies that are closed before what they copied goes."""
-        homes = WeightHomes.of(model, kinds, self._shares.names(model))
-        copies = self.open(2 * homes.largest_stage_bytes)
-        stack.callback(copies.close)
-        return compute_on(model, homes, copies, stack)
 
 
 def _bring_back(model: nn.Module, stayed: list[torch.Tensor]) -> None:

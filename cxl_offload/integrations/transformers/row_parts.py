@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -20,9 +20,98 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cxl_offload.errors import ConfigError
 from cxl_offload.integrations.transformers.masks import mask_part
 from cxl_offload.integrations.transformers.room import KvMemory, RowPart
+from cxl_offload.integrations.transformers.streamed_states import StateStream
+from cxl_offload.integrations.transformers.tier_states import on_device
+from cxl_offload.objects.kind_store import TierStore
 
 _RECORDED = ("output_attentions", "output_router_logits")
 """What hooks inside of a layer record, once a call of it; so those calls are for all rows."""
+
+
+class WholeStates(Protocol):
+    """Where hidden states of all rows are, of which a module computes a part after the other."""
+
+    def rows(
+        self, states: torch.Tensor, part: RowPart, result: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Those of a part, where the module computes; ``result`` is read next."""
+
+    def whole(self, out: torch.Tensor, total: int) -> torch.Tensor:
+        """Room for all rows of what a module makes of a part."""
+
+    def keep(self, whole: torch.Tensor, part: RowPart, out: torch.Tensor, *, here: bool) -> None:
+        """Take the result of a part to its rows."""
+
+
+class StatesInPlace:
+    """Hidden states where the module computes: on CPUs in the tier that was asked for.
+
+    Parameters
+    ----------
+    store
+        Has the policy of ``activations``; None: what a module makes stays where it was made.
+    """
+
+    def __init__(self, store: TierStore | None = None) -> None:
+        self._store = store
+
+    def rows(
+        self, states: torch.Tensor, part: RowPart, result: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """A view of them."""
+        return states[part.rows]
+
+    def whole(self, out: torch.Tensor, total: int) -> torch.Tensor:
+        """Uninitialised, in the tier where there is one."""
+        shape, store = (total, *out.shape[1:]), self._store
+        if store is None or "activations" not in store.parts or out.device.type != "cpu":
+            return torch.empty(shape, dtype=out.dtype, device=out.device)
+        made = store.empty("activations", 0, shape, out.dtype, pin=False)
+        store.count(made, "activations", 0, made)
+        return made
+
+    def keep(self, whole: torch.Tensor, part: RowPart, out: torch.Tensor, *, here: bool) -> None:
+        """Copy it."""
+        whole[part.rows] = out
+
+
+def check_rows(
+    rows_at_once: int | None, store: TierStore, model: PreTrainedModel, *, streamed: bool
+) -> None:
+    """Refuse rows in turn without what they need, and what only they need without them.
+
+    Parameters
+    ----------
+    streamed
+        Whether an accelerator computes that hidden states are copied to.
+
+    Raises
+    ------
+    ConfigError
+        Names the option.
+    """
+    if rows_at_once is not None and rows_at_once < 1:
+        raise ConfigError(f"rows_at_once {rows_at_once}: at least 1, or None for all")
+    if rows_at_once is not None and "kv" not in store.parts:
+        raise ConfigError(
+            f"rows_at_once {rows_at_once}: rows in turn need the cache in a tier; give a "
+            "policy of kv, such as bind:ldram, or gpu:1,bind:ldram for all of it on the "
+            "accelerator"
+        )
+    if "activations" not in store.parts:
+        return
+    if rows_at_once is None:
+        raise ConfigError(
+            "a policy of activations is for hidden states of rows that are computed in parts; "
+            "give rows_at_once, or leave the policy out"
+        )
+    away = next((each.device for each in model.parameters() if each.device.type != "cpu"), None)
+    if away is not None and not streamed:
+        raise ConfigError(
+            f"a policy of activations: {type(model).__name__} is on {away}, and only accelerator= "
+            "copies hidden states there; call model.cpu() and give accelerator, or leave the "
+            "policy out"
+        )
 
 
 def take_layers(
@@ -30,11 +119,18 @@ def take_layers(
     rows_at_once: int,
     memory: KvMemory,
     stack: contextlib.ExitStack,
+    states: StateStream | None = None,
 ) -> int:
     """Let every decoder layer compute so many rows at once.
 
     ``forward`` of each is replaced, since nothing else stands between a model and its layers, and
     given back when ``stack`` closes.
+
+    Parameters
+    ----------
+    states
+        Copies hidden states between a tier and the accelerator; None: they are where layers
+        compute.
 
     Returns
     -------
@@ -58,48 +154,49 @@ def take_layers(
             f"{type(model).__name__} has no layers of transformers' own class, so their rows "
             "cannot be computed in parts; leave rows_at_once out"
         )
+    whole = StatesInPlace(memory.store) if states is None else states
     for layer in layers:
-        _take(layer, rows_at_once, memory, stack)
+        replace_forward(layer, _forward(layer.forward, rows_at_once, memory, whole), stack)
     return len(layers)
 
 
-def _take(
-    layer: torch.nn.Module, rows_at_once: int, memory: KvMemory, stack: contextlib.ExitStack
+def replace_forward(
+    module: torch.nn.Module, made: Callable[..., Any], stack: contextlib.ExitStack
 ) -> None:
-    before = vars(layer).get("forward")
-    inner: Callable[..., Any] = layer.forward
-    made = _forward(inner, rows_at_once, memory)
-    layer.forward = types.MethodType(made, layer)
+    """Let a module compute by another function until the stack closes."""
+    before = vars(module).get("forward")
+    module.forward = types.MethodType(made, module)
     if before is None:
-        stack.callback(delattr, layer, "forward")
+        stack.callback(delattr, module, "forward")
     else:
-        stack.callback(setattr, layer, "forward", before)
+        stack.callback(setattr, module, "forward", before)
 
 
-def _forward(inner: Callable[..., Any], rows_at_once: int, memory: KvMemory) -> Callable[..., Any]:
+def _forward(
+    inner: Callable[..., Any], rows_at_once: int, memory: KvMemory, states: WholeStates
+) -> Callable[..., Any]:
     def forward(
         layer: torch.nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         total = hidden_states.shape[0]
         recorded = any(kwargs.get(name) for name in _RECORDED)
         if total <= rows_at_once or recorded or torch.is_grad_enabled():
-            return inner(hidden_states, *args, **kwargs)
+            return inner(on_device(hidden_states), *args, **kwargs)
         made: torch.Tensor | None = None
         try:
-            for begin in range(0, total, rows_at_once):
-                part = RowPart(begin, min(begin + rows_at_once, total), total)
+            for part in parts_of(total, rows_at_once):
                 memory.current.part = part
-                given = [_of_part(each, part) for each in args]
-                named = {name: _of_part(each, part) for name, each in kwargs.items()}
-                out = inner(hidden_states[part.rows], *given, **named)
+                given = [of_part(each, part) for each in args]
+                named = {name: of_part(each, part) for name, each in kwargs.items()}
+                out = inner(states.rows(hidden_states, part, made), *given, **named)
                 if not isinstance(out, torch.Tensor):
                     raise ConfigError(
                         f"{type(layer).__name__} returns a {type(out).__name__} where layers of "
                         "transformers return hidden states; leave rows_at_once out"
                     )
                 if made is None:
-                    made = _whole(out, total, memory)
-                made[part.rows] = out
+                    made = states.whole(out, total)
+                states.keep(made, part, out, here=False)
         finally:
             memory.current.part = None
         return made
@@ -107,23 +204,19 @@ def _forward(inner: Callable[..., Any], rows_at_once: int, memory: KvMemory) -> 
     return forward
 
 
-def _whole(out: torch.Tensor, total: int, memory: KvMemory) -> torch.Tensor:
-    """Hidden states of all rows, in the tier that has been asked for."""
-    shape = (total, *out.shape[1:])
-    if "activations" not in memory.store.parts or out.device.type != "cpu":
-        return torch.empty(shape, dtype=out.dtype, device=out.device)
-    made = memory.store.empty("activations", 0, shape, out.dtype, pin=False)
-    memory.store.count(made, "activations", 0, made)
-    return made
+def parts_of(total: int, rows_at_once: int) -> Iterator[RowPart]:
+    """All rows, in turn."""
+    for begin in range(0, total, rows_at_once):
+        yield RowPart(begin, min(begin + rows_at_once, total), total)
 
 
-def _of_part(given: Any, part: RowPart) -> Any:
-    """The rows of a part of what a layer is given for a batch; all else as it is.
+def of_part(given: Any, part: RowPart) -> Any:
+    """The rows of a part of what a module is given for a batch; all else as it is.
 
     Of one dimension are counts and positions that all rows share.
     """
     if isinstance(given, tuple):
-        return tuple(_of_part(each, part) for each in given)
+        return tuple(of_part(each, part) for each in given)
     if isinstance(given, torch.Tensor) and given.dim() > 1 and given.shape[0] == part.total:
         return mask_part(given, part.begin, part.end) if given.dim() == 4 else given[part.rows]
     return given

@@ -26,6 +26,7 @@ from cxl_offload.integrations.transformers.attention import (
     registered_name,
     take_part,
 )
+from cxl_offload.integrations.transformers.beside_layers import take_beside_layers
 from cxl_offload.integrations.transformers.cache import put_in_tiers, reserve
 from cxl_offload.integrations.transformers.cache_giver import cache_giver
 from cxl_offload.integrations.transformers.checkpoint import check_final_weights
@@ -45,12 +46,13 @@ from cxl_offload.integrations.transformers.linear_layers import (
     rows_of_linear_layers,
     take_linear_layers,
 )
-from cxl_offload.integrations.transformers.on_accelerator import ModelDevice
+from cxl_offload.integrations.transformers.model_device import ModelDevice
 from cxl_offload.integrations.transformers.plans import Asked, asked_of
 from cxl_offload.integrations.transformers.prefix_options import KeptPrefixes, PrefixCounts
 from cxl_offload.integrations.transformers.prefixes import PrefixReuse, checked_prefixes
 from cxl_offload.integrations.transformers.room import KeptAs, KvMemory
-from cxl_offload.integrations.transformers.row_parts import take_layers
+from cxl_offload.integrations.transformers.row_parts import check_rows, take_layers
+from cxl_offload.integrations.transformers.streamed_states import StateStream
 from cxl_offload.integrations.transformers.streamed_weights import WeightStream
 from cxl_offload.integrations.transformers.tuning import ModelTuning, TunedModel, refuse_copies
 from cxl_offload.integrations.transformers.weights import place_weights, store_for
@@ -119,7 +121,8 @@ def offload(
         Sequences that a decoder layer computes at once: it goes through a larger batch in parts,
         before the next layer begins (a block schedule), so that activations inside of a layer are
         those of so many rows. Hidden states between layers are of all rows, in the tier of
-        ``activations``. None: what the plan says, or the whole batch.
+        ``activations``, from where an accelerator copies those that it computes. None: what the
+        plan says, or the whole batch.
     whole_sequences
         With a policy of ``kv`` that stripes, every sequence's keys, and values, of a layer lie on
         one node: weights share out sequences. False: they share out granules of each.
@@ -216,23 +219,6 @@ def offload(
     )
 
 
-def _check_rows(rows_at_once: int | None, store: TierStore) -> None:
-    """Refuses rows in turn without what they need, and what only they need without them."""
-    if rows_at_once is not None and rows_at_once < 1:
-        raise ConfigError(f"rows_at_once {rows_at_once}: at least 1, or None for all")
-    if rows_at_once is not None and "kv" not in store.parts:
-        raise ConfigError(
-            f"rows_at_once {rows_at_once}: rows in turn need the cache in a tier; give a "
-            "policy of kv, such as bind:ldram, or gpu:1,bind:ldram for all of it on the "
-            "accelerator"
-        )
-    if rows_at_once is None and "activations" in store.parts:
-        raise ConfigError(
-            "a policy of activations is for hidden states of rows that are computed in parts; "
-            "give rows_at_once, or leave the policy out"
-        )
-
-
 class Offloaded:
     """A model whose KV cache and weights are in tiers, inside of the ``with`` block.
 
@@ -244,8 +230,9 @@ class Offloaded:
         Counts the bytes of every kind.
     tuned
         What follows the steps in the block; None without ``tune`` and ``hot_expert_bytes``.
-    streamed
-        What gives layers their weights on the accelerator; None without one.
+    streamed, streamed_states
+        What gives layers their weights on the accelerator, and their hidden states where these
+        have a tier; None without.
     """
 
     def __init__(
@@ -266,7 +253,7 @@ class Offloaded:
         refuse_copies(store, tuning)
         if few_queries < 1:
             raise ConfigError(f"few_queries {few_queries}: at least 1")
-        _check_rows(rows_at_once, store)
+        check_rows(rows_at_once, store, model, streamed=device is not None)
         self.model = model
         self.rows_at_once = rows_at_once
         self.linear_rows = linear_rows
@@ -276,6 +263,7 @@ class Offloaded:
         self._tuning = tuning
         self._device = device
         self.streamed: WeightStream | None = None
+        self.streamed_states: StateStream | None = None
         self._kv = kv or KvMemory(store)
         self._open_prefixes = open_prefixes
         self._reuse: PrefixReuse | None = None
@@ -304,12 +292,17 @@ class Offloaded:
         with contextlib.ExitStack() as stack:
             stack.callback(place_weights(self.model, self.store))
             if self._device is not None:
-                self.streamed = self._device.take(self.model, self.store.parts, stack)
+                self.streamed, self.streamed_states = self._device.take(
+                    self.model, self.store, self.rows_at_once, stack
+                )
             self._before_every_step(stack, ThreadsOfAStep(self._attention))
             if self.linear_rows:
                 take_linear_layers(self.model, self.linear_rows, self._attention, stack)
             if self.rows_at_once is not None:
-                take_layers(self.model, self.rows_at_once, self._kv, stack)
+                states = self.streamed_states
+                take_layers(self.model, self.rows_at_once, self._kv, stack, states)
+                if states is not None:
+                    take_beside_layers(self.model, states, stack)
             if self._open_prefixes is not None:
                 self._reuse = self._open_prefixes()
                 stack.callback(self._reuse.close)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,11 +75,12 @@ def after(stream: WeightStream, at: int) -> Callable[..., None]:
 
 
 def let_threads_take_turns(
-    model: nn.Module, stream: WeightStream, stack: contextlib.ExitStack
+    model: nn.Module, ends: Sequence[Callable[[], None]], stack: contextlib.ExitStack
 ) -> None:
     """One pass over the weights at a time: all threads share the buffers that they come to.
 
-    Hooks would not do: torch calls none of them when an interrupt ends a pass.
+    ``ends`` are called after every pass. Hooks would not do: torch calls none of them when an
+    interrupt ends a pass.
     """
     inner, turn = model.forward, threading.RLock()
 
@@ -89,7 +90,8 @@ def let_threads_take_turns(
             try:
                 return inner(*args, **kwargs)
             finally:
-                stream.end_all()
+                for end in ends:
+                    end()
 
     before = vars(model).get("forward")
     model.forward = forward

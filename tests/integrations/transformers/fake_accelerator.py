@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from cxl_offload import _C
-from cxl_offload.integrations.transformers import generation, on_accelerator, scope
-from cxl_offload.integrations.transformers.streamed_weights import WeightCopies
+from cxl_offload.integrations.transformers import generation, model_device, scope
+from cxl_offload.integrations.transformers.streamed_states import StateCopies
 from cxl_offload.memory import Session
 from cxl_offload.topology import Machine
 from cxl_offload.transfer import CopyEngine, CopyHandle
 
-COMPUTE = 99
-"""The stream that layers would be queued on."""
+COMPUTE, ORDER = 99, 98
+"""The streams that layers would be queued on, and that orders copies."""
 
 
 class FakeCopies:
@@ -38,6 +38,20 @@ class FakeCopies:
         handle = self.engine.to_device(target=target, source=source, after=after)
         assert handle is not None
         return handle
+
+    def copy_back(
+        self, target: torch.Tensor, source: torch.Tensor, after: Sequence[int]
+    ) -> CopyHandle:
+        handle = self.engine.to_host(target=target, source=source, after=after)
+        assert handle is not None
+        return handle
+
+    def behind(self, handle: CopyHandle) -> int:
+        handle.stream_wait(ORDER)
+        return ORDER
+
+    def drain(self) -> None:
+        self.engine.drain()
 
     def wait_for(self, handle: CopyHandle) -> None:
         handle.stream_wait(self.stream())
@@ -78,16 +92,16 @@ def pinning_session(machine: Machine, driver: _C.FakeDriver) -> Iterator[Session
 
 def fake_accelerator(
     monkeypatch: pytest.MonkeyPatch,
-    make_copies: Callable[[Session], WeightCopies],
+    make_copies: Callable[[Session], StateCopies],
     free: int = 1 << 40,
 ) -> None:
     """``accelerator="cuda"`` computes on the CPU, with these copies, until the test ends."""
 
-    class FakeDevice(on_accelerator.ModelDevice):
+    class FakeDevice(model_device.ModelDevice):
         def free_bytes(self) -> int:
             return free
 
-        def open(self, most_unfinished: int) -> WeightCopies:
+        def open(self, most_unfinished: int) -> StateCopies:
             return make_copies(self._session)
 
     for module in (scope, generation):

@@ -15,16 +15,19 @@ from cxl_offload.integrations.transformers.asked_experts import StackedExperts
 from cxl_offload.integrations.transformers.attention import BlockAttention, take_part
 from cxl_offload.integrations.transformers.attention import registered_name as registered
 from cxl_offload.integrations.transformers.beam_rows import gather_rows
+from cxl_offload.integrations.transformers.beside_layers import take_beside_layers
 from cxl_offload.integrations.transformers.cache import put_in_tiers, reserve
 from cxl_offload.integrations.transformers.on_accelerator import WeightHomes, compute_on
 from cxl_offload.integrations.transformers.parted_states import PartedStates
 from cxl_offload.integrations.transformers.room import KvMemory
+from cxl_offload.integrations.transformers.row_parts import take_layers
+from cxl_offload.integrations.transformers.streamed_states import StateStream
 from cxl_offload.integrations.transformers.weights import store_for
 from cxl_offload.memory import Bind, Session
 from cxl_offload.ops.attention import Partial
 
 from .models import FAMILIES, ONLY_EAGER
-from .test_weight_homes import AWAY, NoCopies, _in_bfloat16, _with_fake_tensors
+from .test_weight_homes import AWAY, POLICIES, NoCopies, _in_bfloat16, _with_fake_tensors
 
 KINDS = {"attention", "mlp", "experts", "norm", "embedding", "head", "other"}
 
@@ -105,6 +108,41 @@ def test_both_parts_are_read_where_they_are(
     assert block.calls.several == layers
     assert block.calls.prompt == 2 * layers
     assert not block.calls.own
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("kinds", POLICIES, ids=["all", "layers", "embedding-and-norm"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_in_parts_are_copied_from_the_tier_and_back(
+    family: str, kinds: set[str], session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden states of both rows lie on the host, and each layer computes with one on the GPU."""
+    _fakes(monkeypatch)
+    store = store_for({"kv": Bind((2,)), "activations": Bind((1,))}, session)
+    store.source = HostSource()
+    memory = KvMemory(store, accelerator=AcceleratorKv(AWAY, 0.1))
+    block = BlockAttention()
+    with _in_bfloat16(), _with_fake_tensors(), torch.no_grad():
+        model = FAMILIES[family]().eval()
+        own = "eager" if family in ONLY_EAGER else "sdpa"
+        model.set_attn_implementation(registered(own))
+        homes = WeightHomes.of(model, kinds)
+        with contextlib.ExitStack() as stack:
+            states = StateStream(NoCopies(), store, 1, homes.looked_up)
+            compute_on(model, homes, NoCopies(), stack, states)
+            take_layers(model, 1, memory, stack, states)
+            take_beside_layers(model, states, stack)
+            take_part(model, block)
+            stack.callback(take_part, model, None)
+            cache = DynamicCache(config=model.config)
+            put_in_tiers(cache, memory, 40)
+            _decode(model, cache, 0, 7)
+            _decode(model, cache, 7, 1)
+            _decode(model, cache, 8, 3)
+    layers = model.config.num_hidden_layers
+    assert block.calls.joined == 2 * 2 * layers, block.calls
+    token = 2 * 64 * 2
+    assert states.copied_out_bytes >= 11 * layers * token
 
 
 def test_beams_are_ordered_on_the_device_of_their_states() -> None:
