@@ -21,7 +21,9 @@ def is_replayed(machine: Machine | None, accelerator: str | None) -> bool:
     """Whether a run says how long it would take on a simulated machine."""
     from cxl_offload.ranks import is_rank_of_job
 
-    return machine is not None and accelerator is None and not is_rank_of_job()
+    if machine is None or is_rank_of_job():
+        return False
+    return accelerator is None or bool(machine.gpus)
 
 
 def replayed(report: GenerateReport, machine: Machine | None) -> Timeline | None:

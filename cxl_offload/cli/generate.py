@@ -164,7 +164,9 @@ def generate(
     output: RunOutput = None,
     trace: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write what the run read and computed there, as events."),
+        typer.Option(
+            metavar="FILE", help="Write what the run read, copied and computed there, as events."
+        ),
     ] = None,
     page: ReportFile = None,
     metrics: Metrics = None,

@@ -17,6 +17,7 @@ from cxl_offload.integrations.model_folder import check_checkpoint
 from cxl_offload.integrations.planned_threads import planned_threads
 from cxl_offload.integrations.run_report import RunReport
 from cxl_offload.integrations.transformers.accelerator_kv import AcceleratorKv, accelerator_kv
+from cxl_offload.integrations.transformers.accelerator_trace import recorder_for
 from cxl_offload.integrations.transformers.answers import Prompts
 from cxl_offload.integrations.transformers.attention import AttentionCalls
 from cxl_offload.integrations.transformers.compute_device import chosen_device
@@ -46,7 +47,6 @@ from cxl_offload.integrations.transformers.run_checks import (
     check_stop,
     check_whole_sequences,
 )
-from cxl_offload.integrations.transformers.run_trace import RunTrace
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.token_clock import TokenClock
 from cxl_offload.integrations.transformers.tuning import ModelTuning
@@ -108,7 +108,7 @@ class GenerateRun:
     cpu_linear
         ``"torch"``, or ``"fastest"``: linear layers as of ``offload(linear_rows="fastest")``.
     record
-        Whether the report has a trace of what a process alone read, wrote and computed on CPUs.
+        Whether the report has a trace of what a process alone read, wrote, copied and computed.
     stop
         A token that ends a row, besides the model's own; None: these alone.
     warmup
@@ -252,7 +252,7 @@ def run(
         device=ready.device,
         tuning=ready.tuning,
     )
-    recorder = RunTrace(session)
+    recorder = recorder_for(session, ready.device, offloaded.calls, ready.rows_at_once)
     given = Prompts(inputs=ready.inputs, pad=ready.tokenizer.pad_token_id, stop=request.stop)
     with alone, offloaded as done:
         if request.warmup:

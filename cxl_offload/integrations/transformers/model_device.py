@@ -23,6 +23,7 @@ from cxl_offload.integrations.transformers.streamed_states import (
     StateStream,
 )
 from cxl_offload.integrations.transformers.streamed_weights import WeightStream
+from cxl_offload.integrations.transformers.watched_copies import Told, WatchedCopies
 from cxl_offload.memory import Session
 from cxl_offload.objects.kind_store import TierStore
 
@@ -50,6 +51,8 @@ class ModelDevice:
     ----------
     device
         As given.
+    told
+        Called for every copy of the next block; None: nobody is told.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class ModelDevice:
         self.device = device
         self._session = session
         self._shares = shares or LayerShares()
+        self.told: Told | None = None
 
     @staticmethod
     def refuse(*, tune: object = None, hot_expert_bytes: int = 0, prefixes: object = None) -> None:
@@ -110,8 +114,12 @@ class ModelDevice:
         homes = WeightHomes.of(model, store.parts, self._shares.names(model))
         copies = self.open(2 * homes.largest_stage_bytes)
         stack.callback(copies.close)
+        of_weights, of_states = copies, copies
+        if self.told is not None:
+            of_weights = WatchedCopies(copies, "weights", self.told)
+            of_states = WatchedCopies(copies, "act", self.told)
         states = None
         if rows_at_once is not None and "activations" in store.parts:
-            states = StateStream(copies, store, rows_at_once, homes.looked_up)
+            states = StateStream(of_states, store, rows_at_once, homes.looked_up)
             stack.callback(states.close)
-        return Streams(compute_on(model, homes, copies, stack, states), states)
+        return Streams(compute_on(model, homes, of_weights, stack, states), states)

@@ -86,17 +86,15 @@ def check_options(request: GenerateRun) -> None:
 
 
 def check_alone(request: GenerateRun, part: RankPart) -> None:
-    """Refuse an accelerator, and a trace, beside what they exclude.
+    """Refuse an accelerator, and a trace, among several ranks.
 
     Raises
     ------
     ConfigError
-        Of both at once, or among several ranks.
+        Names which.
     """
     if request.record:
         part.check_alone("a run is recorded")
-        if request.computes_on is not None:
-            raise ConfigError("a trace is of what CPUs compute; leave it or accelerator out")
     if request.computes_on is not None:
         part.check_alone("an accelerator computes")
 

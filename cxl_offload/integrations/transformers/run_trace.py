@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +28,9 @@ from cxl_offload.objects.weight_kinds import kind_of
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
 from cxl_offload.plan.equations.experts import asked_share
 from cxl_offload.plan.transformers.program import KV
-from cxl_offload.sim.trace import Event, Trace
+from cxl_offload.sim.trace import Engine, Event, Trace
 
-_WEIGHTS = "weights"
+WEIGHTS, HIDDEN = "weights", "act"
 _OF_PRODUCTS = TRANSFORMERS.attention_flops_per_core / TRANSFORMERS.products_flops_per_core
 """A replay has one rate of arithmetic on CPUs, attention's; products count by theirs."""
 
@@ -70,7 +70,7 @@ class RunTrace:
                 continue
             if isinstance(module, GradientCheckpointingLayer):
                 inside.update(module.modules())
-                layer = _RecordedLayer(module, name, config)
+                layer = RecordedLayer(module, name, config)
                 hooks.append(
                     module.register_forward_hook(self._layer_ends(layer), with_kwargs=True)
                 )
@@ -91,26 +91,35 @@ class RunTrace:
         self._phase = DECODE if tokens == 1 and len(self.trace) else PREFILL
         self.trace.count_tokens(self._phase, rows * tokens)
 
-    def _layer_ends(self, layer: _RecordedLayer) -> Any:
+    def _layer_ends(self, layer: RecordedLayer) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             states = args[0] if args else kwargs["hidden_states"]
-            rows, tokens = int(states.shape[0]), int(states.shape[1])
-            self._step += 1
-            read: Counter[int] = Counter()
-            flops = 0.0
-            for weight, asked in layer.weights:
-                share = asked_share(asked, rows * tokens)
-                read.update(_scaled(self._nodes(weight), share))
-                flops += 2.0 * weight.numel() * rows * tokens * asked
-            self._add("compute", _WEIGHTS, read=read, flops=flops * _OF_PRODUCTS)
+            self._begin_step()
+            self._multiplies(layer.weights, int(states.shape[0]), int(states.shape[1]))
             given = (*args, *kwargs.values())
             cache = next((each for each in given if isinstance(each, Cache)), None)
-            self._attends(layer, cache, rows, tokens)
+            self._attends(layer, cache, states)
 
         return hook
 
-    def _attends(self, layer: _RecordedLayer, cache: Any, rows: int, tokens: int) -> None:
+    def _begin_step(self) -> None:
+        self._step += 1
+
+    def _multiplies(
+        self, weights: Sequence[tuple[torch.Tensor, float]], rows: int, tokens: int
+    ) -> None:
+        """Weights that were read, each with the share of it that a token asks for."""
+        read: Counter[int] = Counter()
+        flops = 0.0
+        for weight, asked in weights:
+            share = asked_share(asked, rows * tokens)
+            read.update(scaled(self._nodes(weight), share))
+            flops += 2.0 * weight.numel() * rows * tokens * asked
+        self._add("compute", WEIGHTS, read=read, flops=flops * _OF_PRODUCTS)
+
+    def _attends(self, layer: RecordedLayer, cache: Any, states: torch.Tensor) -> None:
         """Keys and values that a layer has read and written; a prompt reads what is still near."""
+        rows, tokens = int(states.shape[0]), int(states.shape[1])
         kept = None if cache is None else cache.layers[layer.number]
         if kept is None or not isinstance(getattr(kept, "keys", None), torch.Tensor):
             return
@@ -119,8 +128,8 @@ class RunTrace:
         positions = int(shown[0].shape[2])
         read: Counter[int] = Counter()
         for part, whole in zip(shown, held, strict=True):
-            read.update(_scaled(self._nodes(whole), part.nbytes / max(whole.nbytes, 1)))
-        new = _scaled(read, min(1.0, tokens / max(positions, 1)))
+            read.update(scaled(self._nodes(whole), part.nbytes / max(whole.nbytes, 1)))
+        new = scaled(read, min(1.0, tokens / max(positions, 1)))
         first = tokens > 1 and tokens >= positions
         seen = positions / 2 if first else positions
         flops = 4.0 * rows * tokens * seen * layer.query_width
@@ -132,18 +141,24 @@ class RunTrace:
             made = output[0] if isinstance(output, tuple) else output
             if not isinstance(made, torch.Tensor):
                 return
-            tokens = made.numel() // max(int(made.shape[-1]), 1)
-            self._step += 1
-            read: Counter[int] = Counter()
-            flops = 0.0
-            for weight in weights:
-                looked_up = isinstance(module, nn.Embedding)
-                share = min(1.0, tokens / weight.shape[0]) if looked_up else 1.0
-                read.update(_scaled(self._nodes(weight), share))
-                flops += 0.0 if looked_up else 2.0 * weight.numel() * tokens
-            self._add("compute", _WEIGHTS, read=read, flops=flops * _OF_PRODUCTS)
+            self._begin_step()
+            if isinstance(module, nn.Embedding):
+                self._looks_up(module.weight, made)
+            else:
+                self._beside(weights, args, made)
 
         return hook
+
+    def _beside(self, weights: list[torch.Tensor], given: Any, made: torch.Tensor) -> None:
+        """A module that is no layer has computed with all of its weights."""
+        tokens = made.numel() // max(int(made.shape[-1]), 1)
+        self._multiplies([(weight, 1.0) for weight in weights], tokens, 1)
+
+    def _looks_up(self, weight: torch.Tensor, made: torch.Tensor) -> None:
+        """As many rows of a table as there are tokens were read."""
+        tokens = made.numel() // max(int(made.shape[-1]), 1)
+        share = min(1.0, tokens / weight.shape[0])
+        self._add("compute", WEIGHTS, read=scaled(self._nodes(weight), share))
 
     def _nodes(self, tensor: torch.Tensor) -> Mapping[int, int]:
         """Bytes of a tensor on every node; asked once, since nothing moves in a run."""
@@ -161,17 +176,29 @@ class RunTrace:
         queue: str,
         kind: str,
         *,
+        engine: Engine = "cpu",
         read: Mapping[int, int] | None = None,
         write: Mapping[int, int] | None = None,
+        accelerator_bytes: int = 0,
         flops: float = 0.0,
     ) -> None:
         reads, writes = dict(read or {}), dict(write or {})
         self.trace.append(
-            Event(self._phase, self._step, queue, "cpu", kind, reads, writes, 0, flops)
+            Event(
+                self._phase,
+                self._step,
+                queue,
+                engine,
+                kind,
+                reads,
+                writes,
+                accelerator_bytes,
+                flops,
+            )
         )
 
 
-class _RecordedLayer:
+class RecordedLayer:
     """A decoder layer: its weights, each with the share of it that a token asks for."""
 
     def __init__(self, module: nn.Module, name: str, config: Any) -> None:
@@ -188,5 +215,5 @@ class _RecordedLayer:
         self.query_width = heads * dim
 
 
-def _scaled(nodes: Mapping[int, int], share: float) -> dict[int, int]:
+def scaled(nodes: Mapping[int, int], share: float) -> dict[int, int]:
     return {node: round(count * share) for node, count in nodes.items()}

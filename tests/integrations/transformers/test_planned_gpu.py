@@ -53,12 +53,14 @@ def llama(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     return model
 
 
-def planned(folder: Path, model: PreTrainedModel, *, gpu_bytes: int, **asked: Any) -> Plan:
-    """The best plan where the GPU has so little room, read back from its file."""
+def request_for(
+    folder: Path, model: PreTrainedModel, *, gpu_bytes: int, **asked: Any
+) -> TransformersRequest:
+    """For a GPU that has so little room."""
     model.config.save_pretrained(folder)
     memory = MACHINE.gpus[0].memory_bytes
     assert memory is not None
-    request = TransformersRequest(
+    return TransformersRequest(
         model=load_model(str(folder)),
         machine=MACHINE,
         prompt=PROMPT,
@@ -68,7 +70,11 @@ def planned(folder: Path, model: PreTrainedModel, *, gpu_bytes: int, **asked: An
         replay=None,
         **asked,
     )
-    plan = plan_transformers(request)
+
+
+def planned(folder: Path, model: PreTrainedModel, **asked: Any) -> Plan:
+    """The best plan, read back from its file."""
+    plan = plan_transformers(request_for(folder, model, **asked))
     return parse_plan(plan_text(plan), file="plan.yaml")
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from cxl_offload.cli.main import main
 from cxl_offload.integrations.transformers import offload
 from cxl_offload.integrations.transformers.run_trace import RunTrace
 from cxl_offload.memory import Session
@@ -134,13 +133,3 @@ def test_command_line_replays_on_simulated_nodes_and_saves_the_trace(
         assert "Timeline of the first steps of decode" in page.read_text()
         assert "Speed (simulated: the bytes of this run replayed" in capsys.readouterr().out
     assert found["ldram"] > found["cxl"]
-
-
-def test_trace_of_an_accelerator_is_refused(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ["--place", "kv=cxl", "--trace", str(tmp_path / "t"), "--accelerator", "cuda"]
-    with pytest.raises(SystemExit) as ended:
-        main(command(folder, *asked))
-    assert ended.value.code == 2
-    assert "a trace is of what CPUs compute" in " ".join(capsys.readouterr().err.split())
