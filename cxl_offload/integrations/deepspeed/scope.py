@@ -27,9 +27,9 @@ from cxl_offload.integrations.deepspeed.kinds import (
     kind_policies,
     parse_request,
 )
+from cxl_offload.integrations.deepspeed.loading import keep_loaded_states_as
 from cxl_offload.integrations.deepspeed.one_line import in_one_line, name_the_missing_optimizer
 from cxl_offload.integrations.deepspeed.phases import PhasedEngine
-from cxl_offload.integrations.deepspeed.states import keep_loaded_states_as
 from cxl_offload.integrations.deepspeed.store import Store
 from cxl_offload.integrations.deepspeed.tuning import TunedEngine, state_of_rank
 from cxl_offload.memory import Pages, Session, chosen_session, current_session

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable
-from typing import Any
 
-import deepspeed
 import torch
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.deepspeed import objects
-from cxl_offload.integrations.deepspeed.one_line import in_one_line
 from cxl_offload.ops.optimizer import OnePassOptimizer
 
 _LOG = logging.getLogger(__name__)
@@ -61,32 +55,3 @@ def keep_states_as(inner: torch.optim.Optimizer, name: str) -> bool:
         if loaded is not None:
             inner.load_state_dict(loaded)
     return loaded is not None
-
-
-def keep_loaded_states_as(name: Callable[[Any], str]) -> None:
-    """Has engines keep their states in a type before they read a checkpoint of it.
-
-    Without it states in 8 bits would become float32 when they are read, and others than the saved
-    ones when the type is set at the first forward pass. DeepSpeed asks nobody before it reads: this
-    is a patch of ``DeepSpeedEngine.load_checkpoint``.
-
-    Parameters
-    ----------
-    name
-        Gives the type for an engine, or "".
-    """
-    load = deepspeed.DeepSpeedEngine.load_checkpoint
-    if hasattr(load, "__wrapped__"):
-        return
-
-    @functools.wraps(load)
-    def load_checkpoint(engine: Any, *arguments: Any, **options: Any) -> Any:
-        zero = engine.optimizer
-        inner = None if zero is None else objects.inner_optimizer(zero)
-        if inner is not None:
-            with in_one_line():
-                if keep_states_as(inner, name(engine)):
-                    objects.relink(zero)
-        return load(engine, *arguments, **options)
-
-    deepspeed.DeepSpeedEngine.load_checkpoint = load_checkpoint
