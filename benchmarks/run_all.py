@@ -84,6 +84,11 @@ def wait_for_quiet(patience_s: float) -> bool:
             return False
 
 
+def in_order(names: Sequence[str]) -> list[Benchmark]:
+    """The benchmarks of these names, in the order of the names: the important ones can be first."""
+    return [each for name in names for each in BENCHMARKS if each.name == name]
+
+
 def run(benchmark: Benchmark, folder: Path, *, quick: bool, quiet: bool) -> dict[str, Any]:
     """Runs one; what it printed is shown, and how it ended is kept beside its rows."""
     path = folder / f"{benchmark.name}{benchmark.environment}.json"
@@ -157,7 +162,13 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=tuple(READERS), default=list(READERS))
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=tuple(READERS),
+        default=list(READERS),
+        help="these alone, in this order",
+    )
     parser.add_argument("--quick", action="store_true", help="few rounds: an indication")
     parser.add_argument("--patience", type=float, default=10.0, help="minutes for a quiet machine")
     parser.add_argument("--json", type=Path)
@@ -175,15 +186,12 @@ def run_benchmarks(args: argparse.Namespace) -> dict[str, Any]:
         "runs": [],
     }
     with tempfile.TemporaryDirectory(prefix="cxl-offload-bench-") as scratch:
-        for benchmark in BENCHMARKS:
-            if benchmark.name in args.only:
-                quiet = wait_for_quiet(args.patience * 60)
-                print(f"== {benchmark.name}{'' if quiet else ', beside other work'}", flush=True)
-                document["runs"].append(
-                    run(benchmark, Path(scratch), quick=args.quick, quiet=quiet)
-                )
-                if args.json is not None:  # what is done is kept if a later one is interrupted
-                    write_json(args.json, document)
+        for benchmark in in_order(args.only):
+            quiet = wait_for_quiet(args.patience * 60)
+            print(f"== {benchmark.name}{'' if quiet else ', beside other work'}", flush=True)
+            document["runs"].append(run(benchmark, Path(scratch), quick=args.quick, quiet=quiet))
+            if args.json is not None:  # what is done is kept if a later one is interrupted
+                write_json(args.json, document)
     return document
 
 

@@ -119,3 +119,10 @@ def test_waiting_for_quiet_ends_when_others_never_stop(monkeypatch: pytest.Monke
     assert not run_all.wait_for_quiet(60)
     monkeypatch.setattr(run_all, "all_busy_s", lambda: 7.0)
     assert run_all.wait_for_quiet(60)
+
+
+def test_benchmarks_run_in_the_order_in_which_they_were_asked_for() -> None:
+    asked = run_all.in_order(["plan", "attention", "flexgen"])
+    assert [each.name for each in asked] == ["plan", "attention", "attention", "flexgen"]
+    assert [each.environment for each in asked[1:3]] == ["", ".venv-vllm"]
+    assert {each.name for each in run_all.in_order(list(READERS))} == set(READERS)
