@@ -44,6 +44,7 @@ LONGEST = (
     "integrations/test_run_deepspeed.py",
     "integrations/test_activations_deepspeed.py",
     "integrations/transformers/test_memory_while_loading.py",
+    "integrations/test_run_plan.py",
     "integrations/test_run.py",
     "plan/test_bounds_everywhere.py",
     "integrations/transformers/test_recipes.py",
