@@ -77,6 +77,14 @@ def _place(item: pytest.Item) -> str:
     return item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else ""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out slow rooms where their tests are not asked for: they import what few others do."""
+    root = Path(__file__).parent
+    if config.option.markexpr != "not slow" or not collection_path.is_relative_to(root):
+        return None
+    return collection_path.relative_to(root).as_posix() in SLOW_ROOMS or None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
