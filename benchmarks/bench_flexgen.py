@@ -31,17 +31,10 @@ import torch
 from rich.console import Console
 
 from benchmarks import grid
+from benchmarks.conditions import Conditions, add_options, conditions_of
 from benchmarks.flexgen_report import OURS, PHASES, STOCK, Seconds, falls, phase_result, show
 from benchmarks.measurements import describe_machine, write_json
-from benchmarks.neighbour import (
-    Neighbour,
-    add_option,
-    conditions,
-    during,
-    falls_document,
-    falls_table,
-    neighbour_if,
-)
+from benchmarks.neighbour import falls_table
 from benchmarks.skipped_prompt import skipped_prompt
 from benchmarks.stock_process import StockProcess
 from cxl_offload import Session
@@ -147,7 +140,7 @@ def shortcut(request: FlexGenRun) -> contextlib.AbstractContextManager[None]:
 
 
 def measure(
-    options: argparse.Namespace, folder: Path, neighbour: Neighbour | None
+    options: argparse.Namespace, folder: Path, conditions: Conditions
 ) -> list[dict[str, Any]]:
     """All cases, each on both sides in turn."""
     model = make_opt(folder / "opt", SHAPE, seed=1)
@@ -177,7 +170,7 @@ def measure(
     session = Session.linux()
     try:
         return [
-            one_case(name, request, stock, session, options.rounds, neighbour)
+            one_case(name, request, stock, session, options.rounds, conditions)
             for name, request in cases.items()
         ]
     finally:
@@ -190,23 +183,21 @@ def one_case(
     stock: StockProcess,
     session: Session,
     rounds: int,
-    neighbour: Neighbour | None,
+    conditions: Conditions,
 ) -> dict[str, Any]:
     """Medians and ratios of one case; the first run of both sides warms up and is compared."""
-    costs: Costs = {condition: {STOCK: [], OURS: []} for condition in conditions(neighbour, 0)}
+    costs: Costs = {condition: {STOCK: [], OURS: []} for condition in conditions.names}
     with LoadedModel(request, session=session) as loaded, shortcut(request):
         expected, ours = stock.run(name), loaded.generate()
         equal = equal_share(np.array(expected["tokens"]), ours.tokens, ours.prompt_len)
         if equal < least_equal(request):
             raise RuntimeError(f"{name}: only {equal:.0%} of the tokens are those of stock FlexGen")
         for number in range(rounds):
-            for condition in conditions(neighbour, number):
-                with during(neighbour, condition):
-                    first, *rest = stock.run(name)["seconds"]
-                    costs[condition][STOCK].append((first, sum(rest)))
-                    report = loaded.generate()
-                    mine = report.prefill_seconds, report.decode_seconds
-                    costs[condition][OURS].append(mine)
+            for condition in conditions.of_round(number):
+                first, *rest = stock.run(name)["seconds"]
+                costs[condition][STOCK].append((first, sum(rest)))
+                report = loaded.generate()
+                costs[condition][OURS].append((report.prefill_seconds, report.decode_seconds))
     tokens = (request.rows * ours.prompt_len, request.rows * (ours.gen_len - 1))
     result: dict[str, Any] = {
         "case": name,
@@ -239,14 +230,13 @@ def equal_share(expected: Any, ours: Any, prompt_len: int) -> float:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    grid.add_option(parser)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--prompt-len", type=int, default=128)
     parser.add_argument("--gen-len", type=int, default=16)
     parser.add_argument("--cpu-linear", choices=("fastest", "single", "half"), default="fastest")
     parser.add_argument("--cases", nargs="+", choices=tuple(CASES), default=list(CASES))
-    add_option(parser)
+    add_options(parser)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -258,14 +248,13 @@ def main() -> None:
     document = {**describe_machine(), "settings": settings}
     with (
         tempfile.TemporaryDirectory(prefix="cxl-offload-bench-") as scratch,
-        neighbour_if(options.neighbour) as neighbour,
+        conditions_of(options) as conditions,
     ):
-        document["results"] = measure(options, Path(scratch), neighbour)
+        document["results"] = measure(options, Path(scratch), conditions)
+        document |= conditions.document(lambda: falls(document["results"]))
     show(Console(), document["results"])
-    if neighbour is not None:
-        found = falls(document["results"])
-        print(falls_table(found))
-        document["neighbour"] = falls_document(neighbour, found)
+    if options.neighbour:
+        print(falls_table(falls(document["results"])))
     if options.json is not None:
         write_json(options.json, document)
 

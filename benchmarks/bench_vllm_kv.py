@@ -32,21 +32,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks import grid
+from benchmarks.conditions import Conditions, add_options, conditions_of
 from benchmarks.measurements import check_plot, describe_machine, paired_ratio, write_json
-from benchmarks.neighbour import (
-    BESIDE,
-    QUIET,
-    Falls,
-    Neighbour,
-    add_option,
-    conditions,
-    during,
-    falls_document,
-    falls_of,
-    falls_table,
-    neighbour_if,
-)
+from benchmarks.neighbour import BESIDE, QUIET, Falls, falls_of, falls_table
 from benchmarks.vllm_cases import (
     BLOCK_TOKENS,
     BYTES_PER_TOKEN,
@@ -105,20 +93,19 @@ def measure(
     load: Load,
     rounds: int,
     seed: int,
-    neighbour: Neighbour | None,
+    conditions: Conditions,
 ) -> dict[str, dict[str, Any]]:
     """Runs that take turns; for every server its runs, and its report over all of them."""
     runs: dict[str, dict[str, list[LoadRun]]] = {
-        name: {condition: [] for condition in conditions(neighbour, 0)} for name in servers
+        name: {condition: [] for condition in conditions.names} for name in servers
     }
     before = {name: parse_metrics(server.metrics()) for name, server in servers.items()}
     for turn in range(rounds):
         names = list(servers) if turn % 2 else list(reversed(servers))
-        for condition in conditions(neighbour, turn):
+        for condition in conditions.of_round(turn):
             fresh = seed + turn + (BESIDE_SEED if condition == BESIDE else 0)
-            with during(neighbour, condition):
-                for name in names:
-                    runs[name][condition].append(run_load(servers[name].port, load, fresh))
+            for name in names:
+                runs[name][condition].append(run_load(servers[name].port, load, fresh))
     found: dict[str, dict[str, Any]] = {}
     for name, server in servers.items():
         found[name] = times_of(runs[name], load)
@@ -247,14 +234,12 @@ def measure_loads(
 ) -> dict[str, Any]:
     """The results of all loads, and what a neighbour costs where one is asked for."""
     results: dict[str, Any] = {}
-    with neighbour_if(args.neighbour) as neighbour:
+    with conditions_of(args) as conditions:
         for at, (name, load) in enumerate(setting.loads.items()):
             console.print(f"measuring: {name}")
             run_load(servers[NONE].port, load, WARM_SEED)
-            results[name] = measure(servers, load, args.rounds, 1000 * at, neighbour)
-    if neighbour is None:
-        return {"results": results}
-    return {"results": results, "neighbour": falls_document(neighbour, falls(results))}
+            results[name] = measure(servers, load, args.rounds, 1000 * at, conditions)
+    return {"results": results, **conditions.document(lambda: falls(results))}
 
 
 def parse() -> argparse.Namespace:
@@ -262,8 +247,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="of every load")
     parser.add_argument("--restarts", type=int, default=3, help="of the servers of two tiers")
     parser.add_argument("--servers", nargs="+", default=[NONE, ONE, TWO, KEPT])
-    grid.add_option(parser)
-    add_option(parser)
+    add_options(parser)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--from", dest="source", type=Path, help="of an earlier run")

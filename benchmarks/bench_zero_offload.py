@@ -38,20 +38,9 @@ import numpy as np
 import torch
 
 from benchmarks import grid
+from benchmarks.conditions import Conditions, add_options, conditions_of
 from benchmarks.measurements import check_plot, describe_machine, paired_ratio, write_json
-from benchmarks.neighbour import (
-    BESIDE,
-    QUIET,
-    Falls,
-    Neighbour,
-    add_option,
-    conditions,
-    during,
-    falls_document,
-    falls_of,
-    falls_table,
-    neighbour_if,
-)
+from benchmarks.neighbour import BESIDE, QUIET, Falls, falls_of, falls_table
 from benchmarks.zero_contenders import (
     Bound,
     Contender,
@@ -71,22 +60,21 @@ Seconds = dict[str, dict[str, list[float]]]
 
 
 def measure(
-    runs: Runs, args: argparse.Namespace, neighbour: Neighbour | None
+    runs: Runs, args: argparse.Namespace, conditions: Conditions
 ) -> tuple[dict[str, Samples], int]:
     """Samples by condition, and how many of the quiet ones were not alone."""
     tries = args.tries if args.clock == "wall" else 1
     found: dict[str, Samples] = {
-        condition: {name: [] for name in runs} for condition in conditions(neighbour, 0)
+        condition: {name: [] for name in runs} for condition in conditions.names
     }
     loud = 0
     for number in range(args.rounds):
-        for condition in conditions(neighbour, number):
+        for condition in conditions.of_round(number):
             alone = condition == QUIET
-            with during(neighbour, condition):
-                for name in in_turn(list(runs), number):
-                    sample = sample_of(runs[name], tries if alone else 1)
-                    found[condition][name].append(sample)
-                    loud += alone and not runs[name].window.quiet
+            for name in in_turn(list(runs), number):
+                sample = sample_of(runs[name], tries if alone else 1)
+                found[condition][name].append(sample)
+                loud += alone and not runs[name].window.quiet
     return found, loud
 
 
@@ -140,8 +128,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(_C.allowed_cpus()))
     parser.add_argument("--tries", type=int, default=4, help="for a sample without other work")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    grid.add_option(parser)
-    add_option(parser)
+    add_options(parser)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
@@ -179,25 +166,25 @@ def prepare(args: argparse.Namespace) -> None:
     deepspeed.init_distributed("gloo", verbose=False)
 
 
-def run(args: argparse.Namespace, neighbour: Neighbour | None) -> tuple[dict[str, Any], bool]:
+def run(args: argparse.Namespace, conditions: Conditions) -> tuple[dict[str, Any], bool]:
     """The document, and whether the bar is met."""
     found = contenders(args)
     numel = sum(param.numel() for param in make_model(args).parameters())
     document = {"kind": "measured", "clock": args.clock, "parameters": numel}
     if args.grid:
-        return run_grid(document, found, args, neighbour)
+        return run_grid(document, found, args, conditions)
     check_losses(found, 3)
     runs: Runs = {"bound": Bound(numel, args.threads, window_of(args)), **found}
-    taken, lost = one_size(runs, args, neighbour)
+    taken, lost = one_size(runs, args, conditions)
     good = show(taken["s"], numel, clock=args.clock, loud=taken["loud"])
-    return with_falls(document | taken, lost, neighbour), good
+    return with_falls(document | taken, lost, conditions), good
 
 
 def run_grid(
     document: dict[str, Any],
     found: dict[str, Contender],
     args: argparse.Namespace,
-    neighbour: Neighbour | None,
+    conditions: Conditions,
 ) -> tuple[dict[str, Any], bool]:
     """The same engines train on every size in turn; losses are compared in each."""
     cells: dict[str, Any] = {}
@@ -206,32 +193,31 @@ def run_grid(
         for contender in found.values():
             contender.batches = batches(args.vocabulary, rows, length)
         check_losses(found, 2)
-        cells[cell], falls_there = one_size(dict(found), args, neighbour)
+        cells[cell], falls_there = one_size(dict(found), args, conditions)
         lost |= {f"{cell}, {name}": each for name, each in falls_there.items()}
     good = show_grid({cell: each["s"] for cell, each in cells.items()}, clock=args.clock)
-    return with_falls(document | {"grid": cells}, lost, neighbour), good
+    return with_falls(document | {"grid": cells}, lost, conditions), good
 
 
 def one_size(
-    runs: Runs, args: argparse.Namespace, neighbour: Neighbour | None
+    runs: Runs, args: argparse.Namespace, conditions: Conditions
 ) -> tuple[dict[str, Any], dict[str, Falls]]:
     """Samples and ratios of all contenders on batches of one size, and their falls."""
-    samples, loud = measure(runs, args, neighbour)
+    samples, loud = measure(runs, args, conditions)
     seconds = {condition: seconds_of(each) for condition, each in samples.items()}
     found = {"loud": loud, "speedup": ratios(seconds[QUIET]), "s": seconds[QUIET]}
-    if neighbour is None:
+    if BESIDE not in seconds:
         return found, {}
     return found | {"s_beside": seconds[BESIDE]}, falls(seconds)
 
 
 def with_falls(
-    document: dict[str, Any], lost: dict[str, Falls], neighbour: Neighbour | None
+    document: dict[str, Any], lost: dict[str, Falls], conditions: Conditions
 ) -> dict[str, Any]:
     """The document with what a neighbour costs, which is printed; as it is where there was none."""
-    if neighbour is None:
-        return document
-    print(falls_table(lost))
-    return document | {"neighbour": falls_document(neighbour, lost)}
+    if lost:
+        print(falls_table(lost))
+    return document | conditions.document(lambda: lost)
 
 
 def main() -> int:
@@ -244,8 +230,8 @@ def main() -> int:
             sys.executable, [sys.executable, "-m", "benchmarks.bench_zero_offload", *sys.argv[1:]]
         )
     prepare(args)
-    with neighbour_if(args.neighbour) as neighbour:
-        document, good = run(args, neighbour)
+    with conditions_of(args) as conditions:
+        document, good = run(args, conditions)
     if args.json:
         options = {name: str(value) for name, value in vars(args).items()}
         write_json(args.json, {**document, **describe_machine(), "options": options})

@@ -7,7 +7,6 @@ started it is killed. :class:`Neighbour` starts it, and lets it work for the len
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -124,37 +123,6 @@ class Neighbour:
             "cpu_share": self.cpu_seconds / seconds,
             "copied_bytes_per_s": self.bytes_copied / seconds,
         }
-
-
-def add_option(parser: argparse.ArgumentParser) -> None:
-    """``--neighbour``, which is the same in every benchmark that has it."""
-    parser.add_argument(
-        "--neighbour",
-        action="store_true",
-        help="every case also beside a process that keeps a CPU and the memory busy",
-    )
-
-
-@contextlib.contextmanager
-def neighbour_if(wanted: bool) -> Iterator[Neighbour | None]:
-    """A neighbour until the end of the block, or none."""
-    if not wanted:
-        yield None
-        return
-    with Neighbour() as found:
-        yield found
-
-
-def conditions(neighbour: Neighbour | None, number: int) -> tuple[str, ...]:
-    """Of a round, in their order: quiet first in every other one, so that drift hits both."""
-    if neighbour is None:
-        return (QUIET,)
-    return (BESIDE, QUIET) if number % 2 else (QUIET, BESIDE)
-
-
-def during(neighbour: Neighbour | None, condition: str) -> contextlib.AbstractContextManager[None]:
-    """The block in which a condition holds."""
-    return contextlib.nullcontext() if neighbour is None else neighbour.during(condition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,3 +133,8 @@ def format_seconds(seconds: float) -> str:
         if rounded < limit:
             return f"{seconds * scale:.3g} {unit}"
     return f"{_plain(seconds, 3)} s"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things, such as ``"1 thread"`` or ``"4 threads"``."""
+    return f"{count} {noun}" + "s" * (count != 1)

@@ -44,6 +44,7 @@ LONGEST = (
     "integrations/test_run_deepspeed.py",
     "integrations/test_activations_deepspeed.py",
     "integrations/transformers/test_memory_while_loading.py",
+    "integrations/test_run_plan.py",
     "integrations/test_run.py",
     "plan/test_bounds_everywhere.py",
     "integrations/transformers/test_recipes.py",
@@ -74,6 +75,14 @@ def _survives_memory_errors() -> bool:
 def _place(item: pytest.Item) -> str:
     root = Path(__file__).parent
     return item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else ""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out slow rooms where their tests are not asked for: they import what few others do."""
+    root = Path(__file__).parent
+    if config.option.markexpr != "not slow" or not collection_path.is_relative_to(root):
+        return None
+    return collection_path.relative_to(root).as_posix() in SLOW_ROOMS or None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from .conftest import LONGEST
+from .conftest import LONGEST, pytest_ignore_collect
 
 pytest_plugins = ["pytester"]
 
@@ -73,3 +75,14 @@ def test_processes_begin_with_the_longest_files_then_with_those_of_most_tests(
 def test_the_longest_files_are_there() -> None:
     here = Path(__file__).parent
     assert [name for name in LONGEST if not (here / name).is_file()] == []
+
+
+@pytest.mark.parametrize(("asked", "left_out"), [("not slow", True), ("slow", None), ("", None)])
+def test_slow_rooms_are_left_out_only_where_no_slow_test_is_asked_for(
+    asked: str, left_out: bool | None
+) -> None:
+    config: Any = SimpleNamespace(option=SimpleNamespace(markexpr=asked))
+    here = Path(__file__).parent
+    assert pytest_ignore_collect(here / "integrations" / "vllm", config) is left_out
+    assert pytest_ignore_collect(here / "integrations", config) is None
+    assert pytest_ignore_collect(here.parent / "vm", config) is None

@@ -18,7 +18,7 @@ from cxl_offload.cli._report_table import NONE, WIDE, console_of, need_matplotli
 from cxl_offload.errors import ConfigError
 from cxl_offload.profile.model import Estimate, OperatorProfile, PathProfile, Profile
 from cxl_offload.report import machine_section, profile_sections
-from cxl_offload.units import MIB, format_bandwidth, format_bytes, parse_bytes
+from cxl_offload.units import MIB, counted, format_bandwidth, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from cxl_offload.memory import Session
@@ -228,14 +228,10 @@ def _print_curves(console: Console, found: Profile, how: str) -> None:
                 curve.pages,
                 alone if first.threads == 1 else NONE,
                 format_bandwidth(curve.peak_bytes_per_s),
-                _threads(curve.saturation_threads) if len(curve.points) > 1 else NONE,
-                _threads(curve.points[-1].threads),
+                counted(curve.saturation_threads, "thread") if len(curve.points) > 1 else NONE,
+                counted(curve.points[-1].threads, "thread"),
             )
     show(console, made)
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread" + ("s" if count > 1 else "")
 
 
 def _print_loaded(console: Console, found: Profile, how: str) -> None:
@@ -249,7 +245,7 @@ def _print_loaded(console: Console, found: Profile, how: str) -> None:
             for point in curve.points:
                 made.add_row(
                     _path_name(path),
-                    _threads(curve.threads),
+                    counted(curve.threads, "thread"),
                     f"{point.delay_ns} ns",
                     format_bandwidth(point.bandwidth_bytes_per_s),
                     f"{point.latency_ns.median:.1f}",
@@ -328,7 +324,8 @@ def _measure_copies(session: Session, file: Path) -> str:
     save_rules(file, rules)
     ways = [
         f"from {format_bytes(rule.from_bytes)} on "
-        f"{'past the caches' if rule.non_temporal else 'memcpy'} by {_threads(rule.threads)}"
+        f"{'past the caches' if rule.non_temporal else 'memcpy'} "
+        f"by {counted(rule.threads, 'thread')}"
         for rule in rules
     ]
     return f"{'; '.join(ways)} (measured); for programs: {RULES_VARIABLE}={file}"

@@ -10,6 +10,7 @@ or left over from another store is none.
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -85,6 +86,10 @@ class KeptLayout:
     def file_bytes(self) -> int:
         """Of the whole store."""
         return self.data_at + _aligned(self.slots * self.block_bytes)
+
+    def data_address(self, mapping: mmap.mmap) -> int:
+        """Of the first slot in this process, where the store is mapped."""
+        return int(np.frombuffer(mapping, dtype=np.uint8, count=1).ctypes.data) + self.data_at
 
     def entry_at(self, slot: int) -> int:
         """Where the entry of a slot begins."""

@@ -143,8 +143,7 @@ class KeptReader:
     @property
     def address(self) -> int:
         """Of the first slot, in this process; not to be written to."""
-        base = np.frombuffer(self.mapping, dtype=np.uint8, count=1).ctypes.data
-        return int(base) + self.layout.data_at
+        return self.layout.data_address(self.mapping)
 
     def close(self) -> None:
         """Unmaps; again, does nothing."""

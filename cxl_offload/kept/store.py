@@ -167,8 +167,7 @@ class KeptStore:
     @property
     def address(self) -> int:
         """Of the first slot, in this process."""
-        base = np.frombuffer(self.mapping, dtype=np.uint8, count=1).ctypes.data
-        return int(base) + self.layout.data_at
+        return self.layout.data_address(self.mapping)
 
     def _check(self, slot: int) -> None:
         if not 0 <= slot < self.layout.slots:

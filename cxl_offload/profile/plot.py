@@ -15,7 +15,7 @@ from cxl_offload.profile.model import (
     PathProfile,
     Profile,
 )
-from cxl_offload.units import GB
+from cxl_offload.units import GB, counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,10 +80,6 @@ def _name(path: PathProfile, profile: Profile) -> str:
     return f", CPUs of node {path.initiator} on node {path.node}"
 
 
-def _threads(count: int) -> str:
-    return f"{count} thread" + ("s" if count > 1 else "")
-
-
 def _spread(estimates: Sequence[Estimate], scale: float) -> list[list[float]]:
     """Lengths of the bars below and above the medians, in units of ``scale``."""
     return [
@@ -135,7 +131,7 @@ def _draw_loaded(axes: Axes, profile: Profile) -> None:
                 yerr=_spread(latencies, 1.0),
                 marker="o",
                 capsize=3,
-                label=f"beside {_threads(curve.threads)} that load{_name(path, profile)}",
+                label=f"beside {counted(curve.threads, 'thread')} that load{_name(path, profile)}",
             )
     axes.set_xlabel("GB/s of all threads together")
     axes.set_xlim(left=0)
@@ -166,7 +162,7 @@ def _draw_bars(axes: Axes, groups: BarGroups, scale: float, form: str) -> None:
 def _draw_mixes(axes: Axes, profile: Profile) -> None:
     groups = [
         (
-            f"{_threads(path.mixes[0].threads)}{_name(path, profile)}",
+            f"{counted(path.mixes[0].threads, 'thread')}{_name(path, profile)}",
             {f"{mix.reads}:{mix.writes}": mix.bandwidth_bytes_per_s for mix in path.mixes},
         )
         for path in profile.paths
@@ -195,7 +191,7 @@ def _draw_page_bandwidth(axes: Axes, profile: Profile) -> None:
     for path in profile.paths:
         for curve in (curve for curve in path.curves if curve.kind in ("load", "copy")):
             last = curve.points[-1]
-            label = f"{_NAMES[curve.kind]}, {_threads(last.threads)}{_name(path, profile)}"
+            label = f"{_NAMES[curve.kind]}, {counted(last.threads, 'thread')}{_name(path, profile)}"
             groups.setdefault(label, {})[f"{curve.pages} pages"] = last.bandwidth_bytes_per_s
     compared = [(label, values) for label, values in groups.items() if len(values) > 1]
     if compared:
@@ -207,7 +203,7 @@ def _draw_sweeps(axes: Axes, profile: Profile) -> None:
     groups = [
         (
             f"CPUs of node {sweep.initiator} on nodes {', '.join(map(str, sweep.nodes))}, "
-            f"{_threads(sweep.threads)}",
+            f"{counted(sweep.threads, 'thread')}",
             {_weights(sweep, point.weights): point.bandwidth_bytes_per_s for point in sweep.points},
         )
         for sweep in profile.sweeps

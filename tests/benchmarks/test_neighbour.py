@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -12,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.conditions import conditions_of
 from benchmarks.neighbour import (
     BESIDE,
     QUIET,
     Neighbour,
-    conditions,
     falls_document,
     falls_of,
     falls_table,
-    neighbour_if,
 )
 from benchmarks.results import rows_of
 
@@ -115,12 +115,22 @@ def test_neighbour_that_was_killed_is_told() -> None:
 
 
 def test_no_neighbour_is_started_where_none_is_wanted() -> None:
-    with neighbour_if(False) as neighbour:
-        assert neighbour is None
-        assert conditions(neighbour, 0) == conditions(neighbour, 1) == (QUIET,)
-    with Neighbour(SMALL) as there:
-        assert conditions(there, 0) == (QUIET, BESIDE)
-        assert conditions(there, 1) == (BESIDE, QUIET)
+    with conditions_of(argparse.Namespace(neighbour=False)) as conditions:
+        assert conditions.names == (QUIET,)
+        assert [[*conditions.of_round(number)] for number in (0, 1)] == [[QUIET], [QUIET]]
+        assert conditions.document(lambda: pytest.fail("there is nothing to compare")) == {}
+
+
+def test_neighbour_works_for_its_half_of_every_round_which_comes_first_in_every_other() -> None:
+    with conditions_of(argparse.Namespace(neighbour=True)) as conditions:
+        for number, order in enumerate(((QUIET, BESIDE), (BESIDE, QUIET))):
+            worked = []
+            for condition in conditions.of_round(number):
+                worked.append(condition)
+                time.sleep(0.1)
+            assert tuple(worked) == order
+        (told,) = conditions.document(dict).values()
+    assert 0.2 <= told["did"]["seconds"] < 10
 
 
 STOCK = {QUIET: [1.0, 2.0, 1.0], BESIDE: [2.0, 4.0, 2.0]}

@@ -8,6 +8,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.plan.equations.collectives import ring_seconds
 from cxl_offload.plan.gpu import MOST_GPUS
 from cxl_offload.plan.replay_check import NOT_SIMULATED
+from cxl_offload.units import counted
 
 MOST_HOSTS = 10_000
 
@@ -82,7 +83,7 @@ class Ranks:
         if self.count == 1:
             return "one GPU"
         hosts = "" if self.hosts == 1 else f" on each of {self.hosts} hosts"
-        return f"{self.gpus} GPU{'s' * (self.gpus > 1)}{hosts}"
+        return f"{counted(self.gpus, 'GPU')}{hosts}"
 
 
 ONE_GPU = Ranks()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_flexgen
+from benchmarks.conditions import Conditions
 from benchmarks.stock_process import StockProcess
 from cxl_offload.integrations.flexgen import OptShape
 
@@ -27,7 +28,7 @@ ALONE = "attention on the CPU"
 def _measure(monkeypatch: pytest.MonkeyPatch, folder: Path, case: str) -> dict[str, Any]:
     monkeypatch.setattr(bench_flexgen, "SHAPE", TINY)
     options = argparse.Namespace(**SETTINGS, cases=[case])
-    (result,) = bench_flexgen.measure(options, folder, None)
+    (result,) = bench_flexgen.measure(options, folder, Conditions())
     return result
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import bench_vllm_kv
+from benchmarks.conditions import Conditions
 from benchmarks.neighbour import Neighbour
 from benchmarks.vllm_cases import LOADS, NEVER, NONE, ONE
 from benchmarks.vllm_load import Answered, Load, LoadRun
@@ -50,7 +51,7 @@ def measured(
     servers = Servers(neighbour)
     monkeypatch.setattr(bench_vllm_kv, "run_load", servers.run_load)
     up: Any = {NONE: Silent(0), ONE: Silent(1)}
-    return servers, bench_vllm_kv.measure(up, LOADS[NEVER], 2, 1000, neighbour)
+    return servers, bench_vllm_kv.measure(up, LOADS[NEVER], 2, 1000, Conditions(neighbour))
 
 
 def test_both_servers_get_the_prompts_of_a_round_and_a_neighbour_other_ones(
