@@ -38,9 +38,9 @@ def wait_for(child: subprocess.Popen[bytes]) -> int:
         if not _terminal_interrupts():
             pass_on(number, frame)
 
-    handlers = dict.fromkeys((signal.SIGTERM, signal.SIGHUP, *_NOTICES), pass_on)
-    handlers |= dict.fromkeys((signal.SIGINT, signal.SIGQUIT), interrupt)
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    told = (signal.SIGTERM, signal.SIGHUP, *_NOTICES)
+    before = {each: signal.signal(each, pass_on) for each in told}
+    before |= {each: signal.signal(each, interrupt) for each in (signal.SIGINT, signal.SIGQUIT)}
     try:
         code = child.wait()
         ending = [each for each in got if each not in _NOTICES or code == -each]
