@@ -11,13 +11,19 @@ from pathlib import Path
 _PATIENCE_S = 10.0
 """For processes that are told to end, before the command ends without them."""
 
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers send to say that the end is near, such as Slurm's ``--signal=B:USR1@60``.
+
+A program that takes no notice of them dies of them, as this process would.
+"""
+
 
 def wait_for(child: subprocess.Popen[bytes]) -> int:
     """Waits until a program ends, and gives its exit status as ``Popen`` has it.
 
     Signals that would end this process go to the program. Launchers such as DeepSpeed's die of one
     and leave their ranks at work: what the program had started gets the signal too if it outlives
-    the program.
+    the program. A notice (SIGUSR1, SIGUSR2) that the program survived ends nobody.
     """
     started: dict[int, int] = {}
     got: list[int] = []
@@ -28,16 +34,18 @@ def wait_for(child: subprocess.Popen[bytes]) -> int:
         child.send_signal(number)
 
     def interrupt(number: int, frame: object) -> None:
-        # A terminal interrupts the program as well, which then says how it ends.
+        # A terminal interrupts (or quits) the program as well, which then says how it ends.
         if not _terminal_interrupts():
             pass_on(number, frame)
 
-    handlers = {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on, signal.SIGINT: interrupt}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    told = (signal.SIGTERM, signal.SIGHUP, *_NOTICES)
+    before = {each: signal.signal(each, pass_on) for each in told}
+    before |= {each: signal.signal(each, interrupt) for each in (signal.SIGINT, signal.SIGQUIT)}
     try:
         code = child.wait()
-        if got:
-            _end(started, got[-1])
+        ending = [each for each in got if each not in _NOTICES or code == -each]
+        if ending:
+            _end(started, ending[-1])
     finally:
         for number, former in before.items():
             signal.signal(number, former)

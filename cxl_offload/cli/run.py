@@ -313,6 +313,15 @@ def _shown(
     return 0
 
 
+def _why_no_program(name: str) -> str:
+    """What is wrong with the name of a program that cannot be started."""
+    if "/" in name and Path(name).is_dir():
+        return "is a folder, not a program"
+    if "/" in name and Path(name).exists():
+        return "may not be executed; name the program that runs it, such as python, or use chmod +x"
+    return "no such " + ("file" if "/" in name or Path(name).suffix else "program on the PATH")
+
+
 def _run(
     command: Sequence[str], environment: Mapping[str, str], *, stdout: int | None = None
 ) -> int:
@@ -321,8 +330,7 @@ def _run(
     ``stdout`` is where its output goes, as ``subprocess`` has it.
     """
     if shutil.which(command[0], path=environment.get("PATH")) is None:
-        kind = "file" if "/" in command[0] or Path(command[0]).suffix else "program on the PATH"
-        raise ConfigError(f"{command[0]}: no such {kind}")
+        raise ConfigError(f"{command[0]}: {_why_no_program(command[0])}")
     child = subprocess.Popen(command, env=dict(environment), stdout=stdout)
     code = wait_for(child)
     return 128 - code if code < 0 else code

@@ -121,6 +121,9 @@ def _flag(name: str) -> str:
 
 
 def _show_found(found: dict[str, dict[str, object]], as_json: bool) -> None:
+    for name, value in (pair for figures in found.values() for pair in figures.items()):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"tco: {_FIGURES[name]}: no number is so large; give smaller ones")
     if as_json:
         write_json("-", found)
         return

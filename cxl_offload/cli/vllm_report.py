@@ -18,6 +18,9 @@ from cxl_offload.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from cxl_offload.integrations.vllm.serving_report import ServingReport
 
+_LONGEST_S = 7 * 24 * 3600.0
+"""A week; a server is seldom up for longer, and no clock waits for infinity."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the subcommand."""
@@ -27,7 +30,8 @@ def register(app: typer.Typer) -> None:
 def vllm_report(
     server: Annotated[str, typer.Argument(help="Its address, such as http://127.0.0.1:8000.")],
     seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="Watch so long; default: since it started.")
+        float | None,
+        typer.Option(min=0.1, max=_LONGEST_S, help="Watch so long; default: since it started."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,7 +1,7 @@
 """A YAML document whose every part knows its line, so that errors can say where.
 
 ``yaml.compose`` keeps the marks that ``yaml.load`` throws away; nothing is constructed from tags.
-Documents come from anywhere: what is nested without end, or huge by its aliases, is refused.
+Documents come from anywhere: what is nested without end, or huge (by its aliases too), is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ _MOST_LEVELS = 100
 _MOST_REPEATED = 100_000
 _MOST_DIGITS = 19
 _MOST_KEPT_CHARACTERS = 1 << 14
+_MOST_CHARACTERS = 1 << 20
+"""Of a document: a hundred times what the longest shipped one has. Composing so much takes seconds,
+and whoever gives more has named a file of another kind (weights, a log, a tokenizer)."""
+
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters but line ends and tabs: YAML and JSON can escape them, and whoever prints
 such a text would write to the reader's terminal."""
@@ -242,8 +246,12 @@ def read_document(text: str, *, file: str) -> Field:
     Raises
     ------
     ConfigError
-        If the text is not YAML, empty, nested too deeply, or huge by its aliases; with the line.
+        If the text is not YAML, empty, nested too deeply, or huge by its aliases, with the line; or
+        if it is longer than 2^20 characters.
     """
+    if len(text) > _MOST_CHARACTERS:
+        problem = f"{len(text):,} characters are too many; {_MOST_CHARACTERS:,} are read at most"
+        raise ConfigError(f"{problem}: is it a file of another kind?", file=file)
     try:
         node = (_composed_once if len(text) <= _MOST_KEPT_CHARACTERS else _composed)(text)
     except yaml.MarkedYAMLError as error:

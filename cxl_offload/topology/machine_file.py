@@ -171,6 +171,8 @@ def _parse_choices(text: str, wanted: str) -> Variant:
         key, equals, value = part.partition("=")
         if not equals or not key or not value:
             raise ConfigError(f"{wanted!r}: {part!r} is not a choice like snc=4")
+        if key in choices:
+            raise ConfigError(f"{wanted!r}: {key} is chosen twice; choose it once")
         words = {"on": True, "true": True, "off": False, "false": False}
         is_number = value.isdecimal() and len(value) <= _MOST_DIGITS
         choices[key] = words.get(value, int(value) if is_number else value)

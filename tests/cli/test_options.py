@@ -357,3 +357,21 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line(tmp_path: Path, code: str) 
     assert done.returncode == 130
     assert done.stderr.split("\n") == ["", "cxl-offload: stopped by Ctrl-C", ""]
     assert not done.stdout
+
+
+@pytest.mark.parametrize("how", [[], ["--json"]])
+def test_tco_refuses_what_no_number_holds(how: list[str]) -> None:
+    words = "tco --rl-d 0.2 --rl-c 0.5 --c 2 --r-t 1.1 --n-baseline 1e308 --server-cost 1e308"
+    code, out, error = run(*words.split(), *how)
+    assert (code, out) == (2, "")
+    assert error.startswith("cxl-offload: error: tco: cost without CXL")
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "empty"])
+def test_file_that_is_no_model_is_not_said_to_be_missing(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"")
+    code, _, error = run("plan", "inference", "--model", str(tmp_path / name))
+    assert code == 2
+    assert "a model's file ends in .json, .yaml or .yml" in error
+    assert len(error.splitlines()) == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,7 +12,11 @@ import yaml
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import read_document
+from cxl_offload.files.text import decode_json
+from cxl_offload.plan.model.file import parse_model
+from cxl_offload.plan.plan_file import parse_plan
 from cxl_offload.topology import load_machine
+from cxl_offload.topology.machine_file import parse_machine
 
 
 @pytest.fixture
@@ -56,3 +63,36 @@ def test_machine_that_is_loaded_twice_with_other_choices_is_another(composed: li
     one, four = (load_machine(f"xeon8468:snc={count}") for count in (1, 4))
     assert one.nodes != four.nodes or one.accesses != four.accesses
     assert len(composed) == before
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda text: read_document(text, file="f"),
+        lambda text: parse_machine(text, file="f"),
+        lambda text: parse_model(text, name="m", file="f"),
+        lambda text: parse_plan(text, file="f"),
+    ],
+    ids=["document", "machine", "model", "plan"],
+)
+@pytest.mark.parametrize(
+    "text", ["k: " + "x" * (1 << 20), "- 1\n" * (1 << 19)], ids=["long", "many"]
+)
+def test_file_of_another_kind_is_refused_before_it_takes_minutes(
+    read: Callable[[str], object], text: str, composed: list[str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"^f: [\d,]+ characters are too many; .*another kind\?$"):
+        read(text)
+    assert composed == []
+
+
+def test_line_of_a_fault_is_not_looked_for_in_huge_json(composed: list[str]) -> None:
+    text = json.dumps({"version": 1, "unknown": "x" * (1 << 20)})
+    with pytest.raises(ConfigError, match=r"^f: "):
+        decode_json(_Versioned, text, file="f")
+    assert composed == []
+
+
+@dataclass
+class _Versioned:
+    version: int

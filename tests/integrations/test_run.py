@@ -144,6 +144,25 @@ def test_exit_status_and_signals_are_passed_on(folder: Path) -> None:
     process.stdout.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "why"), [("./text", "may not be executed"), ("./folder", "is a folder, not a program")]
+)
+def test_what_is_there_and_is_no_program_is_named_so(name: str, why: str, folder: Path) -> None:
+    (folder / "text").write_text("x")
+    (folder / "folder").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "cxl_offload", "run", "--", name],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"cxl-offload: error: {name}: {why}")
+
+
 def test_program_that_is_not_there_is_one_line() -> None:
     done = run("--", "no-such-program-here")
     assert done.returncode == 2

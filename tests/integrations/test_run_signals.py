@@ -33,6 +33,20 @@ time.sleep(60)
 """
 
 
+NOTICED = """
+import signal, subprocess, sys, time
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+def checkpoint(*_):
+    open("told", "a").write("x")
+    open("ranks", "w").write(str(worker.pid))
+    sys.exit(5)
+signal.signal({number}, checkpoint)
+open("begun", "w").close()
+time.sleep(60)
+"""
+"""Ends by itself at a notice, as scripts that save a checkpoint do, and leaves a process behind."""
+
+
 @pytest.fixture
 def rank(tmp_path: Path) -> Iterator[Path]:
     """The file with the rank's number; the rank is ended whatever happens."""
@@ -70,7 +84,17 @@ def _is_there(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ],
+)
 def test_ranks_of_a_launcher_that_dies_are_ended(
     number: signal.Signals, tmp_path: Path, rank: Path
 ) -> None:
@@ -84,6 +108,20 @@ def test_ranks_of_a_launcher_that_dies_are_ended(
     status = run.wait(60)
     assert status in (128 + number, 1)  # Python ends an interrupted script with a status of its own
     assert not _is_there(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_notice_of_a_scheduler_reaches_the_program_and_ends_nobody_else(
+    number: signal.Signals, tmp_path: Path, rank: Path
+) -> None:
+    run = _started(tmp_path, NOTICED.format(number=int(number)))
+    _wait_for(tmp_path / "begun")
+
+    os.kill(run.pid, number)
+
+    assert run.wait(60) == 5
+    assert (tmp_path / "told").read_text() == "x"
+    assert _is_there(int(rank.read_text()))
 
 
 def test_program_that_ends_an_interrupt_by_itself_keeps_its_status(

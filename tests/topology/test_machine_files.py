@@ -228,6 +228,7 @@ def test_loading_twice_gives_the_same_machine() -> None:
         ("missing/machine.yaml", "missing/machine.yaml: cannot read: No such file"),
         ("xeon8468:snc=3", "snc=3: choices are 1, 2, 4"),
         ("xeon8468:prefetch=1", "prefetch=1: choices are on, off"),
+        ("xeon8468:snc=4,snc=2", "snc is chosen twice"),
         ("xeon8468:smt=2", "no variant 'smt'; variants are snc, prefetch, throughput"),
         ("gh200:snc=4", "no variant 'snc'; variants are none"),
         ("xeon8468:snc=4,prefetch", "'prefetch' is not a choice like snc=4"),

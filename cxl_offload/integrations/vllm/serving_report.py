@@ -57,7 +57,7 @@ class Samples:
 
 
 def parse_metrics(text: str, *, read_at_s: float | None = None) -> Samples:
-    """The samples in the text of a Prometheus endpoint; what is no sample is skipped."""
+    """The samples in the text of a Prometheus endpoint; without what is no sample or no number."""
     values: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
     for line in text.splitlines():
         match = None if line.startswith("#") else _LINE.fullmatch(line.strip())
@@ -66,6 +66,8 @@ def parse_metrics(text: str, *, read_at_s: float | None = None) -> Samples:
         try:
             value = float(match[3])
         except ValueError:
+            continue
+        if not math.isfinite(value):  # Prometheus has NaN where nothing was observed
             continue
         labels = frozenset((found[1], found[2]) for found in _LABEL.finditer(match[2] or ""))
         values[match[1], labels] = value

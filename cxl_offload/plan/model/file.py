@@ -46,6 +46,11 @@ def load_model(name_or_path: str | Path) -> ModelConfig:
         )
     elif short in model_names():
         name, file = short, shipped_file("models", short)
+    elif wanted.exists():
+        raise ConfigError(
+            f"model {name_or_path}: a model's file ends in .json, .yaml or .yml; give the "
+            "config.json of a checkpoint, or its folder"
+        )
     else:
         raise ConfigError(
             f"model {name_or_path}: no such folder or file, and no model file of that name; known: "

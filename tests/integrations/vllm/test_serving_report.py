@@ -138,3 +138,19 @@ def test_address_that_is_not_vllm_is_refused_in_one_line(
         read_metrics("file:///etc/passwd")
     with pytest.raises(ConfigError, match="control characters"):
         read_metrics("1024 TiB")
+
+
+@pytest.mark.parametrize("number", ["NaN", "+Inf", "-Inf", "1e999"])
+def test_series_without_a_number_is_skipped(number: str) -> None:
+    odd = TEXT.replace("4096.0", number).replace('tier="hot"} 4.0', f'tier="hot"}} {number}')
+    report = serving_report(parse_metrics(odd))
+    assert report.stored_bytes == 0
+    assert all(math.isfinite(n) for tier in report.tier_bytes.values() for n in tier.values())
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e300", "1e9"])
+def test_wait_without_an_end_is_refused_in_one_line(seconds: str) -> None:
+    done = CliRunner().invoke(app, ["vllm-report", "http://127.0.0.1:1", "--seconds", seconds])
+    assert done.exit_code == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "--seconds" in line
