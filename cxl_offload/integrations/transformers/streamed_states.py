@@ -19,6 +19,7 @@ from cxl_offload.integrations.transformers.room import RowPart
 from cxl_offload.integrations.transformers.streamed_weights import WeightCopies
 from cxl_offload.integrations.transformers.tier_states import TierStates
 from cxl_offload.objects.kind_store import TierStore
+from cxl_offload.plan.equations.row_states import STATES
 from cxl_offload.transfer import CopyHandle
 
 
@@ -123,8 +124,8 @@ class StateStream:
             A node has no room.
         """
         with torch.inference_mode(False):
-            made = self._store.empty("activations", 0, tuple(shape), dtype, pin=True)
-        self._store.count(made, "activations", 0, made)
+            made = self._store.empty(STATES, 0, tuple(shape), dtype, pin=True)
+        self._store.count(made, STATES, 0, made)
         return made
 
     def whole(self, out: torch.Tensor, total: int) -> TierStates:
