@@ -34,8 +34,8 @@ class StateCopies(WeightCopies, Protocol):
     def behind(self, handle: CopyHandle) -> int:
         """A stream on which a copy has been waited for: other copies can be put behind it."""
 
-    def drain(self) -> None:
-        """Wait until all copies are over, and hold nothing of them."""
+    def finish(self, handles: Sequence[CopyHandle]) -> None:
+        """Wait until these copies are over, refused ones too, and hold nothing of them."""
 
 
 @dataclass(slots=True)
@@ -107,6 +107,7 @@ class StateStream:
         self._copies, self._store = copies, store
         self._in, self._out = [_RowBuffer(), _RowBuffer()], [_RowBuffer(), _RowBuffer()]
         self._ahead: _ComingRows | None = None
+        self._under_way: list[CopyHandle] = []
 
     @property
     def buffer_bytes(self) -> int:
@@ -182,15 +183,18 @@ class StateStream:
         source.copy_(out)
         buffer.last = self._copies.copy_back(target, source, (self._copies.stream(),))
         whole.coming[part.begin] = buffer.last
+        self._follow(buffer.last)
         self.copied_out_bytes += target.nbytes
 
     def end(self) -> None:
         """A pass has ended, perhaps by an error: no rows are ahead of their use.
 
-        Copies hold what they read and write, so they are waited for.
+        Copies hold what they read and write, so they are waited for; not those of others, as of the
+        first weights of the next pass.
         """
         self._ahead = None
-        self._copies.drain()
+        self._copies.finish(self._under_way)
+        self._under_way.clear()
         for buffer in (*self._in, *self._out):
             buffer.last = None
 
@@ -210,8 +214,14 @@ class StateStream:
         if begin in states.coming:
             after.add(self._copies.behind(states.coming[begin]))
         buffer.last = self._copies.copy(view, source, tuple(after))
+        self._follow(buffer.last)
         self.copied_in_bytes += source.nbytes
         return _ComingRows(states.host, begin, buffer.last, view)
+
+    def _follow(self, handle: CopyHandle) -> None:
+        """Until it is over: a handle holds memory."""
+        self._under_way = [each for each in self._under_way if not _is_over(each)]
+        self._under_way.append(handle)
 
     @staticmethod
     def _turn(buffers: list[_RowBuffer]) -> _RowBuffer:
@@ -230,3 +240,10 @@ class StateStream:
             return {self._copies.behind(handle)}
         except OSError:
             return set()
+
+
+def _is_over(handle: CopyHandle) -> bool:
+    try:
+        return handle.query()
+    except OSError:
+        return True

@@ -302,6 +302,32 @@ def test_rows_are_never_overwritten_while_work_that_reads_them_waits(
     copies.close()
 
 
+def test_end_of_a_pass_waits_for_its_own_copies_only(
+    session: Session, driver: _C.FakeDriver
+) -> None:
+    """The first weights of the next token are on their way, and stay there."""
+    copies = LateCopies(session, driver)
+    store = store_for({"activations": Bind((1,)), "mlp": Bind((2,))}, session, pin=True)
+    weight = store.empty("mlp", 0, (1 << 10,), torch.float32, pin=True)
+    stream = StateStream(copies, store, 2)
+    states = TierStates(stream.host_memory((4, 3, 5), torch.float32), stream)
+    states.host.fill_(1.0)
+    view = stream.rows(states, RowPart(0, 2, 4))
+    made = stream.whole(view, 4)
+    stream.keep(made, RowPart(0, 2, 4), view, here=False)
+    stream.keep(made, RowPart(2, 4, 4), view, here=False)
+    back = list(made.coming.values())
+    ahead = copies.copy(torch.zeros_like(weight), weight, (COMPUTE,))
+    stream.end()
+    assert all(each.query() for each in back)
+    assert not ahead.query()
+    copies.engine.drain()  # the control, which waits for all
+    assert ahead.query()
+    stream.close()
+    copies.close()
+    del back, ahead
+
+
 # Failures ----------------------------------------------------------------------------------------
 
 
