@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 import json
 import weakref
 from collections import Counter
@@ -389,6 +391,19 @@ def test_states_in_a_tier_are_not_written_to(session: Session, driver: _C.FakeDr
     states.host.fill_(2)
     with pytest.raises(TypeError, match="read only"):
         states.mul_(2)
+    with pytest.raises(TypeError, match="read only"):
+        torch.add(torch.ones(3, 4), 1, out=states)
+    with pytest.raises(TypeError, match="read only"):
+        torch._foreach_add_([torch.ones(3, 4), states], 1)
+    saved = io.BytesIO()
+    torch.save(states, saved)
+    saved.seek(0)
+    for made in (copy.deepcopy(states), torch.load(saved)):
+        assert type(made) is torch.Tensor
+        assert torch.equal(made, states.host)
+        assert made.data_ptr() != states.host.data_ptr()
+    assert states.tolist() == [[2.0] * 4] * 3
+    assert torch.equal(torch.zeros(3, 4).add_(states), states.host)
     doubled = states * 2
     assert isinstance(doubled, TierStates)
     assert session.find(doubled.host.data_ptr()) is not None
