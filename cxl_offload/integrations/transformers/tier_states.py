@@ -85,16 +85,16 @@ class TierStates(torch.Tensor):
 
     def tolist(self) -> list[Any]:
         """As of a copy."""
-        found: list[Any] = self.on_device().tolist()  # type: ignore[no-untyped-call]
+        found: list[Any] = self.on_device().tolist()
         return found
 
-    def __deepcopy__(self, memo: Any) -> torch.Tensor:  # type: ignore[override]
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
         """A tensor where the model computes, which the block's tier does not hold."""
         return self.on_device().clone()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """What is saved is such a tensor, too."""
-        return self.on_device().clone().__reduce_ex__(protocol)
+        return self.on_device().clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"TierStates({tuple(self.shape)}, {self.dtype}, for {self.device})"
