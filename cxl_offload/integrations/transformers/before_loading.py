@@ -99,13 +99,9 @@ def check_before_loading(
         streamed=device is not None,
     )
     if device is not None:
-        kinds = places.policies
-        device.check_room(
-            model,
-            kinds,
-            kv_bytes=accelerator_kv_bytes(config, kept, sizes),
-            state_bytes=states.buffers_bytes(model, kinds),
-        )
+        kinds, on_it = places.policies, accelerator_kv_bytes(config, kept, sizes)
+        buffers = states.buffers_bytes(model, kinds)
+        device.check_room(model, kinds, kv_bytes=on_it, state_bytes=buffers)
     _check_prefixes(request, places, part, model)
     check_length(Path(request.model).name, prompt_len, request.gen_len, config)
     check_stop(request.stop, config)
