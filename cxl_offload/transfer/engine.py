@@ -225,6 +225,18 @@ class CopyEngine:
         self._open().drain()
         self._forget_finished()
 
+    def finish(self, handles: Iterable[CopyHandle]) -> None:
+        """Waits for these transfers, and for no other; their failures are their own to tell.
+
+        Nothing of them is held then, but by who has the handles.
+        """
+        for handle in handles:
+            try:
+                handle.wait()
+            except OSError:  # nothing of it is running
+                continue
+        self._forget_finished()
+
     def links(self) -> dict[CopyLink, LinkUse]:
         """Bytes handed to the GPU so far, per direction and node; exact."""
         return counts_of(self._open())

@@ -22,7 +22,6 @@ CALLED_BY_OTHERS = {
     "_process_model_before_weight_loading": HUGGING_FACE,
     "batch_repeat_interleave": HUGGING_FACE,
     "batch_select_indices": HUGGING_FACE,
-    "buffer_bytes": "nobody: to go with the next change of streamed_states.py",
     "delete_cache": FLEXGEN,
     "drain_jobs": VLLM,
     "extend_attention_mask": FLEXGEN,

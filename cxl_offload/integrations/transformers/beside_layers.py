@@ -33,14 +33,14 @@ def take_beside_layers(
     What it makes goes to the tier; logits, which are what a model returns, are on the accelerator.
     """
     head = model.get_output_embeddings()
-    for module in _beside_layers(model):
+    for module in beside_layers(model):
         if module is not head:
             replace_forward(module, _to_tier(module, states), stack)
     if head is not None:
         replace_forward(head, _to_device(head, states), stack)
 
 
-def _beside_layers(model: nn.Module) -> Iterator[nn.Module]:
+def beside_layers(model: nn.Module) -> Iterator[nn.Module]:
     """Modules with weights that are used before or after the layers, one after the other."""
     lists = [each for each in model.modules() if any(_is_layer(part) for part in each.children())]
     for parent in model.modules():

@@ -136,9 +136,9 @@ class CudaModelCopies:
         handle.stream_wait(stream)
         return stream
 
-    def drain(self) -> None:
-        """Wait until all copies are over, and hold nothing of them."""
-        self._engine.drain()
+    def finish(self, handles: Sequence[CopyHandle]) -> None:
+        """Wait until these copies are over, refused ones too, and hold nothing of them."""
+        self._engine.finish(handles)
 
     def wait_for(self, handle: CopyHandle) -> None:
         """Layers that are queued from now on run behind a copy.

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from cxl_offload.errors import ConfigError
-from cxl_offload.integrations.fit import Need, TierLimit, check_fit, room
+from cxl_offload.integrations.fit import TierLimit
 from cxl_offload.integrations.model_folder import check_checkpoint
 from cxl_offload.integrations.planned_threads import planned_threads
 from cxl_offload.integrations.run_report import RunReport
@@ -20,14 +19,8 @@ from cxl_offload.integrations.transformers.accelerator_kv import AcceleratorKv, 
 from cxl_offload.integrations.transformers.accelerator_trace import recorder_for
 from cxl_offload.integrations.transformers.answers import Prompts
 from cxl_offload.integrations.transformers.attention import AttentionCalls
+from cxl_offload.integrations.transformers.before_loading import Places, check_before_loading
 from cxl_offload.integrations.transformers.compute_device import chosen_device
-from cxl_offload.integrations.transformers.conventions import check_conventions, text_config
-from cxl_offload.integrations.transformers.fit import (
-    KvSizes,
-    accelerator_kv_bytes,
-    check_length,
-    kv_needs,
-)
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.layer_shares import SplitPolicies, split_for
 from cxl_offload.integrations.transformers.linear_layers import rows_by
@@ -44,18 +37,12 @@ from cxl_offload.integrations.transformers.run_checks import (
     check_alone,
     check_options,
     check_rows_at_once,
-    check_stop,
     check_whole_sequences,
 )
 from cxl_offload.integrations.transformers.scope import Offloaded
 from cxl_offload.integrations.transformers.token_clock import TokenClock
 from cxl_offload.integrations.transformers.tuning import ModelTuning
-from cxl_offload.integrations.transformers.weights import (
-    meta_model,
-    staying,
-    store_for,
-    weight_bytes,
-)
+from cxl_offload.integrations.transformers.weights import store_for
 from cxl_offload.memory import Session, current_session
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.objects.placement_rows import placement_rows
@@ -299,7 +286,15 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     share = split.kv if request.accelerator_kv is None else request.accelerator_kv
     there = accelerator_kv(share or 0.0, None if device is None else device.device, policies)
     store = store_for(policies, session, pin=device is not None, shares=split.layers)
-    _check(request, store, policies, session, inputs["input_ids"], part, device, there)
+    places = Places(
+        session=session,
+        policies=policies,
+        store=store,
+        device=device,
+        kv_there=there,
+        rows_at_once=rows_at_once,
+    )
+    check_before_loading(request, places, part, inputs["input_ids"])
     tuning = request.tuning.checked(session, store, part)
     started = time.perf_counter()
     model = load(
@@ -355,46 +350,3 @@ def _report(
         accelerator=None if ready.device is None else str(ready.device),
         predicted_tokens_per_s=None if request.plan is None else request.plan.tokens_per_s,
     )
-
-
-def _check(
-    request: GenerateRun,
-    store: TierStore,
-    policies: Mapping[str, Any],
-    session: Session,
-    ids: torch.Tensor,
-    part: RankPart,
-    device: ModelDevice | None,
-    kv_there: AcceleratorKv | None,
-) -> None:
-    """All that can be known without the weights, of the rows that this process generates."""
-    rows, prompt_len = ids.shape
-    if not prompt_len:
-        raise ConfigError("--prompts: the tokenizer makes no token of any of them")
-    model = meta_model(request.model, request.dtype, request.attention)
-    check_conventions(model)
-    part.check(model)
-    config = text_config(model)
-    kept = request.kept_as() or model.dtype
-    sizes = KvSizes(
-        rows=rows,
-        positions=prompt_len + request.gen_len - 1,
-        divided_by=part.size if part.divided == "tensors" else 1,
-        accelerator=kv_there,
-    )
-    if device is not None:
-        device.check_room(model, policies, accelerator_kv_bytes(config, kept, sizes))
-    if request.prefixes is not None:
-        part.check_alone("prefixes are kept")
-        kv = KvMemory(store_for(policies, session), request.kept_as())
-        checked_prefixes(model, request.prefixes, kv, session)
-    check_length(Path(request.model).name, prompt_len, request.gen_len, config)
-    check_stop(request.stop, config)
-    found = weight_bytes(model, policies, request.model, without=staying(store, model))
-    weights = ((kind, count) for kind, count in found.items() if kind in policies)
-    needs = [Need(kind, "host", policies[kind], part.least_bytes(n), 1) for kind, n in weights]
-    if "kv" in policies:
-        needs += kv_needs(
-            config, kept, policies["kv"], sizes, whole_sequences=request.whole_sequences
-        )
-    check_fit(needs, room(session, request.limits))

@@ -7,7 +7,6 @@ bits.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,8 +26,6 @@ from cxl_offload.tune.state_file import read_state, write_state
 
 _SAVE_EVERY = 1000
 """Forward passes between two writes of the state."""
-
-_LOG = logging.getLogger(__name__)
 
 
 class HotExperts:

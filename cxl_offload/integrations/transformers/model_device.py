@@ -18,6 +18,7 @@ from cxl_offload.integrations.transformers.on_accelerator import (
     check_streamable,
     compute_on,
 )
+from cxl_offload.integrations.transformers.state_sizes import least_states
 from cxl_offload.integrations.transformers.streamed_states import (
     StateCopies,
     StateStream,
@@ -26,6 +27,7 @@ from cxl_offload.integrations.transformers.streamed_weights import WeightStream
 from cxl_offload.integrations.transformers.watched_copies import Told, WatchedCopies
 from cxl_offload.memory import Session
 from cxl_offload.objects.kind_store import TierStore
+from cxl_offload.plan.equations.row_states import STATES
 
 
 class Streams(NamedTuple):
@@ -90,15 +92,32 @@ class ModelDevice:
         """Copies to the device; to be closed."""
         return CudaModelCopies(self.device, self._session, most_unfinished=most_unfinished)
 
-    def check(self, model: PreTrainedModel, kinds: Collection[str]) -> None:
-        """As :func:`check_streamable`."""
+    def check(
+        self, model: PreTrainedModel, kinds: Collection[str], rows_at_once: int | None
+    ) -> None:
+        """As :func:`check_streamable`, with the buffers that the shortest pass has."""
         staying = self._shares.names(model)
-        check_streamable(model, kinds, self.device, self.free_bytes(), staying)
+        buffers = least_states(rows_at_once).buffers_bytes(model, kinds)
+        check_streamable(model, kinds, self.device, self.free_bytes(), staying, buffers)
 
-    def check_room(self, model: PreTrainedModel, kinds: Collection[str], kv_bytes: int = 0) -> None:
+    def check_room(
+        self,
+        model: PreTrainedModel,
+        kinds: Collection[str],
+        *,
+        kv_bytes: int = 0,
+        state_bytes: int = 0,
+    ) -> None:
         """As :func:`check_room`, of a model that may be without its weights."""
         homes = WeightHomes.of(model, kinds, self._shares.names(model))
-        check_room(type(model).__name__, homes, self.device, self.free_bytes(), kv_bytes)
+        check_room(
+            type(model).__name__,
+            homes,
+            self.device,
+            self.free_bytes(),
+            kv_bytes=kv_bytes,
+            state_bytes=state_bytes,
+        )
 
     def take(
         self,
@@ -119,7 +138,7 @@ class ModelDevice:
             of_weights = WatchedCopies(copies, "weights", self.told)
             of_states = WatchedCopies(copies, "act", self.told)
         states = None
-        if rows_at_once is not None and "activations" in store.parts:
+        if rows_at_once is not None and STATES in store.parts:
             states = StateStream(of_states, store, rows_at_once, homes.looked_up)
             stack.callback(states.close)
         return Streams(compute_on(model, homes, of_weights, stack, states), states)

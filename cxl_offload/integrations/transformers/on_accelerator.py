@@ -120,6 +120,7 @@ def check_streamable(
     device: torch.device,
     free: int,
     staying: Collection[str] = (),
+    state_bytes: int = 0,
 ) -> WeightHomes:
     """Refuse what cannot compute on the accelerator, before anything is moved there.
 
@@ -131,6 +132,8 @@ def check_streamable(
         Bytes that the device has left.
     staying
         Names of weights that are on the device all the same.
+    state_bytes
+        Of buffers of hidden states.
 
     Raises
     ------
@@ -160,21 +163,29 @@ def check_streamable(
         _check_weight(weight_name, weight, device)
     homes = WeightHomes.of(model, kinds, staying)
     _check_on_host(homes, model, device)
-    check_room(type(model).__name__, homes, device, free)
+    check_room(type(model).__name__, homes, device, free, state_bytes=state_bytes)
     return homes
 
 
 def check_room(
-    name: str, homes: WeightHomes, device: torch.device, free: int, kv_bytes: int = 0
+    name: str,
+    homes: WeightHomes,
+    device: torch.device,
+    free: int,
+    *,
+    kv_bytes: int = 0,
+    state_bytes: int = 0,
 ) -> None:
-    """Refuse a model whose buffers and resident weights the device has no room for, and its KV.
+    """Refuse a model whose buffers and resident weights the device has no room for.
+
+    Nor for its keys and values there, and the buffers of its hidden states.
 
     Raises
     ------
     ConfigError
         Names the largest of what is streamed.
     """
-    needed = homes.needed_bytes(device) + kv_bytes
+    needed = homes.needed_bytes(device) + kv_bytes + state_bytes
     if needed <= free:
         return
     largest = max(homes.stages, key=lambda stage: stage.nbytes, default=None)
@@ -184,8 +195,11 @@ def check_room(
             f" ({largest.name}, the largest of what is streamed, takes "
             f"{format_bytes(largest.nbytes)} twice)"
         )
-    kept = f" with {format_bytes(kv_bytes)} of keys and values" if kv_bytes else ""
-    less = "a smaller share of them (accelerator_kv), " if kv_bytes else ""
+    beside = {"keys and values": kv_bytes, "buffers of hidden states": state_bytes}
+    each = [f"{format_bytes(nbytes)} of {what}" for what, nbytes in beside.items() if nbytes]
+    kept = f" with {' and '.join(each)}" if each else ""
+    less = "a smaller share of keys and values (accelerator_kv), " if kv_bytes else ""
+    less += "fewer rows_at_once, " if state_bytes else ""
     raise ConfigError(
         f"{name}{kept} needs {format_bytes(needed)} on {device}{about}, which has "
         f"{format_bytes(free)} left; give {less}policies for more kinds of weights, or a larger "

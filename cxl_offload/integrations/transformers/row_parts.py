@@ -23,6 +23,7 @@ from cxl_offload.integrations.transformers.room import KvMemory, RowPart
 from cxl_offload.integrations.transformers.streamed_states import StateStream
 from cxl_offload.integrations.transformers.tier_states import on_device
 from cxl_offload.objects.kind_store import TierStore
+from cxl_offload.plan.equations.row_states import STATES
 
 _RECORDED = ("output_attentions", "output_router_logits")
 """What hooks inside of a layer record, once a call of it; so those calls are for all rows."""
@@ -64,10 +65,10 @@ class StatesInPlace:
     def whole(self, out: torch.Tensor, total: int) -> torch.Tensor:
         """Uninitialised, in the tier where there is one."""
         shape, store = (total, *out.shape[1:]), self._store
-        if store is None or "activations" not in store.parts or out.device.type != "cpu":
+        if store is None or STATES not in store.parts or out.device.type != "cpu":
             return torch.empty(shape, dtype=out.dtype, device=out.device)
-        made = store.empty("activations", 0, shape, out.dtype, pin=False)
-        store.count(made, "activations", 0, made)
+        made = store.empty(STATES, 0, shape, out.dtype, pin=False)
+        store.count(made, STATES, 0, made)
         return made
 
     def keep(self, whole: torch.Tensor, part: RowPart, out: torch.Tensor, *, here: bool) -> None:
@@ -98,7 +99,7 @@ def check_rows(
             "policy of kv, such as bind:ldram, or gpu:1,bind:ldram for all of it on the "
             "accelerator"
         )
-    if "activations" not in store.parts:
+    if STATES not in store.parts:
         return
     if rows_at_once is None:
         raise ConfigError(

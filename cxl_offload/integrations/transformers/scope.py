@@ -185,9 +185,10 @@ def offload(
         pin=device is not None,
         shares=split.layers,
     )
+    rows_at_once = asked.rows_at_once if rows_at_once is None else rows_at_once
     check_conventions(model)
     if device is not None:
-        device.check(model, store.parts)
+        device.check(model, store.parts, rows_at_once)
     check_room(hot_kv_bytes, store.parts)
     tuning = ModelTuning.read(
         session,
@@ -211,7 +212,7 @@ def offload(
         kv=kv,
         linear_rows=linear_rows,
         few_queries=few_queries,
-        rows_at_once=asked.rows_at_once if rows_at_once is None else rows_at_once,
+        rows_at_once=rows_at_once,
         open_prefixes=checked_prefixes(model, prefixes, kv, session),
         tuning=tuning,
         device=device,
@@ -288,7 +289,7 @@ class Offloaded:
         check_conventions(self.model)  # again: another block may have begun since
         check_final_weights(self.model, self.store.parts)
         if self._device is not None:
-            self._device.check(self.model, self.store.parts)
+            self._device.check(self.model, self.store.parts, self.rows_at_once)
         with contextlib.ExitStack() as stack:
             stack.callback(place_weights(self.model, self.store))
             if self._device is not None:

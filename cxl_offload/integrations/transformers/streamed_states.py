@@ -19,6 +19,7 @@ from cxl_offload.integrations.transformers.room import RowPart
 from cxl_offload.integrations.transformers.streamed_weights import WeightCopies
 from cxl_offload.integrations.transformers.tier_states import TierStates
 from cxl_offload.objects.kind_store import TierStore
+from cxl_offload.plan.equations.row_states import STATES
 from cxl_offload.transfer import CopyHandle
 
 
@@ -33,8 +34,8 @@ class StateCopies(WeightCopies, Protocol):
     def behind(self, handle: CopyHandle) -> int:
         """A stream on which a copy has been waited for: other copies can be put behind it."""
 
-    def drain(self) -> None:
-        """Wait until all copies are over, and hold nothing of them."""
+    def finish(self, handles: Sequence[CopyHandle]) -> None:
+        """Wait until these copies are over, refused ones too, and hold nothing of them."""
 
 
 @dataclass(slots=True)
@@ -106,13 +107,7 @@ class StateStream:
         self._copies, self._store = copies, store
         self._in, self._out = [_RowBuffer(), _RowBuffer()], [_RowBuffer(), _RowBuffer()]
         self._ahead: _ComingRows | None = None
-
-    @property
-    def buffer_bytes(self) -> int:
-        """What the buffers take on the accelerator now."""
-        return sum(
-            each.memory.nbytes for each in (*self._in, *self._out) if each.memory is not None
-        )
+        self._under_way: list[CopyHandle] = []
 
     def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised, in the tier of ``activations``.
@@ -123,8 +118,8 @@ class StateStream:
             A node has no room.
         """
         with torch.inference_mode(False):
-            made = self._store.empty("activations", 0, tuple(shape), dtype, pin=True)
-        self._store.count(made, "activations", 0, made)
+            made = self._store.empty(STATES, 0, tuple(shape), dtype, pin=True)
+        self._store.count(made, STATES, 0, made)
         return made
 
     def whole(self, out: torch.Tensor, total: int) -> TierStates:
@@ -181,15 +176,18 @@ class StateStream:
         source.copy_(out)
         buffer.last = self._copies.copy_back(target, source, (self._copies.stream(),))
         whole.coming[part.begin] = buffer.last
+        self._follow(buffer.last)
         self.copied_out_bytes += target.nbytes
 
     def end(self) -> None:
         """A pass has ended, perhaps by an error: no rows are ahead of their use.
 
-        Copies hold what they read and write, so they are waited for.
+        Copies hold what they read and write, so they are waited for; not those of others, as of the
+        first weights of the next pass.
         """
         self._ahead = None
-        self._copies.drain()
+        self._copies.finish(self._under_way)
+        self._under_way.clear()
         for buffer in (*self._in, *self._out):
             buffer.last = None
 
@@ -209,8 +207,14 @@ class StateStream:
         if begin in states.coming:
             after.add(self._copies.behind(states.coming[begin]))
         buffer.last = self._copies.copy(view, source, tuple(after))
+        self._follow(buffer.last)
         self.copied_in_bytes += source.nbytes
         return _ComingRows(states.host, begin, buffer.last, view)
+
+    def _follow(self, handle: CopyHandle) -> None:
+        """Until it is over: a handle holds memory."""
+        self._under_way = [each for each in self._under_way if not _is_over(each)]
+        self._under_way.append(handle)
 
     @staticmethod
     def _turn(buffers: list[_RowBuffer]) -> _RowBuffer:
@@ -229,3 +233,10 @@ class StateStream:
             return {self._copies.behind(handle)}
         except OSError:
             return set()
+
+
+def _is_over(handle: CopyHandle) -> bool:
+    try:
+        return handle.query()
+    except OSError:
+        return True

@@ -83,6 +83,19 @@ class TierStates(torch.Tensor):
         """A copy of all rows where the model computes."""
         return self.arrived().to(self._room.device)
 
+    def tolist(self) -> list[Any]:
+        """As of a copy."""
+        found: list[Any] = self.on_device().tolist()
+        return found
+
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        """A tensor where the model computes, which the block's tier does not hold."""
+        return self.on_device().clone()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """What is saved is such a tensor, too."""
+        return self.on_device().clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"TierStates({tuple(self.shape)}, {self.dtype}, for {self.device})"
 
@@ -99,7 +112,7 @@ class TierStates(torch.Tensor):
         """
         named = kwargs or {}
         writes = func._schema.is_mutable
-        if writes and isinstance(args[0], TierStates):
+        if writes and _written_to(func, args, named):
             raise TypeError(f"{func}: hidden states in a tier are read only; write to their copy")
         states = next(each for each in tree_leaves((args, named)) if isinstance(each, TierStates))
         if func.is_view:
@@ -146,6 +159,17 @@ class TierStates(torch.Tensor):
 def on_device(given: Any) -> Any:
     """Hidden states in a tier as a copy where the model computes; all else as it is."""
     return given.on_device() if isinstance(given, TierStates) else given
+
+
+def _written_to(func: Any, args: Any, named: Any) -> bool:
+    """Whether an operator writes to hidden states in a tier, wherever they are among what it is
+    given."""
+    for at, each in enumerate(func._schema.arguments):
+        given = args[at] if at < len(args) else named.get(each.name)
+        written = each.alias_info is not None and each.alias_info.is_write
+        if written and any(isinstance(leaf, TierStates) for leaf in tree_leaves(given)):
+            return True
+    return False
 
 
 def _on_host(given: Any) -> Any:

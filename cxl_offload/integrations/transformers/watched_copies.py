@@ -31,7 +31,7 @@ class WatchedCopies:
         self.device = copies.device
         self._copies, self._kind, self._told = copies, kind, told
         self.stream, self.behind = copies.stream, copies.behind
-        self.wait_for, self.drain, self.close = copies.wait_for, copies.drain, copies.close
+        self.wait_for, self.finish, self.close = copies.wait_for, copies.finish, copies.close
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: Sequence[int]) -> CopyHandle:
         """To the accelerator."""

@@ -50,8 +50,8 @@ class FakeCopies:
         handle.stream_wait(ORDER)
         return ORDER
 
-    def drain(self) -> None:
-        self.engine.drain()
+    def finish(self, handles: Sequence[CopyHandle]) -> None:
+        self.engine.finish(handles)
 
     def wait_for(self, handle: CopyHandle) -> None:
         handle.stream_wait(self.stream())

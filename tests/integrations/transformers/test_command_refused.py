@@ -195,7 +195,9 @@ def test_keys_and_values_count_in_the_room_of_the_accelerator(
     assert run(command(folder, *places, *asked, "--accelerator-kv", "1")) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "of keys and values needs 646 KiB on cpu" in said
-    assert "which has 600 KiB left; give a smaller share of them (accelerator_kv)" in said
+    assert (
+        "which has 600 KiB left; give a smaller share of keys and values (accelerator_kv)" in said
+    )
 
 
 @pytest.mark.timeout(600)

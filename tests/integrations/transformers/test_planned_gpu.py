@@ -158,6 +158,22 @@ def test_plan_for_a_gpu_gives_the_tokens_of_stock(plan: Plan, session: Session) 
     assert not done.calls.own
 
 
+def test_plan_may_say_where_hidden_states_lie(tmp_path: Path, session: Session) -> None:
+    """No search writes that yet; a plan that was edited carries it, through its file."""
+    made = planned(tmp_path, llama(), **{**CACHE_IN_PARTS, "tiers": None})
+    assert made.batch.count == 2
+    edited = replace(made, policies={**made.policies, "activations": "bind:cxl"})
+    plan = parse_plan(plan_text(edited), file="plan.yaml")
+    model = llama()
+    stock = answers(model, 4, "sdpa")
+    with offload(model, plan, session=session) as done:
+        assert torch.equal(answers(model, 4), stock)
+        assert done.streamed_states is not None
+        assert done.streamed_states.copied_out_bytes > 0
+    (cxl,) = (tier for tier in MACHINE.tiers if tier.name == "cxl")
+    assert set(done.store.use()[("activations", "host")].granted) <= set(cxl.nodes)
+
+
 def test_what_does_not_stay_crosses_once_a_pass(plan: Plan, session: Session) -> None:
     """As the equations charge it: of all rows, whatever number of them a layer computes at once."""
     model = llama(torch.float16)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 import json
 import weakref
 from collections import Counter
@@ -302,6 +304,32 @@ def test_rows_are_never_overwritten_while_work_that_reads_them_waits(
     copies.close()
 
 
+def test_end_of_a_pass_waits_for_its_own_copies_only(
+    session: Session, driver: _C.FakeDriver
+) -> None:
+    """The first weights of the next token are on their way, and stay there."""
+    copies = LateCopies(session, driver)
+    store = store_for({"activations": Bind((1,)), "mlp": Bind((2,))}, session, pin=True)
+    weight = store.empty("mlp", 0, (1 << 10,), torch.float32, pin=True)
+    stream = StateStream(copies, store, 2)
+    states = TierStates(stream.host_memory((4, 3, 5), torch.float32), stream)
+    states.host.fill_(1.0)
+    view = stream.rows(states, RowPart(0, 2, 4))
+    made = stream.whole(view, 4)
+    stream.keep(made, RowPart(0, 2, 4), view, here=False)
+    stream.keep(made, RowPart(2, 4, 4), view, here=False)
+    back = list(made.coming.values())
+    ahead = copies.copy(torch.zeros_like(weight), weight, (COMPUTE,))
+    stream.end()
+    assert all(each.query() for each in back)
+    assert not ahead.query()
+    copies.engine.drain()  # the control, which waits for all
+    assert ahead.query()
+    stream.close()
+    copies.close()
+    del back, ahead
+
+
 # Failures ----------------------------------------------------------------------------------------
 
 
@@ -363,6 +391,19 @@ def test_states_in_a_tier_are_not_written_to(session: Session, driver: _C.FakeDr
     states.host.fill_(2)
     with pytest.raises(TypeError, match="read only"):
         states.mul_(2)
+    with pytest.raises(TypeError, match="read only"):
+        torch.add(torch.ones(3, 4), 1, out=states)
+    with pytest.raises(TypeError, match="read only"):
+        torch._foreach_add_([torch.ones(3, 4), states], 1)
+    saved = io.BytesIO()
+    torch.save(states, saved)
+    saved.seek(0)
+    for made in (copy.deepcopy(states), torch.load(saved)):
+        assert type(made) is torch.Tensor
+        assert torch.equal(made, states.host)
+        assert made.data_ptr() != states.host.data_ptr()
+    assert states.tolist() == [[2.0] * 4] * 3
+    assert torch.equal(torch.zeros(3, 4).add_(states), states.host)
     doubled = states * 2
     assert isinstance(doubled, TierStates)
     assert session.find(doubled.host.data_ptr()) is not None

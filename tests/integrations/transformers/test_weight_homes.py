@@ -88,6 +88,9 @@ class Arrived:
     def wait(self) -> None:
         pass
 
+    def query(self) -> bool:
+        return True
+
 
 class NoCopies:
     """Copies between tensors without bytes."""
@@ -108,7 +111,7 @@ class NoCopies:
     def behind(self, handle: Any) -> int:
         return 0
 
-    def drain(self) -> None:
+    def finish(self, handles: Any) -> None:
         pass
 
     def wait_for(self, handle: Any) -> None:
