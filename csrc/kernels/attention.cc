@@ -90,6 +90,7 @@ class Run {
     scores_.resize(slots * scores_each());
     scales_.resize(slots * scales_each());
     halves_.resize(slots * scales_each());
+    divided_.resize(slots * divided_each());
     whole_.resize(slots * whole_each());
     staged_.resize(slots * staged_each());
     for (size_t i = 0; i < work_.parts.size(); ++i) {
@@ -143,6 +144,12 @@ class Run {
     return kAttentionScaleRows * groups * 2 + kAttentionPad;
   }
 
+  size_t divided_each() const {
+    if (!codes_) return 0;
+    const auto groups = static_cast<size_t>(a_.k_groups.shape[3]);
+    return static_cast<size_t>(work_.tile) * group_ * (padded_ + groups * kAttentionPad);
+  }
+
   size_t whole_each() const {
     return integers_ == nullptr ? 0 : static_cast<size_t>(work_.tile) * group_;
   }
@@ -182,6 +189,7 @@ class Run {
       state.inverse = a_.group_scales == GroupScales::kInverseLow;
       state.halves = halves_.data() + slot * scales_each();
       state.scales = scales_.data() + slot * scales_each();
+      state.divided = divided_.data() + slot * divided_each();
       state.whole = whole_.data() + slot * whole_each();
       state.staged = reinterpret_cast<std::byte*>(staged_.data() + slot * staged_each());
     }
@@ -279,6 +287,7 @@ class Run {
   std::vector<float> scores_;
   std::vector<float> scales_;
   std::vector<F16> halves_;
+  std::vector<float> divided_;
   std::vector<WholeQuery> whole_;
   std::vector<StagedLine> staged_;
 };

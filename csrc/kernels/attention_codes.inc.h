@@ -174,21 +174,62 @@ CXL_OFFLOAD_VECTOR void add_codes(const CodeRows& rows, size_t count, const Atte
   }
 }
 
+#include "kernels/attention_code_sums.inc.h"
+
+// Whether the codes of rows that only one query uses are multiplied before they are scaled. A
+// look-up of 16 numbers makes a scaled number in two steps, and then there is nothing to win.
+constexpr bool kSumsFirst = Vector::kLanes != 16;
+
+// Computes scores from numbers, for rows whose scales may not be finite.
+template <class Cut, size_t N>
+__attribute__((noinline)) void score_again(const CodeRows& rows, const AttentionState& state,
+                                           const float* q, float* scores) {
+  score_codes<Cut, N, 1>(rows, state, q, scores);
+}
+
+template <class Cut, size_t N, size_t Q>
+CXL_OFFLOAD_VECTOR void score_some(const CodeRows& rows, const AttentionState& state, size_t query,
+                                   float* scores) {
+  const float* q = state.q + query * state.padded;
+  if constexpr (Q == 1 && kSumsFirst) {
+    if (score_sums<Cut, N>(rows, state, divided_query<Cut>(state, query), scores)) return;
+    score_again<Cut, N>(rows, state, q, scores);
+  } else {
+    score_codes<Cut, N, Q>(rows, state, q, scores);
+  }
+}
+
 // Takes rows of one head and Q of its queries. Computes the scores, or adds the rows to the sums.
 template <class Cut, bool kScore, size_t Q>
 CXL_OFFLOAD_VECTOR void visit_queries(CodeRows rows, size_t count, const AttentionState& state,
                                       size_t query, float* scores) {
   scores += query * kAttentionBlock;
+  float* sums = state.sums + query * state.padded;
   if constexpr (kScore) {
-    const float* q = state.q + query * state.padded;
     size_t at = 0;
     for (; at + 4 <= count; at += 4, rows.skip(4)) {
-      score_codes<Cut, 4, Q>(rows, state, q, scores + at);
+      score_some<Cut, 4, Q>(rows, state, query, scores + at);
     }
-    for (; at < count; ++at, rows.skip(1)) score_codes<Cut, 1, Q>(rows, state, q, scores + at);
+    for (; at < count; ++at, rows.skip(1)) score_some<Cut, 1, Q>(rows, state, query, scores + at);
+  } else if constexpr (Q == 1 && kSumsFirst) {
+    add_sums<Cut>(rows, count, state, sums, scores);
   } else {
-    add_codes<Cut, Q>(rows, count, state, state.sums + query * state.padded, scores);
+    add_codes<Cut, Q>(rows, count, state, sums, scores);
   }
+}
+
+// Prefetches rows of a head and their scales. A line may have the scales of many heads; the first
+// of them asks for it.
+template <class Cut>
+inline void ask_for_rows(const CodesOf& of, size_t first, size_t count, size_t head,
+                         const AttentionState& state) {
+  const std::byte* const* rows = of.rows + first;
+  const std::byte* const* groups = of.groups + first;
+  const size_t offset = head * of.step;
+  for (size_t i = 0; i < count; ++i) prefetch_row(rows[i] + offset, Cut::codes(state) / 2);
+  const size_t at = head * of.groups_step;
+  if (head != 0 && at / kLineBytes == (at - of.groups_step) / kLineBytes) return;
+  for (size_t i = 0; i < count; ++i) prefetch_line(groups[i] + at);
 }
 
 // Visits all rows of K to compute scores, or all rows of V to add them to the sums.
@@ -198,15 +239,14 @@ inline void visit(const CodesOf& of, const AttentionRows& all, const AttentionSt
   const size_t each = Cut::groups(state) * 2;
   // With many heads side by side, the rows and the prefetched ones have to fit in the nearest
   // cache.
-  const size_t rows_each = state.kv_heads == 1 ? kAttentionScaleRows : kAttentionScaleRows / 4;
+  const size_t rows_each = state.kv_heads == 1 ? kAttentionScaleRows
+                           : kSumsFirst        ? kAttentionScaleRows / 2
+                                               : kAttentionScaleRows / 4;
   for (size_t from = 0; from < all.count; from += rows_each) {
     const size_t count = std::min(all.count - from, rows_each);
     read_scales<Cut>(of, from, count, state);
     for (size_t head = 0; head < state.kv_heads; ++head) {
-      for (size_t i = from + all.ahead; i < from + all.ahead + count; ++i) {
-        prefetch_row(of.rows[i] + head * of.step, Cut::codes(state) / 2);
-        prefetch_line(of.groups[i] + head * of.groups_step);
-      }
+      ask_for_rows<Cut>(of, from + all.ahead, count, head, state);
       const CodeRows rows{of.rows + from, head * of.step, state.scales + head * each,
                           state.kv_heads * each};
       size_t query = head * state.group;
@@ -224,6 +264,7 @@ inline void visit(const CodesOf& of, const AttentionRows& all, const AttentionSt
 
 template <class Cut>
 inline void attend_cut(const AttentionRows& rows, const AttentionState& state) {
+  if constexpr (kSumsFirst) divide_queries<Cut>(state);
   visit<Cut, true>({rows.k, rows.k_groups, rows.k_step, rows.k_groups_step, rows.k_in_line}, rows,
                    state);
   scores_to_weights(rows, state);

@@ -143,6 +143,9 @@ struct AttentionState {
   // up to a vector more. `halves` has them as they are kept, `scales` as (step, low).
   F16* halves = nullptr;
   float* scales = nullptr;
+  // A thread's scratch for queries of codes, [kv_heads * group][padded + groups * kAttentionPad] at
+  // most; attention_code_sums.inc.h says what it writes there.
+  float* divided = nullptr;
   // For products of integers: the queries as whole numbers. A thread makes them when it comes to
   // the first rows of a unit.
   WholeQuery* whole = nullptr;

@@ -168,6 +168,12 @@ CXL_OFFLOAD_VECTOR __m256i load_words(const std::byte* at) {
   return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)at));
 }
 
+// Returns the codes that begin at bit kShift of each word, times 2^kShift.
+template <int kShift>
+CXL_OFFLOAD_VECTOR Vector shifted_code(__m256i words) {
+  return {_mm256_cvtepi32_ps(_mm256_and_si256(words, _mm256_set1_epi32(15 << kShift)))};
+}
+
 // The numbers that the codes of a group stand for.
 struct Table {
   Table() = default;

@@ -209,6 +209,12 @@ CXL_OFFLOAD_VECTOR __m512i load_words(const std::byte* at) {
   return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at));
 }
 
+// Returns the codes that begin at bit kShift of each word, times 2^kShift.
+template <int kShift>
+CXL_OFFLOAD_VECTOR Vector shifted_code(__m512i words) {
+  return {_mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(15 << kShift)))};
+}
+
 // The numbers that the 16 codes of a group stand for. A look-up uses the lowest four bits of its
 // index.
 struct Table {

@@ -156,6 +156,12 @@ CXL_OFFLOAD_VECTOR uint32x4_t load_words(const std::byte* at) {
   return vmovl_u16(vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const uint8_t*>(at))));
 }
 
+// Returns the codes that begin at bit kShift of each word, times 2^kShift.
+template <int kShift>
+CXL_OFFLOAD_VECTOR Vector shifted_code(uint32x4_t words) {
+  return {vcvtq_f32_u32(vandq_u32(words, vdupq_n_u32(15u << kShift)))};
+}
+
 // The numbers that the codes of a group stand for.
 struct Table {
   Table() = default;

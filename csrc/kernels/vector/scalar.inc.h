@@ -85,6 +85,12 @@ inline uint16_t load_words(const std::byte* at) {
   return word;
 }
 
+// Returns the codes that begin at bit kShift of each word, times 2^kShift.
+template <int kShift>
+Vector shifted_code(uint32_t words) {
+  return {static_cast<float>(words & 15u << kShift)};
+}
+
 // The numbers that the codes of a group stand for.
 struct Table {
   Table() = default;

@@ -176,6 +176,13 @@ CXL_OFFLOAD_VECTOR SveBits load_words(const std::byte* at) {
   return svld1uh_u32(every(), reinterpret_cast<const uint16_t*>(at));
 }
 
+// Returns the codes that begin at bit kShift of each word, times 2^kShift.
+template <int kShift>
+CXL_OFFLOAD_VECTOR Vector shifted_code(SveBits words) {
+  const SveBits code = svand_n_u32_x(every(), words, 15u << kShift);
+  return {svcvt_f32_u32_x(every(), code)};
+}
+
 // The numbers that the codes of a group stand for.
 struct Table {
   Table() = default;
