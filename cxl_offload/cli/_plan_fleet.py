@@ -125,11 +125,11 @@ def fleet(
     --ttft 2s --dram 256GiB,512GiB --price server=40000 --price dram=5
     """
     from cxl_offload.plan.fleet.kinds import KindPlanner
-    from cxl_offload.plan.fleet.search import Target
+    from cxl_offload.plan.vllm.serving import TokenTargets
 
     names_of = _machine_names(machine, profile)
     stream = _stream(trace, rate, prompt_len, gen_len, block_tokens)
-    target = Target(
+    target = TokenTargets(
         first_token=seconds_asked("--ttft", ttft),
         per_token=seconds_asked("--per-token", per_token),
     )

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cxl_offload.plan.fleet.prices import Prices
-from cxl_offload.plan.fleet.search import FleetOption, FleetPlanner, Target, as_document, options
+from cxl_offload.plan.fleet.search import FleetOption, FleetPlanner, as_document, options
 from cxl_offload.plan.fleet.streams import RequestStream, TraceStream
 from cxl_offload.plan.vllm.plan import VllmRequest
+from cxl_offload.plan.vllm.serving import TokenTargets
 
 _SHARES = (10, 25, 50, 75, 90, 97)
 """Per cent of the requests that a tried threshold leaves to the servers of short prompts."""
@@ -103,7 +104,7 @@ class KindPlanner:
         self,
         kinds: Sequence[ServerKind],
         stream: RequestStream,
-        target: Target,
+        target: TokenTargets,
         *,
         block_tokens: int = 512,
         progress: Callable[[str, int, int], None] = lambda label, done, total: None,

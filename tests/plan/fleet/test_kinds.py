@@ -18,16 +18,17 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.plan.fleet.arrivals import load_arrivals, on_their_own
 from cxl_offload.plan.fleet.kinds import KindPlanner, ServerKind
 from cxl_offload.plan.fleet.prices import Prices
-from cxl_offload.plan.fleet.search import FleetPlanner, Target
+from cxl_offload.plan.fleet.search import FleetPlanner
 from cxl_offload.plan.fleet.streams import DrawnStream, RequestStream, TraceStream
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.vllm.plan import VllmRequest
+from cxl_offload.plan.vllm.serving import TokenTargets
 from cxl_offload.topology import load_machine
 from cxl_offload.units import GIB
 
 LARGE, SMALL, NO_GPU = "spr3-h100", "epyc9354-cxl-a", "xeon6126-host"
 MODEL = "llama-2-7b"
-TARGET = Target(first_token=2.0)
+TARGET = TokenTargets(first_token=2.0)
 PRICES = {LARGE: Prices(server=200_000, dram=5), SMALL: Prices(server=16_000, dram=5)}
 
 
