@@ -341,6 +341,7 @@ def load_plan(path: str | Path) -> Plan:
     """
     text = read_text(path)
     if not _OWN_KEY.search(text):
+        read_document(text, file=str(path))
         raise ConfigError(
             "this is no plan; `cxl-offload plan inference` and `plan training` write one "
             "(--output)",
