@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cxl_offload.cli._fleet_report import fleet_document, print_fleet
 from cxl_offload.cli._options import MACHINE, AsJson, names
 from cxl_offload.cli._plan_inputs import (
     AddedMemory,
     GpuOnPaper,
-    MachineName,
     ModelName,
     ProfileFile,
     read_machine,
     seconds_asked,
 )
 from cxl_offload.cli._progress import progress_bar
-from cxl_offload.cli._report_table import NONE, console_of, show, table
 from cxl_offload.cli._run_report import write_json
 from cxl_offload.errors import ConfigError
-from cxl_offload.files.named_values import pairs, size
+from cxl_offload.files.named_values import size
 from cxl_offload.plan.vllm.defaults import MOST_RUNNING
-from cxl_offload.units import format_bytes, format_number, format_seconds
+from cxl_offload.units import format_number
 
 if TYPE_CHECKING:
-    from cxl_offload.plan.fleet.search import FleetOption
+    from cxl_offload.plan.fleet.kinds import ServerKind
     from cxl_offload.plan.fleet.streams import RequestStream
+    from cxl_offload.plan.vllm.plan import VllmRequest
+    from cxl_offload.topology import Machine
 
 _REQUESTS, _SERVERS, _TARGET = "Requests", "Servers", "Target"
 _PROMPT, _ANSWER, _BLOCK = 512, 128, 512
@@ -44,11 +47,18 @@ def fleet(
         list[str],
         typer.Option(
             help="NAME=AMOUNT in one currency; repeatable: server, dram and cxl (a GiB), card, "
-            "watts, card_watts, kwh, years. server and dram must be given.",
+            "watts, card_watts, kwh, years. server and dram must be given. MACHINE:NAME=AMOUNT: "
+            "of one of several machines.",
             rich_help_panel=_SERVERS,
         ),
     ],
-    machine: MachineName = None,
+    machine: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A machine file or shipped name; by default this machine. Several are compared.",
+            rich_help_panel=MACHINE,
+        ),
+    ] = None,
     profile: ProfileFile = None,
     add: AddedMemory = None,
     gpu: GpuOnPaper = None,
@@ -114,55 +124,108 @@ def fleet(
     requests. Example: cxl-offload plan fleet --model llama-65b --machine spr3-h100 --rate 20
     --ttft 2s --dram 256GiB,512GiB --price server=40000 --price dram=5
     """
-    from cxl_offload.plan.fleet.prices import prices_of, refuse_unused
-    from cxl_offload.plan.fleet.search import FleetPlanner, Target, as_document, options
-    from cxl_offload.plan.model.file import load_model
-    from cxl_offload.plan.vllm.plan import VllmRequest
+    from cxl_offload.plan.fleet.kinds import KindPlanner
+    from cxl_offload.plan.vllm.serving import TokenTargets
 
-    read = read_machine(machine, profile, add, gpu, gpus)
+    names_of = _machine_names(machine, profile)
     stream = _stream(trace, rate, prompt_len, gen_len, block_tokens)
-    prompt, generated = (math.ceil(each) for each in stream.lengths())
-    request = VllmRequest(
-        model=load_model(model), machine=read, prompt=prompt, generated=generated,
-        model_name=model, most_sequences=max_num_seqs, gpus=gpus, replay=None,
-    )  # fmt: skip
-    target = Target(
+    target = TokenTargets(
         first_token=seconds_asked("--ttft", ttft),
         per_token=seconds_asked("--per-token", per_token),
     )
-    priced = pairs("--price", price, float, form="NAME=AMOUNT, such as server=40000")
-    prices = prices_of(priced)
-    planner = FleetPlanner(request, stream, target, block_tokens=block_tokens or _BLOCK)
+    asked = partial(
+        _request, model, stream=stream, most_sequences=max_num_seqs, gpus=gpus,
+    )  # fmt: skip
+    requests = [asked(read_machine(each, profile, add, gpu, gpus)) for each in names_of]
+    kinds = _kinds(requests, names_of, dram, cxl, price)
+    with progress_bar(keep=False, lines=not as_json) as tell:
+        planner = KindPlanner(
+            kinds, stream, target, block_tokens=block_tokens or _BLOCK, progress=tell
+        )
+        answers = planner.answers(servers)
+        mixture = planner.mixture() if servers is None else None
+    if as_json:
+        write_json("-", fleet_document(answers, mixture, stream.rate))
+        return
+    prompt, generated = requests[0].prompt, requests[0].generated
+    asked_for = f"{format_number(stream.rate)} requests/s of {prompt} + {generated} tokens, {model}"
+    print_fleet(asked_for, answers, mixture)
+
+
+def _machine_names(machines: list[str] | None, profile: str | None) -> list[str | None]:
+    """What ``--machine`` says, each once; None: the machine at hand."""
+    if not machines:
+        return [None]
+    if len(machines) > 1 and profile is not None:
+        raise ConfigError(
+            f"--profile {profile}: it is of one machine, and {len(machines)} are compared; "
+            "leave it out"
+        )
+    for each in machines:
+        if machines.count(each) > 1:
+            raise ConfigError(f"--machine {each} is given twice; each once")
+    return list(machines)
+
+
+def _request(
+    model: str, machine: Machine, *, stream: RequestStream, most_sequences: int, gpus: int
+) -> VllmRequest:
+    """What is asked of a machine: requests of the stream's mean lengths."""
+    from cxl_offload.plan.model.file import load_model
+    from cxl_offload.plan.vllm.plan import VllmRequest
+
+    prompt, generated = (math.ceil(each) for each in stream.lengths())
+    return VllmRequest(
+        model=load_model(model), machine=machine, prompt=prompt, generated=generated,
+        model_name=model, most_sequences=most_sequences, gpus=gpus, replay=None,
+    )  # fmt: skip
+
+
+def _kinds(
+    requests: Sequence[VllmRequest],
+    asked_as: Sequence[str | None],
+    dram: str | None,
+    cxl: str | None,
+    price: Sequence[str],
+) -> list[ServerKind]:
+    """The machines with their sizes of memory and their prices."""
+    from cxl_offload.cli._fleet_prices import Priced, prices_by_machine
+    from cxl_offload.plan.fleet.kinds import ServerKind
+
+    found = [request.machine for request in requests]
+    for each in found:
+        if sum(each.name == other.name for other in found) > 1:
+            raise ConfigError(
+                f"--machine: two are called {each.name}; give one of their files another name"
+            )
+    sizes = [_sizes_of(machine, dram, cxl, several=len(found) > 1) for machine in found]
+    priced = [
+        Priced(
+            names=(machine.name, *([] if asked is None else [asked])),
+            has_cards=any(each[1] for each in pairs),
+        )
+        for machine, asked, pairs in zip(found, asked_as, sizes, strict=True)
+    ]
+    return [
+        ServerKind(request=request, sizes=pairs, prices=prices)
+        for request, pairs, prices in zip(
+            requests, sizes, prices_by_machine(price, priced), strict=True
+        )
+    ]
+
+
+def _sizes_of(
+    machine: Machine, dram: str | None, cxl: str | None, *, several: bool
+) -> list[tuple[int, int]]:
+    """Pairs of DRAM and CXL to compare; beside other machines one without CXL is asked for none."""
     installed = {
-        kind: sum(node.capacity_bytes for node in read.usable_nodes() if node.kind.value == kind)
+        kind: sum(node.capacity_bytes for node in machine.usable_nodes() if node.kind.value == kind)
         for kind in ("dram", "cxl")
     }
     drams, cards = _sizes("dram", dram, installed["dram"]), _sizes("cxl", cxl, installed["cxl"])
-    refuse_unused(priced, has_cards=any(cards))
-    sizes = list(product(drams, cards))
-    with progress_bar(keep=False, lines=not as_json) as tell:
-        found = options(
-            planner,
-            sizes,
-            prices,
-            servers=servers,
-            progress=lambda done: tell("sizes of memory planned", done, len(sizes)),
-        )
-    if as_json:
-        document = {
-            "kind": "predicted",
-            "model": request.model.name,
-            "machine": read.name,
-            "requests_per_s": stream.rate,
-            "options": [as_document(each) for each in found],
-        }
-        write_json("-", document)
-        return
-    _print(
-        f"{format_number(stream.rate)} requests/s of {prompt} + {generated} tokens, "
-        f"{model} on {read.name}",
-        found,
-    )
+    if several and not installed["cxl"]:
+        cards = [nbytes for nbytes in cards if not nbytes] or cards
+    return list(product(drams, cards))
 
 
 def _stream(
@@ -202,39 +265,3 @@ def _sizes(kind: str, text: str | None, installed: int) -> list[int]:
             raise ConfigError(f"--{kind} {text}: no size in it, such as 256GiB")
         return found
     return [installed] if kind == "dram" or not installed else [0, installed]
-
-
-def _print(what: str, found: list[FleetOption]) -> None:
-    columns = (
-        "DRAM", "CXL", "servers", "busy", "1M tokens cost", "1 hour costs", "first token, p50",
-        "p95", "later tokens, p95", "KV found", "a card pays below",
-    )  # fmt: skip
-    made = table(f"{what} (predicted; waiting simulated)", *columns, right=columns)
-    console = console_of(piped_width=140)
-    for each in found:
-        sizes = [format_bytes(each.memory.dram_bytes), format_bytes(each.memory.cxl_bytes)]
-        seen = each.seen
-        if seen is None:
-            made.add_row(*sizes, *[NONE] * (len(columns) - 2))
-            continue
-        card = each.break_even_card
-        made.add_row(
-            *sizes, str(each.servers), f"{each.load:.0%}",
-            format_number(each.cost_per_million), format_number(each.cost_per_hour),
-            format_seconds(seen.first_token[0]), format_seconds(seen.first_token[1]),
-            format_seconds(seen.per_token[1]), f"{each.hit_rate:.1%}",
-            NONE if card is None else "never" if card <= 0 else format_number(card),
-        )  # fmt: skip
-    show(console, made)
-    console.print(
-        "\nCosts are in the currency of --price; a card pays below that price of one. p50 and p95: "
-        "at most so long for 50 and 95 of 100 requests. Busy: share of the time. KV found: share "
-        "of the prompts' tokens."
-    )
-    for each in found:
-        if each.reason:
-            memory = each.memory
-            console.print(
-                f"{format_bytes(memory.dram_bytes)} DRAM, {format_bytes(memory.cxl_bytes)} CXL: "
-                f"{each.reason}"
-            )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import cxl_offload
+from cxl_offload.cli._advice import warn_of_advice
 from cxl_offload.cli._child import wait_for
 from cxl_offload.cli._observed import Events, Metrics
 from cxl_offload.cli._options import AsJson
@@ -265,14 +266,18 @@ def runs_elsewhere(command: Sequence[str]) -> bool:
 def _checked(text: str, *, elsewhere: bool) -> str:
     """The setting for the child: a file by its whole path, and it must be a plan for training.
 
-    What would be refused in the child, after its model was made, is refused now.
+    What would be refused in the child, after its model was made, is refused now. Places of a plan
+    that is advice only are taken with a warning: the command is the caller's own.
     """
     is_file = text.endswith(_FILES) or os.path.exists(text)
-    if is_file and (executor := _read(text).executor) != "deepspeed":
-        raise ConfigError(
-            f"{text} is a plan for {executor} and cannot place a training script; "
-            f"run it by itself: cxl-offload run {shlex.quote(text)}"
-        )
+    if is_file:
+        plan = _read(text)
+        if plan.executor != "deepspeed":
+            raise ConfigError(
+                f"{text} is a plan for {plan.executor} and cannot place a training script; "
+                f"run it by itself: cxl-offload run {shlex.quote(text)}"
+            )
+        warn_of_advice(plan, text, "its places are")
     if not elsewhere:
         _check_policies(text)
     return str(Path(text).resolve()) if is_file else text

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from cxl_offload.cli._advice import warn_of_advice
+
 
 def register(app: typer.Typer) -> None:
     """Add the subcommand."""
@@ -30,7 +32,9 @@ def vllm_flags(
     from cxl_offload.plan.plan_file import load_plan
     from cxl_offload.plan.vllm.flags import flags_of_plan
 
-    flags = flags_of_plan(load_plan(plan), shape="long" if long else "short")
+    found = load_plan(plan)
+    flags = flags_of_plan(found, shape="long" if long else "short")
+    warn_of_advice(found, plan, "its flags are")
     if as_json:
         print(json.dumps(flags))
         return

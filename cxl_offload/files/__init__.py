@@ -1,5 +1,6 @@
 """Files of people and programs: read with line numbers, decoded strictly, written as a whole."""
 
+from cxl_offload.files.bounds import FieldError, bounds, check_numbers
 from cxl_offload.files.codec import DecodeError, decode, encode
 from cxl_offload.files.document import Field, MappedFields, hint, read_document, shown
 from cxl_offload.files.picture import save_figure
@@ -17,7 +18,10 @@ from cxl_offload.files.text import (
 __all__ = [
     "DecodeError",
     "Field",
+    "FieldError",
     "MappedFields",
+    "bounds",
+    "check_numbers",
     "decode",
     "decode_document",
     "decode_json",

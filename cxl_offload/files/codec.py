@@ -16,6 +16,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
+from cxl_offload.files.bounds import FieldError
 from cxl_offload.files.document import CONTROL, hint, plain_key, shown
 
 T = TypeVar("T")
@@ -158,6 +159,8 @@ def _decode_dataclass(kind: type, value: Any, where: Where) -> Any:
         return kind(**arguments)
     except DecodeError:
         raise
+    except FieldError as error:
+        raise DecodeError(error.message, (*where, *error.where)) from error
     except ValueError as error:
         raise DecodeError(str(error), where) from error
 

@@ -6,11 +6,13 @@ Optimization*; settings as in ``torch.optim.Adagrad``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cxl_offload import _C
 from cxl_offload.ops.optimizer import OnePassOptimizer
+from cxl_offload.ops.settings import divisor_part, number
 from cxl_offload.ops.state_options import StateOptions
 from cxl_offload.renamed import renamed_keywords
 
@@ -40,9 +42,11 @@ class CPUAdagrad(OnePassOptimizer):
         maximize: bool = False,
         **states: Unpack[StateOptions],
     ) -> None:
-        if not initial_accumulator_value >= 0:
+        given = {"initial_accumulator_value": initial_accumulator_value}
+        first = number(given, "initial_accumulator_value")
+        if not 0 <= first < math.inf:
             raise ValueError(
-                f"initial_accumulator_value {initial_accumulator_value}; it must not be negative"
+                f"initial_accumulator_value {first:g}; it must be finite and not negative"
             )
         defaults = {
             "lr": lr,
@@ -55,14 +59,14 @@ class CPUAdagrad(OnePassOptimizer):
         super().__init__(params, defaults, **states)
 
     def _first_value(self, group: dict[str, Any], name: str) -> float:
-        return float(group["initial_accumulator_value"])
+        return number(group, "initial_accumulator_value")
 
     def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> _C.AdagradRule:
         return _C.AdagradRule(
             step=step,
-            lr=float(group["lr"]),
-            lr_decay=float(group["lr_decay"]),
-            eps=float(group["eps"]),
-            weight_decay=float(group["weight_decay"]),
-            grad_scale=grad_scale,
+            lr=number(group, "lr"),
+            lr_decay=number(group, "lr_decay"),
+            eps=divisor_part(group),
+            weight_decay=number(group, "weight_decay"),
+            grad_scale=number({"grad_scale": grad_scale}, "grad_scale"),
         )

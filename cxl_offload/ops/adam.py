@@ -17,6 +17,8 @@ import torch
 
 from cxl_offload import _C
 from cxl_offload.ops.optimizer import OnePassOptimizer
+from cxl_offload.ops.settings import betas as betas_of
+from cxl_offload.ops.settings import check_held, divisor_part, flag, number
 from cxl_offload.ops.state_codes import Code
 from cxl_offload.ops.state_options import StateOptions
 from cxl_offload.ops.threads import Threads
@@ -76,18 +78,40 @@ def adam_step(
         A tensor is not contiguous, on another device, of another type or size, or overlaps with
         another that is written; a setting is outside of its range. Nothing has been written.
     """
+    settings = {
+        "lr": lr,
+        "betas": betas,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "decoupled_weight_decay": adamw,
+        "bias_correction": bias_correction,
+    }
+    rule = _adam_rule(settings, step, grad_scale)
+    states = [("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)]
+    run([ParamUpdate(rule, param, grad, states, low_precision_copy)], threads=threads, isa=isa)
+
+
+def _adam_rule(settings: Mapping[str, Any], step: int, grad_scale: float) -> _C.AdamRule:
+    """The rule of one step, all of whose constants float32 holds."""
+    lr, decay = number(settings, "lr"), number(settings, "weight_decay")
+    beta1, beta2 = betas_of(settings)
+    decoupled = flag(settings, "decoupled_weight_decay")
+    corrected = flag(settings, "bias_correction")
     rule = _C.AdamRule(
         step=step,
         lr=lr,
-        betas=betas,
-        eps=eps,
-        weight_decay=weight_decay,
-        decoupled=adamw,
-        bias_correction=bias_correction,
-        grad_scale=grad_scale,
+        betas=(beta1, beta2),
+        eps=divisor_part(settings),
+        weight_decay=decay,
+        decoupled=decoupled,
+        bias_correction=corrected,
+        grad_scale=number({"grad_scale": grad_scale}, "grad_scale"),
     )
-    states = [("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)]
-    run([ParamUpdate(rule, param, grad, states, low_precision_copy)], threads=threads, isa=isa)
+    if corrected:
+        check_held("lr / (1 - beta1 ** step)", lr / (1 - beta1**step))
+    if decoupled:
+        check_held("lr * weight_decay", lr * decay)
+    return rule
 
 
 class CPUAdam(OnePassOptimizer):
@@ -116,10 +140,11 @@ class CPUAdam(OnePassOptimizer):
 
     Raises
     ------
-    ValueError
-        A setting outside of its range, or ``amsgrad`` or ``differentiable`` in a group, which this
-        class does not have; a group is looked at again in every step. ``foreach``, ``fused`` and
-        ``capturable``, which say how torch computes, change nothing.
+    TypeError, ValueError
+        A setting that is missing, of another type, outside of its range or beyond float32;
+        ``amsgrad`` or ``differentiable`` in a group, which this class does not have. A group is
+        looked at again in every step. ``foreach``, ``fused`` and ``capturable``, which say how
+        torch computes, change nothing.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
@@ -152,14 +177,4 @@ class CPUAdam(OnePassOptimizer):
         super().__init__(params, defaults, **states)
 
     def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> _C.AdamRule:
-        beta1, beta2 = group["betas"]
-        return _C.AdamRule(
-            step=step,
-            lr=float(group["lr"]),
-            betas=(float(beta1), float(beta2)),
-            eps=float(group["eps"]),
-            weight_decay=float(group["weight_decay"]),
-            decoupled=bool(group["decoupled_weight_decay"]),
-            bias_correction=bool(group["bias_correction"]),
-            grad_scale=grad_scale,
-        )
+        return _adam_rule(group, step, grad_scale)

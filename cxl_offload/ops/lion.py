@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cxl_offload import _C
 from cxl_offload.ops.optimizer import OnePassOptimizer
+from cxl_offload.ops.settings import betas as betas_of
+from cxl_offload.ops.settings import check_held, number
 from cxl_offload.ops.state_codes import Code
 from cxl_offload.ops.state_options import StateOptions
 from cxl_offload.renamed import renamed_keywords
@@ -47,10 +49,11 @@ class CPULion(OnePassOptimizer):
         )
 
     def _rule(self, group: dict[str, Any], step: int, grad_scale: float) -> _C.LionRule:
-        beta1, beta2 = group["betas"]
+        lr, decay = number(group, "lr"), number(group, "weight_decay")
+        check_held("lr * weight_decay", lr * decay)
         return _C.LionRule(
-            lr=float(group["lr"]),
-            betas=(float(beta1), float(beta2)),
-            weight_decay=float(group["weight_decay"]),
-            grad_scale=grad_scale,
+            lr=lr,
+            betas=betas_of(group),
+            weight_decay=decay,
+            grad_scale=number({"grad_scale": grad_scale}, "grad_scale"),
         )

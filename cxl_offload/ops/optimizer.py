@@ -19,7 +19,7 @@ from cxl_offload.ops.overlap import EarlyUpdates
 from cxl_offload.ops.placed_states import PlacedStates
 from cxl_offload.ops.state_codes import CODES, SCALES
 from cxl_offload.ops.state_options import check_no_options, kept_options, taken_options
-from cxl_offload.ops.threads import Threads
+from cxl_offload.ops.threads import Threads, check_threads
 from cxl_offload.ops.update import Given, GivenPart, ParamUpdate, run
 from cxl_offload.ops.view import local_tensor, untraced
 from cxl_offload.renamed import renamed_attribute
@@ -84,6 +84,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         self._place_by(policy, pages, session)
         self.state_dtype = state_dtype
         self.rounding_seed = self._seed(rounding_seed)
+        check_threads(threads)
         self.threads = threads
         self.overlap = overlap
         self.late_max_norm = late_max_norm
@@ -140,7 +141,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
             yield
 
     def check_group(self, group: dict[str, Any]) -> None:
-        """Raises ValueError for settings that no step can be made with."""
+        """Raises TypeError or ValueError for settings that no step can be made with."""
         self.check_variant(group)
         self._rule(group, 1, 1.0)
         check_norm(group)

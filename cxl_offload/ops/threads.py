@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import numbers
 from collections.abc import Iterator, Mapping
 
 from cxl_offload import _C
@@ -96,6 +97,26 @@ def groups_for(
     return tuple((node, share, cpus[node]) for node, share in _spread(count, cpus).items())
 
 
+def check_threads(threads: object) -> None:
+    """Refuses what is no choice of threads, before one of Python's own messages does.
+
+    Raises
+    ------
+    TypeError
+        No number, no numbers by node, no team and not None.
+    """
+    counts: list[object] = [threads]
+    if isinstance(threads, Mapping):
+        counts = [*threads.keys(), *threads.values()]
+    elif threads is None or isinstance(threads, Team):
+        return
+    if not all(isinstance(count, numbers.Integral) for count in counts):
+        raise TypeError(
+            f"threads is {' '.join(repr(threads).split())[:80]}; it must be a number of threads, "
+            "threads by node, such as {0: 23, 2: 6}, or None for all allowed CPUs"
+        )
+
+
 @functools.lru_cache(maxsize=8)
 def _team(key: int | tuple[tuple[int, int], ...] | None, cpus: frozenset[int]) -> _C.WorkerTeam:
     threads = dict(key) if isinstance(key, tuple) else key
@@ -120,9 +141,17 @@ def threads_by_default(threads: CountsByNode) -> Iterator[None]:
 
 
 def team_for(threads: Threads) -> _C.WorkerTeam:
-    """The team for this choice, the same one for every caller that chooses alike."""
+    """The team for this choice, the same one for every caller that chooses alike.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`check_threads` and :func:`groups_for`.
+    """
     if isinstance(threads, Team):
         return threads
+    if threads is not None and type(threads) is not int:
+        check_threads(threads)
     threads = _by_default["threads"] if threads is None else threads
     key = tuple(sorted(threads.items())) if isinstance(threads, Mapping) else threads
     return _team(key, frozenset(_C.allowed_cpus()))

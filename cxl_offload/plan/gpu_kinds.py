@@ -10,7 +10,8 @@ import functools
 import re
 from dataclasses import dataclass, replace
 
-from cxl_offload.topology import Gpu, load_machine, machine_names
+from cxl_offload.errors import ConfigError
+from cxl_offload.topology import Gpu, Machine, load_machine, machine_names
 from cxl_offload.units import GB, GIB, format_bytes
 
 _OTHER = re.compile(r"\b(?:LAPTOP|MAX-Q|MOBILE|NVL|MIG|4090 D)\b")
@@ -18,6 +19,9 @@ _OTHER = re.compile(r"\b(?:LAPTOP|MAX-Q|MOBILE|NVL|MIG|4090 D)\b")
 
 _SIZES_ALIKE = 0.1
 """Share by which a size of the same kind may differ: the driver keeps some of it for itself."""
+
+_DRIVERS_PART = 0.02
+"""Share by which the memory of cards of one model differs in what their driver shows of it."""
 
 _NUMBERS = ("memory_bytes", "memory_bandwidth_bytes_per_s", "peak_flops_per_s", "link")
 
@@ -90,6 +94,58 @@ def completed(gpu: Gpu) -> tuple[Gpu, str]:
         f"GPU {gpu.name} ({gpu.model}): {what} assumed, as of the "
         f"{known.gpu.model or known.gpu.name} of the machine file {known.machine}"
     )
+
+
+def check_alike(machine: Machine, gpus: int) -> None:
+    """Refuses a plan for several GPUs of a machine that are of different kinds.
+
+    Plans take all to have the first one's memory and rates. Links and copies may differ: plans
+    count those of each. What a GPU lacks, and its kind does not tell, is taken to be as the first
+    one has it, and so are GPUs that the machine does not have.
+
+    Parameters
+    ----------
+    gpus
+        How many of the machine's, in its order, are planned for.
+
+    Raises
+    ------
+    ConfigError
+        Names the first GPU, the one that differs, and how many before it are alike.
+    """
+    for at, gpu in enumerate(machine.gpus[:gpus]):
+        first = machine.gpus[0]
+        unlike = _unlike(first, gpu)
+        if unlike:
+            what = " and ".join([*filter(None, [", ".join(unlike[:-1])]), unlike[-1]])
+            ahead = "the first alone" if at == 1 else f"the first {at}, which are alike"
+            raise ConfigError(
+                f"--gpus {gpus}: {_called(first)} and {_called(gpu)} of {machine.name} differ in "
+                f"{what}, and a plan takes all to be like the first; --gpus {at} plans for "
+                f"{ahead}, and a machine file with only GPUs of one kind (--machine) for all of it"
+            )
+
+
+def _unlike(one: Gpu, other: Gpu) -> list[str]:
+    """What two GPUs are known to differ in."""
+    models = [each.model.upper() for each in (one, other)]
+    unlike = ["model"] if all(models) and models[0] != models[1] else []
+    if models[0] != models[1]:  # of one model, what the files of its kind say is no difference
+        one, other = completed(one)[0], completed(other)[0]
+    names = {"memory": "memory_bytes", "memory bandwidth": "memory_bandwidth_bytes_per_s"}
+    for what, number in {**names, "peak": "peak_flops_per_s"}.items():
+        mine, its = getattr(one, number), getattr(other, number)
+        slack = _DRIVERS_PART * (mine or 0) if what == "memory" else 0
+        if mine is not None and its is not None and abs(mine - its) > slack:
+            unlike.append(what)
+    return unlike
+
+
+def _called(gpu: Gpu) -> str:
+    """Name, model and memory, as far as they are known."""
+    size = [] if gpu.memory_bytes is None else [format_bytes(gpu.memory_bytes)]
+    known = ", ".join([gpu.model] * bool(gpu.model) + size)
+    return f"GPU {gpu.name}" + (f" ({known})" if known else "")
 
 
 def how_to_give_peaks(gpu: Gpu) -> str:

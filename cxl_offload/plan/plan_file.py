@@ -17,7 +17,16 @@ from typing import Literal
 import yaml
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.files import decode_document, encode, read_document, read_text, write_text
+from cxl_offload.files import (
+    FieldError,
+    bounds,
+    check_numbers,
+    decode_document,
+    encode,
+    read_document,
+    read_text,
+    write_text,
+)
 from cxl_offload.plan.equations.adam_bytes import STATE_TYPES
 from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.topology.model import MOST_CPUS, TIER_NAMES
@@ -41,16 +50,16 @@ class Batch:
     """FlexGen, transformers: GPU batch and number of them; DeepSpeed: micro-batch, accumulation.
 
     ``tokens`` are generated ones (inference) or those of a sequence (training).
+    ``prompt`` is 0 in training only.
     """
 
-    size: int
-    count: int
+    size: int = field(metadata=bounds(least=1))
+    count: int = field(metadata=bounds(least=1))
     prompt: int
-    tokens: int
+    tokens: int = field(metadata=bounds(least=1))
 
     def __post_init__(self) -> None:
-        if min(self.size, self.count, self.tokens) < 1 or self.prompt < 0:
-            raise ValueError("size, count and tokens are at least 1, prompt is not negative")
+        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +69,11 @@ class Home:
     kind: str
     where: str
     bytes: int
-    percent: float
+    percent: float = field(metadata=bounds(most=100))
     policy: str = ""
 
     def __post_init__(self) -> None:
-        if self.bytes < 0 or not 0 <= self.percent <= 100 + _PERCENT_SLACK:
-            raise ValueError(f"{self.bytes} bytes, {self.percent:g} %: 0 or more, at most 100 %")
+        check_numbers(self)
         if self.where.partition(" ")[0] not in ("gpu", *TIER_NAMES):
             raise ValueError(f"where {self.where!r}: gpu, or one of {', '.join(TIER_NAMES)}")
 
@@ -78,6 +86,9 @@ class PhaseEstimate:
     seconds: float
     bottleneck: str
     terms: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 def phase_estimate(name: str, seconds: float, terms: Mapping[str, float]) -> PhaseEstimate:
@@ -92,7 +103,10 @@ class PriceEstimate:
 
     what: str
     unit: str
-    gain_tokens_per_s: float
+    gain_tokens_per_s: float = field(metadata=bounds(least=-math.inf))
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
     @property
     def brings_something(self) -> bool:
@@ -108,8 +122,11 @@ class CxlUse:
     """
 
     used: bool
-    gain: float | None
+    gain: float | None = field(metadata=bounds(least=-1))
     reason: str
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +148,9 @@ class Serving:
     alone_s: float
     per_token_s: float
 
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesUse:
@@ -141,9 +161,12 @@ class CopiesUse:
     """
 
     used: bool
-    gain: float | None
+    gain: float | None = field(metadata=bounds(least=-1))
     bytes: int
     reason: str
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +176,13 @@ class ErrorEstimate:
     ``median`` and ``worst`` are of |predicted/published - 1| over ``cases`` cases.
     """
 
-    cases: int
+    cases: int = field(metadata=bounds(least=1))
     median: float
     worst: float
     source: str
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +241,7 @@ class Plan:
     prices: tuple[PriceEstimate, ...] = ()
     error: ErrorEstimate | None = None
     settings: dict[str, str] = field(default_factory=dict)
-    threads: dict[int, int] = field(default_factory=dict)
+    threads: dict[int, int] = field(default_factory=dict, metadata=bounds(least=1, most=MOST_CPUS))
     policies: dict[str, str] = field(default_factory=dict)
     on_cpu: tuple[str, ...] = ()
     kv_dtype: str = ""
@@ -227,13 +253,9 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if min([self.gpu_bytes, self.drive_bytes, *self.node_bytes.values()], default=0) < 0:
-            raise ValueError("bytes are not negative")
-        if not 0 <= self.tokens_per_s < math.inf:
-            raise ValueError(f"{self.tokens_per_s} tokens/s is no speed")
-        for node, count in self.threads.items():
-            if not 1 <= count <= MOST_CPUS:
-                raise ValueError(f"threads of node {node}: {count}; from 1 to {MOST_CPUS}")
+        check_numbers(self)
+        if self.kind == "inference" and self.batch.prompt < 1:
+            raise FieldError(f"must be at least 1, not {self.batch.prompt}", ("batch", "prompt"))
         if self.kind == "training" and self.executor != "deepspeed":
             raise ValueError(f"kind {self.kind}: {self.executor} does not run it; deepspeed trains")
         for kind in self.on_cpu:
@@ -319,6 +341,7 @@ def load_plan(path: str | Path) -> Plan:
     """
     text = read_text(path)
     if not _OWN_KEY.search(text):
+        read_document(text, file=str(path))
         raise ConfigError(
             "this is no plan; `cxl-offload plan inference` and `plan training` write one "
             "(--output)",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.decoding.engine import EngineRates
 from cxl_offload.plan.decoding.measured import measured_engine
+from cxl_offload.plan.gpu_kinds import check_alike
 from cxl_offload.plan.hardware import Hardware, hardware_of
 from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.plan.model.config import ModelConfig
@@ -89,12 +90,18 @@ class PlanRequest:
                 return node.read_bytes_per_s
         return MachineRates(self.machine).local_bytes_per_s()
 
-    def hardware(self, *, needs_gpu: bool = True, sockets: int = 1) -> Hardware:
+    def hardware(self, *, needs_gpu: bool = True, sockets: int = 1, gpus: int = 1) -> Hardware:
         """What may be planned with; without ``needs_gpu`` CPUs compute where there is none.
 
-        ``sockets`` are those whose cores compute.
+        ``sockets`` are those whose cores compute; links and copies are those of ``gpus`` together.
+
+        Raises
+        ------
+        ConfigError
+            As :func:`hardware_of`, or GPUs of different kinds (:func:`check_alike`).
         """
-        return hardware_of(
+        check_alike(self.machine, gpus)
+        found = hardware_of(
             self.machine,
             tiers=self.tiers,
             limits=self.limits,
@@ -103,6 +110,7 @@ class PlanRequest:
             needs_gpu=needs_gpu,
             sockets=sockets,
         )
+        return found.of_gpus(gpus)
 
 
 def _matrices(model: ModelConfig) -> list[tuple[int, int]]:

@@ -159,13 +159,34 @@ def test_policy_that_is_too_long_is_broken_behind_a_comma(
     assert policy in run("plan", "show", file)[1].split()
 
 
-@pytest.mark.parametrize("text", ["hello", "name: machine\nnodes: []\n", "a: [\n", "{}"])
+@pytest.mark.parametrize("text", ["hello", "name: machine\nnodes: []\n", "{}"])
 def test_file_that_is_no_plan_is_said_to_be_none_in_one_line(tmp_path: Path, text: str) -> None:
     file = tmp_path / "other.yaml"
     file.write_text(text)
     code, _, said = run("plan", "show", str(file))
     assert code == 2
     assert said.startswith(f"cxl-offload: error: {file}: this is no plan; `cxl-offload plan inf")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("name: x\na: [\n", 3, "not YAML: expected the node content"),
+        ("name: x\nb: 'open\n", 3, "not YAML: found unexpected end of stream"),
+        ("name: x\n\tb: 1\n", 2, "not YAML: found character"),
+        ("executor: flexgen\na: [\n", 3, "not YAML: expected the node content"),
+        ("", 1, "the file is empty"),
+    ],
+)
+def test_file_that_is_no_yaml_is_refused_with_its_line(
+    tmp_path: Path, text: str, line: int, why: str
+) -> None:
+    file = tmp_path / "other.yaml"
+    file.write_text(text)
+    code, _, said = run("plan", "show", str(file))
+    assert code == 2
+    assert said.startswith(f"cxl-offload: error: {file}:{line}: {why}")
     assert said.count("\n") == 1
 
 

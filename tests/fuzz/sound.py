@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import yaml
 
@@ -14,7 +15,11 @@ import cxl_offload
 from cxl_offload.files import read_text, shipped_file, shipped_names
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
 from cxl_offload.plan.model.file import load_model
-from cxl_offload.plan.plan_file import plan_text
+from cxl_offload.plan.plan_file import Plan, plan_text
+from cxl_offload.plan.training.plan import TrainingRequest, plan_training
+from cxl_offload.plan.transformers.plan import TransformersRequest, plan_transformers
+from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
+from cxl_offload.plan.what_if import with_gpu
 from cxl_offload.profile.model import (
     BandwidthCurve,
     BandwidthPoint,
@@ -46,17 +51,42 @@ def machine() -> Machine:
     return load_machine("epyc9354-cxl-a")
 
 
+def _inference(request: Callable[..., Any], plan: Callable[[Any], Plan], name: str) -> Plan:
+    return plan(
+        request(
+            model=load_model(name),
+            machine=machine(),
+            prompt=64,
+            generated=8,
+            model_name=name,
+            tiers=("ldram", "cxl"),
+        )
+    )
+
+
+PLANNERS: Mapping[str, Callable[[], Plan]] = {
+    "flexgen": lambda: _inference(InferenceRequest, plan_inference, "opt-1.3b"),
+    "transformers": lambda: plan_transformers(
+        TransformersRequest(
+            model=load_model("opt-1.3b"),
+            machine=with_gpu(machine(), "none"),
+            prompt=64,
+            generated=8,
+            model_name="opt-1.3b",
+            sockets=2,
+        )
+    ),
+    "vllm": lambda: _inference(VllmRequest, plan_vllm, "llama-2-7b"),
+    "deepspeed": lambda: plan_training(
+        TrainingRequest(model=load_model("gpt2"), machine=machine(), batch=1, tokens=64)
+    ),
+}
+"""A plan for each executor."""
+
+
 @cache
 def plans() -> tuple[str, ...]:
-    request = InferenceRequest(
-        model=load_model("opt-1.3b"),
-        machine=machine(),
-        prompt=64,
-        generated=8,
-        model_name="opt-1.3b",
-        tiers=("ldram", "cxl"),
-    )
-    return (plan_text(plan_inference(request)),)
+    return tuple(plan_text(made()) for made in PLANNERS.values())
 
 
 @cache

@@ -47,7 +47,8 @@ def test_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:
         (r"version: 1", "version: 7", "plan version 7"),
         (r"(percent: )[\d.]+", r"percent: 250", "at most 100"),
         (r"runs: true", "runs: true\nruns: true", "appears twice"),
-        (r"size: \d+", "size: 0", "at least 1"),
+        (r"size: \d+", "size: 0", "batch.size: must be at least 1, not 0"),
+        (r"prompt: \d+", "prompt: 0", "batch.prompt: must be at least 1, not 0"),
     ],
 )
 def test_wrong_plan_file_is_named_with_its_line(
@@ -92,7 +93,7 @@ def test_plan_that_does_not_run_says_why(plan: Plan) -> None:
     [
         (r"tokens_per_s: .*", "tokens_per_s: .nan", "must be a finite number, not nan"),
         (r"tokens_per_s: .*", "tokens_per_s: .inf", "must be a finite number, not inf"),
-        (r"tokens_per_s: .*", "tokens_per_s: -1.0", "-1.0 tokens/s is no speed"),
+        (r"tokens_per_s: .*", "tokens_per_s: -1.0", "tokens_per_s: must be at least 0, not -1.0"),
         (r"kv_dtype: .*", "kv_dtype: int3", "kv_dtype 'int3': it is one of float8_e4m3fn"),
         (r"kv_dtype: .*", "kv_dtype: int4", "kv_dtype int4: flexgen takes none from a plan"),
         (r"kind: inference", "kind: training", "kind training: flexgen does not run it"),
@@ -113,7 +114,9 @@ def test_threads_that_no_machine_has_are_refused_when_a_plan_is_read(
     plan: Plan, threads: dict[int, int]
 ) -> None:
     text = re.sub(r"^threads:.*\n(?:[ -].*\n)*", "", plan_text(plan), flags=re.MULTILINE)
-    with pytest.raises(ConfigError, match="threads of node"):
+    with pytest.raises(
+        ConfigError, match=r"^plan\.yaml:\d+: threads\.\d: must be at (least 1|most)"
+    ):
         parse_plan(f"{text}threads: {threads}\n", file="plan.yaml")
 
 

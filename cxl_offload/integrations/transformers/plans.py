@@ -53,13 +53,17 @@ def asked_of(asked: Asked) -> PlanAnswer:
     Raises
     ------
     ConfigError
-        In one line: a file that is no plan, with its line, a plan for another executor, or of a
-        type that nothing is kept as.
+        In one line: a file that is no plan, with its line, a plan for another executor, one that
+        is advice only, or of a type that nothing is kept as.
     """
     if isinstance(asked, str | Path):
         asked = load_plan(asked)
     if not isinstance(asked, Plan):
         return PlanAnswer(asked)
+    if not asked.runs:
+        raise ConfigError(
+            f"a plan that is advice only: {asked.advice}; plan again for what is there"
+        )
     rows = asked.batch.size if asked.batch.count > 1 else None
     return PlanAnswer(policies_of(asked), rows, kept_as(asked.kv_dtype or None), asked)
 

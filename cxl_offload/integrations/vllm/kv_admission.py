@@ -76,6 +76,12 @@ class Admission:
     chunk_tokens
         Tokens of a chunk.
 
+    Raises
+    ------
+    ValueError
+        Fewer chunks than 0 or tokens than 1. The options of the connector refuse what leads to
+        such, so this is an error of the caller.
+
     Attributes
     ----------
     stores_new
@@ -85,6 +91,10 @@ class Admission:
     """
 
     def __init__(self, chunks: int, chunk_tokens: int) -> None:
+        if chunks < 0 or chunk_tokens < 1:
+            raise ValueError(
+                f"admission over {chunks} chunks of {chunk_tokens} tokens: at least 0 of at least 1"
+            )
         self._chunk_tokens = chunk_tokens
         self._horizon = chunks
         self._sightings = Sightings(chunks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,15 @@ class Arrival:
     needs
         For each block of the prompt, the smallest cache, in blocks, that has it and all before it
         (:class:`cxl_offload.plan.fleet.cache.CachedRequest`); empty where nothing is known of it.
+    blocks
+        Hashes of those blocks, in their order.
     """
 
     seconds: float
     prompt: int
     generated: int
     needs: tuple[float, ...] = ()
+    blocks: tuple[int, ...] = ()
 
 
 def load_arrivals(path: str | Path) -> list[Arrival]:
@@ -56,9 +59,15 @@ def load_arrivals(path: str | Path) -> list[Arrival]:
     needs = block_needs([each[3] for each in found])
     begin = found[0][0]
     return [
-        Arrival((time - begin) / 1e3, prompt, generated, need)
-        for (time, prompt, generated, _), need in zip(found, needs, strict=True)
+        Arrival((time - begin) / 1e3, prompt, generated, need, tuple(blocks))
+        for (time, prompt, generated, blocks), need in zip(found, needs, strict=True)
     ]
+
+
+def on_their_own(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """Some of a trace's requests whose servers get no others: what caches find is counted again."""
+    needs = block_needs([each.blocks for each in arrivals])
+    return [replace(each, needs=need) for each, need in zip(arrivals, needs, strict=True)]
 
 
 def _request(entry: dict[str, Any]) -> tuple[float, int, int, list[int]]:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, fields
 from cxl_offload.errors import ConfigError
 from cxl_offload.units import GIB
 
+CARD_PRICES = ("cxl", "card", "card_watts")
+"""Prices that only servers with CXL memory have."""
+
 _HOURS_A_YEAR = 365 * 24
 _MOST = 1e15
 
@@ -78,7 +81,7 @@ def refuse_unused(given: Mapping[str, float], *, has_cards: bool) -> None:
     ConfigError
         Names them, and what they need beside them.
     """
-    cards = [name for name in ("cxl", "card", "card_watts") if name in given]
+    cards = [name for name in CARD_PRICES if name in given]
     if cards and not has_cards:
         raise ConfigError(
             f"price {', '.join(cards)}: no server has CXL memory; name sizes of it (--cxl), or "

@@ -17,6 +17,7 @@ from cxl_offload.plan.fleet.prices import Prices, ServerMemory, break_even_card,
 from cxl_offload.plan.fleet.server import Served, ServerRates, serve
 from cxl_offload.plan.fleet.streams import RequestStream, TraceStream
 from cxl_offload.plan.vllm.plan import LayersOffGpu, Vllm, VllmRequest
+from cxl_offload.plan.vllm.serving import TokenTargets
 from cxl_offload.plan.vllm.steps import PromptWork, ServerSteps
 from cxl_offload.plan.what_if import with_sizes
 
@@ -26,21 +27,6 @@ FULL = 0.98
 """Load beyond which no fleet is planned: queues would grow for hours before it showed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What the slowest but a few may see: the 95th percentile of each, in seconds."""
-
-    first_token: float
-    per_token: float = math.inf
-
-    def __post_init__(self) -> None:
-        if not self.first_token > 0 < self.per_token:
-            raise ConfigError(
-                f"first tokens within {self.first_token:g} s and later ones within "
-                f"{self.per_token:g} s: a number above 0 is needed (--ttft, --per-token)"
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Median and 95th percentile of what requests see, in seconds."""
@@ -48,8 +34,8 @@ class Seen:
     first_token: tuple[float, float]
     per_token: tuple[float, float]
 
-    def meets(self, target: Target) -> bool:
-        """Whether both are as fast as asked for."""
+    def meets(self, target: TokenTargets) -> bool:
+        """Whether the 95th percentiles of both are as fast as asked for."""
         return self.first_token[1] <= target.first_token and self.per_token[1] <= target.per_token
 
 
@@ -93,6 +79,8 @@ class FleetPlanner:
     ----------
     request
         Its prompt and answer are the mean lengths of the stream.
+    target
+        What 95 of 100 requests shall see.
     block_tokens
         Tokens of a block of the trace, where its reuse is known.
 
@@ -107,7 +95,7 @@ class FleetPlanner:
         self,
         request: VllmRequest,
         stream: RequestStream,
-        target: Target,
+        target: TokenTargets,
         *,
         block_tokens: int = 512,
     ) -> None:

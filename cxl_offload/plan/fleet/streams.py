@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.fleet.arrivals import Arrival, arrivals_per_s
+from cxl_offload.plan.fleet.arrivals import Arrival, arrivals_per_s, on_their_own
 
 _SIMULATED = 20_000
 """Requests that one answer is simulated with; of a larger fleet, so many servers are."""
@@ -87,14 +87,28 @@ class DrawnStream:
 
 @dataclass(frozen=True, slots=True)
 class TraceStream:
-    """Requests of a trace, from its first to its last."""
+    """Requests of a trace, from its first to its last.
+
+    ``per_s``: requests a second, of a part whose first and last say less of it than the whole does.
+    """
 
     arrivals: Sequence[Arrival]
+    per_s: float | None = None
 
     @property
     def rate(self) -> float:
         """In the mean over the trace."""
-        return arrivals_per_s(self.arrivals)
+        return arrivals_per_s(self.arrivals) if self.per_s is None else self.per_s
+
+    def split(self, longest: int) -> tuple[TraceStream, TraceStream]:
+        """Prompts of up to so many tokens, and the longer ones; each for servers of its own."""
+        short = [each for each in self.arrivals if each.prompt <= longest]
+        long = [each for each in self.arrivals if each.prompt > longest]
+        of_each = self.rate / len(self.arrivals)
+        return (
+            TraceStream(on_their_own(short), of_each * len(short)),
+            TraceStream(on_their_own(long), of_each * len(long)),
+        )
 
     @property
     def warm_up(self) -> float:

@@ -124,7 +124,7 @@ class DeepSpeed(Executor[PlannedStep]):
 
     def hardware(self) -> Hardware:
         """With the links of all GPUs of a host; with the drive where a folder of it is named."""
-        found = self._request.hardware().of_gpus(self._request.ranks.gpus)
+        found = self._request.hardware(gpus=self._request.ranks.gpus)
         if self._assumed:
             found = replace(found, notes=(self._assumed, *found.notes))
         return found.without(NVME) if self._request.nvme_path is None else found

@@ -70,8 +70,8 @@ class VllmRequest(PlanRequest):
     kv_dtypes
         What keys and values may be kept as beside the model's own type; the fastest is taken.
     gpus
-        That share every layer (``--tensor-parallel-size``), all like the machine's first, each with
-        a link of its own to the host, over which they reach each other too.
+        That share every layer (``--tensor-parallel-size``), all of one kind, each with a link of
+        its own to the host, over which they reach each other too.
     """
 
     prompt: int
@@ -172,7 +172,7 @@ class Vllm(Executor[LayersOffGpu]):
 
     def hardware(self) -> Hardware:
         """Without the drive, and with the links of all GPUs."""
-        return self._request.hardware().without(NVME).of_gpus(self._request.gpus)
+        return self._request.hardware(gpus=self._request.gpus).without(NVME)
 
     def _case(self, hardware: Hardware, rate: float) -> WeightOffload:
         request, model, gpus = self._request, self._request.model, self._request.gpus

@@ -13,7 +13,15 @@ from cxl_offload.plan.vllm.steps import PromptWork, ServerSteps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTargets:
-    """The most seconds to a first token, and between later ones, in the mean."""
+    """The most seconds to a first token, and between later ones.
+
+    Plans of one server hold them to be of the mean request, those of fleets of 95 in 100.
+
+    Raises
+    ------
+    ConfigError
+        One that is not above 0.
+    """
 
     first_token: float = math.inf
     per_token: float = math.inf

@@ -17,12 +17,13 @@ from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.fleet.arrivals import load_arrivals
 from cxl_offload.plan.fleet.prices import Prices, ServerMemory, cost_per_hour, prices_of
-from cxl_offload.plan.fleet.search import FULL, FleetPlanner, Target, options
+from cxl_offload.plan.fleet.search import FULL, FleetPlanner, options
 from cxl_offload.plan.fleet.streams import DrawnStream, RequestStream, TraceStream
 from cxl_offload.plan.flexgen.plan import InferenceRequest, plan_inference
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import load_plan, save_plan
 from cxl_offload.plan.vllm.plan import VllmRequest, plan_vllm
+from cxl_offload.plan.vllm.serving import TokenTargets
 from cxl_offload.topology import load_machine
 from cxl_offload.units import GIB
 
@@ -30,7 +31,7 @@ PRICES = Prices(server=40000, dram=5, cxl=3, card=1500, watts=1500, card_watts=2
 MACHINE = "spr3-h100"
 
 
-def planner(stream: RequestStream, target: Target, *, machine: str = MACHINE) -> FleetPlanner:
+def planner(stream: RequestStream, target: TokenTargets, *, machine: str = MACHINE) -> FleetPlanner:
     prompt, generated = (round(each) for each in stream.lengths())
     request = VllmRequest(
         model=load_model("llama-2-7b"),
@@ -66,7 +67,7 @@ def conversations(
 
 @pytest.mark.parametrize("rate", [2.0, 40.0, 900.0])
 def test_one_server_fewer_misses_the_target(rate: float) -> None:
-    target = Target(first_token=0.5)
+    target = TokenTargets(first_token=0.5)
     plans = planner(DrawnStream(rate, 512, 64), target)
     found = plans.option(512 * GIB, 0, PRICES)
     assert found.seen is not None
@@ -77,7 +78,7 @@ def test_one_server_fewer_misses_the_target(rate: float) -> None:
 
 
 def test_servers_grow_with_the_rate_as_planned_throughput_says() -> None:
-    target = Target(first_token=5.0)
+    target = TokenTargets(first_token=5.0)
     found = planner(DrawnStream(2000.0, 512, 64), target).option(512 * GIB, 0, PRICES)
     request = VllmRequest(
         model=load_model("llama-2-7b"), machine=load_machine(MACHINE), prompt=512, generated=64,
@@ -88,7 +89,7 @@ def test_servers_grow_with_the_rate_as_planned_throughput_says() -> None:
 
 
 def test_servers_that_get_more_than_they_can_do_are_named_and_no_wait_is_promised() -> None:
-    plans = planner(DrawnStream(900.0, 512, 64), Target(first_token=100.0))
+    plans = planner(DrawnStream(900.0, 512, 64), TokenTargets(first_token=100.0))
     enough = plans.option(512 * GIB, 0, PRICES)
     assert 0.9 < enough.load <= FULL
     fewer = plans.option(512 * GIB, 0, PRICES, servers=int(enough.servers * enough.load) - 1)
@@ -99,7 +100,7 @@ def test_servers_that_get_more_than_they_can_do_are_named_and_no_wait_is_promise
 
 def test_ten_thousand_servers_take_seconds() -> None:
     begun = time.process_time()
-    found = planner(DrawnStream(90_000.0, 512, 64), Target(first_token=1.0)).option(
+    found = planner(DrawnStream(90_000.0, 512, 64), TokenTargets(first_token=1.0)).option(
         512 * GIB, 0, PRICES
     )
     assert 1000 < found.servers <= 10_000
@@ -108,7 +109,7 @@ def test_ten_thousand_servers_take_seconds() -> None:
 
 def test_more_memory_for_kv_never_needs_more_servers(tmp_path: Path) -> None:
     trace = TraceStream(load_arrivals(written(tmp_path / "trace", conversations(1, 800))))
-    plans = planner(trace, Target(first_token=0.25))
+    plans = planner(trace, TokenTargets(first_token=0.25))
     found = [plans.option(size * GIB, 0, PRICES) for size in (8, 16, 64, 512)]
     assert [each.hit_rate for each in found] == sorted(each.hit_rate for each in found)
     assert found[-1].hit_rate > found[0].hit_rate
@@ -121,7 +122,8 @@ def test_busy_is_the_share_of_time_with_what_the_caches_find(tmp_path: Path) -> 
     fresh = [(*one[:3], [3 * at, 3 * at + 1, 3 * at + 2]) for at, one in enumerate(same)]
     found = {
         name: planner(
-            TraceStream(load_arrivals(written(tmp_path / name, requests))), Target(first_token=3.0)
+            TraceStream(load_arrivals(written(tmp_path / name, requests))),
+            TokenTargets(first_token=3.0),
         ).option(256 * GIB, 0, PRICES)
         for name, requests in (("same", same), ("fresh", fresh))
     }
@@ -140,7 +142,7 @@ def test_a_card_at_its_break_even_price_costs_what_it_saves(tmp_path: Path) -> N
     requests = conversations(2, 3000, people=600, rate=40.0)
     trace = TraceStream(load_arrivals(written(tmp_path / "trace", requests)))
     # An A10 computes a prompt more slowly than the card loads it.
-    plans = planner(trace, Target(first_token=1.0), machine="epyc9354-cxl-a")
+    plans = planner(trace, TokenTargets(first_token=1.0), machine="epyc9354-cxl-a")
     sizes = [(16 * GIB, 0), (16 * GIB, 128 * GIB)]
     having = next(each for each in options(plans, sizes, PRICES) if each.memory.cxl_bytes)
     assert having.break_even_card is not None
@@ -158,7 +160,7 @@ def test_cost_is_what_was_bought_and_its_power() -> None:
 
 
 def test_a_target_below_the_prompt_alone_is_said_to_be_out_of_reach() -> None:
-    found = planner(DrawnStream(5.0, 1500, 64), Target(first_token=1e-3)).option(
+    found = planner(DrawnStream(5.0, 1500, 64), TokenTargets(first_token=1e-3)).option(
         512 * GIB, 0, PRICES
     )
     assert found.servers == 0

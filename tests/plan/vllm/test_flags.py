@@ -102,6 +102,21 @@ def test_flags_of_a_kept_plan_are_those_of_its_command(tmp_path: Path) -> None:
     assert json.loads(long.output)[:4] == list(flags[:4])
 
 
+def test_flags_of_a_plan_that_is_advice_come_with_a_warning(tmp_path: Path) -> None:
+    plan = replace(planned(limits={"ldram": 60 * GIB}), runs=False, advice="there is no such GPU")
+    path = str(tmp_path / "plan.yaml")
+    save_plan(plan, path)
+    for options in ([], ["--json"]):
+        made = CliRunner().invoke(app, ["vllm-flags", *options, path])
+        assert made.exit_code == 0, made.output
+        assert made.stderr == (
+            f"cxl-offload: warning: {path} is advice only: there is no such GPU; its flags are "
+            "taken all the same\n"
+        )
+        flags = json.loads(made.stdout) if options else shlex.split(made.stdout)
+        assert tuple(flags) == flags_of_plan(plan)
+
+
 def test_plan_of_another_executor_has_no_flags() -> None:
     with pytest.raises(ConfigError, match="the plan is for flexgen"):
         flags_of_plan(replace(planned(), executor="flexgen"))
