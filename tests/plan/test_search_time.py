@@ -8,8 +8,9 @@ import pytest
 
 from cxl_offload.plan.executor import Executor
 from cxl_offload.plan.flexgen import bound
+from cxl_offload.plan.flexgen.mode import Mode
 from cxl_offload.plan.flexgen.plan import FlexGen, InferenceRequest
-from cxl_offload.plan.flexgen.program import Mode, PlacementProgram
+from cxl_offload.plan.flexgen.program import PlacementProgram
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import Plan

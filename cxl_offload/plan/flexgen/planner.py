@@ -8,7 +8,7 @@ that ``flexgen.choice`` can express.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,29 +18,24 @@ from cxl_offload.arrays import Floats
 from cxl_offload.plan.better_hardware import better_everywhere
 from cxl_offload.plan.decoding.phases import Phases
 from cxl_offload.plan.decoding.sizes import MOST_SEQUENCES
-from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.plan.flexgen.bound import most_sequences, rough_seconds
 from cxl_offload.plan.flexgen.choice import (
     Choice,
     Loads,
     Stripe,
-    kv_granule,
     loads_of,
     phases_of,
-    weight_granule,
 )
 from cxl_offload.plan.flexgen.job import FlexGenJob
 from cxl_offload.plan.flexgen.known_bounds import KnownBounds
-from cxl_offload.plan.flexgen.program import Mode, PlacementProgram
+from cxl_offload.plan.flexgen.mode import Mode, Ratios, narrower, ratios_of
+from cxl_offload.plan.flexgen.program import PlacementProgram
 from cxl_offload.plan.flexgen.turns import Turns
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.renamed import old_names
 
 GPU_BATCHES = (1, 2, 3, 4, 8, 16, 32, 64)
 """GPU batch sizes that FlexGen's own search walks."""
-
-_STRIPE_TOTAL = 16
-"""Sum of interleave weights: steps of 6 % are finer than bandwidths are known."""
 
 _TIE = 1e-9
 _ROUNDING = 1e-12
@@ -74,38 +69,6 @@ class Optimum:
     least: dict[tuple[float, ...], float] = field(default_factory=dict)
 
 
-def _stripes(hardware: Hardware, rates: Sequence[float]) -> Iterator[Stripe]:
-    """Stripes over the nodes of the first tiers, weighted by their rates.
-
-    A tier's nodes are alike, so a stripe ends with a tier. Only as far as rates are known: a stripe
-    over an unknown rate has no best weights.
-    """
-    tiers = [node.tier for node in hardware.nodes] + [""]
-    ends = [at for at in range(1, len(tiers)) if tiers[at] != tiers[at - 1]]
-    for count in ends:
-        if count < 2:
-            continue
-        known = [rate for rate in rates[:count] if 0 < rate < float("inf")]
-        if len(known) < count:
-            return
-        weights = best_weights(known, total=_STRIPE_TOTAL)
-        if min(weights) > 0:
-            yield (*weights, *(0,) * (len(hardware.nodes) - count))
-
-
-def stripes_of(job: FlexGenJob, hardware: Hardware, kind: str) -> list[Stripe]:
-    """All that host tensors of a kind can have; none where there are not two nodes for one.
-
-    ``weights`` by what the nodes give copies, ``kv`` by what they give CPUs.
-    """
-    link, nodes = hardware.link_bytes_per_s, hardware.nodes
-    if kind == "weights":
-        rates = [min(node.copy_bytes_per_s, link) for node in nodes]
-        return [each for each in _stripes(hardware, rates) if weight_granule(job, each)]
-    rates = [node.read_bytes_per_s for node in nodes]
-    return [each for each in _stripes(hardware, rates) if kv_granule(job, each)]
-
-
 def modes(
     job: FlexGenJob,
     hardware: Hardware,
@@ -121,10 +84,10 @@ def modes(
     """
     wanted = {"weights": "auto", "kv": "auto", **(interleave or {})}
     dma = [tier.copy_bytes_per_s for tier in hardware.nodes]
-    weights: list[Stripe | None] = [None]
+    weights: list[Ratios | Stripe | None] = [None]
     if min(dma) < hardware.link_bytes_per_s or wanted["weights"] == "always":
-        weights += stripes_of(job, hardware, "weights")
-    kv: list[Stripe | None] = [None, *stripes_of(job, hardware, "kv")]
+        weights += ratios_of(job, hardware, "weights")
+    kv: list[Ratios | Stripe | None] = [None, *ratios_of(job, hardware, "kv")]
     weights = _kept(weights, wanted["weights"])
     kv = _kept(kv, wanted["kv"])
     return [
@@ -135,7 +98,7 @@ def modes(
     ]
 
 
-def _kept(stripes: list[Stripe | None], wanted: str) -> list[Stripe | None]:
+def _kept(stripes: list[Ratios | Stripe | None], wanted: str) -> list[Ratios | Stripe | None]:
     """What is left of the stripes (None: no stripe) by the user's wish."""
     if wanted == "auto":
         return stripes
@@ -211,6 +174,12 @@ def plan_flexgen(
             unit_s=bound * rows,
         )
         programs += 1
+        if not mode.is_one:
+            told = program.solve_ratios()
+            if told is not None and (best is None or told[0] < best[0] * (1 - tie) * rows):
+                for part in narrower(mode, told[1]):
+                    turns.put(told[0] / rows, part, count)
+            continue
         found = program.solve()
         if found is None or not _holds(hardware, loads_of(job, hardware, found[0], levels)):
             continue

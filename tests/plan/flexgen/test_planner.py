@@ -9,10 +9,10 @@ import pytest
 
 from cxl_offload.plan.flexgen.bound import least_seconds
 from cxl_offload.plan.flexgen.choice import granule_bytes, loads_of, phases_of
-from cxl_offload.plan.flexgen.planner import TIE_LOSS, Optimum, modes, plan_flexgen
+from cxl_offload.plan.flexgen.planner import TIE_LOSS, Optimum, plan_flexgen
 from cxl_offload.plan.flexgen.program import PlacementProgram
 
-from .brute_force import best_by_hand, choices, fits, random_instance
+from .brute_force import best_by_hand, choices, fits, random_instance, single_modes
 
 SMALL = (1, 2)
 
@@ -71,7 +71,7 @@ def test_bound_is_never_above_any_choice() -> None:
     for seed in range(200, 220):
         job, hardware = random_instance(seed)
         levels = job.levels()
-        for mode in modes(job, hardware, gpu_batches=SMALL):
+        for mode in single_modes(job, hardware, SMALL):
             bounds = least_seconds(job, hardware, mode, levels, np.array([1.0, 2.0]))
             for batches in (1, 2):
                 least = min(
@@ -91,7 +91,7 @@ def test_program_and_equations_agree_on_seconds() -> None:
     for seed in range(300, 330):
         job, hardware = random_instance(seed)
         levels = job.levels()
-        for mode in modes(job, hardware, gpu_batches=SMALL):
+        for mode in single_modes(job, hardware, SMALL):
             program = PlacementProgram(job, hardware, mode, batches=2, levels=levels, unit_s=1e-4)
             solved = program.solve()
             if solved is None:
