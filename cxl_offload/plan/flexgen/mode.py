@@ -209,6 +209,7 @@ def narrower(mode: Mode, found: Sequence[Sequence[float] | None]) -> list[Mode]:
         ),
         key=lambda each: max(broken(share) for share in each[2]),
     )
-    field = "weight_stripe" if kind == "weights" else "kv_stripe"
-    parts = (part.stripe if part.is_one else part for part in stripe.split(at))
-    return [replace(mode, **{field: part}) for part in parts]
+    parts = [part.stripe if part.is_one else part for part in stripe.split(at)]
+    if kind == "weights":
+        return [replace(mode, weight_stripe=part) for part in parts]
+    return [replace(mode, kv_stripe=part) for part in parts]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from cxl_offload.plan.decoding.engine import OWN, STOCK
@@ -110,12 +110,12 @@ def fits(job: FlexGenJob, hardware: Hardware, choice: Choice, loads: Loads) -> b
 
 
 def best_by_hand(
-    job: FlexGenJob, hardware: Hardware, gpu_batches: Sequence[int], most_batches: int
+    job: FlexGenJob, hardware: Hardware, offered: Iterable[Mode], most_batches: int
 ) -> tuple[float, Choice] | None:
-    """The most tokens a second of all choices that fit."""
+    """The most tokens a second of all choices of some modes that fit."""
     levels = job.levels()
     best: tuple[float, Choice] | None = None
-    for mode in single_modes(job, hardware, gpu_batches):
+    for mode in offered:
         for batches in range(1, most_batches + 1):
             for choice in choices(job, hardware, mode, batches):
                 loads = loads_of(job, hardware, choice, levels)
