@@ -7,6 +7,7 @@ the limits until one stripe is left.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -162,7 +163,7 @@ def ratios_of(job: FlexGenJob, hardware: Hardware, kind: str) -> list[Ratios | S
         return []
     nodes = zip(hardware.nodes, rates_of(hardware, kind), strict=True)
     weights = tuple(
-        tuple(_weights([rate for _, rate in group]))
+        _weights(tuple(rate for _, rate in group))
         for _, group in itertools.groupby(nodes, key=lambda each: each[0].tier)
     )
     none = (0,) * len(weights)
@@ -181,15 +182,18 @@ def _with_gaps_apart(ratios: Ratios) -> list[Ratios | Stripe]:
     return [each.stripe if each.is_one else each for each in found if each is not None]
 
 
-def _weights(rates: list[float]) -> Iterator[tuple[int, Stripe]]:
-    """Weights of a tier's nodes by their sum; an unknown rate has none above 0."""
-    yield 0, (0,) * len(rates)
+@functools.lru_cache(maxsize=256)
+def _weights(rates: tuple[float, ...]) -> tuple[tuple[int, Stripe], ...]:
+    """Weights of a tier's nodes by their sum; an unknown rate has none above 0.
+
+    Kept, as a price changes the rate of one node.
+    """
+    none = (0, (0,) * len(rates))
     if not all(0 < rate < math.inf for rate in rates):
-        return
-    for total in range(len(rates), STRIPE_TOTAL + 1):
-        made = best_weights(rates, total=total)
-        if min(made) > 0:
-            yield total, made
+        return (none,)
+    totals = range(len(rates), STRIPE_TOTAL + 1)
+    made = ((total, best_weights(rates, total=total)) for total in totals)
+    return (none, *(each for each in made if min(each[1]) > 0))
 
 
 def narrower(mode: Mode, found: Sequence[Sequence[float] | None]) -> list[Mode]:
