@@ -54,12 +54,12 @@ def test_planner_is_optimal_on_random_small_instances(block: int) -> None:
         assert found.phases.tokens_per_s <= by_hand[0] * (1 + 1e-9), seed
 
 
-@pytest.mark.parametrize("seed", [2, 7, 11])
+@pytest.mark.parametrize("seed", [12, 18, 26])
 def test_no_stripe_of_any_sixteenths_is_faster(seed: int) -> None:
     """All 15 ratios of two tiers, of weights and of KV, beside each other."""
     job, hardware = random_instance(seed)
     every = list(single_modes(job, hardware, (2,)))
-    assert len({mode.kv_stripe for mode in every}) in (1, 16)
+    assert len({mode.kv_stripe for mode in every}) == 16
 
     found = plan_flexgen(job, hardware, gpu_batches=(2,), most_batches=1)
     by_hand = best_by_hand(job, hardware, every, 1)
