@@ -166,20 +166,29 @@ def ratios_of(job: FlexGenJob, hardware: Hardware, kind: str) -> list[Ratios | S
         _weights(tuple(rate for _, rate in group))
         for _, group in itertools.groupby(nodes, key=lambda each: each[0].tier)
     )
-    none = (0,) * len(weights)
-    return _with_gaps_apart(Ratios(weights, none, tuple(each[-1][0] for each in weights)))
+    none, most = (0,) * len(weights), tuple(each[-1][0] for each in weights)
+    found = Ratios(weights, none, most).narrowed()
+    if found is None:
+        return []
+    return [found.stripe if found.is_one else found]
 
 
-def _with_gaps_apart(ratios: Ratios) -> list[Ratios | Stripe]:
-    """Without a tier of several nodes, and with as much as each of them needs: nothing between."""
-    made = [ratios]
-    for at, tier in enumerate(ratios.tiers):
-        if len(tier) > 1 and ratios.high[at]:
-            made = [
-                part for each in made for part in each.split_at(at, [(0, 0), (1, STRIPE_TOTAL)])
-            ]
-    found = (each.narrowed() for each in made)
-    return [each.stripe if each.is_one else each for each in found if each is not None]
+def stripes_like(
+    job: FlexGenJob, hardware: Hardware, kind: str, known: Stripe | None
+) -> list[Ratios | Stripe]:
+    """A stripe that is known, and that of the bandwidths over the same nodes; else over all."""
+    if not ratios_of(job, hardware, kind):
+        return []
+    rates = rates_of(hardware, kind)
+    over = [at for at, rate in enumerate(rates) if 0 < rate < math.inf]
+    if known is not None:
+        over = [at for at, weight in enumerate(known) if weight]
+    weights = best_weights([rates[at] for at in over], total=STRIPE_TOTAL)
+    made = [0] * len(rates)
+    for at, weight in zip(over, weights, strict=True):
+        made[at] = weight
+    offered = [tuple(made)] if min(weights) > 0 else []
+    return list(dict.fromkeys([*([] if known is None else [known]), *offered]))
 
 
 @functools.lru_cache(maxsize=256)
@@ -194,6 +203,31 @@ def _weights(rates: tuple[float, ...]) -> tuple[tuple[int, Stripe], ...]:
     totals = range(len(rates), STRIPE_TOTAL + 1)
     made = ((total, best_weights(rates, total=total)) for total in totals)
     return (none, *(each for each in made if min(each[1]) > 0))
+
+
+def apart(mode: Mode) -> list[Mode]:
+    """Modes that have every stripe of a mode once, and either all nodes of a tier or none.
+
+    Between none and one sixteenth for each node of a tier is nothing: a program with both would
+    find its least time there again and again. It is itself where it has no such tier.
+    """
+    return [
+        replace(mode, weight_stripe=weights, kv_stripe=kv)
+        for weights in _without_gaps(mode.weight_stripe)
+        for kv in _without_gaps(mode.kv_stripe)
+    ]
+
+
+def _without_gaps(stripe: Stripe | Ratios | None) -> list[Stripe | Ratios | None]:
+    if not isinstance(stripe, Ratios):
+        return [stripe]
+    made = [stripe]
+    for at, tier in enumerate(stripe.tiers):
+        if len(tier) > 1 and stripe.high[at]:
+            pieces = [(0, 0), (1, STRIPE_TOTAL)]
+            made = [part for each in made for part in each.split_at(at, pieces)]
+    found = (each.narrowed() for each in made)
+    return [each.stripe if each.is_one else each for each in found if each is not None]
 
 
 def narrower(mode: Mode, found: Sequence[Sequence[float] | None]) -> list[Mode]:
