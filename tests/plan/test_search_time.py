@@ -89,7 +89,8 @@ def test_few_prices_place_the_batch_that_is_known_again(
     """None that is 0 by the bound of that batch, or with as much more of every node.
 
     In the way of the plan, and in any other way that host memory is used for the same batch. The
-    plan for OPT-175B would be faster with more of every node, in room and for CPUs: 24 are asked, and 8 before.
+    plan for OPT-175B would be faster with more of every node, in room and for CPUs, so 24 prices
+    ask for it, and 8 are solved before.
     """
     solved: list[tuple[Mode, int]] = []
     solve = PlacementProgram.solve
