@@ -135,9 +135,7 @@ LEAST_NODES = 16
 """Of the syntax tree of a body that counts: shorter ones are alike by chance."""
 
 ALIKE = {
-    "__post_init__": "targets of a fleet and of vLLM, which are to be one class",
     "_scaled scaled": "of bytes that a run moved, and of planned ones",
-    "_slowest _stripe_cost": "of a search and of its bound, which are to be one function",
     "hidden_bytes": "of FlexGen's layout and of ours, which may round apart",
     "note": "of two readers; each keeps its own notes",
 }

@@ -264,27 +264,6 @@ def test_plan_that_no_child_could_follow_is_refused_before_it_starts(
     assert says in done.stderr
 
 
-@pytest.mark.parametrize("given", ["option", "environment"])
-def test_places_of_a_plan_that_is_advice_are_taken_with_a_warning(
-    given: str, tmp_path: Path
-) -> None:
-    model, machine = load_model("opt-1.3b"), load_machine("epyc9354-cxl-a")
-    trained = plan_training(TrainingRequest(model=model, machine=machine, batch=8, tokens=512))
-    path = str(tmp_path / "plan.yaml")
-    options = ["--plan", path] if given == "option" else []
-    environment = {"CXL_OFFLOAD_PLAN": path if given == "environment" else ""}
-    words = [*options, "--dry-run", "--", "srun", "true"]
-    save_plan(replace(trained, runs=False, advice="there is no such GPU"), path)
-    done = run(*words, **environment)
-    assert (done.returncode, done.stdout) == (0, f"CXL_OFFLOAD_PLAN={path} srun true\n")
-    assert done.stderr == (
-        f"cxl-offload: warning: {path} is advice only: there is no such GPU; its places are taken "
-        "all the same\n"
-    )
-    save_plan(replace(trained, runs=True, advice=""), path)
-    assert run(*words, **environment).stderr == ""
-
-
 def test_policies_for_other_machines_are_not_looked_up_on_this_one() -> None:
     words = ["--plan", "bind:77", "--dry-run", "--", "deepspeed", "--hostfile=hosts", "train.py"]
     assert run(*words).stdout == "CXL_OFFLOAD_PLAN=bind:77 deepspeed --hostfile=hosts train.py\n"

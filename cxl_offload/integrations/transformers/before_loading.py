@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class RunPlaces:
     """Where a process puts what it generates with.
 
     Attributes
@@ -67,7 +67,7 @@ class Places:
 
 
 def check_before_loading(
-    request: GenerateRun, places: Places, part: RankPart, ids: torch.Tensor
+    request: GenerateRun, places: RunPlaces, part: RankPart, ids: torch.Tensor
 ) -> None:
     """All that can be known without the weights, of the rows that this process generates.
 
@@ -114,7 +114,7 @@ def check_before_loading(
     check_fit(needs, room(places.session, request.limits))
 
 
-def _check_prefixes(request: GenerateRun, places: Places, part: RankPart, model: Any) -> None:
+def _check_prefixes(request: GenerateRun, places: RunPlaces, part: RankPart, model: Any) -> None:
     if request.prefixes is None:
         return
     part.check_alone("prefixes are kept")
@@ -122,7 +122,7 @@ def _check_prefixes(request: GenerateRun, places: Places, part: RankPart, model:
     checked_prefixes(model, request.prefixes, kv, places.session)
 
 
-def _weight_needs(request: GenerateRun, places: Places, part: RankPart, model: Any) -> list[Need]:
+def _weight_needs(request: GenerateRun, places: RunPlaces, part: RankPart, model: Any) -> list[Need]:
     policies = places.policies
     found = weight_bytes(model, policies, request.model, without=staying(places.store, model))
     weights = ((kind, count) for kind, count in found.items() if kind in policies)

@@ -19,7 +19,7 @@ from cxl_offload.integrations.transformers.accelerator_kv import AcceleratorKv, 
 from cxl_offload.integrations.transformers.accelerator_trace import recorder_for
 from cxl_offload.integrations.transformers.answers import Prompts
 from cxl_offload.integrations.transformers.attention import AttentionCalls
-from cxl_offload.integrations.transformers.before_loading import Places, check_before_loading
+from cxl_offload.integrations.transformers.before_loading import RunPlaces, check_before_loading
 from cxl_offload.integrations.transformers.compute_device import chosen_device
 from cxl_offload.integrations.transformers.kinds import chosen_policies
 from cxl_offload.integrations.transformers.layer_shares import SplitPolicies, split_for
@@ -286,7 +286,7 @@ def _load(request: GenerateRun, session: Session, part: RankPart) -> _Ready:
     share = split.kv if request.accelerator_kv is None else request.accelerator_kv
     there = accelerator_kv(share or 0.0, None if device is None else device.device, policies)
     store = store_for(policies, session, pin=device is not None, shares=split.layers)
-    places = Places(
+    places = RunPlaces(
         session=session,
         policies=policies,
         store=store,

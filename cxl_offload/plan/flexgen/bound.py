@@ -8,6 +8,7 @@ sequences. So the bound is never above the optimum, and close to it; a test chec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.phases import decode_gpu_seconds, prefill_flops
 from cxl_offload.plan.flexgen.choice import Stripe
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
-from cxl_offload.plan.flexgen.program import Mode
+from cxl_offload.plan.flexgen.mode import STRIPE_TOTAL, Mode, Ratios
 from cxl_offload.plan.hardware import Hardware
 
 _FLOOR = 1e-9
@@ -136,9 +137,8 @@ def _cuts(hardware: Hardware, mode: Mode, levels: tuple[WeightLevel, ...]) -> _C
     on_drive, off_gpu = below[first][:, None], below[last][:, None]
     link = hardware.link_bytes_per_s
     dma = [min(link, tier.copy_bytes_per_s) for tier in hardware.nodes]
-    striped = 0.0 if mode.weight_stripe is None else _stripe_cost(mode.weight_stripe, dma)
-    buckets = _host_buckets(hardware, mode.weight_stripe, [1 / rate for rate in dma], striped)
-    load = _least_cost(off_gpu - on_drive, buckets) + on_drive / dma[0]
+    load = _least_read(off_gpu - on_drive, hardware, mode.weight_stripe, dma)
+    load = np.maximum(load, (off_gpu - on_drive) / link) + on_drive / dma[0]
     drive_s = on_drive * 0.0
     if hardware.drive_usable_bytes:
         drive_s = on_drive / hardware.drive_read_bytes_per_s
@@ -156,24 +156,51 @@ def _least_of(
     return best
 
 
-def _stripe_cost(stripe: Stripe, rates: list[float]) -> float:
-    total = sum(stripe)
-    return max(w / total / rate for w, rate in zip(stripe, rates, strict=True) if w)
-
-
-def _host_buckets(
-    hardware: Hardware, stripe: Stripe | None, costs: list[float], striped: float
-) -> list[_Bucket]:
+def _least_read(
+    nbytes: Floats,
+    hardware: Hardware,
+    stripe: Stripe | Ratios | None,
+    rates: list[float],
+    beside: Sequence[_Bucket] = (),
+) -> Floats:
+    """Least seconds to read bytes off the GPU, at the nodes' rates or from rooms beside them."""
+    rooms = [tier.usable_bytes for tier in hardware.nodes]
+    pairs = list(zip(rooms, rates, strict=True))
     if stripe is None:
-        rooms = [tier.usable_bytes for tier in hardware.nodes]
-        return [_Bucket(room, cost) for room, cost in zip(rooms, costs, strict=True)]
-    return [_Bucket(_stripe_room(hardware, stripe), striped)]
+        return _least_cost(nbytes, [*(_Bucket(room, 1 / rate) for room, rate in pairs), *beside])
+    shares = _least_shares(stripe)
+    each = max(share / rate for share, rate in zip(shares, rates, strict=True))
+    seconds = _least_cost(nbytes, [_Bucket(_stripe_room(hardware, stripe), each), *beside])
+    if not isinstance(stripe, Ratios):
+        return seconds
+    used = [pair for pair, (_, most) in zip(pairs, stripe.limits, strict=True) if most]
+    return np.maximum(seconds, _least_cost(nbytes, [*_filled_together(used), *beside]))
 
 
-def _stripe_room(hardware: Hardware, stripe: Stripe) -> float:
-    total = sum(stripe)
-    rooms = zip(hardware.nodes, stripe, strict=True)
-    return min(tier.usable_bytes * total / weight for tier, weight in rooms if weight)
+def _filled_together(nodes: list[tuple[float, float]]) -> list[_Bucket]:
+    """Rooms and rates read at once in the best ratio: a node that is full leaves it to the rest."""
+    buckets, before = [], 0.0
+    for room, rate in sorted(nodes, key=lambda node: node[0] / node[1]):
+        together = sum(other for size, other in nodes if size / other >= room / rate)
+        buckets.append(_Bucket((room / rate - before) * together, 1 / together))
+        before = room / rate
+    return buckets
+
+
+def _least_shares(stripe: Stripe | Ratios) -> list[float]:
+    """Of every node; those of a stripe are what it has."""
+    if isinstance(stripe, Ratios):
+        return [low / STRIPE_TOTAL for low, _ in stripe.limits]
+    return [weight / sum(stripe) for weight in stripe]
+
+
+def _stripe_room(hardware: Hardware, stripe: Stripe | Ratios) -> float:
+    nodes = zip(hardware.nodes, _least_shares(stripe), strict=True)
+    room = min((tier.usable_bytes / share for tier, share in nodes if share), default=np.inf)
+    if isinstance(stripe, Ratios):
+        limits = zip(hardware.nodes, stripe.limits, strict=True)
+        room = min(room, sum(tier.usable_bytes for tier, (_, most) in limits if most))
+    return room
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +288,12 @@ def _bound(
 def _stores(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n: Floats) -> Floats:
     costs = kv_store_costs(job.engine, hardware)
     stripe = mode.kv_stripe
-    mean = 0.0
-    if stripe is not None:
-        mean = sum(w * cost for w, cost in zip(stripe, costs, strict=True)) / sum(stripe)
     scale = job.positions / job.prompt  # rooms are of full caches, stores of prompts
-    buckets = _host_buckets(hardware, stripe, [cost / scale for cost in costs], mean / scale)
+    rooms = [tier.usable_bytes for tier in hardware.nodes]
+    buckets = [_Bucket(room, cost / scale) for room, cost in zip(rooms, costs, strict=True)]
+    if stripe is not None and not isinstance(stripe, Ratios):
+        mean = sum(w * cost for w, cost in zip(stripe, costs, strict=True)) / sum(stripe)
+        buckets = [_Bucket(_stripe_room(hardware, stripe), mean / scale)]
     written = min(hardware.drive_write_bytes_per_s, job.engine.kv_drive_store_bytes_per_s)
     if hardware.drive_usable_bytes and written:
         cost = (costs[0] + 1 / written) / scale
@@ -289,11 +317,12 @@ def _attention(job: FlexGenJob, hardware: Hardware, mode: Mode, split: _Split, n
     )
     least = n * split.off_gpu * elements / max(rates)
     scale = job.positions / job.mean_kv_tokens * job.engine.attention_share
-    striped = 0.0 if mode.kv_stripe is None else _stripe_cost(mode.kv_stripe, rates) / scale
-    buckets = _host_buckets(hardware, mode.kv_stripe, [1 / rate / scale for rate in rates], striped)
+    reached = [rate * scale for rate in rates]
+    beside = []
     if hardware.drive_usable_bytes:
         room = split.drive_most * n * job.kv_sequence_bytes
-        buckets.append(_Bucket(room, 1 / rates[0] / scale))
-    memory = _least_cost(split.off_gpu * n * float(job.kv_sequence_bytes), buckets)
+        beside.append(_Bucket(room, 1 / reached[0]))
+    nbytes = split.off_gpu * n * float(job.kv_sequence_bytes)
+    memory = _least_read(nbytes, hardware, mode.kv_stripe, reached, beside)
     slower: Floats = np.maximum(n * split.off_gpu * each, memory + least)
     return work + slower

@@ -141,6 +141,32 @@ def kv_granule(job: FlexGenJob, stripe: Stripe) -> int | None:
     return granule_bytes(job.kv_tensor_bytes(1), stripe)
 
 
+def stripe_slack(job: FlexGenJob, stripe: Stripe | None) -> tuple[float, ...]:
+    """Bytes by which striped weights may exceed their shares, a tier.
+
+    A tensor gives a tier less than two granules more than its share: one by the cut cycle, a part
+    of one by the cut granule. One too small for a cycle is all on the tier of the largest weight.
+    """
+    if stripe is None:
+        return ()
+    granule = weight_granule(job, stripe) or 0
+    slack, heaviest = [0.0] * len(stripe), stripe.index(max(stripe))
+    for group in job.groups:
+        for size in group.sizes:
+            if 2 * size < sum(stripe) * granule:
+                slack[heaviest] += 2 * size * group.count
+            else:
+                slack = [have + 2 * granule * group.count for have in slack]
+    return tuple(each * (weight > 0) for each, weight in zip(slack, stripe, strict=True))
+
+
+def kv_stripe_slack(job: FlexGenJob, stripe: Stripe) -> float:
+    """The same for the K and V tensors of one GPU batch."""
+    if sum(weight > 0 for weight in stripe) == 1:
+        return 0.0
+    return 2.0 * (kv_granule(job, stripe) or 0) * job.kv_tensors
+
+
 def _host_weights(
     job: FlexGenJob, levels: tuple[WeightLevel, ...], choice: Choice, tiers: int
 ) -> tuple[int, ...]:

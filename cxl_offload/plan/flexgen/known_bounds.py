@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cxl_offload.arrays import Floats
 from cxl_offload.plan.better_hardware import gains_of
-from cxl_offload.plan.flexgen.program import Mode
+from cxl_offload.plan.flexgen.mode import Mode
 from cxl_offload.plan.hardware import Hardware, HostNode
 
 BoundOf = Callable[[Hardware, Mode], Floats]

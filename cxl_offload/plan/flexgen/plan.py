@@ -15,12 +15,12 @@ from cxl_offload.plan.flexgen.choice import block_of
 from cxl_offload.plan.flexgen.decode_time import CALLS
 from cxl_offload.plan.flexgen.flags import command_of, policies_of
 from cxl_offload.plan.flexgen.job import FlexGenJob, flexgen_job, runs_in_flexgen
+from cxl_offload.plan.flexgen.mode import ratios_of
 from cxl_offload.plan.flexgen.planner import (
     GPU_BATCHES,
     Optimum,
     StripeWish,
     plan_flexgen,
-    stripes_of,
 )
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.known_errors import FLEXGEN_ERROR
@@ -122,7 +122,7 @@ class FlexGen(DecodingExecutor[Optimum]):
         """What may be planned with: stripes that are asked for need nodes to lie on."""
         found = self._request.hardware()
         for kind, wish in self._request.interleave.items():
-            if wish != "always" or stripes_of(self._job, found, kind):
+            if wish != "always" or ratios_of(self._job, found, kind):
                 continue
             names, why = ", ".join(found.names), "tensors are too small for a page on each"
             if len(found.nodes) < 2:

@@ -8,7 +8,7 @@ that ``flexgen.choice`` can express.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,29 +18,24 @@ from cxl_offload.arrays import Floats
 from cxl_offload.plan.better_hardware import better_everywhere
 from cxl_offload.plan.decoding.phases import Phases
 from cxl_offload.plan.decoding.sizes import MOST_SEQUENCES
-from cxl_offload.plan.equations.interleave import best_weights
 from cxl_offload.plan.flexgen.bound import most_sequences, rough_seconds
 from cxl_offload.plan.flexgen.choice import (
     Choice,
     Loads,
     Stripe,
-    kv_granule,
     loads_of,
     phases_of,
-    weight_granule,
 )
 from cxl_offload.plan.flexgen.job import FlexGenJob
 from cxl_offload.plan.flexgen.known_bounds import KnownBounds
-from cxl_offload.plan.flexgen.program import Mode, PlacementProgram
+from cxl_offload.plan.flexgen.mode import Mode, Ratios, apart, narrower, ratios_of, stripes_like
+from cxl_offload.plan.flexgen.program import PlacementProgram
 from cxl_offload.plan.flexgen.turns import Turns
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.renamed import old_names
 
 GPU_BATCHES = (1, 2, 3, 4, 8, 16, 32, 64)
 """GPU batch sizes that FlexGen's own search walks."""
-
-_STRIPE_TOTAL = 16
-"""Sum of interleave weights: steps of 6 % are finer than bandwidths are known."""
 
 _TIE = 1e-9
 _ROUNDING = 1e-12
@@ -62,8 +57,8 @@ class Optimum:
     """The best choice, what it holds and what the equations say of it.
 
     ``programs`` counts the mixed-integer programs that were solved; ``bounds`` are those of the
-    hardware that was searched. ``least`` keeps seconds a sequence that no homes of this batch
-    undercut on hardware that is better everywhere, by what it has more.
+    hardware that was searched. ``least`` keeps seconds a sequence that no homes of a mode and
+    number of batches undercut on hardware that is better everywhere, by what it has more.
     """
 
     choice: Choice
@@ -71,39 +66,7 @@ class Optimum:
     phases: Phases
     programs: int
     bounds: KnownBounds
-    least: dict[tuple[float, ...], float] = field(default_factory=dict)
-
-
-def _stripes(hardware: Hardware, rates: Sequence[float]) -> Iterator[Stripe]:
-    """Stripes over the nodes of the first tiers, weighted by their rates.
-
-    A tier's nodes are alike, so a stripe ends with a tier. Only as far as rates are known: a stripe
-    over an unknown rate has no best weights.
-    """
-    tiers = [node.tier for node in hardware.nodes] + [""]
-    ends = [at for at in range(1, len(tiers)) if tiers[at] != tiers[at - 1]]
-    for count in ends:
-        if count < 2:
-            continue
-        known = [rate for rate in rates[:count] if 0 < rate < float("inf")]
-        if len(known) < count:
-            return
-        weights = best_weights(known, total=_STRIPE_TOTAL)
-        if min(weights) > 0:
-            yield (*weights, *(0,) * (len(hardware.nodes) - count))
-
-
-def stripes_of(job: FlexGenJob, hardware: Hardware, kind: str) -> list[Stripe]:
-    """All that host tensors of a kind can have; none where there are not two nodes for one.
-
-    ``weights`` by what the nodes give copies, ``kv`` by what they give CPUs.
-    """
-    link, nodes = hardware.link_bytes_per_s, hardware.nodes
-    if kind == "weights":
-        rates = [min(node.copy_bytes_per_s, link) for node in nodes]
-        return [each for each in _stripes(hardware, rates) if weight_granule(job, each)]
-    rates = [node.read_bytes_per_s for node in nodes]
-    return [each for each in _stripes(hardware, rates) if kv_granule(job, each)]
+    least: dict[tuple[tuple[float, ...], Mode, int], float] = field(default_factory=dict)
 
 
 def modes(
@@ -112,19 +75,28 @@ def modes(
     *,
     gpu_batches: Sequence[int] = GPU_BATCHES,
     interleave: Mapping[str, StripeWish] | None = None,
+    like: Choice | None = None,
 ) -> list[Mode]:
     """What the programs are told: stripes are offered where they can bring something.
 
     Striped KV adds the bandwidth of the tiers for attention; striped weights help only where a
     tier alone is slower towards the GPU than the link. ``interleave`` (``weights``, ``kv``) takes
-    them away, or leaves nothing else of what is on the host.
+    them away, or leaves nothing else of what is on the host. ``like`` leaves its stripes and those
+    of the bandwidths.
     """
+
+    def offered(kind: str) -> list[Ratios | Stripe]:
+        if like is None:
+            return ratios_of(job, hardware, kind)
+        known = like.weight_stripe if kind == "weights" else like.kv_stripe
+        return stripes_like(job, hardware, kind, known)
+
     wanted = {"weights": "auto", "kv": "auto", **(interleave or {})}
     dma = [tier.copy_bytes_per_s for tier in hardware.nodes]
-    weights: list[Stripe | None] = [None]
+    weights: list[Ratios | Stripe | None] = [None]
     if min(dma) < hardware.link_bytes_per_s or wanted["weights"] == "always":
-        weights += stripes_of(job, hardware, "weights")
-    kv: list[Stripe | None] = [None, *stripes_of(job, hardware, "kv")]
+        weights += offered("weights")
+    kv: list[Ratios | Stripe | None] = [None, *offered("kv")]
     weights = _kept(weights, wanted["weights"])
     kv = _kept(kv, wanted["kv"])
     return [
@@ -135,7 +107,7 @@ def modes(
     ]
 
 
-def _kept(stripes: list[Stripe | None], wanted: str) -> list[Stripe | None]:
+def _kept(stripes: list[Ratios | Stripe | None], wanted: str) -> list[Ratios | Stripe | None]:
     """What is left of the stripes (None: no stripe) by the user's wish."""
     if wanted == "auto":
         return stripes
@@ -166,28 +138,28 @@ def plan_flexgen(
     like
         An optimum of hardware that is no better; the search begins with its choice, ends after
         ``_LIKE_PROGRAMS`` programs by the number of nodes, or where less than ``_LIKE_TIE`` could
-        still be gained, and leaves equally fast homes as they are.
+        still be gained, and leaves equally fast homes as they are. Of stripes it tries those of
+        the choice and of the bandwidths.
     """
     levels, tie = job.levels(), _TIE if like is None else _LIKE_TIE
 
     def bound_of(offered: Hardware, mode: Mode) -> Floats:
-        top = _most_batches(job, offered, mode, most_batches)
-        batches = np.arange(1, top + 1, dtype=np.float64)
+        batches = _batches(job, offered, mode, most_batches)
         return rough_seconds(job, offered, mode, levels, batches)
 
     known = KnownBounds(hardware, bound_of)
     best = None if like is None else _known(job, hardware, like.choice)
     known_bounds = None if like is None or best is None else like.bounds.on(hardware)
     turns = Turns(job, hardware, levels)
-    for mode in modes(job, hardware, gpu_batches=gpu_batches, interleave=interleave):
-        top = _most_batches(job, hardware, mode, most_batches)
-        batches = np.arange(1, top + 1, dtype=np.float64)
+    choice = None if like is None else like.choice
+    for mode in modes(job, hardware, gpu_batches=gpu_batches, interleave=interleave, like=choice):
+        batches = _batches(job, hardware, mode, most_batches)
         if known_bounds is not None and best is not None:
             worth = best[0] * (1 - tie) * batches * mode.gpu_batch
             batches = batches[known_bounds.may_be_below(mode, worth)]
         if len(batches):
             turns.offer(mode, batches)
-    programs = 0
+    programs, parted = 0, set[Mode]()
     if like is not None:
         if best is None or _may_gain(job, hardware, turns, like, best[0] * (1 - _ROUNDING)):
             turns.put_first(_mode_of(like.choice), like.choice.batches)  # placed again
@@ -198,9 +170,22 @@ def plan_flexgen(
         bound, count, mode = turn
         if best is not None and bound >= best[0] * (1 - tie):
             break
+        rows = count * mode.gpu_batch
+        if mode in parted:
+            continue  # its parts wait for their own turns
+        if (parts := apart(mode)) != [mode]:
+            parted.add(mode)
+            for part in parts:
+                turns.offer(part, _batches(job, hardware, mode, most_batches))
+            continue
+        if like is not None and best is not None and bound >= 0:
+            if count == like.choice.batches and mode == _mode_of(like.choice):
+                continue  # placed again before, or no homes are faster
+            if _no_homes_undercut(job, hardware, like, (mode, count), best[0] * (1 - tie)):
+                programs += 1
+                continue
         if bound < 0:
             bound = best[0] if best is not None else 1.0
-        rows = count * mode.gpu_batch
         program = PlacementProgram(
             job,
             hardware,
@@ -211,6 +196,12 @@ def plan_flexgen(
             unit_s=bound * rows,
         )
         programs += 1
+        if not mode.is_one:
+            told = program.solve_ratios()
+            if told is not None and (best is None or told[0] < best[0] * (1 - tie) * rows):
+                for part in narrower(mode, told[1]):
+                    turns.put(told[0] / rows, part, count)
+            continue
         found = program.solve()
         if found is None or not _holds(hardware, loads_of(job, hardware, found[0], levels)):
             continue
@@ -225,12 +216,13 @@ def plan_flexgen(
     return Optimum(choice, loads, phases_of(job, hardware, choice, loads), programs + 1, known)
 
 
-def _most_batches(job: FlexGenJob, hardware: Hardware, mode: Mode, most: int | None) -> int:
-    """Most GPU batches of a block that memory holds."""
+def _batches(job: FlexGenJob, hardware: Hardware, mode: Mode, most: int | None) -> Floats:
+    """Float64 ``(B,)``: 1, 2, ... GPU batches of a block, as many as memory holds."""
     held = most_sequences(job, hardware)
-    if most is None:
-        return min(held, MOST_SEQUENCES) // mode.gpu_batch
-    return min(held // mode.gpu_batch, most)
+    top = min(held, MOST_SEQUENCES) // mode.gpu_batch
+    if most is not None:
+        top = min(held // mode.gpu_batch, most)
+    return np.arange(1, top + 1, dtype=np.float64)
 
 
 def _known(job: FlexGenJob, hardware: Hardware, choice: Choice) -> tuple[float, Choice] | None:
@@ -245,27 +237,40 @@ def _may_gain(
     job: FlexGenJob, hardware: Hardware, turns: Turns, like: Optimum, seconds: float
 ) -> bool:
     """Whether other homes of a known batch may take less than so many seconds a sequence."""
-    choice = like.choice
-    mode = _mode_of(choice)
-    if turns.bound(mode, choice.batches) >= seconds:
+    mode, count = _mode_of(like.choice), like.choice.batches
+    if turns.bound(mode, count) >= seconds:
         return False
+    return not _no_homes_undercut(job, hardware, like, (mode, count), seconds)
+
+
+def _no_homes_undercut(
+    job: FlexGenJob, hardware: Hardware, like: Optimum, batch: tuple[Mode, int], seconds: float
+) -> bool:
+    """Whether no homes of a mode and number of batches take less than so many seconds a sequence.
+
+    By hardware that has as much more everywhere, which is asked once for all that are no better.
+    """
     shared = better_everywhere(like.bounds.hardware, hardware)
     if shared is None:
-        return True
-    if shared.more not in like.least:
-        unit = like.phases.total_s
+        return False
+    mode, count = batch
+    key = (shared.more, mode, count)
+    if key not in like.least:
+        most = like.phases.total_s / like.choice.sequences * (1 + _TIE)
+        rows = count * mode.gpu_batch
         program = PlacementProgram(
             job,
             shared.hardware,
             mode,
-            batches=choice.batches,
+            batches=count,
             levels=job.levels(),
-            most_seconds=unit * (1 + _TIE),
-            unit_s=unit,
+            most_seconds=most * rows,
+            unit_s=like.phases.total_s,
         )
         found = program.solve()
-        like.least[shared.more] = 0.0 if found is None else found[1] / choice.sequences
-    return like.least[shared.more] < seconds
+        least = 0.0 if mode == _mode_of(like.choice) and count == like.choice.batches else most
+        like.least[key] = least if found is None else found[1] / rows
+    return like.least[key] >= seconds
 
 
 def _mode_of(choice: Choice) -> Mode:

@@ -9,19 +9,19 @@ seconds in units of their size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.phases import decode_gpu_seconds, prefill_flops
-from cxl_offload.plan.flexgen.choice import (
-    Choice,
-    Stripe,
-    kv_granule,
-    page_slack,
-    segments,
-    weight_granule,
-)
+from cxl_offload.plan.flexgen.choice import Choice, Stripe, page_slack
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
+from cxl_offload.plan.flexgen.mode import Mode, Ratios
+from cxl_offload.plan.flexgen.stripes import (
+    on_nodes,
+    segments_of,
+    sixteenths,
+    slowest,
+    stripes_slack,
+    times,
+)
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.solve import TOLERANCE, Program, Solution, Terms
 
@@ -31,42 +31,6 @@ ROOM_TOLERANCE = 4 * TOLERANCE
 _PRESOLVED_LEVELS = 8
 """Levels of weights up to which presolve takes less time than it saves, of 3 to 13 nodes: a third
 of the time of all programs for OPT-175B (8 levels), but 5 times that for Mixtral 8x7B (28)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """What is decided outside the program: the GPU batch, stripes, KV all on the GPU or not."""
-
-    gpu_batch: int
-    weight_stripe: Stripe | None
-    kv_stripe: Stripe | None
-    kv_on_gpu: bool
-
-
-def stripe_slack(job: FlexGenJob, stripe: Stripe | None) -> tuple[float, ...]:
-    """Bytes by which striped weights may exceed their shares, a tier.
-
-    A tensor gives a tier less than two granules more than its share: one by the cut cycle, a part
-    of one by the cut granule. One too small for a cycle is all on the tier of the largest weight.
-    """
-    if stripe is None:
-        return ()
-    granule = weight_granule(job, stripe) or 0
-    slack, heaviest = [0.0] * len(stripe), stripe.index(max(stripe))
-    for group in job.groups:
-        for size in group.sizes:
-            if 2 * size < sum(stripe) * granule:
-                slack[heaviest] += 2 * size * group.count
-            else:
-                slack = [have + 2 * granule * group.count for have in slack]
-    return tuple(each * (weight > 0) for each, weight in zip(slack, stripe, strict=True))
-
-
-def kv_stripe_slack(job: FlexGenJob, stripe: Stripe) -> float:
-    """The same for the K and V tensors of one GPU batch."""
-    if sum(weight > 0 for weight in stripe) == 1:
-        return 0.0
-    return 2.0 * (kv_granule(job, stripe) or 0) * job.kv_tensors
 
 
 class PlacementProgram:
@@ -104,8 +68,6 @@ class PlacementProgram:
         self.program = Program()
         self._by_rank = on_fastest_homes
         self._drive = hardware.drive_usable_bytes > 0
-        self._weight_segments = segments(hardware, mode.weight_stripe)
-        self._kv_segments = segments(hardware, mode.kv_stripe)
         self._columns()
         self._shares()
         self._capacities()
@@ -124,7 +86,10 @@ class PlacementProgram:
 
     def _timed(self, name: str, terms: Terms) -> None:
         """``terms <= 0``, those of other columns than times given in seconds."""
-        times = (self.total, self.pre, self.load, self.slowest, self.read)
+        times = (
+            *(self.total, self.pre, self.load, self.slowest, self.read),
+            *(self.striped_load, self.striped_read),
+        )
         scaled = {at: value if at in times else value / self.unit_s for at, value in terms.items()}
         self.program.row(name, scaled, high=0.0)
 
@@ -133,18 +98,18 @@ class PlacementProgram:
         fixed = float(self.batches)
         self.n = column("n", low=fixed, high=fixed)
         self.one = column("one", low=1.0, high=1.0)
-        ends = [f"segment {at}" for at in range(len(self._weight_segments))]
+        parts = [segments_of(self.hardware, stripe) for stripe in self._stripes]
         most = None if self._drive else 0.0
         high = float("inf") if most is None else most
         each = self.job.kv_sequence_bytes / self.unit_bytes
         last = 2.0 * (len(tiers) + 1) * self._by_rank
         self.weights = [column("weights drive", high=high, cost=last)]
-        for end, stripe in zip(ends, self._weight_segments, strict=True):
-            self.weights.append(column(f"weights {end}", cost=self._rank(stripe)))
+        for at, stripe in enumerate(parts[0]):
+            self.weights.append(column(f"weights segment {at}", cost=self._rank(stripe)))
         self.weights.append(column("weights gpu"))
         kv_high = high if self.job.engine.kv_drive_store_bytes_per_s else 0.0
         self.kv = [column("kv drive", high=kv_high, cost=last * each)]
-        for at, stripe in enumerate(self._kv_segments):
+        for at, stripe in enumerate(parts[1]):
             self.kv.append(column(f"kv segment {at}", cost=self._rank(stripe) * each))
         self.kv.append(column("kv gpu"))
         self.act = column("activations gpu", high=1.0, whole=True)
@@ -158,6 +123,16 @@ class PlacementProgram:
         self.total = column("total", cost=0.0 if self._by_rank else 1.0)
         self.pre, self.load = column("prefill"), column("load")
         self.slowest, self.read = column("slowest"), column("attention memory")
+        self.striped_load, self.striped_read = column("striped load"), column("striped read")
+        whole = (self.weights[1:-1], self.kv[1:-1])
+        self.weights_on, self.kv_on = (
+            on_nodes(self.program, self.hardware, columns, stripe)
+            for columns, stripe in zip(whole, self._stripes, strict=True)
+        )
+
+    @property
+    def _stripes(self) -> tuple[Stripe | Ratios | None, Stripe | Ratios | None]:
+        return self.mode.weight_stripe, self.mode.kv_stripe
 
     def _rank(self, stripe: Stripe) -> float:
         """How late in the order of homes a segment is; 0 unless the fastest homes are wanted."""
@@ -219,19 +194,12 @@ class PlacementProgram:
         job, size, add = self.job, self.mode.gpu_batch, self.program
         sequence = job.kv_sequence_bytes / self.unit_bytes
         hidden = job.hidden_bytes(size) / self.unit_bytes
-        slack = stripe_slack(job, self.mode.weight_stripe)
+        pages = float(sum(page_slack(job, self.batches)))
+        slack = stripes_slack(job, self.mode, self.batches, len(self.hardware.nodes))
         for at, tier in enumerate(self.hardware.nodes):
-            terms: Terms = {}
-            for column, stripe in zip(self.weights[1:-1], self._weight_segments, strict=True):
-                terms[column] = stripe[at] / sum(stripe)
-            for column, stripe in zip(self.kv[1:-1], self._kv_segments, strict=True):
-                terms[column] = sequence * stripe[at] / sum(stripe)
-            beside = float(sum(page_slack(job, self.batches)))
-            if slack:
-                beside += slack[at]
-            striped = None if self.mode.kv_on_gpu else self.mode.kv_stripe
-            if striped is not None and striped[at]:
-                beside += kv_stripe_slack(job, striped) * self.batches
+            terms: Terms = {**self.weights_on[at]}
+            terms |= {column: sequence * share for column, share in self.kv_on[at].items()}
+            beside = pages + slack[at]
             self._scratch_need(at, terms, hidden)
             # where that alone is more than there is, nothing is put there, and nothing lost
             room = (tier.usable_bytes - beside) / self.unit_bytes - ROOM_TOLERANCE
@@ -291,8 +259,7 @@ class PlacementProgram:
         self._timed("attention arithmetic", {**work, **dict.fromkeys(off_gpu, each)})
         reached = kv / job.engine.attention_share
         memory = {**work, self.read: 1.0, self.kv[0]: reached / rates[0].read_bytes_per_s}
-        for column, stripe in zip(self.kv[1:-1], self._kv_segments, strict=True):
-            memory[column] = reached * _slowest(stripe, [tier.read_bytes_per_s for tier in rates])
+        memory |= self._read_terms(reached, [tier.read_bytes_per_s for tier in rates])
         self._timed("attention memory", memory)
         if job.engine.overlaps:
             self._shared(kv)
@@ -308,10 +275,10 @@ class PlacementProgram:
             terms: Terms = {self.slowest: -1.0}
             if at == 0:
                 terms |= {self.weights[0]: self.unit_bytes / rate, self.kv[0]: kv / rate}
-            for column, stripe in zip(self.weights[1:-1], self._weight_segments, strict=True):
-                terms[column] = self.unit_bytes * stripe[at] / sum(stripe) / rate
-            for column, stripe in zip(self.kv[1:-1], self._kv_segments, strict=True):
-                terms[column] = kv * stripe[at] / sum(stripe) / rate
+            for column, share in self.weights_on[at].items():
+                terms[column] = self.unit_bytes * share / rate
+            for column, share in self.kv_on[at].items():
+                terms[column] = kv * share / rate
             self._timed(f"memory of {node.name}", terms)
 
     def _workspace(self, elements: float) -> None:
@@ -328,9 +295,25 @@ class PlacementProgram:
         hardware, link = self.hardware, self.hardware.link_bytes_per_s
         rates = [tier.copy_bytes_per_s for tier in hardware.nodes]
         terms = {self.weights[0]: self.unit_bytes / min(link, rates[0])}
-        for column, stripe in zip(self.weights[1:-1], self._weight_segments, strict=True):
-            terms[column] = self.unit_bytes * max(_slowest(stripe, rates), 1 / link)
+        stripe, striped = self.mode.weight_stripe, self.striped_load
+        if isinstance(stripe, Ratios):
+            self._timed("striped link", {self.weights[1]: self.unit_bytes / link, striped: -1.0})
+            for on, rate in zip(self.weights_on, rates, strict=True):
+                self._timed("striped load", {**times(on, self.unit_bytes / rate), striped: -1.0})
+            return {**terms, striped: 1.0}
+        for column, part in zip(self.weights[1:-1], segments_of(hardware, stripe), strict=True):
+            terms[column] = self.unit_bytes * max(slowest(part, rates), 1 / link)
         return terms
+
+    def _read_terms(self, nbytes: float, rates: list[float]) -> Terms:
+        """CPUs read so many bytes of every sequence on the host."""
+        stripe, striped = self.mode.kv_stripe, self.striped_read
+        if isinstance(stripe, Ratios):
+            for on, rate in zip(self.kv_on, rates, strict=True):
+                self._timed("striped read", {**times(on, nbytes / rate), striped: -1.0})
+            return {striped: 1.0}
+        pairs = zip(self.kv[1:-1], segments_of(self.hardware, stripe), strict=True)
+        return {column: nbytes * slowest(part, rates) for column, part in pairs}
 
     def _prefill(self) -> None:
         job, hardware, size = self.job, self.hardware, self.mode.gpu_batch
@@ -338,9 +321,9 @@ class PlacementProgram:
         kv = job.prompt * job.kv_bytes_per_token
         costs = kv_store_costs(job.engine, hardware)
         store: Terms = {self.pre: -1.0}
-        for column, stripe in zip(self.kv[1:-1], self._kv_segments, strict=True):
-            mean = sum(w * cost for w, cost in zip(stripe, costs, strict=True)) / sum(stripe)
-            store[column] = kv * mean
+        for on, cost in zip(self.kv_on, costs, strict=True):
+            for column, share in on.items():
+                store[column] = store.get(column, 0.0) + kv * cost * share
         if self._drive:
             load[self.weights[0]] += self.unit_bytes / hardware.drive_read_bytes_per_s
             if written := min(
@@ -357,25 +340,40 @@ class PlacementProgram:
 
     def solve(self) -> tuple[Choice, float] | None:
         """The best choice of this batch and its seconds; None where nothing fits."""
-        presolve = not self._by_rank and len(self.levels) <= _PRESOLVED_LEVELS
-        found = self.program.solve(presolve=presolve)
+        found = self._solved()
         return None if found is None else (self._choice(found), found.objective * self.unit_s)
 
+    def solve_ratios(self) -> tuple[float, list[list[float] | None]] | None:
+        """Seconds that no stripe of the ratios undercuts; None where nothing fits.
+
+        Beside them the sixteenths of every tier that are so fast: of weights, of KV; None of a kind
+        that has no free ratios.
+        """
+        found = self._solved()
+        if found is None:
+            return None
+        on = zip(self._stripes, (self.weights_on, self.kv_on), strict=True)
+        return found.objective * self.unit_s, [
+            sixteenths(stripe, parts, found.values) if isinstance(stripe, Ratios) else None
+            for stripe, parts in on
+        ]
+
+    def _solved(self) -> Solution | None:
+        presolve = not self._by_rank and len(self.levels) <= _PRESOLVED_LEVELS
+        return self.program.solve(presolve=presolve)
+
     def _choice(self, found: Solution) -> Choice:
+        weights, kv = self._stripes
+        assert not isinstance(weights, Ratios)
+        assert not isinstance(kv, Ratios)
         values = found.values
         return Choice(
             gpu_batch=self.mode.gpu_batch,
             batches=self.batches,
             cuts=tuple(max(range(len(cut)), key=lambda at: values[cut[at]]) for cut in self.cuts),
-            weight_stripe=self.mode.weight_stripe,
+            weight_stripe=weights,
             kv=tuple(round(values[column]) for column in self.sequences),
-            kv_stripe=self.mode.kv_stripe,
+            kv_stripe=kv,
             activations_on_gpu=bool(values[self.act] > 0.5),
             scratch=max(range(len(self.scratch)), key=lambda at: values[self.scratch[at]]),
         )
-
-
-def _slowest(stripe: Stripe, rates: list[float]) -> float:
-    """Seconds a byte of a stripe: ``max(f_i / B_i)``."""
-    total = sum(stripe)
-    return max(w / total / rate for w, rate in zip(stripe, rates, strict=True) if w)

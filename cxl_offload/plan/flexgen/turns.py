@@ -8,6 +8,7 @@ one is worked out only for those whose turn comes.
 from __future__ import annotations
 
 import heapq
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from cxl_offload.arrays import Floats
 from cxl_offload.plan.flexgen.bound import least_seconds, rough_seconds
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightLevel
-from cxl_offload.plan.flexgen.program import Mode
+from cxl_offload.plan.flexgen.mode import Mode
 from cxl_offload.plan.hardware import Hardware
 
 _STEP = 1.02
@@ -44,6 +45,7 @@ class Turns:
         self._job, self._hardware, self._levels = job, hardware, levels
         self._heap: list[tuple[float, int, int, Any]] = []
         self._modes = 0
+        self._more = itertools.count(1)
 
     def offer(self, mode: Mode, batches: Floats) -> None:
         """One more mode.
@@ -67,12 +69,18 @@ class Turns:
         """Lets this be the next one; its bound is told as -1."""
         heapq.heappush(self._heap, (-1.0, 0, count, mode))
 
+    def put(self, bound: float, mode: Mode, count: int) -> None:
+        """Waits for the turn of a bound that is known, in seconds a sequence."""
+        heapq.heappush(self._heap, (bound, 0, next(self._more), (mode, count)))
+
     def next(self) -> tuple[float, int, Mode] | None:
         """Seconds a sequence that nothing of it undercuts, the number of batches, and the mode."""
         while self._heap:
             bound, at, count, what = heapq.heappop(self._heap)
             if isinstance(what, Mode):
                 return bound, count, what
+            if isinstance(what, tuple):
+                return bound, what[1], what[0]
             self._make_exact(at, what)
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -152,6 +153,92 @@ def random_plan(seed: int, tmp_path: Path) -> tuple[Plan, Machine] | None:
     return plan, machine
 
 
+def check_lies_as_planned(plan: Plan, machine: Machine, folder: Path) -> dict[int, int]:
+    """The executor's layout, and the pages it gets, are the plan's bytes of every node."""
+    session = Session.simulated(machine)
+
+    request, layout = executor_view(plan, session, folder)
+    check_stripes(layout.needs)
+    laid_out = check_fit(layout.needs, room(session, request.tiers))
+    held = [
+        session.allocate(need.nbytes, need.policy)
+        for need in layout.needs
+        for _ in range(need.count)
+        if need.nbytes
+    ]
+    granted: Counter[int] = Counter()
+    for each in held:
+        granted.update(session.bytes_per_node(each.address, each.nbytes))
+
+    planned = {node: nbytes for node, nbytes in plan.node_bytes.items() if nbytes}
+    assert {node: nbytes for node, nbytes in laid_out.items() if nbytes} == planned
+    assert {node: nbytes for node, nbytes in granted.items() if nbytes} == planned
+    for node, use in session.stats().nodes.items():
+        assert use.current_bytes <= machine.node(node).capacity_bytes
+    assert layout.accelerator_bytes == plan.gpu_bytes <= (machine.gpus[0].memory_bytes or 0)
+    outside = layout.outside["disk"]
+    assert outside["weights"] + outside["kv"] == plan.drive_bytes
+    assert plan.drive_bytes <= sum(drive.capacity_bytes for drive in machine.drives)
+    return planned
+
+
+def machine_with_little_near_memory() -> Machine:
+    """DRAM with twice the bandwidth of CXL memory, and room for a third of what is to be kept."""
+    sizes = (19 * MIB + 64 * MIB, 400 * MIB)
+    kinds = (NodeKind.DRAM, NodeKind.CXL)
+    nodes = tuple(
+        Node(at, kind, () if at else tuple(range(4000)), size)
+        for at, (kind, size) in enumerate(zip(kinds, sizes, strict=True))
+    )
+    return Machine(
+        name="little",
+        nodes=nodes,
+        accesses=tuple(Access(0, at, 100.0, None, (2 - at) * 3e10) for at in (0, 1)),
+        gpus=(
+            Gpu(
+                "gpu0",
+                memory_bytes=128 * MIB,
+                link=Link(5e10, 5e10),
+                memory_bandwidth_bytes_per_s=1e12,
+                peak_flops_per_s=1e15,
+            ),
+        ),
+        tiers=(Tier("ldram", (0,)), Tier("cxl", (1,))),
+        simulated=True,
+    )
+
+
+def test_stripes_that_lean_to_far_memory_lie_where_planned(tmp_path: Path) -> None:
+    """In the ratio of the bandwidths, 11 : 5, most of the far memory would be left over."""
+    rng = random.Random(0)
+    while (folder := write_model(tmp_path / f"model{rng.random()}", rng)) is not None:
+        model = load_model(folder)
+        if model.hidden == 1024:
+            break
+    machine = machine_with_little_near_memory()
+    plan = plan_inference(
+        InferenceRequest(
+            model=model,
+            machine=machine,
+            prompt=256,
+            generated=64,
+            model_name=str(folder),
+            path="_DUMMY_",
+            host_usable=1.0,
+            gpu_usable=1.0,
+            gpu_batches=(8,),
+            most_batches=6,
+        )
+    )
+
+    (policy,) = {home.policy for home in plan.homes if home.kind == "kv" and home.where != "gpu"}
+    shares = re.fullmatch(r"weighted:ldram=(\d+),cxl=(\d+)@\d+KiB", policy)
+    assert shares is not None, policy
+    near, far = map(int, shares.groups())
+    assert near / far < 11 / 5
+    check_lies_as_planned(plan, machine, tmp_path)
+
+
 @pytest.mark.slow(reason="searches a hundred plans, and lays each of them out")
 def test_hundred_random_plans_fit_and_lie_where_planned(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
@@ -161,30 +248,7 @@ def test_hundred_random_plans_fit_and_lie_where_planned(tmp_path: Path) -> None:
             seen["nothing fits"] += 1
             continue
         plan, machine = made
-        session = Session.simulated(machine)
-
-        request, layout = executor_view(plan, session, tmp_path)
-        check_stripes(layout.needs)
-        laid_out = check_fit(layout.needs, room(session, request.tiers))
-        held = [
-            session.allocate(need.nbytes, need.policy)
-            for need in layout.needs
-            for _ in range(need.count)
-            if need.nbytes
-        ]
-        granted: Counter[int] = Counter()
-        for each in held:
-            granted.update(session.bytes_per_node(each.address, each.nbytes))
-
-        planned = {node: nbytes for node, nbytes in plan.node_bytes.items() if nbytes}
-        assert {node: nbytes for node, nbytes in laid_out.items() if nbytes} == planned, seed
-        assert {node: nbytes for node, nbytes in granted.items() if nbytes} == planned, seed
-        for node, use in session.stats().nodes.items():
-            assert use.current_bytes <= machine.node(node).capacity_bytes
-        assert layout.accelerator_bytes == plan.gpu_bytes <= (machine.gpus[0].memory_bytes or 0)
-        outside = layout.outside["disk"]
-        assert outside["weights"] + outside["kv"] == plan.drive_bytes
-        assert plan.drive_bytes <= sum(drive.capacity_bytes for drive in machine.drives)
+        planned = check_lies_as_planned(plan, machine, tmp_path)
         seen["fits"] += 1
         seen["drive"] += plan.drive_bytes > 0
         seen["cxl"] += plan.cxl.used

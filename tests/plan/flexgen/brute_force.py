@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from cxl_offload.plan.decoding.engine import OWN, STOCK
 from cxl_offload.plan.flexgen.choice import (
     Choice,
     Loads,
+    Stripe,
+    kv_stripe_slack,
     loads_of,
     page_slack,
     phases_of,
     segments,
+    stripe_slack,
 )
 from cxl_offload.plan.flexgen.job import FlexGenJob
 from cxl_offload.plan.flexgen.layout import WeightGroup
+from cxl_offload.plan.flexgen.mode import Mode, Ratios
 from cxl_offload.plan.flexgen.planner import modes
-from cxl_offload.plan.flexgen.program import Mode, kv_stripe_slack, stripe_slack
 from cxl_offload.plan.gpu import GpuRates
 from cxl_offload.plan.hardware import Hardware, HostNode
 
@@ -33,6 +37,23 @@ def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
     for bars in itertools.combinations(range(total + parts - 1), parts - 1):
         edges = (-1, *bars, total + parts - 1)
         yield tuple(high - low - 1 for low, high in itertools.pairwise(edges))
+
+
+def single_modes(job: FlexGenJob, hardware: Hardware, gpu_batches: Sequence[int]) -> Iterator[Mode]:
+    """The planner's modes with every stripe by itself."""
+    for mode in modes(job, hardware, gpu_batches=gpu_batches):
+        for weights, kv in itertools.product(
+            single_stripes(mode.weight_stripe), single_stripes(mode.kv_stripe)
+        ):
+            yield replace(mode, weight_stripe=weights, kv_stripe=kv)
+
+
+def single_stripes(stripe: Stripe | Ratios | None) -> list[Stripe | None]:
+    """What a mode may become: of two tiers that is any sixteenth, counted by hand."""
+    if not isinstance(stripe, Ratios):
+        return [stripe]
+    tiers = itertools.product(*(range(low, high + 1) for low, high in stripe.limits))
+    return [each for each in tiers if sum(each) == 16 and sum(weight > 0 for weight in each) > 1]
 
 
 def choices(job: FlexGenJob, hardware: Hardware, mode: Mode, batches: int) -> Iterator[Choice]:
@@ -89,12 +110,12 @@ def fits(job: FlexGenJob, hardware: Hardware, choice: Choice, loads: Loads) -> b
 
 
 def best_by_hand(
-    job: FlexGenJob, hardware: Hardware, gpu_batches: Sequence[int], most_batches: int
+    job: FlexGenJob, hardware: Hardware, offered: Iterable[Mode], most_batches: int
 ) -> tuple[float, Choice] | None:
-    """The most tokens a second of all choices that fit."""
+    """The most tokens a second of all choices of some modes that fit."""
     levels = job.levels()
     best: tuple[float, Choice] | None = None
-    for mode in modes(job, hardware, gpu_batches=gpu_batches):
+    for mode in offered:
         for batches in range(1, most_batches + 1):
             for choice in choices(job, hardware, mode, batches):
                 loads = loads_of(job, hardware, choice, levels)

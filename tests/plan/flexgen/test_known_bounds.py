@@ -13,8 +13,8 @@ from cxl_offload.plan.decoding.engine import OWN, STOCK, EngineRates
 from cxl_offload.plan.flexgen.bound import least_seconds
 from cxl_offload.plan.flexgen.job import flexgen_job
 from cxl_offload.plan.flexgen.known_bounds import KnownBounds, gains_of
+from cxl_offload.plan.flexgen.mode import Mode
 from cxl_offload.plan.flexgen.planner import modes
-from cxl_offload.plan.flexgen.program import Mode
 from cxl_offload.plan.hardware import Hardware, hardware_of
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.prices import resources

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import functools
+import random
 
 import numpy as np
 import pytest
 
 from cxl_offload.plan.flexgen.bound import least_seconds
 from cxl_offload.plan.flexgen.choice import granule_bytes, loads_of, phases_of
-from cxl_offload.plan.flexgen.planner import TIE_LOSS, Optimum, modes, plan_flexgen
+from cxl_offload.plan.flexgen.mode import Mode
+from cxl_offload.plan.flexgen.planner import TIE_LOSS, Optimum, plan_flexgen
 from cxl_offload.plan.flexgen.program import PlacementProgram
 
-from .brute_force import best_by_hand, choices, fits, random_instance
+from .brute_force import best_by_hand, choices, fits, random_instance, single_modes
 
 SMALL = (1, 2)
+
+
+def mode_of(found: Optimum) -> Mode:
+    """The mode of a planner's answer, with its stripes."""
+    choice = found.choice
+    stripes = choice.weight_stripe, choice.kv_stripe
+    return Mode(choice.gpu_batch, *stripes, kv_on_gpu=not choice.cpu_attention)
 
 
 @functools.cache
@@ -30,7 +39,12 @@ def test_planner_is_optimal_on_random_small_instances(block: int) -> None:
         job, hardware = random_instance(seed)
 
         found = planned(seed)
-        by_hand = best_by_hand(job, hardware, SMALL, 3)
+        draw, every = random.Random(seed), list(single_modes(job, hardware, SMALL))
+        offered = [mode for mode in every if mode.weight_stripe is None is mode.kv_stripe]
+        offered += draw.sample(every, min(len(every), 8))
+        if found is not None:
+            offered.append(mode_of(found))
+        by_hand = best_by_hand(job, hardware, offered, 3)
 
         assert (found is None) == (by_hand is None), seed
         if found is None or by_hand is None:
@@ -38,6 +52,21 @@ def test_planner_is_optimal_on_random_small_instances(block: int) -> None:
         assert fits(job, hardware, found.choice, found.loads), seed
         assert found.phases.tokens_per_s >= by_hand[0] * (1 - 2 * TIE_LOSS), seed
         assert found.phases.tokens_per_s <= by_hand[0] * (1 + 1e-9), seed
+
+
+@pytest.mark.parametrize("seed", [12, 18, 26])
+def test_no_stripe_of_any_sixteenths_is_faster(seed: int) -> None:
+    """All 15 ratios of two tiers, of weights and of KV, beside each other."""
+    job, hardware = random_instance(seed)
+    every = list(single_modes(job, hardware, (2,)))
+    assert len({mode.kv_stripe for mode in every}) == 16
+
+    found = plan_flexgen(job, hardware, gpu_batches=(2,), most_batches=1)
+    by_hand = best_by_hand(job, hardware, every, 1)
+
+    assert found is not None
+    assert by_hand is not None
+    assert found.phases.tokens_per_s == pytest.approx(by_hand[0], rel=2 * TIE_LOSS)
 
 
 def test_random_instances_are_of_every_kind() -> None:
@@ -71,7 +100,8 @@ def test_bound_is_never_above_any_choice() -> None:
     for seed in range(200, 220):
         job, hardware = random_instance(seed)
         levels = job.levels()
-        for mode in modes(job, hardware, gpu_batches=SMALL):
+        every = list(single_modes(job, hardware, SMALL))
+        for mode in random.Random(seed).sample(every, min(len(every), 9)):
             bounds = least_seconds(job, hardware, mode, levels, np.array([1.0, 2.0]))
             for batches in (1, 2):
                 least = min(
@@ -91,7 +121,7 @@ def test_program_and_equations_agree_on_seconds() -> None:
     for seed in range(300, 330):
         job, hardware = random_instance(seed)
         levels = job.levels()
-        for mode in modes(job, hardware, gpu_batches=SMALL):
+        for mode in single_modes(job, hardware, SMALL):
             program = PlacementProgram(job, hardware, mode, batches=2, levels=levels, unit_s=1e-4)
             solved = program.solve()
             if solved is None:

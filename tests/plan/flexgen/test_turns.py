@@ -11,8 +11,8 @@ import pytest
 from cxl_offload.plan.flexgen import turns as turns_module
 from cxl_offload.plan.flexgen.bound import least_seconds, rough_seconds
 from cxl_offload.plan.flexgen.job import FlexGenJob, flexgen_job
+from cxl_offload.plan.flexgen.mode import Mode
 from cxl_offload.plan.flexgen.planner import modes
-from cxl_offload.plan.flexgen.program import Mode
 from cxl_offload.plan.flexgen.turns import Turns
 from cxl_offload.plan.hardware import Hardware, hardware_of
 from cxl_offload.plan.model.file import load_model
