@@ -122,7 +122,9 @@ def _check_prefixes(request: GenerateRun, places: RunPlaces, part: RankPart, mod
     checked_prefixes(model, request.prefixes, kv, places.session)
 
 
-def _weight_needs(request: GenerateRun, places: RunPlaces, part: RankPart, model: Any) -> list[Need]:
+def _weight_needs(
+    request: GenerateRun, places: RunPlaces, part: RankPart, model: Any
+) -> list[Need]:
     policies = places.policies
     found = weight_bytes(model, policies, request.model, without=staying(places.store, model))
     weights = ((kind, count) for kind, count in found.items() if kind in policies)
