@@ -62,6 +62,9 @@ RENAMED = {
     "cxl_offload.plan.flexgen.planner.Found": "cxl_offload.plan.flexgen.planner.Optimum",
     "cxl_offload.plan.flexgen.engine": "cxl_offload.plan.decoding.engine",
     "cxl_offload.plan.flexgen.phases": "cxl_offload.plan.decoding.phases",
+    "cxl_offload.plan.flexgen.program.stripe_slack": (
+        "cxl_offload.plan.flexgen.choice.stripe_slack"
+    ),
     "cxl_offload.plan.flexgen.phases.phases_of": "cxl_offload.plan.flexgen.choice.phases_of",
     "cxl_offload.plan.flexgen.trace": "cxl_offload.plan.decoding.trace",
     "cxl_offload.plan.flexgen.trace.cpu_attention_engines": (

@@ -207,7 +207,8 @@ def test_file_that_becomes_shorter_loses_the_pages_behind_its_end(tmp_path: Path
     os.ftruncate(region.file, 2 * PAGE)
     assert bytes_at(region.address, 4 * PAGE) == b"\3" * 2 * PAGE + b"\xff" * 2 * PAGE
     rows = _C.losses_in(region.address, region.nbytes)
-    assert [(row[1] - region.address, row[2]) for row in rows] == [
+    found = sorted((row[1] - region.address, row[2]) for row in rows)  # memcpy may begin at the end
+    assert found == [
         (2 * PAGE, PAGE),
         (3 * PAGE, PAGE),
     ]

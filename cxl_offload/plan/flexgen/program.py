@@ -24,6 +24,7 @@ from cxl_offload.plan.flexgen.stripes import (
 )
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.solve import TOLERANCE, Program, Solution, Terms
+from cxl_offload.renamed import old_names
 
 ROOM_TOLERANCE = 4 * TOLERANCE
 """Rooms are narrowed by more than the solver may exceed a row by, as a share of all weights."""
@@ -377,3 +378,6 @@ class PlacementProgram:
             activations_on_gpu=bool(values[self.act] > 0.5),
             scratch=max(range(len(self.scratch)), key=lambda at: values[self.scratch[at]]),
         )
+
+
+__getattr__ = old_names(__name__)

@@ -65,10 +65,15 @@ def most_beside(session: Session, found: list[int]) -> Iterator[None]:
     """The most anonymous memory besides what the session has, seen by a thread of its own."""
     done = threading.Event()
 
+    def held() -> int:
+        stats = session.stats()
+        return stats.asked_bytes.current + stats.cached_bytes.current
+
     def watch() -> None:
         while not done.wait(0.0005):
-            held = session.stats()
-            found.append(anonymous_bytes() - held.asked_bytes.current - held.cached_bytes.current)
+            # A thread that waited between two readings would see memory that was given back there.
+            before, process = held(), anonymous_bytes()
+            found.append(process - max(before, held()))
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -38,7 +38,8 @@ def buffers_seen(done: Offloaded) -> Iterator[list[int]]:
     states, seen = done.streamed_states, [0]
 
     def look(*_: Any) -> None:
-        seen.append(0 if states is None else states.buffer_bytes)
+        made = [] if states is None else [*states._in, *states._out]
+        seen.append(sum(each.memory.nbytes for each in made if each.memory is not None))
 
     hook = register_module_forward_hook(look)
     yield seen
