@@ -245,9 +245,7 @@ GONE: dict[str, str] = {
         "cxl_offload.plan.compare.best_without_idle_tiers does it for every executor"
     ),
     "cxl_offload.plan.flexgen.prices": "cxl_offload.plan.prices plans again with one unit more",
-    "cxl_offload.plan.hardware.flexgen_hardware": (
-        "cxl_offload.plan.hardware.hardware_of returns the hardware; its notes are in it"
-    ),
+    "cxl_offload.plan.hardware.flexgen_hardware": "hardware_of returns it, with its notes in it",
     "cxl_offload.plan.preset.mixed_tiers": "it was for the validation alone, which has it now",
     "cxl_offload.plan.laws.copies.extra_seconds": "subtract copy_seconds of the two tiers",
     "cxl_offload.plan.laws.copies.min_bytes_for_overhead": (
