@@ -68,8 +68,8 @@ sdist: $(STAMP)
 # says otherwise: a process would compile all that it imports, and tests start hundreds. Threads of
 # torch that wait sleep, since the other processes want their core.
 TEST_PROCESSES ?= 4
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests \
-  -n auto --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+BESIDE = -n auto --maxprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests $(BESIDE)
 test: $(STAMP)
 	$(PYTEST) -m "not slow"
 

@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ PATIENCE = float(os.environ.get("CXL_OFFLOAD_TEST_PATIENCE", "1"))
 
 BUSY_PATIENCE = 2.0
 """Multiplies it too where other programs use the machine, and its caches and cores."""
+
+TESTS_UNTIL = float(os.environ.get("CXL_OFFLOAD_TESTS_UNTIL", "inf"))
+"""In seconds of ``time.time()``: no test begins later. CI sets it, whose time is limited."""
 
 # What takes SIGBUS by itself would keep it for all tests after it. A test that wants it says so.
 os.environ["CXL_OFFLOAD_SURVIVE_MEMORY_ERRORS"] = "0"
@@ -118,6 +122,13 @@ def pytest_collection_finish() -> None:
         # It builds the commands of an app anew at each of its calls, of which there are hundreds:
         # 30 ms for the whole command line. Commands keep nothing from one call to the next.
         runner._get_command = functools.cache(runner._get_command)  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Leaves out the tests that are left when the time of the run is over."""
+    if time.time() > TESTS_UNTIL:
+        pytest.skip("NOT RUN: the time that CXL_OFFLOAD_TESTS_UNTIL gives is over")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,20 @@ def test_test_over_its_budget_fails_unless_it_is_marked(
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(["*test_long took 0.* s of at most 0.? s; make it smaller*"])
+
+
+@pytest.mark.parametrize(("left_s", "outcome"), [(60, "passed"), (-1, "skipped")])
+def test_no_test_begins_when_the_time_of_the_run_is_over(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, left_s: float, outcome: str
+) -> None:
+    monkeypatch.setenv("CXL_OFFLOAD_TESTS_UNTIL", str(time.time() + left_s))
+    pytester.makeconftest(Path(__file__).with_name("conftest.py").read_text())
+    pytester.makeini("[pytest]\nmarkers = slow: as here\n")
+    pytester.makepyfile("def test_one(): pass")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs")
+    result.assert_outcomes(**{outcome: 1})
+    if outcome == "skipped":
+        result.stdout.fnmatch_lines(["*NOT RUN: the time that CXL_OFFLOAD_TESTS_UNTIL gives*"])
 
 
 def order_of_files(pytester: pytest.Pytester, *options: str) -> list[str]:

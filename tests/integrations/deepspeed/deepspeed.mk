@@ -10,4 +10,4 @@ $(VENV)/.deepspeed: requirements-deepspeed.txt $(VENV)/.installed
 
 test-deepspeed: $(STAMP) $(VENV)/.deepspeed
 	PATH="$(abspath $(BIN)):$$PATH" TORCH_EXTENSIONS_DIR="$(abspath build/torch_extensions)" $(BIN)/python -m pytest tests/integrations/deepspeed \
-	    tests/integrations/test_run_deepspeed.py --durations=5
+	    tests/integrations/test_run_deepspeed.py $(BESIDE) --durations=5

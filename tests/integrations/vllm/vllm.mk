@@ -18,4 +18,4 @@ $(VLLM_VENV)/.built: $(VLLM_VENV)/.installed $(SOURCES)
 	touch $@
 
 test-vllm: $(VLLM_VENV)/.built
-	$(VLLM_BIN)/python -m pytest --durations=10 $(or $(TESTS),tests/integrations/vllm)
+	OMP_WAIT_POLICY=passive $(VLLM_BIN)/python -m pytest $(BESIDE) --durations=10 $(or $(TESTS),tests/integrations/vllm)
