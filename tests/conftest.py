@@ -6,6 +6,7 @@ import collections
 import functools
 import gc
 import os
+import signal
 import sys
 import time
 from collections.abc import Generator
@@ -23,6 +24,15 @@ BUSY_PATIENCE = 2.0
 
 TESTS_UNTIL = float(os.environ.get("CXL_OFFLOAD_TESTS_UNTIL", "inf"))
 """In seconds of ``time.time()``: no test begins later. CI sets it, whose time is limited."""
+
+# A shell has these ignored in what it starts in the background, and so they would be in every
+# program that a test starts and interrupts.
+for _each, _default in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(_each) is signal.SIG_IGN:
+        signal.signal(_each, _default)
 
 # What takes SIGBUS by itself would keep it for all tests after it. A test that wants it says so.
 os.environ["CXL_OFFLOAD_SURVIVE_MEMORY_ERRORS"] = "0"
