@@ -8,11 +8,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[3]
 WORKER = "tests.integrations.deepspeed.worker"
@@ -74,6 +76,13 @@ def deepspeed_there() -> None:
         pytest.fail(f"CXL_OFFLOAD_REQUIRE_DEEPSPEED=1, but {', '.join(missing)} is not installed")
     if missing:
         pytest.skip(f"{', '.join(missing)} is not installed; make test-deepspeed installs it")
+
+
+@pytest.fixture
+def default_port() -> Iterator[None]:
+    """Holds the port that DeepSpeed's launcher takes by default: one test at a time."""
+    with FileLock(Path(tempfile.gettempdir(), "cxl-offload-tests-deepspeed-port.lock")):
+        yield
 
 
 @pytest.fixture(scope="module")

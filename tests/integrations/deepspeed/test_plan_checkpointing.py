@@ -29,9 +29,12 @@ from cxl_offload.topology import load_machine
 
 from .conftest import ROOT, environment
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+    ),
+    pytest.mark.usefixtures("default_port"),
+]
 
 MACHINE = "epyc9354-cxl-a"
 LAYERS, WIDTH, HEADS, VOCAB, TOKENS = 8, 64, 4, 128, 64

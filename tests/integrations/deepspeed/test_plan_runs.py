@@ -17,6 +17,8 @@ from cxl_offload.topology import load_machine
 
 from .conftest import ROOT, environment
 
+pytestmark = pytest.mark.usefixtures("default_port")
+
 MACHINE = "epyc9354-cxl-a"
 
 # Only its first lines know of this package: the nodes of the plan's machine are simulated.

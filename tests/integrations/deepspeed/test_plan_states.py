@@ -18,6 +18,8 @@ from cxl_offload.topology import load_machine
 
 from .conftest import ROOT, environment
 
+pytestmark = pytest.mark.usefixtures("default_port")
+
 MACHINE = "epyc9354-cxl-a"
 
 SCRIPT = f"""
