@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 
+from cxl_offload.plan.decoding.block import Block
 from cxl_offload.plan.decoding.engine import OWN
-from cxl_offload.plan.decoding.phases import Block, Phases, phases_of_block
+from cxl_offload.plan.decoding.phases import Phases, phases_of_block
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.plan.replay_check import simulated_seconds
+from cxl_offload.plan.transformers.bound import least_seconds
 from cxl_offload.plan.transformers.homes import block_of, percents, whole_layers
 from cxl_offload.plan.transformers.job import DecoderJob
 from cxl_offload.plan.transformers.layout import Layout, layouts, most_batches
 from cxl_offload.plan.transformers.plan import Transformers
-from cxl_offload.plan.transformers.program import KV, ON_CPU, STREAMED, Fixed, SharesProgram
-from cxl_offload.plan.transformers.search import least_seconds
+from cxl_offload.plan.transformers.program import SharesProgram
+from cxl_offload.plan.transformers.shares import KV, ON_CPU, STREAMED, Fixed
 
 from .requests import MODELS, request
 
