@@ -195,7 +195,7 @@ TRANSFORMERS = replace(
     attention_call_s=913 * 30e-9,
     joined_calls=52,
     joined_bytes_per_element=8.0,
-    states_calls=20,
+    states_calls=34,
 )
 """Decoders of transformers with this package; linear layers are torch's, in bfloat16.
 

@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from cxl_offload import _C
 from cxl_offload.integrations.transformers import offload
 from cxl_offload.integrations.transformers.parted_copies import PartedCopies
 from cxl_offload.memory import Session
+from cxl_offload.plan.decoding.engine import TRANSFORMERS
 from cxl_offload.transfer import CopyHandle
 
 from .conftest import machine
@@ -30,12 +32,19 @@ class Watched(FakeCopies):
     """Keeps kind and bytes of every copy to the accelerator, in the order of the queue."""
 
     seen: ClassVar[list[tuple[str, int]]] = []
+    gone: ClassVar[int] = 0
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: Sequence[int]) -> CopyHandle:
         is_states = source.dim() == 3 and source.shape[0] == AT_ONCE
         kind = "states" if is_states else "weights"
         self.seen.append((kind, source.nbytes))
         return super().copy(target, source, after)
+
+    def copy_back(
+        self, target: torch.Tensor, source: torch.Tensor, after: Sequence[int]
+    ) -> CopyHandle:
+        Watched.gone += 1
+        return super().copy_back(target, source, after)
 
 
 @pytest.fixture
@@ -149,3 +158,35 @@ def test_what_is_left_is_queued_or_forgotten(way: str) -> None:
     getattr(parted, way)()
     parted.rest()
     assert target.sum() == (8 if way == "rest" else 2)
+
+
+class CallsOfTorch(TorchDispatchMode):
+    """Counts what reaches torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def calls_of_a_step(policies: dict[str, str], session: Session) -> float:
+    """Calls of torch, and copies, of one layer and part in a decode step."""
+    model, given, counts = llama(), prompts(ROWS, PROMPT), []
+    for new in (2, 4):
+        with offload(model, policies, rows_at_once=AT_ONCE, accelerator="cuda", session=session):
+            Watched.seen.clear()
+            Watched.gone = 0
+            with CallsOfTorch() as calls:
+                model.generate(**given, max_new_tokens=new, do_sample=False)
+        counts.append(calls.count + len(Watched.seen) + Watched.gone)
+    return (counts[1] - counts[0]) / 2 / PARTS / len(model.model.layers)
+
+
+def test_a_part_takes_as_many_calls_more_as_the_planner_counts(seen: Session) -> None:
+    """Than one whose hidden states are on the accelerator."""
+    kept = {kind: policy for kind, policy in ONE_NODE.items() if kind != "activations"}
+    more = calls_of_a_step(ONE_NODE, seen) - calls_of_a_step(kept, seen)
+    assert more == pytest.approx(TRANSFORMERS.states_calls, rel=0.1)
