@@ -10,7 +10,7 @@ the host.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -164,6 +164,14 @@ def layouts(
             layout = Layout(rows, streamed, frozenset(), away, kv)
             if layout.gpu_bytes(job) <= hardware.gpu_usable_bytes:
                 yield layout
+
+
+def states_on_host(every: Iterable[Layout]) -> Iterator[Layout]:
+    """The layouts that room for more batches may make faster, with hidden states on the host.
+
+    Where no weights are streamed, more batches read as many bytes for each.
+    """
+    return (replace(each, states="host") for each in every if each.streamed)
 
 
 def fullest(

@@ -28,6 +28,7 @@ from cxl_offload.plan.transformers.layout import (
     fullest,
     layouts,
     most_batches,
+    states_on_host,
 )
 from cxl_offload.plan.transformers.program import SharesProgram
 from cxl_offload.plan.transformers.shares import Fixed, Shares
@@ -120,7 +121,7 @@ def search(
     run.consider_all(queue)
     found = [_placed(run, queue)]
     on_host.has_to_beat(_compared(job, found[0]))
-    others = [each for each in _with_states_on_host(every) if wish.allows(each)]
+    others = [each for each in states_on_host(every) if wish.allows(each)]
     more = queues.of(others, on_host.may_gain)
     on_host.consider_all(more)
     found.append(_placed(on_host, more))
@@ -146,11 +147,6 @@ def _compared(job: DecoderJob, found: BestHomes | None) -> float:
     if found is None:
         return math.inf
     return compared(found.homes.layout, job.generated / found.tokens_per_s)
-
-
-def _with_states_on_host(every: Sequence[Layout]) -> Iterator[Layout]:
-    """Layouts that room for more batches may make faster: weights cross the link once for all."""
-    return (replace(each, states="host") for each in every if each.streamed)
 
 
 def _with_less_room(hardware: Hardware, share: float) -> Hardware:
