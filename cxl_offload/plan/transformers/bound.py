@@ -137,6 +137,7 @@ def _least_work(job: DecoderJob, hardware: Hardware, layout: Layout, most: int) 
 def _least_beside_attention(
     job: DecoderJob, hardware: Hardware, layout: Layout, most: int
 ) -> float:
+    """The same without attention, or what joins two parts of a cache."""
     engine, rows = job.engine, layout.rows
     reads = sum(node.read_bytes_per_s for node in hardware.nodes)
     on_cpu = layout.bytes_of(job, layout.on_cpu)

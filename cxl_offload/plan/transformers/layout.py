@@ -166,12 +166,12 @@ def layouts(
                 yield layout
 
 
-def states_on_host(every: Iterable[Layout]) -> Iterator[Layout]:
+def states_on_host(every: Iterable[Layout]) -> list[Layout]:
     """The layouts that room for more batches may make faster, with hidden states on the host.
 
     Where no weights are streamed, more batches read as many bytes for each.
     """
-    return (replace(each, states="host") for each in every if each.streamed)
+    return [replace(each, states="host") for each in every if each.streamed]
 
 
 def fullest(
