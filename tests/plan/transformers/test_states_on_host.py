@@ -213,7 +213,7 @@ def replay_over_equations(
 @pytest.mark.parametrize("model", ["opt-30b", "opt-66b", "llama-3-8b", "llama-65b", "mixtral-8x7b"])
 def test_replay_agrees_with_the_equations_as_without_the_states(machine: str, model: str) -> None:
     """What makes it longer (copies that attention and the GPU share memory with) is as much of a
-    block whose states weigh nothing."""
+    block whose states have no bytes."""
     executor, found = on_host(model, machine)
     block = executor.block(found)
     assert block.states is not None
