@@ -178,22 +178,22 @@ def test_memory_of_a_node_is_charged_for_both_ways(phase: str) -> None:
     assert terms["memory of the busiest node"] == pytest.approx(nbytes / rate)
 
 
-def test_states_stay_on_the_gpu_where_their_way_takes_what_they_bring() -> None:
-    """Of one token after long prompts, the prefill is most; by a slow link it waits for them."""
+def test_states_bring_little_where_their_way_takes_what_they_bring() -> None:
+    """Of one token after long prompts the prefill is most, and by half the link it waits."""
     executor = Transformers(request("mixtral-8x7b", prompt=1984, generated=2))
-    hardware = executor.hardware()
-    fast = best_of(executor, None, hardware)
-    assert fast is not None
-    assert fast.choice.homes.layout.states == "host"
-    nodes = tuple(replace(node, copy_bytes_per_s=5e8) for node in hardware.nodes)
-    slow = replace(hardware, nodes=nodes, link_bytes_per_s=5e8)
-    chosen, moved = (best_of(executor, home, slow) for home in (None, "host"))
-    assert chosen is not None
-    assert chosen.choice.homes.layout.states == "gpu"
-    assert moved is not None
-    terms = moved.choice.phases.prefill_terms
-    assert max(terms, key=lambda name: terms[name]) == "KV and hidden stores"
-    assert terms["weights and hidden states over the link"] > terms["GPU work"]
+    hardware, gains, bound = executor.hardware(), [], []
+    for rate in (1e9, 5e8):
+        nodes = tuple(replace(node, copy_bytes_per_s=rate) for node in hardware.nodes)
+        slow = replace(hardware, nodes=nodes, link_bytes_per_s=rate)
+        moved, kept = (best_of(executor, home, slow) for home in ("host", "gpu"))
+        assert moved is not None
+        assert kept is not None
+        gains.append(moved.tokens_per_s / kept.tokens_per_s - 1)
+        terms = moved.choice.phases.prefill_terms
+        bound.append(max(terms, key=terms.__getitem__))
+    assert gains[0] > 0.3
+    assert gains[1] < 0.01
+    assert bound == ["GPU work", "KV and hidden stores"]
 
 
 def replay_over_equations(
@@ -263,7 +263,7 @@ def compared(found: Candidate[BestHomes]) -> float:
 
 
 def test_choice_is_never_slower_than_without_it() -> None:
-    """And it is taken where it brings a hundredth, and nowhere else."""
+    """And it is taken where it brings a thousandth, and nowhere else."""
     draw, homes = random.Random(3), {"gpu": 0, "host": 0}
     for machine, model, (prompt, generated) in draw.sample(CASES, 40):
         executor = Transformers(request(model, machine, prompt=prompt, generated=generated))
@@ -277,7 +277,7 @@ def test_choice_is_never_slower_than_without_it() -> None:
             assert chosen.tokens_per_s == kept.tokens_per_s, case
             assert moved is None or compared(moved) > compared(kept) * (1 - 2e-3), case
         else:
-            assert chosen.tokens_per_s > 1.0099 * kept.tokens_per_s, case
+            assert chosen.tokens_per_s > 1.00099 * kept.tokens_per_s, case
     assert min(homes.values()) > 5, homes
 
 
