@@ -31,6 +31,7 @@ from rich.table import Table
 
 from benchmarks.measurements import describe_machine, write_json
 from cxl_offload.plan.decoding.trace import cpu_engines, planned_trace
+from cxl_offload.plan.equations.row_states import STATES
 from cxl_offload.plan.executor import Candidate
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.model.file import load_model
@@ -38,9 +39,9 @@ from cxl_offload.plan.planned_machine import as_planned, at_decoding_rates
 from cxl_offload.plan.replay_check import simulated_seconds
 from cxl_offload.plan.transformers.homes import Homes, block_of, gpu_bytes, homes_of
 from cxl_offload.plan.transformers.job import DecoderJob, decoder_job
-from cxl_offload.plan.transformers.layout import layouts, most_batches
+from cxl_offload.plan.transformers.layout import layouts, most_batches, states_on_host
 from cxl_offload.plan.transformers.plan import Transformers, TransformersRequest
-from cxl_offload.plan.transformers.program import IDLE, KV, ON_CPU, STREAMED, Shares
+from cxl_offload.plan.transformers.shares import IDLE, KV, ON_CPU, STREAMED, Shares
 from cxl_offload.topology import Machine, load_machine
 
 MODELS = ("opt-13b", "opt-30b", "opt-66b", "llama-3-8b", "llama-65b", "llama-3-70b",
@@ -73,17 +74,19 @@ def spreads(hardware: Hardware) -> list[tuple[float, ...]]:
 def grid(job: DecoderJob, hardware: Hardware, points: int, seed: int) -> list[Homes]:
     """So many configurations that fit, drawn from the grid."""
     draw, every, found = random.Random(seed), list(layouts(job, hardware)), []
+    every += states_on_host(every)
     patterns = spreads(hardware)
     for _ in range(20 * points):
         layout = draw.choice(every)
         most = most_batches(job, hardware, layout)
-        if not most:
+        if most < layout.fewest_batches:
             continue
         classes = {STREAMED: layout.streamed, ON_CPU: layout.on_cpu, IDLE: layout.idle}
         names = [name for name, kinds in classes.items() if kinds]
         names += [] if layout.kv == "gpu" else [KV]
+        names += [STATES] if layout.states == "host" else []
         shares = {name: draw.choice(patterns) for name in names}
-        count = max(1, round(most * draw.choice((0.25, 0.5, 0.75, 0.9, 1.0))))
+        count = max(layout.fewest_batches, round(most * draw.choice((0.25, 0.5, 0.75, 0.9, 1.0))))
         resident = draw.choice((0.0, 0.25, 0.5)) if layout.streamed else 0.0
         there = {"gpu": 1.0, "both": draw.choice((0.1, 0.25, 0.5)), "host": 0.0}[layout.kv]
         homes = homes_of(job, hardware, layout, Shares(shares, resident, there, float(count), 0.0))

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cxl_offload.plan.decoding.block import Block
 from cxl_offload.plan.decoding.engine import STOCK, EngineRates, RowCosts
-from cxl_offload.plan.decoding.phases import Block, phases_of_block
+from cxl_offload.plan.decoding.phases import phases_of_block
 from cxl_offload.plan.hardware import LOCAL, Hardware, HostNode
 from cxl_offload.plan.machine_rates import MachineRates
 from cxl_offload.validation.footprint import (

@@ -136,7 +136,6 @@ LEAST_NODES = 16
 
 ALIKE = {
     "_scaled scaled": "of bytes that a run moved, and of planned ones",
-    "hidden_bytes": "of FlexGen's layout and of ours, which may round apart",
     "note": "of two readers; each keeps its own notes",
 }
 """Functions that have one body, by their names in order, and why they have."""

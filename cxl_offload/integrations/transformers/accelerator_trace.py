@@ -29,7 +29,7 @@ from cxl_offload.integrations.transformers.run_trace import (
 from cxl_offload.integrations.transformers.tier_states import TierStates
 from cxl_offload.memory import NOT_FAULTED_IN, Session
 from cxl_offload.plan.equations.experts import asked_share
-from cxl_offload.plan.transformers.program import KV
+from cxl_offload.plan.transformers.shares import KV
 from cxl_offload.sim.trace import Engine
 
 _QUEUES = {WEIGHTS: "load_weight", HIDDEN: "hidden"}

@@ -27,6 +27,7 @@ from cxl_offload.integrations.transformers.compute_device import moved
 from cxl_offload.integrations.transformers.conventions import text_config
 from cxl_offload.integrations.transformers.int4_layers import Int4Linear
 from cxl_offload.integrations.transformers.kinds import kind_of_weight
+from cxl_offload.integrations.transformers.parted_copies import WeightCopies
 from cxl_offload.integrations.transformers.stage_hooks import (
     after,
     asking,
@@ -37,7 +38,6 @@ from cxl_offload.integrations.transformers.stage_hooks import (
 )
 from cxl_offload.integrations.transformers.streamed_states import StateStream
 from cxl_offload.integrations.transformers.streamed_weights import (
-    WeightCopies,
     WeightStage,
     WeightStream,
 )
@@ -271,7 +271,10 @@ def compute_on(
     )
     for weight in homes.resident:
         streamed_weights.show(weight, weight.data.to(device))
-    stream = WeightStream(homes.stages, copies)
+    rows_at_once = None if states is None else states.rows_at_once
+    stream = WeightStream(homes.stages, copies, rows_at_once)
+    if states is not None:
+        states.beside = stream.copy_more
     stack.callback(stream.close)
     for hook in _hooks(model, homes, stream, device):
         stack.callback(hook.remove)

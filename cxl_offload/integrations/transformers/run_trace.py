@@ -27,7 +27,7 @@ from cxl_offload.memory import NOT_FAULTED_IN, Session
 from cxl_offload.objects.weight_kinds import kind_of
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
 from cxl_offload.plan.equations.experts import asked_share
-from cxl_offload.plan.transformers.program import KV
+from cxl_offload.plan.transformers.shares import KV
 from cxl_offload.sim.trace import Engine, Event, Trace
 
 WEIGHTS, HIDDEN = "weights", "act"

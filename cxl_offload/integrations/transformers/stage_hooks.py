@@ -40,16 +40,20 @@ def before(stream: WeightStream, at: int, device: torch.device) -> Callable[...,
 
     @untraced
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        stream.begin(at, _tokens_of(args, kwargs))
+        shape = _shape_of_states(args, kwargs)
+        if shape is None:
+            stream.begin(at)
+        else:
+            stream.begin(at, math.prod(shape[:-1]), shape[0])
         return moved(args, device), moved(kwargs, device)
 
     return hook
 
 
-def _tokens_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """How many tokens the hidden states are of that a decoder layer is given."""
+def _shape_of_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Size | None:
+    """Of the hidden states that a decoder layer is given."""
     states = kwargs.get("hidden_states", args[0] if args else None)
-    return math.prod(states.shape[:-1]) if isinstance(states, torch.Tensor) else None
+    return states.shape if isinstance(states, torch.Tensor) else None
 
 
 def asking(

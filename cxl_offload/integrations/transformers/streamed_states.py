@@ -8,15 +8,15 @@ layer computes its last rows, the first ones of its result are on their way to t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import nn
 
+from cxl_offload.integrations.transformers.parted_copies import WeightCopies
 from cxl_offload.integrations.transformers.room import RowPart
-from cxl_offload.integrations.transformers.streamed_weights import WeightCopies
 from cxl_offload.integrations.transformers.tier_states import TierStates
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.plan.equations.row_states import STATES
@@ -89,6 +89,8 @@ class StateStream:
     ----------
     device
         Where layers compute.
+    beside
+        Called when a part has been asked for: what else is to come over the link goes beside it.
     copied_in_bytes, copied_out_bytes
         Handed to the copies so far, to the accelerator and back.
     """
@@ -104,6 +106,7 @@ class StateStream:
         self.rows_at_once = rows_at_once
         self.on_host = frozenset(on_host)
         self.copied_in_bytes = self.copied_out_bytes = 0
+        self.beside: Callable[[], None] = _nothing
         self._copies, self._store = copies, store
         self._in, self._out = [_RowBuffer(), _RowBuffer()], [_RowBuffer(), _RowBuffer()]
         self._ahead: _ComingRows | None = None
@@ -154,6 +157,8 @@ class StateStream:
             self._ahead = self._copy(states, part.end)
         elif isinstance(result, TierStates):
             self._ahead = self._copy(result, 0)
+        if part.begin:  # with the first part of a layer they have begun
+            self.beside()
         return coming.view
 
     def keep(self, whole: torch.Tensor, part: RowPart, out: torch.Tensor, *, here: bool) -> None:
@@ -233,6 +238,10 @@ class StateStream:
             return {self._copies.behind(handle)}
         except OSError:
             return set()
+
+
+def _nothing() -> None:
+    """Of a stream that has the link to itself."""
 
 
 def _is_over(handle: CopyHandle) -> bool:

@@ -5,44 +5,32 @@ accelerator take the weights of one stage each: while a stage computes with the 
 engine fills the other. Parameters show the buffer while their stage computes and the tier at all
 other times.
 
+Where a layer computes its rows in parts, and their hidden states come over the same link, the
+weights of the next stage are copied in as many parts, one beside each: else the second part of the
+rows would wait behind all of them.
+
 Of a layer's experts those that its tokens ask for are copied, when its router has said which; where
 the tokens of a pass leave out less than one in the mean, all are copied with the layer, ahead.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from cxl_offload.integrations.transformers.asked_experts import StackedExperts
+from cxl_offload.integrations.transformers.parted_copies import PartedCopies, WeightCopies
 from cxl_offload.objects.experts import runs_of
 from cxl_offload.transfer import CopyHandle
 
 _ALIGNMENT = 256
 """Bytes that every weight in a buffer begins at a multiple of, as CUDA's own allocations do."""
-
-
-class WeightCopies(Protocol):
-    """What a stream of weights asks of an accelerator."""
-
-    device: torch.device
-
-    def stream(self) -> int:
-        """What is computed is queued on this now."""
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor, after: Sequence[int]) -> CopyHandle:
-        """Queue a copy behind what streams have queued now."""
-
-    def wait_for(self, handle: CopyHandle) -> None:
-        """What is queued from now on runs behind the copy."""
-
-    def close(self) -> None:
-        """Wait for all copies and end."""
 
 
 def show(weight: torch.Tensor, data: torch.Tensor) -> None:
@@ -153,11 +141,14 @@ class WeightStream:
         and pinned where the copies ask for that.
     copies
         To the accelerator.
+    rows_at_once
+        Rows of a layer whose hidden states the same copies bring, and :meth:`copy_more` is called
+        for each time; None: they are on the accelerator.
 
     Attributes
     ----------
     copied_bytes
-        Handed to the copies so far.
+        Handed to the copies so far, or to be while the same stage computes.
     expert_copied_bytes
         Of these, experts.
     expert_bytes
@@ -165,9 +156,16 @@ class WeightStream:
         layers would have copied.
     """
 
-    def __init__(self, stages: Sequence[WeightStage], copies: WeightCopies) -> None:
+    def __init__(
+        self,
+        stages: Sequence[WeightStage],
+        copies: WeightCopies,
+        rows_at_once: int | None = None,
+    ) -> None:
         self._stages = tuple(stages)
         self._copies = copies
+        self._rows_at_once = rows_at_once
+        self._parted = PartedCopies(copies)
         self._follows = {at: (at + 1) % len(stages) for at in range(len(stages))}
         self._last: int | None = None
         self._computing: dict[int, _Computing] = {}
@@ -179,7 +177,7 @@ class WeightStream:
                 for _ in range(min(2, len(stages)))
             ]
 
-    def begin(self, at: int, tokens: int | None = None) -> None:
+    def begin(self, at: int, tokens: int | None = None, rows: int = 1) -> None:
         """The module of a stage computes next: its weights are on the accelerator then.
 
         Experts are when they have been asked for, or all at once where it is not sure that they
@@ -189,6 +187,8 @@ class WeightStream:
         ----------
         tokens
             That a decoder layer computes; None: not known, and all experts are copied.
+        rows
+            That these tokens are of.
 
         Raises
         ------
@@ -211,7 +211,12 @@ class WeightStream:
         self.expert_bytes += sum(weight.nbytes for each in stage.experts for weight in each.weights)
         for weight, view in zip(stage.weights, buffer.views_of(at, stage), strict=True):
             show(weight, view)
-        self._copy_next(buffer, at, tokens)
+        parts = 1 if self._rows_at_once is None else math.ceil(rows / self._rows_at_once)
+        self._copy_next(buffer, at, tokens, parts)
+
+    def copy_more(self) -> None:
+        """Queue the next part of the weights of the stage that follows, if any is left."""
+        self._parted.more()
 
     def ask(self, at: int, which: int, numbers: Callable[[], Collection[int]]) -> None:
         """A stage that computes reads these experts next: they are on the accelerator then.
@@ -237,6 +242,7 @@ class WeightStream:
 
     def end(self, at: int) -> None:
         """The module has queued its work; its weights are in their tiers again."""
+        self._parted.rest()
         if at not in self._computing:
             return
         buffer, homes = self._computing[at]
@@ -247,25 +253,30 @@ class WeightStream:
 
     def end_all(self) -> None:
         """No stage computes: an interrupt ends a pass without the end of its stages."""
+        self._parted.rest()
         for at in list(self._computing):
             self.end(at)
 
     def close(self) -> None:
         """Show all weights in their tiers, and hold nothing on the accelerator any more."""
+        self._parted.drop()
         self.end_all()
         for buffer in self._buffers:
             buffer.forget()
         self._buffers.clear()
 
-    def _copy_next(self, in_use: _Buffer, now: int, tokens: int | None) -> None:
+    def _copy_next(self, in_use: _Buffer, now: int, tokens: int | None, parts: int) -> None:
+        """The weights of the stage that follows, or the first part of them."""
         at = self._follows[now]
         other = next((each for each in self._buffers if each is not in_use), None)
         if other is None or in_use.holds == at:
             return
+        self._parted.begin(parts)
         if self._is_old(other, at):
             self._fill(other, at)
         if at > now and tokens is not None:  # a new pass has tokens of its own
             self._copy_whole_experts(other, at, tokens)
+        self._parted.more()
 
     def _wait(self, buffer: _Buffer, coming: list[CopyHandle]) -> None:
         try:
@@ -291,12 +302,12 @@ class WeightStream:
             return
         computing = self._computing.get(at)
         homes = computing.homes if computing else [weight.data for weight in stage.weights]
-        views, after = buffer.views_of(at, stage), self._after(buffer)
+        views, after = buffer.views_of(at, stage), functools.partial(self._after, buffer)
         places = stage.places_of(stage.experts[which])
         for begin, end in runs_of(missing):
             for place in places:
                 target, source = views[place][begin:end], homes[place][begin:end]
-                buffer.experts_coming.append(self._copies.copy(target, source, after))
+                self._parted.put(target, source, after, buffer.experts_coming)
                 self.copied_bytes += source.nbytes
                 self.expert_copied_bytes += source.nbytes
         there |= missing
@@ -313,9 +324,10 @@ class WeightStream:
         """Copy a stage behind what reads the buffer still."""
         buffer.forget()
         stage = self._stages[at]
-        versions, views, after = stage.versions(), buffer.views_of(at, stage), self._after(buffer)
+        versions, views = stage.versions(), buffer.views_of(at, stage)
+        after = functools.partial(self._after, buffer)
         for place in stage.places_beside_experts():
             weight = stage.weights[place]
-            buffer.coming.append(self._copies.copy(views[place], weight.data, after))
+            self._parted.put(views[place], weight.data, after, buffer.coming)
             self.copied_bytes += weight.nbytes
         buffer.holds, buffer.versions = at, versions

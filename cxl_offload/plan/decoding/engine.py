@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from cxl_offload.plan.decoding.copied_states import store_costs
 from cxl_offload.plan.hardware import Hardware
 
 
@@ -80,6 +81,9 @@ class EngineRates:
         Of attention over a cache that is on the GPU in part: calls of torch more than of one on the
         host, of one layer and batch, and bytes that the GPU moves for every element of its part,
         beside reading it.
+    states_calls
+        Calls of torch, and copies, of one layer and batch for hidden states that lie in a tier
+        beside a GPU.
     decode_rows, prompt_rows
         What rows cost between products, of a decode step and of prompts; known where it was
         measured only.
@@ -116,6 +120,7 @@ class EngineRates:
     attention_call_s: float = 0.0
     joined_calls: int = 0
     joined_bytes_per_element: float = 0.0
+    states_calls: int = 0
     decode_rows: RowCosts = NOT_COUNTED
     prompt_rows: RowCosts = NOT_COUNTED
     in_turn: bool = False
@@ -190,6 +195,7 @@ TRANSFORMERS = replace(
     attention_call_s=913 * 30e-9,
     joined_calls=52,
     joined_bytes_per_element=8.0,
+    states_calls=34,
 )
 """Decoders of transformers with this package; linear layers are torch's, in bfloat16.
 
@@ -207,7 +213,6 @@ def kv_store_costs(engine: EngineRates, hardware: Hardware) -> list[float]:
     """Seconds of one byte of KV that a prefill stores to every node."""
     rate = engine.kv_store_bytes_per_s
     if rate is None:
-        link = hardware.link_bytes_per_s
-        return [1 / min(link, node.copy_bytes_per_s) for node in hardware.nodes]
+        return store_costs(hardware)
     local_ns = hardware.local_latency_ns
     return [node.latency_ns / local_ns / rate for node in hardware.nodes]

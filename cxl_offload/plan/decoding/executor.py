@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from cxl_offload.errors import ConfigError
-from cxl_offload.plan.decoding.phases import Block, Phases
+from cxl_offload.plan.decoding.block import Block
+from cxl_offload.plan.decoding.phases import Phases
 from cxl_offload.plan.decoding.sizes import Sizes
 from cxl_offload.plan.decoding.trace import cpu_engines, planned_trace
 from cxl_offload.plan.executor import Candidate, Executor

@@ -28,69 +28,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from cxl_offload.plan.decoding.block import Block
+from cxl_offload.plan.decoding.copied_states import busy_seconds, loaded_seconds, stored_seconds
 from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.sizes import Sizes
 from cxl_offload.plan.equations.interleave import bandwidth_bound
 from cxl_offload.plan.gpu import LAYER_S, roofline_seconds
 from cxl_offload.plan.hardware import Hardware
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """Sequences under way together, and where their bytes are.
-
-    Attributes
-    ----------
-    sequences, batches, gpu_batch
-        All of them, in how many GPU batches, and rows of one of those.
-    weights_drive, weights_host
-        Bytes; the host's one a node.
-    weight_shares
-        Shares of the nodes in striped weights; None: whole tensors.
-    kv_drive, kv_host, kv_gpu
-        Shares of the KV cache; together 1.
-    kv_shares
-        As ``weight_shares``, of KV.
-    activations_gpu
-        Share of the hidden states on the GPU.
-    scratch
-        Index of the node of the workspace.
-    weights_cpu, cpu_shares
-        As ``weights_host`` and ``weight_shares``, of weights that CPUs multiply where they lie.
-    params_cpu
-        Numbers in those that a token meets.
-    cpu_read_share
-        Share of their bytes that one decode step of a batch reads: of experts, those asked for.
-    unread
-        Bytes of the other weights that it does not read.
-    weights_copied
-        Bytes of weights that CPUs multiply and that each socket has a copy of; beside those of
-        ``weights_cpu``.
-    """
-
-    sequences: int
-    batches: int
-    gpu_batch: int
-    weights_drive: float
-    weights_host: Sequence[float]
-    weight_shares: Sequence[float] | None
-    kv_drive: float
-    kv_host: Sequence[float]
-    kv_gpu: float
-    kv_shares: Sequence[float] | None
-    activations_gpu: float
-    scratch: int = 0
-    weights_cpu: Sequence[float] = ()
-    cpu_shares: Sequence[float] | None = None
-    params_cpu: float = 0.0
-    cpu_read_share: float = 1.0
-    unread: float = 0.0
-    weights_copied: float = 0.0
-
-    @property
-    def joins(self) -> bool:
-        """Whether the GPU attends to a part of the cache and CPUs to another."""
-        return 0 < self.kv_gpu < 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +89,11 @@ def joined_bytes(job: Sizes, tokens: float) -> float:
 def joined_calls_seconds(job: Sizes) -> float:
     """Calls of a step of one batch for a cache that is on the GPU in part, before CPUs attend."""
     return job.layers * job.engine.joined_calls * job.engine.call_s
+
+
+def states_calls_seconds(job: Sizes) -> float:
+    """Calls of a step of one batch whose hidden states come from a tier and go back."""
+    return job.layers * job.engine.states_calls * job.engine.call_s
 
 
 def between_products_seconds(job: Sizes, hardware: Hardware) -> float:
@@ -274,6 +223,31 @@ def _drive_seconds(nbytes: float, bytes_per_s: float) -> float:
     return nbytes / bytes_per_s if nbytes else 0.0
 
 
+def _with_states(
+    job: Sizes, hardware: Hardware, block: Block, terms: dict[str, float]
+) -> dict[str, float]:
+    """Terms of a prefill whose hidden states cross the link too, both ways, beside weights and KV.
+
+    Node by node all three are charged to its memory.
+    """
+    states = block.states
+    if states is None:
+        return terms
+    kv = block.sequences * job.prompt * job.kv_bytes_per_token
+    beside = [
+        weights + kv * share
+        for weights, share in zip(block.weights_host, block.kv_host, strict=True)
+    ]
+    loaded = loaded_seconds(hardware, block.weights_host, states, job.prompt)
+    stored = stored_seconds(hardware, states, job.prompt)
+    return {
+        "weights and hidden states over the link": loaded,
+        "KV and hidden stores": terms["KV stores"] + stored,
+        "GPU work": terms["GPU work"],
+        "memory of the busiest node": busy_seconds(hardware, beside, states, job.prompt),
+    }
+
+
 def _prefill_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, float]:
     engine = job.engine
     weights = _prefill_link_seconds(hardware, block)
@@ -295,7 +269,7 @@ def _prefill_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, fl
             read += block.weights_copied / first_copy_rate(hardware)
         seconds += read / engine.products_share
         terms["CPU work"] = seconds + prefill_between_seconds(job, hardware)
-    return terms
+    return _with_states(job, hardware, block, terms)
 
 
 def _decode_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, float]:
@@ -315,6 +289,8 @@ def _decode_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, flo
         moved = joined_bytes(job, tokens * block.kv_gpu)
         work += moved / hardware.gpu.memory_bytes_per_s
         work += block.batches * joined_calls_seconds(job)
+    if block.states is not None:
+        work += block.batches * states_calls_seconds(job)
     work += cpu_products_seconds(job, hardware, block)
     work += between_products_seconds(job, hardware)
     work += decode_rows_seconds(job, hardware, block.sequences)
@@ -324,16 +300,27 @@ def _decode_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, flo
     scratch = hardware.nodes[block.scratch].read_bytes_per_s
     memory = _kv_read_seconds(hardware, block, kv) / engine.attention_share
     memory += elements * engine.workspace_bytes_per_element / scratch
-    hidden = block.sequences * job.layers * job.width * job.activation_bytes
-    hidden *= 1 - block.activations_gpu
     drive = block.weights_drive + kv * block.kv_drive
     return {
         "weights over the link": _link_seconds(hardware, block),
-        "hidden loads": hidden / hardware.link_bytes_per_s,
-        "hidden stores": hidden / min(engine.hidden_store_bytes_per_s, hardware.link_bytes_per_s),
+        **_hidden_terms(job, hardware, block),
         "drive reads": _drive_seconds(drive, hardware.drive_read_bytes_per_s),
         **_work_terms(block, work, arithmetic=arithmetic, memory=memory),
     }
+
+
+def _hidden_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, float]:
+    """What hidden states of a decoded token add to the weights on the link, and their way back."""
+    if block.states is not None:
+        both = loaded_seconds(hardware, block.weights_host, block.states, 1)
+        loads = both - _link_seconds(hardware, block)
+        stores = stored_seconds(hardware, block.states, 1)
+        return {"hidden loads": loads, "hidden stores": stores}
+    hidden = block.sequences * job.layers * job.width * job.activation_bytes
+    hidden *= 1 - block.activations_gpu
+    link = hardware.link_bytes_per_s
+    stored = hidden / min(job.engine.hidden_store_bytes_per_s, link)
+    return {"hidden loads": hidden / link, "hidden stores": stored}
 
 
 def _work_terms(block: Block, work: float, *, arithmetic: float, memory: float) -> dict[str, float]:
@@ -354,17 +341,17 @@ def _named(hardware: Hardware, terms: dict[str, float]) -> dict[str, float]:
 
 
 def _shared_seconds(job: Sizes, hardware: Hardware, block: Block) -> float:
-    """The busiest node, where copies of weights and attention read it at the same time."""
+    """The busiest node, where copies and attention want it at the same time."""
     kv = block.sequences * job.mean_kv_tokens * job.kv_bytes_per_token
     busy = []
-    for at, node in enumerate(hardware.nodes):
+    for at in range(len(hardware.nodes)):
         nbytes = block.weights_host[at] + kv * block.kv_host[at]
         if block.weights_cpu:
             nbytes += block.batches * block.weights_cpu[at] * block.cpu_read_share
         if at == 0:  # what is on the drive is staged there
             nbytes += block.weights_drive + kv * block.kv_drive
-        busy.append(nbytes / max(node.read_bytes_per_s, node.copy_bytes_per_s))
-    return max(busy)
+        busy.append(nbytes)
+    return busy_seconds(hardware, busy, block.states, 1)
 
 
 def phases_of_block(job: Sizes, hardware: Hardware, block: Block) -> Phases:

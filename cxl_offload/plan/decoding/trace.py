@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from cxl_offload.plan.decoding.block import Block
 from cxl_offload.plan.decoding.engine import EngineRates, kv_store_costs
 from cxl_offload.plan.decoding.phases import (
-    Block,
     between_products_seconds,
     decode_rows_seconds,
     joined_bytes,
@@ -20,6 +20,7 @@ from cxl_offload.plan.decoding.phases import (
     prefill_between_seconds,
     prefill_cpu_seconds,
     prefill_flops,
+    states_calls_seconds,
 )
 from cxl_offload.plan.decoding.sizes import Sizes
 from cxl_offload.plan.equations.sockets import Socket, core_shares
@@ -161,8 +162,29 @@ def _weights(
         copied(staged)
     for read in _in_turn(layer.weights, layer.striped_weights):
         copied(read)
+    _states(trace, phase, step, run)
     if phase == "prefill" and run[1].has_gpu:
         copied(layer.weights_cpu)
+
+
+def _states(trace: Trace, phase: str, step: int, run: tuple[Sizes, Hardware, Block]) -> None:
+    """Hidden states in host memory, which have streams of their own in both directions."""
+    job, hardware, block = run
+    if block.states is None:
+        return
+    tokens = job.prompt if phase == "prefill" else 1
+    came = block.states.bytes_in(tokens) / job.layers
+    went = block.states.bytes_out(tokens) / job.layers
+
+    def on_nodes(nbytes: float) -> dict[int, int]:
+        shares = zip(hardware.nodes, block.states.shares, strict=True) if block.states else ()
+        return {node.node: round(share * nbytes) for node, share in shares if share}
+
+    read, written = on_nodes(came), on_nodes(went)
+    stored = "store_cache" if phase == "prefill" else "store_hidden"
+    moved = sum(read.values()), sum(written.values())
+    trace.append(Event(phase, step, "load_hidden", "h2d", "act", read, {}, moved[0]))
+    trace.append(Event(phase, step, stored, "d2h", "act", {}, written, moved[1]))
 
 
 def _scaled(per_node: Mapping[int, float], tokens: float) -> dict[int, int]:
@@ -246,11 +268,11 @@ def _decode(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: 
     if hardware.has_gpu:
         on_gpu = layer.kv_token_gpu * job.mean_kv_tokens
         if block.joins:
-            calls = block.batches * joined_calls_seconds(job) / job.layers
-            at_peak = calls * hardware.gpu.flops_per_s
-            trace.append(Event("decode", step, "compute", "gpu", "kv", {}, {}, 0, at_peak))
+            _calls(trace, step, run, "kv", joined_calls_seconds(job))
             tokens = block.sequences * job.mean_kv_tokens * block.kv_gpu
             on_gpu += joined_bytes(job, tokens) / job.layers
+        if block.states is not None:
+            _calls(trace, step, run, "act", states_calls_seconds(job))
         resident = (job.weight_bytes - sum(block.weights_cpu) - block.unread) // job.layers
         work = int(resident) * block.batches
         flops = 2.0 * (job.params - block.params_cpu) * block.sequences / job.layers
@@ -269,11 +291,20 @@ def _decode(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: 
         trace.append(Event("decode", step, "compute", "cpu", "act", {}, {}, 0, between))
     _products(trace, step, run, layer)
     _attention(trace, step, run, layer)
-    if block.activations_gpu < 1 and hardware.has_gpu:
+    if block.activations_gpu < 1 and hardware.has_gpu and block.states is None:
         hidden = round(2 * block.sequences * job.width * (1 - block.activations_gpu))
         there = {layer.scratch: hidden}
         trace.append(Event("decode", step, "hidden", "h2d", "act", there, {}, hidden))
         trace.append(Event("decode", step, "hidden", "d2h", "act", {}, there, hidden))
+
+
+def _calls(
+    trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], kind: str, seconds: float
+) -> None:
+    """Calls of a step of one batch, which a GPU waits for, as operations at its peak."""
+    job, hardware, block = run
+    at_peak = block.batches * seconds / job.layers * hardware.gpu.flops_per_s
+    trace.append(Event("decode", step, "compute", "gpu", kind, {}, {}, 0, at_peak))
 
 
 def _products(trace: Trace, step: int, run: tuple[Sizes, Hardware, Block], layer: _Layer) -> None:

@@ -32,3 +32,20 @@ def tier_copies(embeddings: int, *, streamed: bool) -> int:
 def states_bytes(rows: int, tokens: int, width: int, element_bytes: int) -> int:
     """One tensor of hidden states of so many rows."""
     return rows * tokens * width * element_bytes
+
+
+def copies_in(layers: int) -> int:
+    """How often the hidden states of a token go to the accelerator in a pass: to every layer and to
+    the final norm. The head reads those of the last token beside."""
+    return layers + 1
+
+
+def copies_out(layers: int, embeddings_there: int) -> int:
+    """How often they come back.
+
+    Parameters
+    ----------
+    embeddings_there
+        Tables that the accelerator looks up; what CPUs find is in the tier already.
+    """
+    return layers + 1 + embeddings_there

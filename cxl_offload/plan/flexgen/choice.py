@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from cxl_offload.core import BASE_PAGE_BYTES, HUGE_PAGE_BYTES
-from cxl_offload.plan.decoding.phases import Block, Phases, phases_of_block
+from cxl_offload.plan.decoding.block import Block
+from cxl_offload.plan.decoding.phases import Phases, phases_of_block
 from cxl_offload.plan.decoding.sizes import CYCLES
 from cxl_offload.plan.equations.interleave import shares_of_weights
 from cxl_offload.plan.equations.stripe import stripe_bytes

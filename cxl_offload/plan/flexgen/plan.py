@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cxl_offload.errors import ConfigError
+from cxl_offload.plan.decoding.block import Block
 from cxl_offload.plan.decoding.engine import OWN, STOCK, EngineRates
 from cxl_offload.plan.decoding.executor import DecodingExecutor, DecodingRequest
-from cxl_offload.plan.decoding.phases import Block
 from cxl_offload.plan.executor import Candidate, KindBytes
 from cxl_offload.plan.flexgen.choice import block_of
 from cxl_offload.plan.flexgen.decode_time import CALLS

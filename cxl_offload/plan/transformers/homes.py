@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cxl_offload.core import BASE_PAGE_BYTES, HUGE_PAGE_BYTES
-from cxl_offload.plan.decoding.phases import Block
+from cxl_offload.plan.decoding.block import Block
 from cxl_offload.plan.decoding.sizes import CYCLES
 from cxl_offload.plan.decoding.trace import COPIES
 from cxl_offload.plan.equations.interleave import shares_of_weights
+from cxl_offload.plan.equations.row_states import STATES
 from cxl_offload.plan.equations.stripe import stripe_bytes
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.transformers.job import HEAD, DecoderJob
 from cxl_offload.plan.transformers.layout import Layout
-from cxl_offload.plan.transformers.program import IDLE, KV, ON_CPU, STREAMED, Shares
+from cxl_offload.plan.transformers.shares import IDLE, KV, ON_CPU, STREAMED, Shares
+from cxl_offload.plan.transformers.states import copied_states
 
 _MOVES = 60
 """Times that percents move to where there is room before a plan of fewer sequences is tried."""
@@ -34,7 +36,7 @@ class Homes:
     parts
         Percents of every class on every node.
     kinds
-        Bytes on every node by kind of weight that has a policy, and of ``kv``.
+        Bytes on every node by kind of weight that has a policy, of ``kv``, and of hidden states.
     work
         Bytes on every node that CPUs work in.
     resident
@@ -127,8 +129,16 @@ def host_kv_bytes(job: DecoderJob, rows: int, kv_gpu: float) -> int:
     return int(job.kv_sequence_bytes * rows * (1 - kv_gpu) / (2 * job.layers))
 
 
-def largest_tensor(job: DecoderJob, kind: str) -> int:
-    """Bytes of the weights of a kind that a policy's granule is chosen for."""
+def largest_tensor(job: DecoderJob, homes: Homes, kind: str) -> int:
+    """Bytes of the tensor of a kind that a policy's granule is chosen for."""
+    rows = homes.rows * homes.batches
+    if kind == KV:
+        return host_kv_bytes(job, rows, homes.kv_gpu)
+    return job.hidden_bytes(rows) if kind == STATES else largest_weight(job, kind)
+
+
+def largest_weight(job: DecoderJob, kind: str) -> int:
+    """The same of a kind of weight."""
     return max(nbytes for nbytes, _ in job.tensors(kind))
 
 
@@ -174,7 +184,7 @@ def _some_moved(
     As many as make up for the lack: one after the other, those of a small class would use up all
     moves.
     """
-    for name in (IDLE, STREAMED, ON_CPU, KV):
+    for name in (IDLE, STATES, STREAMED, ON_CPU, KV):
         each = list(homes.parts.get(name, ()))
         if each and each[full] and full != free:
             whole = sum(sum(b) for kind, b in homes.kinds.items() if homes.class_of(kind) == name)
@@ -198,7 +208,7 @@ def _placed_kinds(
     made: dict[str, tuple[int, ...]] = {}
     for name, kinds in ((STREAMED, layout.streamed), (ON_CPU, layout.on_cpu), (IDLE, layout.idle)):
         for kind in sorted(kinds):
-            granule = _granule(parts[name], largest_tensor(job, kind))
+            granule = _granule(parts[name], largest_weight(job, kind))
             tensors = job.tensors(kind)
             if name == STREAMED and kind != HEAD:
                 tensors = [
@@ -212,6 +222,10 @@ def _placed_kinds(
         nbytes = host_kv_bytes(job, layout.rows * batches, kv_gpu)
         placed = _sum(parts[KV], [(nbytes, 2 * job.layers)], _granule(parts[KV], nbytes))
         made[KV] = tuple(placed)
+    if STATES in parts:
+        nbytes = job.hidden_bytes(layout.rows * batches)
+        tensors = [(nbytes, layout.state_tensors(job))]
+        made[STATES] = tuple(_sum(parts[STATES], tensors, _granule(parts[STATES], nbytes)))
     if not made:
         made["kv"] = (0,) * len(hardware.nodes)
     work = _worked_in(job, hardware, layout.rows, made)
@@ -256,6 +270,9 @@ def block_of(job: DecoderJob, hardware: Hardware, homes: Homes) -> Block:
     """The same as the equations take it."""
     layout, none = homes.layout, (0.0,) * len(hardware.nodes)
     shares = {name: shares_of_weights(each) for name, each in homes.parts.items()}
+    rows, states = layout.rows * homes.batches, None
+    if STATES in shares:
+        states = copied_states(job, layout, rows, shares[STATES])
 
     def on_nodes(kinds: frozenset[str]) -> tuple[float, ...]:
         return tuple(
@@ -264,7 +281,7 @@ def block_of(job: DecoderJob, hardware: Hardware, homes: Homes) -> Block:
         )
 
     return Block(
-        sequences=layout.rows * homes.batches,
+        sequences=rows,
         batches=homes.batches,
         gpu_batch=layout.rows,
         weights_drive=0.0,
@@ -274,11 +291,12 @@ def block_of(job: DecoderJob, hardware: Hardware, homes: Homes) -> Block:
         kv_host=tuple(share * (1 - homes.kv_gpu) for share in shares.get(KV, none)),
         kv_gpu=homes.kv_gpu,
         kv_shares=shares.get(KV),
-        activations_gpu=1.0,
+        activations_gpu=1.0 if states is None else 0.0,
         weights_cpu=on_nodes(layout.on_cpu),
         cpu_shares=shares.get(ON_CPU),
         params_cpu=sum(job.kinds[kind].met for kind in layout.multiplied),
         cpu_read_share=layout.cpu_read_share(job, layout.rows),
         unread=layout.unread_bytes(job, layout.rows),
         weights_copied=float(layout.bytes_of(job, layout.copied)),
+        states=states,
     )

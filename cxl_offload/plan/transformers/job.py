@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from cxl_offload.plan.decoding.engine import TRANSFORMERS, EngineRates, RowCosts
 from cxl_offload.plan.equations.experts import asked_share
+from cxl_offload.plan.equations.row_states import states_bytes
 from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.plan.model.config import ModelConfig
 from cxl_offload.plan.model.decoder import TensorKind
@@ -22,6 +23,9 @@ HEAD = "head"
 
 EMBEDDING = "embedding"
 """The kind of which a token reads one row: nothing is gained where it is fast."""
+
+_ID_BYTES = 8
+"""Of a token's id: torch's own whole numbers."""
 
 _LAYER_SLICE = 1.5
 """Hidden states of a prompt that a layer holds at a time beside the next ones, over the widths of
@@ -37,7 +41,7 @@ class KindSize:
     met: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DecoderJob:
     """One model with its prompt and answer lengths, in half precision.
 
@@ -56,12 +60,12 @@ class DecoderJob:
     engine: EngineRates = TRANSFORMERS
     kv_dtype: str | None = None
 
-    @property
+    @functools.cached_property
     def params(self) -> float:
         """Numbers in the weights that one token is multiplied by."""
         return sum(kind.met for kind in self.kinds.values())
 
-    @property
+    @functools.cached_property
     def last_params(self) -> float:
         """The head: generate() asks for the logits of a prompt's last token only."""
         return self.kinds[HEAD].met if HEAD in self.kinds else 0.0
@@ -76,17 +80,17 @@ class DecoderJob:
         """Elements of a token between layers."""
         return self.model.hidden
 
-    @property
+    @functools.cached_property
     def query_width(self) -> int:
         """Elements of a token's queries."""
         return self.model.heads * self.model.head_dim
 
-    @property
+    @functools.cached_property
     def weight_bytes(self) -> int:
         """All weights."""
         return sum(kind.bytes for kind in self.kinds.values())
 
-    @property
+    @functools.cached_property
     def kv_bytes_per_token(self) -> float:
         """K and V of one token over all layers."""
         return self.model.kv_bytes_per_token() * self._kv_share
@@ -99,7 +103,7 @@ class DecoderJob:
         dim = self.model.head_dim
         return KV_TYPES[self.kv_dtype].row_bytes(dim) / (2 * dim)
 
-    @property
+    @functools.cached_property
     def kv_elements_per_token(self) -> float:
         """Numbers in them."""
         return self.model.kv_elements_per_token
@@ -109,12 +113,12 @@ class DecoderJob:
         """Bytes of one element between layers: half precision."""
         return 2.0
 
-    @property
+    @functools.cached_property
     def mean_kv_tokens(self) -> float:
         """Positions that a decode step attends to, in the mean over steps and layers."""
         return self._kept(self.prompt + self.generated / 2)
 
-    @property
+    @functools.cached_property
     def kv_sequence_bytes(self) -> float:
         """The cache of one sequence when it is longest."""
         return self.model.kv_bytes(self.prompt + self.generated) * self._kv_share
@@ -140,7 +144,7 @@ class DecoderJob:
 
     def hidden_bytes(self, rows: int) -> int:
         """Hidden states of so many prompts."""
-        return 2 * rows * self.prompt * self.width
+        return states_bytes(rows, self.prompt, self.width, 2)
 
     def between_bytes(self, rows: int) -> int:
         """Hidden states of so many prompts before a layer and behind it, both while it computes."""
@@ -151,7 +155,17 @@ class DecoderJob:
 
         Rows of the words and the first layer's input, and of the positions where these are learned.
         """
-        return (3 if self.model.decoder is None else 2) * self.hidden_bytes(rows)
+        return (1 + len(self.tables)) * self.hidden_bytes(rows)
+
+    @functools.cached_property
+    def tables(self) -> tuple[str, ...]:
+        """Kinds of the embeddings that are added up: of words, and of positions if learned."""
+        words = HEAD if self.model.tied else EMBEDDING
+        return (words, EMBEDDING) if self.model.decoder is None else (words,)
+
+    def ids_bytes(self, rows: int) -> int:
+        """Ids, masks and positions of so many rows when they are longest."""
+        return 3 * _ID_BYTES * rows * (self.prompt + self.generated)
 
     def logits_bytes(self, rows: int) -> int:
         """Logits of the last tokens of so many rows, and the same in single precision."""
@@ -177,9 +191,20 @@ class DecoderJob:
         asked = asked_share(self.model.experts_per_token / self.model.experts, rows)
         return sum(self.kinds[each].bytes * (asked if each == EXPERTS else 1.0) for each in kinds)
 
+    def bytes_of(self, kinds: frozenset[str]) -> int:
+        """All weights of these kinds."""
+        if kinds not in self._sums:
+            self._sums[kinds] = sum(self.kinds[kind].bytes for kind in kinds)
+        return self._sums[kinds]
+
+    @functools.cached_property
+    def _sums(self) -> dict[frozenset[str], int]:
+        """What a search asks for thousands of times."""
+        return {}
+
     def buffers_bytes(self, kinds: frozenset[str]) -> int:
         """The two buffers that these kinds are streamed through, each for a layer or the head."""
-        layer = sum(self.kinds[kind].bytes for kind in kinds if kind != HEAD) // self.layers
+        layer = self.bytes_of(kinds - {HEAD}) // self.layers
         head = self.kinds[HEAD].bytes if HEAD in kinds else 0
         return (2 if layer else 1) * max(layer, head)
 

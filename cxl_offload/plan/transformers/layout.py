@@ -3,17 +3,19 @@
 They are what the integration carries out. A kind of weight is on the accelerator, or streamed to
 it for every pass over the layers; without an accelerator CPUs multiply all of them where they lie.
 Keys and values are on the accelerator, on the host, or the first positions of every sequence there
-and the others here.
+and the others here. Hidden states between layers are on the accelerator or, of several batches, on
+the host.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from cxl_offload.plan.decoding.sizes import MOST_SEQUENCES
+from cxl_offload.plan.equations.row_states import BUFFERS, STATES, tier_copies
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.transformers.job import EMBEDDING, HEAD, DecoderJob
 
@@ -44,8 +46,8 @@ class Layout:
 
     ``idle`` are looked up, never read as a whole; of ``copied`` each socket has a copy, and its
     CPUs multiply that. Some layers of what is streamed may stay on the GPU, and a share of ``kv``
-    that is in ``both`` places. Without a GPU a block is one batch, and ``rows`` is 1: what is
-    counted are its rows.
+    that is in ``both`` places. ``states`` are the hidden states of all rows of a block. Without a
+    GPU a block is one batch, and ``rows`` is 1: what is counted are its rows.
     """
 
     rows: int
@@ -54,11 +56,18 @@ class Layout:
     idle: frozenset[str]
     kv: Literal["gpu", "both", "host"] = "host"
     copied: frozenset[str] = frozenset()
+    states: Literal["gpu", "host"] = "gpu"
+
+    @property
+    def fewest_batches(self) -> int:
+        """Of one batch the integration leaves hidden states on the accelerator."""
+        return 2 if self.states == "host" else 1
 
     def home_of(self, kind: str) -> str:
-        """``gpu``, ``streamed``, ``cpu``, ``copies`` or ``idle``; of ``kv`` as its attribute."""
-        if kind == "kv":
-            return self.kv
+        """``gpu``, ``streamed``, ``cpu``, ``copies`` or ``idle``; of the cache and of hidden states
+        as their attributes."""
+        if kind in ("kv", STATES):
+            return self.kv if kind == "kv" else self.states
         homes = {"streamed": self.streamed, "cpu": self.on_cpu, "idle": self.idle}
         homes["copies"] = self.copied
         return next((home for home, kinds in homes.items() if kind in kinds), "gpu")
@@ -75,7 +84,7 @@ class Layout:
 
     def bytes_of(self, job: DecoderJob, kinds: frozenset[str]) -> int:
         """Weights of these kinds."""
-        return sum(job.kinds[kind].bytes for kind in kinds)
+        return job.bytes_of(kinds)
 
     def layered_bytes(self, job: DecoderJob) -> int:
         """Of what is streamed, what is in layers, of which some may stay on the GPU."""
@@ -87,7 +96,21 @@ class Layout:
 
     def held_bytes(self, job: DecoderJob, rows: int) -> int:
         """Of all rows of a block, what the accelerator holds while layers compute some of them."""
+        if self.states == "host":
+            return job.ids_bytes(rows)
         return job.inputs_bytes(rows) + job.between_bytes(rows)
+
+    def state_tensors(self, job: DecoderJob) -> int:
+        """Tensors of hidden states of all rows that the host has at a time, in the prefill."""
+        return tier_copies(len(job.tables), streamed=True) if self.states == "host" else 0
+
+    def state_bytes(self, job: DecoderJob, rows: int) -> int:
+        """Bytes of them."""
+        return self.state_tensors(job) * job.hidden_bytes(rows)
+
+    def buffer_bytes(self, job: DecoderJob) -> int:
+        """What the accelerator has for hidden states that come and go."""
+        return BUFFERS * job.hidden_bytes(self.rows) if self.states == "host" else 0
 
     def cpu_read_share(self, job: DecoderJob, rows: float) -> float:
         """Share of what CPUs multiply that one pass of so many rows reads."""
@@ -110,7 +133,8 @@ class Layout:
         resident = job.weight_bytes - self.bytes_of(job, self.streamed | self.idle)
         moving = job.buffers_bytes(self.streamed) if self.streamed else 0
         joining = min(JOINED_BYTES, job.layer_kv_as_float(self.rows)) if self.kv == "both" else 0
-        return resident + moving + joining + job.work_bytes(self.rows)
+        there = self.buffer_bytes(job) + job.work_bytes(self.rows)
+        return resident + moving + joining + there
 
     def gpu_room(self, job: DecoderJob, hardware: Hardware) -> float:
         """What the accelerator has left for those."""
@@ -140,6 +164,14 @@ def layouts(
             layout = Layout(rows, streamed, frozenset(), away, kv)
             if layout.gpu_bytes(job) <= hardware.gpu_usable_bytes:
                 yield layout
+
+
+def states_on_host(every: Iterable[Layout]) -> list[Layout]:
+    """The layouts that room for more batches may make faster, with hidden states on the host.
+
+    Where no weights are streamed, more batches read as many bytes for each.
+    """
+    return [replace(each, states="host") for each in every if each.streamed]
 
 
 def fullest(
@@ -183,9 +215,16 @@ def most_batches(job: DecoderJob, hardware: Hardware, layout: Layout) -> int:
     with_layers = host + min(gpu, layout.most_resident_bytes(job))
     if gpu < 0 or with_layers < 0:
         return 0
+    states = layout.state_bytes(job, layout.rows)
+    every = each + held + states
     bounds = {
         "gpu": (gpu / (each + held),),
-        "both": (gpu / held, (host + gpu) / (each + held)),
-        "host": (gpu / held, (host + gpu) / (each + held), with_layers / each),
+        "both": (gpu / held, (host + gpu) / every),
+        "host": (gpu / held, (host + gpu) / every, with_layers / (each + states)),
     }
-    return min(int(min(bounds[layout.kv])), max(1, MOST_SEQUENCES // layout.rows))
+    found = min(bounds[layout.kv])
+    if states:
+        logits = job.logits_bytes(layout.rows)
+        with_logits = (gpu + job.work_bytes(layout.rows)) / logits
+        found = min(found, with_layers / states, (host + gpu) / every, with_logits)
+    return min(int(found), max(1, MOST_SEQUENCES // layout.rows))

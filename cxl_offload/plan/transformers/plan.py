@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.asked_tiers import refuse_drive
+from cxl_offload.plan.decoding.block import Block
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
 from cxl_offload.plan.decoding.executor import DecodingExecutor, DecodingRequest
-from cxl_offload.plan.decoding.phases import Block
+from cxl_offload.plan.equations.row_states import STATES
 from cxl_offload.plan.executor import Candidate, KindBytes
 from cxl_offload.plan.hardware import GPU, NVME, Hardware
 from cxl_offload.plan.kv_types import KV_TYPES, kv_type_remedy
@@ -22,16 +23,16 @@ from cxl_offload.plan.transformers.homes import (
     copies_policy,
     gpu_bytes,
     gpu_kv_bytes,
-    host_kv_bytes,
     largest_tensor,
     policy_of,
     resident_bytes,
 )
 from cxl_offload.plan.transformers.job import HEAD, DecoderJob, decoder_job
 from cxl_offload.plan.transformers.layout import BATCHES, COPIED, COPIED_ROWS
+from cxl_offload.plan.transformers.notes import about_kv_type, about_sockets, about_states
 from cxl_offload.plan.transformers.on_gpu import shared_policy
-from cxl_offload.plan.transformers.program import KV
 from cxl_offload.plan.transformers.search import ANYTHING, BestHomes, Wish, search
+from cxl_offload.plan.transformers.shares import KV
 from cxl_offload.units import format_bytes
 
 _HOMES = {
@@ -206,7 +207,8 @@ class Transformers(DecodingExecutor[BestHomes]):
                 yield made(kind, 0 if kind in homes.kinds else size.bytes)
         yield made(KV, gpu_kv_bytes(job, homes))
         if found.hardware.has_gpu:
-            yield made("activations", job.between_bytes(rows))
+            on_gpu = layout.states == "gpu"
+            yield made(STATES, job.between_bytes(rows) if on_gpu else layout.buffer_bytes(job))
         else:
             yield KindBytes("workspace", 0, homes.work, 0, ("",) * len(none))
 
@@ -219,9 +221,7 @@ class Transformers(DecodingExecutor[BestHomes]):
             else policy_of(
                 found.hardware,
                 homes.parts[homes.class_of(kind)],
-                host_kv_bytes(job, homes.rows * homes.batches, homes.kv_gpu)
-                if kind == KV
-                else largest_tensor(job, kind),
+                largest_tensor(job, homes, kind),
             )
             for kind, placed in homes.kinds.items()
             if sum(placed)
@@ -267,6 +267,8 @@ class Transformers(DecodingExecutor[BestHomes]):
             made[KV] = shared_policy(homes.kv_gpu, made[KV])
         elif made[KV] == GPU and homes.batches > 1:  # a cache that layers compute parts of
             made[KV] = shared_policy(1.0, f"bind:{found.hardware.names[0]}")
+        if STATES in on_host:
+            made[STATES] = on_host[STATES]
         return made
 
     def kv_dtype(self) -> str:
@@ -299,10 +301,10 @@ class Transformers(DecodingExecutor[BestHomes]):
     ) -> Iterable[tuple[str, Candidate[BestHomes] | None]]:
         """Every large kind with who else could compute with it, and off every node it is on."""
         hardware, homes = found.hardware, found.choice.homes
-        for kind in (*sorted(homes.layout.large(self._job)), KV):
+        places = {KV: ("gpu", "both", "host"), STATES: ("gpu", "host")}
+        for kind in (*sorted(homes.layout.large(self._job)), KV, STATES):
             now = homes.layout.home_of(kind)
-            others = ("gpu", "both", "host") if kind == KV else ("gpu", "streamed")
-            for other in others if hardware.has_gpu else ():
+            for other in places.get(kind, ("gpu", "streamed")) if hardware.has_gpu else ():
                 if other != now:
                     wish = Wish(homes={kind: other})
                     yield f"{kind} {_HOMES[other]} instead", self._best(hardware, wish=wish)
@@ -356,44 +358,11 @@ class Transformers(DecodingExecutor[BestHomes]):
             notes.append(
                 f"work of the CPUs at rates measured with {request.operators.threads} threads"
             )
-        if self._job.kv_dtype is not None:
-            notes += self._about_kv_type(self._job.kv_dtype)
-            notes.append(
-                f"keys and values are kept as {self._job.kv_dtype}, which loses precision; the "
-                "time to convert them when they are stored is not counted"
-            )
+        notes += about_kv_type(self._job)
         if resident := found.choice.homes.resident:
             kinds = " and ".join(sorted(layout.streamed - {HEAD}))
             notes.append(f"{resident} of {self._job.layers} layers of {kinds} stay on the GPU")
-        notes += self._about_sockets(found)
+        if layout.states == "host":
+            notes.append(about_states(self._job, found.choice.homes))
+        notes += about_sockets(found.hardware, layout, (self._sockets, request.sockets))
         return notes + self.about_threads(found) + self.source_of_rates(found.hardware)
-
-    def _about_sockets(self, found: Candidate[BestHomes]) -> list[str]:
-        """Whose cores compute, and what was never measured."""
-        hardware, notes = found.hardware, []
-        if self._sockets < self._request.sockets:
-            notes.append(
-                f"the cores of one socket compute: those of {self._request.sockets} are no faster "
-                "(predicted)"
-            )
-        if hardware.sockets:
-            cores = " and ".join(f"{each.cores} of node {each.node}" for each in hardware.sockets)
-            notes.append(
-                f"cores that compute: {cores}; no plan for several sockets was ever measured"
-            )
-        if found.choice.homes.layout.copied:
-            notes.append(
-                f"layers over copies are this package's kernel, for up to {COPIED_ROWS} rows, "
-                "taken to be as fast as torch's; prompts read the first copy"
-            )
-        return notes
-
-    def _about_kv_type(self, name: str) -> list[str]:
-        """What is assumed of attention over keys and values of that type."""
-        if name in self._job.engine.kv_type_shares:
-            return []
-        return [
-            f"attention over {name} is assumed to reach {KV_TYPES[name].reached:.0%} of the "
-            "bandwidth that it reaches in half precision, as measured on one machine; cxl-offload "
-            "profile --operators cpu measures it"
-        ]

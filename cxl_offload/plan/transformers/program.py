@@ -9,8 +9,8 @@ seconds are those of :mod:`cxl_offload.plan.decoding.phases`, and a test holds t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from cxl_offload.plan.decoding.copied_states import store_costs
 from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.phases import (
     between_products_seconds,
@@ -22,13 +22,15 @@ from cxl_offload.plan.decoding.phases import (
     prefill_between_seconds,
     prefill_cpu_seconds,
     prefill_flops,
+    states_calls_seconds,
 )
+from cxl_offload.plan.equations.row_states import STATES
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.solve import Program, Terms
 from cxl_offload.plan.transformers.job import DecoderJob
 from cxl_offload.plan.transformers.layout import Layout
-
-STREAMED, ON_CPU, IDLE, KV = "streamed", "cpu", "idle", "kv"
+from cxl_offload.plan.transformers.shares import IDLE, KV, ON_CPU, STREAMED, Fixed, Shares
+from cxl_offload.plan.transformers.states import copied_states
 
 _FIRST_PREFERRED = 1e-7
 """Cost of a slow home, in units of the seconds of a batch: of equals, the fast homes."""
@@ -36,33 +38,6 @@ _FIRST_PREFERRED = 1e-7
 
 _KV_BOTH = (0.01, 0.99)
 """Shares of a cache on the GPU that is in both places: all and nothing are other layouts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Of every class of tensor on every node; what is not there has none.
-
-    ``resident`` is the share of the layers whose streamed kinds stay on the accelerator, ``kv_gpu``
-    that of the keys and values there. ``seconds`` are those of one batch of a block of ``batches``
-    batches, a whole number where that was asked for.
-    """
-
-    of: Mapping[str, tuple[float, ...]]
-    resident: float
-    kv_gpu: float
-    batches: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """Shares on the accelerator that are given; None: as much as is best.
-
-    ``resident`` and ``kv_gpu`` are as of :class:`Shares`.
-    """
-
-    resident: float | None = None
-    kv_gpu: float | None = None
 
 
 class SharesProgram:
@@ -102,6 +77,8 @@ class SharesProgram:
         self.resident: int | None = None
         self.kv_there: int | None = None
         self.copied = layout.bytes_of(job, layout.copied)
+        self.state_bytes = layout.state_bytes(job, layout.rows)
+        self.copied_states = copied_states(job, layout, layout.rows)
         self.inverse = self.program.column("1 / batches", low=1.0 / most, high=1.0 / fewest)
         self._columns()
         self._rooms()
@@ -134,10 +111,15 @@ class SharesProgram:
                 self.kv_there = column("kv gpu", low=low * whole, high=high * whole)
                 terms[self.kv_there] = 1.0
             self._row("all kv", terms, equal=self.kv_bytes / self._unit_b)
+        if self.state_bytes:
+            self.on[STATES] = self._on_nodes(STATES)
+            terms = dict.fromkeys(self.on[STATES], 1.0)
+            self._row("all states", terms, equal=self.state_bytes / self._unit_b)
         steps = float(self.job.generated - 1)
         self.prefill, self.token = column("prefill", cost=1.0), column("token", cost=steps)
         self.load, self.attention = column("load"), column("attention")
         self.products = column("products")
+        self.prefill_load = column("prefill load") if self.state_bytes else self.load
 
     def _resident_layers(self) -> Terms:
         """Of the streamed kinds, the layers that stay on the accelerator; not all of them."""
@@ -167,7 +149,8 @@ class SharesProgram:
 
     def _timed(self, name: str, terms: Mapping[int, float], *, least: float = 0.0) -> None:
         """``terms + least <= 0``; byte columns are given in seconds a byte, times as they are."""
-        times = (self.prefill, self.token, self.load, self.attention, self.products)
+        loads = (self.load, self.prefill_load)
+        times = (self.prefill, self.token, *loads, self.attention, self.products)
         scale = self._unit_b / self._unit_s
         row = {
             at: value
@@ -212,11 +195,7 @@ class SharesProgram:
 
     def _decode(self) -> None:
         job, hardware, layout, engine = self.job, self.hardware, self.layout, self.job.engine
-        nodes, link = hardware.nodes, hardware.link_bytes_per_s
-        streamed = self.on.get(STREAMED, [])
-        self._timed("link", {self.load: -1.0, **dict.fromkeys(streamed, 1 / link)})
-        for column, node in zip(streamed, nodes, strict=False):
-            self._timed("copies", {self.load: -1.0, column: 1 / node.copy_bytes_per_s})
+        self._loads(self.load, 1)
         self._timed("in turn", {self.load: 1.0, self.token: -1.0})
         mean = job.mean_kv_tokens * job.kv_bytes_per_token
         rows, kv = layout.rows, self.on.get(KV, [])
@@ -238,8 +217,33 @@ class SharesProgram:
         elif self.kv_there is not None:
             work += joined_calls_seconds(job)
             terms[self.kv_there] = gpu_part_seconds(job, hardware, rows) / self.kv_bytes
+        if self.state_bytes:
+            work += states_calls_seconds(job)
+            self._timed("hidden stores", {self.token: -1.0, **self._hidden_stores(1)})
         self._timed("work", terms, least=work)
         self._shared(share)
+
+    def _loads(self, time: int, tokens: int) -> None:
+        """Streamed weights, and hidden states, in a pass of so many tokens of every sequence."""
+        hardware, part = self.hardware, self._state_share(self.copied_states.bytes_in(tokens))
+        parts = {STREAMED: 1.0, STATES: part}
+        moved = [(column, n) for name, n in parts.items() for column in self.on.get(name, [])]
+        self._timed("link", {time: -1.0, **{c: n / hardware.link_bytes_per_s for c, n in moved}})
+        for at, node in enumerate(hardware.nodes):
+            rate = node.copy_bytes_per_s
+            terms = {self.on[name][at]: n / rate for name, n in parts.items() if name in self.on}
+            if terms:
+                self._timed("copies", {time: -1.0, **terms})
+
+    def _hidden_stores(self, tokens: int) -> Terms:
+        """Hidden states that come back in such a pass."""
+        part = self._state_share(self.copied_states.bytes_out(tokens))
+        costs = zip(self.on[STATES], store_costs(self.hardware), strict=True)
+        return {column: part * cost for column, cost in costs}
+
+    def _state_share(self, nbytes: float) -> float:
+        """Bytes that are moved over those that lie in the tier."""
+        return nbytes / self.state_bytes if self.state_bytes else 0.0
 
     def _gpu_work(self) -> float:
         layout, job = self.layout, self.job
@@ -308,9 +312,14 @@ class SharesProgram:
             rate = max(node.read_bytes_per_s, node.copy_bytes_per_s)
             terms: Terms = {self.token: -1.0}
             products = (self.passes or 0.0) * self.layout.cpu_read_share(self.job, self.rows)
-            times = {STREAMED: 1.0, KV: share, ON_CPU: products}
+            times = {STREAMED: 1.0, KV: share, ON_CPU: products, STATES: self._both_ways(1)}
             terms |= {self.on[name][at]: n / rate for name, n in times.items() if name in self.on}
             self._timed(f"memory of {node.name}", terms)
+
+    def _both_ways(self, tokens: int) -> float:
+        """Hidden states that come and go in a pass, over those that lie in the tier."""
+        states = self.copied_states
+        return self._state_share(states.bytes_in(tokens) + states.bytes_out(tokens))
 
     def _prefill(self) -> None:
         job, hardware, layout, engine = self.job, self.hardware, self.layout, self.job.engine
@@ -326,7 +335,7 @@ class SharesProgram:
                 beside = {self.prefill: -1.0, self.inverse: once}
                 self._timed("prefill", {**beside, **terms}, least=least)
         else:
-            self._timed("prefill link", {self.load: 1.0, self.prefill: -1.0})
+            self._prefill_link()
             least = prefill_flops(job, rows) / hardware.gpu.products_flops_per_s
             self._timed("prefill GPU work", {self.prefill: -1.0}, least=least)
             once = job.weight_bytes / hardware.gpu.memory_bytes_per_s
@@ -334,7 +343,24 @@ class SharesProgram:
         stored = kv_store_costs(engine, hardware)
         share = job.prompt * job.kv_bytes_per_token / job.kv_sequence_bytes
         stores = {c: share * cost for c, cost in zip(self.on.get(KV, []), stored, strict=False)}
+        if self.state_bytes:
+            stores |= self._hidden_stores(job.prompt)
         self._timed("prefill KV stores", {self.prefill: -1.0, **stores})
+
+    def _prefill_link(self) -> None:
+        """The link, and where hidden states cross it the memory that all copies want."""
+        job = self.job
+        if self.state_bytes:
+            self._loads(self.prefill_load, job.prompt)
+        self._timed("prefill link", {self.prefill_load: 1.0, self.prefill: -1.0})
+        if not self.state_bytes:
+            return
+        stored = job.prompt * job.kv_bytes_per_token / job.kv_sequence_bytes
+        times = {STREAMED: 1.0, KV: stored, STATES: self._both_ways(job.prompt)}
+        for at, node in enumerate(self.hardware.nodes):
+            rate = max(node.read_bytes_per_s, node.copy_bytes_per_s)
+            terms = {self.on[name][at]: n / rate for name, n in times.items() if name in self.on}
+            self._timed(f"prefill memory of {node.name}", {self.prefill: -1.0, **terms})
 
     def solve(self) -> Shares | None:
         """The fastest shares; None where nothing fits."""

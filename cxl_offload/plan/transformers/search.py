@@ -8,23 +8,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cxl_offload.plan.decoding.engine import kv_store_costs
-from cxl_offload.plan.decoding.phases import (
-    Phases,
-    between_products_seconds,
-    decode_gpu_seconds,
-    decode_rows_seconds,
-    first_copy_rate,
-    joined_calls_seconds,
-    phases_of_block,
-    prefill_between_seconds,
-    prefill_cpu_seconds,
-    prefill_flops,
-)
+from cxl_offload.plan.decoding.phases import Phases, phases_of_block
 from cxl_offload.plan.hardware import Hardware
+from cxl_offload.plan.transformers.bound import closer_seconds, least_of_states, least_seconds
 from cxl_offload.plan.transformers.homes import (
     Homes,
     block_of,
@@ -33,13 +22,25 @@ from cxl_offload.plan.transformers.homes import (
     whole_percents,
 )
 from cxl_offload.plan.transformers.job import DecoderJob
-from cxl_offload.plan.transformers.layout import BATCHES, Layout, fullest, layouts, most_batches
-from cxl_offload.plan.transformers.program import Fixed, Shares, SharesProgram, gpu_part_seconds
+from cxl_offload.plan.transformers.layout import (
+    BATCHES,
+    Layout,
+    fullest,
+    layouts,
+    most_batches,
+    states_on_host,
+)
+from cxl_offload.plan.transformers.program import SharesProgram
+from cxl_offload.plan.transformers.shares import Fixed, Shares
 
 _TIE = 1e-9
 _JOINED_MARGIN = 0.01
 """By how much a cache in two places has to be faster than one in one place: no GPU has measured
 what joining the two takes."""
+
+_STATES_MARGIN = 0.001
+"""By how much hidden states on the host have to be faster than those on the GPU: where both are
+alike, nothing is copied. With more a better machine might get a plan as much slower."""
 
 _LARGER = 16
 """Batches of a block up to which their rows are as many as there is room for."""
@@ -71,8 +72,8 @@ class BestHomes:
 class Wish:
     """A part of the answer: the home of a kind (or of ``kv``), or nodes that a class is kept off.
 
-    ``homes`` are ``gpu``, ``streamed``, ``cpu`` or ``copies`` by kind, and ``gpu``, ``both`` or
-    ``host`` of ``kv``.
+    ``homes`` are ``gpu``, ``streamed``, ``cpu`` or ``copies`` by kind, ``gpu``, ``both`` or
+    ``host`` of ``kv``, and ``gpu`` or ``host`` of hidden states.
     """
 
     homes: Mapping[str, str] = field(default_factory=dict)
@@ -108,30 +109,51 @@ def search(
     wish
         What is to be kept to.
     """
-    queue = []
     counts = _LARGER if most is None else min(most, _LARGER)
-    for at, (layout, fit) in enumerate(_every(job, hardware, batches, counts, wish)):
-        top = fit if most is None else min(fit, most)
-        if top >= 1:
-            bound = least_seconds(job, hardware, layout, top)
-            queue.append((bound, at, top, layout))
-    queue.sort(key=lambda each: (compared(each[3], each[0]), each[1]))
-    run = _Search(job, hardware, wish)
-    if like is not None:
+    every = list(layouts(job, hardware, batches=batches))
+    queues = _Queues(job, hardware, batches, counts, most)
+    run, on_host = _Search(job, hardware, wish), _Search(job, hardware, wish)
+    queue = queues.of((each for each in every if wish.allows(each)), lambda _: True)
+    if like is not None and like.homes.layout.states == "host":
+        on_host.consider_all(queues.of_one(like.homes.layout))
+        run.has_to_beat(on_host.seconds)
+    elif like is not None:
         for bound, _, top, layout in queue:
             if run.is_like(layout, like.homes.layout):
                 run.consider(layout, top, bound)
     run.consider_all(queue)
-    found = run.placed(hardware)
+    found = _placed(run, queue)
+    on_host.has_to_beat(_compared(job, found))
+    others = [each for each in states_on_host(every) if wish.allows(each)]
+    more = queues.of(others, on_host.may_gain)
+    on_host.consider_all(more)
+    moved = _placed(on_host, more)
+    if found is None or moved is None:
+        return found or moved
+    # A cache in two places that is passed over by its margin is the faster plan all the same.
+    faster = moved.tokens_per_s > found.tokens_per_s
+    return moved if faster and _compared(job, moved) < _compared(job, found) else found
+
+
+def _placed(run: _Search, queue: Sequence[_Entry]) -> BestHomes | None:
+    """The best of a search in whole percents; with less room where these lose much."""
+    found = run.placed(run.hardware)
     for share in _LESS_ROOM:
         if found is None or found.tokens_per_s >= run.tokens_per_s * (1 - _LEAST_WORTH):
             break
-        less = _Search(job, _with_less_room(hardware, share), wish)
+        less = _Search(run.job, _with_less_room(run.hardware, share), run.wish)
         less.consider_all(queue)
-        other = less.placed(hardware)
+        other = less.placed(run.hardware)
         if other is not None and other.tokens_per_s > found.tokens_per_s:
             found = other
     return found
+
+
+def _compared(job: DecoderJob, found: BestHomes | None) -> float:
+    """Seconds of a sequence, as what was found is compared by."""
+    if found is None:
+        return math.inf
+    return compared(found.homes.layout, job.generated / found.tokens_per_s)
 
 
 def _with_less_room(hardware: Hardware, share: float) -> Hardware:
@@ -140,40 +162,93 @@ def _with_less_room(hardware: Hardware, share: float) -> Hardware:
     return replace(hardware, nodes=tuple(nodes))
 
 
-def _every(
-    job: DecoderJob, hardware: Hardware, batches: Sequence[int], counts: int, wish: Wish
-) -> Iterator[tuple[Layout, int]]:
-    """Layouts with their most batches: of the listed rows, and of what fills all memory."""
-    known: dict[Layout, dict[int, int]] = {}
-    for layout in layouts(job, hardware, batches=batches):
-        if wish.allows(layout):
-            fit = most_batches(job, hardware, layout)
-            yield layout, fit
-            known.setdefault(replace(layout, rows=1), dict.fromkeys(batches, 0))[layout.rows] = fit
-    for layout, found in known.items() if hardware.has_gpu else ():
-        yield from fullest(job, hardware, layout, found, counts=counts)
+_Entry = tuple[float, int, int, Layout]
+"""Least seconds of a sequence, place of the layout among all, its most batches, and the layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Queues:
+    """Layouts in the order of their bounds.
+
+    ``counts`` are the most batches that memory is filled with, ``most`` those of any block.
+    """
+
+    job: DecoderJob
+    hardware: Hardware
+    batches: Sequence[int]
+    counts: int
+    most: int | None
+
+    def of(self, found: Iterable[Layout], worth: Callable[[Layout], bool]) -> list[_Entry]:
+        """Of these layouts, and of the rows that fill all memory in each.
+
+        ``worth`` says of which it may pay to know more.
+        """
+        return self._sorted(self._every(found, worth))
+
+    def of_one(self, layout: Layout) -> list[_Entry]:
+        """Of one layout with its rows."""
+        return self._sorted([(layout, most_batches(self.job, self.hardware, layout))])
+
+    def _sorted(self, found: Iterable[tuple[Layout, int]]) -> list[_Entry]:
+        queue = []
+        for at, (layout, fit) in enumerate(found):
+            top = fit if self.most is None else min(fit, self.most)
+            if top >= layout.fewest_batches:
+                bound = least_seconds(self.job, self.hardware, layout, top)
+                queue.append((bound, at, top, layout))
+        return sorted(queue, key=lambda each: (compared(each[3], each[0]), each[1]))
+
+    def _every(
+        self, found: Iterable[Layout], worth: Callable[[Layout], bool]
+    ) -> Iterator[tuple[Layout, int]]:
+        """With their most batches."""
+        known: dict[Layout, dict[int, int]] = {}
+        looked_at = set[Layout]()
+        for layout in found:
+            kind = replace(layout, rows=1)
+            rows = known.setdefault(kind, dict.fromkeys(self.batches, 0))
+            if not worth(layout):
+                del rows[layout.rows]  # as if nobody had asked for so many
+                continue
+            looked_at.add(kind)
+            rows[layout.rows] = most_batches(self.job, self.hardware, layout)
+            yield layout, rows[layout.rows]
+        for layout in known if self.hardware.has_gpu else ():
+            if layout in looked_at:
+                fits = known[layout]
+                yield from fullest(self.job, self.hardware, layout, fits, counts=self.counts)
 
 
 def compared(layout: Layout, seconds: float) -> float:
     """Seconds of a sequence as layouts are compared by."""
-    return seconds * (1 + _JOINED_MARGIN) if layout.kv == "both" else seconds
+    joined = 1 + _JOINED_MARGIN * (layout.kv == "both")
+    return seconds * joined * (1 + _STATES_MARGIN * (layout.states == "host"))
 
 
 class _Search:
-    """The best shares so far, and their seconds as layouts are compared by."""
+    """The best shares so far, and the seconds that others have to beat, as layouts are compared."""
 
     def __init__(self, job: DecoderJob, hardware: Hardware, wish: Wish) -> None:
-        self._job, self._hardware, self._wish = job, hardware, wish
+        self.job, self.hardware, self.wish = job, hardware, wish
         self._best: tuple[Layout, Shares] | None = None
-        self._seconds = float("inf")
+        self.seconds = float("inf")
+
+    def has_to_beat(self, seconds: float) -> None:
+        """What is not faster is not looked at."""
+        self.seconds = min(self.seconds, seconds)
 
     def is_like(self, layout: Layout, other: Layout) -> bool:
         """Whether a layout differs from another in nothing but the rows of a batch, or less."""
-        return not self._hardware.has_gpu or replace(layout, rows=other.rows) == other
+        return not self.hardware.has_gpu or replace(layout, rows=other.rows) == other
 
     def may_be_better(self, layout: Layout, seconds: float) -> bool:
         """Whether so many seconds a sequence beat the best."""
-        return compared(layout, seconds) < self._seconds * (1 - _TIE)
+        return compared(layout, seconds) < self.seconds * (1 - _TIE)
+
+    def may_gain(self, layout: Layout) -> bool:
+        """Whether hidden states on the host may beat the best, however many batches there are."""
+        return self.may_be_better(layout, least_of_states(self.job, self.hardware, layout))
 
     @property
     def tokens_per_s(self) -> float:
@@ -181,7 +256,7 @@ class _Search:
         if self._best is None:
             return 0.0
         layout, shares = self._best
-        return layout.rows * self._job.generated / shares.seconds
+        return layout.rows * self.job.generated / shares.seconds
 
     def consider_all(self, queue: Sequence[tuple[float, int, int, Layout]]) -> None:
         """Layouts with their bounds and most batches, in the order of their bounds."""
@@ -196,7 +271,9 @@ class _Search:
         Where the fewest rows of a range of numbers read fewer experts than others of it, its
         program is a bound only, and both halves of the range are looked at.
         """
-        ranges = [(bound, 1, most)]
+        fewest = layout.fewest_batches
+        closer = closer_seconds(self.job, self.hardware, layout, (fewest, most))
+        ranges = [(max(bound, closer), fewest, most)]
         while ranges:
             least_s, fewest, most = heapq.heappop(ranges)
             if not self.may_be_better(layout, least_s):
@@ -217,9 +294,9 @@ class _Search:
 
     def _reads_the_same(self, layout: Layout, fewest: int, most: int) -> bool:
         """Whether every number of batches of a range reads the same share of the weights."""
-        if self._hardware.has_gpu:  # a pass is over the rows of one batch
+        if self.hardware.has_gpu:  # a pass is over the rows of one batch
             return True
-        least, largest = (layout.cpu_read_share(self._job, rows) for rows in (fewest, most))
+        least, largest = (layout.cpu_read_share(self.job, rows) for rows in (fewest, most))
         return least >= largest * (1 - _TIE)
 
     def _consider_count(
@@ -233,13 +310,13 @@ class _Search:
         shares = self._whole(layout, count, bound, shares)
         if shares is not None and self.may_be_better(layout, shares.seconds / layout.rows):
             self._best = layout, shares
-            self._seconds = compared(layout, shares.seconds / layout.rows)
+            self.seconds = compared(layout, shares.seconds / layout.rows)
 
     def _whole(self, layout: Layout, count: int, bound: float, shares: Shares) -> Shares | None:
         """The same with whole layers, and percents of the cache, on the accelerator."""
         resident = kv_gpu = None
         if shares.resident:
-            resident = whole_layers(self._job, shares.resident) / self._job.layers
+            resident = whole_layers(self.job, shares.resident) / self.job.layers
         if layout.kv == "both":
             kv_gpu = whole_percents(shares.kv_gpu) / 100
         fixed = Fixed(resident, kv_gpu)
@@ -253,12 +330,12 @@ class _Search:
         fixed: Fixed | None = None,
     ) -> Shares | None:
         program = SharesProgram(
-            self._job,
-            self._hardware,
+            self.job,
+            self.hardware,
             layout,
             batches=batches,
             unit_s=bound * layout.rows,
-            banned=self._wish.banned,
+            banned=self.wish.banned,
             fixed=fixed,
         )
         return program.solve()
@@ -272,11 +349,11 @@ class _Search:
             return None
         layout, shares = self._best
         for lost in range(_SMALLER):
-            homes = homes_of(self._job, hardware, layout, shares)
+            homes = homes_of(self.job, hardware, layout, shares)
             if homes is not None:
-                block = block_of(self._job, hardware, homes)
-                phases = phases_of_block(self._job, hardware, block)
-                rate = layout.rows * self._job.generated / shares.seconds
+                block = block_of(self.job, hardware, homes)
+                phases = phases_of_block(self.job, hardware, block)
+                rate = layout.rows * self.job.generated / shares.seconds
                 return BestHomes(homes, shares, phases, rate)
             smaller = self._smaller(layout, round(shares.batches), 1 - _LEAST_LOSS * 2**lost)
             if smaller is None:
@@ -286,113 +363,13 @@ class _Search:
 
     def _smaller(self, layout: Layout, count: int, share: float) -> tuple[Layout, Shares] | None:
         """A share of the sequences of a block: fewer batches, or smaller ones where one is many."""
-        if count * (1 - share) >= 1 or not self._hardware.has_gpu:
+        if count * (1 - share) >= 1 or not self.hardware.has_gpu:
             count = min(count - 1, int(count * share))
         else:
             layout = replace(layout, rows=min(layout.rows - 1, int(layout.rows * share)))
-        if count < 1 or layout.rows < 1:
+        if count < layout.fewest_batches or layout.rows < 1:
             return None
-        shares = self._relaxed(layout, (count, count), self._seconds)
+        shares = self._relaxed(layout, (count, count), self.seconds)
         if shares is not None:
-            shares = self._whole(layout, count, self._seconds, shares)
+            shares = self._whole(layout, count, self.seconds, shares)
         return None if shares is None else (layout, shares)
-
-
-def least_seconds(job: DecoderJob, hardware: Hardware, layout: Layout, most: int) -> float:
-    """Seconds of a sequence that nothing of this layout undercuts.
-
-    Every term by itself, over all nodes together, with the most batches.
-    """
-    engine, rows, link = job.engine, layout.rows, hardware.link_bytes_per_s
-    reads = sum(node.read_bytes_per_s for node in hardware.nodes)
-    copies = min(link, sum(node.copy_bytes_per_s for node in hardware.nodes))
-    streamed = least_streamed_bytes(job, hardware, layout, most) / copies
-    on_cpu = layout.bytes_of(job, layout.on_cpu)
-    params = sum(job.kinds[kind].met for kind in layout.multiplied)
-    mean = rows * job.mean_kv_tokens * job.kv_bytes_per_token
-    batch = rows if hardware.has_gpu else most  # the more rows, the fewer bytes for each
-    work = decode_gpu_seconds(
-        job,
-        hardware,
-        rows,
-        params_cpu=params,
-        cpu_bytes=float(on_cpu),
-        unread=layout.unread_bytes(job, batch),
-    )
-    work += between_products_seconds(job, hardware) / most
-    work += decode_rows_seconds(job, hardware, rows)
-    if layout.kv == "gpu":
-        work += mean / hardware.gpu.memory_bytes_per_s
-    else:
-        flops = 4 * rows * job.mean_kv_tokens * job.query_width * job.layers
-        arithmetic = flops / (hardware.cores * engine.attention_flops_per_core)
-        on_host, there = max(mean / reads / engine.attention_share, arithmetic), 0.0
-        if layout.kv == "both":
-            work += joined_calls_seconds(job)
-            there = most_kv_there(job, hardware, layout)
-        on_gpu = gpu_part_seconds(job, hardware, rows)
-        work += on_host + min(0.0, on_gpu - on_host) * there
-    if layout.multiplied:
-        passes = 1.0 if hardware.has_gpu else 1.0 / most
-        arithmetic = 2 * rows * params / (hardware.cores * engine.products_flops_per_core)
-        seconds = on_cpu * layout.cpu_read_share(job, batch) / reads
-        if layout.copied:
-            seconds += layout.bytes_of(job, layout.copied) / hardware.near_bytes_per_s
-        work += passes * seconds / engine.products_share + arithmetic
-    prefill = _least_prefill(job, hardware, layout, most, streamed=streamed)
-    return (prefill + (job.generated - 1) * max(streamed, work)) / rows
-
-
-def least_streamed_bytes(job: DecoderJob, hardware: Hardware, layout: Layout, most: int) -> float:
-    """What is streamed for a batch when as many layers as there is room for stay on the GPU.
-
-    Every batch takes a part of that room, so that with fewer batches more layers stay, but each
-    batch has more of what is streamed.
-    """
-    total, room = layout.bytes_of(job, layout.streamed), layout.gpu_room(job, hardware)
-    top = layout.most_resident_bytes(job)
-    if total <= room:
-        return (total - top) / most
-    held: float = layout.held_bytes(job, layout.rows)
-    if layout.kv == "gpu":
-        held += layout.rows * job.kv_sequence_bytes
-    one = max(1.0, layout.layered_bytes(job) / job.layers)
-    layers = int(max(0.0, min(top, room - most * held)) / one + 1e-6)
-    with_most = (total - layers * one) / most
-    if most == 1:
-        return with_most
-    return min(with_most, max(total - top, total - room + (most - 1) * held) / (most - 1))
-
-
-def most_kv_there(job: DecoderJob, hardware: Hardware, layout: Layout) -> float:
-    """The largest share of the cache that the GPU has room for, with one batch."""
-    room = layout.gpu_room(job, hardware) - layout.held_bytes(job, layout.rows)
-    return float(min(1.0, max(0.0, room) / (layout.rows * job.kv_sequence_bytes)))
-
-
-def _least_prefill(
-    job: DecoderJob,
-    hardware: Hardware,
-    layout: Layout,
-    most: int,
-    *,
-    streamed: float,
-) -> float:
-    """Of one batch; ``streamed`` seconds of copies a batch."""
-    engine, rows = job.engine, layout.rows
-    on_cpu = layout.bytes_of(job, layout.on_cpu)
-    stored = 0.0
-    if layout.kv != "gpu":
-        stored = rows * job.prompt * job.kv_bytes_per_token * min(kv_store_costs(engine, hardware))
-    if layout.kv == "both":
-        stored *= 1 - most_kv_there(job, hardware, layout)
-    if hardware.has_gpu:
-        arithmetic = prefill_flops(job, rows) / hardware.gpu.products_flops_per_s
-        return max(arithmetic, stored, streamed)
-    reads = sum(node.read_bytes_per_s for node in hardware.nodes)
-    arithmetic = prefill_cpu_seconds(job, hardware, rows)
-    read = on_cpu / reads
-    if layout.copied:
-        read += layout.bytes_of(job, layout.copied) / first_copy_rate(hardware)
-    once = read / engine.products_share + prefill_between_seconds(job, hardware)
-    return max(arithmetic + once / most, stored)

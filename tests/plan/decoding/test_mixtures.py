@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cxl_offload.plan.decoding import phases
-from cxl_offload.plan.decoding.phases import Block
+from cxl_offload.plan.decoding.block import Block
 from cxl_offload.plan.equations.sockets import Crossing, Socket
 from cxl_offload.plan.gpu import GpuRates
 from cxl_offload.plan.hardware import Hardware, HostNode

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cxl_offload.plan.decoding.phases import Block, Phases, phases_of_block
+from cxl_offload.plan.decoding.block import Block
+from cxl_offload.plan.decoding.phases import Phases, phases_of_block
 from cxl_offload.plan.flexgen.job import FlexGenJob, WeightGroup
 from cxl_offload.plan.gpu import LAYER_S, PREFILL_EFFICIENCY, GpuRates
 from cxl_offload.plan.hardware import Hardware, HostNode

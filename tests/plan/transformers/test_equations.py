@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cxl_offload.plan.decoding.block import Block
+from cxl_offload.plan.decoding.copied_states import CopiedStates
 from cxl_offload.plan.decoding.engine import OWN
-from cxl_offload.plan.decoding.phases import Block, Phases, phases_of_block
+from cxl_offload.plan.decoding.phases import Phases, phases_of_block
+from cxl_offload.plan.equations.row_states import STATES
 from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.plan.replay_check import simulated_seconds
+from cxl_offload.plan.transformers.bound import closer_seconds, least_seconds
 from cxl_offload.plan.transformers.homes import block_of, percents, whole_layers
 from cxl_offload.plan.transformers.job import DecoderJob
-from cxl_offload.plan.transformers.layout import Layout, layouts, most_batches
+from cxl_offload.plan.transformers.layout import Layout, most_batches
 from cxl_offload.plan.transformers.plan import Transformers
-from cxl_offload.plan.transformers.program import KV, ON_CPU, STREAMED, Fixed, SharesProgram
-from cxl_offload.plan.transformers.search import least_seconds
+from cxl_offload.plan.transformers.program import SharesProgram
+from cxl_offload.plan.transformers.search import Wish
+from cxl_offload.plan.transformers.shares import KV, ON_CPU, STREAMED, Fixed
+from cxl_offload.plan.transformers.states import copied_states
 
-from .requests import MODELS, request
+from .requests import MODELS, all_layouts, request
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -29,13 +36,13 @@ def test_program_takes_as_long_as_the_equations(model: str) -> None:
     executor = Transformers(request(model))
     job, hardware = executor.job, executor.hardware()
     draw = random.Random(model)
-    every = list(layouts(job, hardware))
-    compared = 0
-    for layout in draw.sample(every, min(25, len(every))):
-        most = most_batches(job, hardware, layout)
-        if not most:
+    every = all_layouts(job, hardware)
+    compared, states = 0, set()
+    for layout in draw.sample(every, min(40, len(every))):
+        most, fewest = most_batches(job, hardware, layout), layout.fewest_batches
+        if most < fewest:
             continue
-        count = draw.randint(1, most)
+        count = draw.randint(fewest, most)
         program = SharesProgram(job, hardware, layout, batches=(count, count), unit_s=10.0)
         found = program.solve()
         if found is None:
@@ -59,34 +66,49 @@ def test_program_takes_as_long_as_the_equations(model: str) -> None:
             kv_host=tuple(each * (1 - found.kv_gpu) for each in found.of.get(KV, none)),
             kv_gpu=found.kv_gpu,
             kv_shares=found.of.get(KV),
-            activations_gpu=1.0,
+            activations_gpu=float(layout.states == "gpu"),
             weights_cpu=spread(layout.on_cpu, ON_CPU),
             cpu_shares=found.of.get(ON_CPU),
             params_cpu=sum(job.kinds[kind].met for kind in layout.on_cpu),
             cpu_read_share=layout.cpu_read_share(job, layout.rows),
             unread=layout.unread_bytes(job, layout.rows),
+            states=states_of(job, layout, count, found.of.get(STATES)),
         )
         phases = phases_of_block(job, hardware, block)
         assert found.seconds * count == pytest.approx(phases.total_s, rel=1e-5)
         compared += 1
+        states.add(layout.states)
         fixed = Fixed(resident=whole_layers(job, found.resident) / job.layers)
         program = SharesProgram(
             job, hardware, layout, batches=(count, count), unit_s=10.0, fixed=fixed
         )
         found = program.solve()
         bound = least_seconds(job, hardware, layout, most)
+        bound = max(bound, closer_seconds(job, hardware, layout, (fewest, most)))
         assert found is None or bound <= found.seconds / layout.rows * (1 + 1e-9)
     assert compared >= 5
+    assert states == {"gpu", "host"}
+
+
+def states_of(
+    job: DecoderJob, layout: Layout, count: int, shares: Sequence[float] | None
+) -> CopiedStates | None:
+    """What so many batches copy; None where their hidden states are on the GPU."""
+    if layout.states == "gpu":
+        return None
+    assert shares is not None
+    return copied_states(job, layout, count * layout.rows, shares)
 
 
 def random_block(
     job: DecoderJob, hardware: Hardware, layout: Layout, draw: random.Random
 ) -> tuple[Block, float]:
     """Anything that fits, and its tokens/s; 0 where it does not."""
-    count = draw.randint(1, max(1, most_batches(job, hardware, layout)))
+    fewest = layout.fewest_batches
+    count = draw.randint(fewest, max(fewest, most_batches(job, hardware, layout)))
     parts = {
         name: percents(shares)
-        for name in (STREAMED, ON_CPU, KV)
+        for name in (STREAMED, ON_CPU, KV, STATES)
         for raw in [[draw.random() ** 2 for _ in hardware.nodes]]
         for shares in [[each / sum(raw) for each in raw]]
     }
@@ -97,6 +119,7 @@ def random_block(
         STREAMED: layout.bytes_of(job, layout.streamed) - resident,
         ON_CPU: layout.bytes_of(job, layout.on_cpu),
         KV: kv * (1 - there),
+        STATES: layout.state_bytes(job, count * layout.rows),
     }
     placed = {name: [nbytes[name] * part / 100 for part in parts[name]] for name in parts}
     used = [sum(column) for column in zip(*placed.values(), strict=True)]
@@ -115,12 +138,13 @@ def random_block(
         kv_host=[each * (1 - there) for each in shares[KV]],
         kv_gpu=there,
         kv_shares=None if layout.kv == "gpu" else shares[KV],
-        activations_gpu=1.0,
+        activations_gpu=float(layout.states == "gpu"),
         weights_cpu=placed[ON_CPU],
         cpu_shares=shares[ON_CPU] if nbytes[ON_CPU] else None,
         params_cpu=sum(job.kinds[kind].met for kind in layout.on_cpu),
         cpu_read_share=layout.cpu_read_share(job, layout.rows),
         unread=layout.unread_bytes(job, layout.rows),
+        states=states_of(job, layout, count, shares[STATES]),
     )
     fits = fits and gpu <= hardware.gpu_usable_bytes
     return block, phases_of_block(job, hardware, block).tokens_per_s if fits else 0.0
@@ -133,7 +157,7 @@ def test_no_random_placement_is_faster_than_the_plan(model: str) -> None:
     best = executor.search(hardware)
     assert best is not None
     draw = random.Random(model)
-    every = list(layouts(job, hardware))
+    every = all_layouts(job, hardware)
     rates = [random_block(job, hardware, draw.choice(every), draw)[1] for _ in range(3000)]
     assert max(rates) <= best.tokens_per_s * (1 + 1e-9)
     assert max(rates) > best.tokens_per_s / 4  # the draws are not all poor
@@ -203,12 +227,15 @@ def cpu_seconds(nbytes: float, hardware: Hardware, block: Block) -> float:
 
 
 def test_replay_agrees_with_the_equations() -> None:
-    """They differ only where copies and attention want the same node for a part of a layer."""
-    differences = []
+    """They differ only where copies and attention want the same node for a part of a layer.
+
+    With hidden states on the GPU; ``test_states_on_host`` asks for those on the host.
+    """
+    differences, wish = [], Wish(homes={STATES: "gpu"})
     for machine in ("epyc9354-cxl-a", "gh200", "xeon8470-cxl-b", "zen4-2-mi300a"):
         for model in ("opt-30b", "opt-66b", "llama-3-8b", "llama-65b"):
             executor = Transformers(request(model, machine))
-            found = executor.search(executor.hardware())
+            found = executor._best(executor.hardware(), wish=wish)
             assert found is not None
             equations = executor.equation_seconds(found)
             replayed = executor.replayed_seconds(found, simulated_seconds)

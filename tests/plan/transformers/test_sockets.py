@@ -18,11 +18,12 @@ from cxl_offload.plan.pipeline import make_plan
 from cxl_offload.plan.plan_file import parse_plan, plan_text
 from cxl_offload.plan.replay_check import simulated_seconds
 from cxl_offload.plan.socket_rates import sockets_with_cores
+from cxl_offload.plan.transformers.bound import least_seconds
 from cxl_offload.plan.transformers.homes import block_of, homes_of
 from cxl_offload.plan.transformers.layout import COPIED_ROWS, Layout, layouts, most_batches
 from cxl_offload.plan.transformers.plan import Transformers, TransformersRequest, plan_transformers
-from cxl_offload.plan.transformers.program import IDLE, KV, ON_CPU, Shares, SharesProgram
-from cxl_offload.plan.transformers.search import least_seconds
+from cxl_offload.plan.transformers.program import SharesProgram
+from cxl_offload.plan.transformers.shares import IDLE, KV, ON_CPU, Shares
 from cxl_offload.plan.what_if import with_gpu
 from cxl_offload.sim import Trace
 from cxl_offload.topology import load_machine, machine_names
