@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from cxl_offload.plan.decoding.phases import Phases, phases_of_block
 from cxl_offload.plan.hardware import Hardware
@@ -137,15 +138,19 @@ def search(
 
 def _placed(run: _Search, queue: Sequence[_Entry]) -> BestHomes | None:
     """The best of a search in whole percents; with less room where these lose much."""
-    found = run.placed(run.hardware)
+    found, more = run.placed(run.hardware), run
     for share in _LESS_ROOM:
         if found is None or found.tokens_per_s >= run.tokens_per_s * (1 - _LEAST_WORTH):
             break
-        less = _Search(run.job, _with_less_room(run.hardware, share), run.wish)
+        less = _Search(run.job, _with_less_room(run.hardware, share), run.wish, more.at_least)
+        less.limit_s = run.job.generated / found.tokens_per_s
         less.consider_all(queue)
+        if less.finds_nothing:  # nor would one with still less room
+            break
         other = less.placed(run.hardware)
         if other is not None and other.tokens_per_s > found.tokens_per_s:
             found = other
+        more = less
     return found
 
 
@@ -227,12 +232,23 @@ def compared(layout: Layout, seconds: float) -> float:
 
 
 class _Search:
-    """The best shares so far, and the seconds that others have to beat, as layouts are compared."""
+    """The best shares so far, and the seconds that others have to beat, as layouts are compared.
 
-    def __init__(self, job: DecoderJob, hardware: Hardware, wish: Wish) -> None:
+    ``at_least`` has the seconds of a sequence that nothing of a layout undercuts, as its program
+    found them, here or with more of everything.
+    """
+
+    def __init__(
+        self,
+        job: DecoderJob,
+        hardware: Hardware,
+        wish: Wish,
+        at_least: Mapping[Layout, float] = MappingProxyType({}),
+    ) -> None:
         self.job, self.hardware, self.wish = job, hardware, wish
+        self.at_least = dict(at_least)
         self._best: tuple[Layout, Shares] | None = None
-        self.seconds = float("inf")
+        self.seconds = self.limit_s = float("inf")
 
     def has_to_beat(self, seconds: float) -> None:
         """What is not faster is not looked at."""
@@ -244,11 +260,18 @@ class _Search:
 
     def may_be_better(self, layout: Layout, seconds: float) -> bool:
         """Whether so many seconds a sequence beat the best."""
+        if seconds >= self.limit_s:
+            return False
         return compared(layout, seconds) < self.seconds * (1 - _TIE)
 
     def may_gain(self, layout: Layout) -> bool:
         """Whether hidden states on the host may beat the best, however many batches there are."""
         return self.may_be_better(layout, least_of_states(self.job, self.hardware, layout))
+
+    @property
+    def finds_nothing(self) -> bool:
+        """Whether nothing was better than what it had to beat."""
+        return self._best is None
 
     @property
     def tokens_per_s(self) -> float:
@@ -272,13 +295,20 @@ class _Search:
         program is a bound only, and both halves of the range are looked at.
         """
         fewest = layout.fewest_batches
-        closer = closer_seconds(self.job, self.hardware, layout, (fewest, most))
-        ranges = [(max(bound, closer), fewest, most)]
+        whole = fewest, most
+        known = self.at_least.get(layout, 0.0)
+        if self.may_be_better(layout, known):
+            known = max(known, closer_seconds(self.job, self.hardware, layout, whole))
+        ranges = [(max(bound, known), fewest, most)]
         while ranges:
             least_s, fewest, most = heapq.heappop(ranges)
             if not self.may_be_better(layout, least_s):
                 return
             relaxed = self._relaxed(layout, (fewest, most), bound)
+            if (fewest, most) == whole:
+                self.at_least[layout] = (
+                    math.inf if relaxed is None else relaxed.seconds / layout.rows
+                )
             if relaxed is None or not self.may_be_better(layout, relaxed.seconds / layout.rows):
                 continue
             below = min(max(fewest, int(relaxed.batches + 1e-6)), most)
