@@ -144,6 +144,11 @@ class Hardware:
             return replace(self, drive_usable_bytes=0.0)
         return replace(self, nodes=tuple(node for node in self.nodes if node.tier != name))
 
+    def with_less_room(self, share: float) -> Hardware:
+        """The same without a share of the room of every node."""
+        nodes = (replace(each, usable_bytes=each.usable_bytes * (1 - share)) for each in self.nodes)
+        return replace(self, nodes=tuple(nodes))
+
     def of_gpus(self, gpus: int) -> Hardware:
         """Links and copies of several GPUs together, each with a link of its own to the host.
 

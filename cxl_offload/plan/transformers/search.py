@@ -137,12 +137,12 @@ def search(
 
 
 def _placed(run: _Search, queue: Sequence[_Entry]) -> BestHomes | None:
-    """The best of a search in whole percents; with less room where these lose much."""
+    """The best of a search in whole percents; with room left to these where they lose much."""
     found, more = run.placed(run.hardware), run
     for share in _LESS_ROOM:
         if found is None or found.tokens_per_s >= run.tokens_per_s * (1 - _LEAST_WORTH):
             break
-        less = _Search(run.job, _with_less_room(run.hardware, share), run.wish, more.at_least)
+        less = _Search(run.job, run.hardware.with_less_room(share), run.wish, more.at_least)
         less.limit_s = run.job.generated / found.tokens_per_s
         less.consider_all(queue)
         if less.finds_nothing:  # nor would one with still less room
@@ -159,12 +159,6 @@ def _compared(job: DecoderJob, found: BestHomes | None) -> float:
     if found is None:
         return math.inf
     return compared(found.homes.layout, job.generated / found.tokens_per_s)
-
-
-def _with_less_room(hardware: Hardware, share: float) -> Hardware:
-    """All nodes without a share of their room, which is left to whole percents."""
-    nodes = (replace(node, usable_bytes=node.usable_bytes * (1 - share)) for node in hardware.nodes)
-    return replace(hardware, nodes=tuple(nodes))
 
 
 _Entry = tuple[float, int, int, Layout]
@@ -235,7 +229,7 @@ class _Search:
     """The best shares so far, and the seconds that others have to beat, as layouts are compared.
 
     ``at_least`` has the seconds of a sequence that nothing of a layout undercuts, as its program
-    found them, here or with more of everything.
+    found them, here or with more of everything; ``limit_s`` is what any layout has to undercut.
     """
 
     def __init__(
@@ -248,7 +242,7 @@ class _Search:
         self.job, self.hardware, self.wish = job, hardware, wish
         self.at_least = dict(at_least)
         self._best: tuple[Layout, Shares] | None = None
-        self.seconds = self.limit_s = float("inf")
+        self.seconds = self.limit_s = math.inf
 
     def has_to_beat(self, seconds: float) -> None:
         """What is not faster is not looked at."""
