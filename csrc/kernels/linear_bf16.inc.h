@@ -59,6 +59,12 @@ struct Strip {
         x(reinterpret_cast<const Bf16*>(panel.x + step.row * panel.x_step)),
         weight(panel.weight + step.output * panel.weight_step),
         apart(step.apart * panel.weight_step) {
+    if constexpr (kCodes) {
+      steps_apart = step.apart * groups_of(panel);
+      steps = room.steps.data.get() + step.output * groups_of(panel);
+      first_groups = room.first_groups.data.get();
+      places = _mm512_load_si512(room.scale_places);
+    }
 #pragma GCC unroll 32
     for (size_t i = 0; i < M * R; ++i) {
       sum[i / R][i % R] = step.first ? Vector::all(0) : step.sums[i];
@@ -93,13 +99,11 @@ struct Strip {
 #pragma GCC unroll 32
     for (size_t i = 0; i < M * R; ++i) block[i / R][i % R] = Vector::all(0);
     add(numbers, at, block);
-    const size_t count = groups_of(panel);
-    const float* steps =
-        room.steps.data.get() + step.output * count + room.first_groups.data[at / kBlock];
+    const float* from = steps + first_groups[at / kBlock];
 #pragma GCC unroll 8
     for (size_t r = 0; r < R; ++r) {
-      const __m512 some = _mm512_castps128_ps512(_mm_loadu_ps(steps + r * step.apart * count));
-      const Vector scale{_mm512_permutexvar_ps(_mm512_load_si512(room.scale_places), some)};
+      const __m512 some = _mm512_castps128_ps512(_mm_loadu_ps(from + r * steps_apart));
+      const Vector scale{_mm512_permutexvar_ps(places, some)};
 #pragma GCC unroll 8
       for (size_t m = 0; m < M; ++m) sum[m][r] = fma(block[m][r], scale, sum[m][r]);
     }
@@ -169,6 +173,11 @@ struct Strip {
   const Bf16* x;
   const std::byte* weight;  // those of the first output
   size_t apart;             // bytes from one output to the next
+  // For codes: what `room` has for the first output.
+  const float* steps = nullptr;
+  size_t steps_apart = 0;  // from one output to the next
+  const uint32_t* first_groups = nullptr;
+  __m512i places{};
   Vector sum[M][R];
 };
 
