@@ -219,10 +219,19 @@ constexpr Tile tile_at(size_t index) {
   return kTiles == 3 ? kFew[index] : kMany[index];
 }
 
+// E4M3 without its NaN is cheaper to convert, so rows without NaN are read that way where the
+// instruction set has one. To know, a strip is read twice.
+template <class W>
+constexpr bool kLooksForNan = false;
+template <>
+constexpr bool kLooksForNan<E4m3> = !std::is_same_v<Vector::NoNan<E4m3>, E4m3>;
+
 // Returns how many outputs a strip has.
 template <class W>
 constexpr size_t strip_outputs(const Tile& tile) {
   if (std::is_same_v<W, Codes>) return tile.coded_outputs;
+  // Such a strip is read twice, and more outputs share what it costs to begin and to end it.
+  if (kLooksForNan<W> && tile.rows <= 2) return 4 * tile.rows;
   if (tile.rows == 4 && is_spread<4, 4>(kLineWeights<W>, sizeof(float))) {
     return std::min(tile.outputs, size_t{4});
   }
@@ -254,22 +263,19 @@ template <class W, size_t M, size_t R, bool kScaled>
   }
 }
 
-// E4M3 without its NaN is cheaper to convert, so rows without NaN are read that way.
 template <class W, size_t M, size_t R, bool kScaled>
 CXL_OFFLOAD_VECTOR void choose_strip(const LinearPanel& panel, const Step& step) {
-  if constexpr (std::is_same_v<W, E4m3>) {
+  if constexpr (kLooksForNan<W>) {
     using NoNan = Vector::NoNan<W>;
-    if constexpr (!std::is_same_v<NoNan, W>) {
-      const W* rows[R];
-      for (size_t r = 0; r < R; ++r) {
-        const size_t output = step.output + r * step.apart;
-        const std::byte* row = panel.weight + output * panel.weight_step;
-        rows[r] = reinterpret_cast<const W*>(row) + step.begin;
-      }
-      if (!NoNan::any_nan(rows, R, step.end - step.begin)) {
-        multiply_strip<NoNan, M, R, kScaled>(panel, step);
-        return;
-      }
+    const W* rows[R];
+    for (size_t r = 0; r < R; ++r) {
+      const size_t output = step.output + r * step.apart;
+      const std::byte* row = panel.weight + output * panel.weight_step;
+      rows[r] = reinterpret_cast<const W*>(row) + step.begin;
+    }
+    if (!NoNan::any_nan(rows, R, step.end - step.begin)) {
+      multiply_strip<NoNan, M, R, kScaled>(panel, step);
+      return;
     }
   }
   multiply_strip<W, M, R, kScaled>(panel, step);
@@ -293,6 +299,7 @@ void multiply_tiles(const LinearPanel& panel) {
   for (size_t begin = 0; begin < panel.width; begin += kLinearColumns) {
     const size_t end = std::min(panel.width, begin + kLinearColumns);
     Order order(panel, kLineWeights<W>, sizeof(float), begin, end);
+    order.whole_strips = kLooksForNan<W>;
     // With scales of groups the columns are not cut: a group may be no whole number of pairs, and
     // would then be summed in another order.
     if constexpr (!kScaled) order.cut<M, R>();

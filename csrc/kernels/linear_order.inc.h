@@ -99,6 +99,7 @@ struct Order {
   const size_t begin;
   const size_t end;
   size_t columns;                     // how many a strip has
+  bool whole_strips = false;          // whether at least a strip is prefetched, as it is read twice
   std::unique_ptr<Vector[]> waiting;  // [outputs of a block][rows of a tile]
 };
 
@@ -119,7 +120,7 @@ struct Block {
   void look_ahead(Step& step) const {
     const size_t lines = (step.end - step.begin + order.line - 1) / order.line;
     constexpr size_t kWanted = kAheadBytes / kLineBytes / R;  // of each output
-    const bool within = spread && kWanted < lines;
+    const bool within = spread && kWanted < lines && !order.whole_strips;
     const size_t later = within ? 1 : (kWanted + lines - 1) / std::max(lines, size_t{1});
     step.ahead = step.jump = order.distance(step, later, step_outputs(), begin,
                                             begin + strips * step_outputs(), stop);
