@@ -6,17 +6,37 @@
 // exact. One instruction adds two products to each float32 sum, twice as many as with float32. A
 // number of float16 would need two of bfloat16, which gains nothing.
 
-// What one thread needs while it multiplies a panel.
+// Memory that is kept from one use to the next. Memory that a thread gives back after every panel
+// comes back as new pages, and making these took longer than reading the weights.
+template <class T>
+struct Kept {
+  T* of(size_t count) {
+    if (count > size) {
+      data = std::make_unique_for_overwrite<T[]>(count);
+      size = count;
+    }
+    return data.get();
+  }
+
+  std::unique_ptr<T[]> data;
+  size_t size = 0;
+};
+
+// What one thread needs while it multiplies a panel of 4-bit codes. Each row of the first three
+// arrays has groups_of() numbers: one for each group, then zeros.
 struct Room {
-  // These are used where weights are 4-bit codes. Each row of these arrays has groups_of() numbers:
-  // one for each group, then zeros.
-  std::unique_ptr<float[]> steps;            // [outputs][groups], and more
-  std::unique_ptr<float[]> lows;             // [outputs][groups]: low - 16 * step
-  std::unique_ptr<float[]> sums;             // [rows][groups]: sums of x
-  std::unique_ptr<uint32_t[]> first_groups;  // the first group of each block of weights
+  Kept<float> steps;            // [outputs][groups], and more
+  Kept<float> lows;             // [outputs][groups]: low - 16 * step
+  Kept<float> sums;             // [rows][groups]: sums of x
+  Kept<uint32_t> first_groups;  // the first group of each block of weights
   // Which step each eight codes of a block have, counted from the block's first step.
   alignas(kLineBytes) int32_t scale_places[16];
 };
+
+inline Room& room_of_this_thread() {
+  static thread_local Room room;
+  return room;
+}
 
 // Returns how many groups a row has, rounded up to whole vectors.
 CXL_OFFLOAD_VECTOR size_t groups_of(const LinearPanel& panel) {
@@ -29,16 +49,22 @@ struct Strip {
   using Reader = Bf16Reader<W>;
   static constexpr size_t kVectors = Reader::kVectors;
   static constexpr size_t kBlock = kVectors * kBf16Lanes;
+  static constexpr bool kSpread = is_spread<M, R>(kBlock, sizeof(Bf16));
   static constexpr bool kCodes = std::is_same_v<W, Codes>;
 
   CXL_OFFLOAD_VECTOR Strip(const LinearPanel& panel, const Room& room, const Step& step)
       : panel(panel),
         room(room),
+        step(step),
         x(reinterpret_cast<const Bf16*>(panel.x + step.row * panel.x_step)),
         weight(panel.weight + step.output * panel.weight_step),
-        row(step.row),
-        output(step.output),
-        ahead(step.ahead) {
+        apart(step.apart * panel.weight_step) {
+    if constexpr (kCodes) {
+      steps_apart = step.apart * groups_of(panel);
+      steps = room.steps.data.get() + step.output * groups_of(panel);
+      first_groups = room.first_groups.data.get();
+      places = _mm512_load_si512(room.scale_places);
+    }
 #pragma GCC unroll 32
     for (size_t i = 0; i < M * R; ++i) {
       sum[i / R][i % R] = step.first ? Vector::all(0) : step.sums[i];
@@ -73,12 +99,11 @@ struct Strip {
 #pragma GCC unroll 32
     for (size_t i = 0; i < M * R; ++i) block[i / R][i % R] = Vector::all(0);
     add(numbers, at, block);
-    const size_t count = groups_of(panel);
-    const float* steps = room.steps.get() + output * count + room.first_groups[at / kBlock];
+    const float* from = steps + first_groups[at / kBlock];
 #pragma GCC unroll 8
     for (size_t r = 0; r < R; ++r) {
-      const __m512 some = _mm512_castps128_ps512(_mm_loadu_ps(steps + r * count));
-      const Vector scale{_mm512_permutexvar_ps(_mm512_load_si512(room.scale_places), some)};
+      const __m512 some = _mm512_castps128_ps512(_mm_loadu_ps(from + r * steps_apart));
+      const Vector scale{_mm512_permutexvar_ps(places, some)};
 #pragma GCC unroll 8
       for (size_t m = 0; m < M; ++m) sum[m][r] = fma(block[m][r], scale, sum[m][r]);
     }
@@ -89,11 +114,13 @@ struct Strip {
     size_t at = begin;
     __m512i numbers[R][kVectors];
     for (; at + kBlock <= end; at += kBlock) {
-      const std::byte* from = weight + at / kBlock * kLineBytes;
+      const auto here = static_cast<ptrdiff_t>(at / kBlock * kLineBytes);
+      const std::byte* from = weight + here;
+      const ptrdiff_t far = kSpread && here >= step.turn ? step.jump : step.ahead;
 #pragma GCC unroll 8
       for (size_t r = 0; r < R; ++r) {
-        reader.read(_mm512_loadu_si512(from + r * panel.weight_step), numbers[r]);
-        __builtin_prefetch(from + r * panel.weight_step + ahead, 0, 2);
+        reader.read(_mm512_loadu_si512(from + r * apart), numbers[r]);
+        __builtin_prefetch(from + r * apart + far, 0, kSpread ? 3 : 2);
       }
       if constexpr (kCodes) {
         add_scaled(numbers, at);
@@ -106,7 +133,7 @@ struct Strip {
       // These are fewer weights than a block has. Nothing beyond them is read, and x is zero there.
       const __mmask64 left = (uint64_t{1} << (end - at) * sizeof(W)) - 1;
       for (size_t r = 0; r < R; ++r) {
-        const std::byte* from = weight + r * panel.weight_step + at / kBlock * kLineBytes;
+        const std::byte* from = weight + r * apart + at / kBlock * kLineBytes;
         reader.read(_mm512_maskz_loadu_epi8(left, from), numbers[r]);
       }
       add(numbers, at, sum);
@@ -115,16 +142,16 @@ struct Strip {
 
   // Adds what the lows of groups contribute: their products with the sums of x over the groups.
   CXL_OFFLOAD_VECTOR void add_lows() {
-    const size_t step = groups_of(panel);
-    const float* lows = room.lows.get() + output * step;
-    const float* sums = room.sums.get() + row * step;
-    for (size_t at = 0; at < step; at += Vector::kLanes) {
+    const size_t count = groups_of(panel);
+    const float* lows = room.lows.data.get() + step.output * count;
+    const float* sums = room.sums.data.get() + step.row * count;
+    for (size_t at = 0; at < count; at += Vector::kLanes) {
 #pragma GCC unroll 8
       for (size_t r = 0; r < R; ++r) {
-        const Vector low = Vector::load(lows + r * step + at);
+        const Vector low = Vector::load(lows + r * step.apart * count + at);
 #pragma GCC unroll 8
         for (size_t m = 0; m < M; ++m) {
-          sum[m][r] = fma(low, Vector::load(sums + m * step + at), sum[m][r]);
+          sum[m][r] = fma(low, Vector::load(sums + m * count + at), sum[m][r]);
         }
       }
     }
@@ -132,35 +159,39 @@ struct Strip {
 
   CXL_OFFLOAD_VECTOR void store() {
     if constexpr (kCodes) add_lows();
-    float* to = panel.sums + row * panel.outputs + output;
+    float* to = panel.sums + step.row * panel.outputs + step.output;
 #pragma GCC unroll 8
     for (size_t m = 0; m < M; ++m) {
 #pragma GCC unroll 8
-      for (size_t r = 0; r < R; ++r) to[m * panel.outputs + r] = sum[m][r].total();
+      for (size_t r = 0; r < R; ++r) to[m * panel.outputs + r * step.apart] = sum[m][r].total();
     }
   }
 
   const LinearPanel& panel;
   const Room& room;
+  const Step& step;
   const Bf16* x;
-  const std::byte* weight;
-  size_t row;
-  size_t output;
-  ptrdiff_t ahead;  // bytes
+  const std::byte* weight;  // those of the first output
+  size_t apart;             // bytes from one output to the next
+  // For codes: what `room` has for the first output.
+  const float* steps = nullptr;
+  size_t steps_apart = 0;  // from one output to the next
+  const uint32_t* first_groups = nullptr;
+  __m512i places{};
   Vector sum[M][R];
 };
 
 // Reads the scales of codes, for codes that are read as 16 more than they are.
 inline void read_scales(const LinearPanel& panel, Room& room) {
   const size_t count = groups_of(panel), pairs = 2 * (panel.width / panel.group);
-  room.steps = std::make_unique_for_overwrite<float[]>(panel.outputs * count + kLinearPad);
-  room.lows = std::make_unique_for_overwrite<float[]>(panel.outputs * count);
+  float* steps = room.steps.of(panel.outputs * count + kLinearPad);
+  float* lows = room.lows.of(panel.outputs * count);
   for (size_t i = 0; i < 16; ++i) {
     room.scale_places[i] = static_cast<int32_t>(i * 8 / panel.group);
   }
-  room.first_groups = std::make_unique_for_overwrite<uint32_t[]>(panel.width / 128);
+  room.first_groups.of(panel.width / 128);
   for (size_t at = 0; at < panel.width; at += 128) {
-    room.first_groups[at / 128] = static_cast<uint32_t>(at / panel.group);
+    room.first_groups.data[at / 128] = static_cast<uint32_t>(at / panel.group);
   }
   const __m512i evens =
       _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -175,8 +206,8 @@ inline void read_scales(const LinearPanel& panel, Room& room) {
       const __mmask16 there = Vector::first(std::min(left / 2, Vector::kLanes));
       const __m512 step = _mm512_maskz_mov_ps(there, _mm512_permutex2var_ps(first, evens, second));
       const __m512 low = _mm512_maskz_mov_ps(there, _mm512_permutex2var_ps(first, odds, second));
-      _mm512_storeu_ps(room.steps.get() + output * count + at, step);
-      _mm512_storeu_ps(room.lows.get() + output * count + at,
+      _mm512_storeu_ps(steps + output * count + at, step);
+      _mm512_storeu_ps(lows + output * count + at,
                        _mm512_fnmadd_ps(step, _mm512_set1_ps(kCodeOffset), low));
     }
   }
@@ -185,11 +216,12 @@ inline void read_scales(const LinearPanel& panel, Room& room) {
 // Sums x over the groups of codes.
 inline void sum_groups(const LinearPanel& panel, Room& room) {
   const size_t count = groups_of(panel);
-  room.sums = std::make_unique<float[]>(panel.rows * count);
+  float* all_sums = room.sums.of(panel.rows * count);
+  std::fill_n(all_sums, panel.rows * count, 0.0f);
   const __m512i one = _mm512_set1_epi16(0x3f80);
   for (size_t row = 0; row < panel.rows; ++row) {
     const Bf16* x = reinterpret_cast<const Bf16*>(panel.x + row * panel.x_step);
-    float* sums = room.sums.get() + row * count;
+    float* sums = all_sums + row * count;
     for (size_t at = 0; at < panel.width; at += 128) {
       __m512 lanes = _mm512_setzero_ps();
       for (size_t n = 0; n < 4; ++n) {
@@ -198,7 +230,7 @@ inline void sum_groups(const LinearPanel& panel, Room& room) {
       }
       float each[16];  // of eight codes
       _mm512_storeu_ps(each, lanes);
-      float* of_block = sums + room.first_groups[at / 128];
+      float* of_block = sums + room.first_groups.data[at / 128];
       for (size_t i = 0; i < 16; ++i) of_block[room.scale_places[i]] += each[i];
     }
   }
@@ -219,23 +251,24 @@ template <class W, size_t M, size_t R>
 template <class W, size_t M, size_t R>
 void multiply_tiles(const LinearPanel& panel) {
   constexpr size_t kBlock = Bf16Reader<W>::kVectors * kBf16Lanes;
-  Room room;
+  Room& room = room_of_this_thread();
   if constexpr (std::is_same_v<W, Codes>) {
     read_scales(panel, room);
     sum_groups(panel, room);
   }
-  Order order(panel, kBlock, 0, panel.width);
-  order.cut<M, R>(sizeof(Bf16));
+  Order order(panel, kBlock, sizeof(Bf16), 0, panel.width);
+  order.cut<M, R>();
   visit_steps<M, R>(order, [&]<size_t kStrip>(const Step& step) {
     multiply_strip<W, M, kStrip>(panel, room, step);
   });
 }
 
-// How many outputs a strip has beside tiles of 1, 2, 4, 6 and 8 rows. The registers allow no more.
+// How many outputs a strip has beside tiles of 1, 2, 4, 6 and 8 rows. The registers allow no more
+// beside many rows; beside few rows, weights are read faster in fewer streams.
 template <class W>
 constexpr size_t strip_outputs(size_t index) {
-  constexpr size_t kOfBf16[] = {8, 8, 6, 4, 3};
-  constexpr size_t kOfBytes[] = {4, 4, 3, 2, 2};
+  constexpr size_t kOfBf16[] = {2, 4, 4, 4, 3};
+  constexpr size_t kOfBytes[] = {2, 4, 3, 2, 2};
   constexpr size_t kOfCodes[] = {4, 3, 2, 1, 1};
   if (std::is_same_v<W, Codes>) return kOfCodes[index];
   return sizeof(W) == 1 ? kOfBytes[index] : kOfBf16[index];

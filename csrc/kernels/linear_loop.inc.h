@@ -1,10 +1,9 @@
 // The loops of linear layers, written once over a type `Vector`. The source of each instruction set
-// includes this file inside of an unnamed namespace, after linear_order.inc.h.
+// includes this file inside of an unnamed namespace, after linear_order.inc.h and
+// linear_rows.inc.h.
 //
 // A strip (linear_order.inc.h) is a few outputs whose weights are read side by side; a tile is a
 // few rows of x. The sums of a strip and a tile stay in registers while the weights pass through.
-
-constexpr size_t kPair = 2 * Vector::kLanes;
 
 struct Codes {};  // two 4-bit codes a byte
 
@@ -22,14 +21,18 @@ constexpr size_t bytes_of(size_t weights) {
   }
 }
 
+template <class W>
+constexpr size_t kLineWeights = 2 * kLineBytes / bytes_of<W>(2);
+
 // The weights of R outputs as float. With kScaled they are multiplied by the scales of one group.
 template <class W, size_t R, bool kScaled>
 struct Weights {
-  CXL_OFFLOAD_VECTOR Weights(const LinearPanel& panel, size_t output, size_t group) {
+  CXL_OFFLOAD_VECTOR Weights(const LinearPanel& panel, const Step& step, size_t group) {
     if constexpr (kScaled) {
-      const float* from = panel.scale + output * panel.scale_step + group * panel.scale_group_step;
+      const float* from =
+          panel.scale + step.output * panel.scale_step + group * panel.scale_group_step;
 #pragma GCC unroll 8
-      for (size_t r = 0; r < R; ++r) factor[r] = from[r * panel.scale_step];
+      for (size_t r = 0; r < R; ++r) factor[r] = from[r * step.apart * panel.scale_step];
     }
   }
   // Returns the first or the second vector of the pair that begins at weight `at`.
@@ -57,7 +60,7 @@ struct Weights {
 
 template <size_t R>
 struct Weights<Codes, R, true> {
-  CXL_OFFLOAD_VECTOR Weights(const LinearPanel& panel, size_t, size_t group) {
+  CXL_OFFLOAD_VECTOR Weights(const LinearPanel& panel, const Step&, size_t group) {
     const float* pair = panel.tables + 2 * group;
     const size_t step = 2 * (panel.width / panel.group);
 #pragma GCC unroll 8
@@ -75,9 +78,14 @@ struct Weights<Codes, R, true> {
 template <class W, size_t M, size_t R, bool kScaled>
 struct Strip {
   using Source = Weights<W, R, kScaled>;
+  static constexpr bool kSpread = is_spread<M, R>(kLineWeights<W>, sizeof(float));
 
   CXL_OFFLOAD_VECTOR Strip(const LinearPanel& panel, const Step& step)
-      : panel(panel), x(panel.x + step.row * panel.x_step), output(step.output), ahead(step.ahead) {
+      : panel(panel),
+        step(step),
+        x(panel.x + step.row * panel.x_step),
+        weight(panel.weight + step.output * panel.weight_step),
+        apart(step.apart * panel.weight_step) {
 #pragma GCC unroll 32
     for (size_t i = 0; i < M * R; ++i) {
       sum[i / R][i % R] = step.first ? Vector::all(0) : step.sums[i];
@@ -85,7 +93,7 @@ struct Strip {
   }
 
   CXL_OFFLOAD_VECTOR const std::byte* row(size_t r) const {
-    return panel.weight + (output + r) * panel.weight_step;
+    return weight + r * apart;
   }
 
   CXL_OFFLOAD_VECTOR void add(const Vector* weights, size_t at) {
@@ -107,14 +115,16 @@ struct Strip {
 
   // Adds the products of the columns [begin, end), which are of one group.
   CXL_OFFLOAD_VECTOR void columns(size_t begin, size_t end, size_t group) {
-    const Source source(panel, output, group);
-    constexpr size_t kLine = std::max(kLineBytes / bytes_of<W>(2) * 2, kPair);
+    const Source source(panel, step, group);
+    constexpr size_t kLine = std::max(kLineWeights<W>, kPair);
     size_t at = begin;
     for (; at + kLine <= end; at += kLine) {
+      const auto here = static_cast<ptrdiff_t>(bytes_of<W>(at));
+      const ptrdiff_t far = kSpread && here >= step.turn ? step.jump : step.ahead;
 #pragma GCC unroll 8
       for (size_t r = 0; r < R; ++r) {
         for (size_t byte = 0; byte < bytes_of<W>(kLine); byte += kLineBytes) {
-          __builtin_prefetch(row(r) + ahead + bytes_of<W>(at) + byte, 0, 2);
+          __builtin_prefetch(row(r) + here + far + byte, 0, kSpread ? 3 : 2);
         }
       }
 #pragma GCC unroll 16
@@ -167,7 +177,7 @@ struct Strip {
     for (size_t i = 0; i < M * R; ++i) to[i] = sum[i / R][i % R];
   }
 
-  CXL_OFFLOAD_VECTOR void store(size_t first_row, bool adds) const {
+  CXL_OFFLOAD_VECTOR void store(bool adds) const {
     float totals[(M * R + 3) / 4 * 4];
     Vector all[(M * R + 3) / 4 * 4];
 #pragma GCC unroll 32
@@ -176,19 +186,20 @@ struct Strip {
     }
 #pragma GCC unroll 8
     for (size_t i = 0; i < M * R; i += 4) Vector::totals(all + i, totals + i);
-    float* to = panel.sums + first_row * panel.outputs + output;
+    float* to = panel.sums + step.row * panel.outputs + step.output;
     for (size_t m = 0; m < M; ++m) {
       for (size_t r = 0; r < R; ++r) {
-        float& sum = to[m * panel.outputs + r];
+        float& sum = to[m * panel.outputs + r * step.apart];
         sum = adds ? sum + totals[m * R + r] : totals[m * R + r];
       }
     }
   }
 
   const LinearPanel& panel;
+  const Step& step;
   const float* x;
-  size_t output;
-  ptrdiff_t ahead;  // bytes
+  const std::byte* weight;  // those of the first output
+  size_t apart;             // bytes from one output to the next
   Vector sum[M][R];
 };
 
@@ -196,16 +207,40 @@ struct Strip {
 // and a vector of x must fit the registers.
 struct Tile {
   size_t rows;
-  size_t outputs;
+  size_t outputs;        // at most
   size_t coded_outputs;  // for 4-bit codes, whose tables are in registers as well
 };
 constexpr size_t kTiles = Vector::kLanes == 1 ? 1 : Vector::kRegisters < 32 ? 3 : 5;
 constexpr Tile tile_at(size_t index) {
   constexpr Tile kOne[] = {{1, 1, 1}};
   constexpr Tile kFew[] = {{1, 4, 4}, {2, 4, 3}, {4, 2, 2}};
-  constexpr Tile kMany[] = {{1, 8, 6}, {2, 8, 4}, {4, 6, 4}, {6, 4, 3}, {8, 3, 2}};
+  constexpr Tile kMany[] = {{1, 8, 6}, {2, 4, 4}, {4, 6, 4}, {6, 4, 3}, {8, 3, 2}};
   if constexpr (kTiles == 1) return kOne[index];
   return kTiles == 3 ? kFew[index] : kMany[index];
+}
+
+// E4M3 without its NaN is cheaper to convert, so rows without NaN are read that way where the
+// instruction set has one. To know, a strip is read twice.
+template <class W>
+constexpr bool kLooksForNan = false;
+template <>
+constexpr bool kLooksForNan<E4m3> = !std::is_same_v<Vector::NoNan<E4m3>, E4m3>;
+
+// Returns how many outputs a strip has.
+template <class W>
+constexpr size_t strip_outputs(const Tile& tile) {
+  if (std::is_same_v<W, Codes>) return tile.coded_outputs;
+  // Such a strip is read twice, and more outputs share what it costs to begin and to end it.
+  if (kLooksForNan<W> && tile.rows <= 2) return 4 * tile.rows;
+  if (tile.rows == 4 && is_spread<4, 4>(kLineWeights<W>, sizeof(float))) {
+    return std::min(tile.outputs, size_t{4});
+  }
+  if (tile.rows > 1) return tile.outputs;
+  // With one row few outputs suffice to read less of x than of weights, and fewer streams are read
+  // faster. But the vectors of a line are added to one sum, each after the one before. With half as
+  // many outputs as such vectors, a line takes no longer than two additions.
+  const size_t vectors = kLineWeights<W> / Vector::kLanes;
+  return std::min(tile.outputs, std::max(vectors / 2, size_t{2}));
 }
 
 template <class W, size_t M, size_t R, bool kScaled>
@@ -222,37 +257,36 @@ template <class W, size_t M, size_t R, bool kScaled>
     strip.columns(step.begin, step.end, 0);
   }
   if (step.last) {
-    strip.store(step.row, step.end > kLinearColumns);
+    strip.store(step.end > kLinearColumns);
   } else {
     strip.wait(step.sums);
   }
 }
 
-// E4M3 without its NaN is cheaper to convert, so rows without NaN are read that way.
 template <class W, size_t M, size_t R, bool kScaled>
 CXL_OFFLOAD_VECTOR void choose_strip(const LinearPanel& panel, const Step& step) {
-  if constexpr (std::is_same_v<W, E4m3>) {
+  if constexpr (kLooksForNan<W>) {
     using NoNan = Vector::NoNan<W>;
-    if constexpr (!std::is_same_v<NoNan, W>) {
-      const W* rows[R];
-      for (size_t r = 0; r < R; ++r) {
-        const std::byte* row = panel.weight + (step.output + r) * panel.weight_step;
-        rows[r] = reinterpret_cast<const W*>(row) + step.begin;
-      }
-      if (!NoNan::any_nan(rows, R, step.end - step.begin)) {
-        multiply_strip<NoNan, M, R, kScaled>(panel, step);
-        return;
-      }
+    const W* rows[R];
+    for (size_t r = 0; r < R; ++r) {
+      const size_t output = step.output + r * step.apart;
+      const std::byte* row = panel.weight + output * panel.weight_step;
+      rows[r] = reinterpret_cast<const W*>(row) + step.begin;
+    }
+    if (!NoNan::any_nan(rows, R, step.end - step.begin)) {
+      multiply_strip<NoNan, M, R, kScaled>(panel, step);
+      return;
     }
   }
   multiply_strip<W, M, R, kScaled>(panel, step);
 }
 
 // Reads the scales of codes as (step, low).
-inline void read_tables(const LinearPanel& panel, size_t output, size_t outputs) {
+inline void read_tables(const LinearPanel& panel, const Step& step, size_t outputs) {
   const size_t count = 2 * (panel.width / panel.group);
   for (size_t r = 0; r < outputs; ++r) {
-    const F16* from = panel.pairs + (output + r) * panel.pairs_step;
+    const size_t output = step.output + r * step.apart;
+    const F16* from = panel.pairs + output * panel.pairs_step;
     for (size_t at = 0; at < count; at += Vector::kLanes) {
       load_pairs(from + at, count - at, panel.form).store(panel.tables + r * count + at);
     }
@@ -264,12 +298,13 @@ void multiply_tiles(const LinearPanel& panel) {
   static_assert(kLinearOutputs % R == 0 && R <= kMostTogether);
   for (size_t begin = 0; begin < panel.width; begin += kLinearColumns) {
     const size_t end = std::min(panel.width, begin + kLinearColumns);
-    Order order(panel, 128 / bytes_of<W>(2), begin, end);
+    Order order(panel, kLineWeights<W>, sizeof(float), begin, end);
+    order.whole_strips = kLooksForNan<W>;
     // With scales of groups the columns are not cut: a group may be no whole number of pairs, and
     // would then be summed in another order.
-    if constexpr (!kScaled) order.cut<M, R>(sizeof(float));
+    if constexpr (!kScaled) order.cut<M, R>();
     visit_steps<M, R>(order, [&]<size_t kStrip>(const Step& step) {
-      if constexpr (std::is_same_v<W, Codes>) read_tables(panel, step.output, kStrip);
+      if constexpr (std::is_same_v<W, Codes>) read_tables(panel, step, kStrip);
       choose_strip<W, M, kStrip, kScaled>(panel, step);
     });
   }
@@ -281,8 +316,7 @@ void multiply_as(const LinearPanel& panel) {
   if constexpr (kIndex + 1 < kTiles) {
     if (panel.tile != kTile.rows) return multiply_as<W, kScaled, kIndex + 1>(panel);
   }
-  constexpr size_t kStrip = std::is_same_v<W, Codes> ? kTile.coded_outputs : kTile.outputs;
-  multiply_tiles<W, kTile.rows, kStrip, kScaled>(panel);
+  multiply_tiles<W, kTile.rows, strip_outputs<W>(kTile), kScaled>(panel);
 }
 
 template <class W>
@@ -295,71 +329,6 @@ void multiply(const LinearPanel& panel) {
   } else {
     multiply_as<W, false>(panel);
   }
-}
-
-template <class T>
-CXL_OFFLOAD_VECTOR void widen(const T* from, size_t width, float* to) {
-  size_t at = 0;
-  for (; at + Vector::kLanes <= width; at += Vector::kLanes) {
-    Vector::load(from + at).store(to + at);
-  }
-  if (at < width) Vector::load_some(from + at, width - at).store(to + at);
-}
-
-// Puts the even numbers of each pair of vectors before the odd ones.
-inline void take_apart(float* row, size_t padded) {
-  for (size_t at = 0; at < padded; at += kPair) {
-    float pair[kPair];
-    std::memcpy(pair, row + at, sizeof(pair));
-    for (size_t i = 0; i < Vector::kLanes; ++i) {
-      row[at + i] = pair[2 * i];
-      row[at + Vector::kLanes + i] = pair[2 * i + 1];
-    }
-  }
-}
-
-template <bool kPairs>
-void prepare(const LinearInput& input) {
-  const size_t width = input.width;
-  for (size_t row = 0; row < input.rows; ++row) {
-    const std::byte* from = input.x + static_cast<ptrdiff_t>(row) * input.x_step;
-    float* to = input.to + row * input.to_step;
-    if (input.dtype == Dtype::kBfloat16) {
-      widen(reinterpret_cast<const Bf16*>(from), width, to);
-    } else if (input.dtype == Dtype::kFloat16) {
-      widen(reinterpret_cast<const F16*>(from), width, to);
-    } else {
-      widen(reinterpret_cast<const float*>(from), width, to);
-    }
-    if constexpr (kPairs) take_apart(to, round_up(width, kLinearPad));
-  }
-}
-
-template <class T>
-void finish_as(const LinearResult& result) {
-  T* y = reinterpret_cast<T*>(result.y);
-  for (size_t at = 0; at < result.count; at += Vector::kLanes) {
-    const size_t count = std::min(result.count - at, Vector::kLanes);
-    Vector sum = Vector::load_some(result.sums + at, count);
-    const Vector bias =
-        result.bias == nullptr ? Vector::all(0) : Vector::load_some(result.bias + at, count);
-    const Vector factor =
-        result.factors == nullptr ? Vector::all(1) : Vector::load_some(result.factors + at, count);
-    sum = mul_add(sum, factor, bias);
-    if (count == Vector::kLanes) {
-      sum.store(y + at);
-    } else {
-      T some[Vector::kLanes];
-      sum.store(some);
-      std::memcpy(y + at, some, count * sizeof(T));
-    }
-  }
-}
-
-void finish(const LinearResult& result) {
-  if (result.dtype == Dtype::kBfloat16) return finish_as<Bf16>(result);
-  if (result.dtype == Dtype::kFloat16) return finish_as<F16>(result);
-  finish_as<float>(result);
 }
 
 // Returns how many rows a tile has. All tiles then have about as many.

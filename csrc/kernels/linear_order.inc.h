@@ -10,9 +10,9 @@
 // The most bytes that a tile has in the columns of a strip: half of a first cache of 32 KiB. The
 // other half is for weights and sums.
 constexpr size_t kNearBytes = size_t{16} << 10;
-// Weights are prefetched at least so many bytes before their strip begins: a core that reads 25 to
-// 35 GB/s takes 250 to 350 ns for them, twice the latency of DRAM. Twice or half as many made no
-// difference that could be measured.
+// So many bytes of weights are prefetched before they are multiplied, all outputs of a strip
+// together: a core that reads 25 to 35 GB/s takes 250 to 350 ns for them, twice the latency of
+// DRAM. They fit a first cache of 32 KiB beside the numbers of x.
 constexpr size_t kAheadBytes = 8192;
 
 // Keeps a number that several products use in a register. Otherwise compilers load it again for
@@ -29,26 +29,43 @@ CXL_OFFLOAD_VECTOR Vector in_register(Vector a) {
 // One strip that is multiplied by one tile.
 struct Step {
   size_t row = 0;
-  size_t output = 0;
-  size_t begin = 0;  // the columns are [begin, end)
+  size_t output = 0;  // the first output
+  size_t apart = 1;   // from one output of the strip to the next
+  size_t begin = 0;   // the columns are [begin, end)
   size_t end = 0;
-  ptrdiff_t ahead = 0;     // bytes from the weights to those that are prefetched meanwhile
+  // How many bytes beyond those that are read weights are prefetched: `ahead`, and `jump` from byte
+  // `turn` of a row on, which leads to the next strip.
+  ptrdiff_t ahead = 0;
+  ptrdiff_t turn = 0;
+  ptrdiff_t jump = 0;
   bool first = false;      // these are the first columns of the order
   bool last = false;       // these are the last columns, after which the sums are complete
   Vector* sums = nullptr;  // where the sums are kept until the next columns are added to them
 };
 
-// How some columns of a panel are cut. `line` columns have 64 bytes of weights.
-struct Order {
-  Order(const LinearPanel& panel, size_t line, size_t begin, size_t end)
-      : panel(panel), line(line), begin(begin), end(end), columns(end - begin) {}
+// Whether strips of R outputs read at least as many bytes of weights as of x with tiles of M rows.
+// `line` columns have 64 bytes of weights, and a number of x has `x_bytes` bytes.
+//
+// Such strips are spread over the outputs: the first output of each strip follows the first one of
+// the strip before, and so do the others. So each of R streams reads one row of weights after the
+// other, and the hardware's prefetchers go on from row to row. The weights are prefetched into the
+// first cache. In other strips x fills that cache; their outputs are neighbours, and their weights
+// are prefetched into the second cache.
+template <size_t M, size_t R>
+constexpr bool is_spread(size_t line, size_t x_bytes) {
+  return M * x_bytes * line <= R * kLineBytes;
+}
 
-  // Cuts the columns for strips of R outputs and tiles of M rows, where a number of x has `x_bytes`
-  // bytes. It does not cut them where a strip reads no more bytes of x than of weights: reading
-  // long rows of weights then gains more than keeping x in the first cache.
+// How some columns of a panel are cut.
+struct Order {
+  Order(const LinearPanel& panel, size_t line, size_t x_bytes, size_t begin, size_t end)
+      : panel(panel), line(line), x_bytes(x_bytes), begin(begin), end(end), columns(end - begin) {}
+
+  // Cuts the columns for strips of R outputs and tiles of M rows. It does not cut them where strips
+  // are spread: reading long rows of weights then gains more than keeping x in the first cache.
   template <size_t M, size_t R>
-  void cut(size_t x_bytes) {
-    if (M * x_bytes * line <= R * kLineBytes) return;
+  void cut() {
+    if (is_spread<M, R>(line, x_bytes)) return;
     const size_t fit = kNearBytes / (M * x_bytes) / line * line;
     if (fit >= columns) return;
     columns = fit;
@@ -60,28 +77,66 @@ struct Order {
     return static_cast<ptrdiff_t>(output * panel.weight_step + column / line * kLineBytes);
   }
 
-  // Returns the distance in bytes from the weights of this strip of R outputs to those that are
-  // prefetched while it is multiplied. The hardware's own prefetchers stop at the end of a page and
-  // of a strip. The block has the outputs [block, stop). Returns 0 if no weights are left.
-  template <size_t R>
-  ptrdiff_t ahead(const Step& step, size_t block, size_t stop) const {
-    const size_t strip = std::max(columns / line * kLineBytes, size_t{kLineBytes}) * R;
-    const size_t next = step.output + (kAheadBytes + strip - 1) / strip * R;
-    if (next + R <= stop) return place(next, step.begin) - place(step.output, step.begin);
-    const size_t beyond = next > stop ? next - stop : 0;
-    const bool more = step.begin + columns < end;  // else the next outputs follow
-    const size_t output = (more ? block : stop) + beyond;
-    const size_t column = more ? step.begin + columns : begin;
-    if (output + R > panel.outputs) return 0;
+  // Returns the distance in bytes from the weights of this strip to those `strips` strips later, or
+  // 0 if no weights are left. The block has the outputs [block, stop); the first outputs of its
+  // strips are `step_outputs` apart and end before `strips_stop`.
+  ptrdiff_t distance(const Step& step, size_t strips, size_t step_outputs, size_t block,
+                     size_t strips_stop, size_t stop) const {
+    size_t output = step.output + strips * step_outputs;
+    size_t column = step.begin;
+    if (output >= strips_stop) {
+      const bool more = step.begin + columns < end;  // else the next outputs follow
+      output = (more ? block : stop) + output - strips_stop;
+      column = more ? step.begin + columns : begin;
+    }
+    if (output >= panel.outputs) return 0;
     return place(output, column) - place(step.output, step.begin);
   }
 
   const LinearPanel& panel;
   const size_t line;
+  const size_t x_bytes;
   const size_t begin;
   const size_t end;
   size_t columns;                     // how many a strip has
+  bool whole_strips = false;          // whether at least a strip is prefetched, as it is read twice
   std::unique_ptr<Vector[]> waiting;  // [outputs of a block][rows of a tile]
+};
+
+// The strips of R outputs in a block of outputs, [begin, stop).
+template <size_t M, size_t R>
+struct Block {
+  Block(const Order& order, size_t begin)
+      : order(order),
+        begin(begin),
+        stop(std::min(order.panel.outputs, begin + kLinearOutputs)),
+        strips((stop - begin) / R),
+        spread(is_spread<M, R>(order.line, order.x_bytes)) {}
+
+  size_t apart() const { return spread ? strips : 1; }
+  size_t step_outputs() const { return spread ? 1 : R; }  // from one strip to the next
+
+  // Says where the weights that are read later are prefetched from.
+  void look_ahead(Step& step) const {
+    const size_t lines = (step.end - step.begin + order.line - 1) / order.line;
+    constexpr size_t kWanted = kAheadBytes / kLineBytes / R;  // of each output
+    const bool within = spread && kWanted < lines && !order.whole_strips;
+    const size_t later = within ? 1 : (kWanted + lines - 1) / std::max(lines, size_t{1});
+    step.ahead = step.jump = order.distance(step, later, step_outputs(), begin,
+                                            begin + strips * step_outputs(), stop);
+    step.turn = order.place(0, step.begin);
+    if (!within) return;
+    const auto before = static_cast<ptrdiff_t>((lines - kWanted) * kLineBytes);
+    step.ahead = static_cast<ptrdiff_t>(kWanted * kLineBytes);
+    step.turn += before;
+    if (step.jump != 0) step.jump -= before;
+  }
+
+  const Order& order;
+  const size_t begin;
+  const size_t stop;
+  const size_t strips;
+  const bool spread;
 };
 
 template <size_t M, size_t R, class Visit>
@@ -95,21 +150,24 @@ CXL_OFFLOAD_VECTOR void visit_step(Step& step, const Visit& visit) {
 template <size_t M, size_t R, class Visit>
 void visit_steps(const Order& order, const Visit& visit) {
   const LinearPanel& panel = order.panel;
-  for (size_t block = 0; block < panel.outputs; block += kLinearOutputs) {
-    const size_t stop = std::min(panel.outputs, block + kLinearOutputs);
+  for (size_t begin = 0; begin < panel.outputs; begin += kLinearOutputs) {
+    const Block<M, R> block(order, begin);
     Step step;
+    step.apart = block.apart();
     for (step.row = 0; step.row < panel.rows; step.row += M) {
       for (step.begin = order.begin; step.begin < order.end; step.begin += order.columns) {
         step.end = std::min(step.begin + order.columns, order.end);
         step.first = step.begin == order.begin;
         step.last = step.end == order.end;
         step.sums = order.waiting.get();
-        for (step.output = block; step.output + R <= stop; step.output += R) {
-          step.ahead = step.row == 0 ? order.ahead<R>(step, block, stop) : 0;
+        step.output = block.begin;
+        for (size_t i = 0; i < block.strips; ++i, step.output += block.step_outputs()) {
+          if (step.row == 0) block.look_ahead(step);
           visit_step<M, R>(step, visit);
         }
-        step.ahead = 0;
-        for (; step.output < stop; ++step.output) visit_step<M, 1>(step, visit);
+        step.ahead = step.turn = step.jump = 0;
+        step.output = block.begin + block.strips * R;
+        for (; step.output < block.stop; ++step.output) visit_step<M, 1>(step, visit);
       }
     }
   }

@@ -13,6 +13,8 @@ namespace {
 //
 #include "kernels/linear_order.inc.h"
 //
+#include "kernels/linear_rows.inc.h"
+//
 #include "kernels/linear_loop.inc.h"
 
 }  // namespace
