@@ -92,9 +92,7 @@ struct Strip {
     }
   }
 
-  CXL_OFFLOAD_VECTOR const std::byte* row(size_t r) const {
-    return weight + r * apart;
-  }
+  CXL_OFFLOAD_VECTOR const std::byte* row(size_t r) const { return weight + r * apart; }
 
   CXL_OFFLOAD_VECTOR void add(const Vector* weights, size_t at) {
 #pragma GCC unroll 8

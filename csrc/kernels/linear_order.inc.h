@@ -122,8 +122,8 @@ struct Block {
     constexpr size_t kWanted = kAheadBytes / kLineBytes / R;  // of each output
     const bool within = spread && kWanted < lines && !order.whole_strips;
     const size_t later = within ? 1 : (kWanted + lines - 1) / std::max(lines, size_t{1});
-    step.ahead = step.jump = order.distance(step, later, step_outputs(), begin,
-                                            begin + strips * step_outputs(), stop);
+    step.ahead = step.jump =
+        order.distance(step, later, step_outputs(), begin, begin + strips * step_outputs(), stop);
     step.turn = order.place(0, step.begin);
     if (!within) return;
     const auto before = static_cast<ptrdiff_t>((lines - kWanted) * kLineBytes);
