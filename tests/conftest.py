@@ -25,6 +25,9 @@ BUSY_PATIENCE = 2.0
 TESTS_UNTIL = float(os.environ.get("CXL_OFFLOAD_TESTS_UNTIL", "inf"))
 """In seconds of ``time.time()``: no test begins later. CI sets it, whose time is limited."""
 
+LEFT_OUT = "NOT RUN"
+"""What is said of the tests that would have begun later."""
+
 # A shell has these ignored in what it starts in the background, and so they would be in every
 # program that a test starts and interrupts.
 for _each, _default in (
@@ -138,7 +141,18 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup() -> None:
     """Leaves out the tests that are left when the time of the run is over."""
     if time.time() > TESTS_UNTIL:
-        pytest.skip("NOT RUN: the time that CXL_OFFLOAD_TESTS_UNTIL gives is over")
+        pytest.skip(f"{LEFT_OUT}: the time that CXL_OFFLOAD_TESTS_UNTIL gives is over")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how many tests were left out, and the first and the last of them."""
+    skipped = terminalreporter.getreports("skipped")
+    names = [each.nodeid for each in skipped if LEFT_OUT in str(each.longrepr)]
+    if names:
+        terminalreporter.write_line(
+            f"{LEFT_OUT}, the time of the run was over: {len(names)} tests, {names[0]} to "
+            f"{names[-1]}"
+        )
 
 
 @pytest.hookimpl(wrapper=True)

@@ -254,9 +254,10 @@ class _Search:
 
     def may_be_better(self, layout: Layout, seconds: float) -> bool:
         """Whether so many seconds a sequence beat the best."""
-        if seconds >= self.limit_s:
-            return False
-        return compared(layout, seconds) < self.seconds * (1 - _TIE)
+        return seconds < self.limit_s and not self._is_beaten(layout, seconds)
+
+    def _is_beaten(self, layout: Layout, seconds: float) -> bool:
+        return compared(layout, seconds) >= self.seconds * (1 - _TIE)
 
     def may_gain(self, layout: Layout) -> bool:
         """Whether hidden states on the host may beat the best, however many batches there are."""
@@ -278,7 +279,7 @@ class _Search:
     def consider_all(self, queue: Sequence[tuple[float, int, int, Layout]]) -> None:
         """Layouts with their bounds and most batches, in the order of their bounds."""
         for bound, _, top, layout in queue:
-            if not self.may_be_better(layout, bound):
+            if self._is_beaten(layout, bound):
                 break
             self.consider(layout, top, bound)
 
@@ -290,10 +291,10 @@ class _Search:
         """
         fewest = layout.fewest_batches
         whole = fewest, most
-        known = self.at_least.get(layout, 0.0)
+        known = max(bound, self.at_least.get(layout, 0.0))
         if self.may_be_better(layout, known):
             known = max(known, closer_seconds(self.job, self.hardware, layout, whole))
-        ranges = [(max(bound, known), fewest, most)]
+        ranges = [(known, fewest, most)]
         while ranges:
             least_s, fewest, most = heapq.heappop(ranges)
             if not self.may_be_better(layout, least_s):

@@ -17,6 +17,8 @@ from cxl_offload.integrations.transformers.parted_states import PartedStates
 from cxl_offload.ops.threads import team_for
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
 
+from .calls_of_torch import AllCallsOfTorch
+
 PRODUCTS = ("mm", "addmm", "bmm", "linear")
 
 attending: list[bool] = []
@@ -120,15 +122,3 @@ def test_attention_over_a_cache_in_two_places_takes_as_many_calls_as_the_planner
     parted = (PartedStates(each[:, :, :10], each[:, :, 10:], each.device) for each in kept)
     more = calls(by_kernel.by_kernel_and_accelerator, *parted) - calls(by_kernel.by_kernel, *kept)
     assert more == pytest.approx(TRANSFORMERS.joined_calls, rel=0.1)
-
-
-class AllCallsOfTorch(TorchDispatchMode):
-    """Counts what reaches torch's dispatcher."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))

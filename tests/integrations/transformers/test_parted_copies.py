@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from cxl_offload import _C
@@ -18,6 +17,7 @@ from cxl_offload.memory import Session
 from cxl_offload.plan.decoding.engine import TRANSFORMERS
 from cxl_offload.transfer import CopyHandle
 
+from .calls_of_torch import AllCallsOfTorch
 from .conftest import machine
 from .fake_accelerator import FakeCopies, fake_accelerator, pinning_session
 from .models import generate, make, prompts
@@ -160,18 +160,6 @@ def test_what_is_left_is_queued_or_forgotten(way: str) -> None:
     assert target.sum() == (8 if way == "rest" else 2)
 
 
-class CallsOfTorch(TorchDispatchMode):
-    """Counts what reaches torch's dispatcher."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
 def calls_of_a_step(policies: dict[str, str], session: Session) -> float:
     """Calls of torch, and copies, of one layer and part in a decode step."""
     model, given, counts = llama(), prompts(ROWS, PROMPT), []
@@ -179,7 +167,7 @@ def calls_of_a_step(policies: dict[str, str], session: Session) -> float:
         with offload(model, policies, rows_at_once=AT_ONCE, accelerator="cuda", session=session):
             Watched.seen.clear()
             Watched.gone = 0
-            with CallsOfTorch() as calls:
+            with AllCallsOfTorch() as calls:
                 model.generate(**given, max_new_tokens=new, do_sample=False)
         counts.append(calls.count + len(Watched.seen) + Watched.gone)
     return (counts[1] - counts[0]) / 2 / PARTS / len(model.model.layers)

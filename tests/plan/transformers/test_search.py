@@ -16,6 +16,7 @@ from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.transformers.layout import layouts, most_batches
 from cxl_offload.plan.transformers.plan import Transformers, TransformersRequest
 from cxl_offload.plan.transformers.program import SharesProgram
+from cxl_offload.plan.transformers.search import ANYTHING, _Search, compared
 from cxl_offload.topology import load_machine, machine_names
 
 GIB = 1 << 30
@@ -161,3 +162,19 @@ def test_no_neighbour_and_no_smaller_tier_is_faster_on_any_machine(machine: str)
     model, tokens = MODELS[at % len(MODELS)], LENGTHS[at // len(MODELS) % len(LENGTHS)]
     check_neighbours(model, machine, *tokens)
     check_limits(model, machine, *tokens)
+
+
+def test_limit_passes_over_no_layout_that_undercuts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layouts stand as they are compared, where a cache in two places comes later."""
+    executor = Transformers(request("opt-66b", "epyc9354-cxl-a", 512, 32))
+    job, hardware, seen = executor.job, executor.hardware(), list[str]()
+    of_kv = {each.kv: each for each in layouts(job, hardware)}
+    entries = [(1.0, 0, 1, of_kv["host"]), (0.999, 1, 1, of_kv["both"]), (2.0, 2, 1, of_kv["gpu"])]
+    assert [compared(each[3], each[0]) for each in entries] == sorted(
+        compared(each[3], each[0]) for each in entries
+    )
+    search = _Search(job, hardware, ANYTHING)
+    search.limit_s = 1.0
+    monkeypatch.setattr(search, "_relaxed", lambda layout, *_: seen.append(layout.kv))
+    search.consider_all(entries)
+    assert seen == ["both"]
