@@ -211,10 +211,11 @@ def test_environment_names_versions_limits_nodes_and_findings(
     monkeypatch.setenv("HOME", str(tmp_path / "who"))
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("CXL_OFFLOAD_COPY_RULES", str(tmp_path / "who" / "rules"))
+    monkeypatch.setenv("CXL_OFFLOAD_TESTS_UNTIL", "a value wider than the others of its column")
     monkeypatch.setenv("SECRET_TOKEN", "never shown")
     code, text, _ = run("env")
     assert code == 0
-    lines = {line.split("  ")[0]: line for line in text.splitlines() if line}
+    lines = {line.split("  ")[0]: line.rstrip() for line in text.splitlines() if line}
     assert platform.python_version() in lines["Python"]
     assert "3" in lines["OMP_NUM_THREADS"]
     assert lines["CXL_OFFLOAD_COPY_RULES"].endswith("~/rules")
