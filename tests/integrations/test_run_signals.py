@@ -57,11 +57,14 @@ def rank(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def ctrl_c() -> Iterator[None]:
-    """Programs do not inherit that interrupts are ignored (nohup, CI)."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def signals_that_end() -> Iterator[None]:
+    """Programs do not inherit that interrupts and hang-ups are ignored (nohup, CI)."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, did in before.items():
+        signal.signal(number, did)
 
 
 def _started(folder: Path, program: str) -> subprocess.Popen[bytes]:
