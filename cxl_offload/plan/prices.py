@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -17,14 +18,21 @@ T = TypeVar("T")
 _ROUNDING = 1e-12
 """Share of a rate by which sums in another order may differ."""
 
+_FEW = 2
+"""Nodes that are asked for one by one at once: all of them together are one search more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Something that hardware could have more of, and the hardware with one ``unit`` more."""
+    """Something that hardware could have more of, and the hardware with one ``unit`` more.
+
+    ``of_nodes`` names what of a node there is more of; empty: the resource is not a node's.
+    """
 
     what: str
     unit: str
     more: Hardware
+    of_nodes: str = ""
 
 
 def _more_of_node(hardware: Hardware, at: int, field: str, unit: float) -> Hardware:
@@ -44,7 +52,7 @@ def resources(hardware: Hardware, *, computes_on_cpu: bool = True) -> Iterator[R
         for field, label, unit, size in fields:
             if getattr(node, field) != float("inf"):
                 more = _more_of_node(hardware, at, field, size)
-                yield Resource(f"{node.name} {label}", unit, more)
+                yield Resource(f"{node.name} {label}", unit, more, field)
     if hardware.has_gpu:
         yield from _of_gpu(hardware)
     if hardware.sockets and computes_on_cpu:
@@ -81,12 +89,42 @@ def _of_gpu(hardware: Hardware) -> Iterator[Resource]:
 
 
 def prices(executor: Executor[T], found: Candidate[T]) -> tuple[PriceEstimate, ...]:
-    """Gains in tokens/s, never below 0."""
+    """Gains in tokens/s, never below 0.
+
+    Where more on all nodes together brings nothing, more on one of them does not either: of many
+    nodes most are asked for at once.
+    """
+    every = list(resources(found.hardware, computes_on_cpu=executor.computes_on_cpu))
+    fields = defaultdict[str, list[Resource]](list)
+    for each in every:
+        if each.of_nodes:
+            fields[each.of_nodes].append(each)
+    useless = {
+        name
+        for name, of_nodes in fields.items()
+        if len(of_nodes) > _FEW
+        and not _gain(executor, found, _more_of_all(found.hardware, of_nodes))
+    }
     made = []
-    for each in resources(found.hardware, computes_on_cpu=executor.computes_on_cpu):
-        again = executor.search(each.more, like=found)
-        rate = found.tokens_per_s if again is None else again.tokens_per_s
-        gain = rate - found.tokens_per_s
-        gain = gain if gain > _ROUNDING * rate else 0.0
+    for each in every:
+        gain = 0.0 if each.of_nodes in useless else _gain(executor, found, each.more)
         made.append(PriceEstimate(what=each.what, unit=each.unit, gain_tokens_per_s=gain))
     return tuple(made)
+
+
+def _more_of_all(hardware: Hardware, resources: Sequence[Resource]) -> Hardware:
+    """With more of several nodes together."""
+    nodes = list(hardware.nodes)
+    for each in resources:
+        for at, (node, more) in enumerate(zip(hardware.nodes, each.more.nodes, strict=True)):
+            if more != node:
+                nodes[at] = more
+    return replace(hardware, nodes=tuple(nodes))
+
+
+def _gain(executor: Executor[T], found: Candidate[T], more: Hardware) -> float:
+    """Tokens/s that better hardware brings."""
+    again = executor.search(more, like=found)
+    rate = found.tokens_per_s if again is None else again.tokens_per_s
+    gain = rate - found.tokens_per_s
+    return gain if gain > _ROUNDING * rate else 0.0

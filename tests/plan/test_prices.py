@@ -11,6 +11,8 @@ from cxl_offload.plan.prices import prices, resources
 
 from .toy_executor import GIB, Toy, has
 
+FIELDS = ("usable_bytes", "read_bytes_per_s", "copy_bytes_per_s")
+
 
 def linear(hardware: Hardware) -> float:
     """2 tokens/s a GiB of the first node, 3 a GB/s that CPUs read of it, 5 a GB/s of the link."""
@@ -62,3 +64,28 @@ def test_what_does_not_count_is_no_resource() -> None:
     names = [each.what for each in resources(replace(hardware, nodes=nodes))]
     assert f"{unbound.name} bandwidth (GPU copies)" not in names
     assert f"{hardware.nodes[1].name} bandwidth (GPU copies)" in names
+
+
+def test_what_brings_nothing_on_all_nodes_is_asked_once() -> None:
+    """Of three nodes each: room brings nothing, CPUs' reads of the first bring something."""
+    toy = Toy(lambda hardware: 3 * hardware.nodes[0].read_bytes_per_s / 1e9)
+    found = toy.search(toy.hardware())
+    assert found is not None
+    assert len(found.hardware.nodes) == 3
+    every = list(resources(found.hardware))
+    asked = {name: sum(each.of_nodes == name for each in every) for name in FIELDS}
+    assert asked == dict.fromkeys(FIELDS, 3)
+
+    gains = {each.what: each.gain_tokens_per_s for each in prices(toy, found)}
+
+    first = found.hardware.nodes[0].name
+    assert {what for what, gain in gains.items() if gain} == {f"{first} bandwidth (CPU)"}
+    assert gains.keys() == {each.what for each in every}
+    others = sum(not each.of_nodes for each in every)
+    assert len(toy.seen) - 1 == others + 1 + 1 + (1 + 3), "room and copies once, reads for each too"
+    for name in FIELDS:
+        together = [
+            all(getattr(a, name) > getattr(b, name) for a, b in zip(seen, known, strict=True))
+            for seen, known in ((each.nodes, found.hardware.nodes) for each in toy.seen)
+        ]
+        assert sum(together) == 1

@@ -1,13 +1,13 @@
 """Policies of every class of tensor, and the bytes that they put on every node.
 
-Shares become whole percents, and percents the weights of an interleave; bytes are then those of the
-tensors as the memory layer stripes them.
+Shares become whole percents, or finer parts where percents do not fit, and those the weights of an
+interleave; bytes are then those of the tensors as the memory layer stripes them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cxl_offload.core import BASE_PAGE_BYTES, HUGE_PAGE_BYTES
@@ -22,9 +22,15 @@ from cxl_offload.plan.transformers.job import HEAD, DecoderJob
 from cxl_offload.plan.transformers.layout import Layout
 from cxl_offload.plan.transformers.shares import IDLE, KV, ON_CPU, STREAMED, Shares
 from cxl_offload.plan.transformers.states import copied_states
+from cxl_offload.topology.model import MAX_WEIGHT
 
 _MOVES = 60
-"""Times that percents move to where there is room before a plan of fewer sequences is tried."""
+"""Times that parts move to where there is room before a plan of fewer sequences is tried."""
+
+_PERCENTS = 100
+
+_PARTS_TO_MOVE = 15
+"""How much less than an interleave takes the finer parts of a node are: some may move there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class Homes:
     Attributes
     ----------
     parts
-        Percents of every class on every node.
+        Parts of every class on every node: percents, or finer ones.
     kinds
         Bytes on every node by kind of weight that has a policy, of ``kv``, and of hidden states.
     work
@@ -64,20 +70,57 @@ class Homes:
         return tuple(sum(part) for part in zip(self.work, *self.kinds.values(), strict=True))
 
     def class_of(self, kind: str) -> str:
-        """Which percents a kind has."""
+        """Whose parts a kind has."""
         layout = self.layout
         classes = {STREAMED: layout.streamed, ON_CPU: layout.on_cpu, IDLE: layout.idle}
         classes[COPIES] = layout.copied
         return next((name for name, kinds in classes.items() if kind in kinds), kind)
 
 
-def percents(shares: Sequence[float]) -> tuple[int, ...]:
-    """Whole percents nearest to shares, by largest remainders."""
-    floors = [int(100 * share + 1e-9) for share in shares]
-    order = sorted(range(len(shares)), key=lambda at: floors[at] - 100 * shares[at])
-    for at in order[: 100 - sum(floors)]:
+def whole_parts(shares: Sequence[float], total: int = _PERCENTS) -> tuple[int, ...]:
+    """Whole parts of ``total`` nearest to shares, by largest remainders; percents by default."""
+    floors = [int(total * share + 1e-9) for share in shares]
+    order = sorted(range(len(shares)), key=lambda at: floors[at] - total * shares[at])
+    for at in order[: total - sum(floors)]:
         floors[at] += 1
     return tuple(floors)
+
+
+def finer_parts(
+    shares: Sequence[float], nbytes: float, room: Sequence[float], largest: int
+) -> tuple[int, ...]:
+    """Whole parts of the largest total that has room; of what is nearest to it where none has.
+
+    Parameters
+    ----------
+    nbytes, largest
+        Of all tensors that are striped so, and of the largest: an eighth of it is no less than a
+        cycle of pages.
+    room
+        Bytes of every node beside its share.
+    """
+    most = int((MAX_WEIGHT - _PARTS_TO_MOVE) / max(shares))
+    most = max(_PERCENTS, min(most, largest // (CYCLES * BASE_PAGE_BYTES)))
+    reach = [share + free / nbytes for share, free in zip(shares, room, strict=True)]
+    best, least = whole_parts(shares), math.inf
+    for total in range(most, _PERCENTS - 1, -1):
+        caps = [min(MAX_WEIGHT, max(0, int(total * each))) for each in reach]
+        lack = 1 - sum(caps) / total
+        if lack < least:
+            best, least = _parts_below(caps, shares, total), lack
+        if lack <= 0:
+            break
+    return best
+
+
+def _parts_below(caps: Sequence[int], shares: Sequence[float], total: int) -> tuple[int, ...]:
+    """Whole parts near to shares, none of them above its cap but where all are full."""
+    parts = [min(cap, int(total * share)) for cap, share in zip(caps, shares, strict=True)]
+    for _ in range(total - sum(parts)):
+        below = [at for at, part in enumerate(parts) if part < caps[at]]
+        at = max(below or range(len(parts)), key=lambda at: total * shares[at] - parts[at])
+        parts[at] += 1
+    return tuple(parts)
 
 
 def _granule(parts: Sequence[int], tensor_bytes: int) -> int:
@@ -153,13 +196,28 @@ def whole_percents(share: float) -> int:
 
 
 def homes_of(job: DecoderJob, hardware: Hardware, layout: Layout, shares: Shares) -> Homes | None:
-    """Whole percents of everything with its bytes; None where they do not fit."""
+    """Whole percents of everything with its bytes, or finer parts; None where these do not fit."""
     batches = round(shares.batches)
     if not hardware.has_gpu:  # a block is one batch of as many rows
         layout, batches = replace(layout, rows=batches), 1
-    parts = {name: percents(each) for name, each in shares.of.items()}
     there = (whole_layers(job, shares.resident), shares.kv_gpu)
-    homes = _placed_kinds(job, layout, batches, parts, there, hardware)
+
+    def placed(parts: Mapping[str, tuple[int, ...]]) -> Homes:
+        return _placed_kinds(job, layout, batches, parts, there, hardware)
+
+    homes = placed({name: whole_parts(each) for name, each in shares.of.items()})
+    found = _with_room(homes, hardware, placed)
+    if found is None:
+        finer = placed(_finer(job, hardware, homes, shares))
+        found = _with_room(finer, hardware, placed)
+    return found
+
+
+def _with_room(
+    homes: Homes, hardware: Hardware, placed: Callable[[Mapping[str, tuple[int, ...]]], Homes]
+) -> Homes | None:
+    """The same with parts moved to where there is room; None where that does not end."""
+    tried = []
     for _ in range(_MOVES):
         free = [
             node.usable_bytes - have for node, have in zip(hardware.nodes, homes.host, strict=True)
@@ -167,28 +225,52 @@ def homes_of(job: DecoderJob, hardware: Hardware, layout: Layout, shares: Shares
         full = min(range(len(free)), key=lambda at: free[at])
         if free[full] >= 0:
             return homes
+        tried.append(homes.parts)
         most = max(range(len(free)), key=lambda at: free[at])
         moved = _some_moved(homes, full, most, -free[full])
-        if moved is None:
+        if moved is None or moved in tried:
             return None
-        parts = moved
-        homes = _placed_kinds(job, layout, batches, parts, there, hardware)
+        homes = placed(moved)
     return None
+
+
+def _finer(
+    job: DecoderJob, hardware: Hardware, homes: Homes, shares: Shares
+) -> dict[str, tuple[int, ...]]:
+    """Finer parts than those of homes: what rounding takes of a node, the next class leaves."""
+    striped = {
+        name: [kind for kind in homes.kinds if homes.class_of(kind) == name] for name in shares.of
+    }
+    sizes = {name: sum(sum(homes.kinds[kind]) for kind in striped[name]) for name in shares.of}
+    fixed = {*homes.kinds} - {kind for kinds in striped.values() for kind in kinds}
+    room = [node.usable_bytes - work for node, work in zip(hardware.nodes, homes.work, strict=True)]
+    for at in range(len(room)):
+        room[at] -= sum(homes.kinds[kind][at] for kind in fixed)
+        room[at] -= sum(each[at] * sizes[name] for name, each in shares.of.items())
+    parts = {}
+    for name in sorted(shares.of, key=lambda name: -sizes[name]):
+        each, nbytes = shares.of[name], sizes[name]
+        largest = max((largest_tensor(job, homes, kind) for kind in striped[name]), default=0)
+        parts[name] = finer_parts(each, nbytes, room, largest)
+        for at, part in enumerate(parts[name]):
+            room[at] -= (part / sum(parts[name]) - each[at]) * nbytes
+    return parts
 
 
 def _some_moved(
     homes: Homes, full: int, free: int, lack: float
 ) -> dict[str, tuple[int, ...]] | None:
-    """Percents of one class from a node that lacks bytes to the one with most room.
+    """Parts of one class from a node that lacks bytes to the one with most room.
 
     As many as make up for the lack: one after the other, those of a small class would use up all
     moves.
     """
     for name in (IDLE, STATES, STREAMED, ON_CPU, KV):
         each = list(homes.parts.get(name, ()))
-        if each and each[full] and full != free:
+        if each and each[full] and full != free and each[free] < MAX_WEIGHT:
             whole = sum(sum(b) for kind, b in homes.kinds.items() if homes.class_of(kind) == name)
-            count = min(each[full], max(1, math.ceil(100 * lack / max(whole, 1))))
+            wanted = max(1, math.ceil(sum(each) * lack / max(whole, 1)))
+            count = min(each[full], wanted, MAX_WEIGHT - each[free])
             each[full] -= count
             each[free] += count
             return {**homes.parts, name: tuple(each)}

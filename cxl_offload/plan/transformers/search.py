@@ -366,7 +366,7 @@ class _Search:
         return program.solve()
 
     def placed(self, hardware: Hardware) -> BestHomes | None:
-        """The best in whole percents; with fewer batches where they need some room beside.
+        """The best in whole percents; where they do not fit in finer parts, or with fewer batches.
 
         ``hardware`` may have more room than the search had.
         """

@@ -19,7 +19,7 @@ from cxl_offload.plan.hardware import Hardware
 from cxl_offload.plan.kv_types import KV_TYPES
 from cxl_offload.plan.replay_check import simulated_seconds
 from cxl_offload.plan.transformers.bound import closer_seconds, least_seconds
-from cxl_offload.plan.transformers.homes import block_of, percents, whole_layers
+from cxl_offload.plan.transformers.homes import block_of, whole_layers, whole_parts
 from cxl_offload.plan.transformers.job import DecoderJob
 from cxl_offload.plan.transformers.layout import Layout, most_batches
 from cxl_offload.plan.transformers.plan import Transformers
@@ -107,7 +107,7 @@ def random_block(
     fewest = layout.fewest_batches
     count = draw.randint(fewest, max(fewest, most_batches(job, hardware, layout)))
     parts = {
-        name: percents(shares)
+        name: whole_parts(shares)
         for name in (STREAMED, ON_CPU, KV, STATES)
         for raw in [[draw.random() ** 2 for _ in hardware.nodes]]
         for shares in [[each / sum(raw) for each in raw]]
