@@ -20,6 +20,11 @@ namespace {
 
 constexpr const char* kIntegerCodes = "avx512vnni";
 
+// The name besides those of instruction sets that `isa` may have here, for a message.
+std::string integer_name() {
+  return kernels::has_integer_codes() ? std::string(", ") + kIntegerCodes : "";
+}
+
 // Adds what is read of keys or values, or of the scales of their groups: the positions that
 // sequences have, in blocks of a table or side by side.
 void add_cache(const kernels::Attention& given, const TensorView& cache, LostParts& lost) {
@@ -96,7 +101,8 @@ void bind_attention(py::module_& module) {
         const bool best = isa.empty() || isa == kIntegerCodes;
         refuse_lost(given, false);
         settle(given.out);
-        kernels::run_attention(given, team, best ? best_isa() : parse_isa(isa), kernel.get());
+        kernels::run_attention(given, team, best ? best_isa() : parse_isa(isa, integer_name()),
+                               kernel.get());
         refuse_lost(given, true);
       },
       py::arg("q"), py::arg("k"), py::arg("v"), py::arg("out"), py::arg("team"), py::kw_only(),

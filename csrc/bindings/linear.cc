@@ -36,6 +36,12 @@ Bf16Products products_of(const std::string& isa) {
   return products;
 }
 
+// The names besides those of instruction sets that `isa` may have here, for a message.
+std::string product_names() {
+  return std::string(kernels::has_bf16_products(Bf16Products::kVectors) ? ", avx512bf16" : "") +
+         (kernels::has_bf16_products(Bf16Products::kTiles) ? ", amxbf16" : "");
+}
+
 TensorView at(TensorView view, const std::byte* data) {
   view.data = const_cast<std::byte*>(data);
   return view;
@@ -115,7 +121,8 @@ void bind_linear(py::module_& module) {
         const Copies held = find_copies(given, team);
         refuse_lost(given, false);
         settle(given.y);
-        kernels::run_linear(given, team, best ? best_isa() : parse_isa(isa), kernel.get());
+        kernels::run_linear(given, team, best ? best_isa() : parse_isa(isa, product_names()),
+                            kernel.get());
         refuse_lost(given, true);
       },
       py::arg("x"), py::arg("weight"), py::arg("y"), py::arg("team"), py::kw_only(),

@@ -111,14 +111,14 @@ std::string isa_name(Isa isa) {
   return "unknown";
 }
 
-Isa parse_isa(const std::string& name) {
+Isa parse_isa(const std::string& name, const std::string& also) {
   const auto isas = supported_isas();
   const auto found = std::ranges::find_if(isas, [&name](Isa isa) { return isa_name(isa) == name; });
   if (found != isas.end()) return *found;
   std::string known;
   for (Isa isa : isas) known += (known.empty() ? "" : ", ") + isa_name(isa);
   throw InvalidArgument("instruction set '" + name + "' is not known here; this processor has " +
-                        known);
+                        known + also);
 }
 
 }  // namespace cxl_offload

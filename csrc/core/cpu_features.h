@@ -47,8 +47,9 @@ bool has_tiles();
 
 // "scalar", "neon", "sve256", "avx2", "avx512"
 std::string isa_name(Isa isa);
-// Throws InvalidArgument for an unknown name, or for a level that this processor lacks.
-Isa parse_isa(const std::string& name);
+// Throws InvalidArgument for an unknown name, or for a level that this processor lacks. The message
+// has the names that are known, and those of `also`, which begins with a comma if it has any.
+Isa parse_isa(const std::string& name, const std::string& also = "");
 
 }  // namespace cxl_offload
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files.named_values import pairs
-from cxl_offload.plan.fleet.prices import CARD_PRICES, Prices, prices_of, refuse_unused
+from cxl_offload.plan.fleet.prices import CARD_PRICES, Prices, prices_of, refuse_unfit
 
 _FORM = "NAME=AMOUNT, such as server=40000"
 
@@ -60,7 +60,7 @@ def _named(text: str, machine: str, machines: Sequence[Priced]) -> int:
 def _checked(given: Mapping[str, float], machine: Priced, *, several: bool) -> Prices:
     try:
         made = prices_of(given)
-        refuse_unused(given, has_cards=machine.has_cards)
+        refuse_unfit(given, has_cards=machine.has_cards)
     except ConfigError as error:
         if several:
             raise ConfigError(f"{machine.names[0]}: {error}") from None

@@ -67,7 +67,7 @@ def cache(
     block_bytes = block_tokens * config.kv_bytes_per_token()
     if not block_bytes:
         raise ConfigError(f"{config.name} is an encoder ({config.family}): it keeps no KV")
-    requests = load_requests(trace)
+    requests = load_requests(trace, block_tokens=block_tokens)
     longest = max(each.tokens for each in requests)
     if longest > config.positions:
         raise ConfigError(

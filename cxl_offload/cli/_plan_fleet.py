@@ -122,7 +122,7 @@ def fleet(
 
     Servers run vLLM. Waiting is simulated over the planned rates; the target is for 95 of 100
     requests. Example: cxl-offload plan fleet --model llama-65b --machine spr3-h100 --rate 20
-    --ttft 2s --dram 256GiB,512GiB --price server=40000 --price dram=5
+    --ttft 2s --dram 256GiB,512GiB --cxl 0GiB --price server=40000 --price dram=5
     """
     from cxl_offload.plan.fleet.kinds import KindPlanner
     from cxl_offload.plan.vllm.serving import TokenTargets
@@ -254,7 +254,8 @@ def _stream(
     for option, value in (("--prompt-len", prompt_len), ("--gen-len", gen_len)):
         if value is not None:
             raise ConfigError(f"{option} {value}: --trace says the lengths; leave it out")
-    return TraceStream(load_arrivals(trace))  # type: ignore[arg-type]
+    block = block_tokens or _BLOCK
+    return TraceStream(load_arrivals(trace, block_tokens=block))  # type: ignore[arg-type]
 
 
 def _sizes(kind: str, text: str | None, installed: int) -> list[int]:

@@ -229,7 +229,7 @@ def _nodes_of(name: str, machine: Machine | None) -> tuple[int, ...]:
         if name in TIER_NAMES:
             raise ValueError(
                 f"{quoted(name)} is neither a node id nor a tier of this machine, which has: "
-                f"{known} (simulated machines have others: try --machine epyc9354-cxl-a)"
+                f"{known} (simulated machines such as epyc9354-cxl-a have others)"
             )
         raise ValueError(f"{quoted(name)} is neither a node id nor a tier; tiers: {known}")
     if not tiers[name]:

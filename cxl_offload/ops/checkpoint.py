@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cxl_offload.memory.bounds import check_bounds
 from cxl_offload.ops.lost import reading_whole
 from cxl_offload.ops.state_codes import (
     CODES,
@@ -91,11 +92,11 @@ def _check_form(given: Any) -> None:
         )
     groups = given["param_groups"]
     whole = isinstance(groups, list) and all(
-        isinstance(group, Mapping) and "params" in group for group in groups
+        isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups
     )
     if not whole or not isinstance(given["state"], Mapping):
         raise ValueError(
-            "load_state_dict: 'state' must be a dict, 'param_groups' a list of dicts with 'params'"
+            "load_state_dict: 'state' must be a dict, 'param_groups' a list of dicts with lists of 'params'"
         )
 
 
@@ -194,6 +195,7 @@ def _check_value(where: str, value: Any, shape: tuple[int, ...]) -> None:
             f"{where} is {local.dtype}, {local.layout}, on {local.device}; it must hold numbers of "
             "a floating-point type"
         )
+    check_bounds(local, where)
 
 
 def _check_codes(where: str, value: Any, shape: tuple[int, ...]) -> None:
@@ -206,6 +208,7 @@ def _check_codes(where: str, value: Any, shape: tuple[int, ...]) -> None:
             f"{where} is {what}; states in 8 bits of this parameter, in blocks of 128 elements, "
             f"have there torch.uint8 of shape {shape}"
         )
+    check_bounds(value, where)
 
 
 def _placed(optimizer: OnePassOptimizer, param: torch.Tensor, values: Mapping[str, Any]) -> States:

@@ -87,7 +87,8 @@ def int4_quantized(weight: torch.Tensor, group: int = GROUP) -> Int4Weight:
     Raises
     ------
     ValueError
-        Groups that do not divide a row, or weights of other than two dimensions.
+        Groups that do not divide a row, weights of other than two dimensions, or finite ones whose
+        least number or step is beyond float16.
     """
     if weight.dim() != 2 or group < 32 or group % 32 or weight.shape[1] % group:
         raise ValueError(
@@ -97,6 +98,11 @@ def int4_quantized(weight: torch.Tensor, group: int = GROUP) -> Int4Weight:
     grouped = weight.float().unflatten(1, (-1, group))  # type: ignore[no-untyped-call]
     low = grouped.amin(-1).half()
     step = ((grouped.amax(-1) - low.float()) / 15).half()
+    if not (low.isfinite() & step.isfinite()).all() and weight.isfinite().all():
+        raise ValueError(
+            f"weights from {weight.min():g} to {weight.max():g}: the least number and the step of "
+            "a group of 4-bit codes are float16, which ends at 65504"
+        )
     divisor = step.float().masked_fill(step == 0, 1).unsqueeze(-1)
     codes = ((grouped - low.float().unsqueeze(-1)) / divisor).round().clamp(0, 15)
     return Int4Weight(

@@ -15,7 +15,13 @@ from torch.nn import functional
 from cxl_offload import _C
 from cxl_offload.ops.int4_weight import Int4Weight
 from cxl_offload.ops.threads import Threads, kernel_for, team_for
-from cxl_offload.ops.view import as_of_now, refuse_derivatives, refuse_recording, tensor_view
+from cxl_offload.ops.view import (
+    as_of_now,
+    check_class,
+    refuse_derivatives,
+    refuse_recording,
+    tensor_view,
+)
 from cxl_offload.tensor import copy_whole
 
 WEIGHT_DTYPES = (
@@ -88,6 +94,7 @@ def linear(
         weight = Int4Weight(as_of_now(weight.codes), as_of_now(weight.groups), weight.form)
         matrix, dtypes = weight.codes, (torch.uint8,)
     else:
+        check_class(weight, "weight")
         matrix, dtypes = as_of_now(weight), WEIGHT_DTYPES
     bias, scale = as_of_now(bias), as_of_now(scale)
     dtype = x.dtype if out_dtype is None else out_dtype
@@ -109,6 +116,7 @@ def linear(
 
 def _rows_of(x: torch.Tensor) -> torch.Tensor:
     """``x`` in two dimensions, each row contiguous; rows of no elements count as well."""
+    check_class(x, "x")
     if x.dim() == 0:
         raise ValueError("linear: x has no dimension; give it (..., width)")
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
@@ -116,6 +124,11 @@ def _rows_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def _scale_view(scale: torch.Tensor, outputs: int) -> _C.TensorView:
+    tensor_view(scale, "scale", dtypes=(torch.float32,), strided=True)  # before it has other shapes
+    if outputs and not scale.numel():  # no numbers would be taken for no scale
+        raise ValueError(
+            f"scale of shape {tuple(scale.shape)} has no number for any of {outputs} outputs"
+        )
     if scale.numel() == 1:
         scale = scale.reshape(1, 1).expand(outputs, 1)
     elif scale.dim() == 1:

@@ -85,7 +85,7 @@ def tensor_view(
         Another device, layout or dtype, not contiguous, or with less memory than it says.
     """
     if type(tensor) is not torch.Tensor:
-        _check_class(tensor, name)
+        check_class(tensor, name)
     if not tensor.is_cpu:
         raise ValueError(f"{name} is on {tensor.device}; this kernel works on CPU tensors")
     if tensor.layout is not torch.strided:
@@ -105,7 +105,8 @@ def tensor_view(
     return _C.TensorView(tensor.data_ptr(), _NAMES[dtype], tensor.shape, tensor.stride())
 
 
-def _check_class(tensor: object, name: str) -> None:
+def check_class(tensor: object, name: str) -> None:
+    """Refuses what is no tensor, or one whose bytes are not its values (TypeError)."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}; pass a torch.Tensor")
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:

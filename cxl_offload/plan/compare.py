@@ -73,9 +73,7 @@ def _ask_copies(executor: Executor[T], best: Candidate[T]) -> tuple[Candidate[T]
     if gain >= max(margin, 1e-12):
         reason = f"each socket reads what is near it, for {format_bytes(more)} more memory"
         return best, CopiesUse(used=True, gain=gain, bytes=more, reason=reason)
-    reason = (
-        f"{format_bytes(more)} more memory would bring {gain:.1%}, below the margin of {margin:.1%}"
-    )
+    reason = f"{format_bytes(more)} more memory would bring {_below(gain, margin)}"
     return without, CopiesUse(used=False, gain=max(0.0, gain), bytes=0, reason=reason)
 
 
@@ -95,7 +93,7 @@ def _ask(executor: Executor[T], best: Candidate[T], tier: str) -> _Verdict[T] | 
         return _Verdict(best, True, gain, why if tier == CXL else f"the drive brings {gain:.1%}")
     gain = max(0.0, gain)
     margin = executor.request.cxl_margin
-    reason = f"{called} adds {gain:.1%}, below the margin of {margin:.1%}"
+    reason = f"{called} adds {_below(gain, margin)}"
     if gain <= 1e-9:
         reason = f"{called} adds nothing"
     if tier == CXL:
@@ -126,3 +124,9 @@ def _what_bounds(executor: Executor[T], without: Candidate[T]) -> str:
         f"the {repeated.name.split(',')[0]} is bound by {repeated.bottleneck}, and "
         f"{format_bytes(free)} of other memory is free"
     )
+
+
+def _below(gain: float, margin: float) -> str:
+    """Both in percents, with as many digits as tell them apart."""
+    digits = 1 if f"{gain:.1%}" != f"{margin:.1%}" else 2
+    return f"{gain:.{digits}%}, below the margin of {margin:.{digits}%}"

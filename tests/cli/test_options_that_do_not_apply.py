@@ -80,11 +80,11 @@ REFUSED = {
         "price cxl, card: no server has CXL memory; name sizes of it (--cxl), or leave it out",
     ),
     "watts without a price of power": (
-        [*FLEET, *PRICES, "--price", "watts=900"],
+        [*FLEET, *PRICES, "--price", "cxl=3", "--price", "watts=900"],
         "price watts: power costs nothing without a price of it; give kwh too",
     ),
     "a price of power that nothing draws": (
-        [*FLEET, *PRICES, "--price", "kwh=0.2"],
+        [*FLEET, *PRICES, "--price", "cxl=3", "--price", "kwh=0.2"],
         "price kwh: nothing draws power without watts; give them, or leave it out",
     ),
 }
@@ -118,7 +118,7 @@ def planned(*words: str) -> dict[str, Any]:
         [*TRAINING, *MACHINE, "--nvme-path", "/mnt/none-such", *DRIVE],
         [*INFERENCE, *MACHINE, "--tiers", "ldram,cxl", "--interleave", "kv=always"],
         [*INFERENCE, *MACHINE, "--tiers", "ldram", "--interleave", "kv=never"],
-        [*FLEET, *PRICES, "--price", "watts=900", "--price", "kwh=0.2"],
+        [*FLEET, *PRICES, "--price", "card=0", "--price", "watts=900", "--price", "kwh=0.2"],
         [*FLEET, *PRICES, "--cxl", "0GiB,64GiB", "--price", "card=1500"],
     ],
     ids=" ".join,

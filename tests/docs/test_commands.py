@@ -21,10 +21,13 @@ COMMAND = re.compile(r"^\s*(cxl-offload|python|make|pip|vllm|deepspeed|torchrun)
 RUN = {block.where: block for block in all_blocks("bash") if not block.is_marked}
 MARKED = {block.where: block for block in all_blocks("bash") if block.is_marked}
 
-# Rows of the table in does-cxl-pay.md: the command, the verdict and the gain.
-VERDICT = re.compile(r"^\| `(cxl-offload plan [^`]+)` \| (used|left alone), \+(\d+) % \|", re.M)
-NEAR = 5
-"""Percentage points by which a gain may differ from the printed one."""
+# Rows of the table in does-cxl-pay.md: the command, the verdict, the gain, and how many fit.
+VERDICT = re.compile(
+    r"^\| `(cxl-offload plan [^`]+)` \| (used|left alone), \+(\d+) % \|"
+    r"(?: room for (\d+) sequences instead of (\d+))?",
+    re.M,
+)
+ROOM = "its room allows {} sequences at once, not {}"
 
 
 def commands(block: Block) -> list[list[str]]:
@@ -103,13 +106,13 @@ def test_options_of_commands_that_are_not_run_exist(
             assert given <= known[name], f"{block.where}: {sorted(given - known[name])}"
 
 
-def verdicts() -> dict[str, tuple[str, int]]:
+def verdicts() -> dict[str, tuple[str, str, tuple[str, ...]]]:
     text = (ROOT / "docs/does-cxl-pay.md").read_text(encoding="utf-8")
-    return {command: (verdict, int(gain)) for command, verdict, gain in VERDICT.findall(text)}
+    return {command: (verdict, gain, fit) for command, verdict, gain, *fit in VERDICT.findall(text)}
 
 
 def test_there_are_verdicts_of_both_kinds() -> None:
-    assert {verdict for verdict, _ in verdicts().values()} == {"used", "left alone"}
+    assert {verdict for verdict, _, _ in verdicts().values()} == {"used", "left alone"}
 
 
 @pytest.mark.parametrize("command", verdicts())
@@ -120,6 +123,6 @@ def test_planner_gives_the_verdict_that_the_page_prints(
     out = " ".join(capsys.readouterr().out.split())
     found = re.search(r"CXL memory: (used|left alone) \(\+([\d.]+)% predicted\)", out)
     assert found is not None, out[:400]
-    verdict, gain = verdicts()[command]
-    assert found.group(1) == verdict
-    assert abs(float(found.group(2)) - gain) <= NEAR
+    verdict, gain, fit = verdicts()[command]
+    assert (found.group(1), f"{float(found.group(2)):.0f}") == (verdict, gain)
+    assert not any(fit) or ROOM.format(*fit) in out

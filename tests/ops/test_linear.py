@@ -227,5 +227,22 @@ def test_linear_refuses_what_it_cannot_do() -> None:
         linear(x, codes, scale=torch.ones(6))
     with pytest.raises(ValueError, match="multiple of 32"):
         linear(x, Int4Weight(codes.codes, codes.groups.repeat(1, 4, 1), codes.form))
+    for shape in ((6, 0), (0,), (0, 64), (6, 0, 1)):
+        with pytest.raises(ValueError, match="scale of shape"):
+            linear(x, weight.to(torch.int8), scale=torch.zeros(shape))
+    lost = torch.ones(6)
+    lost.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"scale of shape .* somebody resized it"):
+        linear(x, weight, scale=lost)
+    for given in ([1.0], None, x.numpy()):
+        with pytest.raises(TypeError, match=r"x is a \w+; pass a torch.Tensor"):
+            linear(given, weight)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"weight is a \w+; pass a torch.Tensor"):
+            linear(x, given)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="scale is a int"):
+        linear(x, weight, scale=2)  # type: ignore[arg-type]
+    known = "avx512bf16" if _C.has_bf16_products(tiles=False) else "scalar"
+    with pytest.raises(ValueError, match=f"sse9.*{known}"):
+        linear(x, weight, isa="sse9")
     with pytest.raises(ValueError, match="no derivative"):
         linear(x.requires_grad_(), weight)

@@ -240,6 +240,10 @@ FORMS: dict[str, Damage] = {
     "states of no parameter": lambda saved: saved["state"].update({99: saved["state"][0]}),
     "a list of states": lambda saved: saved.update(state=[]),
     "groups that are no list": lambda saved: saved.update(param_groups=None),
+    "parameters that are no list": lambda saved: saved["param_groups"][0].update(params=None),
+    "a state without its memory": lambda saved: (
+        saved["state"][0]["exp_avg"].untyped_storage().resize_(0)
+    ),
     "a huge step": lambda saved: saved["state"][0].update(step=torch.tensor(1e30)),
     "a huge whole step": lambda saved: saved["state"][0].update(step=10**30),
 }

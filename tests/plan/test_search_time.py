@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from cxl_offload.plan.plan_file import Plan
 from cxl_offload.plan.solve import Program
 from cxl_offload.plan.training.plan import TrainingRequest, plan_training
 from cxl_offload.plan.transformers.plan import Transformers, TransformersRequest
+from cxl_offload.topology import load_machine
 
 MOST_PROGRAMS = 400
 """Linear and mixed-integer programs of a plan with its prices; each takes some milliseconds."""
@@ -137,3 +139,30 @@ def test_few_bounds_are_worked_out_for_a_plan_over_twelve_nodes(
     monkeypatch.setattr(bound, "_least_of", counted)
     plan_for_twelve_nodes(FlexGen, model)
     assert 10_000 < sum(asked) < MOST_BOUNDS, sum(asked)
+
+
+def test_search_without_room_for_one_batch_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of tiny requests would fit: 28,908 programs said one by one that none does."""
+    solved = []
+    solve = Program.solve
+    monkeypatch.setattr(
+        Program, "solve", lambda self, **how: solved.append(1) or solve(self, **how)
+    )
+    machine = load_machine("epyc9354-cxl-a")
+    sizes = (21700867593, 28227120734, 18513962535)
+    nodes = zip(machine.nodes, sizes, strict=True)
+    small = replace(
+        machine, nodes=tuple(replace(node, capacity_bytes=size) for node, size in nodes)
+    )
+    request = InferenceRequest(
+        model=load_model("opt-30b"),
+        machine=small,
+        model_name="opt-30b",
+        prompt=1,
+        generated=2,
+        prices=False,
+        replay=None,
+    )
+    plan = make_plan(FlexGen(request))
+    assert plan.batch.size * plan.batch.count > 4096
+    assert len(solved) < 100

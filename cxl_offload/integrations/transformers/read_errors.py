@@ -55,7 +55,10 @@ def unloadable(path: Path) -> Iterator[None]:
     """:func:`unreadable` of a model's weights, without transformers' report of many lines."""
     held = _WarningsKept()
     wanted = _LOADER.level
-    _LOADER.setLevel(min(_LOADER.getEffectiveLevel(), logging.WARNING))  # an error is in a warning
+    # An error is in a warning. A level of its own is set only where warnings are off: with one the
+    # loader says of every layer that no rank has a part of it.
+    if not _LOADER.isEnabledFor(logging.WARNING):
+        _LOADER.setLevel(logging.WARNING)
     _LOADER.addFilter(held)
     try:
         with unreadable(path):

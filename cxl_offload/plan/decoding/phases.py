@@ -313,7 +313,8 @@ def _hidden_terms(job: Sizes, hardware: Hardware, block: Block) -> dict[str, flo
     """What hidden states of a decoded token add to the weights on the link, and their way back."""
     if block.states is not None:
         both = loaded_seconds(hardware, block.weights_host, block.states, 1)
-        loads = both - _link_seconds(hardware, block)
+        # Weights are charged by the shares of their stripes, which tensors have only nearly.
+        loads = max(0.0, both - _link_seconds(hardware, block))
         stores = stored_seconds(hardware, block.states, 1)
         return {"hidden loads": loads, "hidden stores": stores}
     hidden = block.sequences * job.layers * job.width * job.activation_bytes

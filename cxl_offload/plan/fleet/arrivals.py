@@ -9,7 +9,7 @@ from typing import Any
 
 from cxl_offload.errors import ConfigError
 from cxl_offload.files import read_json_lines
-from cxl_offload.plan.fleet.cache import MOST_TOKENS, block_needs
+from cxl_offload.plan.fleet.cache import MOST_TOKENS, block_needs, refuse_more_blocks
 
 _LATEST = 1e15
 """Milliseconds; beyond, two moments are no longer apart as numbers."""
@@ -40,19 +40,31 @@ class Arrival:
     blocks: tuple[int, ...] = ()
 
 
-def load_arrivals(path: str | Path) -> list[Arrival]:
+def load_arrivals(path: str | Path, *, block_tokens: int = 1) -> list[Arrival]:
     """The requests of a trace, in the order of their times.
 
     One request a line, as JSON: ``timestamp`` in milliseconds, ``input_length`` and
     ``output_length`` in tokens, and, where reuse is known, ``hash_ids``: the hashes of the prompt's
     blocks (the format of the Mooncake traces: Qin et al., FAST 2025).
 
+    Parameters
+    ----------
+    block_tokens
+        Tokens of a block, of which a prompt has no more than its tokens fill.
+
     Raises
     ------
     ConfigError
-        With file and line: no JSON, a key that is missing or no number, or fewer than two requests.
+        With file and line: no JSON, a key that is missing or no number, more blocks than the prompt
+        has, or fewer than two requests.
     """
-    found = read_json_lines(path, _request, _KEYS)
+
+    def made(entry: dict[str, Any]) -> tuple[float, int, int, list[int]]:
+        request = _request(entry)
+        refuse_more_blocks(len(request[3]), request[1], block_tokens)
+        return request
+
+    found = read_json_lines(path, made, _KEYS)
     found.sort(key=lambda each: each[0])
     if len(found) < 2 or found[-1][0] <= found[0][0]:
         raise ConfigError("needs requests at two times at least", file=str(path))

@@ -88,15 +88,27 @@ def reuse_distances(prompts: Sequence[Sequence[int]]) -> list[list[float]]:
     return found
 
 
-def load_requests(path: str | Path) -> list[CachedRequest]:
+def load_requests(path: str | Path, *, block_tokens: int = 1) -> list[CachedRequest]:
     """The requests of a trace.
+
+    Parameters
+    ----------
+    block_tokens
+        Tokens of a block, of which a prompt has no more than its tokens fill.
 
     Raises
     ------
     ConfigError
-        With file and line: no JSON, a key that is missing, or no requests.
+        With file and line: no JSON, a key that is missing, more blocks than the prompt has, or no
+        requests.
     """
-    found = read_json_lines(path, _lengths_and_blocks, "hash_ids and input_length")
+
+    def made(entry: dict[str, Any]) -> tuple[int, list[int]]:
+        tokens, blocks = _lengths_and_blocks(entry)
+        refuse_more_blocks(len(blocks), tokens, block_tokens)
+        return tokens, blocks
+
+    found = read_json_lines(path, made, "hash_ids and input_length")
     if not found:
         raise ConfigError("no request in it", file=str(path))
     needs = block_needs([blocks for _, blocks in found])
@@ -111,6 +123,15 @@ def _lengths_and_blocks(entry: dict[str, Any]) -> tuple[int, list[int]]:
             f"hash_ids is a list of whole numbers, input_length one from 1 to {MOST_TOKENS:,}"
         )
     return tokens, blocks
+
+
+def refuse_more_blocks(blocks: int, tokens: int, block_tokens: int) -> None:
+    """Refuses a prompt with more hashes than it has blocks (ValueError): its blocks are smaller."""
+    if blocks > -(-tokens // block_tokens):
+        raise ValueError(
+            f"{blocks} hash_ids are more than {tokens} tokens have blocks of {block_tokens}; say "
+            "how many tokens a block of the trace has (--block-tokens)"
+        )
 
 
 def block_needs(prompts: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:

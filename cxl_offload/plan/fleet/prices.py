@@ -68,8 +68,8 @@ def prices_of(given: Mapping[str, float]) -> Prices:
     return Prices(**given)
 
 
-def refuse_unused(given: Mapping[str, float], *, has_cards: bool) -> None:
-    """Refuses prices that would change no cost.
+def refuse_unfit(given: Mapping[str, float], *, has_cards: bool) -> None:
+    """Refuses prices that would change no cost, and CXL memory that would cost nothing unasked.
 
     Parameters
     ----------
@@ -86,6 +86,11 @@ def refuse_unused(given: Mapping[str, float], *, has_cards: bool) -> None:
         raise ConfigError(
             f"price {', '.join(cards)}: no server has CXL memory; name sizes of it (--cxl), or "
             "leave it out"
+        )
+    if has_cards and not {"cxl", "card"} & {*given}:
+        raise ConfigError(
+            "prices: cxl and card not given, and a server has CXL memory; nothing is assumed: give "
+            "one of them, be it 0, or compare none (--cxl 0GiB)"
         )
     watts = [name for name in ("watts", "card_watts") if name in given]
     if watts and "kwh" not in given:

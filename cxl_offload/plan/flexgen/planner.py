@@ -196,6 +196,9 @@ def plan_flexgen(
             unit_s=bound * rows,
         )
         programs += 1
+        if best is None and not program.has_room():
+            turns.leave_out(mode, _fewest_without_room(job, hardware, mode, count))
+            continue
         if not mode.is_one:
             told = program.solve_ratios()
             if told is not None and (best is None or told[0] < best[0] * (1 - tie) * rows):
@@ -214,6 +217,14 @@ def plan_flexgen(
         choice = _on_fastest_homes(job, hardware, choice, best[0] * choice.sequences)
     loads = loads_of(job, hardware, choice, levels)
     return Optimum(choice, loads, phases_of(job, hardware, choice, loads), programs + 1, known)
+
+
+def _fewest_without_room(job: FlexGenJob, hardware: Hardware, mode: Mode, count: int) -> int:
+    """Of a mode that has no room for so many batches: 1 where it has none for one, or so many."""
+    one = PlacementProgram(
+        job, hardware, mode, batches=1, levels=job.levels(), most_seconds=None, unit_s=1.0
+    )
+    return count if count == 1 or one.has_room() else 1
 
 
 def _batches(job: FlexGenJob, hardware: Hardware, mode: Mode, most: int | None) -> Floats:

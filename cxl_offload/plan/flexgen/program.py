@@ -9,6 +9,8 @@ seconds in units of their size.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from cxl_offload.plan.decoding.engine import kv_store_costs
 from cxl_offload.plan.decoding.phases import decode_gpu_seconds, prefill_flops
 from cxl_offload.plan.flexgen.choice import Choice, Stripe, page_slack
@@ -341,7 +343,7 @@ class PlacementProgram:
 
     def solve(self) -> tuple[Choice, float] | None:
         """The best choice of this batch and its seconds; None where nothing fits."""
-        found = self._solved()
+        found = self._solved
         return None if found is None else (self._choice(found), found.objective * self.unit_s)
 
     def solve_ratios(self) -> tuple[float, list[list[float] | None]] | None:
@@ -350,7 +352,7 @@ class PlacementProgram:
         Beside them the sixteenths of every tier that are so fast: of weights, of KV; None of a kind
         that has no free ratios.
         """
-        found = self._solved()
+        found = self._solved
         if found is None:
             return None
         on = zip(self._stripes, (self.weights_on, self.kv_on), strict=True)
@@ -359,6 +361,11 @@ class PlacementProgram:
             for stripe, parts in on
         ]
 
+    def has_room(self) -> bool:
+        """Whether anything fits, in the time that is asked for."""
+        return self._solved is not None
+
+    @cached_property
     def _solved(self) -> Solution | None:
         presolve = not self._by_rank and len(self.levels) <= _PRESOLVED_LEVELS
         return self.program.solve(presolve=presolve)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,7 @@ class Turns:
         self._heap: list[tuple[float, int, int, Any]] = []
         self._modes = 0
         self._more = itertools.count(1)
+        self._without_room: dict[Mode, int] = {}
 
     def offer(self, mode: Mode, batches: Floats) -> None:
         """One more mode.
@@ -73,15 +75,21 @@ class Turns:
         """Waits for the turn of a bound that is known, in seconds a sequence."""
         heapq.heappush(self._heap, (bound, 0, next(self._more), (mode, count)))
 
+    def leave_out(self, mode: Mode, count: int) -> None:
+        """So many batches of a mode, and more, which need no less room."""
+        self._without_room[mode] = min(count, self._without_room.get(mode, count))
+
     def next(self) -> tuple[float, int, Mode] | None:
         """Seconds a sequence that nothing of it undercuts, the number of batches, and the mode."""
         while self._heap:
             bound, at, count, what = heapq.heappop(self._heap)
-            if isinstance(what, Mode):
-                return bound, count, what
-            if isinstance(what, tuple):
-                return bound, what[1], what[0]
-            self._make_exact(at, what)
+            if isinstance(what, _Waiting):
+                if self._without_room.get(what.mode) != 1:
+                    self._make_exact(at, what)
+                continue
+            mode, count = (what, count) if isinstance(what, Mode) else what
+            if count < self._without_room.get(mode, math.inf):
+                return bound, count, mode
         return None
 
     def _wait(self, at: int, waiting: _Waiting) -> None:

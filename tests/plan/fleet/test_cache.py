@@ -148,7 +148,7 @@ def test_wrong_line_is_named(line: str, tmp_path: Path) -> None:
 
 
 def test_command_answers_for_every_size_and_tier(tmp_path: Path) -> None:
-    trace = written(tmp_path / "trace", prompts_with_shared_beginnings(1))
+    trace = written(tmp_path / "trace", prompts_with_shared_beginnings(1), tokens=512)
     arguments = ["plan", "cache", "--trace", str(trace), "--model", "llama-3-8b"]
     arguments += ["--machine", "epyc9354-cxl-a", "--sizes", "0GiB,1GiB,8GiB"]
     done = CliRunner().invoke(app, [*arguments, "--json"])

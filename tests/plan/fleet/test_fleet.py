@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from cxl_offload.cli.main import app
 from cxl_offload.errors import ConfigError
 from cxl_offload.plan.fleet.arrivals import load_arrivals
+from cxl_offload.plan.fleet.cache import load_requests
 from cxl_offload.plan.fleet.prices import Prices, ServerMemory, cost_per_hour, prices_of
 from cxl_offload.plan.fleet.search import FULL, FleetPlanner, options
 from cxl_offload.plan.fleet.streams import DrawnStream, RequestStream, TraceStream
@@ -188,6 +189,34 @@ def test_traces_that_are_none_are_refused_with_their_line(
         load_arrivals(tmp_path / "trace")
 
 
+def test_more_hashes_than_blocks_are_refused_with_their_line(tmp_path: Path) -> None:
+    """Blocks of 16 tokens whose size is not said would be charged as blocks of 512."""
+    trace = tmp_path / "trace"
+    line = '{"timestamp": %d, "input_length": 1500, "output_length": 9, "hash_ids": %s}\n'
+    trace.write_text("".join(line % (at, list(range(94))) for at in (0, 50)))
+    assert len(load_arrivals(trace, block_tokens=16)) == 2
+    assert len(load_requests(trace, block_tokens=16)) == 2
+    for load in (load_arrivals, load_requests):
+        with pytest.raises(ConfigError, match=r"trace:1: .*: 94 hash_ids .* blocks of 512"):
+            load(trace, block_tokens=512)
+    words = ["--model", "llama-3-8b", "--machine", MACHINE, "--trace", str(trace)]
+    cache = CliRunner().invoke(app, ["plan", "cache", *words])
+    prices = ["--price", "server=1", "--price", "dram=1", "--price", "card=1"]
+    fleet = CliRunner().invoke(app, ["plan", "fleet", *words, "--ttft", "1s", *prices])
+    for result in (cache, fleet):
+        assert result.exit_code != 0
+        assert "--block-tokens" in str(result.exception) + result.output
+
+
+def test_memory_behind_cards_is_never_free_unasked() -> None:
+    words = ["plan", "fleet", "--model", "llama-2-7b", "--machine", MACHINE, "--rate", "5"]
+    words += ["--ttft", "9s", "--servers", "1", "--price", "server=1", "--price", "dram=1"]
+    refused = CliRunner().invoke(app, words)
+    assert "cxl and card not given" in str(refused.exception) + refused.output
+    for more in (["--cxl", "0GiB"], ["--price", "card=0"]):
+        assert CliRunner().invoke(app, [*words, *more]).exit_code == 0
+
+
 def test_prices_are_asked_for_and_never_assumed() -> None:
     with pytest.raises(ConfigError, match="server and dram not given"):
         prices_of({"cxl": 3.0})
@@ -223,6 +252,7 @@ def test_command_line_prints_the_cheapest_first() -> None:
         (["--ttft", "soon", "--rate", "5"], "--ttft"),
         (["--ttft", "1s", "--rate", "0"], "a number above 0"),
         (["--ttft", "1s", "--rate", "5", "--servers", "0"], "1 to 10000"),
+        (["--ttft", "1s", "--rate", "5", "--cxl", "0GiB"], "price cxl: no server has CXL memory"),
         (["--ttft", "1s", "--rate", "5", "--dram", "0GiB"], "no host tier"),
         (["--ttft", "1s", "--rate", "5", "--dram", ","], "no size in it"),
         (
@@ -240,7 +270,7 @@ def test_command_line_prints_the_cheapest_first() -> None:
     ],
 )
 def test_options_that_mean_nothing_are_refused(words: list[str], message: str) -> None:
-    prices = ["--price", "server=1", "--price", "dram=1"]
+    prices = ["--price", "server=1", "--price", "dram=1", "--price", "cxl=1"]
     result = CliRunner().invoke(
         app, ["plan", "fleet", "--model", "llama-2-7b", "--machine", MACHINE, *prices, *words]
     )

@@ -327,3 +327,22 @@ def test_plan_with_the_states_on_the_gpu_has_no_policy_of_them() -> None:
     assert STATES not in plan.policies
     assert set(plan.of(STATES)) == {"gpu"}
     assert [each for each in plan.why if "activations on the host instead" in each]
+
+
+def test_weights_that_are_charged_for_more_than_their_bytes_leave_nothing_negative() -> None:
+    """Stripes have their shares only nearly: hidden states took -0.5 ms, an error."""
+    machine = load_machine("spr3-h100")
+    sizes = (47697078348, 28939043220, 53825167067)
+    nodes = zip(machine.nodes, sizes, strict=True)
+    faster = replace(
+        machine,
+        nodes=tuple(replace(node, capacity_bytes=size) for node, size in nodes),
+        gpus=tuple(
+            replace(gpu, memory_bandwidth_bytes_per_s=5 * gpu.memory_bandwidth_bytes_per_s)
+            for gpu in machine.gpus
+        ),
+    )
+    asked = replace(request("llama-3-70b", prompt=32, generated=128), machine=faster)
+    plan = plan_transformers(asked)
+    assert plan.tokens_per_s > 0
+    assert all(seconds >= 0 for phase in plan.phases for seconds in phase.terms.values())
