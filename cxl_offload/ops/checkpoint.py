@@ -96,7 +96,8 @@ def _check_form(given: Any) -> None:
     )
     if not whole or not isinstance(given["state"], Mapping):
         raise ValueError(
-            "load_state_dict: 'state' must be a dict, 'param_groups' a list of dicts with lists of 'params'"
+            "load_state_dict: 'state' must be a dict, 'param_groups' a list of dicts whose "
+            "'params' is a list"
         )
 
 

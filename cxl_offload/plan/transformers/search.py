@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from cxl_offload.plan.better_hardware import better_everywhere
 from cxl_offload.plan.decoding.phases import Phases, phases_of_block
 from cxl_offload.plan.hardware import Hardware
-from cxl_offload.plan.transformers.bound import closer_seconds, least_of_states, least_seconds
+from cxl_offload.plan.transformers.bound import closer_seconds, least_of_states
 from cxl_offload.plan.transformers.homes import (
     Homes,
     block_of,
@@ -23,25 +24,12 @@ from cxl_offload.plan.transformers.homes import (
     whole_percents,
 )
 from cxl_offload.plan.transformers.job import DecoderJob
-from cxl_offload.plan.transformers.layout import (
-    BATCHES,
-    Layout,
-    fullest,
-    layouts,
-    most_batches,
-    states_on_host,
-)
+from cxl_offload.plan.transformers.layout import BATCHES, Layout, layouts, states_on_host
 from cxl_offload.plan.transformers.program import SharesProgram
+from cxl_offload.plan.transformers.queues import Entry, Queues, compared
 from cxl_offload.plan.transformers.shares import Fixed, Shares
 
 _TIE = 1e-9
-_JOINED_MARGIN = 0.01
-"""By how much a cache in two places has to be faster than one in one place: no GPU has measured
-what joining the two takes."""
-
-_STATES_MARGIN = 0.001
-"""By how much hidden states on the host have to be faster than those on the GPU: where both are
-alike, nothing is copied. With more a better machine might get a plan as much slower."""
 
 _LARGER = 16
 """Batches of a block up to which their rows are as many as there is room for."""
@@ -60,13 +48,19 @@ class BestHomes:
     """The best homes and what the equations say of them.
 
     ``tokens_per_s`` is that of the shares before they became whole percents, so that more of
-    anything is never slower; ``phases`` are those of the percents.
+    anything is never slower; ``phases`` are those of the percents. ``least`` keeps the seconds that
+    nothing of a layout undercuts on hardware that is better everywhere than ``hardware``, for which
+    they were found, by what it has more.
     """
 
     homes: Homes
     shares: Shares
     phases: Phases
     tokens_per_s: float
+    hardware: Hardware
+    least: dict[tuple[float, ...], Mapping[Layout, float]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +106,9 @@ def search(
     """
     counts = _LARGER if most is None else min(most, _LARGER)
     every = list(layouts(job, hardware, batches=batches))
-    queues = _Queues(job, hardware, batches, counts, most)
-    run, on_host = _Search(job, hardware, wish), _Search(job, hardware, wish)
+    queues = Queues(job, hardware, batches, counts, most)
+    least = {} if like is None else _least_everywhere(job, hardware, like, queues)
+    run, on_host = (_Search(job, hardware, wish, least) for _ in range(2))
     queue = queues.of((each for each in every if wish.allows(each)), lambda _: True)
     if like is not None and like.homes.layout.states == "host":
         on_host.consider_all(queues.of_one(like.homes.layout))
@@ -136,7 +131,28 @@ def search(
     return moved if faster and _compared(job, moved) < _compared(job, found) else found
 
 
-def _placed(run: _Search, queue: Sequence[_Entry]) -> BestHomes | None:
+def _least_everywhere(
+    job: DecoderJob, hardware: Hardware, like: BestHomes, queues: Queues
+) -> Mapping[Layout, float]:
+    """Seconds that nothing of a layout undercuts, on hardware that is better everywhere.
+
+    Worked out once for all that are no better, of the layouts that may beat what is known.
+    """
+    shared = better_everywhere(like.hardware, hardware)
+    if shared is None:
+        return {}
+    if shared.more not in like.least:
+        run = _Search(job, shared.hardware, ANYTHING)
+        run.has_to_beat(_compared(job, like))
+        offered = replace(queues, hardware=shared.hardware)
+        every = list(layouts(job, shared.hardware, batches=queues.batches))
+        run.bound_all(offered.of(every, lambda _: True))
+        run.bound_all(offered.of(states_on_host(every), run.may_gain))
+        like.least[shared.more] = run.at_least
+    return like.least[shared.more]
+
+
+def _placed(run: _Search, queue: Sequence[Entry]) -> BestHomes | None:
     """The best of a search in whole percents; with room left to these where they lose much."""
     found, more = run.placed(run.hardware), run
     for share in _LESS_ROOM:
@@ -159,70 +175,6 @@ def _compared(job: DecoderJob, found: BestHomes | None) -> float:
     if found is None:
         return math.inf
     return compared(found.homes.layout, job.generated / found.tokens_per_s)
-
-
-_Entry = tuple[float, int, int, Layout]
-"""Least seconds of a sequence, place of the layout among all, its most batches, and the layout."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Queues:
-    """Layouts in the order of their bounds.
-
-    ``counts`` are the most batches that memory is filled with, ``most`` those of any block.
-    """
-
-    job: DecoderJob
-    hardware: Hardware
-    batches: Sequence[int]
-    counts: int
-    most: int | None
-
-    def of(self, found: Iterable[Layout], worth: Callable[[Layout], bool]) -> list[_Entry]:
-        """Of these layouts, and of the rows that fill all memory in each.
-
-        ``worth`` says of which it may pay to know more.
-        """
-        return self._sorted(self._every(found, worth))
-
-    def of_one(self, layout: Layout) -> list[_Entry]:
-        """Of one layout with its rows."""
-        return self._sorted([(layout, most_batches(self.job, self.hardware, layout))])
-
-    def _sorted(self, found: Iterable[tuple[Layout, int]]) -> list[_Entry]:
-        queue = []
-        for at, (layout, fit) in enumerate(found):
-            top = fit if self.most is None else min(fit, self.most)
-            if top >= layout.fewest_batches:
-                bound = least_seconds(self.job, self.hardware, layout, top)
-                queue.append((bound, at, top, layout))
-        return sorted(queue, key=lambda each: (compared(each[3], each[0]), each[1]))
-
-    def _every(
-        self, found: Iterable[Layout], worth: Callable[[Layout], bool]
-    ) -> Iterator[tuple[Layout, int]]:
-        """With their most batches."""
-        known: dict[Layout, dict[int, int]] = {}
-        looked_at = set[Layout]()
-        for layout in found:
-            kind = replace(layout, rows=1)
-            rows = known.setdefault(kind, dict.fromkeys(self.batches, 0))
-            if not worth(layout):
-                del rows[layout.rows]  # as if nobody had asked for so many
-                continue
-            looked_at.add(kind)
-            rows[layout.rows] = most_batches(self.job, self.hardware, layout)
-            yield layout, rows[layout.rows]
-        for layout in known if self.hardware.has_gpu else ():
-            if layout in looked_at:
-                fits = known[layout]
-                yield from fullest(self.job, self.hardware, layout, fits, counts=self.counts)
-
-
-def compared(layout: Layout, seconds: float) -> float:
-    """Seconds of a sequence as layouts are compared by."""
-    joined = 1 + _JOINED_MARGIN * (layout.kv == "both")
-    return seconds * joined * (1 + _STATES_MARGIN * (layout.states == "host"))
 
 
 class _Search:
@@ -276,12 +228,25 @@ class _Search:
         layout, shares = self._best
         return layout.rows * self.job.generated / shares.seconds
 
-    def consider_all(self, queue: Sequence[tuple[float, int, int, Layout]]) -> None:
+    def consider_all(self, queue: Sequence[Entry]) -> None:
         """Layouts with their bounds and most batches, in the order of their bounds."""
         for bound, _, top, layout in queue:
             if self._is_beaten(layout, bound):
                 break
             self.consider(layout, top, bound)
+
+    def bound_all(self, queue: Sequence[Entry]) -> None:
+        """Only the least seconds of each layout that may beat what there is to beat."""
+        for bound, _, top, layout in queue:
+            if self._is_beaten(layout, bound):
+                break
+            self._bound_by_program(layout, top, bound)
+
+    def _bound_by_program(self, layout: Layout, most: int, bound: float) -> Shares | None:
+        """Of any number of batches, together; the shares are a bound's."""
+        relaxed = self._relaxed(layout, (layout.fewest_batches, most), bound)
+        self.at_least[layout] = math.inf if relaxed is None else relaxed.seconds / layout.rows
+        return relaxed
 
     def consider(self, layout: Layout, most: int, bound: float) -> None:
         """The best of a layout, with the whole numbers of batches beside the best of all.
@@ -299,11 +264,10 @@ class _Search:
             least_s, fewest, most = heapq.heappop(ranges)
             if not self.may_be_better(layout, least_s):
                 return
-            relaxed = self._relaxed(layout, (fewest, most), bound)
             if (fewest, most) == whole:
-                self.at_least[layout] = (
-                    math.inf if relaxed is None else relaxed.seconds / layout.rows
-                )
+                relaxed = self._bound_by_program(layout, most, bound)
+            else:
+                relaxed = self._relaxed(layout, (fewest, most), bound)
             if relaxed is None or not self.may_be_better(layout, relaxed.seconds / layout.rows):
                 continue
             below = min(max(fewest, int(relaxed.batches + 1e-6)), most)
@@ -379,7 +343,7 @@ class _Search:
                 block = block_of(self.job, hardware, homes)
                 phases = phases_of_block(self.job, hardware, block)
                 rate = layout.rows * self.job.generated / shares.seconds
-                return BestHomes(homes, shares, phases, rate)
+                return BestHomes(homes, shares, phases, rate, hardware)
             smaller = self._smaller(layout, round(shares.batches), 1 - _LEAST_LOSS * 2**lost)
             if smaller is None:
                 return None

@@ -16,7 +16,8 @@ from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.transformers.layout import layouts, most_batches
 from cxl_offload.plan.transformers.plan import Transformers, TransformersRequest
 from cxl_offload.plan.transformers.program import SharesProgram
-from cxl_offload.plan.transformers.search import ANYTHING, _Search, compared
+from cxl_offload.plan.transformers.queues import compared
+from cxl_offload.plan.transformers.search import ANYTHING, _Search
 from cxl_offload.topology import load_machine, machine_names
 
 GIB = 1 << 30
