@@ -121,7 +121,12 @@ def search(
     found = _placed(run, queue)
     on_host.has_to_beat(_compared(job, found))
     others = [each for each in states_on_host(every) if wish.allows(each)]
-    more = queues.of(others, on_host.may_gain)
+    known = None if like is None else like.homes.layout
+    more = queues.of(
+        others,
+        # of the layout that is best, other numbers of rows may use what there is more of
+        lambda each: on_host.may_gain(each) or (known is not None and run.is_like(each, known)),
+    )
     on_host.consider_all(more)
     moved = _placed(on_host, more)
     if found is None or moved is None:

@@ -13,6 +13,7 @@ from cxl_offload.errors import ConfigError
 from cxl_offload.plan.compare import best_without_idle_tiers
 from cxl_offload.plan.hardware import NVME
 from cxl_offload.plan.model.file import load_model
+from cxl_offload.plan.prices import resources
 from cxl_offload.plan.transformers.layout import layouts, most_batches
 from cxl_offload.plan.transformers.plan import Transformers, TransformersRequest
 from cxl_offload.plan.transformers.program import SharesProgram
@@ -179,3 +180,28 @@ def test_limit_passes_over_no_layout_that_undercuts_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(search, "_relaxed", lambda layout, *_: seen.append(layout.kv))
     search.consider_all(entries)
     assert seen == ["both"]
+
+
+@pytest.mark.parametrize(
+    ("model", "machine"), [("opt-66b", "epyc9354-cxl-a"), ("mixtral-8x7b", "epyc9354-cxl-a")]
+)
+def test_search_from_what_is_known_finds_what_one_from_nothing_finds(
+    model: str, machine: str
+) -> None:
+    """With one unit more of anything; what bounds several of these hardwares is kept."""
+    executor = Transformers(request(model, machine, 512, 32))
+    hardware = executor.hardware()
+    found = executor.search(hardware)
+    assert found is not None
+    gains = []
+    for each in resources(hardware):
+        begun, whole = executor.search(each.more, like=found), executor.search(each.more)
+        assert begun is not None
+        assert whole is not None
+        assert begun.tokens_per_s == pytest.approx(whole.tokens_per_s, rel=1e-9), each.what
+        gains.append(begun.tokens_per_s / found.tokens_per_s - 1)
+    assert max(gains) > 1e-4
+    kinds = {each.of_nodes for each in resources(hardware) if each.of_nodes}
+    assert len(found.choice.least) == len(kinds)
+    bounded = any(found.choice.least.values())
+    assert bounded == (model == "opt-66b"), "of Mixtral no other layout may be faster"

@@ -22,8 +22,8 @@ from cxl_offload.plan.replay_check import simulated_seconds
 from cxl_offload.plan.transformers.layout import Layout, layouts, most_batches
 from cxl_offload.plan.transformers.plan import Transformers, plan_transformers
 from cxl_offload.plan.transformers.program import SharesProgram
-from cxl_offload.plan.transformers.search import BestHomes, Wish
 from cxl_offload.plan.transformers.queues import compared as compared_seconds
+from cxl_offload.plan.transformers.search import BestHomes, Wish
 from cxl_offload.plan.what_if import with_gpu
 from cxl_offload.topology import load_machine
 
