@@ -17,6 +17,7 @@ from cxl_offload.ops.late_clip import LateClip, check_norm
 from cxl_offload.ops.lost import naming, tensors_of
 from cxl_offload.ops.overlap import EarlyUpdates
 from cxl_offload.ops.placed_states import PlacedStates
+from cxl_offload.ops.settings import flag
 from cxl_offload.ops.state_codes import CODES, SCALES
 from cxl_offload.ops.state_options import check_no_options, kept_options, taken_options
 from cxl_offload.ops.threads import Threads, check_threads
@@ -86,7 +87,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         self.rounding_seed = self._seed(rounding_seed)
         check_threads(threads)
         self.threads = threads
-        self.overlap = overlap
+        self.overlap = flag({"overlap": overlap}, "overlap")
         self.late_max_norm = late_max_norm
         self._begin_early()
         super().__init__(params, defaults)
@@ -143,6 +144,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
     def check_group(self, group: dict[str, Any]) -> None:
         """Raises TypeError or ValueError for settings that no step can be made with."""
         self.check_variant(group)
+        flag({"maximize": False, **group}, "maximize")
         self._rule(group, 1, 1.0)
         check_norm(group)
         if self._late is not None:

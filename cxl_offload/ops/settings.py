@@ -28,15 +28,18 @@ def number(settings: Mapping[str, Any], name: str) -> float:
 
 
 def flag(settings: Mapping[str, Any], name: str) -> bool:
-    """Whether a setting is on.
+    """Whether a setting is on: true or false, or 1 or 0 for them.
 
     Raises
     ------
-    ValueError
-        It is missing.
+    TypeError, ValueError
+        It is none of these, or is missing.
     """
     _check_there(settings, name)
-    return bool(settings[name])
+    given = settings[name]
+    if isinstance(given, str | bytes) or given is None or given not in (0, 1):
+        raise _not(name, given, "true or false")
+    return bool(given)
 
 
 def betas(settings: Mapping[str, Any]) -> tuple[float, float]:
@@ -98,6 +101,8 @@ def _check_there(settings: Mapping[str, Any], name: str) -> None:
 
 
 def _held(name: str, given: Any) -> float:
+    if isinstance(given, str | bytes):  # float() would read it
+        raise _not(name, given, "a number")
     try:
         value = float(given)
     except OverflowError:  # a whole number beyond double

@@ -155,3 +155,26 @@ def test_threads_that_are_no_numbers_are_named(kind: type[Any], threads: object)
         kind([parameter()], threads=threads)
     with pytest.raises(TypeError, match=r"^threads is .*; it must be a number of threads"):
         adam_step(*(torch.ones(8) for _ in range(4)), step=1, lr=0.1, threads=threads)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("value", ["x", "", None, 2, [True]], ids=repr)
+def test_switch_that_is_none_is_refused_by_its_name(kind: type[Any], value: Any) -> None:
+    names = ["maximize", "overlap"]
+    names += ["adamw", "bias_correction"] if kind is CPUAdam else []
+    for name in names:
+        with pytest.raises(TypeError, match="must be true or false") as told:
+            kind([parameter()], **{name: value})
+        assert {"adamw": "decoupled_weight_decay"}.get(name, name) in said(told)
+    optimizer = kind([parameter()])
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["maximize"] = value
+    with pytest.raises(TypeError, match="maximize"):
+        optimizer.load_state_dict(saved)
+    kind([parameter()], maximize=1, overlap=0)
+
+
+@pytest.mark.parametrize(("kind", "name"), OWN, ids=IDS)
+def test_text_of_a_number_is_no_number(kind: type[Any], name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} is '1e-3'; it must be a number"):
+        kind([parameter()], **{name: "1e-3"})
