@@ -138,14 +138,24 @@ def fastest(
                 made.append(plan())
             except (MemoryError, ValueError) as error:
                 refused[name] = error
-    if not made:  # what lacks room could run the model, and says what to do about it
-        errors = list(refused.values())
-        raise next((error for error in errors if isinstance(error, MemoryError)), errors[0])
+    if not made:
+        raise _why_none(refused)
     reasons = {plan.executor: why_not_here(plan, has) if here else "" for plan in made}
     best = max(made, key=lambda plan: (not reasons[plan.executor], plan.tokens_per_s))
     notes = [_beside(plan, reasons[plan.executor]) for plan in made if plan is not best]
     notes += [f"{name}: passed over: {error}" for name, error in refused.items()]
     return replace(best, notes=(*best.notes, *notes))
+
+
+def _why_none(refused: Mapping[str, MemoryError | ValueError]) -> MemoryError | ValueError:
+    """What lacks room could run the model, and says what to do; else every executor's reason."""
+    errors = list(refused.values())
+    for error in errors:
+        if isinstance(error, MemoryError):
+            return error
+    if len({str(error) for error in errors}) == 1:
+        return errors[0]
+    return ConfigError("; ".join(f"{name}: {error}" for name, error in refused.items()))
 
 
 def _beside(plan: Plan, reason: str) -> str:

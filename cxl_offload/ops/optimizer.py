@@ -86,9 +86,8 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
         self.state_dtype = state_dtype
         self.rounding_seed = self._seed(rounding_seed)
         check_threads(threads)
-        self.threads = threads
+        self.threads, self.late_max_norm = threads, late_max_norm
         self.overlap = flag({"overlap": overlap}, "overlap")
-        self.late_max_norm = late_max_norm
         self._begin_early()
         super().__init__(params, defaults)
 
@@ -144,7 +143,7 @@ class OnePassOptimizer(PlacedStates, torch.optim.Optimizer):
     def check_group(self, group: dict[str, Any]) -> None:
         """Raises TypeError or ValueError for settings that no step can be made with."""
         self.check_variant(group)
-        flag({"maximize": False, **group}, "maximize")
+        flag({"maximize": False} | group, "maximize")
         self._rule(group, 1, 1.0)
         check_norm(group)
         if self._late is not None:

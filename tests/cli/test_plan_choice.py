@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cxl_offload.cli._plan_choice import fastest
+from cxl_offload.errors import ConfigError
 from cxl_offload.plan.model.file import load_model
 from cxl_offload.plan.plan_file import ExecutorName, Plan
 from cxl_offload.plan.transformers.plan import TransformersRequest, plan_transformers
@@ -76,3 +77,20 @@ def test_executor_that_cannot_is_named_with_its_reason(made: Plan) -> None:
     assert fastest(plans, lines=False).notes == ("vllm: passed over: no GPU",)
     with pytest.raises(ValueError, match="no GPU"):
         fastest({"vllm": refused}, lines=False)
+
+
+def test_where_none_can_every_reason_is_said() -> None:
+    def without_gpu() -> Plan:
+        raise ConfigError("no GPU")
+
+    def without_tier() -> Plan:
+        raise ConfigError("no tier 'ldram'")
+
+    def without_room() -> Plan:
+        raise MemoryError("no room")
+
+    plans = {"flexgen": without_gpu, "transformers": without_tier, "vllm": without_gpu}
+    with pytest.raises(ConfigError, match="^flexgen: no GPU; transformers: no tier 'ldram'; vllm"):
+        fastest(plans, lines=False)
+    with pytest.raises(MemoryError, match="^no room$"):
+        fastest({**plans, "vllm": without_room}, lines=False)
