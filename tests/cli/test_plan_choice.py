@@ -90,7 +90,7 @@ def test_where_none_can_every_reason_is_said() -> None:
         raise MemoryError("no room")
 
     plans = {"flexgen": without_gpu, "transformers": without_tier, "vllm": without_gpu}
-    with pytest.raises(ConfigError, match="^flexgen: no GPU; transformers: no tier 'ldram'; vllm"):
+    with pytest.raises(ConfigError, match=r"^flexgen: no GPU; transformers: no tier 'ldram'; vllm"):
         fastest(plans, lines=False)
-    with pytest.raises(MemoryError, match="^no room$"):
+    with pytest.raises(MemoryError, match=r"^no room$"):
         fastest({**plans, "vllm": without_room}, lines=False)
