@@ -92,7 +92,8 @@ def _check_form(given: Any) -> None:
         )
     groups = given["param_groups"]
     whole = isinstance(groups, list) and all(
-        isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups
+        isinstance(group, Mapping) and isinstance(group.get("params"), list | tuple)
+        for group in groups
     )
     if not whole or not isinstance(given["state"], Mapping):
         raise ValueError(

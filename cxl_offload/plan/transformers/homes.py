@@ -224,7 +224,8 @@ def _with_room(
         ]
         full = min(range(len(free)), key=lambda at: free[at])
         if free[full] >= 0:
-            return homes
+            taken = max((part for each in homes.parts.values() for part in each), default=0)
+            return homes if taken <= MAX_WEIGHT else None
         tried.append(homes.parts)
         most = max(range(len(free)), key=lambda at: free[at])
         moved = _some_moved(homes, full, most, -free[full])
@@ -249,7 +250,7 @@ def _finer(
         room[at] -= sum(each[at] * sizes[name] for name, each in shares.of.items())
     parts = {}
     for name in sorted(shares.of, key=lambda name: -sizes[name]):
-        each, nbytes = shares.of[name], sizes[name]
+        each, nbytes = shares.of[name], max(1, sizes[name])
         largest = max((largest_tensor(job, homes, kind) for kind in striped[name]), default=0)
         parts[name] = finer_parts(each, nbytes, room, largest)
         for at, part in enumerate(parts[name]):
