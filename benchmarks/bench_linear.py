@@ -36,11 +36,12 @@ from benchmarks.measurements import describe_machine, paired_ratio, write_json
 from cxl_offload import _C
 from cxl_offload.ops.int4_weight import Int4Weight, int4_quantized
 from cxl_offload.ops.linear import linear
+from cxl_offload.profile.operators.ring import ring_bytes
 
 FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 WEIGHTS = [*FLOATS, "fp8", "int8", "int4"]
 LEAST_BYTES = 256 << 20
-"""Of all layers of one type together; the largest caches of servers hold less for two cores."""
+"""Of all layers of one type together; more where caches hold some of that."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def make_layer(name: str, args: argparse.Namespace, seed: int) -> Layer:
 
 def make_layers(name: str, args: argparse.Namespace) -> list[Layer]:
     layers = [make_layer(name, args, 0)]
-    while sum(layer.nbytes for layer in layers) < LEAST_BYTES:
+    while sum(layer.nbytes for layer in layers) < max(LEAST_BYTES, ring_bytes()):
         layers.append(make_layer(name, args, len(layers)))
     return layers
 

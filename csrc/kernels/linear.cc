@@ -21,6 +21,9 @@ constexpr size_t kUnitBytes = size_t{1} << 20;
 // With fewer bytes than this, waking threads would take longer than the work.
 constexpr size_t kFewestBytes = size_t{64} << 10;
 constexpr size_t kUnitsPerThread = 8;
+// The sums of a unit, of which every thread keeps one. Narrow layers with many rows have more sums
+// than weights.
+constexpr size_t kMostSums = size_t{1} << 20;
 constexpr size_t kLineFloats = 16;
 
 LinearKernel kernel_for(Dtype weight, Isa isa) {
@@ -42,7 +45,8 @@ LinearKernel kernel_for(Dtype weight, Isa isa) {
 LinearKernel kernel_for(const Linear& linear, Isa isa) {
   if (isa == Isa::kAvx512 && linear.bf16_products != Bf16Products::kNone) {
     const auto products = linear.bf16_products;
-    const bool best_as_tiles = products == Bf16Products::kBest && !is_codes(linear);
+    const bool slow_at_one_row = is_codes(linear) || linear.weight.dtype == Dtype::kFloat16;
+    const bool best_as_tiles = products == Bf16Products::kBest && !slow_at_one_row;
     LinearKernel found{};
     if (products == Bf16Products::kTiles || best_as_tiles) found = linear_kernel_tiles(linear);
     if (found.multiply == nullptr) found = linear_kernel_bf16(linear);
@@ -91,8 +95,10 @@ class LinearRun {
   void work(WorkerTeam& team, const os::Kernel* kernel) {
     const size_t total = outputs_ * row_bytes_;
     const size_t slots = total < 2 * kFewestBytes ? 1 : team.threads();
-    const size_t wanted = std::clamp(total / (slots * kUnitsPerThread), kFewestBytes, kUnitBytes) /
-                          std::max(row_bytes_, size_t{1});
+    const size_t bytes = std::clamp(total / (slots * kUnitsPerThread), kFewestBytes, kUnitBytes);
+    const size_t wanted = std::min({bytes / std::max(row_bytes_, size_t{1}),
+                                    kMostSums / std::max(padded_rows_, size_t{1}),
+                                    round_up(outputs_, kLinearOutputs)});
     const size_t each = std::max(wanted / kLinearOutputs, size_t{1}) * kLinearOutputs;
     sums_.resize(slots * padded_rows_ * each);
     tables_.resize(slots * tables_each());

@@ -24,14 +24,16 @@ struct NearCopy {
   const std::byte* groups = nullptr;
 };
 
-// Which instructions multiply weights by x of bfloat16. If the weights convert to bfloat16 exactly,
-// a processor may multiply them as bfloat16. These products are exact too, but subnormal numbers
-// count as zero.
+// Which instructions multiply weights by x. If both are sums of one or two numbers of bfloat16
+// exactly, a processor may multiply these. The products are exact too, but subnormal numbers of
+// bfloat16 count as zero, and an infinity of float16 gives NaN.
 enum class Bf16Products {
   kNone,
-  kVectors,  // vectors of AVX512-BF16
-  kTiles,    // tiles of AMX, or vectors where the processor has no tiles
-  kBest,     // as kTiles; but vectors for 4-bit codes, because those are faster at one row
+  kVectors,  // vectors of AVX512-BF16, for x of bfloat16
+  kTiles,    // tiles of AMX, for x of bfloat16 and float16; or vectors if there are no tiles
+  // As kTiles; but vectors for 4-bit codes and weights of float16, because those are faster at one
+  // row.
+  kBest,
 };
 
 struct Linear {

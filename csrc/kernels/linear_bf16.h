@@ -13,7 +13,8 @@ namespace cxl_offload::kernels {
 // the same bits in any batch.
 LinearKernel linear_kernel_bf16(const Linear& linear);
 
-// Does the same with tiles of AMX, which multiply 16 rows at once.
+// Does the same with tiles of AMX, which multiply 16 rows at once, and for weights and x of float16
+// too.
 LinearKernel linear_kernel_tiles(const Linear& linear);
 
 }  // namespace cxl_offload::kernels

@@ -79,6 +79,43 @@ struct Bf16Reader<Bf16> {
   CXL_OFFLOAD_VECTOR void read(__m512i weights, __m512i* to) const { to[0] = weights; }
 };
 
+// A number of float16 is the sum of two numbers of bfloat16: its upper part has the first eight
+// bits of the fraction, its lower part the other three. An infinity or NaN has NaN for its lower
+// part.
+struct F16Parts {
+  CXL_OFFLOAD_VECTOR explicit F16Parts(__m512 number) {
+    const __m512i kept = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
+    upper = _mm512_and_si512(_mm512_castps_si512(number), kept);
+    lower = _mm512_castps_si512(_mm512_sub_ps(number, _mm512_castsi512_ps(upper)));
+  }
+
+  __m512i upper;  // of 16 numbers, in the upper halves of 32 bits; the lower halves are zero
+  __m512i lower;
+};
+
+// Makes two vectors of a line: the upper parts of its 32 weights, and the lower parts.
+template <>
+struct Bf16Reader<F16> {
+  static constexpr size_t kVectors = 2;
+  // The two halves of a line take turns.
+  static void arrange(const Bf16* from, Bf16* to) {
+    for (size_t i = 0; i < 32; ++i) to[i] = from[i / 2 + i % 2 * 16];
+  }
+
+  CXL_OFFLOAD_VECTOR void read(__m512i weights, __m512i* to) const {
+    const F16Parts first(_mm512_cvtph_ps(_mm512_castsi512_si256(weights)));
+    const F16Parts second(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(weights, 1)));
+    to[0] = _mm512_or_si512(_mm512_srli_epi32(first.upper, 16), second.upper);
+    to[1] = _mm512_or_si512(_mm512_srli_epi32(first.lower, 16), second.lower);
+  }
+};
+
+// How many numbers of bfloat16 a weight is the sum of, and how many weights a line has.
+template <class W>
+constexpr size_t kWeightParts = std::is_same_v<W, F16> ? 2 : 1;
+template <class W>
+constexpr size_t kBlockWeights = Bf16Reader<W>::kVectors / kWeightParts<W> * kBf16Lanes;
+
 // Every 16 bits hold four codes of a row. From the lowest bits up they are the second, the first,
 // the fourth and the third code. A bfloat16 from 16 to 31 is 16 plus the upper four bits of its
 // fraction. So a code that is shifted to these bits becomes the number code + 16.
@@ -115,7 +152,7 @@ struct Bf16Reader<Codes> {
 // Writes a row of x in the order of the weights, and zeros to the end of the last block.
 template <class W>
 void prepare_row(const std::byte* from, size_t width, Bf16* arranged) {
-  constexpr size_t kBlock = Bf16Reader<W>::kVectors * kBf16Lanes;
+  constexpr size_t kBlock = kBlockWeights<W>;
   const Bf16* numbers = reinterpret_cast<const Bf16*>(from);
   size_t at = 0;
   for (; at + kBlock <= width; at += kBlock) Bf16Reader<W>::arrange(numbers + at, arranged + at);

@@ -1,18 +1,17 @@
-// Linear layers by tiles of bfloat16 (AMX), for x of bfloat16. linear_tiles_amx.cc includes this
-// file inside of an unnamed namespace, after linear_bf16_read.inc.h.
+// Linear layers by tiles of bfloat16 (AMX). linear_tiles_amx.cc includes this file inside of an
+// unnamed namespace, after linear_bf16_read.inc.h.
 //
 // A tile of weights has 32 columns of 16 outputs, as they lie in memory. A tile of x has the same
 // columns of up to 16 rows. It has to be arranged: two columns of a row come first, then the same
 // two of the next row. One instruction multiplies two tiles and adds the products to 16 x 16 sums,
-// so up to 32 rows cost little more than reading the weights. Weights of one byte become bfloat16
-// in a buffer in the first cache.
+// so up to 32 rows cost little more than reading the weights. Other weights become bfloat16 in a
+// buffer in the first cache.
+//
+// Numbers of float16 are sums of two parts (F16Parts). The products of the parts of a weight and of
+// a number of x are added to the same sum.
 
 constexpr size_t kTileOutputs = 16;
 constexpr size_t kTileBytes = 64;  // the bytes of a row of a tile
-// How many bytes ahead weights are prefetched. A processor looks some hundred instructions ahead.
-// Converting a block takes more than that, so the processor would begin to load the next block too
-// late. Of 256, 512 and 1024 bytes the first was the fastest for int8.
-constexpr size_t kTileAhead = 256;
 
 // The compilers' intrinsics do not say that they read and write memory.
 inline void settle_memory() { asm volatile("" ::: "memory"); }
@@ -50,36 +49,49 @@ inline void clear_sums() {
   if constexpr (G == 2 && N == 2) _tile_zero(3);
 }
 
-// Rows of x, as prepare() arranged them: in tiles of `tile` rows that are `next` numbers apart.
+// Rows of x, as prepare() arranged them: in tiles of `tile` rows that are `next` numbers apart. In
+// a tile, each part of the numbers begins `part` numbers after the one before.
 struct TileRows {
   TileRows(const LinearPanel& panel, size_t row)
       : x(reinterpret_cast<const Bf16*>(panel.x + row * panel.x_step)),
         next(2 * panel.tile * panel.x_step),
+        part(panel.tile * round_up(panel.width, kLinearPad)),
         tile(panel.tile) {}
 
   const Bf16* x;
   size_t next;
+  size_t part;
   size_t tile;
 };
 
-// Adds the products of 32 columns. The weights of one output are `step` bytes before those of the
-// next.
-template <size_t G, size_t N>
-inline void add_products(const std::byte* weights, size_t step, const TileRows& rows, size_t at) {
+// Multiplies 32 columns of G tiles of weights, whose outputs are `step` bytes apart, by the X parts
+// of N tiles of x, and adds the products. `between` is called before each product of two tiles.
+template <size_t G, size_t N, size_t X, class Between>
+CXL_OFFLOAD_VECTOR void add_products(const std::byte* weights, size_t step, const TileRows& rows,
+                                     size_t at, const Between& between) {
   const Bf16* numbers = rows.x + at * rows.tile;
   const size_t x_step = rows.tile * sizeof(float);
-  _tile_loadd(4, weights, step);
-  _tile_loadd(6, numbers, x_step);
-  _tile_dpbf16ps(0, 4, 6);
-  if constexpr (N == 2) {
-    _tile_loadd(7, numbers + rows.next, x_step);
-    _tile_dpbf16ps(1, 4, 7);
+#pragma GCC unroll 2
+  for (size_t part = 0; part < X; ++part, numbers += rows.part) {
+    between();
+    if (part == 0) _tile_loadd(4, weights, step);
+    _tile_loadd(6, numbers, x_step);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (N == 2) {
+      between();
+      _tile_loadd(7, numbers + rows.next, x_step);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (G == 2) {
+      between();
+      if (part == 0) _tile_loadd(5, weights + kTileOutputs * step, step);
+      _tile_dpbf16ps(2, 5, 6);
+    }
+    if constexpr (G == 2 && N == 2) {
+      between();
+      _tile_dpbf16ps(3, 5, 7);
+    }
   }
-  if constexpr (G == 2) {
-    _tile_loadd(5, weights + kTileOutputs * step, step);
-    _tile_dpbf16ps(2, 5, 6);
-  }
-  if constexpr (G == 2 && N == 2) _tile_dpbf16ps(3, 5, 7);
 }
 
 // The sums of a tile. A row has those of one output; its first `panel.tile` numbers are used.
@@ -123,72 +135,127 @@ struct TileBlock {
   alignas(kLineBytes) std::byte rows[G * kTileOutputs][kVectors * kTileBytes];
 };
 
-// Reads the first `bytes` of a block and sets the rest of it to zero. A whole block has 64 bytes.
-template <class Reader, size_t G>
-CXL_OFFLOAD_VECTOR void read_block(const Reader& reader, const LinearPanel& panel,
-                                   const TilePlace& place, size_t offset, size_t bytes,
-                                   TileBlock<G, Reader::kVectors>& to) {
-  const std::byte* from = panel.weight + place.output * panel.weight_step + offset;
-  const __mmask64 there = ~uint64_t{0} >> (kLineBytes - bytes);
-  for (size_t r = 0; r < G * place.outputs; ++r) {
-    __m512i numbers[Reader::kVectors];
-    __builtin_prefetch(from + r * panel.weight_step + kTileAhead, 0, 3);
-    reader.read(_mm512_maskz_loadu_epi8(there, from + r * panel.weight_step), numbers);
+// Makes blocks of the weights of a strip, some outputs at a time.
+template <class W, size_t G>
+class BlockReading {
+ public:
+  using Reader = Bf16Reader<W>;
+  using Block = TileBlock<G, Reader::kVectors>;
+  static constexpr size_t kOutputs = G * kTileOutputs;
+
+  CXL_OFFLOAD_VECTOR BlockReading(const LinearPanel& panel, const TilePlace& place)
+      : from_(panel.weight + place.output * panel.weight_step),
+        step_(panel.weight_step),
+        outputs_(G * place.outputs) {}
+
+  // The next block has these bytes of each output. A whole block has 64.
+  CXL_OFFLOAD_VECTOR void begin(size_t offset, size_t bytes) {
+    next_ = from_ + offset;
+    there_ = ~uint64_t{0} >> (kLineBytes - bytes);
+    output_ = 0;
+  }
+
+  // Reads the next `count` outputs; numbers beyond the bytes are zero.
+  template <bool kWhole = false>
+  CXL_OFFLOAD_VECTOR void read(size_t count, Block& to) {
+    for (size_t i = 0; i < count; ++i, ++output_, next_ += step_) {
+      if (G == 1 && output_ >= outputs_) return;  // two tiles of outputs are always whole
+      __m512i numbers[Reader::kVectors];
+      reader_.read(kWhole ? _mm512_loadu_si512(next_) : _mm512_maskz_loadu_epi8(there_, next_),
+                   numbers);
 #pragma GCC unroll 4
-    for (size_t n = 0; n < Reader::kVectors; ++n) {
-      _mm512_store_si512(to.rows[r] + n * kTileBytes, numbers[n]);
+      for (size_t n = 0; n < Reader::kVectors; ++n) {
+        _mm512_store_si512(to.rows[output_] + n * kTileBytes, numbers[n]);
+      }
     }
   }
-}
 
-template <size_t G, size_t N, size_t kVectors>
-inline void add_block(const TileBlock<G, kVectors>& block, const TileRows& rows, size_t at) {
-  settle_memory();
-  for (size_t n = 0; n < kVectors; ++n) {
-    add_products<G, N>(block.rows[0] + n * kTileBytes, kVectors * kTileBytes, rows,
-                       at + n * kBf16Lanes);
-  }
-  settle_memory();
-}
+ private:
+  const Reader reader_{};
+  const std::byte* from_;
+  const size_t step_;
+  const size_t outputs_;
+  const std::byte* next_ = nullptr;
+  __mmask64 there_ = 0;
+  size_t output_ = 0;
+};
 
-// Adds the products of all columns of a strip, block by block. Before it multiplies a block it
-// reads the next one, so that a block has arrived in the first cache when tiles are loaded from it.
-template <class Reader, size_t G, size_t N>
-CXL_OFFLOAD_VECTOR void add_converted(const LinearPanel& panel, const TilePlace& place) {
-  constexpr size_t kBlock = Reader::kVectors * kBf16Lanes;  // weights in a line
-  const Reader reader;
-  const TileRows rows(panel, place.row);
-  TileBlock<G, Reader::kVectors> blocks[2];
-  const auto read = [&](size_t at, size_t slot) {
-    const size_t bytes = std::min(panel.width - at, kBlock) * kLineBytes / kBlock;
-    read_block<Reader, G>(reader, panel, place, at * kLineBytes / kBlock, bytes, blocks[slot]);
+// Adds the products of a block, whose first column is `at`.
+template <class W, size_t G, size_t N, size_t X, class Between>
+CXL_OFFLOAD_VECTOR void add_block(const typename BlockReading<W, G>::Block& block,
+                                  const TileRows& rows, size_t at, const Between& between) {
+  constexpr size_t kVectors = Bf16Reader<W>::kVectors;
+  const auto settled = [&] {
+    between();
+    settle_memory();
   };
-  read(0, 0);
-  for (size_t at = 0; at < panel.width; at += kBlock) {
-    const size_t slot = at / kBlock % 2;
-    if (at + kBlock < panel.width) read(at + kBlock, 1 - slot);
-    add_block<G, N>(blocks[slot], rows, at);
+#pragma GCC unroll 2
+  for (size_t n = 0; n < kVectors; ++n) {
+    add_products<G, N, X>(block.rows[0] + n * kTileBytes, kVectors * kTileBytes, rows,
+                          at + n / kWeightParts<W> * kBf16Lanes, settled);
   }
 }
 
-template <class W, size_t G, size_t N>
+// Adds the products of all columns of a strip, block by block. Some outputs of the next block are
+// read before each product of tiles, so that the processor reads and multiplies at the same time.
+template <class W, size_t G, size_t N, size_t X>
+CXL_OFFLOAD_VECTOR void add_converted(const LinearPanel& panel, const TilePlace& place) {
+  using Reading = BlockReading<W, G>;
+  constexpr size_t kBlock = kBlockWeights<W>;
+  constexpr size_t kProducts = Bf16Reader<W>::kVectors * G * N * X;
+  static_assert(Reading::kOutputs % kProducts == 0);
+  const TileRows rows(panel, place.row);
+  Reading reading(panel, place);
+  const auto begin = [&](size_t at) {
+    reading.begin(at * kLineBytes / kBlock,
+                  std::min(panel.width - at, kBlock) * kLineBytes / kBlock);
+  };
+  typename Reading::Block blocks[2];
+  begin(0);
+  reading.read(Reading::kOutputs, blocks[0]);
+  size_t at = 0;
+  size_t slot = 0;
+  for (; at + 2 * kBlock <= panel.width; at += kBlock, slot = 1 - slot) {
+    begin(at + kBlock);
+    add_block<W, G, N, X>(blocks[slot], rows, at, [&] {
+      reading.template read<true>(Reading::kOutputs / kProducts, blocks[1 - slot]);
+    });
+  }
+  if (at + kBlock < panel.width) {
+    begin(at + kBlock);
+    reading.read(Reading::kOutputs, blocks[1 - slot]);
+    add_block<W, G, N, X>(blocks[slot], rows, at, [] {});
+    at += kBlock;
+    slot = 1 - slot;
+  }
+  add_block<W, G, N, X>(blocks[slot], rows, at, [] {});
+}
+
+// Adds the products of all columns of a strip of bfloat16, which tiles read where it lies.
+template <size_t G, size_t N, size_t X>
+CXL_OFFLOAD_VECTOR void add_in_place(const LinearPanel& panel, const TilePlace& place) {
+  const TileRows rows(panel, place.row);
+  const std::byte* from = panel.weight + place.output * panel.weight_step;
+  const size_t whole = panel.width / kBf16Lanes * kBf16Lanes;
+  for (size_t at = 0; at < whole; at += kBf16Lanes) {
+    add_products<G, N, X>(from + at * sizeof(Bf16), panel.weight_step, rows, at, [] {});
+  }
+  if (whole == panel.width) return;
+  // Nothing beyond a row of weights is read, and x is zero there.
+  BlockReading<Bf16, G> reading(panel, place);
+  typename BlockReading<Bf16, G>::Block rest;
+  reading.begin(whole * sizeof(Bf16), (panel.width - whole) * sizeof(Bf16));
+  reading.read(reading.kOutputs, rest);
+  add_block<Bf16, G, N, X>(rest, rows, whole, [] {});
+}
+
+template <class W, size_t G, size_t N, size_t X>
 [[gnu::noinline]] void multiply_strip(const LinearPanel& panel, const TilePlace& place) {
   clear_sums<G, N>();
   if constexpr (std::is_same_v<W, Bf16>) {
-    const TileRows rows(panel, place.row);
-    const std::byte* from = panel.weight + place.output * panel.weight_step;
-    const size_t whole = panel.width / kBf16Lanes * kBf16Lanes;
-    for (size_t at = 0; at < whole; at += kBf16Lanes) {
-      add_products<G, N>(from + at * sizeof(Bf16), panel.weight_step, rows, at);
-    }
-    if (whole < panel.width) {  // nothing beyond a row of weights is read, and x is zero there
-      TileBlock<G, 1> rest;
-      read_block<Bf16Reader<W>, G>({}, panel, place, whole * sizeof(Bf16),
-                                   (panel.width - whole) * sizeof(Bf16), rest);
-      add_block<G, N>(rest, rows, whole);
-    }
+    add_in_place<G, N, X>(panel, place);
   } else {
-    add_converted<Bf16Reader<W>, G, N>(panel, place);
+    add_converted<W, G, N, X>(panel, place);
   }
   TileSums sums[G][N];
   store_sums<G, N>(sums);
@@ -224,10 +291,10 @@ void visit_strips(const LinearPanel& panel, const Visit& visit) {
   _tile_release();
 }
 
-template <class W>
+template <class W, size_t X>
 void multiply(const LinearPanel& panel) {
   visit_strips<2>(panel, [&]<size_t G, size_t N>(const TilePlace& place) {
-    multiply_strip<W, G, N>(panel, place);
+    multiply_strip<W, G, N, X>(panel, place);
   });
 }
 
@@ -244,23 +311,56 @@ inline void pair_rows(const Bf16* from, size_t step, size_t rows, size_t pairs, 
   }
 }
 
-template <class W>
-void prepare(const LinearInput& input) {
-  if (input.tile == 1) {
-    prepare_rows<W>(input);
-    return;
+// Writes the upper and the lower parts of numbers of float16.
+inline void take_parts(const F16* from, size_t width, Bf16* upper, Bf16* lower) {
+  for (size_t at = 0; at < width; at += kTileOutputs) {
+    const auto there =
+        static_cast<__mmask16>((1U << std::min(width - at, size_t{kTileOutputs})) - 1);
+    const F16Parts parts(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, from + at)));
+    const auto put = [&](__m512i numbers, Bf16* to) {
+      _mm256_mask_storeu_epi16(to + at, there,
+                               _mm512_cvtepi32_epi16(_mm512_srli_epi32(numbers, 16)));
+    };
+    put(parts.upper, upper);
+    put(parts.lower, lower);
   }
-  const size_t step = round_up(input.width, kLinearPad);
-  const auto rows = std::make_unique<Bf16[]>(input.tile * step);
+}
+
+// Arranges the X parts of a row. The second is written `step` numbers after the first.
+template <class W, size_t X>
+void arrange_row(const std::byte* from, size_t width, Bf16* parts, Bf16* to, size_t step) {
+  if constexpr (X == 1) {
+    prepare_row<W>(from, width, to);
+  } else {
+    take_parts(reinterpret_cast<const F16*>(from), width, parts, parts + width);
+    for (size_t part = 0; part < X; ++part) {
+      prepare_row<W>(reinterpret_cast<const std::byte*>(parts + part * width), width,
+                     to + part * step);
+    }
+  }
+}
+
+template <class W, size_t X>
+void prepare(const LinearInput& input) {
+  const size_t width = round_up(input.width, kLinearPad);
+  const size_t step = input.tile * width;
+  const auto parts = std::make_unique_for_overwrite<Bf16[]>(X * width);
+  // A tile of a single row needs no other order.
+  const auto rows = std::make_unique<Bf16[]>(input.tile == 1 ? 0 : X * step);
   for (size_t row = 0; row < input.rows; row += input.tile) {
+    Bf16* to = reinterpret_cast<Bf16*>(input.to + row * input.to_step);
     const size_t count = std::min(input.tile, input.rows - row);
     for (size_t i = 0; i < count; ++i) {
-      prepare_row<W>(input.x + static_cast<ptrdiff_t>(row + i) * input.x_step, input.width,
-                     rows.get() + i * step);
+      const std::byte* from = input.x + static_cast<ptrdiff_t>(row + i) * input.x_step;
+      Bf16* arranged = input.tile == 1 ? to : rows.get() + i * width;
+      arrange_row<W, X>(from, input.width, parts.get(), arranged, step);
     }
-    std::fill(rows.get() + count * step, rows.get() + input.tile * step, Bf16{});
-    pair_rows(rows.get(), step, input.tile, step / 2,
-              reinterpret_cast<Bf16*>(input.to + row * input.to_step));
+    if (input.tile == 1) continue;
+    for (size_t part = 0; part < X; ++part) {
+      Bf16* tile = rows.get() + part * step;
+      std::fill(tile + count * width, tile + step, Bf16{});
+      pair_rows(tile, width, input.tile, width / 2, to + part * step);
+    }
   }
 }
 
@@ -271,6 +371,8 @@ inline size_t tile_of(size_t rows) {
 }
 
 template <class W>
-LinearKernel kernel_of(Dtype weight) {
-  return {prepare<W>, multiply<W>, linear_kernel_avx512(weight).finish, tile_of};
+LinearKernel kernel_of(Dtype x, Dtype weight) {
+  const auto finish = linear_kernel_avx512(weight).finish;
+  if (x == Dtype::kFloat16) return {prepare<W, 2>, multiply<W, 2>, finish, tile_of};
+  return {prepare<W, 1>, multiply<W, 1>, finish, tile_of};
 }

@@ -4,6 +4,7 @@
 #if CXL_OFFLOAD_X86
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <memory>
 
@@ -25,19 +26,21 @@ namespace {
 
 LinearKernel linear_kernel_tiles(const Linear& a) {
   const bool grouped = a.scale.data != nullptr && a.scale.shape[1] > 1;
-  if (a.x.dtype != Dtype::kBfloat16 || grouped || !has_bf16_products(Bf16Products::kTiles)) {
-    return {};
-  }
+  const Dtype x = a.x.dtype;
+  if (x != Dtype::kBfloat16 && x != Dtype::kFloat16) return {};
+  if (grouped || !has_bf16_products(Bf16Products::kTiles)) return {};
   switch (a.weight.dtype) {
     case Dtype::kBfloat16:
-      return kernel_of<Bf16>(a.weight.dtype);
+      return kernel_of<Bf16>(x, a.weight.dtype);
+    case Dtype::kFloat16:
+      return kernel_of<F16>(x, a.weight.dtype);
     case Dtype::kFloat8E4m3:
-      return kernel_of<E4m3>(a.weight.dtype);
+      return kernel_of<E4m3>(x, a.weight.dtype);
     case Dtype::kInt8:
-      return kernel_of<int8_t>(a.weight.dtype);
+      return kernel_of<int8_t>(x, a.weight.dtype);
     case Dtype::kUint8: {
       const bool sixties = a.x.shape[1] / a.groups.shape[1] % 64 == 0;
-      return sixties ? codes_kernel<64>() : codes_kernel<32>();
+      return sixties ? codes_kernel<64>(x) : codes_kernel<32>(x);
     }
     default:
       return {};

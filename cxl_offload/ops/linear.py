@@ -68,10 +68,11 @@ def linear(
         on their own.
     isa
         "scalar", "neon", "sve256", "avx2" or "avx512"; "avx512bf16" or "amxbf16", which multiply
-        numbers that are bfloat16 without loss as such, in vectors or in tiles, and take subnormal
-        ones for zero; empty: the best that this processor has, with products of bfloat16 where they
-        apply; 4-bit codes are then multiplied in vectors, which are faster at one row, while tiles
-        are faster from four rows on.
+        numbers that are sums of one or two numbers of bfloat16 without loss as such, in vectors (x
+        of bfloat16) or in tiles (of float16 too). They take subnormal numbers of bfloat16 for zero,
+        and tiles make NaN of an infinity of float16. Empty: the best that this processor has at one
+        row. So 4-bit codes and weights of float16 are multiplied in vectors, while tiles are faster
+        from some four (codes) or eight rows on.
 
     Returns
     -------

@@ -2,9 +2,9 @@
 
 Which way is fastest depends on the processor, on the shape and on the number of rows: one with
 arithmetic for half precision is best left to PyTorch, few rows are best read once by this package's
-kernel, many rows of half precision are best multiplied in single precision by PyTorch. So the first
-calls of a shape take all ways in turns, each over the weights that are asked for, and later calls
-the fastest.
+kernel, many rows of half precision are best multiplied by its tiles or in single precision by
+PyTorch. So the first calls of a shape take all ways in turns, each over the weights that are asked
+for, and later calls the fastest.
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch.nn import functional
 
+from cxl_offload import _C
+from cxl_offload.ops.int4_weight import Int4Weight
 from cxl_offload.ops.linear import SinglePrecisionLinear, linear
+from cxl_offload.ops.threads import Threads
 
 LinearWay = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-KERNEL, SINGLE, TORCH = "kernel", "single", "torch"
-"""Names of ways: this package's kernel, PyTorch in single precision, PyTorch as it is."""
+KERNEL, TILES, SINGLE, TORCH = "kernel", "tiles", "single", "torch"
+"""Names of ways: this package's kernel, the same by tiles where it does not take them by itself,
+PyTorch in single precision, PyTorch as it is."""
 
 HALF_PRECISION = frozenset({torch.float16})
 ALL_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32})
+_ASKED_TILES = frozenset({torch.float16, torch.uint8})
+"""Of weights that tiles multiply only when asked; uint8: 4-bit codes."""
 
 LinearKey = tuple[torch.dtype, int, int, int, bool]
 """Type, number of rows (the next power of two), outputs, width, and whether the weights were read a
@@ -48,11 +54,26 @@ MOST_WEIGHTS = 1 << 16
 """Whose last reading is known. Weights that are made for each call would be new ones for ever."""
 
 
-def _kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """This package's, on as many threads as PyTorch has."""
+def kernel_ways(
+    threads: Callable[[], Threads],
+    view: Callable[[torch.Tensor], torch.Tensor | Int4Weight] = lambda weight: weight,
+) -> dict[str, LinearWay]:
+    """This package's ways on this processor, on the threads that are asked for at each call.
+
+    ``view`` makes of each weight what :func:`~cxl_offload.ops.linear.linear` takes.
+    """
+
+    def way(isa: str) -> LinearWay:
+        return lambda x, weight, bias: linear(x, view(weight), bias, threads=threads(), isa=isa)
+
+    has_tiles = _C.has_bf16_products(tiles=True)
+    return {KERNEL: way(""), **({TILES: way("amxbf16")} if has_tiles else {})}
+
+
+def _threads() -> Threads:
+    """As many as PyTorch has."""
     threads = torch.get_num_threads()
-    everywhere = threads >= len(os.sched_getaffinity(0))
-    return linear(x, weight, bias, threads=None if everywhere else threads)
+    return None if threads >= len(os.sched_getaffinity(0)) else threads
 
 
 class MeasuredLinear:
@@ -63,8 +84,8 @@ class MeasuredLinear:
     types
         Of inputs and weights that are measured; others are PyTorch's.
     ways
-        How each way is called, by name; :data:`TORCH` is one of them. None: all three, which take
-        one caller at a time.
+        How each way is called, by name; :data:`TORCH` is one of them. None: all that this processor
+        has, which take one caller at a time.
     model_bytes
         Of all weights; 0: as many as the calls have shown.
 
@@ -88,7 +109,7 @@ class MeasuredLinear:
         self._types = types
         self._taken: dict[LinearKey, dict[str, list[float]]] = {}
         self._ways: Mapping[str, LinearWay] = ways or {
-            KERNEL: _kernel,
+            **kernel_ways(_threads),
             SINGLE: SinglePrecisionLinear(),
             TORCH: functional.linear,
         }
@@ -134,7 +155,7 @@ class MeasuredLinear:
         Notes that the weights are read now; so ask once for each call.
         """
         outputs, width = weight.shape
-        rows = (inputs.numel() // width - 1).bit_length()
+        rows = (inputs.numel() // inputs.shape[-1] - 1).bit_length()
         return (weight.dtype, rows, outputs, width, self._reads_again(weight))
 
     def _reads_again(self, weight: torch.Tensor) -> bool:
@@ -182,6 +203,8 @@ class MeasuredLinear:
         best: dict[str, float] = {}
         for _ in range(2):  # the first of all makes threads and code
             for name, way in self._ways.items():
+                if name == TILES and weight.dtype not in _ASKED_TILES:
+                    continue  # the kernel takes them by itself, or has none for the type
                 start = next(begins)
                 part = weight[start : start + step]  # which nobody read yet
                 before = time.perf_counter()

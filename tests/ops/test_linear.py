@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -246,3 +248,19 @@ def test_linear_refuses_what_it_cannot_do() -> None:
         linear(x, weight, isa="sse9")
     with pytest.raises(ValueError, match="no derivative"):
         linear(x.requires_grad_(), weight)
+
+
+def test_narrow_layers_with_many_rows_take_little_memory() -> None:
+    """Sums were made for the outputs that a megabyte of weights has, whether there are any."""
+    code = (
+        "import resource, torch\n"
+        "from cxl_offload.ops.linear import linear\n"
+        "x, weight = torch.ones(1 << 16, 1), torch.ones(1, 1)\n"
+        "linear(x[:1], weight)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "assert torch.equal(linear(x, weight), x)\n"
+        "assert linear(x[:512], torch.ones(1 << 16, 1)).eq(1).all()\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < 512  # MiB; 128 of them are a result

@@ -33,22 +33,26 @@ def codes_of(outputs: int, width: int, group: int, form: GroupForm) -> Int4Weigh
     return Int4Weight(codes, torch.stack((first, second), -1).half(), form)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F8, torch.int8], ids=str)
+@pytest.mark.parametrize("of_x", [BF16, F16], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, F16, F8, torch.int8], ids=str)
 @pytest.mark.parametrize("width", [1, 31, 64, 100, 513, 4100])
-def test_products_are_those_of_float64(isa: str, dtype: torch.dtype, width: int) -> None:
+def test_products_are_those_of_float64(
+    isa: str, of_x: torch.dtype, dtype: torch.dtype, width: int
+) -> None:
     weight = draw(27, width, dtype=dtype, seed=1)
-    for rows in (1, 2, 4, 6, 8, 11):
-        x = draw(rows, width, dtype=BF16)
+    for rows in (1, 2, 4, 6, 8, 11, 23):
+        x = draw(rows, width, dtype=of_x)
         found = linear(x, weight, out_dtype=torch.float32, isa=isa)
         assert_near(found, x, weight.float())
 
 
+@pytest.mark.parametrize("of_x", [BF16, F16], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("width", "group"), [(128, 32), (256, 64), (128, 128), (4352, 64), (2304, 384), (96, 32)]
 )
 def test_products_of_codes_are_those_of_float64(
-    isa: str, form: GroupForm, width: int, group: int
+    isa: str, of_x: torch.dtype, form: GroupForm, width: int, group: int
 ) -> None:
     weight = codes_of(29, width, group, form)
     first, second = (part.double().repeat_interleave(group, 1) for part in weight.groups.unbind(-1))
@@ -56,19 +60,22 @@ def test_products_of_codes_are_those_of_float64(
     step = 1 / first if form == "rate, low" else second
     low = {"low, step": first, "rate, low": second, "zero, step": first * second}[form]
     for rows in (1, 2, 4, 6, 17):
-        x = draw(rows, width, dtype=BF16)
+        x = draw(rows, width, dtype=of_x)
         found = linear(x, weight, out_dtype=torch.float32, isa=isa)
         off = (found.double() - x.double() @ weight.dequantized().double().t()).abs()
         room = x.double().abs() @ (31 * step + low).t() * 2.0**-20 + 1e-6
         assert (off <= room).all()
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp8", "int8", "codes"])
-def test_a_row_has_the_same_bits_beside_any_other_rows(isa: str, kind: str) -> None:
-    x = draw(20, 8192, dtype=BF16)
+@pytest.mark.parametrize("of_x", [BF16, F16], ids=str)
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "fp8", "int8", "codes"])
+def test_a_row_has_the_same_bits_beside_any_other_rows(
+    isa: str, of_x: torch.dtype, kind: str
+) -> None:
+    x = draw(20, 8192, dtype=of_x)
     weight: torch.Tensor | Int4Weight = codes_of(50, 8192, 64, "low, step")
     if kind != "codes":
-        dtype = {"bf16": BF16, "fp8": F8, "int8": torch.int8}[kind]
+        dtype = {"bf16": BF16, "fp16": F16, "fp8": F8, "int8": torch.int8}[kind]
         weight = draw(50, 8192, dtype=dtype, seed=1)
     whole = linear(x, weight, isa=isa)
     for rows in (1, 2, 3, 5, 8, 13):
@@ -110,8 +117,41 @@ def test_subnormal_numbers_count_only_without_products_of_bfloat16(isa: str) -> 
 
 def test_other_types_are_computed_in_float32(isa: str) -> None:
     x = draw(3, 64)
+    halves = () if isa == "amxbf16" else (x.half(),)
     for dtype in (torch.float32, F16, torch.int8, BF16):
         weight = draw(9, 64, dtype=dtype, seed=1)
-        for numbers in (x, x.half()):
+        for numbers in (x, *halves):
             found = linear(numbers, weight, isa=isa)
             assert torch.equal(found, linear(numbers, weight, isa="avx512"))
+    if isa == "amxbf16":  # tiles multiply float16 too, but not float32
+        weight = draw(9, 64, seed=1)
+        found = linear(x.half(), weight, isa=isa)
+        assert torch.equal(found, linear(x.half(), weight, isa="avx512"))
+
+
+def finite_halves() -> torch.Tensor:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(F16)
+    return every[every.float().isfinite()]
+
+
+def test_every_finite_float16_is_worth_what_it_is(isa: str) -> None:
+    every = finite_halves()
+    one = torch.ones(1, 1, dtype=F16)
+    of_weights = linear(one, every.unsqueeze(1), out_dtype=torch.float32, isa=isa)[0]
+    assert torch.equal(of_weights, every.float())
+    of_x = linear(every.unsqueeze(1), one, out_dtype=torch.float32, isa=isa)[:, 0]
+    assert torch.equal(of_x, every.float())
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F8], ids=str)
+def test_what_is_no_number_of_float16_spreads_to_its_own_output_and_row(
+    isa: str, dtype: torch.dtype
+) -> None:
+    x, weight = draw(9, 200, dtype=F16), draw(60, 200, dtype=dtype, seed=1)
+    x[4, 199] = float("inf")
+    weight[31, 150] = float("nan")
+    found = linear(x, weight, out_dtype=torch.float32, isa=isa)
+    assert not found[4].isfinite().any()
+    assert found[:, 31].isnan().all()
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert found[others][:, [i for i in range(60) if i != 31]].isfinite().all()

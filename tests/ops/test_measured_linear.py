@@ -21,6 +21,8 @@ from cxl_offload.ops.measured_linear import (
     MeasuredLinear,
 )
 
+WAYS = list(MeasuredLinear()._ways)  # this package's twice where the processor has tiles
+
 
 @dataclass
 class Clock:
@@ -45,7 +47,7 @@ def layer(rows: int, outputs: int = 96, width: int = 64) -> tuple[torch.Tensor, 
     return tuple(torch.randn(shape, generator=source).half() for shape in shapes)
 
 
-@pytest.mark.parametrize("way", [KERNEL, SINGLE, TORCH])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rows", [1, 8, 100])
 def test_every_way_is_the_product_rounded_once(way: str, rows: int) -> None:
     ours = MeasuredLinear()
@@ -57,7 +59,7 @@ def test_every_way_is_the_product_rounded_once(way: str, rows: int) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=2**-10, atol=2**-10)
 
 
-@pytest.mark.parametrize("fast", [KERNEL, SINGLE, TORCH])
+@pytest.mark.parametrize("fast", WAYS)
 def test_way_that_is_much_faster_is_found_in_the_first_call_and_kept(
     fast: str, clock: Clock
 ) -> None:
@@ -98,7 +100,7 @@ def test_ways_that_are_nearly_as_fast_are_tried_in_turns_by_calls_of_whole_layer
 
         return call
 
-    ours._ways = {name: slowed(name, way) for name, way in ours._ways.items()}
+    ours._ways = {name: slowed(name, ours._ways[name]) for name in seconds}
     x, weight, bias = layer(8)
     expected = functional.linear(x, weight, bias)
     for _ in range(3 * TRIALS):

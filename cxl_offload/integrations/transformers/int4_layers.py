@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import nn
 from torch.nn import functional
 
 from cxl_offload.ops.int4_weight import Int4Weight
-from cxl_offload.ops.linear import linear
+from cxl_offload.ops.measured_linear import MeasuredLinear, kernel_ways
 from cxl_offload.plan.transformers.layout import COPIED_ROWS
 
 _AT_ONCE = 1 << 22
@@ -25,10 +27,25 @@ def packed_rows(weight: Int4Weight) -> torch.Tensor:
     return torch.cat((weight.codes, groups), 1)
 
 
+def int4_of(packed: torch.Tensor, width: int) -> Int4Weight:
+    """Views of rows that :func:`packed_rows` made."""
+    codes = width // 2
+    groups = packed[:, codes:].view(torch.float16)
+    return Int4Weight(packed[:, :codes], groups.unflatten(1, (-1, 2)), "zero, step")  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def _measured(width: int, group: int) -> MeasuredLinear:
+    """What all layers of a width and a group ask which of the kernel's ways is faster."""
+    view = functools.partial(int4_of, width=width)
+    return MeasuredLinear(ways=kernel_ways(lambda: None, view))
+
+
 class Int4Linear(nn.Module):
     """``y = x w^T + bias`` with weights ``(code - zero) * step``.
 
-    Up to :data:`COPIED_ROWS` rows are the kernel's; more, as of a prompt, are torch's over numbers.
+    Up to :data:`COPIED_ROWS` rows are the kernel's, by vectors or tiles, whichever the first calls
+    of a shape show to be faster; more, as of a prompt, are torch's over numbers.
 
     Parameters
     ----------
@@ -58,9 +75,7 @@ class Int4Linear(nn.Module):
 
     def int4(self, first: int = 0, end: int | None = None) -> Int4Weight:
         """Views of the weights of some outputs."""
-        rows, codes = self.weight.detach()[first:end], self.in_features // 2
-        groups = rows[:, codes:].view(torch.float16)
-        return Int4Weight(rows[:, :codes], groups.unflatten(1, (-1, 2)), "zero, step")  # type: ignore[no-untyped-call]
+        return int4_of(self.weight.detach()[first:end], self.in_features)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``(..., width)`` to ``(..., outputs)``, in x's type."""
@@ -69,7 +84,8 @@ class Int4Linear(nn.Module):
         )
         if x.numel() > COPIED_ROWS * self.in_features or wanted or torch.compiler.is_compiling():
             return self._by_torch(x)
-        return linear(x, self.int4(), self.bias)
+        weight, measured = self.weight.detach(), _measured(self.in_features, self.group)
+        return measured.by(measured.key(x, weight), x, weight, self.bias)
 
     def _by_torch(self, x: torch.Tensor) -> torch.Tensor:
         step = max(1, _AT_ONCE // self.in_features)

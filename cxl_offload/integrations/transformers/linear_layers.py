@@ -16,8 +16,15 @@ from cxl_offload.integrations.transformers.attention import BlockAttention
 from cxl_offload.memory import Replicate
 from cxl_offload.objects.kind_store import TierStore
 from cxl_offload.objects.weight_kinds import KINDS
-from cxl_offload.ops.linear import PreparedLinear, linear
-from cxl_offload.ops.measured_linear import ALL_TYPES, KERNEL, TORCH, LinearWay, MeasuredLinear
+from cxl_offload.ops.linear import PreparedLinear
+from cxl_offload.ops.measured_linear import (
+    ALL_TYPES,
+    KERNEL,
+    TORCH,
+    LinearWay,
+    MeasuredLinear,
+    kernel_ways,
+)
 from cxl_offload.plan.transformers.layout import COPIED_ROWS
 
 Fastest = Literal["fastest"]
@@ -105,7 +112,7 @@ def take_linear_layers(
     measured = None
     if rows == "fastest":
         ways: dict[str, LinearWay] = {
-            KERNEL: lambda x, weight, bias: linear(x, weight, bias, threads=block.team),
+            **kernel_ways(lambda: block.team),
             TORCH: functional.linear,
         }
         read = sum(layer.weight.nbytes for layer in layers)
