@@ -1,11 +1,12 @@
 """How close linear layers of few rows come to the memory's read speed, and to torch.
 
     python -m benchmarks.bench_linear [--width 4096] [--outputs 4096] [--rows 1 4 8 32]
-        [--weights fp16 bf16 fp32 fp8 int8 int4] [--rounds 15] [--isa NAME] [--json out.json]
+        [--weights fp16 bf16 fp32 fp8 int8 int4] [--x bf16] [--rounds 15] [--isa NAME]
+        [--json out.json]
 
 Several layers' weights lie in transparent huge pages, more bytes than the caches hold, and calls go
 round them. For each type: the bound (the weights read once by pinned threads, csrc/probe), this
-package with x in the weights' type (bfloat16 where that is no float type of 16 bits or more), and
+package with x in the weights' type (``--x`` where that is no float type of 16 bits or more), and
 torch's linear where torch multiplies that type. Every contender is first compared with float64;
 then they take turns in a rotating order. Reported are medians in GB/s of weights, the share of the
 bound, the speed-up over torch, and 95 % bootstrap intervals of the paired ratios. All figures are
@@ -158,7 +159,7 @@ def measure(
     name: str, layers: list[Layer], rows: int, args: argparse.Namespace
 ) -> dict[str, list[float]]:
     x = torch.randn(rows, args.width, generator=torch.Generator().manual_seed(1))
-    x = x.to(FLOATS.get(name, torch.bfloat16))
+    x = x.to(FLOATS.get(name, FLOATS[args.x]))
     calls = contenders(name, x, args)
     for call in calls.values():
         check(call, x, layers[0])
@@ -204,6 +205,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--outputs", type=int, default=4096)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 32])
     parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=WEIGHTS)
+    parser.add_argument(
+        "--x", choices=FLOATS, default="bf16", help="of x, for weights of 8 bits and fewer"
+    )
     parser.add_argument("--group", type=int, default=64, help="of 4-bit codes")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sample-bytes", type=int, default=64 << 20, help="of weights, at least")
