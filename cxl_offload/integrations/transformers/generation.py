@@ -139,8 +139,8 @@ class GenerateRun:
         ConfigError
             It is a type that nothing is kept as.
         """
-        planned = "" if self.plan is None else self.plan.kv_dtype
-        return kept_as(self.kv_dtype or planned or None)
+        planned = None if self.plan is None else self.plan.kv_dtype or None
+        return kept_as(planned if self.kv_dtype is None else self.kv_dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,7 +159,7 @@ def kept_as(name: str | None) -> KeptAs:
             return dtype
     known = ", ".join(str(dtype).removeprefix("torch.") for dtype in SMALL_TYPES)
     raise ConfigError(
-        f"kv_dtype {name}: it is {known} or {CODES}; leave it out for the model's own"
+        f"kv_dtype {name or repr(name)}: it is {known} or {CODES}; leave it out for the model's own"
     )
 
 
